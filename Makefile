@@ -1,0 +1,47 @@
+# Each target makes .venv when it is missing and installs into it, once, what the target needs.
+# Options: PYTHON=python3.12 for another interpreter, ARGS="…" for the program that is run.
+
+PYTHON ?= python3
+ARGS ?=
+RUN := .venv/bin/python -m
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: demo test lint docs bench clean help
+
+demo: .venv/.has-test  ## run the example shop with a real PostgreSQL and Redis
+	@$(RUN) example.demo $(ARGS)
+
+test: .venv/.has-test  ## run the tests, or some: make test ARGS="tests/unit -x"
+	@$(RUN) pytest -q $(ARGS)
+
+lint: .venv/.has-lint  ## check style, format and types
+	@$(RUN) ruff check -q --output-format concise
+	@$(RUN) ruff format -q --check --diff
+	@$(RUN) mypy --no-error-summary
+
+docs: .venv/.has-docs  ## build docs/_build/html; a warning is an error
+	@$(RUN) sphinx -q -W -n --keep-going docs docs/_build/html
+
+bench: .venv/.has-test  ## measure against the unprotected view
+	@$(RUN) bench $(ARGS)
+
+clean:  ## remove all that was made here, .venv too
+	@rm -rf .venv build dist docs/_build *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -prune -exec rm -rf {} +
+
+help:  ## show this
+	@sed -n 's/^\([a-z]*\):.*  ## /\1	/p' Makefile
+
+.venv/.has-%: setup.cfg pyproject.toml | .venv/.made
+	@echo "Installing what '$*' needs into .venv (once)"
+	@$(RUN) pip install -qq -e '.[$*]'
+	@touch $@
+
+# A stamp, not .venv/bin/python: that is there before a creation that fails half way.
+.venv/.made:
+	@$(PYTHON) -m venv --clear .venv
+	@touch $@
