@@ -1,0 +1,50 @@
+"""Cleans up when the owner of a server dies without a chance to (kill -9, a CI time-out)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+# "cat" ends when the pipe does, that is when its only other holder, the owner, is gone. $1 is the
+# server's folder; $1/pids the processes to end, the server's own first. QUIT lets PostgreSQL remove
+# its System V segment; had it been killed before, the segment is named in postmaster.pid, line 7.
+_SCRIPT = """
+cat >/dev/null
+pids=$(cat "$1/pids" 2>/dev/null)
+if [ -n "$pids" ]; then
+  kill -CONT $pids; kill -QUIT ${pids%% *}
+  for i in 1 2 3 4 5 6 7 8 9 10; do kill -0 ${pids%% *} || break; sleep 0.3; done
+  kill -KILL $pids
+fi 2>/dev/null
+segment=$(sed -n '7s/.* //p' "$1/data/postmaster.pid" 2>/dev/null)
+[ -n "$segment" ] && ipcrm -m "$segment" 2>/dev/null
+case "$1" in */throwaway-*) rm -rf "$1";; esac
+"""
+
+
+class Watchdog:
+    """A small shell beside the owner that waits for the owner's end."""
+
+    def __init__(self, folder: Path) -> None:
+        self._pids = folder / "pids"
+        read_end, self._lifeline = os.pipe()
+        self._shell = subprocess.Popen(
+            ["/bin/sh", "-c", _SCRIPT, "watchdog", str(folder)],
+            stdin=read_end,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+        )
+        os.close(read_end)
+
+    def note(self, pids: Iterable[int]) -> None:
+        """The processes to end, the server's own first; none when it has ended."""
+        self._pids.write_text(" ".join(map(str, pids)))
+
+    def close(self) -> None:
+        """Let it end; the folder must be gone by now, or it is removed here."""
+        os.close(self._lifeline)
+        self._shell.wait(10)

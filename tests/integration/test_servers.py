@@ -1,0 +1,274 @@
+"""The throwaway servers do what the fault tests rely on, and leave nothing behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg2
+import pytest
+import redis
+
+import servers
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def pg() -> Iterator[servers.Postgres]:
+    with servers.Postgres(fsync=False, settings={"max_connections": 40}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def rd() -> Iterator[servers.Redis]:
+    with servers.Redis() as server:
+        yield server
+
+
+def query(dsn: str, statement: str) -> list[tuple[Any, ...]]:
+    connection = psycopg2.connect(dsn, connect_timeout=2)
+    try:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+    finally:
+        connection.close()
+
+
+def client(url: str) -> redis.Redis:
+    return redis.Redis.from_url(url, socket_timeout=0.5, socket_connect_timeout=0.5, retry=None)
+
+
+def eventually(true: Callable[[], bool], seconds: float = 15) -> bool:
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end:
+        time.sleep(0.02)
+    return true()
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_postgres_survives_kill_9_with_its_committed_rows(pg: servers.Postgres) -> None:
+    dsn = servers.plain_dsn(pg.database("kept"))
+    query(dsn, "CREATE TABLE kept (i int)")
+    for count in (1, 2):
+        query(dsn, "INSERT INTO kept VALUES (1)")
+        before = pg.pid
+        pg.kill()
+        assert pg.pid is None
+        with pytest.raises(psycopg2.OperationalError, match="refused"):
+            query(dsn, "SELECT 1")
+        pg.start()
+        assert pg.pid != before
+        assert query(dsn, "SELECT count(*) FROM kept") == [(count,)]
+
+
+def test_postgres_restarts_cleanly_and_takes_settings(pg: servers.Postgres) -> None:
+    pg.restart()
+    assert query(pg.dsn, "SHOW max_connections") == [("40",)]
+    assert query(pg.dsn, "SHOW fsync") == [("off",)]
+    assert query(pg.dsn, "SHOW dynamic_shared_memory_type") == [("mmap",)]
+
+
+def test_paused_postgres_is_silent_and_resumed_it_goes_on(pg: servers.Postgres) -> None:
+    connection = psycopg2.connect(pg.dsn)
+    pg.pause()
+    with pytest.raises(psycopg2.OperationalError, match="timeout"):
+        psycopg2.connect(pg.dsn, connect_timeout=2)
+    pg.resume()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+    connection.close()
+
+
+def test_paused_postgres_can_be_killed(pg: servers.Postgres) -> None:
+    pg.pause()
+    pg.restart(crash=True)
+    assert query(pg.dsn, "SELECT 1") == [(1,)]
+
+
+def test_a_database_is_fresh_each_time(pg: servers.Postgres) -> None:
+    url = pg.database("fresh")
+    assert url.startswith("postgresql+psycopg2://")
+    assert url.endswith("/fresh")
+    in_the_way = psycopg2.connect(servers.plain_dsn(url))
+    query(servers.plain_dsn(url), "CREATE TABLE old ()")
+    assert pg.database("fresh") == url
+    in_the_way.close()
+    assert query(servers.plain_dsn(url), "SELECT to_regclass('old')") == [(None,)]
+
+
+def test_a_password_is_needed_and_not_shown(pg: servers.Postgres, rd: servers.Redis) -> None:
+    for server in (pg, rd):
+        assert server.password not in " ".join(psutil.Process(server.pid).cmdline())
+    with pytest.raises(psycopg2.OperationalError, match="authentication failed"):
+        query(pg.dsn.replace(pg.password, "guess"), "SELECT 1")
+    with pytest.raises(redis.AuthenticationError):
+        client(rd.url.replace(f":{rd.password}@", "")).get("key")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_server_runs_as_root(pg: servers.Postgres, rd: servers.Redis) -> None:
+    for server in (pg, rd):
+        status = Path(f"/proc/{server.pid}/status").read_text().splitlines()
+        ids = {line.split(":")[0]: line.split()[1:] for line in status if ":" in line}
+        assert "0" not in ids["Uid"] + ids["Gid"] + ids["Groups"]
+
+
+def test_redis_pauses_and_forgets_when_killed(rd: servers.Redis) -> None:
+    cache = client(rd.url)
+    cache.set("key", "value")
+    rd.pause()
+    with pytest.raises(redis.TimeoutError):
+        cache.get("key")
+    rd.resume()
+    assert cache.get("key") == b"value"
+    rd.kill()
+    with pytest.raises(redis.ConnectionError):
+        cache.get("key")
+    rd.start()
+    assert cache.get("key") is None
+    cache.close()
+
+
+def test_persistent_redis_keeps_its_data() -> None:
+    with servers.Redis(persistent=True) as server:
+        cache = client(server.url)
+        cache.set("key", "value")
+        server.restart(crash=True)
+        assert cache.get("key") == b"value"
+        cache.close()
+
+
+def segments() -> set[str]:
+    """The System V shared memory segments of this machine."""
+    listing = Path("/proc/sysvipc/shm")
+    return {line.split()[1] for line in listing.read_text().splitlines()[1:]}
+
+
+def segment_of(server: servers.Postgres) -> str:
+    return (server.folder / "data/postmaster.pid").read_text().splitlines()[6].split()[1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_nothing_is_left_after_close() -> None:
+    server = servers.Postgres(fsync=False).start()
+    pid, segment = server.pid, segment_of(server)
+    assert pid is not None
+    server.kill()
+    assert segment in segments()
+    server.close()
+    assert is_gone(pid)
+    assert not server.folder.exists()
+    assert segment not in segments()
+
+
+OWNER = """
+import time, servers
+pg, rd = servers.Postgres(fsync=False).start(), servers.Redis().start()
+{fault}
+print(pg.pid or 0, rd.pid, pg.folder, rd.folder, segment, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("fault", ["", "pg.pause(); rd.pause()", "pg.kill()"])
+def test_nothing_is_left_after_kill_9_of_the_owner(fault: str) -> None:
+    segment = 'segment = (pg.folder / "data/postmaster.pid").read_text().splitlines()[6].split()[1]'
+    code = OWNER.format(fault=f"{segment}\n{fault}")
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as owner:
+        assert owner.stdout is not None
+        pg_pid, rd_pid, *folders, segment = owner.stdout.readline().split()
+        owner.kill()
+    for folder in folders:
+        assert eventually(lambda folder=folder: not Path(folder).exists())
+    assert is_gone(int(rd_pid))
+    assert not int(pg_pid) or is_gone(int(pg_pid))
+    assert segment not in segments()
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg2"])
+def test_a_given_postgres_is_used_but_not_controlled(
+    pg: servers.Postgres, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", pg.dsn.replace("postgresql", scheme, 1))
+    with servers.postgres() as given:
+        assert (given.url, given.dsn) == (pg.url, pg.dsn)
+        for forbidden in (given.kill, given.pause, given.resume, given.restart):
+            with pytest.raises(servers.NotControllable, match="environment"):
+                forbidden()
+        fresh = servers.plain_dsn(given.database("fresh"))
+        assert query(fresh, "SELECT 1") == [(1,)]
+    with pytest.raises(psycopg2.OperationalError, match="does not exist"):
+        query(fresh, "SELECT 1")
+
+
+def test_a_given_redis_is_used_but_not_controlled(
+    rd: servers.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", rd.url)
+    with servers.redis() as given:
+        assert given.url == rd.url
+        with pytest.raises(servers.NotControllable):
+            given.kill()
+
+
+def test_a_given_url_of_another_database_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", "mysql://root:secret@127.0.0.1/shop")
+    with pytest.raises(servers.Unavailable, match="PostgreSQL is needed") as caught:
+        servers.postgres()
+    assert "secret" not in str(caught.value)
+
+
+def test_the_proxy_loses_an_answer_after_the_commit_is_done(pg: servers.Postgres) -> None:
+    url = pg.database("ambiguous")
+    query(servers.plain_dsn(url), "CREATE TABLE sale (i int)")
+    with servers.FaultProxy(url) as proxy:
+        connection = psycopg2.connect(servers.plain_dsn(proxy.url))
+        connection.cursor().execute("INSERT INTO sale VALUES (7)")
+        proxy.lose_answer(b"COMMIT")
+        with pytest.raises(psycopg2.OperationalError):
+            connection.commit()
+        assert proxy.lost == 1
+        connection.close()
+        assert query(servers.plain_dsn(url), "SELECT i FROM sale") == [(7,)]
+        assert query(servers.plain_dsn(proxy.url), "SELECT i FROM sale") == [(7,)]
+
+
+def test_the_proxy_delays_hangs_cuts_and_refuses(rd: servers.Redis) -> None:
+    with servers.FaultProxy(rd.url) as proxy:
+        cache = client(proxy.url)
+        cache.set("key", "value")
+        proxy.delay = 0.05
+        start = time.monotonic()
+        assert cache.get("key") == b"value"
+        assert time.monotonic() - start >= 0.1
+        proxy.delay = 0.0
+        proxy.hang()
+        with pytest.raises(redis.TimeoutError):
+            cache.get("key")
+        proxy.flow()
+        assert cache.get("key") == b"value"
+        proxy.refuse()
+        assert cache.get("key") == b"value"
+        proxy.cut()
+        with pytest.raises(redis.ConnectionError):
+            cache.get("key")
+        proxy.accept()
+        assert cache.get("key") == b"value"
+        cache.close()
