@@ -1,0 +1,135 @@
+"""From what a client sends to what is stored: the key read from its header, then hashed.
+
+Only the hash goes on, to a store or into a log line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TypeAlias
+from uuid import UUID
+
+from ..errors import ConfigurationError, KeyMalformed
+
+Scope: TypeAlias = str | int | UUID | None
+"""Whose key it is; None in an API with one tenant."""
+
+Part: TypeAlias = str | bytes | int | UUID | None
+
+_QUOTED = re.compile(r'^"((?:[ !#-\[\]-~]|\\["\\])*)("?)')
+_NOT_BARE = re.compile(r"[^!#-+\--:<-\[\]-~]")
+_ESCAPED = re.compile(r"\\(.)")
+
+_TWICE = "; the header may have been sent twice, servers join its lines with a comma"
+_NAMED = {
+    "\t": "a tab",
+    " ": "a space outside quotes",
+    ",": f"a comma outside quotes{_TWICE}",
+    ";": "a semicolon outside quotes; parameters are not allowed",
+    '"': "a double quote that does not open the value",
+    "\\": "a backslash that does not escape a double quote or a backslash",
+}
+
+
+def parse_key(value: str, max_length: int = 255) -> str:
+    """Read the value of an ``Idempotency-Key`` header.
+
+    A structured-field string (``"8e03…"``, RFC 8941 section 3.3.3) and the bare token that most
+    clients send name the same key. Case counts; spaces around the value do not.
+
+    :param value: the value as WSGI gives it, bytes decoded as latin-1.
+    :param max_length: the most characters a key may have after decoding.
+    :return: the key, 1 to ``max_length`` printable ASCII characters.
+    :raises KeyMalformed: if it is anything else; the detail says what is wrong, never the key.
+    """
+    text = value.strip(" ")
+    key, fault = _quoted(text) if text.startswith('"') else _bare(text)
+    if not fault and not key:
+        fault = "is empty"
+    elif not fault and len(key) > max_length:
+        fault = f"is longer than {max_length} characters"
+    if fault:
+        raise KeyMalformed(
+            f"The idempotency key {fault}. Allowed are 1 to {max_length} characters: printable "
+            "ASCII in double quotes, or, without quotes, visible ASCII except comma, semicolon, "
+            "double quote and backslash."
+        )
+    return key
+
+
+def _quoted(text: str) -> tuple[str, str | None]:
+    _, key, closed, rest = _QUOTED.split(text, maxsplit=1)
+    if not closed:
+        return key, f"contains {_name(rest[0])}" if rest else "has no closing double quote"
+    match rest.lstrip(" ")[:1]:
+        case "":
+            return _ESCAPED.sub(r"\1", key), None
+        case ",":
+            return key, f"is followed by a comma{_TWICE}"
+        case ";":
+            return key, "is followed by a semicolon; parameters are not allowed"
+        case _:
+            return key, "goes on after its closing double quote"
+
+
+def _bare(text: str) -> tuple[str, str | None]:
+    outside = _NOT_BARE.search(text)
+    return text, f"contains {_name(outside[0])}" if outside else None
+
+
+def _name(character: str) -> str:
+    outside = "a control character" if character < "\x80" else "a character outside ASCII"
+    return _NAMED.get(character, outside)
+
+
+def hash_key(namespace: str, name: str, scope: Scope, key: str) -> bytes:
+    """Hash what identifies an operation into the one value that stores look it up by.
+
+    Plain SHA-256 rather than an HMAC under the application's secret: rotating that secret would
+    forget every live key, and run every retry a second time. Different parts never meet, whatever
+    separators they hold: each is hashed with its type and length.
+
+    :param namespace: version of the route's meaning.
+    :param name: name of the route.
+    :param scope: whose key it is; ``1`` and ``"1"`` are two.
+    :param key: any text; a natural key may hold any Unicode, even lone surrogates.
+    :return: 32 bytes.
+    :raises ConfigurationError: if ``scope`` is of another type. Its text is never guessed: two
+        tenants' objects may well print alike.
+    """
+    if isinstance(scope, bool) or not (scope is None or isinstance(scope, str | int | UUID)):
+        raise ConfigurationError(
+            f"The scope of an idempotency key must be a str, int, UUID or None, not "
+            f"{type(scope).__name__}: return the id of the tenant or user from the scope callable."
+        )
+    return digest("key", namespace, name, scope, key)
+
+
+def digest(*parts: Part) -> bytes:
+    """SHA-256 over parts in order, each with its type and its length in bytes before it.
+
+    :return: 32 bytes. Other parts, another order or another type give another digest; stored
+        records are found and compared by it, so its format may never change.
+    """
+    sha256 = hashlib.sha256()
+    for part in parts:
+        tag, data = _tagged(part)
+        sha256.update(b"%b%d:" % (tag, len(data)))
+        sha256.update(data)
+    return sha256.digest()
+
+
+def _tagged(part: Part) -> tuple[bytes, bytes]:
+    match part:
+        case None:
+            return b"n", b""
+        case str():
+            return b"s", part.encode("utf-8", "surrogatepass")
+        case bytes():
+            return b"b", part
+        case UUID():
+            return b"u", part.bytes
+        case int():
+            # Hexadecimal: Python refuses to write very long integers in decimal.
+            return b"i", b"%x" % part

@@ -1,0 +1,118 @@
+"""The state machine: two tables, and the two functions that read them.
+
+A record is seen in one of four ways. It is *absent*, or *in progress*, or *completed*; whatever it
+is, once its retention is over it is *expired* and counts as absent, except that its row is still
+there and is taken over instead of inserted.
+
+What a request does next depends on what it sees and on whether its fingerprint is the stored one.
+A different request is told so first, even while the first one still runs (422 before 409).
+A fingerprint of another version cannot be compared; a deployment must not turn every
+key in flight into an error, so it counts as the same (and the engine logs it).
+
+Whether an operation in progress still has a living owner is not in the tables: only the row's lock
+knows. ``TAKE_OVER`` means "try to lock the row"; who does not get the lock has met the owner and
+answers 409. Nothing else in the package decides, and nothing else changes a state.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from .fingerprint import Fingerprint
+from .records import Record, State
+
+
+class Seen(Enum):
+    """How a request finds the record."""
+
+    ABSENT = "absent"
+    IN_PROGRESS = "in progress"
+    COMPLETED = "completed"
+    EXPIRED = "expired"
+
+
+class Comparison(Enum):
+    """The request's fingerprint held against the stored one."""
+
+    SAME = "same"
+    OTHER = "other"
+    UNKNOWN = "unknown"
+
+
+class Next(Enum):
+    """What to do about it."""
+
+    CLAIM = "insert the record"
+    TAKE_OVER = "lock the row and make it mine"
+    REPLAY = "answer with what is stored"
+    REFUSE = "tell that the key was used for another request"
+
+
+NEXT: dict[tuple[Seen, Comparison], Next] = {
+    (Seen.ABSENT, Comparison.UNKNOWN): Next.CLAIM,
+    (Seen.EXPIRED, Comparison.SAME): Next.TAKE_OVER,
+    (Seen.EXPIRED, Comparison.OTHER): Next.TAKE_OVER,
+    (Seen.EXPIRED, Comparison.UNKNOWN): Next.TAKE_OVER,
+    (Seen.IN_PROGRESS, Comparison.SAME): Next.TAKE_OVER,
+    (Seen.IN_PROGRESS, Comparison.OTHER): Next.REFUSE,
+    (Seen.IN_PROGRESS, Comparison.UNKNOWN): Next.TAKE_OVER,
+    (Seen.COMPLETED, Comparison.SAME): Next.REPLAY,
+    (Seen.COMPLETED, Comparison.OTHER): Next.REFUSE,
+    (Seen.COMPLETED, Comparison.UNKNOWN): Next.REPLAY,
+}
+"""Missing cells are impossible: an absent record has no fingerprint to compare with."""
+
+
+class Event(Enum):
+    """What happens to a record."""
+
+    CLAIM = "claim"
+    TAKE_OVER = "take over"
+    COMPLETE = "complete"
+    PURGE = "purge"
+
+
+AFTER: dict[tuple[Seen, Event], Seen] = {
+    (Seen.ABSENT, Event.CLAIM): Seen.IN_PROGRESS,
+    (Seen.IN_PROGRESS, Event.TAKE_OVER): Seen.IN_PROGRESS,
+    (Seen.IN_PROGRESS, Event.COMPLETE): Seen.COMPLETED,
+    (Seen.EXPIRED, Event.TAKE_OVER): Seen.IN_PROGRESS,
+    # A holder that ran longer than the retention still completes: its lock kept everyone out.
+    (Seen.EXPIRED, Event.COMPLETE): Seen.COMPLETED,
+    (Seen.EXPIRED, Event.PURGE): Seen.ABSENT,
+}
+"""Every other pair is illegal. A rollback is no event: it leaves the record in progress."""
+
+
+class IllegalTransition(RuntimeError):
+    """The engine tried what the table above does not allow; a bug of this package."""
+
+
+def seen(record: Record | None) -> Seen:
+    """How a record (or its absence) counts."""
+    if record is None:
+        return Seen.ABSENT
+    if record.expired:
+        return Seen.EXPIRED
+    return Seen.COMPLETED if record.state is State.COMPLETED else Seen.IN_PROGRESS
+
+
+def compare(record: Record | None, fingerprint: Fingerprint) -> Comparison:
+    """The request's fingerprint against the record's."""
+    same = None if record is None else fingerprint.matches(record.fingerprint)
+    if same is None:
+        return Comparison.UNKNOWN
+    return Comparison.SAME if same else Comparison.OTHER
+
+
+def decide(record: Record | None, fingerprint: Fingerprint) -> Next:
+    """What a request with this fingerprint does about this record: the one place that decides."""
+    return NEXT[seen(record), compare(record, fingerprint)]
+
+
+def after(state: Seen, event: Event) -> Seen:
+    """The state an event leads to. Raises :class:`IllegalTransition` where the table has no cell."""
+    try:
+        return AFTER[state, event]
+    except KeyError:
+        raise IllegalTransition(f"{event.value} of a record that is {state.value}") from None

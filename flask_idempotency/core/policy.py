@@ -1,0 +1,71 @@
+"""Which answers are kept, which of their headers, and when to try again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+
+from .records import Headers
+
+NOT_KEPT = frozenset({401, 403, 408, 425, 429})
+"""Answers about the caller or the moment, not about the operation: a retry may fare better."""
+
+NEVER_STORED = frozenset(
+    {
+        "set-cookie",  # would hand one visitor's session to whoever retries
+        "date",
+        "server",
+        # Hop by hop, RFC 9110 section 7.6.1: true of one connection only.
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authentication-info",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        # Follows from the body, and would be wrong for a replay to a HEAD or a changed server.
+        "content-length",
+    }
+)
+"""Header names, in lower case, that say nothing about the operation."""
+
+POINTERS = frozenset({"location", "content-location", "link"})
+"""The headers that still say where the result is, when the body was too large to keep."""
+
+
+def is_kept(status: int) -> bool:
+    """Whether an answer of this status is kept (and its writes committed) by default."""
+    return status < 500 and status not in NOT_KEPT
+
+
+def storable(headers: Iterable[tuple[str, str]], unstored: Collection[str]) -> Headers:
+    """The headers that may be stored: all but :data:`NEVER_STORED` and ``unstored`` (lower case)."""
+    return tuple(
+        (name, value)
+        for name, value in headers
+        if name.lower() not in NEVER_STORED and name.lower() not in unstored
+    )
+
+
+class Pace:
+    """How long a route usually takes, to tell a duplicate when to come back.
+
+    A moving average of durations in seconds; a lost update between threads only makes the guess a
+    little older.
+    """
+
+    WEIGHT = 0.2  # the last ten requests make nine tenths of the guess
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def note(self, seconds: float) -> None:
+        """Count one more execution that took ``seconds``."""
+        self._seconds += self.WEIGHT * (seconds - self._seconds)
+
+    def retry_after(self) -> int:
+        """Whole seconds, at least 1 (RFC 9110 section 10.2.3 knows no fractions)."""
+        return max(1, math.ceil(self._seconds))

@@ -1,0 +1,87 @@
+"""What the engine needs from the outside, as protocols. One verb is one atomic act on a server.
+
+Every verb may raise :class:`~flask_idempotency.StoreUnavailable`; then nothing is known to have
+happened, and asking again later is safe.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, Protocol
+
+from .records import Answer, Claim, Record
+
+
+class Hold(Protocol):
+    """An operation that is ours: its record's row is locked until the hold ends."""
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first attempt, one more for each take-over; durable before the view runs."""
+        ...
+
+    @property
+    def connection(self) -> Any:
+        """The connection whose transaction holds the row."""
+        ...
+
+    def complete(self, answer: Answer) -> None:
+        """Store the answer and commit it together with everything written on ``connection``.
+
+        Returns only once the commit is durable. Raises ``NotAtomic`` if the transaction is no longer
+        the one that holds the row, ``RequestInProgress`` if another attempt took the operation over,
+        ``TransactionConflict`` if the database gave it up, ``StoreUnavailable`` if the outcome
+        is unknown. After an error nothing was committed, except in that last case.
+        """
+        ...
+
+    def abandon(self) -> None:
+        """Roll everything back and give the connection back clean. May be called at any time, twice."""
+        ...
+
+    def explain(self, error: BaseException | None) -> Exception | None:
+        """What an error that left the view means for the operation, or None if nothing special."""
+        ...
+
+
+class Records(Protocol):
+    """The truth: one record for each key."""
+
+    def look(self, key: bytes) -> Record | None:
+        """The record, without a lock, in one plain read."""
+        ...
+
+    def claim(self, claim: Claim) -> Hold | None:
+        """Insert the record durably against other processes, then lock it. None: somebody was first."""
+        ...
+
+    def take_over(self, claim: Claim, seen: Record) -> Hold | None:
+        """Lock the row as ``seen`` if nobody holds it, and make it the next attempt. None: held."""
+        ...
+
+    def wait(self, key: bytes, seconds: float) -> None:
+        """Return when the row's present holder has ended, or after ``seconds``."""
+        ...
+
+
+class Glance(Enum):
+    """What the fast lock knows."""
+
+    MINE = "the lock is ours: most likely a first request"
+    BUSY = "a young request of the same fingerprint is running"
+    ASK = "anything else: only the records can tell"
+
+
+class Lock(Protocol):
+    """A fast lock in front of the records. It may forget or lie; it never raises."""
+
+    def acquire(self, claim: Claim) -> Glance:
+        """Take the lock if it is free, in one round trip."""
+        ...
+
+    def release(self, claim: Claim, *, finished: bool) -> None:
+        """Give the lock back if it is still this claim's, in one round trip.
+
+        ``finished`` leaves a marker that sends retries straight to the records.
+        """
+        ...

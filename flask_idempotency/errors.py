@@ -1,0 +1,138 @@
+"""What can go wrong, with the facts as attributes.
+
+Three kinds, all below :class:`IdempotencyError`:
+
+* a :class:`Problem` is an answer to the client (400, 401, 403, 409, 422 or 503);
+* :class:`ConfigurationError` and :class:`NotAtomic` are mistakes in the application;
+* :class:`LeaseLost` stops work that another request has taken over.
+
+None is a Werkzeug ``HTTPException``: an application's catch-all for those leaves them alone.
+No message ever holds a key, a body or a fingerprint.
+"""
+
+from __future__ import annotations
+
+
+class IdempotencyError(Exception):
+    """Something Flask-Idempotency refuses to do; the message names the cause and the cure."""
+
+    def __init__(self, detail: str | None = None) -> None:
+        self.detail: str = detail or (self.__doc__ or "").partition("\n")[0]
+        super().__init__(self.detail)
+
+
+class ConfigurationError(IdempotencyError):
+    """The extension is set up wrongly."""
+
+
+class NotAtomic(IdempotencyError):
+    """The view's writes cannot commit together with the record, so nothing was committed."""
+
+
+class LeaseLost(IdempotencyError):
+    """Another request has taken this operation over; this one may write nothing more."""
+
+
+class Problem(IdempotencyError):
+    """An answer to the client, in the form of RFC 9457 (Problem Details).
+
+    Class attributes: ``status`` is the HTTP status code, ``type`` the last part of the problem's
+    type URI, ``title`` its short summary. ``detail`` says what happened to this request;
+    ``retry_after`` is in whole seconds, or None where a retry would not help.
+    """
+
+    status: int = 500
+    type: str = "about:blank"
+    title: str = "The request could not be served."
+
+    def __init__(self, detail: str | None = None, *, retry_after: int | None = None) -> None:
+        super().__init__(detail)
+        self.retry_after = retry_after
+
+
+class KeyRequired(Problem):
+    """This endpoint needs an idempotency key; send one, new for each operation."""
+
+    status, type, title = 400, "key-required", "An idempotency key is required"
+
+
+class KeyMalformed(Problem):
+    """The idempotency key is not well formed."""
+
+    status, type, title = 400, "key-malformed", "The idempotency key is malformed"
+
+
+class BodyIncomplete(Problem):
+    """The request body ended before it was complete; nothing was done."""
+
+    status, type, title = 400, "body-incomplete", "The request body is incomplete"
+
+
+class BodyMalformed(Problem):
+    """The request body cannot be read in the form this endpoint compares requests by."""
+
+    status, type, title = 400, "body-malformed", "The request body is malformed"
+
+
+class ScopeUnknown(Problem):
+    """Nobody is signed in, so there is nobody the idempotency key could belong to."""
+
+    status, type, title = 401, "scope-unknown", "Authentication is required"
+
+
+class ReplayForbidden(Problem):
+    """The stored answer may no longer be given to this caller."""
+
+    status, type, title = 403, "replay-forbidden", "The stored answer may not be replayed"
+
+
+class RequestInProgress(Problem):
+    """A request with this idempotency key is still running; try again later."""
+
+    status, type, title = 409, "request-in-progress", "A request with this key is in progress"
+
+
+class OperationInterrupted(Problem):
+    """The operation was interrupted and its outcome is not known; an operator must decide."""
+
+    status, type, title = 409, "operation-interrupted", "The operation was interrupted"
+
+
+class ResponseNotKept(Problem):
+    """The operation finished, but its answer was too large to keep; it will not run again."""
+
+    status, type, title = 409, "response-not-kept", "The answer was not kept"
+
+    def __init__(
+        self,
+        detail: str | None = None,
+        *,
+        retry_after: int | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        super().__init__(detail, retry_after=retry_after)
+        self.headers = headers
+
+
+class KeyReused(Problem):
+    """This idempotency key was used before for a different request; use a new key."""
+
+    status, type, title = 422, "key-reused", "The idempotency key was used for another request"
+
+
+class StoreUnavailable(Problem):
+    """The database cannot be reached or its answer is unknown; try again with the same key."""
+
+    status, type, title = 503, "store-unavailable", "The idempotency store is unavailable"
+
+    def __init__(self, detail: str | None = None, *, retry_after: int | None = 1) -> None:
+        super().__init__(detail, retry_after=retry_after)
+
+
+class TransactionConflict(Problem):
+    """The database gave the transaction up because of another one; try again with the same key."""
+
+    status, type, title = 503, "transaction-conflict", "The transaction conflicted with another"
+
+    def __init__(self, detail: str | None = None, *, retry_after: int | None = 1) -> None:
+        super().__init__(detail, retry_after=retry_after)

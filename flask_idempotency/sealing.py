@@ -1,0 +1,142 @@
+"""Answers encrypted at rest: AES-256-GCM under keys of the operator's own."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .core.fingerprint import Fingerprint
+from .core.records import Answer, Claim, Record
+from .errors import ConfigurationError, IdempotencyError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+_FORMAT = b"\x01"
+_KEY_BYTES = 32
+_KEY_ID_BYTES = 8
+"""Eight tell a list of keys apart (four already would), and say nothing about a random key."""
+_NONCE_BYTES = 12
+"""The length GCM is made for. Random ones are safe for 2**32 answers under one key (NIST SP
+800-38D section 8.3): rotate before that."""
+_HEADER_BYTES = len(_FORMAT) + _KEY_ID_BYTES
+_TAG_BYTES = 16
+
+
+class SealBroken(IdempotencyError):
+    """A sealed answer cannot be opened."""
+
+
+class Sealer:
+    """Seals what a store keeps, so that who reads the database does not read the answers.
+
+    :param keys: newest first. The first seals; all of them open, so a key may be rotated out once
+        the records sealed under it have expired. Each is 32 bytes, or those in urlsafe base64.
+    :raises ConfigurationError: if a key is anything else, there is none, or ``cryptography`` is
+        not installed. No message holds a key.
+    """
+
+    def __init__(self, keys: Sequence[bytes | str]) -> None:
+        try:
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        except ImportError as error:
+            raise ConfigurationError(
+                "IDEMPOTENCY_ENCRYPTION_KEYS needs the package cryptography: "
+                "pip install flask-idempotency[encryption]"
+            ) from error
+        if isinstance(keys, str | bytes) or not keys:
+            raise ConfigurationError(
+                "IDEMPOTENCY_ENCRYPTION_KEYS must be a list of at least one key, newest first."
+            )
+        secrets = [_secret(key, position) for position, key in enumerate(keys)]
+        self._ciphers: dict[bytes, AESGCM] = {_key_id(s): AESGCM(s) for s in secrets}
+        self._newest = _key_id(secrets[0])
+
+    def seal(self, plain: bytes, context: bytes) -> bytes:
+        """Encrypt under the newest key.
+
+        :param context: what the answer belongs to, such as the hash of its key. It is not kept;
+            the same is needed to open, so an answer moved to another row stays shut.
+        :return: format byte, key id, nonce and ciphertext: 37 bytes more than ``plain``.
+        """
+        header, nonce = _FORMAT + self._newest, os.urandom(_NONCE_BYTES)
+        cipher = self._ciphers[self._newest]
+        return header + nonce + cipher.encrypt(nonce, plain, header + context)
+
+    def open(self, sealed: bytes, context: bytes) -> bytes:
+        """Decrypt what :meth:`seal` made in the same context, whichever of the keys it used.
+
+        :raises SealBroken: if it was changed, belongs to another context, or its key is not (or
+            no longer) among the keys.
+        """
+        from cryptography.exceptions import InvalidTag
+
+        header, rest = sealed[:_HEADER_BYTES], sealed[_HEADER_BYTES:]
+        if not header.startswith(_FORMAT) or len(rest) < _NONCE_BYTES + _TAG_BYTES:
+            raise SealBroken("The stored answer is not sealed, or in a format not known here.")
+        cipher = self._ciphers.get(header[len(_FORMAT) :])
+        if cipher is None:
+            raise SealBroken(
+                "The stored answer is sealed under a key that is not in "
+                "IDEMPOTENCY_ENCRYPTION_KEYS: put that key back at the end of the list."
+            )
+        try:
+            return cipher.decrypt(rest[:_NONCE_BYTES], rest[_NONCE_BYTES:], header + context)
+        except InvalidTag:
+            raise SealBroken("The stored answer was changed or moved from its row.") from None
+
+
+class AnswerSealer:
+    """Seals headers and body of answers, each bound to its record and its status.
+
+    :param sealer: what encrypts.
+    """
+
+    def __init__(self, sealer: Sealer) -> None:
+        self._sealer = sealer
+
+    def seal(self, answer: Answer, claim: Claim) -> Answer:
+        """The answer as it is stored: its status in clear, the rest in ``body``."""
+        lines = json.dumps({"headers": answer.headers, "kept": answer.body is not None})
+        plain = lines.encode() + b"\n" + (answer.body or b"")
+        context = _context(claim.key, claim.fingerprint, answer.status)
+        return Answer(answer.status, None, self._sealer.seal(plain, context))
+
+    def open(self, answer: Answer, record: Record) -> Answer:
+        """The answer as it was. One stored before there were keys comes as it is.
+
+        :raises SealBroken: as :meth:`Sealer.open`.
+        """
+        if answer.headers is not None:
+            return answer
+        context = _context(record.key, record.fingerprint, answer.status)
+        lines, _, body = self._sealer.open(answer.body or b"", context).partition(b"\n")
+        meta = json.loads(lines)
+        headers = tuple((name, value) for name, value in meta["headers"])
+        return Answer(answer.status, headers, body if meta["kept"] else None)
+
+
+def _context(key: bytes, fingerprint: Fingerprint, status: int) -> bytes:
+    return b"%d %d " % (fingerprint.version, status) + key + fingerprint.digest
+
+
+def _key_id(secret: bytes) -> bytes:
+    return hashlib.sha256(b"flask-idempotency key id:" + secret).digest()[:_KEY_ID_BYTES]
+
+
+def _secret(key: bytes | str, position: int) -> bytes:
+    if isinstance(key, bytes) and len(key) == _KEY_BYTES:
+        return key
+    text = key.decode("latin-1") if isinstance(key, bytes) else str(key)
+    if re.fullmatch(r"[A-Za-z0-9_-]{43}=?", text):
+        return base64.urlsafe_b64decode(text[:43] + "=")
+    raise ConfigurationError(
+        f"IDEMPOTENCY_ENCRYPTION_KEYS[{position}] is not a key. Allowed are 32 bytes, or 32 bytes "
+        "in urlsafe base64; to make one: "
+        'python -c "import secrets; print(secrets.token_urlsafe(32))"'
+    )

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import re
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flask_idempotency.core.keys import Part, Scope, digest, hash_key, parse_key
+from flask_idempotency.errors import ConfigurationError, KeyMalformed
+
+thoroughly = settings(max_examples=300, deadline=None)
+
+MARKER = "8e03978e-40d5-43dd"
+printable = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=255)
+token = st.text(
+    st.characters(min_codepoint=0x21, max_codepoint=0x7E, exclude_characters=',;"\\'),
+    min_size=1,
+    max_size=255,
+)
+latin_1 = st.text(st.characters(max_codepoint=0xFF))
+almost_quoted = st.text('"\\,; a\t\x7fé')
+
+ACCEPTED = [
+    ("abc", "abc"),
+    ('"abc"', "abc"),
+    ("  abc  ", "abc"),
+    ('  "abc"  ', "abc"),
+    ('" abc "', " abc "),
+    (r'"a\"b\\c"', 'a"b\\c'),
+    ('"a,b;c"', "a,b;c"),
+    ('" "', " "),
+    ("ABC", "ABC"),
+    ("A-Za-z0-9._~:+/=@-", "A-Za-z0-9._~:+/=@-"),
+    ("!#$%&'()*<>?[]^`{|}", "!#$%&'()*<>?[]^`{|}"),
+    ("x" * 255, "x" * 255),
+    ('"' + r"\"" * 255 + '"', '"' * 255),
+]
+
+TWICE = "comma.*sent twice"
+REFUSED = [
+    ("", "is empty"),
+    ("   ", "is empty"),
+    ('""', "is empty"),
+    ("x" * 256, "longer than 255 characters"),
+    ('"' + "x" * 256 + '"', "longer than 255 characters"),
+    ("x" * 8100, "longer than 255 characters"),
+    ('"abc', "no closing double quote"),
+    ('"', "no closing double quote"),
+    ('abc"', "double quote that does not open"),
+    (r'"a\x"', "backslash that does not escape"),
+    ('"a\\', "backslash that does not escape"),
+    ('"a\\"', "no closing double quote"),
+    (r"a\b", "backslash that does not escape"),
+    ('"abc";p=1', "followed by a semicolon; parameters are not allowed"),
+    ("abc;p=1", "semicolon outside quotes; parameters are not allowed"),
+    ("a,b", TWICE),
+    ("a,a", TWICE),
+    ("a, a", TWICE),
+    (",", TWICE),
+    ('"a","b"', TWICE),
+    ('"a", "a"', TWICE),
+    ('"a" , "a"', TWICE),
+    ('"a"b', "goes on after its closing double quote"),
+    ('"a""b"', "goes on after its closing double quote"),
+    ('"a"\t', "goes on after its closing double quote"),
+    ("a b", "a space outside quotes"),
+    ("a\tb", "a tab"),
+    ("\tab", "a tab"),
+    ('"a\tb"', "a tab"),
+    ("a\x00b", "a control character"),
+    ("a\r\nb", "a control character"),
+    ('"a\nb"', "a control character"),
+    ("abc\n", "a control character"),
+    ("a\x7fb", "a control character"),
+    ("clé", "outside ASCII"),
+    ('"clé"', "outside ASCII"),
+    ("ключ".encode().decode("latin-1"), "outside ASCII"),
+    ("\xa0", "outside ASCII"),
+    ("'; drop table x;--", "semicolon"),
+]
+
+
+def quote(key: str) -> str:
+    return '"' + key.replace("\\", r"\\").replace('"', r"\"") + '"'
+
+
+def refusal(value: str) -> str | None:
+    try:
+        parse_key(value)
+    except KeyMalformed as problem:
+        return problem.detail
+    return None
+
+
+@pytest.mark.parametrize(("value", "key"), ACCEPTED)
+def test_a_well_formed_value_gives_its_key(value: str, key: str) -> None:
+    assert parse_key(value) == key
+
+
+@pytest.mark.parametrize(("value", "fault"), REFUSED)
+def test_a_malformed_value_is_refused_with_what_is_wrong_and_what_is_allowed(
+    value: str, fault: str
+) -> None:
+    with pytest.raises(KeyMalformed, match=fault) as refused:
+        parse_key(value)
+    assert "Allowed are 1 to 255 characters" in refused.value.detail
+
+
+def test_the_longest_key_can_be_set() -> None:
+    assert parse_key("x" * 300, max_length=300) == "x" * 300
+    with pytest.raises(KeyMalformed, match=r"longer than 8 characters.*1 to 8 characters"):
+        parse_key('"123456789"', max_length=8)
+
+
+@thoroughly
+@given(printable)
+def test_every_printable_ascii_key_quoted_parses_to_itself(key: str) -> None:
+    assert parse_key(quote(key)) == key
+
+
+@thoroughly
+@given(token)
+def test_a_bare_token_and_its_quoted_form_are_the_same_key(key: str) -> None:
+    assert parse_key(key) == parse_key(quote(key)) == key
+
+
+@thoroughly
+@given(latin_1 | almost_quoted)
+def test_any_text_is_a_key_in_the_alphabet_or_refused_by_a_fixed_sentence(value: str) -> None:
+    detail = refusal(value)
+    if detail is None:
+        assert re.fullmatch(r"[ -~]{1,255}", parse_key(value))
+    else:
+        assert detail in {refusal(malformed) for malformed, _ in REFUSED}
+
+
+@thoroughly
+@given(latin_1 | almost_quoted, latin_1 | almost_quoted)
+def test_a_refusal_never_echoes_the_key(before: str, after: str) -> None:
+    assert MARKER not in (refusal(before + MARKER + after) or "")
+
+
+parts = st.sampled_from(["", "1", "a", "a:", ":a", "acme", "acme:eu", "eu:42", "42", "n0:", "i1:1"])
+scopes: st.SearchStrategy[Scope] = st.one_of(
+    st.none(), st.integers(-2, 2), parts, st.sampled_from([UUID(int=0), UUID(int=1)])
+)
+operations = st.tuples(parts | st.text(), parts | st.text(), scopes | st.text(), parts | st.text())
+
+
+@thoroughly
+@given(operations, operations)
+def test_different_operations_never_share_a_hash(
+    one: tuple[str, str, Scope, str], other: tuple[str, str, Scope, str]
+) -> None:
+    same = one == other and type(one[2]) is type(other[2])
+    assert (hash_key(*one) == hash_key(*other)) is same
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("", "pay", "acme", "eu:42"), ("", "pay", "acme:eu", "42")),
+        (("", "pay", "ab", "c"), ("", "pay", "a", "bc")),
+        (("v1", "pay", None, "k"), ("", "v1pay", None, "k")),
+        (("v", "1pay", None, "k"), ("v1", "pay", None, "k")),
+        (("", "a", None, "b"), ("", "b", None, "a")),
+        (("", "pay", 1, "k"), ("", "pay", "1", "k")),
+        (("", "pay", -1, "k"), ("", "pay", 1, "k")),
+        (("", "pay", None, "k"), ("", "pay", "", "k")),
+        (("", "pay", None, "k"), ("", "pay", "None", "k")),
+        (("", "pay", UUID(int=1), "k"), ("", "pay", str(UUID(int=1)), "k")),
+        (("", "pay", UUID(int=1), "k"), ("", "pay", 1, "k")),
+        (("", "pay", None, "ABC"), ("", "pay", None, "abc")),
+        (("", "pay", None, "é"), ("", "pay", None, "e\u0301")),
+    ],
+)
+def test_parts_that_look_alike_when_joined_stay_apart(
+    one: tuple[str, str, Scope, str], other: tuple[str, str, Scope, str]
+) -> None:
+    assert hash_key(*one) != hash_key(*other)
+
+
+@pytest.mark.parametrize("scope", [True, False, 1.0, b"1", ["1"], ("1",), object()])
+def test_a_scope_of_another_type_is_refused_by_the_name_of_its_type(scope: object) -> None:
+    with pytest.raises(ConfigurationError, match=rf"not {type(scope).__name__}:"):
+        hash_key("", "pay", scope, "k")  # type: ignore[arg-type]
+
+
+def test_any_unicode_and_any_integer_can_be_hashed() -> None:
+    assert hash_key("", "pay", 10**5000, "\ud800") != hash_key("", "pay", 10**5000, "\udfff")
+
+
+def test_hashes_of_stored_keys_never_change() -> None:
+    stored = hash_key("v1", "payments.create", UUID(int=42), "8e03978e-40d5-43dd-bc93-6894a57f9324")
+    assert stored.hex() == "86de7cf71f42dfda459214fee0e9fe2f5a298671e92a021cd4322d5f2b8d70e6"
+
+
+def test_a_digest_depends_on_types_and_borders() -> None:
+    alike: list[tuple[Part, ...]] = [
+        (b"ab",),
+        ("ab",),
+        ("a", "b"),
+        ("", "ab"),
+        ("ab", ""),
+        ("ab", None),
+        (0xAB,),
+        (),
+    ]
+    assert len({digest(*parts) for parts in alike}) == len(alike)

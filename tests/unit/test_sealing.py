@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import base64
+import secrets
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flask_idempotency.errors import ConfigurationError, IdempotencyError
+from flask_idempotency.sealing import SealBroken, Sealer
+
+OLD, NEW = b"o" * 32, bytes(range(200, 232))
+ROW, OTHER_ROW = b"row 1", b"row 2"
+
+sealer = Sealer([NEW])
+
+
+@settings(deadline=None)
+@given(st.binary(), st.binary())
+def test_what_was_sealed_opens_in_its_context(plain: bytes, context: bytes) -> None:
+    sealed = sealer.seal(plain, context)
+    assert sealer.open(sealed, context) == plain
+    assert len(sealed) == len(plain) + 37
+
+
+def test_neither_answer_nor_context_nor_key_can_be_read_in_what_is_sealed() -> None:
+    sealed = sealer.seal(b"4111 1111", ROW)
+    assert not any(secret in sealed for secret in (b"4111", ROW, NEW[:4]))
+
+
+def test_every_flipped_bit_is_refused() -> None:
+    sealed = sealer.seal(b"answer", ROW)
+    for position in range(len(sealed) * 8):
+        flipped = bytearray(sealed)
+        flipped[position // 8] ^= 1 << position % 8
+        with pytest.raises(SealBroken):
+            sealer.open(bytes(flipped), ROW)
+
+
+def test_every_shortened_or_lengthened_seal_is_refused() -> None:
+    sealed = sealer.seal(b"answer", ROW)
+    for changed in (*(sealed[:length] for length in range(len(sealed))), sealed + b"\0", b"answer"):
+        with pytest.raises(SealBroken):
+            sealer.open(changed, ROW)
+
+
+def test_an_answer_in_a_format_not_known_here_is_told_from_a_changed_one() -> None:
+    with pytest.raises(SealBroken, match="not sealed, or in a format not known"):
+        sealer.open(b"\x02" + sealer.seal(b"answer", ROW)[1:], ROW)
+
+
+def test_an_answer_moved_to_another_row_stays_shut() -> None:
+    with pytest.raises(SealBroken, match="changed or moved"):
+        sealer.open(sealer.seal(b"answer", ROW), OTHER_ROW)
+
+
+def test_a_context_cannot_borrow_from_the_header() -> None:
+    sealed = sealer.seal(b"answer", b"")
+    with pytest.raises(SealBroken):
+        sealer.open(sealed[:8] + sealed[9:], sealed[8:9])
+
+
+def test_the_same_answer_is_never_sealed_alike() -> None:
+    nonces = {sealer.seal(b"answer", ROW)[9:21] for _ in range(100)}
+    assert len(nonces) == 100
+
+
+def test_the_newest_key_seals_and_older_ones_still_open() -> None:
+    before, rotated = Sealer([OLD]), Sealer([NEW, OLD])
+    assert rotated.open(before.seal(b"old", ROW), ROW) == b"old"
+    assert sealer.open(rotated.seal(b"new", ROW), ROW) == b"new"
+
+
+def test_an_answer_under_a_key_taken_out_says_which_setting_to_mend() -> None:
+    with pytest.raises(SealBroken, match="IDEMPOTENCY_ENCRYPTION_KEYS: put that key back"):
+        sealer.open(Sealer([OLD]).seal(b"answer", ROW), ROW)
+
+
+def test_a_broken_seal_is_an_error_of_this_package() -> None:
+    assert issubclass(SealBroken, IdempotencyError)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        base64.urlsafe_b64encode(NEW).decode(),
+        base64.urlsafe_b64encode(NEW),
+        base64.urlsafe_b64encode(NEW).decode().rstrip("="),
+    ],
+)
+def test_a_key_may_be_in_urlsafe_base64(key: str | bytes) -> None:
+    assert Sealer([key]).open(sealer.seal(b"answer", ROW), ROW) == b"answer"
+
+
+def test_a_key_made_as_the_message_says_is_accepted() -> None:
+    fresh = Sealer([secrets.token_urlsafe(32)])
+    assert fresh.open(fresh.seal(b"answer", ROW), ROW) == b"answer"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "correct horse battery staple 123",
+        "short-key",
+        b"short-key",
+        b"n" * 31,
+        b"n" * 33,
+        "A" * 42,
+        "A" * 44,
+        "+/" * 21 + "A=",
+        "A" * 43 + "=\n",
+        "\u00e9" * 43,
+        "",
+        None,
+        42424242,
+    ],
+)
+def test_anything_else_is_refused_by_its_position_and_never_shown(key: Any) -> None:
+    with pytest.raises(ConfigurationError, match="32 bytes in urlsafe base64; to make one") as it:
+        Sealer([OLD, key])
+    assert it.value.detail.startswith("IDEMPOTENCY_ENCRYPTION_KEYS[1] is not a key.")
+    assert not key or str(key) not in it.value.detail
+
+
+@pytest.mark.parametrize("keys", [[], (), "A" * 43, b"n" * 32])
+def test_the_keys_must_be_a_list_of_at_least_one(keys: Any) -> None:
+    with pytest.raises(ConfigurationError, match="a list of at least one key"):
+        Sealer(keys)
+
+
+def test_without_cryptography_the_message_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
+    with pytest.raises(ConfigurationError, match=r"pip install flask-idempotency\[encryption\]"):
+        Sealer([NEW])
