@@ -1,0 +1,1 @@
+"""The stores: one verb, one atomic act on a server."""

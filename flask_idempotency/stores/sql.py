@@ -1,0 +1,269 @@
+"""The records in Postgres: the truth.
+
+Why locking the row proves that it is free: a holder locks it at the top of its transaction, before
+anything else, and everything the view writes is in that same transaction, which nobody but
+:meth:`SqlHold.complete` commits. So whoever gets the lock knows that the holder's transaction has
+ended: committed, then the record says so, or rolled back, then nothing of it exists. No clock, no
+time-out and no heartbeat is part of the argument.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import psycopg2
+from sqlalchemy import Connection, Engine, Table, exc
+
+from ..core.fingerprint import Fingerprint
+from ..core.records import Answer, Claim, Record, State
+from ..errors import NotAtomic, RequestInProgress, StoreUnavailable
+from . import statements
+from .failures import (
+    ABORTED,
+    CONFLICTS,
+    DIVISION_BY_ZERO,
+    LOCK_NOT_AVAILABLE,
+    is_lost,
+    original,
+    problem,
+    store_error,
+)
+from .wire import Wire
+
+T = TypeVar("T")
+
+_NOT_OURS = CONFLICTS | {LOCK_NOT_AVAILABLE}
+
+
+class SqlRecords:
+    """The table of records, reached through an engine of the application.
+
+    ``engine`` is asked for at each use, inside an application context.
+    """
+
+    def __init__(self, engine: Callable[[], Engine], table: Table) -> None:
+        self._engine = engine
+        self.table = table
+        self._watch: str | None = None
+        self._prepared: dict[tuple[str, str], str] = {}
+
+    def look(self, key: bytes) -> Record | None:
+        """The record, without a lock, in one plain read."""
+        row = self.run(statements.LOOK, {"key": key})[0]
+        return None if row is None else _record(row)
+
+    def claim(self, claim: Claim) -> SqlHold | None:
+        """Insert the record, commit that, and lock the row: one message."""
+        return self._hold(statements.CLAIM, claim, _values(claim))
+
+    def take_over(self, claim: Claim, seen: Record) -> SqlHold | None:
+        """Make an unlocked row ours with the next attempt, commit that, and lock it: one message."""
+        return self._hold(statements.TAKE_OVER, claim, {**_values(claim), "seen": seen.attempt})
+
+    def wait(self, key: bytes, seconds: float) -> None:
+        """Wait for the row's lock in the server."""
+        try:
+            self.run(statements.WAIT, {"key": key, "milliseconds": max(1, int(seconds * 1000))})
+        except StoreUnavailable as error:
+            if getattr(error.__cause__, "pgcode", None) != LOCK_NOT_AVAILABLE:
+                raise
+
+    def run(self, template: str, values: dict[str, Any] | None = None) -> tuple[Any, int]:
+        """Send statements of our own in one message; the last one's first row and row count.
+
+        Raises ``StoreUnavailable`` or ``ConfigurationError``.
+        """
+        rows, count = self.fetch(template, values)
+        return (rows[0] if rows else None), count
+
+    def fetch(
+        self, template: str, values: dict[str, Any] | None = None
+    ) -> tuple[list[tuple[Any, ...]], int]:
+        """Like :meth:`run`, with all rows."""
+
+        def ask(wire: Wire) -> tuple[list[tuple[Any, ...]], int]:
+            try:
+                cursor = wire.send(self._sql(template), values)
+                return (cursor.fetchall() if cursor.description else []), cursor.rowcount
+            finally:
+                wire.close()
+
+        return self._on_a_wire(ask)
+
+    def _hold(self, template: str, claim: Claim, values: dict[str, Any]) -> SqlHold | None:
+        def lock(wire: Wire) -> SqlHold | None:
+            hold = None
+            try:
+                row = wire.send(self._sql(template, wire), values).fetchone()
+                if row is not None:
+                    hold = SqlHold(self, wire, claim, attempt=row[0], xid=row[1])
+            except psycopg2.Error as error:
+                if error.pgcode not in _NOT_OURS:
+                    raise
+            finally:
+                if hold is None:
+                    wire.close()
+            return hold
+
+        return self._on_a_wire(lock)
+
+    def _on_a_wire(self, use: Callable[[Wire], T]) -> T:
+        """Run ``use``, a second time if the pooled connection turned out to be dead.
+
+        Every verb may be sent twice: a claim that did get through the first time carries our token.
+        """
+        engine = self._engine()
+        for another_try in (True, False):
+            try:
+                return use(Wire(engine))
+            except (psycopg2.Error, exc.SQLAlchemyError) as error:
+                if not is_lost(original(error)):
+                    raise store_error(error, self.table.fullname) from error
+                # As SQLAlchemy does: if one pooled connection is dead, the server went away and the
+                # others are dead too. Those in use are not touched.
+                engine.dispose()
+                if not another_try:
+                    raise StoreUnavailable() from error
+        raise AssertionError("unreachable")
+
+    def _sql(self, template: str, wire: Wire | None = None) -> str:
+        """The statement for this table and, where it begins the view's transaction, this engine."""
+        begin = wire.begin if wire else ""
+        prepared = self._prepared.get((template, begin))
+        if prepared is None:
+            watch = self._watching(wire) if wire else ""
+            table = self._engine().dialect.identifier_preparer.format_table(self.table)
+            prepared = template.format(table=table, begin=begin, watch=watch)
+            self._prepared[template, begin] = prepared
+        return prepared
+
+    def _watching(self, wire: Wire) -> str:
+        """The clause that makes a busy backend notice a dead client, where the server knows how.
+
+        That is Postgres 14 and later, on systems whose sockets can tell (Linux, and more since 16).
+        """
+        try:
+            wire.send("SELECT set_config('client_connection_check_interval', '500ms', true)")
+        except psycopg2.Error as error:
+            if is_lost(error, wire.driver):
+                raise
+            return ""
+        return statements.WATCH
+
+
+class SqlHold:
+    """An operation that is ours: a transaction that holds its record's row."""
+
+    def __init__(
+        self, records: SqlRecords, wire: Wire, claim: Claim, *, attempt: int, xid: int
+    ) -> None:
+        self.attempt = attempt
+        self._records, self._wire, self._claim, self._xid = records, wire, claim, xid
+        self._open = True
+        self.connection: Connection = wire.connection
+        # SQLAlchemy's own view of the transaction that is open already; sends nothing.
+        wire.room.open()
+        self._root = wire.connection.begin()
+
+    def complete(self, answer: Answer) -> None:
+        """Store the answer and commit, in one message."""
+        wire = self._wire
+        try:
+            self._check()
+            sql = self._records._sql(statements.FINISH)
+            cursor = wire.send(wire.room.take() + wire.mogrify(sql, self._finish_values(answer)))
+            if cursor.statusmessage != "COMMIT":  # COMMIT of a failed transaction says ROLLBACK
+                raise NotAtomic("the transaction had failed, so nothing was committed")
+            self._root.commit()  # tells SQLAlchemy; the driver has nothing left to do
+        except psycopg2.Error as error:
+            raise self._finish_error(error) from error
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Roll back what is open and give the connection back."""
+        if self._open:
+            self._open = False
+            self._wire.close()
+
+    def explain(self, error: BaseException | None) -> Exception | None:
+        """What an error that left the view (or None) means for the operation as a whole."""
+        if self._wire.room.broken:
+            return self._wire.room.broken
+        if self._wire.lost:
+            return StoreUnavailable()
+        return problem(error)
+
+    def _check(self) -> None:
+        """Refuse to finish a transaction that is not the one we began."""
+        if found := self.explain(None):
+            raise found
+        if not self._wire.in_transaction or self.connection.get_transaction() is not self._root:
+            raise NotAtomic(
+                "the view ended the operation's transaction: inside an atomic operation use"
+                " db.session.commit() and rollback(), not those of current_operation.connection"
+            )
+
+    def _finish_values(self, answer: Answer) -> dict[str, Any]:
+        return {
+            "key": self._claim.key,
+            "owner": self._claim.owner,
+            "ttl": self._claim.ttl_seconds,
+            "attempt": self.attempt,
+            "xid": self._xid,
+            "status": answer.status,
+            "headers": None if answer.headers is None else json.dumps(answer.headers),
+            "body": answer.body,
+        }
+
+    def _finish_error(self, error: psycopg2.Error) -> Exception:
+        """What it means that completing failed; asks the record when the row was not ours."""
+        if is_lost(error, self._wire.driver):
+            return StoreUnavailable(
+                "The connection to the database was lost, and it is not known whether the operation"
+                " was committed; a retry with the same key finds out."
+            )
+        if error.pgcode == ABORTED:
+            return NotAtomic(
+                "a statement of the view failed and its error was caught without"
+                " db.session.rollback(), so the transaction cannot commit"
+            )
+        if error.pgcode == DIVISION_BY_ZERO:
+            self.abandon()
+            return self._successor()
+        return store_error(error, self._records.table.fullname)
+
+    def _successor(self) -> Exception:
+        """Who owns the record that is no longer ours."""
+        row = self._records.run(statements.OWNER, {"key": self._claim.key})[0]
+        if row == (self._claim.owner,):
+            return NotAtomic(
+                "the view ended the operation's transaction and began another, so what it wrote and"
+                " the record do not commit together"
+            )
+        return RequestInProgress()
+
+
+def _values(claim: Claim) -> dict[str, Any]:
+    return {
+        "key": claim.key,
+        "name": claim.name,
+        "version": claim.fingerprint.version,
+        "digest": claim.fingerprint.digest,
+        "owner": claim.owner,
+        "ttl": claim.ttl_seconds,
+    }
+
+
+def _record(row: tuple[Any, ...]) -> Record:
+    """A row of ``statements.COLUMNS``."""
+    key, name, state, version, digest, attempt, expired, status, headers, body = row
+    answer = None
+    if status is not None:
+        pairs = None if headers is None else tuple((str(n), str(v)) for n, v in json.loads(headers))
+        answer = Answer(status, pairs, None if body is None else bytes(body))
+    return Record(
+        bytes(key), name, State(state), Fingerprint(version, bytes(digest)), attempt, expired, answer
+    )

@@ -1,0 +1,110 @@
+"""A connection out of the application's pool, on which we send BEGIN and COMMIT ourselves.
+
+psycopg2 sends BEGIN as a message of its own. In the driver's autocommit mode it sends what it is
+told and nothing else, so a whole transaction fits into one message. Switching the mode costs no
+round trip and leaves nothing behind on the server. The other side of it: the driver's ``commit()``
+and ``rollback()`` and the pool's reset do nothing then, so :meth:`Wire.close` itself sees to it that
+no transaction and no setting goes back to the pool.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg2
+from psycopg2.extensions import (
+    ISOLATION_LEVEL_READ_COMMITTED,
+    ISOLATION_LEVEL_READ_UNCOMMITTED,
+    ISOLATION_LEVEL_REPEATABLE_READ,
+    ISOLATION_LEVEL_SERIALIZABLE,
+    STATUS_BEGIN,
+    STATUS_READY,
+    TRANSACTION_STATUS_IDLE,
+)
+from psycopg2.extensions import connection as DriverConnection
+from psycopg2.extensions import cursor as Cursor
+from sqlalchemy import Connection, Engine
+
+from ..errors import NotAtomic
+from .failures import is_lost
+from .savepoints import Room
+
+LEVELS = {
+    None: "",
+    ISOLATION_LEVEL_READ_UNCOMMITTED: "ISOLATION LEVEL READ UNCOMMITTED",
+    ISOLATION_LEVEL_READ_COMMITTED: "ISOLATION LEVEL READ COMMITTED",
+    ISOLATION_LEVEL_REPEATABLE_READ: "ISOLATION LEVEL REPEATABLE READ",
+    ISOLATION_LEVEL_SERIALIZABLE: "ISOLATION LEVEL SERIALIZABLE",
+}
+"""The application's isolation level, named in our BEGIN, which would drop it otherwise."""
+
+
+class Wire:
+    """One checked-out connection. Whoever opens a wire closes it, whatever happens."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Check a connection out; SQLAlchemy's errors come as they are."""
+        self.connection: Connection = engine.connect()
+        try:
+            driver = self.connection.connection.driver_connection
+            assert isinstance(driver, DriverConnection)  # noqa: S101 -- settings refuse other drivers
+            self.driver: DriverConnection = driver
+            if driver.status == STATUS_BEGIN:  # a connect listener's SET: keep it, end its transaction
+                driver.commit()
+            self._autocommit: bool = driver.autocommit
+            self.room = Room(driver)
+            driver.autocommit = True
+        except BaseException:
+            self.connection.close()
+            raise
+
+    @property
+    def begin(self) -> str:
+        """What follows BEGIN so that the transaction is as isolated as the application asked."""
+        if self._autocommit:
+            raise NotAtomic(
+                "the engine's isolation_level is AUTOCOMMIT, so a view's writes cannot commit together"
+                " with the record: give the idempotent routes' engine a transactional level"
+            )
+        return LEVELS[self.driver.isolation_level]
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection is gone."""
+        return bool(self.driver.closed) or self.connection.invalidated
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether the server has a transaction open on it, failed or not."""
+        return self.driver.info.transaction_status != TRANSACTION_STATUS_IDLE
+
+    def send(self, sql: str | bytes, values: dict[str, Any] | None = None) -> Cursor:
+        """One message to the server, past the room. Raises the driver's errors."""
+        cursor = Cursor(self.driver)
+        cursor.execute(sql, values)
+        return cursor
+
+    def mogrify(self, sql: str, values: dict[str, Any]) -> bytes:
+        """The message with its values bound, as it would be sent."""
+        return bytes(Cursor(self.driver).mogrify(sql, values))
+
+    def close(self) -> None:
+        """Roll back what is open and give the connection back as it was taken, or throw it away."""
+        clean = False
+        try:
+            self.room.close()
+            if not self.lost:
+                if self.in_transaction:
+                    self.send("ROLLBACK")
+                if self.driver.status != STATUS_READY:  # left autocommit for a named cursor
+                    self.driver.rollback()
+                clean = not self.in_transaction
+                self.driver.autocommit = self._autocommit
+        except psycopg2.Error as error:
+            clean = False
+            if not is_lost(error, self.driver):
+                raise
+        finally:
+            if not clean:
+                self.connection.invalidate()
+            self.connection.close()
