@@ -1,0 +1,224 @@
+"""Every setting and every option, once: its name, default, what is allowed, and why.
+
+The reference page in ``docs/`` is checked against these tables. A wrong value is a
+``ConfigurationError`` in ``init_app`` (a setting) or where the view is decorated (an option), never
+in the first request.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from .errors import ConfigurationError
+
+PREFIX = "IDEMPOTENCY_"
+
+SECRET = frozenset({"IDEMPOTENCY_ENCRYPTION_KEYS", "IDEMPOTENCY_REDIS_URL"})
+"""Settings whose values no message may show."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table. ``read`` returns the value as used, or raises ValueError."""
+
+    name: str
+    default: Any
+    read: Callable[[Any], Any]
+    allowed: str
+    meaning: str
+
+
+def _one_of(*values: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if value not in values:
+            raise ValueError
+        return str(value)
+
+    return read
+
+
+def _bool(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _matching(pattern: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+            raise ValueError
+        return value
+
+    return read
+
+
+def _integer(low: int, high: int) -> Callable[[Any], int]:
+    def read(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ValueError
+        return value
+
+    return read
+
+
+def _seconds(low: float, high: float) -> Callable[[Any], float]:
+    def read(value: Any) -> float:
+        if isinstance(value, timedelta):
+            value = value.total_seconds()
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError
+        if not low <= value <= high:  # also refuses NaN
+            raise ValueError
+        return float(value)
+
+    return read
+
+
+def _optional(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else read(value)
+
+
+def _header_names(value: Any) -> frozenset[str]:
+    if isinstance(value, str) or not all(_TOKEN(name) for name in value):
+        raise ValueError
+    return frozenset(name.lower() for name in value)
+
+
+def _sequence(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, (str, bytes)):
+        raise ValueError
+    return tuple(value)
+
+
+_TOKEN = _matching(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 section 5.6.2
+_YEAR = 366 * 24 * 3600
+_FIELD = "a header name"
+_DURATION = "seconds (int, float) or a timedelta, from {} to {}"
+
+TTL = _seconds(1, 10 * _YEAR)
+WAIT = _seconds(0, 300)
+NAMESPACE = _matching(r"[\x21-\x7e]{0,64}")
+NAMESPACE_ALLOWED = "up to 64 visible ASCII characters"
+TTL_ALLOWED = _DURATION.format("1 second", "10 years")
+WAIT_ALLOWED = _DURATION.format("0", "300 seconds")
+
+SETTINGS = (
+    Setting("STORE", None, _optional(_one_of("hybrid", "postgres")), "'hybrid' or 'postgres'",
+            "Where claims and answers live. Left out: `hybrid` if a Redis is configured, else"
+            " `postgres`."),
+    Setting("REDIS_URL", None, _optional(_matching(r"(?s).+://.*")), "a URL",
+            "`redis://`, `rediss://`, `unix://`, `redis+cluster://host:port` or"
+            " `redis+sentinel://host:port/service`. Time-outs are 0.1 s unless the URL names others"
+            " (`?socket_timeout=0.05`)."),
+    Setting("REDIS_PREFIX", None, _optional(_matching(r"[\x21-\x7e]{1,100}")),
+            "1 to 100 visible ASCII characters",
+            "Begins every key in Redis. Left out: `idempotency:` and a digest of database and table,"
+            " so that applications may share one Redis."),
+    Setting("HEADER", "Idempotency-Key", _TOKEN, _FIELD, "The request header that carries the key."),
+    Setting("REPLAYED_HEADER", "Idempotent-Replayed", _TOKEN, _FIELD,
+            "The response header that marks a replay, with the value `true`."),
+    Setting("REQUIRED", True, _bool, "True or False", "Default of the option `required`."),
+    Setting("TTL", 86400.0, TTL, TTL_ALLOWED,
+            "Default of the option `ttl`: how long a finished record replays. A day outlives a"
+            " client's retries over a night's outage."),
+    Setting("LEASE", 60.0, _seconds(1, 86400), _DURATION.format("1 second", "1 day"),
+            "Default of the option `lease`, for operations that are not atomic. Atomic operations"
+            " need none."),
+    Setting("WAIT", 0.0, WAIT, WAIT_ALLOWED,
+            "Default of the option `wait`: how long a duplicate waits for the first to finish."),
+    Setting("PROBE_AFTER", 1.0, _seconds(0, 60), _DURATION.format("0", "60 seconds"),
+            "How old a lock in Redis must be before a duplicate asks Postgres whether its owner is"
+            " alive. Smaller notices dead workers sooner, larger keeps more duplicates off"
+            " Postgres."),
+    Setting("MAX_KEY_LENGTH", 255, _integer(1, 4096), "an integer from 1 to 4096",
+            "Longest key, in characters after decoding."),
+    Setting("MAX_RESPONSE_BYTES", 8 * 1024 * 1024, _integer(0, 1024**3), "an integer from 0 to 1 GiB",
+            "Largest body that is kept. A larger answer goes out whole once; a retry is told"
+            " `response-not-kept`."),
+    Setting("UNSTORED_HEADERS", (), _header_names, "a list of header names",
+            "Response headers that are never stored, beside `Set-Cookie`, `Date`, `Server` and the"
+            " hop-by-hop headers."),
+    Setting("TABLE", "idempotency_record", _matching(r"[A-Za-z_][A-Za-z0-9_]{0,62}"),
+            "an SQL name of up to 63 ASCII letters, digits and underscores", "Name of the table."),
+    Setting("BIND_KEY", None, _optional(_matching(r"(?s).+")), "a Flask-SQLAlchemy bind key, or None",
+            "The bind whose database holds the table, and whose writes are atomic with it."),
+    Setting("NAMESPACE", "", NAMESPACE, NAMESPACE_ALLOWED,
+            "Default of the option `namespace`."),
+    Setting("PROBLEM_BASE", "urn:flask-idempotency:problem:", _matching(r"[\x21-\x7e]*"),
+            "a URI prefix", "The `type` of a problem is this and the problem's name."),
+    Setting("ENCRYPTION_KEYS", (), _sequence, "a list of keys, newest first",
+            "If set, answers are encrypted at rest (AES-256-GCM) with the first key and read with any."
+            " Each is 32 bytes, or their URL-safe base64."),
+    Setting("ON_STORE_ERROR", "reject", _one_of("reject", "allow"), "'reject' or 'allow'",
+            "When Postgres cannot be reached before the view: answer 503, or run the view"
+            " unprotected (logged, and signalled as `store_failed`)."),
+    Setting("ENABLED", True, _bool, "True or False",
+            "False turns the protection off; views run as if undecorated."),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one application, read and checked."""
+
+    store: str
+    redis_url: str | None
+    redis_prefix: str | None
+    header: str
+    replayed_header: str
+    required: bool
+    ttl: float
+    lease: float
+    wait: float
+    probe_after: float
+    max_key_length: int
+    max_response_bytes: int
+    unstored_headers: frozenset[str]
+    table: str
+    bind_key: str | None
+    namespace: str
+    problem_base: str
+    encryption_keys: tuple[bytes | str, ...]
+    on_store_error: str
+    enabled: bool
+
+
+def read_settings(config: Mapping[str, Any], *, redis_given: bool) -> Settings:
+    """The settings in an application's configuration.
+
+    ``redis_given`` says that a client was handed to ``init_app``. Raises ``ConfigurationError`` for a
+    value that is not allowed and for a name that is not known.
+    """
+    known = {PREFIX + setting.name for setting in SETTINGS}
+    for name in config:
+        if isinstance(name, str) and name.startswith(PREFIX) and name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ConfigurationError(f"{name} is not a setting of Flask-Idempotency{hint}")
+    values = {}
+    for setting in SETTINGS:
+        name = PREFIX + setting.name
+        value = config.get(name, setting.default)
+        values[setting.name.lower()] = checked(name, value, setting.read, setting.allowed)
+    redis_given = redis_given or values["redis_url"] is not None
+    values["store"] = values["store"] or ("hybrid" if redis_given else "postgres")
+    if values["store"] == "hybrid" and not redis_given:
+        raise ConfigurationError(
+            "IDEMPOTENCY_STORE is 'hybrid', which needs a Redis: set IDEMPOTENCY_REDIS_URL, or hand a"
+            " client to init_app(redis=...), or use 'postgres'"
+        )
+    return Settings(**values)
+
+
+def checked(name: str, value: Any, read: Callable[[Any], Any], allowed: str) -> Any:
+    """``read(value)``; raises ``ConfigurationError`` with name, value and what is allowed."""
+    try:
+        return read(value)
+    except (ValueError, TypeError):
+        shown = "(not shown)" if name in SECRET else repr(value)
+        raise ConfigurationError(f"{name} is {shown}; allowed: {allowed}") from None

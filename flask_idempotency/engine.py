@@ -1,0 +1,176 @@
+"""One loop: ask the core what comes next, do it through the ports.
+
+The engine knows no database, no Redis and no web framework. A request calls :meth:`Engine.begin`
+and gets a decision; if that is :class:`Claimed`, it runs the operation and ends the execution with
+``complete`` or ``abandon``.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from .core.machine import Comparison, Event, Next, Seen, after, compare, decide, seen
+from .core.ports import Glance, Hold, Lock, Records
+from .core.records import Answer, Claim, Record
+from .errors import StoreUnavailable
+
+T = TypeVar("T")
+
+log = logging.getLogger("flask_idempotency")
+
+ROUNDS = 3
+"""How often a record may vanish or appear between a look and a claim. Each round means that another
+request's transaction or a purge ended just then; three in a row mean that something is wrong."""
+
+
+class Sealer(Protocol):
+    """Encrypts answers at rest and binds each to its record."""
+
+    def seal(self, answer: Answer, claim: Claim) -> Answer:
+        """The answer as it is stored."""
+        ...
+
+    def open(self, answer: Answer, record: Record) -> Answer:
+        """The answer as it was."""
+        ...
+
+
+class Execution:
+    """One attempt at an operation, from its claim to its end."""
+
+    def __init__(
+        self, hold: Hold, lock: Lock | None, claim: Claim, sealer: Sealer | None, *, took_over: bool
+    ) -> None:
+        self.hold, self.claim, self.took_over = hold, claim, took_over
+        self._lock, self._sealer = lock, sealer
+        self._state = Seen.IN_PROGRESS
+
+    def complete(self, answer: Answer) -> None:
+        """Store the answer and commit, durably; then let the lock go. Errors: see ``Hold.complete``."""
+        completed = after(self._state, Event.COMPLETE)
+        finished = False
+        try:
+            self.hold.complete(self._sealer.seal(answer, self.claim) if self._sealer else answer)
+            self._state, finished = completed, True
+        finally:
+            self._unlock(finished=finished)
+
+    def abandon(self) -> None:
+        """Roll back, so that the same key may try again. Does nothing after the end."""
+        try:
+            self.hold.abandon()
+        finally:
+            self._unlock(finished=False)
+
+    def _unlock(self, *, finished: bool) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release(self.claim, finished=finished)
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The operation is ours: run it."""
+
+    execution: Execution
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The operation has finished in its ``attempt``: answer with what it answered."""
+
+    answer: Answer
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class InProgress:
+    """Somebody else is running the operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """The key was used for a different request."""
+
+
+Decision = Claimed | Replay | InProgress | Mismatch
+
+
+class Engine:
+    """Claims operations in ``records``, behind a fast ``lock``."""
+
+    def __init__(self, records: Records, lock: Lock, sealer: Sealer | None = None) -> None:
+        self._records, self._lock, self._sealer = records, lock, sealer
+
+    def begin(self, claim: Claim, wait: float = 0) -> Decision:
+        """Decide about a request; ``wait`` is how many seconds it may wait for another's end.
+
+        Raises ``StoreUnavailable`` if the records cannot be reached.
+        """
+        glance = self._lock.acquire(claim)
+        if glance is Glance.BUSY and wait <= 0:
+            return InProgress()
+        mine = glance is Glance.MINE
+        decision: Decision | None = None
+        try:
+            # Most locks that are free belong to first requests: they claim without looking first.
+            record = None if mine else self._records.look(claim.key)
+            decision = self._settle(claim, record, self._lock if mine else None, wait)
+            return decision
+        finally:
+            if mine and not isinstance(decision, Claimed):
+                self._lock.release(claim, finished=isinstance(decision, Replay))
+
+    def _settle(self, claim: Claim, record: Record | None, lock: Lock | None, wait: float) -> Decision:
+        """Claim, or find out who did."""
+        deadline = time.monotonic() + wait
+        rounds = 0
+        while rounds < ROUNDS:
+            match decide(record, claim.fingerprint):
+                case Next.REPLAY:
+                    return self._replay(record, claim)
+                case Next.REFUSE:
+                    return Mismatch()
+                case Next.CLAIM:
+                    hold = self._records.claim(claim)
+                case Next.TAKE_OVER:
+                    hold = self._records.take_over(claim, _there(record))
+            if hold is not None:
+                took_over = seen(record) is Seen.IN_PROGRESS
+                return Claimed(Execution(hold, lock, claim, self._sealer, took_over=took_over))
+            # No hold has several meanings: held, finished just now, gone. So look once more.
+            tried, record = record, self._records.look(claim.key)
+            if tried is not None and seen(record) in (Seen.IN_PROGRESS, Seen.EXPIRED):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return InProgress()
+                self._records.wait(claim.key, left)
+                record = self._records.look(claim.key)
+            else:
+                rounds += 1
+        raise StoreUnavailable()
+
+    def _replay(self, record: Record | None, claim: Claim) -> Replay:
+        record = _there(record)
+        if compare(record, claim.fingerprint) is Comparison.UNKNOWN:
+            log.warning(
+                "operation %s: the stored fingerprint is of version %s, this one of version %s;"
+                " they cannot be compared, the stored answer is given",
+                record.name,
+                record.fingerprint.version,
+                claim.fingerprint.version,
+            )
+        answer = _there(record.answer)
+        if self._sealer:
+            answer = self._sealer.open(answer, record)
+        return Replay(answer, record.attempt)
+
+
+def _there(value: T | None) -> T:
+    """The value that the tables of the core promise to be there."""
+    if value is None:
+        raise RuntimeError("a record without what its state promises")
+    return value

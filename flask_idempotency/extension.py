@@ -1,0 +1,264 @@
+"""The extension object, and the one place where the parts are put together.
+
+Configuration belongs to the extension object, state to the application: one ``Idempotency`` serves
+several applications, and each has its own :class:`AppState` in ``app.extensions["idempotency"]``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from flask import Blueprint, Flask
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy import Engine, MetaData, make_url
+from sqlalchemy.exc import ArgumentError
+
+from . import hooks, session
+from .config import Settings, read_settings
+from .core.policy import Pace
+from .engine import Engine as IdempotencyEngine
+from .errors import ConfigurationError
+from .operation import Operation
+from .options import Route, RouteOptions, ScopeCallable, read_options
+from .sealing import AnswerSealer, Sealer
+from .signals import Event, send, store_failed
+from .stores.redis import NoLock, RedisLock, client_from_url
+from .stores.sql import SqlRecords
+from .stores.table import define_table
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+T = TypeVar("T")
+
+_NO_DEFAULT: Any = object()
+
+PROTECTED_METHODS = frozenset({"POST", "PATCH"})
+"""What ``protect`` covers: the methods that are not idempotent by themselves (RFC 9110 section
+9.2.2, and RFC 5789 for PATCH)."""
+
+
+@dataclass(eq=False)
+class AppState:
+    """Everything the extension knows about one application."""
+
+    app: Flask
+    db: SQLAlchemy
+    scope: ScopeCallable | None
+    settings: Settings
+    records: SqlRecords
+    lock: RedisLock | NoLock
+    engine: IdempotencyEngine
+    protections: list[tuple[Flask | Blueprint, Route]]
+    pace: dict[str, Pace] = field(default_factory=lambda: defaultdict(Pace))
+    _proved: bool = False
+
+    def protection(self, blueprints: Sequence[str]) -> Route | None:
+        """The options of the ``protect`` call that covers an endpoint; a blueprint's comes first."""
+        for name in blueprints:
+            for target, route in self.protections:
+                if self.app.blueprints.get(name) is target:
+                    return route
+        return next((route for target, route in self.protections if target is self.app), None)
+
+    def prove_join(self, operation: Operation) -> None:
+        """Make sure, before the first view runs, that its session cannot escape the operation."""
+        factory = self.db.session.session_factory
+        if not self._proved:
+            for engine in self.db.engines.values():
+                session.watch(engine)
+            session.prove(self.db, operation, self.records.table)
+            self._proved = True
+        elif not issubclass(factory.class_, session.JoiningSession):
+            raise ConfigurationError(
+                "db.session was replaced after init_app, so its writes would not be protected"
+            )
+
+
+class Idempotency:
+    """Flask-Idempotency, for one or several applications.
+
+    ``scope`` says whose an idempotency key is: a callable that gives the tenant's or user's id
+    (``str``, ``int`` or ``UUID``; ``None`` or ``""`` if nobody is signed in), or ``None`` for an API
+    with one tenant. It has no default. ``db`` is the application's Flask-SQLAlchemy object; left out,
+    the one registered on the application. ``redis`` is a ready redis-py client in place of
+    ``IDEMPOTENCY_REDIS_URL``. What is given here is the default for :meth:`init_app`.
+
+    Raises :class:`ConfigurationError` for any setting that is wrong.
+    """
+
+    def __init__(
+        self,
+        app: Flask | None = None,
+        db: SQLAlchemy | None = None,
+        *,
+        scope: ScopeCallable | None = _NO_DEFAULT,
+        redis: Any = None,
+    ) -> None:
+        self._db, self._scope, self._redis = db, scope, redis
+        self._protections: list[tuple[Flask | Blueprint, Route]] = []
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(
+        self,
+        app: Flask,
+        db: SQLAlchemy | None = None,
+        *,
+        scope: ScopeCallable | None = _NO_DEFAULT,
+        redis: Any = None,
+    ) -> None:
+        """Set the extension up on ``app``. Arguments: see the class."""
+        if "idempotency" in app.extensions:
+            raise ConfigurationError("this application already has an Idempotency")
+        db = db or self._db or app.extensions.get("sqlalchemy")
+        if db is None or app.extensions.get("sqlalchemy") is not db:
+            raise ConfigurationError(
+                "this application has no Flask-SQLAlchemy yet: call db.init_app(app) before"
+                " idempotency.init_app(app, db, ...)"
+            )
+        scope = _checked_scope(self._scope if scope is _NO_DEFAULT else scope)
+        client = self._redis if redis is None else redis
+        settings = read_settings(app.config, redis_given=client is not None)
+        check_driver(app, settings.bind_key)
+        state = _compose(app, db, scope, settings, client, self._protections)
+        session.install(db)
+        hooks.register(app, state)
+        app.extensions["idempotency"] = state
+        _states.add(state)
+
+    def protect(self, target: Flask | Blueprint, **options: Unpack[RouteOptions]) -> None:
+        """Protect every POST and PATCH view of an application or a blueprint.
+
+        It stands above the views' own decorators: a ``@login_required`` below it does not guard a
+        replay, so ``scope`` must find nobody for a stranger (401), or ``authorize_replay`` refuse.
+        A view with ``@idempotent`` of its own keeps it, one with :meth:`exempt` is left out.
+        """
+        self._protections.append((target, read_options(options, PROTECTED_METHODS)))
+
+    def exempt(self, view: T) -> T:
+        """Leave a view (a function or a view class) out of :meth:`protect`. Serves as a decorator."""
+        setattr(view, hooks.EXEMPT, True)
+        return view
+
+
+def _checked_scope(scope: Any) -> ScopeCallable | None:
+    if scope is _NO_DEFAULT:
+        raise ConfigurationError(
+            "scope is missing. It says whose an idempotency key is: without it, one customer who"
+            " happens to use another's key would be given the other's stored answer. Give a callable"
+            " that returns the tenant's or user's id, such as scope=lambda: g.account_id, or"
+            " scope=None if this API really has one tenant only"
+        )
+    if scope is not None and not callable(scope):
+        raise ConfigurationError(f"scope is {scope!r}; allowed: a callable, or None for one tenant")
+    return scope  # type: ignore[no-any-return]
+
+
+def database_uri(app: Flask, bind_key: str | None) -> tuple[Any, str]:
+    """The configured URL of a bind, and the setting it stands in."""
+    if bind_key is None:
+        return app.config.get("SQLALCHEMY_DATABASE_URI"), "SQLALCHEMY_DATABASE_URI"
+    binds = app.config.get("SQLALCHEMY_BINDS") or {}
+    uri = binds.get(bind_key)
+    return (uri.get("url") if isinstance(uri, dict) else uri), f"SQLALCHEMY_BINDS[{bind_key!r}]"
+
+
+def check_driver(app: Flask, bind_key: str | None) -> None:
+    """Refuse what the store cannot work on. Raises ``ConfigurationError`` with the cure."""
+    uri, where = database_uri(app, bind_key)
+    try:
+        url = make_url(uri)
+    except ArgumentError:
+        raise ConfigurationError(f"{where} is not a database URL") from None
+    if url.get_backend_name() != "postgresql":
+        raise ConfigurationError(
+            f"{where} is for {url.get_backend_name()}; the stores 'hybrid' and 'postgres' need"
+            " PostgreSQL: postgresql+psycopg2://user:password@host/database"
+        )
+    try:
+        driver = url.get_dialect().driver  # SQLAlchemy 2.1 reads postgresql:// as psycopg 3
+    except ModuleNotFoundError:
+        driver = url.drivername
+    if driver != "psycopg2":
+        raise ConfigurationError(
+            f"{where} begins with {url.drivername}://, which means the driver {driver}; supported is"
+            " psycopg2: write postgresql+psycopg2://user:password@host/database"
+        )
+    if importlib.util.find_spec("psycopg2") is None:
+        raise ConfigurationError("psycopg2 is not installed: pip install psycopg2-binary")
+
+
+def _compose(
+    app: Flask,
+    db: SQLAlchemy,
+    scope: ScopeCallable | None,
+    settings: Settings,
+    client: Any,
+    protections: list[tuple[Flask | Blueprint, Route]],
+) -> AppState:
+    """Put stores, engine and settings together: the only place that names a store."""
+    table = define_table(_metadata(db, settings.bind_key), settings.table)
+
+    def engine() -> Engine:
+        return db.engines[settings.bind_key]
+
+    records = SqlRecords(engine, table)
+    lock: RedisLock | NoLock = NoLock()
+    if settings.store == "hybrid":
+        make_client: Callable[[], Any] = lambda: client  # noqa: E731
+        if client is None:
+            make_client = client_from_url(settings.redis_url or "")
+        lock = RedisLock(
+            make_client,
+            settings.redis_prefix or _default_prefix(app, settings, table.fullname),
+            probe_after=settings.probe_after,
+            on_failure=lambda error: send(store_failed, app, Event("", error=error)),
+        )
+    keys = settings.encryption_keys
+    sealer = AnswerSealer(Sealer(keys)) if keys else None
+    return AppState(
+        app, db, scope, settings, records, lock, IdempotencyEngine(records, lock, sealer), protections
+    )
+
+
+def _metadata(db: SQLAlchemy, bind_key: str | None) -> MetaData:
+    """The metadata of a bind, made as Flask-SQLAlchemy would for its first model."""
+    if bind_key not in db.metadatas:
+        convention = db.metadata.naming_convention
+        info = {"bind_key": bind_key}
+        db.metadatas[bind_key] = MetaData(naming_convention=convention, info=info)
+    return db.metadatas[bind_key]
+
+
+def _default_prefix(app: Flask, settings: Settings, table: str) -> str:
+    """Tells databases and tables apart, so that applications may share one Redis."""
+    url = make_url(database_uri(app, settings.bind_key)[0])
+    place = "\n".join(str(part) for part in (url.host, url.port, url.database, table))
+    return f"idempotency:{hashlib.sha256(place.encode()).hexdigest()[:12]}:"
+
+
+_states: weakref.WeakSet[AppState] = weakref.WeakSet()
+
+
+def _drop_inherited_connections() -> None:
+    """In a forked child: the parent's pooled sockets are the parent's.
+
+    gunicorn with ``--preload`` forks after ``create_app()``, which may have used the database; two
+    workers on one socket would read each other's answers. Nothing is closed: the parent still
+    uses it. (redis-py sees to its own sockets.)
+    """
+    for state in list(_states):
+        with state.app.app_context():
+            for engine in state.db.engines.values():
+                engine.dispose(close=False)
+
+
+os.register_at_fork(after_in_child=_drop_inherited_connections)

@@ -1,0 +1,109 @@
+"""The three hooks on an application, and the answer for a problem.
+
+* ``before_request``, first of all: for a protected endpoint the key's form and the body's
+  completeness. It looks nothing up and replays nothing, for it runs before the application's own
+  authentication.
+* ``after_request``: problems are not cached; receivers hear of them.
+* ``teardown_request``: whatever did not finish is rolled back and released, also when the worker is
+  told to exit in the middle of a view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from flask import Flask, Response, request
+from flask.typing import ResponseReturnValue
+
+from .decorator import ROUTE, prepare, protected
+from .errors import IdempotencyError, Problem
+from .http import problem_response
+from .operation import request_state
+from .options import Route
+from .signals import Event, operation_rejected, send
+
+if TYPE_CHECKING:
+    from .extension import AppState
+
+EXEMPT = "__idempotency_exempt__"
+"""The attribute that leaves a view out of ``protect``."""
+
+
+def register(app: Flask, state: AppState) -> None:
+    """Put the hooks on ``app``."""
+    hooks = Hooks(state)
+    # First: a function of the application that parses the body may not come before its check.
+    app.before_request_funcs.setdefault(None, []).insert(0, hooks.before)
+    app.after_request(hooks.after)
+    app.teardown_request(hooks.teardown)
+    handlers = app.error_handler_spec[None][None]
+    if IdempotencyError not in handlers:
+        app.register_error_handler(IdempotencyError, hooks.answer)
+
+
+class Hooks:
+    """The hooks of one application."""
+
+    def __init__(self, state: AppState) -> None:
+        self._state = state
+
+    def before(self) -> None:
+        """Check the request to a protected endpoint, as far as that needs nobody and nothing."""
+        if request.endpoint is None or not self._state.settings.enabled:
+            return
+        route = self._route(request.endpoint, request.method)
+        if route is None or not route.applies_to(request.method):
+            return
+        now = request_state()
+        try:
+            prepare(self._state, route, now)
+        except Problem as problem:
+            now.problem = problem
+            raise
+
+    def after(self, response: Response) -> Response:
+        """Mark a problem as not to be cached, whoever formatted it."""
+        problem = request_state().problem
+        if problem is None:
+            return response
+        response.headers.setdefault("Cache-Control", "no-store")
+        if problem.retry_after is not None:
+            response.headers.setdefault("Retry-After", str(problem.retry_after))
+        name = request.endpoint or ""
+        event = Event(name, status=response.status_code, problem=problem.type, error=problem)
+        send(operation_rejected, self._state.app, event)
+        return response
+
+    def teardown(self, error: BaseException | None) -> None:
+        """Roll back what is still open."""
+        attempt = request_state().attempt
+        if attempt is not None:
+            attempt.abandon()
+
+    def answer(self, error: IdempotencyError) -> ResponseReturnValue:
+        """A problem's answer; other errors of ours are the application's mistakes, a plain 500."""
+        if isinstance(error, Problem):
+            return problem_response(self._state.app, error, self._state.settings)
+        raise error
+
+    def _route(self, endpoint: str, method: str) -> Route | None:
+        """The options the endpoint's view is protected with; protects it now if it ought to be."""
+        view = self._state.app.view_functions[endpoint]
+        for found in _facets(view, method):
+            if hasattr(found, ROUTE):
+                return getattr(found, ROUTE)  # type: ignore[no-any-return]
+        route = self._state.protection(request.blueprints)
+        if route is None or any(hasattr(found, EXEMPT) for found in _facets(view, method)):
+            return None
+        self._state.app.view_functions[endpoint] = protected(view, route)
+        return route
+
+
+def _facets(view: Any, method: str) -> Iterator[Any]:
+    """The view function, and for a class-based view its class and the method's function."""
+    yield view
+    view_class = getattr(view, "view_class", None)
+    if view_class is not None:
+        yield view_class
+        yield getattr(view_class, method.lower(), None)

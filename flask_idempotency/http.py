@@ -1,0 +1,159 @@
+"""Requests into plain values, plain values into responses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+
+from flask import Flask, Request, Response
+from werkzeug.datastructures import Headers
+from werkzeug.exceptions import (
+    ClientDisconnected,
+    HTTPException,
+    LengthRequired,
+    RequestEntityTooLarge,
+)
+
+from .config import Settings
+from .core import fingerprint as fp
+from .core.keys import parse_key
+from .core.policy import POINTERS, storable
+from .core.records import Answer
+from .errors import BodyIncomplete, ConfigurationError, KeyMalformed, Problem, ResponseNotKept
+from .options import FormField, Route
+
+_FORMS = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
+
+
+def header_key(request: Request, settings: Settings) -> str | None:
+    """The key in the request's header, or None without one. Raises ``KeyMalformed``."""
+    value = request.headers.get(settings.header)
+    return None if value is None else parse_key(value, settings.max_key_length)
+
+
+def natural_key(request: Request, route: Route, settings: Settings) -> str | None:
+    """The key that ``route.key`` finds in the request. Raises ``KeyMalformed``, ``BodyMalformed``."""
+    longest = settings.max_key_length
+    match route.key:
+        case fp.Pointer():
+            value = fp.resolve(fp.parse_json(request.get_data()), route.key)
+            return None if value is fp.MISSING else fp.natural_key(value, longest)
+        case FormField(name):
+            values = request.form.getlist(name)
+            if len(values) > 1:
+                raise KeyMalformed(f"The field {name} that serves as key is there more than once.")
+            return fp.natural_key(values[0], longest) if values else None
+        case function if callable(function):
+            value = function()
+            return None if value is None else fp.natural_key(value, longest)
+    return header_key(request, settings)
+
+
+def read_body(request: Request) -> None:
+    """Read the whole body and make sure it is whole; the view finds it in ``request`` as ever.
+
+    Servers hand a body that broke off to the application as if it were complete, and Werkzeug cuts a
+    chunked body silently at ``MAX_CONTENT_LENGTH``: both would make different requests look equal.
+    Raises ``BodyIncomplete``, or Werkzeug's 411 and 413.
+    """
+    if "form" in request.__dict__:  # parsed already, by Werkzeug, which checks the length itself
+        return
+    expected = request.content_length
+    chunked = "chunked" in request.environ.get("HTTP_TRANSFER_ENCODING", "").lower()
+    if chunked and not request.environ.get("wsgi.input_terminated"):
+        raise LengthRequired("This server cannot read a chunked body: send a Content-Length.")
+    read_before = "stream" in request.__dict__ and getattr(request, "_cached_data", None) is None
+    try:
+        body = request.get_data(cache=True)
+    except ClientDisconnected as error:
+        raise BodyIncomplete() from error
+    except HTTPException:
+        raise
+    except Exception as error:  # each server has errors of its own for a body that breaks off
+        raise BodyIncomplete() from error
+    if read_before and expected and not body:
+        raise ConfigurationError(
+            "something read request.stream before the idempotent view, so its body cannot be compared"
+            " with a retry's: use request.get_data() there"
+        )
+    if expected is not None and len(body) != expected:
+        raise BodyIncomplete()
+    if chunked and len(body) == request.max_content_length and request.input_stream.read(1):
+        raise RequestEntityTooLarge()
+
+
+def fingerprint(request: Request, route: Route) -> fp.Fingerprint:
+    """What the request is compared by. Raises ``BodyMalformed`` where the body must be JSON."""
+    if callable(route.fingerprint):
+        return fp.by_value(route.fingerprint())
+    parts = _parts(request)
+    if route.fingerprint == "request":
+        return fp.by_request(parts)
+    if route.fingerprint == "json":
+        return fp.by_json(parts)
+    assert not isinstance(route.fingerprint, str)  # noqa: S101 -- read_options allows no other
+    return fp.by_fields(parts, route.fingerprint)
+
+
+def _parts(request: Request) -> fp.RequestParts:
+    rule = request.url_rule
+    by_host = rule is not None and (rule.host or rule.subdomain)
+    is_form = request.mimetype in _FORMS
+    return fp.RequestParts(
+        method=request.method,
+        host=request.host if by_host else None,
+        path=request.path,
+        query=request.query_string,
+        media_type=request.mimetype,
+        body=b"" if is_form else request.get_data(),
+        form=tuple(_form(request)) if is_form else None,
+    )
+
+
+def _form(request: Request) -> Iterator[fp.FormPart]:
+    for name, value in request.form.items(multi=True):
+        content = value.encode("utf-8", "surrogatepass")
+        yield fp.FormPart(name, None, "", hashlib.sha256(content).digest())
+    for name, file in request.files.items(multi=True):
+        digest = hashlib.sha256()
+        while chunk := file.stream.read(65536):
+            digest.update(chunk)
+        file.stream.seek(0)
+        yield fp.FormPart(name, file.filename, file.content_type or "", digest.digest())
+
+
+def capture(response: Response, settings: Settings) -> Answer:
+    """The answer to store. Reads a generator's body to its end; the response keeps what it gave."""
+    response.direct_passthrough = False
+    body = response.get_data()
+    too_large = len(body) > settings.max_response_bytes
+    headers = storable(response.headers.items(), settings.unstored_headers)
+    return Answer(response.status_code, headers, None if too_large else body)
+
+
+def replay(app: Flask, answer: Answer, settings: Settings) -> Response:
+    """The stored answer again. Raises ``ResponseNotKept`` if its body was too large to keep."""
+    headers = answer.headers or ()
+    if answer.body is None:
+        raise ResponseNotKept(headers=tuple(h for h in headers if h[0].lower() in POINTERS))
+    response = app.response_class(answer.body, status=answer.status)
+    response.headers = Headers(headers)  # refuses line breaks, so a forged record is no second answer
+    response.headers[settings.replayed_header] = "true"
+    return response
+
+
+def problem_response(app: Flask, problem: Problem, settings: Settings) -> Response:
+    """The answer for a problem, as RFC 9457 has it."""
+    members = {
+        "type": settings.problem_base + problem.type,
+        "title": problem.title,
+        "status": problem.status,
+        "detail": problem.detail,
+    }
+    response = app.response_class(
+        json.dumps(members), status=problem.status, content_type="application/problem+json"
+    )
+    if isinstance(problem, ResponseNotKept):
+        response.headers.extend(problem.headers)
+    return response

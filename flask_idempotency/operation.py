@@ -1,0 +1,117 @@
+"""The operation that a request is: what ``current_operation`` stands for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from flask import g, has_app_context, has_request_context, request
+from sqlalchemy import Connection, Engine
+from werkzeug.local import LocalProxy
+
+from .core.keys import Scope
+from .errors import NotAtomic, Problem
+
+if TYPE_CHECKING:
+    from .decorator import Attempt
+
+
+@dataclass(eq=False)
+class Operation:
+    """One operation, identified by scope, namespace, name and key.
+
+    ``attempt`` is 1 for its first execution and one more for each take-over; it is durable before
+    the view runs and serves as a fencing token.
+    """
+
+    name: str
+    namespace: str
+    scope: Scope
+    key: str = field(repr=False)
+    attempt: int
+    other_binds: frozenset[Engine] = field(default=frozenset(), repr=False)
+    broken: NotAtomic | None = field(default=None, repr=False)
+    sessions: dict[Any, bool] = field(default_factory=dict, repr=False)
+    _connection: Connection | None = field(default=None, repr=False)
+
+    @property
+    def connection(self) -> Connection:
+        """The SQLAlchemy connection of the operation's transaction, while the view runs.
+
+        What is executed on it commits together with the answer. Do not end its transaction.
+        """
+        if self._connection is None:
+            raise RuntimeError("the operation is not running, so it has no connection")
+        return self._connection
+
+    @property
+    def running(self) -> bool:
+        """Whether its transaction is open."""
+        return self._connection is not None
+
+    def open(self, connection: Connection) -> None:
+        """The transaction on ``connection`` is the operation's from now on."""
+        self._connection = connection
+
+    def close(self) -> None:
+        """The transaction has ended; sessions go their own way again."""
+        self._connection = None
+        self.sessions.clear()
+
+
+class RequestState:
+    """What the extension knows about one request (or, outside of one, application context)."""
+
+    def __init__(self) -> None:
+        self.key: str | None = None
+        self.checked = False
+        self.attempt: Attempt | None = None
+        self.operation: Operation | None = None
+        self.problem: Problem | None = None
+        self.replayed = False
+
+
+_ATTRIBUTE = "_flask_idempotency"
+
+
+def request_state() -> RequestState:
+    """The state of the present request, made when first asked for."""
+    home = _home()
+    state = getattr(home, _ATTRIBUTE, None)
+    if state is None:
+        state = RequestState()
+        setattr(home, _ATTRIBUTE, state)
+    return state
+
+
+def running_operation() -> Operation | None:
+    """The operation whose transaction is open in this request, or None. Asked for each statement."""
+    home = _home()
+    state = getattr(home, _ATTRIBUTE, None) if home is not None else None
+    if state is None or state.operation is None or not state.operation.running:
+        return None
+    return cast(Operation, state.operation)
+
+
+def _home() -> Any:
+    """Where the state is kept: with the request, which a nested application context shares.
+
+    A thread, and a request that a view makes to its own application, have their own.
+    """
+    if has_request_context():
+        return request._get_current_object()  # type: ignore[attr-defined]
+    return g._get_current_object() if has_app_context() else None
+
+
+def _current() -> Operation:
+    operation = running_operation()
+    if operation is None:
+        raise RuntimeError(
+            "current_operation is only there while a view protected by @idempotent runs for a"
+            " request that carries an idempotency key"
+        )
+    return operation
+
+
+current_operation = cast(Operation, LocalProxy(_current))
+"""A proxy to the operation that is being executed."""

@@ -1,0 +1,179 @@
+"""The options of a route: what ``@idempotent``, ``protect`` and their like accept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from flask import Response
+
+from .config import (
+    NAMESPACE,
+    NAMESPACE_ALLOWED,
+    TTL,
+    TTL_ALLOWED,
+    WAIT,
+    WAIT_ALLOWED,
+    Settings,
+    checked,
+)
+from .core.fingerprint import Pointer, parse_pointer
+from .errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from .operation import Operation
+
+ScopeCallable = Callable[[], Any]
+"""Gives ``str | int | UUID``; ``None`` or ``""`` for "nobody is signed in"."""
+
+
+class RouteOptions(TypedDict, total=False):
+    """The keyword arguments of ``@idempotent`` and ``protect``; each one left out has its default.
+
+    * ``required``: a request without a key gets 400; ``False`` lets it through unprotected.
+    * ``ttl``: seconds or ``timedelta``; how long a finished record replays.
+    * ``wait``: seconds a concurrent duplicate waits for the first to finish before its 409.
+    * ``key``: callable giving the key (``str`` or ``int``; ``None`` for no key), or
+      ``"json:/pointer"`` or ``"form:name"`` for a natural key in the request, in place of the header.
+    * ``scope``: callable, or ``None`` for one tenant, in place of the application's.
+    * ``fingerprint``: ``"request"``, ``"json"``, a list of JSON pointers, or a callable giving bytes.
+    * ``store``: predicate ``(response) -> bool``: which answers are kept.
+    * ``namespace``: version of the route's meaning; keys of two namespaces never meet.
+    * ``authorize_replay``: callable ``(operation) -> bool``, asked before a replay; ``False``: 403.
+    * ``name``: stands for the route in records and in the key's hash; default: the endpoint.
+    * ``other_binds``: bind keys the view may write to outside of the operation's transaction.
+    """
+
+    required: bool
+    ttl: float | timedelta
+    wait: float | timedelta
+    key: str | Callable[[], str | int | None]
+    scope: ScopeCallable | None
+    fingerprint: str | Sequence[str] | Callable[[], bytes]
+    store: Callable[[Response], bool]
+    namespace: str
+    authorize_replay: Callable[[Operation], bool]
+    name: str
+    other_binds: Sequence[str | None]
+
+
+@dataclass(frozen=True)
+class FormField:
+    """The field of a form whose value is the key."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Route:
+    """The checked options of one route; None means "as the application's settings say"."""
+
+    required: bool | None = None
+    ttl: float | None = None
+    wait: float | None = None
+    key: Callable[[], str | int | None] | Pointer | FormField | None = None
+    has_scope: bool = False
+    scope: ScopeCallable | None = None
+    fingerprint: str | tuple[Pointer, ...] | Callable[[], bytes] = "request"
+    store: Callable[[Response], bool] | None = None
+    namespace: str | None = None
+    authorize_replay: Callable[[Operation], bool] | None = None
+    name: str | None = None
+    other_binds: tuple[str | None, ...] = ()
+    methods: frozenset[str] | None = None
+
+    def is_required(self, settings: Settings) -> bool:
+        """Whether a request without a key is refused."""
+        return settings.required if self.required is None else self.required
+
+    def applies_to(self, method: str) -> bool:
+        """Whether a request with this HTTP method is protected (RFC 9110 section 9.2.1)."""
+        if self.methods is not None:
+            return method in self.methods
+        return method not in SAFE_METHODS
+
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+
+
+def read_options(options: RouteOptions, methods: frozenset[str] | None = None) -> Route:
+    """Check the options of a route. Raises ``ConfigurationError`` naming the first wrong one."""
+    values: dict[str, Any] = dict(options)
+    unknown = values.keys() - RouteOptions.__annotations__.keys()
+    if unknown:
+        raise ConfigurationError(
+            f"{min(unknown)} is not an option of an idempotent route; there are:"
+            f" {', '.join(RouteOptions.__annotations__)}"
+        )
+    for name, read, allowed in _CHECKS:
+        if name in values:
+            values[name] = checked(name, values[name], read, allowed)
+    return Route(**values, has_scope="scope" in values, methods=methods)
+
+
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _callable(value: Any) -> Any:
+    if not callable(value):
+        raise ValueError
+    return value
+
+
+def _scope(value: Any) -> Any:
+    return value if value is None else _callable(value)
+
+
+def _key(value: Any) -> Any:
+    if not isinstance(value, str):
+        return _callable(value)
+    kind, _, where = value.partition(":")
+    if kind == "json":
+        return parse_pointer(where)
+    if kind == "form" and where:
+        return FormField(where)
+    raise ValueError
+
+
+def _fingerprint(value: Any) -> Any:
+    if value in ("request", "json") or callable(value):
+        return value
+    if isinstance(value, str) or not value:
+        raise ValueError
+    return tuple(parse_pointer(pointer) for pointer in value)
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= 255:
+        raise ValueError
+    return value
+
+
+def _binds(value: Any) -> tuple[str | None, ...]:
+    if isinstance(value, str):
+        raise ValueError
+    return tuple(value)
+
+
+_CHECKS: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
+    ("required", _boolean, "True or False"),
+    ("ttl", TTL, TTL_ALLOWED),
+    ("wait", WAIT, WAIT_ALLOWED),
+    ("key", _key, "a callable, 'json:/pointer' or 'form:name'"),
+    ("scope", _scope, "a callable, or None for an API with one tenant"),
+    (
+        "fingerprint",
+        _fingerprint,
+        "'request', 'json', a list of JSON pointers, or a callable giving bytes",
+    ),
+    ("store", _callable, "a callable that takes the response and gives True or False"),
+    ("namespace", NAMESPACE, NAMESPACE_ALLOWED),
+    ("authorize_replay", _callable, "a callable that takes the operation and gives True or False"),
+    ("name", _name, "a string of 1 to 255 characters"),
+    ("other_binds", _binds, "a list of Flask-SQLAlchemy bind keys"),
+)

@@ -1,0 +1,205 @@
+"""The application's own session, joined to the operation's transaction.
+
+While an operation runs, every ``db.session`` of its request works on the operation's connection, in
+savepoints (SQLAlchemy's ``join_transaction_mode="create_savepoint"``): ``commit()`` releases a
+savepoint, ``rollback()`` goes back to one, and nothing but the extension ends the transaction.
+
+Handing a connection to a session does not do it: Flask-SQLAlchemy's ``get_bind`` looks engines up by
+bind key and ignores it. So the session's class gets a ``get_bind`` on top, in the private class that
+each ``SQLAlchemy()`` object's ``sessionmaker`` has of its own. That needs no change by the user and
+holds for sessions that ``db.session.remove()`` makes room for.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy import Connection, Engine, Table, event, text
+from sqlalchemy.orm import Session, sessionmaker
+
+from .errors import ConfigurationError, NotAtomic
+from .operation import Operation, running_operation
+
+log = logging.getLogger("flask_idempotency")
+
+_WRITES = re.compile(
+    r"\s*(?:(?:INSERT|UPDATE|DELETE|MERGE|TRUNCATE|COPY|CREATE|ALTER|DROP)\b"
+    r"|WITH\b.*\b(?:INSERT|UPDATE|DELETE|MERGE)\b)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+class JoiningSession:
+    """Put before the application's session class: works on a running operation's connection."""
+
+    idempotency_engines: set[Engine]
+
+    def get_bind(self, *args: Any, **kwargs: Any) -> Engine | Connection:
+        """The connection of the operation in place of its engine; any other bind as it is."""
+        bind: Engine | Connection = super().get_bind(*args, **kwargs)  # type: ignore[misc]
+        operation = running_operation()
+        if operation is None:
+            engine = bind.engine
+            self.__dict__.setdefault("idempotency_engines", set()).add(engine)
+            return bind
+        if not isinstance(bind, Engine) or bind.pool is not operation.connection.engine.pool:
+            return bind
+        operation.sessions.setdefault(self, False)
+        self.join_transaction_mode = "create_savepoint"
+        return operation.connection
+
+
+def install(db: SQLAlchemy) -> None:
+    """Let the sessions of ``db`` join operations. Raises ``ConfigurationError`` if they cannot."""
+    factory = getattr(db.session, "session_factory", None)
+    if not isinstance(factory, sessionmaker):
+        raise ConfigurationError(
+            "db.session is not the scoped session that Flask-SQLAlchemy makes, so the writes of a view"
+            " cannot be joined to the operation's transaction"
+        )
+    if not issubclass(factory.class_, JoiningSession):
+        factory.class_ = type(factory.class_.__name__, (JoiningSession, factory.class_), {})
+        event.listen(factory.class_, "after_begin", _refuse_escape)
+        event.listen(factory.class_, "after_flush", _note_flush)
+        event.listen(factory.class_, "after_commit", _note_commit)
+
+
+def _refuse_escape(session: Session, transaction: Any, connection: Connection) -> None:
+    """A session that begins on another connection to the operation's database would escape."""
+    operation = running_operation()
+    if operation is None or connection is operation.connection:
+        return
+    if connection.engine.pool is operation.connection.engine.pool:
+        operation.broken = NotAtomic(
+            f"a session of the view of {operation.name} uses a connection of its own, so its writes"
+            " cannot commit together with the record: do not hand it a bind"
+        )
+        raise operation.broken
+
+
+def _note_flush(session: Session, context: Any) -> None:
+    _note(session, unsaved=True)
+
+
+def _note_commit(session: Session) -> None:
+    _note(session, unsaved=False)
+
+
+def _note(session: Session, *, unsaved: bool) -> None:
+    operation = running_operation()
+    if operation is not None and session in operation.sessions:
+        operation.sessions[session] = unsaved
+
+
+def watch(engine: Engine) -> None:
+    """Notice statements that an operation sends past its own connection."""
+    if not event.contains(engine, "before_cursor_execute", _before_statement):
+        event.listen(engine, "before_cursor_execute", _before_statement)
+
+
+def _before_statement(
+    connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, many: bool
+) -> None:
+    operation = running_operation()
+    if operation is None or connection is operation.connection or not _WRITES.match(statement):
+        return
+    if connection.engine.pool is operation.connection.engine.pool:
+        # A raw connection is somebody's decision; it also serves logs that must survive a rollback.
+        _warn_once(operation)
+    elif connection.engine not in operation.other_binds:
+        operation.broken = NotAtomic(
+            f"the view of {operation.name} wrote to another bind, which cannot commit together with"
+            " the record; nothing was committed. If a lost or doubled write there does no harm, allow"
+            ' it with @idempotent(other_binds=["..."])'
+        )
+        raise operation.broken
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(operation: Operation) -> None:
+    if operation.name not in _warned:
+        _warned.add(operation.name)
+        log.warning(
+            "the view of %s writes on a connection of its own (db.engine): that is not part of the"
+            " operation, and a retry may repeat it. Use db.session or current_operation.connection",
+            operation.name,
+        )
+
+
+def end_earlier_work(db: SQLAlchemy) -> None:
+    """End the transaction that the request's session began before the view.
+
+    It gives its connection back, so that a request never needs two at once. Loaded objects stay
+    usable, and changes that are not flushed yet go along into the operation. Raises ``NotAtomic`` if
+    something was written: committing it would split the operation, rolling back would lose it.
+    """
+    if not db.session.registry.has():
+        return
+    session = db.session()
+    transaction = session.get_transaction()
+    if transaction is None:
+        return
+    for engine in tuple(getattr(session, "idempotency_engines", ())):
+        if _has_written(session.connection(bind_arguments={"bind": engine})):
+            raise NotAtomic(
+                "db.session had written, but not committed, before the idempotent view began: commit"
+                " before the view, or write inside it"
+            )
+    transaction.close()
+
+
+def _has_written(connection: Connection) -> bool:
+    """Whether the open transaction of a session's connection has changed anything."""
+    if connection.dialect.name == "postgresql":
+        return connection.scalar(text("SELECT txid_current_if_assigned()")) is not None
+    if connection.dialect.name == "sqlite":
+        return bool(getattr(connection.connection.driver_connection, "in_transaction", True))
+    return True  # cannot be asked, so assume the worst
+
+
+def leave(operation: Operation) -> None:
+    """End the view's part: what its sessions did not commit is undone, as without us.
+
+    Loaded objects stay usable for ``after_request`` functions, unless the session holds changes that
+    were never committed.
+    """
+    for session, flushed in reversed(list(operation.sessions.items())):
+        transaction = session.get_transaction()
+        if flushed or session.new or session.dirty or session.deleted:
+            log.warning("the view of %s left changes it did not commit; they are undone", operation.name)
+            session.rollback()
+        elif transaction is not None:
+            transaction.close()
+
+
+def undo(operation: Operation) -> None:
+    """Undo all of the view's part: also what it committed is rolled back with the operation."""
+    for session in reversed(list(operation.sessions)):
+        session.rollback()
+        session.expire_all()  # what was committed inside the operation is gone, so read again
+
+
+def prove(db: SQLAlchemy, operation: Operation, table: Table) -> None:
+    """Show that a session of this application works inside the operation's transaction.
+
+    ``table`` is the records', on the bind that the operation protects. Raises ``ConfigurationError`` if not: then nothing would be protected.
+    """
+    session = db.session.session_factory()
+    root = operation.connection.get_transaction()
+    try:
+        connection = session.connection(bind_arguments={"clause": table})
+        session.commit()
+        joined = connection is operation.connection
+    finally:
+        operation.sessions.pop(session, None)
+        session.close()
+    if not joined or root is None or operation.connection.get_transaction() is not root:
+        raise ConfigurationError(
+            "db.session does not join the operation's transaction: something replaced its class or"
+            " its get_bind(), so a view's writes would not be protected"
+        )

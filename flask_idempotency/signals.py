@@ -1,0 +1,44 @@
+"""Signals (blinker). The sender is the application; ``event`` is one frozen :class:`Event`.
+
+One object instead of many arguments: a field that is added later breaks no receiver.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from blinker import Namespace
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened to an operation.
+
+    ``name`` is the operation's; ``attempt`` is None where none was made; ``seconds`` is how long the
+    view ran; ``problem`` is the answer's type, such as ``"key-reused"``; ``error`` is what failed.
+    """
+
+    name: str
+    attempt: int | None = None
+    status: int | None = None
+    seconds: float | None = None
+    problem: str | None = None
+    error: BaseException | None = None
+
+
+_signals = Namespace()
+
+operation_executed = _signals.signal("operation-executed", "A view ran; its answer was committed.")
+operation_replayed = _signals.signal("operation-replayed", "A stored answer was given again.")
+operation_rejected = _signals.signal("operation-rejected", "A request was answered by a problem.")
+operation_taken_over = _signals.signal(
+    "operation-taken-over", "An operation whose worker had died is being run again."
+)
+store_failed = _signals.signal("store-failed", "Redis or Postgres did not do what was asked.")
+
+
+def send(signal: Any, app: Any, event: Event) -> None:
+    """Send ``event`` if anybody listens."""
+    if signal.receivers:
+        signal.send(app, event=event)
