@@ -20,6 +20,7 @@ from flask import Response, current_app, request
 
 from . import http, session
 from .core.keys import Scope, hash_key
+from .core.machine import assert_never
 from .core.policy import Pace, is_kept
 from .core.records import Claim
 from .engine import Claimed, Execution, InProgress, Mismatch, Replay
@@ -74,7 +75,7 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
     """
     if view is not None and not callable(view):
         raise ConfigurationError("@idempotent takes a view, or options by name")
-    route = read_options(cast(RouteOptions, options))
+    route = read_options(cast("RouteOptions", options))
     return protected(view, route) if view is not None else lambda view: protected(view, route)
 
 
@@ -112,7 +113,7 @@ def protected(view: View, route: Route) -> View:
 
         wrapper = sync_wrapper
     setattr(wrapper, ROUTE, route)
-    return cast(View, wrapper)
+    return cast("View", wrapper)
 
 
 def begin(route: Route) -> Attempt | Response | None:
@@ -127,7 +128,7 @@ def begin(route: Route) -> Attempt | Response | None:
     try:
         prepare(state, route, now)
         operation = identify(state, route, now)
-        return operation and _claim(state, route, now, operation)
+        return None if operation is None else _claim(state, route, now, operation)
     except Problem as problem:
         now.problem = problem
         raise
@@ -142,7 +143,7 @@ def prepare(state: AppState, route: Route, now: RequestState) -> None:
         now.key = http.header_key(request, state.settings)
         if now.key is None:
             if route.is_required(state.settings):
-                raise KeyRequired()
+                raise KeyRequired
             return  # unprotected: the body is the view's business alone
     http.read_body(request)
 
@@ -152,7 +153,7 @@ def identify(state: AppState, route: Route, now: RequestState) -> Operation | No
     if route.key is not None:
         now.key = http.natural_key(request, route, state.settings)
         if now.key is None and route.is_required(state.settings):
-            raise KeyRequired()
+            raise KeyRequired
     if now.key is None:
         return None
     scope_of = route.scope if route.has_scope else state.scope
@@ -160,7 +161,7 @@ def identify(state: AppState, route: Route, now: RequestState) -> Operation | No
     if scope_of is not None:
         scope = scope_of()
         if scope is None or scope == "":
-            raise ScopeUnknown()
+            raise ScopeUnknown
         if isinstance(scope, bool) or not isinstance(scope, (str, int, UUID)):
             raise ConfigurationError(
                 f"the scope callable returned a {type(scope).__name__}; allowed: str, int or UUID,"
@@ -195,13 +196,13 @@ def _claim(
         return None
     match decision:
         case Mismatch():
-            raise KeyReused()
+            raise KeyReused
         case InProgress():
             raise RequestInProgress(retry_after=pace.retry_after())
         case Replay(answer, attempt):
             operation.attempt = attempt
             if route.authorize_replay and not route.authorize_replay(operation):
-                raise ReplayForbidden()
+                raise ReplayForbidden
             response = http.replay(state.app, answer, settings)
             now.replayed = True
             event = Event(operation.name, attempt, answer.status)
@@ -209,6 +210,8 @@ def _claim(
             return response
         case Claimed(execution):
             return Attempt(state, route, now, operation, execution, pace)
+        case impossible:
+            assert_never(impossible)
 
 
 class Attempt:

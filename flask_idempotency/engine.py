@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from .core.machine import Comparison, Event, Next, Seen, after, compare, decide, seen
+from .core.machine import Comparison, Event, Next, Seen, after, assert_never, compare, decide, seen
 from .core.ports import Glance, Hold, Lock, Records
 from .core.records import Answer, Claim, Record
 from .errors import StoreUnavailable
@@ -138,6 +138,8 @@ class Engine:
                     hold = self._records.claim(claim)
                 case Next.TAKE_OVER:
                     hold = self._records.take_over(claim, _there(record))
+                case impossible:
+                    assert_never(impossible)
             if hold is not None:
                 took_over = seen(record) is Seen.IN_PROGRESS
                 return Claimed(Execution(hold, lock, claim, self._sealer, took_over=took_over))
@@ -151,7 +153,7 @@ class Engine:
                 record = self._records.look(claim.key)
             else:
                 rounds += 1
-        raise StoreUnavailable()
+        raise StoreUnavailable
 
     def _replay(self, record: Record | None, claim: Claim) -> Replay:
         record = _there(record)

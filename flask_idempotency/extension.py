@@ -70,13 +70,12 @@ class AppState:
 
     def prove_join(self, operation: Operation) -> None:
         """Make sure, before the first view runs, that its session cannot escape the operation."""
-        factory = self.db.session.session_factory
         if not self._proved:
             for engine in self.db.engines.values():
                 session.watch(engine)
             session.prove(self.db, operation, self.records.table)
             self._proved = True
-        elif not issubclass(factory.class_, session.JoiningSession):
+        elif not session.is_joining(self.db):
             raise ConfigurationError(
                 "db.session was replaced after init_app, so its writes would not be protected"
             )
@@ -118,8 +117,9 @@ class Idempotency:
         """Set the extension up on ``app``. Arguments: see the class."""
         if "idempotency" in app.extensions:
             raise ConfigurationError("this application already has an Idempotency")
-        db = db or self._db or app.extensions.get("sqlalchemy")
-        if db is None or app.extensions.get("sqlalchemy") is not db:
+        registered: SQLAlchemy | None = app.extensions.get("sqlalchemy")
+        db = db or self._db or registered
+        if db is None or registered is not db:
             raise ConfigurationError(
                 "this application has no Flask-SQLAlchemy yet: call db.init_app(app) before"
                 " idempotency.init_app(app, db, ...)"

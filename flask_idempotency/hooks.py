@@ -75,7 +75,7 @@ class Hooks:
         send(operation_rejected, self._state.app, event)
         return response
 
-    def teardown(self, error: BaseException | None) -> None:
+    def teardown(self, _error: BaseException | None) -> None:
         """Roll back what is still open."""
         attempt = request_state().attempt
         if attempt is not None:

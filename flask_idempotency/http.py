@@ -67,20 +67,20 @@ def read_body(request: Request) -> None:
     try:
         body = request.get_data(cache=True)
     except ClientDisconnected as error:
-        raise BodyIncomplete() from error
+        raise BodyIncomplete from error
     except HTTPException:
         raise
     except Exception as error:  # each server has errors of its own for a body that breaks off
-        raise BodyIncomplete() from error
+        raise BodyIncomplete from error
     if read_before and expected and not body:
         raise ConfigurationError(
             "something read request.stream before the idempotent view, so its body cannot be compared"
             " with a retry's: use request.get_data() there"
         )
     if expected is not None and len(body) != expected:
-        raise BodyIncomplete()
+        raise BodyIncomplete
     if chunked and len(body) == request.max_content_length and request.input_stream.read(1):
-        raise RequestEntityTooLarge()
+        raise RequestEntityTooLarge
 
 
 def fingerprint(request: Request, route: Route) -> fp.Fingerprint:

@@ -90,7 +90,7 @@ def running_operation() -> Operation | None:
     state = getattr(home, _ATTRIBUTE, None) if home is not None else None
     if state is None or state.operation is None or not state.operation.running:
         return None
-    return cast(Operation, state.operation)
+    return cast("Operation", state.operation)
 
 
 def _home() -> Any:
@@ -99,8 +99,8 @@ def _home() -> Any:
     A thread, and a request that a view makes to its own application, have their own.
     """
     if has_request_context():
-        return request._get_current_object()  # type: ignore[attr-defined]
-    return g._get_current_object() if has_app_context() else None
+        return request._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001
+    return g._get_current_object() if has_app_context() else None  # noqa: SLF001
 
 
 def _current() -> Operation:
@@ -113,5 +113,5 @@ def _current() -> Operation:
     return operation
 
 
-current_operation = cast(Operation, LocalProxy(_current))
+current_operation = cast("Operation", LocalProxy(_current))
 """A proxy to the operation that is being executed."""

@@ -60,14 +60,20 @@ def install(db: SQLAlchemy) -> None:
             "db.session is not the scoped session that Flask-SQLAlchemy makes, so the writes of a view"
             " cannot be joined to the operation's transaction"
         )
-    if not issubclass(factory.class_, JoiningSession):
+    if not is_joining(db):
         factory.class_ = type(factory.class_.__name__, (JoiningSession, factory.class_), {})
         event.listen(factory.class_, "after_begin", _refuse_escape)
         event.listen(factory.class_, "after_flush", _note_flush)
         event.listen(factory.class_, "after_commit", _note_commit)
 
 
-def _refuse_escape(session: Session, transaction: Any, connection: Connection) -> None:
+def is_joining(db: SQLAlchemy) -> bool:
+    """Whether the sessions of ``db`` are of the class that :func:`install` made."""
+    session_class: type = db.session.session_factory.class_
+    return issubclass(session_class, JoiningSession)
+
+
+def _refuse_escape(_session: Session, _transaction: Any, connection: Connection) -> None:
     """A session that begins on another connection to the operation's database would escape."""
     operation = running_operation()
     if operation is None or connection is operation.connection:
@@ -80,7 +86,7 @@ def _refuse_escape(session: Session, transaction: Any, connection: Connection) -
         raise operation.broken
 
 
-def _note_flush(session: Session, context: Any) -> None:
+def _note_flush(session: Session, _context: Any) -> None:
     _note(session, unsaved=True)
 
 
@@ -100,9 +106,7 @@ def watch(engine: Engine) -> None:
         event.listen(engine, "before_cursor_execute", _before_statement)
 
 
-def _before_statement(
-    connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, many: bool
-) -> None:
+def _before_statement(connection: Connection, _cursor: Any, statement: str, *_how: object) -> None:
     operation = running_operation()
     if operation is None or connection is operation.connection or not _WRITES.match(statement):
         return
@@ -171,7 +175,9 @@ def leave(operation: Operation) -> None:
     for session, flushed in reversed(list(operation.sessions.items())):
         transaction = session.get_transaction()
         if flushed or session.new or session.dirty or session.deleted:
-            log.warning("the view of %s left changes it did not commit; they are undone", operation.name)
+            log.warning(
+                "the view of %s left changes it did not commit; they are undone", operation.name
+            )
             session.rollback()
         elif transaction is not None:
             transaction.close()
@@ -187,7 +193,8 @@ def undo(operation: Operation) -> None:
 def prove(db: SQLAlchemy, operation: Operation, table: Table) -> None:
     """Show that a session of this application works inside the operation's transaction.
 
-    ``table`` is the records', on the bind that the operation protects. Raises ``ConfigurationError`` if not: then nothing would be protected.
+    ``table`` is the records', on the bind that the operation protects. Raises
+    ``ConfigurationError`` if not: then nothing would be protected.
     """
     session = db.session.session_factory()
     root = operation.connection.get_transaction()

@@ -53,10 +53,15 @@ class World:
         return self.app.test_client()
 
     def post(
-        self, path: str = "/payments", key: str | None = "key-1", *, user: str = "alice", **kwargs: Any
+        self,
+        path: str = "/payments",
+        key: str | None = "key-1",
+        *,
+        user: str = "alice",
+        **kwargs: Any,
     ) -> TestResponse:
         """One request; ``key=None`` sends no key. The body is ``{"amount": 5}`` unless given."""
-        headers = list(kwargs.pop("headers", {}).items()) + [("X-User", user)]
+        headers = [*kwargs.pop("headers", {}).items(), ("X-User", user)]
         if key is not None:
             headers.append(("Idempotency-Key", key))
         if not {"json", "data"} & kwargs.keys():
@@ -80,9 +85,7 @@ class World:
 
 
 @pytest.fixture
-def make_world(
-    postgres: Any, redis_server: Any, store: str
-) -> Iterator[Callable[..., World]]:
+def make_world(postgres: Any, redis_server: Any, store: str) -> Iterator[Callable[..., World]]:
     """A function that builds a :class:`World` on a database of its own; settings by name."""
     worlds: list[World] = []
 

@@ -17,6 +17,7 @@ answers 409. Nothing else in the package decides, and nothing else changes a sta
 from __future__ import annotations
 
 from enum import Enum
+from typing import NoReturn
 
 from .fingerprint import Fingerprint
 from .records import Record, State
@@ -86,6 +87,11 @@ AFTER: dict[tuple[Seen, Event], Seen] = {
 
 class IllegalTransition(RuntimeError):
     """The engine tried what the table above does not allow; a bug of this package."""
+
+
+def assert_never(value: NoReturn) -> NoReturn:
+    """The end of a ``match`` that handles every case (``typing.assert_never``, new in 3.11)."""
+    raise AssertionError(f"not handled: {value!r}")
 
 
 def seen(record: Record | None) -> Seen:

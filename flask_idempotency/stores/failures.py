@@ -81,7 +81,5 @@ def store_error(error: Exception, table: str) -> Exception:
     if isinstance(error, psycopg2.Error):
         # An error of the application that shows only at COMMIT, such as a deferred constraint: in
         # the class that SQLAlchemy would have raised, without the values of our statement.
-        return exc.DBAPIError.instance(
-            "COMMIT", None, error, psycopg2.Error, hide_parameters=True
-        )
+        return exc.DBAPIError.instance("COMMIT", None, error, psycopg2.Error, hide_parameters=True)
     return error

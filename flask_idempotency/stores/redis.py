@@ -135,7 +135,7 @@ class RedisLock:
 class NoLock:
     """No lock at all: the records decide alone (the ``postgres`` store)."""
 
-    def acquire(self, claim: Claim) -> Glance:
+    def acquire(self, claim: Claim) -> Glance:  # noqa: ARG002
         """Knows nothing."""
         return Glance.ASK
 
@@ -186,9 +186,9 @@ def _sentinel(url: str, options: dict[str, Any]) -> Client | None:
     for node in hosts.split(","):
         host, _, port = node.partition(":")
         nodes.append((host, int(port or 26379)))
-    return Sentinel(nodes, **options).master_for(
-        service, username=username or None, password=password or None, db=int(database or 0), **options
-    )
+    login = {"username": username or None, "password": password or None, "db": int(database or 0)}
+    make: Any = Sentinel  # redis-py leaves it without types
+    return make(nodes, **options).master_for(service, **login, **options)
 
 
 def _fingerprint(claim: Claim) -> str:

@@ -20,10 +20,12 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from psycopg2.extensions import connection as Connection
-from psycopg2.extensions import cursor as Cursor
+from psycopg2 import extensions
 
 from ..errors import NotAtomic
+
+Connection = extensions.connection
+Cursor = extensions.cursor
 
 _COMMENTS = rb"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*"
 _HELD = re.compile(
@@ -45,8 +47,8 @@ class Room:
         self.held: list[bytes] = []
         self.broken: NotAtomic | None = None
         self._connection = connection
-        self._before = connection.cursor_factory
-        self._factory = _subclass(self._before or Cursor)
+        self._before: Any = connection.cursor_factory
+        self._factory = _subclass(Cursor if self._before is None else self._before)
 
     def open(self) -> None:
         """Watch every cursor the connection makes from now on."""

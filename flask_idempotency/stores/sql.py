@@ -47,7 +47,7 @@ class SqlRecords:
         self._engine = engine
         self.table = table
         self._watch: str | None = None
-        self._prepared: dict[tuple[str, str], str] = {}
+        self._cache: dict[tuple[str, str], str] = {}
 
     def look(self, key: bytes) -> Record | None:
         """The record, without a lock, in one plain read."""
@@ -85,7 +85,7 @@ class SqlRecords:
 
         def ask(wire: Wire) -> tuple[list[tuple[Any, ...]], int]:
             try:
-                cursor = wire.send(self._sql(template), values)
+                cursor = wire.send(self.prepared(template), values)
                 return (cursor.fetchall() if cursor.description else []), cursor.rowcount
             finally:
                 wire.close()
@@ -96,7 +96,7 @@ class SqlRecords:
         def lock(wire: Wire) -> SqlHold | None:
             hold = None
             try:
-                row = wire.send(self._sql(template, wire), values).fetchone()
+                row = wire.send(self.prepared(template, wire), values).fetchone()
                 if row is not None:
                     hold = SqlHold(self, wire, claim, attempt=row[0], xid=row[1])
             except psycopg2.Error as error:
@@ -125,18 +125,18 @@ class SqlRecords:
                 # others are dead too. Those in use are not touched.
                 engine.dispose()
                 if not another_try:
-                    raise StoreUnavailable() from error
+                    raise StoreUnavailable from error
         raise AssertionError("unreachable")
 
-    def _sql(self, template: str, wire: Wire | None = None) -> str:
+    def prepared(self, template: str, wire: Wire | None = None) -> str:
         """The statement for this table and, where it begins the view's transaction, this engine."""
         begin = wire.begin if wire else ""
-        prepared = self._prepared.get((template, begin))
+        prepared = self._cache.get((template, begin))
         if prepared is None:
             watch = self._watching(wire) if wire else ""
             table = self._engine().dialect.identifier_preparer.format_table(self.table)
             prepared = template.format(table=table, begin=begin, watch=watch)
-            self._prepared[template, begin] = prepared
+            self._cache[template, begin] = prepared
         return prepared
 
     def _watching(self, wire: Wire) -> str:
@@ -172,7 +172,7 @@ class SqlHold:
         wire = self._wire
         try:
             self._check()
-            sql = self._records._sql(statements.FINISH)
+            sql = self._records.prepared(statements.FINISH)
             cursor = wire.send(wire.room.take() + wire.mogrify(sql, self._finish_values(answer)))
             if cursor.statusmessage != "COMMIT":  # COMMIT of a failed transaction says ROLLBACK
                 raise NotAtomic("the transaction had failed, so nothing was committed")

@@ -119,4 +119,3 @@ LIST = """SELECT encode(substring(key for 4), 'hex'), name, state, attempt, stat
   FROM {table}
  WHERE (%(name)s IS NULL OR name = %(name)s) AND (%(state)s IS NULL OR state = %(state)s)
  ORDER BY created_at DESC LIMIT %(limit)s"""
-

@@ -21,13 +21,12 @@ from psycopg2.extensions import (
     STATUS_READY,
     TRANSACTION_STATUS_IDLE,
 )
-from psycopg2.extensions import connection as DriverConnection
-from psycopg2.extensions import cursor as Cursor
 from sqlalchemy import Connection, Engine
 
 from ..errors import NotAtomic
 from .failures import is_lost
-from .savepoints import Room
+from .savepoints import Connection as DriverConnection
+from .savepoints import Cursor, Room
 
 LEVELS = {
     None: "",
