@@ -19,7 +19,7 @@ from flask.typing import ResponseReturnValue
 from .decorator import ROUTE, prepare, protected
 from .errors import IdempotencyError, Problem
 from .http import problem_response
-from .operation import request_state
+from .operation import known_state, request_state
 from .options import Route
 from .signals import Event, operation_rejected, send
 
@@ -47,6 +47,7 @@ class Hooks:
 
     def __init__(self, state: AppState) -> None:
         self._state = state
+        self._known: dict[tuple[str, str], tuple[Any, Route | None]] = {}
 
     def before(self) -> None:
         """Check the request to a protected endpoint, as far as that needs nobody and nothing."""
@@ -64,9 +65,10 @@ class Hooks:
 
     def after(self, response: Response) -> Response:
         """Mark a problem as not to be cached, whoever formatted it."""
-        problem = request_state().problem
-        if problem is None:
+        now = known_state()
+        if now is None or now.problem is None:
             return response
+        problem = now.problem
         response.headers.setdefault("Cache-Control", "no-store")
         if problem.retry_after is not None:
             response.headers.setdefault("Retry-After", str(problem.retry_after))
@@ -77,9 +79,9 @@ class Hooks:
 
     def teardown(self, _error: BaseException | None) -> None:
         """Roll back what is still open."""
-        attempt = request_state().attempt
-        if attempt is not None:
-            attempt.abandon()
+        now = known_state()
+        if now is not None and now.attempt is not None:
+            now.attempt.abandon()
 
     def answer(self, error: IdempotencyError) -> ResponseReturnValue:
         """A problem's answer; other errors of ours are the application's mistakes, a plain 500."""
@@ -88,16 +90,25 @@ class Hooks:
         raise error
 
     def _route(self, endpoint: str, method: str) -> Route | None:
-        """The options the endpoint's view is protected with; protects it now if it ought to be."""
+        """The options the endpoint is protected with, if it is; protects it now if it ought to be."""
         view = self._state.app.view_functions[endpoint]
-        for found in _facets(view, method):
-            if hasattr(found, ROUTE):
-                return getattr(found, ROUTE)  # type: ignore[no-any-return]
+        known = self._known.get((endpoint, method))
+        if known is None or known[0] is not view:
+            known = self._known[endpoint, method] = self._find(endpoint, method)
+        return known[1]
+
+    def _find(self, endpoint: str, method: str) -> tuple[Any, Route | None]:
+        """The endpoint's view, and the options it is protected with."""
+        functions = self._state.app.view_functions
+        facets = list(_facets(functions[endpoint], method))
+        for facet in facets:
+            if hasattr(facet, ROUTE):
+                return functions[endpoint], getattr(facet, ROUTE)
         route = self._state.protection(request.blueprints)
-        if route is None or any(hasattr(found, EXEMPT) for found in _facets(view, method)):
-            return None
-        self._state.app.view_functions[endpoint] = protected(view, route)
-        return route
+        if route is None or any(hasattr(facet, EXEMPT) for facet in facets):
+            return functions[endpoint], None
+        functions[endpoint] = protected(functions[endpoint], route)
+        return functions[endpoint], route
 
 
 def _facets(view: Any, method: str) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,6 +33,7 @@ class Operation:
     other_binds: frozenset[Engine] = field(default=frozenset(), repr=False)
     broken: NotAtomic | None = field(default=None, repr=False)
     sessions: dict[Any, bool] = field(default_factory=dict, repr=False)
+    home: Any = field(default=None, repr=False)
     _connection: Connection | None = field(default=None, repr=False)
 
     @property
@@ -51,12 +53,15 @@ class Operation:
 
     def open(self, connection: Connection) -> None:
         """The transaction on ``connection`` is the operation's from now on."""
-        self._connection = connection
+        self._connection, self.home = connection, _home()
+        _running.set(self)
 
     def close(self) -> None:
         """The transaction has ended; sessions go their own way again."""
         self._connection = None
         self.sessions.clear()
+        if _running.get() is self:
+            _running.set(None)
 
 
 class RequestState:
@@ -76,28 +81,34 @@ _ATTRIBUTE = "_flask_idempotency"
 
 def request_state() -> RequestState:
     """The state of the present request, made when first asked for."""
-    home = _home()
-    state = getattr(home, _ATTRIBUTE, None)
+    state = known_state()
     if state is None:
         state = RequestState()
-        setattr(home, _ATTRIBUTE, state)
+        setattr(_home(), _ATTRIBUTE, state)
     return state
 
 
+def known_state() -> RequestState | None:
+    """The state of the present request, if the extension has had to do with it."""
+    return cast("RequestState | None", getattr(_home(), _ATTRIBUTE, None))
+
+
+_running: ContextVar[Operation | None] = ContextVar("flask_idempotency_running", default=None)
+
+
 def running_operation() -> Operation | None:
-    """The operation whose transaction is open in this request, or None. Asked for each statement."""
-    home = _home()
-    state = getattr(home, _ATTRIBUTE, None) if home is not None else None
-    if state is None or state.operation is None or not state.operation.running:
+    """The operation whose transaction is open in this request, or None. Asked for each statement.
+
+    A request that a view makes to its own application, and a thread, are not part of it.
+    """
+    operation = _running.get()
+    if operation is None or not operation.running or operation.home is not _home():
         return None
-    return cast("Operation", state.operation)
+    return operation
 
 
 def _home() -> Any:
-    """Where the state is kept: with the request, which a nested application context shares.
-
-    A thread, and a request that a view makes to its own application, have their own.
-    """
+    """Where the state is kept: with the request, which a nested application context shares."""
     if has_request_context():
         return request._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001
     return g._get_current_object() if has_app_context() else None  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""Savepoints held back, and a watch on the transaction: the cursor of an operation's connection.
+"""Savepoints held back, and a watch on the transaction: what happens on an operation's connection.
 
 The view's session works in savepoints, so that its ``commit()`` and ``rollback()`` leave the
 operation's transaction alone. SQLAlchemy sends each SAVEPOINT, RELEASE and ROLLBACK TO as a message
@@ -10,91 +10,121 @@ All statements of the connection pass here, so this is also where a view's own `
 ``ROLLBACK`` or ``BEGIN``, sent as text, is refused: it would end the transaction that holds
 the record's row.
 
-The hook is public: psycopg2's ``connection.cursor_factory``, with a subclass of whatever cursor the
-application has chosen.
+Both hooks are public: the ``do_savepoint`` methods of SQLAlchemy's dialect, and psycopg2's
+``connection.cursor_factory``, with a subclass of whatever cursor the application has chosen.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 from psycopg2 import extensions
+from sqlalchemy import Connection as SqlConnection
+from sqlalchemy import Dialect
 
 from ..errors import NotAtomic
 
 Connection = extensions.connection
 Cursor = extensions.cursor
 
-_COMMENTS = rb"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*"
-_HELD = re.compile(
-    _COMMENTS + rb"(?:SAVEPOINT|RELEASE|ROLLBACK\s+(?:(?:WORK|TRANSACTION)\s+)?TO)\b[^;]*$",
-    re.IGNORECASE | re.DOTALL,
-)
 _ENDS = re.compile(
-    _COMMENTS + rb"(?:COMMIT|END|ABORT|ROLLBACK(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b)"
+    rb"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*"
+    rb"(?:COMMIT|END|ABORT|ROLLBACK(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b)"
     rb"|BEGIN|START\s+TRANSACTION|PREPARE\s+TRANSACTION)\b",
     re.IGNORECASE | re.DOTALL,
 )
-_INITIALS = frozenset(b"sSrRcCeEaAbBpP-/ \t\r\n")  # what a statement of interest can begin with
+_INITIALS = frozenset(b"cCeEaArRbBsSpP-/ \t\r\n")  # what such a statement can begin with
+
+_ROOM = "flask_idempotency"  # in SQLAlchemy's ``connection.info``
 
 
 class Room:
     """The statements that wait, for one connection during one operation."""
 
-    def __init__(self, connection: Connection) -> None:
-        self.held: list[bytes] = []
+    def __init__(self, connection: SqlConnection) -> None:
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, Connection)  # noqa: S101 -- init_app refuses other drivers
+        self.driver = driver
         self.broken: NotAtomic | None = None
-        self._connection = connection
-        self._before: Any = connection.cursor_factory
+        self._held: list[str] = []
+        self._info = connection.info
+        self._before: Any = driver.cursor_factory
         self._factory = _subclass(Cursor if self._before is None else self._before)
 
     def open(self) -> None:
-        """Watch every cursor the connection makes from now on."""
-        self._connection.cursor_factory = self._make
+        """Hold savepoints back from now on, and watch every cursor that the connection makes."""
+        self._info[_ROOM] = self
+        self.driver.cursor_factory = self._make
 
     def close(self) -> None:
         """Give the connection its own cursors back; forget what is held."""
-        self._connection.cursor_factory = self._before
-        self.held.clear()
+        self._info.pop(_ROOM, None)
+        self.driver.cursor_factory = self._before
+        self._held.clear()
 
     def _make(self, *args: Any, **kwargs: Any) -> Cursor:
         cursor: Any = self._factory(*args, **kwargs)
         cursor.room = self
         return cursor  # type: ignore[no-any-return]
 
-    def keep_back(self, statement: bytes) -> bool:
-        """Whether the statement was kept; raises :class:`NotAtomic` if it may not be sent at all."""
-        if statement[:1] and statement[0] not in _INITIALS:
-            return False
-        if _HELD.match(statement):
-            self.held.append(statement)
-            return True
-        if _ENDS.match(statement):
+    def hold(self, statement: str) -> None:
+        """Keep a statement that answers nothing until the next one is sent."""
+        self._held.append(statement)
+
+    def guard(self, statement: bytes) -> bytes:
+        """The statement with what waits before it. Raises :class:`NotAtomic` if it may not be sent."""
+        if statement[:1] and statement[0] in _INITIALS and _ENDS.match(statement):
             self.broken = NotAtomic(
                 "the view sent a statement that begins or ends a transaction; inside an atomic"
                 " operation use db.session.commit(), rollback() or begin_nested()"
             )
             raise self.broken
-        return False
+        return self.take() + statement if self._held else statement
 
     def take(self) -> bytes:
         """What waits, as a prefix for the next statement."""
-        prefix = b"".join(statement + b";" for statement in self.held)
-        self.held.clear()
-        return prefix
+        prefix = "".join(statement + ";" for statement in self._held)
+        self._held.clear()
+        return prefix.encode()
 
     def flush(self) -> None:
         """Send what waits on its own, before a call that cannot carry a prefix."""
-        if self.held:
-            with Cursor(self._connection) as cursor:
+        if self._held:
+            with Cursor(self.driver) as cursor:
                 cursor.execute(self.take())
 
     def leave_autocommit(self) -> None:
         """Let psycopg2 see the transaction: it refuses a named cursor in autocommit."""
-        if self._connection.autocommit:
-            self._connection.autocommit = False
+        if self.driver.autocommit:
+            self.driver.autocommit = False
+
+
+def hold_back(dialect: Dialect) -> None:
+    """Let a dialect leave its savepoint statements with the room, where a connection has one."""
+    for method, words in (
+        ("do_savepoint", "SAVEPOINT"),
+        ("do_release_savepoint", "RELEASE SAVEPOINT"),
+        ("do_rollback_to_savepoint", "ROLLBACK TO SAVEPOINT"),
+    ):
+        setattr(dialect, method, _holding(getattr(dialect, method), words, dialect))
+
+
+def _holding(
+    send: Callable[[SqlConnection, str], None], words: str, dialect: Dialect
+) -> Callable[[SqlConnection, str], None]:
+    quote = dialect.identifier_preparer.quote
+
+    def hold_or_send(connection: SqlConnection, name: str) -> None:
+        room: Room | None = connection.info.get(_ROOM)
+        if room is None:
+            send(connection, name)
+        else:
+            room.hold(f"{words} {quote(name)}")
+
+    return hold_or_send
 
 
 @lru_cache(maxsize=16)
@@ -109,12 +139,7 @@ def _subclass(base: type[Cursor]) -> type[Cursor]:
                 self.room.flush()
                 self.room.leave_autocommit()
                 return super().execute(query, vars)
-            statement = self.mogrify(query, vars)
-            if self.room.keep_back(statement):
-                return None
-            if self.room.held:
-                statement = self.room.take() + statement
-            return super().execute(statement)
+            return super().execute(self.room.guard(self.mogrify(query, vars)))
 
         def executemany(self, query: Any, vars_list: Any) -> Any:
             self.room.flush()

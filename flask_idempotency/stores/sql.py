@@ -10,6 +10,8 @@ time-out and no heartbeat is part of the argument.
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -30,6 +32,7 @@ from .failures import (
     problem,
     store_error,
 )
+from .savepoints import hold_back
 from .wire import Wire
 
 T = TypeVar("T")
@@ -46,7 +49,8 @@ class SqlRecords:
     def __init__(self, engine: Callable[[], Engine], table: Table) -> None:
         self._engine = engine
         self.table = table
-        self._watch: str | None = None
+        self._lock = threading.Lock()
+        self._settings: str | None = None
         self._cache: dict[tuple[str, str], str] = {}
 
     def look(self, key: bytes) -> Record | None:
@@ -133,24 +137,29 @@ class SqlRecords:
         begin = wire.begin if wire else ""
         prepared = self._cache.get((template, begin))
         if prepared is None:
-            watch = self._watching(wire) if wire else ""
+            settings = self._first_use(wire) if wire else ""
             table = self._engine().dialect.identifier_preparer.format_table(self.table)
-            prepared = template.format(table=table, begin=begin, watch=watch)
+            prepared = template.format(table=table, begin=begin, settings=settings)
             self._cache[template, begin] = prepared
         return prepared
 
-    def _watching(self, wire: Wire) -> str:
-        """The clause that makes a busy backend notice a dead client, where the server knows how.
-
-        That is Postgres 14 and later, on systems whose sockets can tell (Linux, and more since 16).
-        """
-        try:
-            wire.send("SELECT set_config('client_connection_check_interval', '500ms', true)")
-        except psycopg2.Error as error:
-            if is_lost(error, wire.driver):
-                raise
-            return ""
-        return statements.WATCH
+    def _first_use(self, wire: Wire) -> str:
+        """Make the engine ready, and find out what its transactions have to set for themselves."""
+        with self._lock:
+            if self._settings is None:
+                hold_back(wire.connection.dialect)
+                row = wire.send(statements.SETTINGS).fetchone() or ("on", None)
+                settings = statements.SYNCHRONOUS if row[0] == "off" else ""
+                if row[1] == "0":  # not set by the operator; None before Postgres 14
+                    try:
+                        wire.send("BEGIN; " + statements.WATCH + "ROLLBACK")
+                        settings += statements.WATCH
+                    except psycopg2.Error as error:
+                        if is_lost(error, wire.driver):
+                            raise
+                        wire.send("ROLLBACK")
+                self._settings = settings
+        return self._settings
 
 
 class SqlHold:
@@ -162,6 +171,7 @@ class SqlHold:
         self.attempt = attempt
         self._records, self._wire, self._claim, self._xid = records, wire, claim, xid
         self._open = True
+        self._began = time.monotonic()
         self.connection: Connection = wire.connection
         # SQLAlchemy's own view of the transaction that is open already; sends nothing.
         wire.room.open()
@@ -172,7 +182,8 @@ class SqlHold:
         wire = self._wire
         try:
             self._check()
-            sql = self._records.prepared(statements.FINISH)
+            late = time.monotonic() - self._began > 0.01 * self._claim.ttl_seconds
+            sql = self._records.prepared(statements.FINISH_LATE if late else statements.FINISH)
             cursor = wire.send(wire.room.take() + wire.mogrify(sql, self._finish_values(answer)))
             if cursor.statusmessage != "COMMIT":  # COMMIT of a failed transaction says ROLLBACK
                 raise NotAtomic("the transaction had failed, so nothing was committed")
@@ -211,7 +222,6 @@ class SqlHold:
             "key": self._claim.key,
             "owner": self._claim.owner,
             "ttl": self._claim.ttl_seconds,
-            "attempt": self.attempt,
             "xid": self._xid,
             "status": answer.status,
             "headers": None if answer.headers is None else json.dumps(answer.headers),

@@ -52,48 +52,45 @@ _TAKE_OVER = """UPDATE {table} SET
 """
 
 # The business transaction begins, at the isolation level the application chose, and locks the row.
-# - The application's lock_timeout is put aside and handed back once the row is locked.
-# - A backend that is busy in a statement notices a dead client only if it looks for it
-#   (client_connection_check_interval); without it a kill -9 blocks the key until the statement ends.
-# - A server that commits asynchronously by default must not do so with an answer that was given.
+# - The application's lock_timeout is put aside and handed back. What may be waited for is the table's
+#   lock, which comes before any row is read; a row's lock is skipped, never waited for.
+# - A backend that is busy in a statement notices a dead client only if it looks for it; without that
+#   a kill -9 would block the key until the statement ends (see WATCH).
 # All of it is local to the transaction, so it works through a pooler such as PgBouncer.
 _HOLD = f"""COMMIT;
 BEGIN {{begin}};
-SELECT set_config('idempotency.lock_timeout', current_setting('lock_timeout'), true),
-       set_config('lock_timeout', '{LOCK_TIMEOUT}', true),
-       set_config('synchronous_commit',
-                  CASE current_setting('synchronous_commit')
-                  WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, true){{watch}};
+{{settings}}SELECT set_config('idempotency.lock_timeout', current_setting('lock_timeout'), true),
+       set_config('lock_timeout', '{LOCK_TIMEOUT}', true);
 SELECT attempt, txid_current(),
        set_config('lock_timeout', current_setting('idempotency.lock_timeout'), true)
-  FROM (SELECT attempt FROM {{table}} WHERE key = %(key)s AND owner = %(owner)s
-           FOR UPDATE SKIP LOCKED) AS held"""
+  FROM {{table}} WHERE key = %(key)s AND owner = %(owner)s
+   FOR UPDATE SKIP LOCKED"""
 
-WATCH = """,
-       set_config('client_connection_check_interval',
-                  CASE current_setting('client_connection_check_interval')
-                  WHEN '0' THEN '500ms' ELSE current_setting('client_connection_check_interval') END,
-                  true)"""
+# Asked once for each engine: what a transaction that holds a record must set for itself.
+# The first is to be changed if it is 0, and fails where the server's sockets cannot tell.
+WATCH = "SET LOCAL client_connection_check_interval = '500ms';\n"
+# A server that commits asynchronously by default must not do so with an answer that was given.
+SYNCHRONOUS = "SET LOCAL synchronous_commit = on;\n"
+SETTINGS = """SELECT current_setting('synchronous_commit'),
+       current_setting('client_connection_check_interval', true)"""
 
 CLAIM = _OPEN + _INSERT + _HOLD
 TAKE_OVER = _OPEN + _TAKE_OVER + _HOLD
 
-# Completing and committing in one message. The row count of an UPDATE sent together with COMMIT is
-# lost, so the statement itself fails (division by zero) when it changed no row: another attempt owns
-# the record now, or the transaction is not the one that locked it.
-# expires_at is left alone unless the view took more than a hundredth of the retention: an unchanged
-# index column keeps this a HOT update.
-FINISH = """WITH completed AS (
-  UPDATE {table} SET state = 'completed', completed_at = clock_timestamp(),
-         status = %(status)s, headers = %(headers)s, body = %(body)s,
-         expires_at = CASE WHEN clock_timestamp() < expires_at - 0.99 * %(ttl)s * interval '1 second'
-                           THEN expires_at
-                           ELSE clock_timestamp() + %(ttl)s * interval '1 second' END
-   WHERE key = %(key)s AND owner = %(owner)s AND attempt = %(attempt)s
-     AND state = 'in_progress' AND txid_current() = %(xid)s
-  RETURNING 1)
-SELECT 1 / count(*) FROM completed;
+# Completing and committing in one message. If this is still the transaction that locked the row, then
+# nobody can have changed it, and the UPDATE finds it. If not (a statement of the view ended it), the
+# division by zero fails the message and nothing is committed. A row count would not do: that of an
+# UPDATE sent together with COMMIT is lost.
+FINISH = """UPDATE {table} SET state = 'completed', completed_at = clock_timestamp(),
+       status = %(status)s, headers = %(headers)s, body = %(body)s
+ WHERE key = %(key)s AND owner = %(owner)s AND 1 / (txid_current() = %(xid)s)::int = 1;
 COMMIT"""
+
+# The same after a view that took more than a hundredth of the retention, which now begins. Otherwise
+# expires_at is left alone: an unchanged index column keeps the UPDATE a HOT one.
+FINISH_LATE = FINISH.replace(
+    "\n WHERE", ",\n       expires_at = clock_timestamp() + %(ttl)s * interval '1 second'\n WHERE", 1
+)
 
 OWNER = """SELECT owner FROM {table} WHERE key = %(key)s"""
 
@@ -102,20 +99,29 @@ OWNER = """SELECT owner FROM {table} WHERE key = %(key)s"""
 WAIT = """SET LOCAL lock_timeout = %(milliseconds)s;
 SELECT 1 FROM {table} WHERE key = %(key)s FOR KEY SHARE"""
 
-# A few at a time, each batch its own transaction. A record that somebody holds is skipped, also
-# when it expired meanwhile: it is in progress.
-PURGE = f"""SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
-DELETE FROM {{table}} WHERE key IN (
-  SELECT key FROM {{table}} WHERE expires_at <= clock_timestamp()
-   ORDER BY expires_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED)"""
+# A few at a time, each batch its own transaction, which nothing waits for: it locks only rows that
+# nobody holds. A record that somebody holds is skipped, also when it expired meanwhile: it is in
+# progress.
+# - In a subquery the clock is read once; as a volatile function it could not use the index, and a
+#   purge would read every record that has not expired.
+# - ARRAY pins the batch down: a plain IN may be planned so that the subquery runs, and locks, again.
+# - A crash that loses the commit loses nothing: the records have still expired.
+PURGE = f"""SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+SET LOCAL synchronous_commit = off;
+SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
+DELETE FROM {{table}} WHERE key = ANY (ARRAY(
+  SELECT key FROM {{table}} WHERE expires_at <= (SELECT clock_timestamp())
+   ORDER BY expires_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED))"""
 
-STATS = """SELECT name, state, count(*), coalesce(sum(length(body)), 0),
-       count(*) FILTER (WHERE expires_at <= clock_timestamp()) AS expired, min(created_at)
+STATS = """SELECT name, state, count(*), count(*) FILTER (WHERE expires_at <= clock_timestamp()),
+       coalesce(sum(length(body)), 0)::bigint, min(created_at)
   FROM {table} GROUP BY name, state ORDER BY name, state"""
 
+# Eight digits tell records apart, and are too few to try keys against.
 LIST = """SELECT encode(substring(key for 4), 'hex'), name, state, attempt, status,
        length(body), created_at, completed_at, expires_at,
        expires_at <= clock_timestamp() AS expired
   FROM {table}
- WHERE (%(name)s IS NULL OR name = %(name)s) AND (%(state)s IS NULL OR state = %(state)s)
+ WHERE (%(name)s::text IS NULL OR name = %(name)s)
+   AND (%(state)s::text IS NULL OR state = %(state)s)
  ORDER BY created_at DESC LIMIT %(limit)s"""

@@ -25,7 +25,6 @@ from sqlalchemy import Connection, Engine
 
 from ..errors import NotAtomic
 from .failures import is_lost
-from .savepoints import Connection as DriverConnection
 from .savepoints import Cursor, Room
 
 LEVELS = {
@@ -45,14 +44,12 @@ class Wire:
         """Check a connection out; SQLAlchemy's errors come as they are."""
         self.connection: Connection = engine.connect()
         try:
-            driver = self.connection.connection.driver_connection
-            assert isinstance(driver, DriverConnection)  # noqa: S101 -- settings refuse other drivers
-            self.driver: DriverConnection = driver
-            if driver.status == STATUS_BEGIN:  # a connect listener's SET: keep it, end its transaction
-                driver.commit()
-            self._autocommit: bool = driver.autocommit
-            self.room = Room(driver)
-            driver.autocommit = True
+            self.room = Room(self.connection)
+            self.driver = self.room.driver
+            if self.driver.status == STATUS_BEGIN:  # a connect listener's SET: keep it
+                self.driver.commit()
+            self._autocommit: bool = self.driver.autocommit
+            self.driver.autocommit = True
         except BaseException:
             self.connection.close()
             raise
