@@ -199,9 +199,10 @@ def prove(db: SQLAlchemy, operation: Operation, table: Table) -> None:
     session = db.session.session_factory()
     root = operation.connection.get_transaction()
     try:
-        connection = session.connection(bind_arguments={"clause": table})
+        joined = session.connection(bind_arguments={"clause": table}) is operation.connection
         session.commit()
-        joined = connection is operation.connection
+    except NotAtomic:
+        joined = False
     finally:
         operation.sessions.pop(session, None)
         session.close()

@@ -1,0 +1,104 @@
+"""The messages of each path, as the servers count them."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import pytest
+import redis
+from flask import request
+
+import servers
+from flask_idempotency import idempotent
+
+
+@pytest.fixture(scope="module")
+def talkative():
+    """A Postgres that logs each message it gets."""
+    with servers.Postgres(fsync=False, settings={"log_min_duration_statement": 0}) as server:
+        yield server
+
+
+@pytest.fixture
+def counted(make_world, talkative, redis_server, store):
+    """An application, and a function that counts the messages of a call: (Postgres, Redis)."""
+    world = make_world(SQLALCHEMY_DATABASE_URI=talkative.database(f"trips_{store}"))
+    client = redis.Redis.from_url(redis_server.url)
+
+    def pay():
+        payment = world.Payment(amount=request.get_json()["amount"])
+        world.db.session.add(payment)
+        world.db.session.commit()
+        return {"id": payment.id}, 201
+
+    world.app.add_url_rule("/bare", "bare", pay, methods=["POST"])
+    world.app.add_url_rule("/payments", "pay", idempotent(pay), methods=["POST"])
+
+    world.inside, world.resume = threading.Event(), threading.Event()
+
+    @world.app.post("/slow")
+    @idempotent
+    def slow():
+        world.inside.set()
+        assert world.resume.wait(20)
+        return {}
+
+    def count(call):
+        before = client.info("commandstats").get("cmdstat_eval", {}).get("calls", 0)
+        mark = len(talkative.log)
+        answer = call()
+        messages = re.findall(r"LOG:  duration: .* statement: ", talkative.log[mark:])
+        evals = client.info("commandstats").get("cmdstat_eval", {}).get("calls", 0) - before
+        return answer, len(messages), evals
+
+    for path in ("/bare", "/payments"):  # what is asked once, when a worker starts
+        world.post(path, key="warm-up")
+    return world, count
+
+
+EXPECTED_FIRST = {"hybrid": (4, 2), "postgres": (5, 0)}
+EXPECTED_REPLAY = {"hybrid": (1, 1), "postgres": (1, 0)}
+EXPECTED_DUPLICATE = {"hybrid": (0, 1), "postgres": (3, 0)}
+EXPECTED_REUSED = {"hybrid": (1, 1), "postgres": (1, 0)}
+
+
+def test_a_bare_view_takes_six_messages_and_none_of_them_is_ours(counted):
+    world, count = counted
+    _, messages, evals = count(lambda: world.post("/bare"))
+    assert (messages, evals) == (6, 0)
+
+
+def test_a_first_request_takes_no_more_messages_than_the_bare_view(counted):
+    world, count = counted
+    answer, messages, evals = count(world.post)
+    assert answer.status_code == 201
+    assert (messages, evals) == EXPECTED_FIRST[world.store]
+
+
+def test_a_replay_takes_one_plain_read(counted):
+    world, count = counted
+    world.post()
+    answer, messages, evals = count(world.post)
+    assert answer.headers["Idempotent-Replayed"] == "true"
+    assert (messages, evals) == EXPECTED_REPLAY[world.store]
+
+
+def test_a_reused_key_takes_one_plain_read(counted):
+    world, count = counted
+    world.post()
+    answer, messages, evals = count(lambda: world.post(json={"amount": 6}))
+    assert answer.status_code == 422
+    assert (messages, evals) == EXPECTED_REUSED[world.store]
+
+
+def test_a_young_duplicate_is_refused_by_redis_alone(counted):
+    world, count = counted
+    first = threading.Thread(target=lambda: world.post("/slow"))
+    first.start()
+    assert world.inside.wait(20)
+    answer, messages, evals = count(lambda: world.post("/slow"))
+    world.resume.set()
+    first.join(20)
+    assert answer.status_code == 409
+    assert (messages, evals) == EXPECTED_DUPLICATE[world.store]
