@@ -59,7 +59,7 @@ def counted(make_world, talkative, redis_server, store):
 
 EXPECTED_FIRST = {"hybrid": (4, 2), "postgres": (5, 0)}
 EXPECTED_REPLAY = {"hybrid": (1, 1), "postgres": (1, 0)}
-EXPECTED_DUPLICATE = {"hybrid": (0, 1), "postgres": (3, 0)}
+EXPECTED_DUPLICATE = {"hybrid": (0, 1), "postgres": (4, 0)}
 EXPECTED_REUSED = {"hybrid": (1, 1), "postgres": (1, 0)}
 
 

@@ -145,9 +145,7 @@ def test_a_body_that_is_not_json_counts_byte_for_byte(fingerprint: Algorithm) ->
     assert len({text, spaced, broken}) == 3
 
 
-scalars = st.sampled_from(
-    [None, True, False, 0, 1, -1, 1.0, 1e300, 0.1, "", "1", "null", "é", "😀"]
-)
+scalars = st.sampled_from([None, True, False, 0, 1, -1, 1.0, 1e300, 0.1, "", "1", "null", "é", "😀"])
 documents = st.recursive(
     scalars | st.text(max_size=3),
     lambda inner: (

@@ -1,0 +1,107 @@
+"""The floors: a module imports only what lies below it, and each library has its rooms."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import flask_idempotency
+
+ROOT = Path(flask_idempotency.__file__).parent
+
+FLOORS = [
+    {"errors"},
+    {"core.keys", "core.fingerprint", "core.records", "core.machine", "core.policy", "core.ports"},
+    {
+        "sealing",
+        "stores.statements",
+        "stores.table",
+        "stores.failures",
+        "stores.savepoints",
+        "stores.wire",
+        "stores.sql",
+        "stores.redis",
+        "stores.admin",
+    },
+    {"engine"},
+    {
+        "config",
+        "options",
+        "operation",
+        "signals",
+        "http",
+        "session",
+        "decorator",
+        "hooks",
+        "extension",
+        "__init__",
+    },
+    {"cli"},
+]
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+# Who may import what from outside the package (the standard library is free everywhere but in core).
+OUTSIDE = {
+    0: set(),
+    1: set(),
+    2: {"sqlalchemy", "psycopg2", "redis", "cryptography"},
+    3: set(),
+    4: {"flask", "werkzeug", "flask_sqlalchemy", "sqlalchemy", "blinker", "typing_extensions"},
+    5: {"flask", "flask_sqlalchemy", "sqlalchemy", "click", "psycopg2", "redis"},
+}
+IMPURE = {"time", "datetime", "random", "secrets", "os", "socket", "threading", "logging"}
+
+
+def rooms():
+    for path in sorted(ROOT.rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if name not in {"core.__init__", "stores.__init__"}:
+            yield name, path
+
+
+def imports(name, path):
+    """The modules a room imports: (inside, outside)."""
+    inside, outside = set(), set()
+    package = name.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            outside |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            outside.add(str(node.module).split(".")[0])
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level]
+            base += node.module.split(".") if node.module else []
+            for alias in node.names:
+                full = ".".join([*base, alias.name])
+                inside.add(full if full in FLOOR else ".".join(base))
+    return inside, outside
+
+
+def is_outside(module):
+    import sys
+
+    return module not in sys.stdlib_module_names
+
+
+@pytest.mark.parametrize(("name", "path"), list(rooms()))
+def test_a_room_imports_only_downwards(name, path):
+    assert name in FLOOR, f"{name} has no floor: give it one"
+    inside, outside = imports(name, path)
+    above = {room for room in inside if FLOOR[room] > FLOOR[name]}
+    assert not above
+    assert {module for module in outside if is_outside(module)} <= OUTSIDE[FLOOR[name]]
+    if FLOOR[name] <= 1:
+        assert not outside & IMPURE, "the core has no clock, randomness or input and output"
+
+
+@pytest.mark.parametrize(("name", "path"), list(rooms()))
+def test_only_the_composition_root_and_the_edges_name_a_store(name, path):
+    inside, _ = imports(name, path)
+    if FLOOR[name] in {3, 4} and name != "extension":
+        assert not {room for room in inside if room.startswith("stores.")}
+
+
+def test_every_floor_has_its_rooms():
+    assert {name for name, _ in rooms()} == set(FLOOR)

@@ -1,0 +1,93 @@
+"""The state tables, walked cell by cell, the illegal cells included."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from flask_idempotency.core.fingerprint import Fingerprint
+from flask_idempotency.core.machine import (
+    AFTER,
+    NEXT,
+    Comparison,
+    Event,
+    IllegalTransition,
+    Next,
+    Seen,
+    after,
+    compare,
+    decide,
+    seen,
+)
+from flask_idempotency.core.records import Record, State
+
+MINE = Fingerprint(1, b"a" * 32)
+FINGERPRINTS = {
+    Comparison.SAME: MINE,
+    Comparison.OTHER: Fingerprint(1, b"b" * 32),
+    Comparison.UNKNOWN: Fingerprint(2, b"a" * 32),
+}
+
+DECISIONS = {
+    Seen.ABSENT: {Comparison.UNKNOWN: Next.CLAIM},
+    Seen.EXPIRED: dict.fromkeys(Comparison, Next.TAKE_OVER),
+    Seen.IN_PROGRESS: {
+        Comparison.SAME: Next.TAKE_OVER,
+        Comparison.OTHER: Next.REFUSE,
+        Comparison.UNKNOWN: Next.TAKE_OVER,
+    },
+    Seen.COMPLETED: {
+        Comparison.SAME: Next.REPLAY,
+        Comparison.OTHER: Next.REFUSE,
+        Comparison.UNKNOWN: Next.REPLAY,
+    },
+}
+
+TRANSITIONS = {
+    (Seen.ABSENT, Event.CLAIM): Seen.IN_PROGRESS,
+    (Seen.IN_PROGRESS, Event.TAKE_OVER): Seen.IN_PROGRESS,
+    (Seen.IN_PROGRESS, Event.COMPLETE): Seen.COMPLETED,
+    (Seen.EXPIRED, Event.TAKE_OVER): Seen.IN_PROGRESS,
+    (Seen.EXPIRED, Event.COMPLETE): Seen.COMPLETED,
+    (Seen.EXPIRED, Event.PURGE): Seen.ABSENT,
+}
+
+
+def record(how: Seen, fingerprint: Fingerprint) -> Record | None:
+    if how is Seen.ABSENT:
+        return None
+    state = State.COMPLETED if how is Seen.COMPLETED else State.IN_PROGRESS
+    return Record(b"k" * 32, "pay", state, fingerprint, 1, expired=how is Seen.EXPIRED)
+
+
+@pytest.mark.parametrize(("how", "match"), list(product(Seen, Comparison)))
+def test_every_cell_of_the_decision_table(how, match):
+    expected = DECISIONS[how].get(match)
+    if expected is None:
+        assert (how, match) not in NEXT
+        return
+    found = record(how, FINGERPRINTS[match])
+    assert seen(found) is how
+    assert compare(found, MINE) is match
+    assert decide(found, MINE) is expected
+
+
+@pytest.mark.parametrize(("state", "event"), list(product(Seen, Event)))
+def test_every_cell_of_the_transition_table(state, event):
+    if (state, event) in TRANSITIONS:
+        assert after(state, event) is TRANSITIONS[state, event]
+    else:
+        with pytest.raises(IllegalTransition, match=event.value):
+            after(state, event)
+
+
+def test_the_tables_hold_nothing_else():
+    assert {(s, m) for s, row in DECISIONS.items() for m in row} == set(NEXT)
+    assert set(AFTER) == set(TRANSITIONS)
+
+
+def test_an_expired_record_counts_as_new_whatever_it_says():
+    for state in State:
+        old = Record(b"k" * 32, "pay", state, FINGERPRINTS[Comparison.OTHER], 3, expired=True)
+        assert decide(old, MINE) is Next.TAKE_OVER
