@@ -111,7 +111,7 @@ SETTINGS = (
     Setting("STORE", None, _optional(_one_of("hybrid", "postgres")), "'hybrid' or 'postgres'",
             "Where claims and answers live. Left out: `hybrid` if a Redis is configured, else"
             " `postgres`."),
-    Setting("REDIS_URL", None, _optional(_matching(r"(?s).+://.*")), "a URL",
+    Setting("REDIS_URL", None, _optional(_matching(r"(?s)|.+://.*")), "a URL, or None",
             "`redis://`, `rediss://`, `unix://`, `redis+cluster://host:port` or"
             " `redis+sentinel://host:port/service`. Time-outs are 0.1 s unless the URL names others"
             " (`?socket_timeout=0.05`)."),
@@ -127,8 +127,8 @@ SETTINGS = (
             "Default of the option `ttl`: how long a finished record replays. A day outlives a"
             " client's retries over a night's outage."),
     Setting("LEASE", 60.0, _seconds(1, 86400), _DURATION.format("1 second", "1 day"),
-            "Default of the option `lease`, for operations that are not atomic. Atomic operations"
-            " need none."),
+            "How long an operation that is not atomic may run before another request may judge it"
+            " interrupted. There are none yet; atomic operations need no lease."),
     Setting("WAIT", 0.0, WAIT, WAIT_ALLOWED,
             "Default of the option `wait`: how long a duplicate waits for the first to finish."),
     Setting("PROBE_AFTER", 1.0, _seconds(0, 60), _DURATION.format("0", "60 seconds"),
@@ -141,8 +141,8 @@ SETTINGS = (
             "Largest body that is kept. A larger answer goes out whole once; a retry is told"
             " `response-not-kept`."),
     Setting("UNSTORED_HEADERS", (), _header_names, "a list of header names",
-            "Response headers that are never stored, beside `Set-Cookie`, `Date`, `Server` and the"
-            " hop-by-hop headers."),
+            "Response headers that are never stored, beside `Set-Cookie`, `Date`, `Server`,"
+            " `Content-Length` and the hop-by-hop headers."),
     Setting("TABLE", "idempotency_record", _matching(r"[A-Za-z_][A-Za-z0-9_]{0,62}"),
             "an SQL name of up to 63 ASCII letters, digits and underscores", "Name of the table."),
     Setting("BIND_KEY", None, _optional(_matching(r"(?s).+")), "a Flask-SQLAlchemy bind key, or None",
@@ -205,7 +205,7 @@ def read_settings(config: Mapping[str, Any], *, redis_given: bool) -> Settings:
         name = PREFIX + setting.name
         value = config.get(name, setting.default)
         values[setting.name.lower()] = checked(name, value, setting.read, setting.allowed)
-    redis_given = redis_given or values["redis_url"] is not None
+    redis_given = redis_given or bool(values["redis_url"])
     values["store"] = values["store"] or ("hybrid" if redis_given else "postgres")
     if values["store"] == "hybrid" and not redis_given:
         raise ConfigurationError(

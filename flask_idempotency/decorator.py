@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 from uuid import UUID
 
 from flask import Response, current_app, request
+from werkzeug.exceptions import HTTPException
 
 from . import http, session
 from .core.keys import Scope, hash_key
@@ -26,6 +27,7 @@ from .core.records import Claim
 from .engine import Claimed, Execution, InProgress, Mismatch, Replay
 from .errors import (
     ConfigurationError,
+    IdempotencyError,
     KeyRequired,
     KeyReused,
     Problem,
@@ -34,7 +36,7 @@ from .errors import (
     ScopeUnknown,
     StoreUnavailable,
 )
-from .operation import Operation, RequestState, request_state
+from .operation import Operation, RequestState, request_state, running_operation
 from .options import Route, RouteOptions, read_options
 from .signals import (
     Event,
@@ -123,10 +125,16 @@ def begin(route: Route) -> Attempt | Response | None:
     """
     state = _app_state()
     now = request_state()
-    if now.attempt is not None or not state.settings.enabled or not route.applies_to(request.method):
+    if (
+        running_operation() is not None
+        or not state.settings.enabled
+        or not route.applies_to(request.method)
+    ):
         return None  # an idempotent function called by an idempotent view is part of it
     try:
         prepare(state, route, now)
+        if now.refusal is not None:
+            raise now.refusal
         operation = identify(state, route, now)
         return None if operation is None else _claim(state, route, now, operation)
     except Problem as problem:
@@ -135,17 +143,24 @@ def begin(route: Route) -> Attempt | Response | None:
 
 
 def prepare(state: AppState, route: Route, now: RequestState) -> None:
-    """Check what needs no database and no user: the key's form and the body's completeness."""
+    """Check what needs no database and no user: the key's form and the body's completeness.
+
+    Raises nothing: what is wrong is noted in ``now.refusal``.
+    """
+    now.name = route.name or request.endpoint or ""
     if now.checked:
         return
     now.checked = True
-    if route.key is None:
-        now.key = http.header_key(request, state.settings)
-        if now.key is None:
-            if route.is_required(state.settings):
-                raise KeyRequired
-            return  # unprotected: the body is the view's business alone
-    http.read_body(request)
+    try:
+        if route.key is None:
+            now.key = http.header_key(request, state.settings)
+            if now.key is None:
+                if route.is_required(state.settings):
+                    raise KeyRequired
+                return  # unprotected: the body is the view's business alone
+        http.read_body(request)
+    except (IdempotencyError, HTTPException) as refusal:
+        now.refusal = refusal
 
 
 def identify(state: AppState, route: Route, now: RequestState) -> Operation | None:
@@ -168,8 +183,7 @@ def identify(state: AppState, route: Route, now: RequestState) -> Operation | No
                 ' and None or "" for nobody'
             )
     namespace = state.settings.namespace if route.namespace is None else route.namespace
-    name = route.name or request.endpoint or ""
-    return Operation(name, namespace, scope, now.key, attempt=0)
+    return Operation(now.name, namespace, scope, now.key, attempt=0)
 
 
 def _claim(
@@ -189,10 +203,10 @@ def _claim(
     try:
         decision = state.engine.begin(claim, settings.wait if route.wait is None else route.wait)
     except StoreUnavailable as error:
-        send(store_failed, state.app, Event(operation.name, error=error))
+        _report(state, operation, error)
         if settings.on_store_error == "reject":
             raise
-        log.error("operation %s runs unprotected: the store is unavailable", operation.name)
+        log.error("operation %s runs unprotected", operation.name)
         return None
     match decision:
         case Mismatch():
@@ -232,7 +246,7 @@ class Attempt:
         try:
             now.attempt, now.operation = self, operation
             operation.attempt = execution.hold.attempt
-            operation.other_binds = frozenset(state.db.engines[key] for key in route.other_binds)
+            operation.other_binds = frozenset(state.engines[key] for key in route.other_binds)
             operation.open(execution.hold.connection)
             state.prove_join(operation)
             if execution.took_over:
@@ -271,6 +285,8 @@ class Attempt:
             self._execution.complete(answer)
         except Problem as problem:
             self._now.problem = problem
+            if isinstance(problem, StoreUnavailable):
+                _report(self._state, operation, problem)
             raise
         finally:
             operation.close()
@@ -309,6 +325,12 @@ class Attempt:
         finally:
             self._operation.close()
             self._execution.abandon()
+
+
+def _report(state: AppState, operation: Operation, error: StoreUnavailable) -> None:
+    """Log and signal that Postgres did not do what was asked; the answer does not say why."""
+    log.error("operation %s: the store is unavailable: %r", operation.name, error.__cause__)
+    send(store_failed, state.app, Event(operation.name, operation.attempt or None, error=error))
 
 
 def _app_state() -> AppState:

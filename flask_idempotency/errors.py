@@ -33,6 +33,10 @@ class LeaseLost(IdempotencyError):
     """Another request has taken this operation over; this one may write nothing more."""
 
 
+class SealBroken(IdempotencyError):
+    """A stored answer that is encrypted cannot be opened."""
+
+
 class Problem(IdempotencyError):
     """An answer to the client, in the form of RFC 9457 (Problem Details).
 

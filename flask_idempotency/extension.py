@@ -11,7 +11,7 @@ import importlib.util
 import os
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -51,6 +51,7 @@ class AppState:
 
     app: Flask
     db: SQLAlchemy
+    engines: Mapping[str | None, Engine]
     scope: ScopeCallable | None
     settings: Settings
     records: SqlRecords
@@ -71,7 +72,7 @@ class AppState:
     def prove_join(self, operation: Operation) -> None:
         """Make sure, before the first view runs, that its session cannot escape the operation."""
         if not self._proved:
-            for engine in self.db.engines.values():
+            for engine in self.engines.values():
                 session.watch(engine)
             session.prove(self.db, operation, self.records.table)
             self._proved = True
@@ -205,12 +206,11 @@ def _compose(
     protections: list[tuple[Flask | Blueprint, Route]],
 ) -> AppState:
     """Put stores, engine and settings together: the only place that names a store."""
+    with app.app_context():
+        engines = db.engines
     table = define_table(_metadata(db, settings.bind_key), settings.table)
 
-    def engine() -> Engine:
-        return db.engines[settings.bind_key]
-
-    records = SqlRecords(engine, table)
+    records = SqlRecords(engines[settings.bind_key], table)
     lock: RedisLock | NoLock = NoLock()
     if settings.store == "hybrid":
         make_client: Callable[[], Any] = lambda: client  # noqa: E731
@@ -225,7 +225,15 @@ def _compose(
     keys = settings.encryption_keys
     sealer = AnswerSealer(Sealer(keys)) if keys else None
     return AppState(
-        app, db, scope, settings, records, lock, IdempotencyEngine(records, lock, sealer), protections
+        app,
+        db,
+        engines,
+        scope,
+        settings,
+        records,
+        lock,
+        IdempotencyEngine(records, lock, sealer),
+        protections,
     )
 
 
@@ -256,9 +264,8 @@ def _drop_inherited_connections() -> None:
     uses it. (redis-py sees to its own sockets.)
     """
     for state in list(_states):
-        with state.app.app_context():
-            for engine in state.db.engines.values():
-                engine.dispose(close=False)
+        for engine in state.engines.values():
+            engine.dispose(close=False)
 
 
 os.register_at_fork(after_in_child=_drop_inherited_connections)

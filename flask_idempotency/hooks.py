@@ -1,8 +1,8 @@
 """The three hooks on an application, and the answer for a problem.
 
-* ``before_request``, first of all: for a protected endpoint the key's form and the body's
-  completeness. It looks nothing up and replays nothing, for it runs before the application's own
-  authentication.
+* ``before_request``, first of all: for a protected endpoint it looks at the key's form and reads the
+  body, before anybody else can. It answers nothing: what is wrong is told where the view would run,
+  after the application's own functions, whose counterparts after the request rely on them.
 * ``after_request``: problems are not cached; receivers hear of them.
 * ``teardown_request``: whatever did not finish is rolled back and released, also when the worker is
   told to exit in the middle of a view.
@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flask import Flask, Response, request
@@ -56,12 +56,7 @@ class Hooks:
         route = self._route(request.endpoint, request.method)
         if route is None or not route.applies_to(request.method):
             return
-        now = request_state()
-        try:
-            prepare(self._state, route, now)
-        except Problem as problem:
-            now.problem = problem
-            raise
+        prepare(self._state, route, request_state())
 
     def after(self, response: Response) -> Response:
         """Mark a problem as not to be cached, whoever formatted it."""
@@ -72,8 +67,7 @@ class Hooks:
         response.headers.setdefault("Cache-Control", "no-store")
         if problem.retry_after is not None:
             response.headers.setdefault("Retry-After", str(problem.retry_after))
-        name = request.endpoint or ""
-        event = Event(name, status=response.status_code, problem=problem.type, error=problem)
+        event = Event(now.name, status=response.status_code, problem=problem.type, error=problem)
         send(operation_rejected, self._state.app, event)
         return response
 
@@ -98,23 +92,25 @@ class Hooks:
         return known[1]
 
     def _find(self, endpoint: str, method: str) -> tuple[Any, Route | None]:
-        """The endpoint's view, and the options it is protected with."""
-        functions = self._state.app.view_functions
-        facets = list(_facets(functions[endpoint], method))
-        for facet in facets:
-            if hasattr(facet, ROUTE):
-                return functions[endpoint], getattr(facet, ROUTE)
-        route = self._state.protection(request.blueprints)
-        if route is None or any(hasattr(facet, EXEMPT) for facet in facets):
-            return functions[endpoint], None
-        functions[endpoint] = protected(functions[endpoint], route)
-        return functions[endpoint], route
+        """The endpoint's view, and the options that this method of it is protected with."""
+        view = self._state.app.view_functions[endpoint]
+        if (covering := self._state.protection(request.blueprints)) and not hasattr(view, ROUTE):
+            methods = frozenset(name for name in covering.methods or () if _is_open(view, name))
+            if methods:
+                view = protected(view, replace(covering, methods=methods))
+                self._state.app.view_functions[endpoint] = view
+        routes = (getattr(facet, ROUTE, None) for facet in _facets(view, method))
+        return view, next((route for route in routes if route and route.applies_to(method)), None)
 
 
-def _facets(view: Any, method: str) -> Iterator[Any]:
+def _is_open(view: Any, method: str) -> bool:
+    """Whether ``protect`` has to see to this method: it is neither exempt nor protected by itself."""
+    return not any(hasattr(facet, ROUTE) or hasattr(facet, EXEMPT) for facet in _facets(view, method))
+
+
+def _facets(view: Any, method: str) -> tuple[Any, ...]:
     """The view function, and for a class-based view its class and the method's function."""
-    yield view
     view_class = getattr(view, "view_class", None)
-    if view_class is not None:
-        yield view_class
-        yield getattr(view_class, method.lower(), None)
+    if view_class is None:
+        return (view,)
+    return view, view_class, getattr(view_class, method.lower(), None)

@@ -14,6 +14,7 @@ from werkzeug.exceptions import (
     LengthRequired,
     RequestEntityTooLarge,
 )
+from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
 
 from .config import Settings
 from .core import fingerprint as fp
@@ -22,8 +23,6 @@ from .core.policy import POINTERS, storable
 from .core.records import Answer
 from .errors import BodyIncomplete, ConfigurationError, KeyMalformed, Problem, ResponseNotKept
 from .options import FormField, Route
-
-_FORMS = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 
 
 def header_key(request: Request, settings: Settings) -> str | None:
@@ -99,19 +98,53 @@ def fingerprint(request: Request, route: Route) -> fp.Fingerprint:
 def _parts(request: Request) -> fp.RequestParts:
     rule = request.url_rule
     by_host = rule is not None and (rule.host or rule.subdomain)
-    is_form = request.mimetype in _FORMS
+    form: tuple[fp.FormPart, ...] | None = None
+    if "form" in request.__dict__ and not request.get_data():
+        form = tuple(_parsed(request))  # somebody was faster; the bytes are gone
+    elif request.mimetype == "multipart/form-data":
+        form = _multipart(request)
     return fp.RequestParts(
         method=request.method,
         host=request.host if by_host else None,
         path=request.path,
         query=request.query_string,
         media_type=request.mimetype,
-        body=b"" if is_form else request.get_data(),
-        form=tuple(_form(request)) if is_form else None,
+        body=request.get_data() if form is None else b"",
+        form=form,
     )
 
 
-def _form(request: Request) -> Iterator[fp.FormPart]:
+def _multipart(request: Request) -> tuple[fp.FormPart, ...] | None:
+    """The parts of the body, undecoded, or None if it is no form: then it counts by its bytes.
+
+    Werkzeug's ``request.form`` will not do: it leaves out what it cannot read, and replaces what is
+    not UTF-8, so that different bodies would look equal.
+    """
+    boundary = request.mimetype_params.get("boundary", "").encode("latin-1", "replace")
+    decoder = MultipartDecoder(boundary)
+    decoder.receive_data(request.get_data())
+    decoder.receive_data(None)
+    parts: list[fp.FormPart] = []
+    head: tuple[str, str | None, str] = ("", None, "")
+    digest = hashlib.sha256()
+    try:
+        while not isinstance(event := decoder.next_event(), Epilogue):
+            if isinstance(event, NeedData):
+                return None
+            if isinstance(event, (Field, File)):
+                filename = event.filename if isinstance(event, File) else None
+                head = (event.name, filename, event.headers.get("Content-Type", ""))
+                digest = hashlib.sha256()
+            elif isinstance(event, Data):
+                digest.update(event.data)
+                if not event.more_data:
+                    parts.append(fp.FormPart(*head, digest.digest()))
+    except (ValueError, HTTPException):
+        return None
+    return tuple(parts)
+
+
+def _parsed(request: Request) -> Iterator[fp.FormPart]:
     for name, value in request.form.items(multi=True):
         content = value.encode("utf-8", "surrogatepass")
         yield fp.FormPart(name, None, "", hashlib.sha256(content).digest())

@@ -35,6 +35,7 @@ class Operation:
     sessions: dict[Any, bool] = field(default_factory=dict, repr=False)
     home: Any = field(default=None, repr=False)
     _connection: Connection | None = field(default=None, repr=False)
+    _outer: Operation | None = field(default=None, repr=False)
 
     @property
     def connection(self) -> Connection:
@@ -53,7 +54,7 @@ class Operation:
 
     def open(self, connection: Connection) -> None:
         """The transaction on ``connection`` is the operation's from now on."""
-        self._connection, self.home = connection, _home()
+        self._connection, self.home, self._outer = connection, _home(), _running.get()
         _running.set(self)
 
     def close(self) -> None:
@@ -61,15 +62,17 @@ class Operation:
         self._connection = None
         self.sessions.clear()
         if _running.get() is self:
-            _running.set(None)
+            _running.set(self._outer)
 
 
 class RequestState:
     """What the extension knows about one request (or, outside of one, application context)."""
 
     def __init__(self) -> None:
+        self.name = ""
         self.key: str | None = None
         self.checked = False
+        self.refusal: Exception | None = None
         self.attempt: Attempt | None = None
         self.operation: Operation | None = None
         self.problem: Problem | None = None
@@ -105,6 +108,12 @@ def running_operation() -> Operation | None:
     if operation is None or not operation.running or operation.home is not _home():
         return None
     return operation
+
+
+def outer_operation() -> Operation | None:
+    """The operation whose view makes the present request to its own application, or None."""
+    operation = _running.get()
+    return operation if operation is not None and operation.running else None
 
 
 def _home() -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from .core.fingerprint import Fingerprint
 from .core.records import Answer, Claim, Record
-from .errors import ConfigurationError, IdempotencyError
+from .errors import ConfigurationError, SealBroken
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -26,10 +26,6 @@ _NONCE_BYTES = 12
 800-38D section 8.3): rotate before that."""
 _HEADER_BYTES = len(_FORMAT) + _KEY_ID_BYTES
 _TAG_BYTES = 16
-
-
-class SealBroken(IdempotencyError):
-    """A sealed answer cannot be opened."""
 
 
 class Sealer:

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Engine, Table, event, text
 from sqlalchemy.orm import Session, sessionmaker
 
 from .errors import ConfigurationError, NotAtomic
-from .operation import Operation, running_operation
+from .operation import Operation, outer_operation, running_operation
 
 log = logging.getLogger("flask_idempotency")
 
@@ -148,6 +148,12 @@ def end_earlier_work(db: SQLAlchemy) -> None:
     transaction = session.get_transaction()
     if transaction is None:
         return
+    outer = outer_operation()
+    if outer is not None and _has_unsaved(session, flushed=outer.sessions.get(session, False)):
+        raise NotAtomic(
+            f"the view of {outer.name} made a request to its own application with work in db.session"
+            " that it had not committed, which both requests would share: commit it before"
+        )
     for engine in tuple(getattr(session, "idempotency_engines", ())):
         if _has_written(session.connection(bind_arguments={"bind": engine})):
             raise NotAtomic(
@@ -174,13 +180,18 @@ def leave(operation: Operation) -> None:
     """
     for session, flushed in reversed(list(operation.sessions.items())):
         transaction = session.get_transaction()
-        if flushed or session.new or session.dirty or session.deleted:
+        if _has_unsaved(session, flushed=flushed):
             log.warning(
                 "the view of %s left changes it did not commit; they are undone", operation.name
             )
             session.rollback()
         elif transaction is not None:
             transaction.close()
+
+
+def _has_unsaved(session: Session, *, flushed: bool) -> bool:
+    """Whether the session holds changes that were never committed."""
+    return bool(flushed or session.new or session.dirty or session.deleted)
 
 
 def undo(operation: Operation) -> None:

@@ -15,8 +15,9 @@ from blinker import Namespace
 class Event:
     """What happened to an operation.
 
-    ``name`` is the operation's; ``attempt`` is None where none was made; ``seconds`` is how long the
-    view ran; ``problem`` is the answer's type, such as ``"key-reused"``; ``error`` is what failed.
+    ``name`` is the operation's (``""`` where none is concerned, as when Redis fails); ``attempt`` is
+    None where none was made; ``seconds`` is how long the view ran; ``problem`` is the answer's type,
+    such as ``"key-reused"``; ``error`` is what failed.
     """
 
     name: str
@@ -33,7 +34,7 @@ operation_executed = _signals.signal("operation-executed", "A view ran; its answ
 operation_replayed = _signals.signal("operation-replayed", "A stored answer was given again.")
 operation_rejected = _signals.signal("operation-rejected", "A request was answered by a problem.")
 operation_taken_over = _signals.signal(
-    "operation-taken-over", "An operation whose worker had died is being run again."
+    "operation-taken-over", "An operation that was begun but not finished is being run again."
 )
 store_failed = _signals.signal("store-failed", "Redis or Postgres did not do what was asked.")
 

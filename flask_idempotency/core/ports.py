@@ -67,7 +67,7 @@ class Records(Protocol):
 class Glance(Enum):
     """What the fast lock knows."""
 
-    MINE = "the lock is ours: most likely a first request"
+    MINE = "the lock is ours: nobody has it, and nobody finished lately"
     BUSY = "a young request of the same fingerprint is running"
     ASK = "anything else: only the records can tell"
 

@@ -108,6 +108,11 @@ class RedisLock:
         """Ask Redis for a sign of life, past the breaker. Raises what the client raises."""
         self._connected().ping()
 
+    def memory(self) -> dict[str, Any]:
+        """What Redis says of its memory. Raises what the client raises."""
+        info: dict[str, Any] = self._connected().info("memory")
+        return info
+
     def _connected(self) -> Client:
         if self._client is None:
             self._client = self._make_client()

@@ -37,17 +37,15 @@ from .wire import Wire
 
 T = TypeVar("T")
 
+_TIMED_OUT = frozenset({LOCK_NOT_AVAILABLE, "57014"})  # or the application's statement_timeout
 _NOT_OURS = CONFLICTS | {LOCK_NOT_AVAILABLE}
 
 
 class SqlRecords:
-    """The table of records, reached through an engine of the application.
+    """The table of records, reached through an engine of the application."""
 
-    ``engine`` is asked for at each use, inside an application context.
-    """
-
-    def __init__(self, engine: Callable[[], Engine], table: Table) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, table: Table) -> None:
+        self.engine = engine
         self.table = table
         self._lock = threading.Lock()
         self._settings: str | None = None
@@ -71,7 +69,7 @@ class SqlRecords:
         try:
             self.run(statements.WAIT, {"key": key, "milliseconds": max(1, int(seconds * 1000))})
         except StoreUnavailable as error:
-            if getattr(error.__cause__, "pgcode", None) != LOCK_NOT_AVAILABLE:
+            if getattr(error.__cause__, "pgcode", None) not in _TIMED_OUT:
                 raise
 
     def run(self, template: str, values: dict[str, Any] | None = None) -> tuple[Any, int]:
@@ -118,16 +116,15 @@ class SqlRecords:
 
         Every verb may be sent twice: a claim that did get through the first time carries our token.
         """
-        engine = self._engine()
         for another_try in (True, False):
             try:
-                return use(Wire(engine))
+                return use(Wire(self.engine))
             except (psycopg2.Error, exc.SQLAlchemyError) as error:
                 if not is_lost(original(error)):
                     raise store_error(error, self.table.fullname) from error
                 # As SQLAlchemy does: if one pooled connection is dead, the server went away and the
                 # others are dead too. Those in use are not touched.
-                engine.dispose()
+                self.engine.dispose()
                 if not another_try:
                     raise StoreUnavailable from error
         raise AssertionError("unreachable")
@@ -138,7 +135,7 @@ class SqlRecords:
         prepared = self._cache.get((template, begin))
         if prepared is None:
             settings = self._first_use(wire) if wire else ""
-            table = self._engine().dialect.identifier_preparer.format_table(self.table)
+            table = self.engine.dialect.identifier_preparer.format_table(self.table)
             prepared = template.format(table=table, begin=begin, settings=settings)
             self._cache[template, begin] = prepared
         return prepared
@@ -253,7 +250,7 @@ class SqlHold:
                 "the view ended the operation's transaction and began another, so what it wrote and"
                 " the record do not commit together"
             )
-        return RequestInProgress()
+        return RequestInProgress(retry_after=1)
 
 
 def _values(claim: Claim) -> dict[str, Any]:

@@ -23,7 +23,7 @@ SELECT {COLUMNS}
 
 # The claim's transaction. It is committed asynchronously: a crash that loses it also loses the
 # business transaction, which follows it in the WAL, and every process that could hold the key.
-_OPEN = f"""BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+_OPEN = f"""BEGIN ISOLATION LEVEL READ COMMITTED;
 SET LOCAL synchronous_commit = off;
 SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
 """
@@ -79,11 +79,12 @@ TAKE_OVER = _OPEN + _TAKE_OVER + _HOLD
 
 # Completing and committing in one message. If this is still the transaction that locked the row, then
 # nobody can have changed it, and the UPDATE finds it. If not (a statement of the view ended it), the
-# division by zero fails the message and nothing is committed. A row count would not do: that of an
-# UPDATE sent together with COMMIT is lost.
-FINISH = """UPDATE {table} SET state = 'completed', completed_at = clock_timestamp(),
+# first statement fails (division by zero) and nothing is committed. A row count would not do: that of
+# an UPDATE sent together with COMMIT is lost.
+FINISH = """SELECT 1 / (txid_current() = %(xid)s)::int;
+UPDATE {table} SET state = 'completed', completed_at = clock_timestamp(),
        status = %(status)s, headers = %(headers)s, body = %(body)s
- WHERE key = %(key)s AND owner = %(owner)s AND 1 / (txid_current() = %(xid)s)::int = 1;
+ WHERE key = %(key)s AND owner = %(owner)s;
 COMMIT"""
 
 # The same after a view that took more than a hundredth of the retention, which now begins. Otherwise

@@ -1,10 +1,10 @@
 """A connection out of the application's pool, on which we send BEGIN and COMMIT ourselves.
 
 psycopg2 sends BEGIN as a message of its own. In the driver's autocommit mode it sends what it is
-told and nothing else, so a whole transaction fits into one message. Switching the mode costs no
-round trip and leaves nothing behind on the server. The other side of it: the driver's ``commit()``
-and ``rollback()`` and the pool's reset do nothing then, so :meth:`Wire.close` itself sees to it that
-no transaction and no setting goes back to the pool.
+told and nothing else, so a whole transaction fits into one message. Switching the mode leaves nothing
+behind on the server, and costs no round trip (one, if the engine names an isolation level). The other
+side of it: the driver's ``commit()`` and ``rollback()`` and the pool's reset do nothing then, so
+:meth:`Wire.close` itself sees to it that no transaction and no setting goes back to the pool.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Wire:
 
     def __init__(self, engine: Engine) -> None:
         """Check a connection out; SQLAlchemy's errors come as they are."""
+        self.closed = True
         self.connection: Connection = engine.connect()
         try:
             self.room = Room(self.connection)
@@ -50,6 +51,7 @@ class Wire:
                 self.driver.commit()
             self._autocommit: bool = self.driver.autocommit
             self.driver.autocommit = True
+            self.closed = False
         except BaseException:
             self.connection.close()
             raise
@@ -84,9 +86,15 @@ class Wire:
         """The message with its values bound, as it would be sent."""
         return bytes(Cursor(self.driver).mogrify(sql, values))
 
+    def __del__(self) -> None:
+        # An exception from a signal handler can strike between two lines. The pool's own reset would
+        # then put a connection back with its transaction, and the row's lock, still open.
+        if not self.closed:
+            self.connection.invalidate()
+
     def close(self) -> None:
         """Roll back what is open and give the connection back as it was taken, or throw it away."""
-        clean = False
+        clean, self.closed = False, True
         try:
             self.room.close()
             if not self.lost:

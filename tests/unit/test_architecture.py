@@ -23,7 +23,9 @@ FLOORS = [
         "stores.wire",
         "stores.sql",
         "stores.redis",
+        "stores.shape",
         "stores.admin",
+        "stores.checks",
     },
     {"engine"},
     {

@@ -1,0 +1,39 @@
+"""How the documentation is built: `make docs`. No network is used."""
+
+import configparser
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "_ext"))
+
+metadata = configparser.ConfigParser()
+metadata.read(HERE.parent / "setup.cfg", encoding="utf-8")
+
+project = "Flask-Idempotency"
+author = "The Flask-Idempotency authors"
+copyright = author
+version = release = metadata["metadata"]["version"]
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "reference"]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_build", "_ext"]
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+highlight_language = "text"
+
+html_theme = "furo"
+html_title = f"{project} {version}"
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+
+# There is no intersphinx, for it needs the network: names of other packages lead nowhere.
+nitpick_ignore_regex = [
+    (r"py:.*", r"(blinker|collections|flask|flask_sqlalchemy|sqlalchemy|uuid)\..*"),
+    (r"py:.*", r"dict\[.*"),
+    (r"py:.*", r"(Connection|Engine|Flask|Blueprint|SQLAlchemy|Response|UUID|Unpack|T|View|Scope)"),
+    # Parts of the package that are not its public face.
+    (r"py:.*", r"RouteOptions|(flask_idempotency\.)?(options|decorator|extension|core)\..*"),
+]

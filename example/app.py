@@ -1,0 +1,55 @@
+"""The application factory: everything that is put together, in one place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from flask import Flask, g
+from sqlalchemy.engine import make_url
+from werkzeug.exceptions import HTTPException
+
+from example import accounts, pages, payments, seed
+from example.errors import as_problem
+from example.models import db
+from flask_idempotency import Idempotency
+
+idempotency = Idempotency()
+
+# A view that hangs must not hold an account's row for ever. gunicorn cannot end one thread, so the
+# database does: after 10 s in one statement, or 30 s between two.
+_LIMITS = "-c statement_timeout=10s -c idle_in_transaction_session_timeout=30s"
+
+
+def create_app(config: Mapping[str, Any] | None = None) -> Flask:
+    """The shop, configured by ``DATABASE_URL`` and ``REDIS_URL`` (optional); ``config`` wins."""
+    app = Flask(__name__)
+    app.config.update(
+        SQLALCHEMY_DATABASE_URI=_database_url(),
+        SQLALCHEMY_ENGINE_OPTIONS={
+            # A restart of Postgres costs no request its answer.
+            "pool_pre_ping": True,
+            "connect_args": {"options": _LIMITS},
+        },
+        IDEMPOTENCY_REDIS_URL=os.environ.get("REDIS_URL") or None,
+    )
+    app.config.update(config or {})
+    if not app.config["SQLALCHEMY_DATABASE_URI"]:
+        raise RuntimeError("DATABASE_URL is missing: postgresql+psycopg2://user@host/database")
+    db.init_app(app)
+    idempotency.init_app(app, db, scope=lambda: g.account_id)
+    for part in (accounts, payments, pages):
+        app.register_blueprint(part.blueprint)
+    app.register_error_handler(HTTPException, as_problem)
+    app.cli.add_command(seed.command)
+    return app
+
+
+def _database_url() -> str | None:
+    """``DATABASE_URL`` with the driver named, for hosting services write ``postgres://``."""
+    url = os.environ.get("DATABASE_URL")
+    if not url:
+        return None
+    named = make_url(url).set(drivername="postgresql+psycopg2")
+    return named.render_as_string(hide_password=False)

@@ -1,0 +1,80 @@
+"""``/payments``: to pay, to look, to refund. What moves money is idempotent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flask import Blueprint, abort, g, request, url_for
+from sqlalchemy import select
+
+from example.auth import sign_in
+from example.errors import InsufficientFunds
+from example.models import Payment, Refund, db, lock_account
+from flask_idempotency import idempotent
+
+blueprint = Blueprint("payments", __name__, url_prefix="/payments")
+blueprint.before_request(sign_in)
+
+MOST = 1_000_000_00  # cents; no single payment of this shop is larger, so more is a mistake
+PAGE = 20  # payments in one list
+
+
+@blueprint.post("")
+@idempotent
+def pay() -> Any:
+    amount = read_amount()
+    account = lock_account()
+    if account.balance < amount:
+        raise InsufficientFunds
+    account.balance -= amount
+    description = str(request.get_json().get("description", ""))[:200]
+    payment = Payment(account_id=account.id, amount=amount, description=description)
+    db.session.add(payment)
+    db.session.commit()  # together with the answer below, or not at all
+    location = url_for("payments.show", payment_id=payment.id)
+    return payment.to_dict(), 201, {"Location": location}
+
+
+@blueprint.get("")
+def latest() -> dict[str, Any]:
+    mine = select(Payment).where(Payment.account_id == g.account_id)
+    newest = db.session.scalars(mine.order_by(Payment.id.desc()).limit(PAGE))
+    return {"payments": [payment.to_dict() for payment in newest]}
+
+
+@blueprint.get("/<int:payment_id>")
+def show(payment_id: int) -> dict[str, Any]:
+    return find(payment_id).to_dict()
+
+
+@blueprint.post("/<int:payment_id>/refunds")
+@idempotent
+def refund(payment_id: int) -> Any:
+    amount = read_amount()
+    account = lock_account()
+    payment = find(payment_id)
+    if amount > payment.amount - payment.refunded:
+        abort(409, "No more can be refunded than was paid.")
+    payment.refunded += amount
+    account.balance += amount
+    refund = Refund(payment_id=payment.id, amount=amount)
+    db.session.add(refund)
+    db.session.commit()
+    return refund.to_dict(), 201
+
+
+def find(payment_id: int) -> Payment:
+    """One of the caller's payments; another's is not found."""
+    payment = db.session.get(Payment, payment_id)
+    if payment is None or payment.account_id != g.account_id:
+        abort(404, "You have no such payment.")
+    return payment
+
+
+def read_amount() -> int:
+    """``amount`` of the JSON body, in cents."""
+    body = request.get_json()
+    amount = body.get("amount") if isinstance(body, dict) else None
+    if type(amount) is not int or not 1 <= amount <= MOST:
+        abort(400, f"amount must be a number of cents from 1 to {MOST}.")
+    return amount

@@ -1,0 +1,188 @@
+"""What ``flask idempotency check`` looks at on the servers."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import psycopg2
+from sqlalchemy import exc, text
+
+from ..core.fingerprint import Fingerprint
+from ..core.ports import Glance
+from ..core.records import Claim
+from ..errors import IdempotencyError, NotAtomic, StoreUnavailable
+from .failures import original
+from .redis import NoLock, RedisLock
+from .shape import MIGRATE, Shape, shape_of, wrong_columns
+from .sql import SqlHold, SqlRecords
+from .table import FILLFACTOR
+
+TRIAL = "flask idempotency check"
+"""The name of the record that :func:`trial` claims."""
+
+POOLER = "a pooler such as PgBouncer must pool transactions or sessions, not statements"
+"""Advice where a connection is lost or changes under a transaction."""
+
+_TRIAL_SECONDS = 60.0  # a check that is killed leaves a record, which a purge deletes later
+_KNOWS_DEAD_CLIENTS = 140000  # client_connection_check_interval came with PostgreSQL 14
+_SLOWER = "Until then requests go on without it, and every duplicate reaches PostgreSQL"
+_FORGET = "DELETE FROM {table} WHERE key = %(key)s AND owner = %(owner)s"
+_SERVER = """SELECT current_setting('server_version'),
+       current_setting('server_version_num')::int, current_database()::text, current_user::text,
+       pg_is_in_recovery(), current_setting('default_transaction_read_only') = 'on',
+       current_setting('synchronous_commit')"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found, and what to do about it."""
+
+    level: Literal["ok", "advice", "FAILED"]
+    subject: str
+    text: str
+    remedy: str = ""
+
+
+def examine(records: SqlRecords) -> Iterator[Finding]:
+    """Check the server and the table, without writing. Ends early if the server is out of reach."""
+    try:
+        server, shape = records.run(_SERVER)[0], shape_of(records)
+    except (IdempotencyError, exc.SQLAlchemyError) as error:
+        remedy = f"see that the server runs, and that the URL, user and password are right; {POOLER}"
+        yield Finding("FAILED", "PostgreSQL", reason(error), remedy)
+        return
+    yield from _examine_server(*server)
+    yield from _examine_table(records, shape)
+
+
+def _examine_server(
+    version: str, number: int, database: str, user: str, standby: bool, read_only: bool, commit: str
+) -> Iterator[Finding]:
+    driver = psycopg2.__version__.split()[0]  # type: ignore[attr-defined]
+    yield Finding("ok", "PostgreSQL", f"{version}, database {database}, user {user}")
+    yield Finding("ok", "driver", f"psycopg2 {driver}")
+    if number < _KNOWS_DEAD_CLIENTS:
+        old = "a worker killed inside a long statement blocks its key until the statement ends"
+        yield Finding("advice", "version", old, "upgrade to PostgreSQL 14 or later")
+    if standby:
+        remedy = "connect to the primary; records are never read from a standby"
+        yield Finding("FAILED", "writable", "this server is a standby", remedy)
+    elif read_only:
+        remedy = "turn default_transaction_read_only off for this user and database"
+        yield Finding("FAILED", "writable", "transactions are read-only by default", remedy)
+    else:
+        yield Finding("ok", "writable", "this server is a primary")
+    if commit == "off":
+        lossy = (
+            "synchronous_commit is off; idempotent operations turn it on for themselves, but a crash"
+            " may lose other commits of the application"
+        )
+        yield Finding("advice", "durability", lossy, "turn synchronous_commit on")
+
+
+def _examine_table(records: SqlRecords, shape: Shape | None) -> Iterator[Finding]:
+    name, create_it = records.table.fullname, "run `flask idempotency create-table`"
+    if shape is None:
+        yield Finding("FAILED", "table", f"{name} is missing", f"{create_it}, or {MIGRATE}")
+        return
+    if shape.unlogged:
+        remedy = f"ALTER TABLE {name} SET LOGGED"
+        yield Finding("FAILED", "table", f"{name} is unlogged, so a crash empties it", remedy)
+    if wrong := wrong_columns(records, shape):
+        yield Finding("FAILED", "columns", f"missing or of another type: {wrong}", MIGRATE)
+    else:
+        yield Finding("ok", "columns", f"all {len(records.table.columns)} of {name}")
+    if shape.has_key:
+        yield Finding("ok", "primary key", "key")
+    else:
+        remedy = f"ALTER TABLE {name} ADD PRIMARY KEY (key)"
+        yield Finding("FAILED", "primary key", "nothing keeps two records of a key apart", remedy)
+    if shape.has_expiry:
+        yield Finding("ok", "index", "expires_at")
+    else:
+        slow = "none that is valid on expires_at, so every purge reads the whole table"
+        yield Finding("FAILED", "index", slow, create_it)
+    if (shape.fillfactor or 100) <= FILLFACTOR:
+        yield Finding("ok", "fill factor", f"{shape.fillfactor} %")
+    else:
+        full = "pages have no room for the completing UPDATE, which then touches every index"
+        set_it = f"ALTER TABLE {name} SET (fillfactor = {FILLFACTOR})"
+        yield Finding("advice", "fill factor", full, set_it if shape.fillfactor else create_it)
+
+
+@contextmanager
+def trial(records: SqlRecords) -> Iterator[SqlHold]:
+    """Claim a record of its own as a request would; roll back and delete the record at the end.
+
+    Raises what a request would raise, and ``NotAtomic`` if two messages are not one transaction.
+    """
+    claim = _trial_claim()
+    try:
+        hold = records.claim(claim)
+        if hold is None:
+            raise StoreUnavailable("the table is locked, by an ALTER TABLE for instance")
+        try:
+            if not hold.connection.scalar(text("SELECT txid_current_if_assigned() IS NOT NULL")):
+                raise NotAtomic(f"two statements of one transaction went two ways: {POOLER}")
+            yield hold
+        finally:
+            hold.abandon()
+    finally:
+        with suppress(StoreUnavailable):
+            records.run(_FORGET, {"key": claim.key, "owner": claim.owner})
+
+
+def examine_lock(lock: RedisLock | NoLock) -> Iterator[Finding]:
+    """Check Redis: reachable, and both scripts do what they should, on a lock of its own."""
+    if isinstance(lock, NoLock):
+        yield Finding("ok", "Redis", "not used")
+        return
+    try:
+        lock.ping()
+    except Exception as error:  # whatever the application's own client may raise
+        remedy = f"see that the server runs, and that its URL and password are right. {_SLOWER}"
+        yield Finding("FAILED", "Redis", _line(error), remedy)
+        return
+    first = _trial_claim()
+    second = replace(_trial_claim(), key=first.key)
+    glances = [lock.acquire(first), lock.acquire(second)]
+    lock.release(first, finished=False)
+    glances.append(lock.acquire(second))
+    lock.release(second, finished=False)
+    if [glance is Glance.MINE for glance in glances] != [True, False, True]:
+        remedy = (
+            "allow its user EVAL, GET, SET, PTTL and DEL on IDEMPOTENCY_REDIS_PREFIX, and connect to"
+            f" a primary that takes writes. {_SLOWER}"
+        )
+        yield Finding("FAILED", "Redis", "reachable, but the lock cannot be taken", remedy)
+        return
+    yield Finding("ok", "Redis", "the lock was taken and given back")
+    yield from _examine_memory(lock)
+
+
+def _examine_memory(lock: RedisLock) -> Iterator[Finding]:
+    try:
+        info = lock.memory()
+    except Exception:  # hosted servers and narrow users do not allow INFO
+        return
+    if info.get("maxmemory") and info.get("maxmemory_policy") == "noeviction":
+        full = "once it is full it refuses the lock, and all requests go to PostgreSQL (noeviction)"
+        yield Finding("advice", "Redis memory", full, "set maxmemory-policy volatile-ttl")
+
+
+def reason(error: BaseException) -> str:
+    """Why something failed, in one line: the driver's own words where there are any."""
+    return _line(original(error.__cause__) or error)
+
+
+def _line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _trial_claim() -> Claim:
+    owner = secrets.token_urlsafe(16)
+    return Claim(secrets.token_bytes(32), TRIAL, Fingerprint(0, bytes(32)), owner, _TRIAL_SECONDS)

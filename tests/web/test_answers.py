@@ -1,0 +1,174 @@
+"""A replay is the first answer again, byte for byte, whatever made it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+
+import pytest
+from flask import Response, jsonify, redirect, request, send_file, stream_with_context
+
+from flask_idempotency import idempotent
+
+
+@pytest.fixture
+def answers(assert_replayed):
+    """Adds a view with the given body, and holds its replay against the first answer."""
+
+    def check(world, view):
+        runs = []
+
+        @world.app.post("/answer")
+        @idempotent
+        def answer():
+            runs.append(1)
+            return view()
+
+        with world.post("/answer") as first, world.post("/answer") as replay:
+            assert_replayed(first, replay)
+        assert runs == [1]
+        return first
+
+    return check
+
+
+def streamed():
+    yield "first "
+    yield request.headers["X-User"]
+    yield b"\x00\xff"
+
+
+class Receipt(Response):
+    default_mimetype = "application/vnd.receipt"
+    default_status = 202
+
+
+VIEWS = {
+    "binary": lambda: bytes(range(256)),
+    "not UTF-8": lambda: Response("Büro".encode("latin-1"), content_type="text/plain"),
+    "JSON that a database would tidy up": lambda: Response(
+        b'{"b": 1, "a": 1.10,\n "b": 2, "nul": "\\u0000"}', content_type="application/json"
+    ),
+    "large": lambda: os.urandom(1024 * 1024),
+    "empty": lambda: ("", 204),
+    "empty with a type": lambda: Response(b"", 201, content_type="application/json"),
+    "status only": lambda: ({}, 418),
+    "dict": lambda: {"id": 1},
+    "list": lambda: [1, 2],
+    "generator": lambda: stream_with_context(streamed()),
+    "generator without context": lambda: Response(iter([b"a", b"", b"b"]), 201),
+    "file": lambda: send_file(__file__),
+    "file in memory": lambda: send_file(
+        io.BytesIO(b"%PDF\x00"), download_name="Rechnung ü.pdf", as_attachment=True
+    ),
+    "redirect": lambda: redirect("/payments/1?a=b", 303),
+    "own class": lambda: Receipt("paid"),
+    "no content type": lambda: Response(b"x", headers={}, content_type=""),
+    "compressed by the view": lambda: Response(b"\x1f\x8b", headers={"Content-Encoding": "gzip"}),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_a_replay_is_the_first_answer_byte_for_byte(world, answers, view):
+    answers(world, view)
+
+
+def test_an_application_may_have_its_own_response_class(world, answers):
+    world.app.response_class = Receipt
+    first = answers(world, lambda: "paid")
+    assert (first.status_code, first.mimetype) == (202, "application/vnd.receipt")
+
+
+def test_several_headers_of_one_name_stay_several(world, answers):
+    def view():
+        response = jsonify(ok=True)
+        response.headers.add("Link", '</1>; rel="a, b"')
+        response.headers.add("Link", "</2>; rel=next")
+        response.headers.add("WWW-Authenticate", 'Basic realm="a"')
+        response.headers.add("WWW-Authenticate", 'Digest realm="b", nonce="c"')
+        response.headers["X-Latin"] = "Büro"
+        response.headers["X-Empty"] = ""
+        return response
+
+    first = answers(world, view)
+    assert len(first.headers.getlist("Link")) == len(first.headers.getlist("WWW-Authenticate")) == 2
+
+
+NEVER_REPLAYED = {
+    "Date": "Thu, 01 Jan 1970 00:00:00 GMT",
+    "Server": "somebody",
+    "Connection": "close",
+    "Keep-Alive": "timeout=5",
+    "Proxy-Authenticate": "Basic",
+    "TE": "trailers",
+    "Trailer": "X-Sum",
+    "Transfer-Encoding": "chunked",
+    "Upgrade": "h2c",
+}
+
+
+def test_what_is_true_of_one_message_only_is_never_stored(world):
+    @world.app.post("/answer")
+    @idempotent
+    def answer():
+        response = jsonify(id=1)
+        response.set_cookie("session", "canary")
+        response.set_cookie("other", "canary")
+        response.headers.extend(NEVER_REPLAYED)
+        response.headers["ETag"] = '"1"'
+        return response
+
+    first, replay = world.post("/answer"), world.post("/answer")
+    assert len(first.headers.getlist("Set-Cookie")) == 2
+    assert "Set-Cookie" not in replay.headers
+    assert not NEVER_REPLAYED.keys() & set(replay.headers.keys())
+    assert replay.headers["ETag"] == '"1"'
+    assert replay.headers["Content-Length"] == str(len(replay.data))
+    assert [name for name, _ in world.records()[0].headers] == ["Content-Type", "ETag"]
+
+
+def test_a_setting_leaves_more_headers_out(make_world):
+    world = make_world(IDEMPOTENCY_UNSTORED_HEADERS=["x-request-id", "ETAG"])
+
+    @world.app.post("/answer")
+    @idempotent
+    def answer():
+        return "", 200, {"X-Request-ID": "canary", "ETag": '"1"', "X-Other": "1"}
+
+    first, replay = world.post("/answer"), world.post("/answer")
+    assert first.headers["X-Request-ID"] == "canary"
+    assert not {"X-Request-ID", "ETag"} & set(replay.headers.keys())
+    assert replay.headers["X-Other"] == "1"
+
+
+def test_after_request_functions_run_on_the_first_answer_and_on_replays(world, add_view):
+    numbers = iter(range(10))
+
+    @world.app.after_request
+    def mark(response):
+        response.headers["X-Number"] = str(next(numbers))
+        response.headers["X-Replayed"] = response.headers.get("Idempotent-Replayed", "false")
+        response.set_data(response.get_data() + b"<!-- seen -->")
+        return response
+
+    add_view(world)
+    seen = [world.post() for _ in range(3)]
+    assert [answer.headers["X-Number"] for answer in seen] == ["0", "1", "2"]
+    assert [answer.headers["X-Replayed"] for answer in seen] == ["false", "true", "true"]
+    assert {answer.data.count(b"<!-- seen -->") for answer in seen} == {1}
+    assert b"seen" not in bytes(world.records()[0].body)
+
+
+def test_a_stored_answer_outlives_the_code_that_made_it(world, assert_replayed):
+    """Promise 3: every later answer is the stored one, whatever the code does by then."""
+
+    @world.app.post("/answer")
+    @idempotent
+    def answer():
+        return Response(json.dumps({"version": 1}), 201, {"X-Version": "1"})
+
+    first = world.post("/answer")
+    world.app.view_functions["answer"] = idempotent(lambda: ({"version": 2}, 200))
+    assert_replayed(first, world.post("/answer"))
+    assert world.post("/answer", key="new").json == {"version": 2}

@@ -1,0 +1,95 @@
+"""``current_operation``, and idempotent functions inside of requests that are one already."""
+
+from __future__ import annotations
+
+import pytest
+
+from flask_idempotency import current_operation, idempotent
+
+
+@pytest.fixture
+def pay(world):
+    """Writes a payment; its number is the answer."""
+
+    def write():
+        payment = world.Payment(amount=5)
+        world.db.session.add(payment)
+        world.db.session.commit()
+        return {"id": payment.id}, 201
+
+    return write
+
+
+def test_the_present_operation_knows_what_it_is(world):
+    @world.app.post("/payments")
+    @idempotent(namespace="v2")
+    def pay():
+        operation = current_operation
+        assert operation.connection.exec_driver_sql("select 7").scalar() == 7
+        shown = repr(operation)
+        return [operation.key, operation.scope, operation.attempt, operation.name, shown]
+
+    key, *rest, shown = world.post(key='"ca\\"nary"', user="alice").json
+    assert [key, *rest] == ['ca"nary', "alice", 1, "pay"]
+    assert "nary" not in shown
+
+
+def test_without_an_operation_there_is_none(world):
+    @world.app.get("/")
+    def index():
+        return {"there": bool(current_operation)}
+
+    assert world.client.get("/").json == {"there": False}
+    for context in world.app.app_context(), world.app.test_request_context("/"):
+        with context, pytest.raises(RuntimeError, match="while a view protected by @idempotent"):
+            current_operation.attempt  # noqa: B018 -- asking is enough
+    with pytest.raises(RuntimeError, match="@idempotent"):
+        current_operation.key  # noqa: B018 -- asking is enough
+
+
+def test_an_idempotent_function_called_by_an_idempotent_view_is_part_of_it(world, pay):
+    attempts = []
+
+    @idempotent(name="inner")
+    def inner():
+        attempts.append(current_operation.name)
+        return pay()
+
+    @world.app.post("/payments")
+    @idempotent(name="outer")
+    def outer():
+        return inner()[0], inner()[1]
+
+    assert world.post().json == {"id": 1}
+    assert world.post().headers["Idempotent-Replayed"] == "true"
+    assert attempts == ["outer"] * 2
+    assert world.count() == 2
+    assert [record.name for record in world.records()] == ["outer"]
+
+
+def test_two_idempotent_functions_in_one_plain_view_run_once_each(world, pay):
+    first, second = idempotent(name="first")(pay), idempotent(name="second")(pay)
+    world.app.add_url_rule("/payments", "both", lambda: (first(), second())[1], methods=["POST"])
+    assert [world.post().status_code for _ in range(2)] == [201, 201]
+    assert [record.name for record in world.records()] == ["first", "second"]
+    assert world.count() == 2
+
+
+def test_a_request_that_a_view_makes_to_its_own_application_is_another_operation(world, pay):
+    """Afterwards the view's writes are part of its own operation again, and go when that goes."""
+    world.app.post("/inner")(idempotent(pay))
+
+    @world.app.post("/outer")
+    @idempotent
+    def outer():
+        pay()
+        assert world.post("/inner").status_code == 201
+        assert current_operation.name == "outer"
+        pay()
+        return {}, 503
+
+    world.app.testing = True
+    for _ in range(2):
+        assert world.post("/outer").status_code == 503
+    assert [record.name for record in world.records()] == ["outer", "write"]
+    assert world.count() == 1

@@ -1,0 +1,182 @@
+"""Idempotency keys as clients send them, in the header or as a natural key in the request."""
+
+from __future__ import annotations
+
+import pytest
+from flask import request
+
+MALFORMED = {
+    "": "is empty",
+    "   ": "is empty",
+    '""': "is empty",
+    '"canary': "no closing double quote",
+    'canary"': "double quote that does not open",
+    '"canary\\x"': "backslash that does not escape",
+    '"canary";p=1': "parameters are not allowed",
+    "canary;p=1": "parameters are not allowed",
+    '"canary","b"': "sent twice",
+    "canary,b": "sent twice",
+    "'; drop table canary;--": "semicolon outside quotes",
+    "canary canary": "space outside quotes",
+    "canary\ttab": "a tab",
+    '"canary\ttab"': "a tab",
+    "canary\x7f": "a control character",
+    "canaryé": "outside ASCII",
+    "canary\xff\xfe": "outside ASCII",
+    "canary" * 43: "longer than 255",
+    "canary" * 1350: "longer than 255",
+}
+
+RAW = {"canary\x00": "a control character", "canary\r\nX-Other: 1": "a control character"}
+"""What Werkzeug's client refuses to send, and careless servers let through."""
+
+
+def test_a_malformed_key_is_refused_and_never_counts_as_absent(world, add_view, assert_problem):
+    runs = add_view(world, required=False)
+    for key, fault in MALFORMED.items():
+        members = assert_problem(world.post(key=key), 400, "key-malformed")
+        assert fault in members["detail"], key
+    for key, fault in RAW.items():
+        response = world.post(key=None, environ_overrides={"HTTP_IDEMPOTENCY_KEY": key})
+        assert fault in assert_problem(response, 400, "key-malformed")["detail"], key
+    assert runs == []
+    assert world.records() == []
+
+
+def test_two_header_lines_are_refused_equal_or_not(world, add_view, assert_problem):
+    runs = add_view(world)
+    for second in "canary-1", "canary-2":
+        lines = [("Idempotency-Key", "canary-1"), ("Idempotency-Key", second), ("X-User", "alice")]
+        response = world.client.post("/payments", headers=lines, json={"amount": 5})
+        assert "sent twice" in assert_problem(response, 400, "key-malformed")["detail"]
+    assert runs == []
+
+
+def test_bare_and_quoted_are_one_key(world, add_view, assert_replayed):
+    runs = add_view(world)
+    first = world.post(key="8e03-978e")
+    for spelling in '"8e03-978e"', "  8e03-978e  ", ' "8e03-978e" ':
+        assert_replayed(first, world.post(key=spelling))
+    assert runs == [1]
+
+
+def test_keys_that_differ_in_anything_are_two(world, add_view):
+    runs = add_view(world)
+    keys = ["key", "KEY", '"key "', '" key"', '"k e y"', '"k,ey"', '"k;ey"', r'"k\"ey"', r'"k\\ey"']
+    keys += ["a" * 255, "a" * 254, "A-Za-z0-9._~:+/=@-", "'key'", "%6Bey"]
+    for key in keys:
+        response = world.post(key=key)
+        assert response.status_code == 201, key
+        assert "Idempotent-Replayed" not in response.headers, key
+    assert len(runs) == len(keys) == len(world.records())
+
+
+def test_the_longest_key_is_a_setting(make_world, add_view, assert_problem):
+    world = make_world(IDEMPOTENCY_MAX_KEY_LENGTH=8)
+    add_view(world)
+    assert world.post(key="12345678").status_code == 201
+    assert world.post(key=r'"123456\"\""').status_code == 201
+    members = assert_problem(world.post(key="123456789"), 400, "key-malformed")
+    assert "longer than 8 characters" in members["detail"]
+
+
+def test_the_header_is_a_setting(make_world, add_view, assert_problem, assert_replayed):
+    world = make_world(IDEMPOTENCY_HEADER="X-Request-Token")
+    add_view(world)
+    assert_problem(world.post(key="canary"), 400, "key-required")
+    sent = {"key": None, "headers": {"x-request-TOKEN": "canary"}}
+    assert_replayed(world.post(**sent), world.post(**sent))
+
+
+def test_another_header_is_no_key(world, add_view, assert_problem):
+    add_view(world)
+    response = world.post(key=None, headers={"X-Idempotency-Key": "canary"})
+    assert_problem(response, 400, "key-required")
+
+
+def test_where_no_key_is_required_a_request_without_one_is_unprotected(
+    world, add_view, assert_replayed
+):
+    runs = add_view(world, required=False)
+    answers = [world.post(key=None), world.post(key=None, user="")]
+    assert [answer.status_code for answer in answers] == [201, 201]
+    assert runs == [0, 0]
+    assert world.records() == []
+    assert_replayed(world.post(), world.post())
+    assert runs == [0, 0, 1]
+
+
+def test_whether_a_key_is_required_is_a_setting_and_an_option(make_world, add_view, assert_problem):
+    world = make_world(IDEMPOTENCY_REQUIRED=False)
+    add_view(world)
+    add_view(world, "/refunds", endpoint="refund", required=True)
+    assert world.post(key=None).status_code == 201
+    assert_problem(world.post("/refunds", key=None), 400, "key-required")
+
+
+def test_a_callable_may_give_the_key(world, add_view, assert_problem, assert_replayed):
+    runs = add_view(world, key=lambda: request.headers.get("X-Order"))
+    order = {"key": None, "headers": {"X-Order": "Büro 7, 2nd"}}
+    assert_replayed(world.post(**order), world.post(**order))
+    assert runs == [1]
+    assert_problem(world.post(key="canary"), 400, "key-required")
+    assert_problem(world.post(key=None, headers={"X-Order": ""}), 400, "key-malformed")
+    assert_problem(world.post(key=None, headers={"X-Order": "canary" * 50}), 400, "key-malformed")
+
+
+def test_a_callable_may_give_a_number(world, add_view, assert_problem, assert_replayed):
+    answers = [7, 7, 7.5, True, b"canary", ["canary"]]
+    add_view(world, key=lambda: answers.pop(0))
+    assert_replayed(world.post(), world.post())
+    while answers:
+        assert_problem(world.post(), 400, "key-malformed")
+
+
+def test_a_field_of_a_json_body_may_be_the_key(world, add_view, assert_problem, assert_replayed):
+    runs = add_view(world, key="json:/order/id")
+    order = {"order": {"id": "Büro"}, "amount": 5}
+    assert_replayed(world.post(key=None, json=order), world.post(key="ignored", json=order))
+    changed = world.post(key=None, json={**order, "amount": 6})
+    assert_problem(changed, 422, "key-reused")
+    for number in 7, 8, "8 ", 10**30:
+        assert world.post(key=None, json={"order": {"id": number}}).status_code == 201
+    assert len(runs) == 5
+
+
+def test_a_missing_natural_key_counts_as_no_key(world, add_view, assert_problem):
+    runs = add_view(world, key="json:/order/id")
+    free = add_view(world, "/free", endpoint="free", key="json:/order/id", required=False)
+    for body in {}, {"order": {}}, {"order": "canary"}, ["canary"], "canary":
+        assert_problem(world.post(key="canary", json=body), 400, "key-required")
+        assert world.post("/free", key=None, json=body).status_code == 201
+    assert runs == []
+    assert free == [0] * 5
+
+
+def test_a_field_that_is_no_key_is_refused(world, add_view, assert_problem):
+    runs = add_view(world, key="json:/order")
+    for value in "", None, True, 1.5, ["canary"], {"canary": 1}, "canary" * 50:
+        assert_problem(world.post(key=None, json={"order": value}), 400, "key-malformed")
+    for body in b"", b"{canary", b'{"order": 1, "order": 2}', b"order=1", b"\xff":
+        assert_problem(world.post(key=None, data=body), 400, "body-malformed")
+    assert runs == []
+
+
+FORMS = ["application/x-www-form-urlencoded", "multipart/form-data"]
+
+
+@pytest.mark.parametrize("content_type", FORMS)
+def test_a_field_of_a_form_may_be_the_key(
+    world, add_view, assert_problem, assert_replayed, content_type
+):
+    runs = add_view(world, key="form:order")
+
+    def post(**fields):
+        return world.post(key=None, data=fields, content_type=content_type)
+
+    assert_replayed(post(order="7", amount="5"), post(order="7", amount="5"))
+    assert_problem(post(order="7", amount="6"), 422, "key-reused")
+    assert_problem(post(amount="5"), 400, "key-required")
+    assert_problem(post(order=["canary", "8"]), 400, "key-malformed")
+    assert_problem(post(order=""), 400, "key-malformed")
+    assert runs == [1]

@@ -1,0 +1,58 @@
+"""A wrong option is named where the view is decorated, not in the first request."""
+
+from __future__ import annotations
+
+import pytest
+from flask import Flask
+
+from flask_idempotency import ConfigurationError, Idempotency, idempotent
+
+WRONG_OPTIONS = [
+    ("required", "no", "True or False"),
+    ("ttl", 0, "from 1 second to 10 years"),
+    ("ttl", "1h", "from 1 second to 10 years"),
+    ("wait", -1, "0 to 300 seconds"),
+    ("key", "order_id", "a callable, 'json:/pointer' or 'form:name'"),
+    ("key", "form:", "a callable, 'json:/pointer' or 'form:name'"),
+    ("key", None, "a callable, 'json:/pointer' or 'form:name'"),
+    ("key", 7, "a callable, 'json:/pointer' or 'form:name'"),
+    ("scope", "alice", "a callable, or None"),
+    ("fingerprint", "body", "'request', 'json', a list of JSON pointers"),
+    ("fingerprint", [], "'request', 'json', a list of JSON pointers"),
+    ("fingerprint", 7, "'request', 'json', a list of JSON pointers"),
+    ("store", True, "a callable that takes the response"),
+    ("namespace", "v 1", "visible ASCII"),
+    ("authorize_replay", True, "a callable that takes the operation"),
+    ("name", "", "1 to 255 characters"),
+    ("name", "x" * 256, "1 to 255 characters"),
+    ("other_binds", "log", "a list of Flask-SQLAlchemy bind keys"),
+    ("other_binds", 7, "a list of Flask-SQLAlchemy bind keys"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "allowed"), WRONG_OPTIONS)
+def test_a_wrong_option_is_named_where_the_view_is_decorated(name, value, allowed):
+    for use in idempotent, lambda **options: Idempotency().protect(Flask("shop"), **options):
+        with pytest.raises(ConfigurationError) as caught:
+            use(**{name: value})
+        assert str(caught.value).startswith(f"{name} is {value!r}; allowed: ")
+        assert allowed in str(caught.value)
+
+
+@pytest.mark.parametrize("pointer", ["order", "/order~2", "order/id"])
+def test_a_pointer_that_is_none_is_explained(pointer):
+    for option in {"key": f"json:{pointer}"}, {"fingerprint": ["/ok", pointer]}:
+        with pytest.raises(ConfigurationError, match="is not a JSON pointer") as caught:
+            idempotent(**option)
+        assert repr(pointer) in str(caught.value)
+
+
+def test_an_unknown_option_lists_the_known_ones():
+    with pytest.raises(ConfigurationError, match="timeout is not an option .* required, ttl, wait"):
+        idempotent(timeout=5)
+
+
+@pytest.mark.parametrize("wrong", ["payments", 60, {"ttl": 60}])
+def test_options_are_given_by_name(wrong):
+    with pytest.raises(ConfigurationError, match="takes a view, or options by name"):
+        idempotent(wrong)

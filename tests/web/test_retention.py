@@ -1,0 +1,69 @@
+"""How long an answer is kept, and that afterwards the key is as new."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+
+
+def expire(world):
+    world.sql("update idempotency_record set expires_at = clock_timestamp() - interval '1 second'")
+
+
+def test_after_its_time_a_key_is_as_new(world, add_view):
+    runs = add_view(world)
+    assert world.post().json["run"] == 1
+    expire(world)
+    renewed = world.post(json={"amount": 6})
+    assert (renewed.status_code, renewed.json["run"]) == (201, 2)
+    assert "Idempotent-Replayed" not in renewed.headers
+    assert world.post(json={"amount": 6}).headers["Idempotent-Replayed"] == "true"
+    assert world.post().status_code == 422
+    assert runs == [1, 1]
+    assert len(world.records()) == 1
+
+
+def test_an_operation_that_outlives_its_time_still_counts_once(
+    world, add_view, gate, background, assert_problem
+):
+    runs = add_view(world, ttl=1, during=gate)
+    first = background(world.post)
+    gate.wait_until_reached()
+    with world.app.app_context(), world.db.engine.connect() as connection:
+        row = connection.exec_driver_sql(
+            "select pg_sleep_until(max(expires_at) + interval '10 ms') from idempotency_record"
+        )
+        assert row.rowcount == 1
+    assert_problem(world.post(), 409, "request-in-progress", retry=True)
+    gate.open()
+    assert first.result().status_code == 201
+    assert world.post().headers["Idempotent-Replayed"] == "true"
+    assert runs == [1]
+
+
+@pytest.mark.parametrize("ttl", [7200, 7200.0, dt.timedelta(hours=2)], ids=repr)
+def test_how_long_is_an_option(world, add_view, ttl):
+    add_view(world, ttl=ttl)
+    world.post()
+    record = world.records()[0]
+    assert record.expires_at - record.created_at == pytest.approx(
+        dt.timedelta(hours=2), abs=dt.timedelta(seconds=5)
+    )
+
+
+def test_how_long_is_a_setting_of_a_day(make_world, add_view):
+    for config, days in ({}, 1), ({"IDEMPOTENCY_TTL": dt.timedelta(days=7)}, 7):
+        world = make_world(**config)
+        add_view(world)
+        world.post()
+        record = world.records()[0]
+        kept = record.expires_at - record.created_at
+        assert round(kept / dt.timedelta(days=1), 3) == days
+
+
+def test_another_table_is_a_setting(make_world, add_view):
+    world = make_world(IDEMPOTENCY_TABLE="shop_keys")
+    add_view(world)
+    assert [world.post().status_code for _ in range(2)] == [201, 201]
+    assert world.count("shop_keys") == 1

@@ -1,0 +1,149 @@
+"""Whose key it is, and for what: nobody meets another's operation."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from flask import Flask, g, request
+
+from flask_idempotency import ConfigurationError, current_operation, idempotent
+
+
+def test_the_same_key_of_two_users_is_two_operations(world, add_view):
+    runs = add_view(world)
+    alice, bob = world.post(user="alice"), world.post(user="bob", json={"amount": 6})
+    assert (alice.json["id"], bob.json["id"]) == (1, 2)
+    assert "Idempotent-Replayed" not in bob.headers
+    assert runs == [1, 1]
+
+
+def test_the_same_key_at_two_endpoints_is_two_operations(world, add_view):
+    runs = add_view(world), add_view(world, "/refunds", endpoint="refund")
+    for path in "/payments", "/refunds":
+        assert [world.post(path).status_code for _ in range(2)] == [201, 201]
+    assert runs == ([1], [1])
+
+
+COLLIDING = [("acme", "eu:42"), ("acme:eu", "42"), ("acme:eu:", "42"), ("acme", ":eu:42")]
+
+
+def test_scopes_and_keys_that_look_alike_when_joined_are_apart(world, add_view):
+    runs = add_view(world)
+    for user, key in COLLIDING:
+        assert "Idempotent-Replayed" not in world.post(user=user, key=key).headers
+    assert len(runs) == len(COLLIDING)
+
+
+SCOPES = [1, "1", -1, 10**30, "one", "Büro", "\ud800", " ", uuid.UUID(int=1), str(uuid.UUID(int=1))]
+
+
+def test_scopes_of_different_types_are_apart(make_world, add_view):
+    scopes = []
+    world = make_world(init={"scope": lambda: scopes[-1]})
+    runs = add_view(world)
+    for scope in SCOPES:
+        scopes.append(scope)
+        assert "Idempotent-Replayed" not in world.post().headers
+        assert world.post().headers["Idempotent-Replayed"] == "true"
+    assert len(runs) == len(SCOPES)
+
+
+@pytest.mark.parametrize("wrong", [True, False, 1.5, b"1", ["alice"], object()], ids=repr)
+def test_a_scope_of_another_type_is_a_mistake_that_is_named(make_world, add_view, wrong):
+    world = make_world(init={"scope": lambda: wrong}, TESTING=True)
+    runs = add_view(world)
+    kind = type(wrong).__name__
+    with pytest.raises(ConfigurationError, match=f"returned a {kind}; allowed: str, int or UUID"):
+        world.post()
+    assert runs == []
+    assert world.records() == []
+
+
+def test_nought_is_somebody(make_world, add_view):
+    world = make_world(init={"scope": lambda: 0})
+    add_view(world)
+    assert world.post().status_code == 201
+
+
+def test_an_api_with_one_tenant_has_no_scope(make_world, add_view):
+    world = make_world(init={"scope": None})
+    runs = add_view(world)
+    assert world.post(user="alice").status_code == 201
+    assert world.post(user="bob").headers["Idempotent-Replayed"] == "true"
+    assert runs == [1]
+
+
+def test_a_route_may_have_a_scope_of_its_own(world, add_view, assert_problem):
+    shop = add_view(world, scope=lambda: request.headers.get("X-Shop"))
+    everybody = add_view(world, "/everybody", endpoint="everybody", scope=None)
+    for user in "alice", "bob":
+        assert world.post(user=user, headers={"X-Shop": "1"}).status_code == 201
+        assert world.post("/everybody", user=user).status_code == 201
+    assert shop == everybody == [1]
+    assert_problem(world.post(), 401, "scope-unknown")
+
+
+def test_a_name_outlives_the_renaming_of_a_view(make_world, add_view, assert_replayed):
+    before = make_world()
+    add_view(before, endpoint="pay", name="payment")
+    first = before.post()
+    after = make_world(
+        SQLALCHEMY_DATABASE_URI=before.app.config["SQLALCHEMY_DATABASE_URI"],
+    )
+    add_view(after, endpoint="create_payment", name="payment")
+    assert_replayed(first, after.post())
+    assert [record.name for record in after.records()] == ["payment"]
+
+
+def test_two_views_of_one_name_share_their_keys(world, add_view, assert_problem):
+    add_view(world, name="payment")
+    other = add_view(world, "/refunds", endpoint="refund", name="payment")
+    assert world.post().status_code == 201
+    assert_problem(world.post("/refunds"), 422, "key-reused")
+    assert other == []
+
+
+def test_keys_of_two_namespaces_never_meet(make_world, add_view):
+    world = make_world(IDEMPOTENCY_NAMESPACE="v1")
+    runs = {
+        "v1": add_view(world, "/1", endpoint="one", name="pay"),
+        "v2": add_view(world, "/2", endpoint="two", name="pay", namespace="v2"),
+        "": add_view(world, "/3", endpoint="three", name="pay", namespace=""),
+    }
+    for path in "/1", "/2", "/3":
+        assert [world.post(path).status_code for _ in range(2)] == [201, 201]
+    assert runs == {"v1": [1], "v2": [1], "": [1]}
+
+
+def test_one_object_serves_two_applications(make_world, add_view, assert_problem):
+    world = make_world(IDEMPOTENCY_REQUIRED=False)
+    other = Flask("other")
+    other.config.update(
+        SQLALCHEMY_DATABASE_URI=make_world().app.config["SQLALCHEMY_DATABASE_URI"],
+        IDEMPOTENCY_STORE="postgres",
+        IDEMPOTENCY_HEADER="X-Token",
+        IDEMPOTENCY_TABLE="other_record",
+    )
+    world.db.init_app(other)
+    world.idempotency.init_app(other, world.db, scope=None)
+    with other.app_context():
+        world.db.create_all()
+
+    @idempotent
+    def pay():
+        return {"app": g.get("account_id"), "there": bool(current_operation)}
+
+    for app in world.app, other:
+        app.add_url_rule("/payments", "pay", pay, methods=["POST"])
+    assert world.post(key=None).json == {"app": "alice", "there": False}
+    assert world.post().json == {"app": "alice", "there": True}
+    client = other.test_client()
+    assert_problem(client.post("/payments", headers={"Idempotency-Key": "k"}), 400, "key-required")
+    for replayed in None, "true":
+        answer = client.post("/payments", headers={"X-Token": "key-1"})
+        assert answer.json == {"app": None, "there": True}
+        assert answer.headers.get("Idempotent-Replayed") == replayed
+    with other.app_context():
+        for engine in world.db.engines.values():
+            engine.dispose()

@@ -1,0 +1,122 @@
+"""Answers encrypted at rest: who reads or changes the table reads and changes no answer."""
+
+from __future__ import annotations
+
+import secrets
+
+import pytest
+from flask import Response
+
+from flask_idempotency import idempotent
+
+OLD, NEW = secrets.token_bytes(32), secrets.token_urlsafe(32)
+
+
+@pytest.fixture
+def sealed_world(make_world):
+    def make(*keys, **config):
+        world = make_world(IDEMPOTENCY_ENCRYPTION_KEYS=list(keys), **config)
+
+        @world.app.post("/payments/<name>")
+        @idempotent
+        def pay(name):
+            world.db.session.add(world.Payment(amount=5))
+            world.db.session.commit()
+            return Response(f"paid by {name}", 201, {"Location": f"/payments/of-{name}"})
+
+        return world
+
+    return make
+
+
+def dump(world):
+    """The whole table as text, and its bytes as text."""
+    records = world.records()
+    return repr(records) + "".join(bytes(r.body or b"").decode("latin-1") for r in records)
+
+
+def test_the_table_holds_nothing_readable(sealed_world, assert_replayed):
+    world = sealed_world(NEW)
+    first = world.post("/payments/canary", key="canary-1")
+    assert first.data == b"paid by canary"
+    assert "canary" not in dump(world)
+    assert "Location" not in dump(world)
+    assert_replayed(first, world.post("/payments/canary", key="canary-1"))
+    assert world.count() == 1
+
+
+def with_keys(world, sealed_world, *keys):
+    """The same database after a deploy with other keys."""
+    return sealed_world(*keys, SQLALCHEMY_DATABASE_URI=world.app.config["SQLALCHEMY_DATABASE_URI"])
+
+
+def test_a_rotated_key_still_opens_what_it_sealed(sealed_world, assert_replayed):
+    before = sealed_world(OLD)
+    first = before.post("/payments/ann")
+    after = with_keys(before, sealed_world, NEW, OLD)
+    assert_replayed(first, after.post("/payments/ann"))
+    newest = after.post("/payments/ann", key="new")
+    last = with_keys(before, sealed_world, NEW)
+    assert_replayed(newest, last.post("/payments/ann", key="new"))
+
+
+def test_a_key_that_was_taken_away_opens_nothing_and_runs_nothing(sealed_world):
+    before = sealed_world(OLD)
+    assert before.post("/payments/ann").status_code == 201
+    after = with_keys(before, sealed_world, NEW)
+    for _ in range(2):
+        response = after.post("/payments/ann")
+        assert response.status_code == 500
+        assert b"paid" not in response.data
+    assert after.count() == 1
+
+
+def test_answers_from_before_there_were_keys_are_replayed(make_world, sealed_world, assert_replayed):
+    before = sealed_world()
+    first = before.post("/payments/ann")
+    assert "paid by ann" in dump(before)
+    assert_replayed(first, with_keys(before, sealed_world, NEW).post("/payments/ann"))
+
+
+def test_answers_swapped_in_the_table_stay_shut(sealed_world):
+    world = sealed_world(NEW)
+    for name in "ann", "bob":
+        assert world.post(f"/payments/{name}", key=name, user=name).status_code == 201
+    world.sql(
+        "update idempotency_record as mine set body = other.body"
+        " from idempotency_record as other where mine.key <> other.key"
+    )
+    for name in "ann", "bob":
+        response = world.post(f"/payments/{name}", key=name, user=name)
+        assert response.status_code == 500
+        assert b"paid" not in response.data
+        assert "Location" not in response.headers
+    assert world.count() == 2
+
+
+@pytest.mark.parametrize(
+    "forgery",
+    [
+        "body = set_byte(body, length(body) - 1, get_byte(body, length(body) - 1) # 1)",
+        "body = substring(body for 20)",
+        "body = ''",
+        "status = 202",
+    ],
+)
+def test_an_answer_changed_in_the_table_stays_shut(sealed_world, forgery):
+    world = sealed_world(NEW)
+    assert world.post("/payments/ann").status_code == 201
+    world.sql(f"update idempotency_record set {forgery}")
+    response = world.post("/payments/ann")
+    assert response.status_code == 500
+    assert b"paid" not in response.data
+    assert world.count() == 1
+
+
+def test_an_answer_too_large_to_keep_is_told_without_its_secrets(sealed_world, assert_problem):
+    world = sealed_world(NEW, IDEMPOTENCY_MAX_RESPONSE_BYTES=3)
+    assert world.post("/payments/ann").status_code == 201
+    retry = world.post("/payments/ann")
+    assert_problem(retry, 409, "response-not-kept")
+    assert retry.headers["Location"] == "/payments/of-ann"
+    assert "of-ann" not in dump(world)

@@ -1,0 +1,199 @@
+"""Mistakes in settings and options are named at once: what, which value, and what is allowed."""
+
+from __future__ import annotations
+
+import datetime as dt
+import secrets
+
+import pytest
+from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
+
+from flask_idempotency import ConfigurationError, Idempotency
+
+URI = "postgresql+psycopg2://shop:canary@nowhere.invalid/shop"
+REDIS = "redis://:canary@nowhere.invalid:6379/0"
+
+
+def set_up(*, uri=URI, **config):
+    """An application with these settings; nothing connects to anywhere."""
+    app, db = Flask("shop"), SQLAlchemy()
+    app.config.update(SQLALCHEMY_DATABASE_URI=uri, **config)
+    db.init_app(app)
+    idempotency = Idempotency()
+    idempotency.init_app(app, db, scope=None)
+    return app.extensions["idempotency"].settings
+
+
+WRONG_SETTINGS = [
+    ("STORE", "mysql", "'hybrid'"),
+    ("STORE", "Postgres", "'hybrid'"),
+    ("REDIS_PREFIX", "with space", "visible ASCII"),
+    ("REDIS_PREFIX", "", "visible ASCII"),
+    ("HEADER", "", "a header name"),
+    ("HEADER", "Idempotency Key", "a header name"),
+    ("HEADER", b"Idempotency-Key", "a header name"),
+    ("REPLAYED_HEADER", "X:Y", "a header name"),
+    ("REQUIRED", "yes", "True or False"),
+    ("REQUIRED", 1, "True or False"),
+    ("TTL", 0, "from 1 second to 10 years"),
+    ("TTL", -1, "from 1 second to 10 years"),
+    ("TTL", "3600", "from 1 second to 10 years"),
+    ("TTL", None, "from 1 second to 10 years"),
+    ("TTL", True, "from 1 second to 10 years"),
+    ("TTL", float("nan"), "from 1 second to 10 years"),
+    ("TTL", float("inf"), "from 1 second to 10 years"),
+    ("TTL", dt.timedelta(milliseconds=5), "from 1 second to 10 years"),
+    ("LEASE", 0, "seconds"),
+    ("WAIT", -0.1, "0 to 300 seconds"),
+    ("WAIT", 301, "0 to 300 seconds"),
+    ("PROBE_AFTER", -1, "60 seconds"),
+    ("PROBE_AFTER", "1", "60 seconds"),
+    ("MAX_KEY_LENGTH", 0, "1 to 4096"),
+    ("MAX_KEY_LENGTH", 255.0, "1 to 4096"),
+    ("MAX_KEY_LENGTH", True, "1 to 4096"),
+    ("MAX_RESPONSE_BYTES", -1, "0 to 1 GiB"),
+    ("MAX_RESPONSE_BYTES", None, "0 to 1 GiB"),
+    ("UNSTORED_HEADERS", "X-Request-Id", "list of header names"),
+    ("UNSTORED_HEADERS", ["X Y"], "list of header names"),
+    ("UNSTORED_HEADERS", 7, "list of header names"),
+    ("TABLE", "record; drop table x", "SQL name"),
+    ("TABLE", "x" * 64, "SQL name"),
+    ("BIND_KEY", "", "bind key"),
+    ("BIND_KEY", 1, "bind key"),
+    ("NAMESPACE", None, "visible ASCII"),
+    ("NAMESPACE", "v 1", "visible ASCII"),
+    ("PROBLEM_BASE", "https://example.com/a b", "URI"),
+    ("ON_STORE_ERROR", "ignore", "'reject' or 'allow'"),
+    ("ENABLED", 0, "True or False"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "allowed"), WRONG_SETTINGS)
+def test_a_wrong_setting_names_itself_its_value_and_what_is_allowed(name, value, allowed):
+    with pytest.raises(ConfigurationError) as caught:
+        set_up(**{f"IDEMPOTENCY_{name}": value})
+    message = str(caught.value)
+    assert message.startswith(f"IDEMPOTENCY_{name} is {value!r}; allowed: ")
+    assert allowed in message
+
+
+SECRET_SETTINGS = [
+    ("REDIS_URL", 7, "a URL"),
+    ("REDIS_URL", "canary", "a URL"),
+    ("REDIS_URL", "http://:canary@nowhere.invalid", "redis://"),
+    ("REDIS_URL", "redis://:canary@nowhere.invalid:port/0", "redis://"),
+    ("REDIS_URL", "redis://:canary@nowhere.invalid/0?socket_timeout=canary", "redis://"),
+    ("REDIS_URL", "redis+sentinel://:canary@nowhere.invalid", "redis+sentinel://host:port/service"),
+    ("ENCRYPTION_KEYS", "canary" * 8, "a list of keys"),
+    ("ENCRYPTION_KEYS", b"canary" * 8, "a list of keys"),
+    ("ENCRYPTION_KEYS", 7, "a list of keys"),
+    ("ENCRYPTION_KEYS", ["canary"], "32 bytes"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "allowed"), SECRET_SETTINGS)
+def test_a_wrong_secret_is_named_and_not_shown(name, value, allowed):
+    with pytest.raises(ConfigurationError, match=f"^IDEMPOTENCY_{name}") as caught:
+        set_up(**{f"IDEMPOTENCY_{name}": value})
+    message = str(caught.value)
+    assert allowed in message
+    assert "canary" not in message
+    assert caught.value.__cause__ is None or "canary" not in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize("wrong", [b"short", "too short", "x" * 44, 7, None])
+def test_the_place_of_a_wrong_encryption_key_is_named(wrong):
+    good = secrets.token_urlsafe(32)
+    with pytest.raises(ConfigurationError, match=r"ENCRYPTION_KEYS\[1\] is not a key") as caught:
+        set_up(IDEMPOTENCY_ENCRYPTION_KEYS=[good, wrong])
+    assert good not in str(caught.value)
+    assert "short" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("STOR", "STORE"), ("TTL_SECONDS", None), ("MAX_KEY_LEN", "MAX_KEY_LENGTH"), ("ZZZZZZ", None)],
+)
+def test_an_unknown_setting_suggests_the_one_that_was_meant(name, meant):
+    with pytest.raises(ConfigurationError, match=f"IDEMPOTENCY_{name} is not a setting") as caught:
+        set_up(**{f"IDEMPOTENCY_{name}": "canary"})
+    assert "canary" not in str(caught.value)
+    if meant:
+        assert f"did you mean IDEMPOTENCY_{meant}?" in str(caught.value)
+
+
+def test_settings_of_others_are_none_of_our_business():
+    assert set_up(IDEMPOTENT="x", IDEMPOTENCYKEY="x").ttl == 86400
+
+
+def test_durations_may_be_timedeltas():
+    settings = set_up(IDEMPOTENCY_TTL=dt.timedelta(hours=2), IDEMPOTENCY_WAIT=2)
+    assert (settings.ttl, settings.wait) == (7200, 2)
+
+
+def bare_app(uri=URI):
+    app, db = Flask("shop"), SQLAlchemy()
+    app.config["SQLALCHEMY_DATABASE_URI"] = uri
+    db.init_app(app)
+    return app, db
+
+
+def test_a_missing_scope_explains_the_danger():
+    with pytest.raises(ConfigurationError, match="the other's stored answer.*scope=None"):
+        Idempotency().init_app(*bare_app())
+    with pytest.raises(ConfigurationError, match="scope is 'alice'; allowed: a callable"):
+        Idempotency().init_app(*bare_app(), scope="alice")
+
+
+@pytest.mark.parametrize(
+    ("uri", "named"),
+    [
+        ("sqlite://", "is for sqlite"),
+        ("sqlite:///shop.db", "is for sqlite"),
+        ("mysql+pymysql://shop:canary@nowhere.invalid/shop", "is for mysql"),
+        ("postgresql://shop:canary@nowhere.invalid/shop", r"begins with postgresql://.*psycopg"),
+        ("postgresql+psycopg://shop:canary@nowhere.invalid/shop", r"the driver psycopg;"),
+        ("postgresql+asyncpg://shop:canary@nowhere.invalid/shop", r"the driver asyncpg;"),
+        ("postgresql+pg8000://shop:canary@nowhere.invalid/shop", r"the driver pg8000;"),
+    ],
+)
+def test_another_database_or_driver_is_refused_by_name(uri, named):
+    app, db = Flask("shop"), SQLAlchemy()
+    app.config["SQLALCHEMY_DATABASE_URI"] = URI
+    db.init_app(app)
+    app.config["SQLALCHEMY_DATABASE_URI"] = uri  # its driver need not be installed here
+    with pytest.raises(ConfigurationError, match=f"SQLALCHEMY_DATABASE_URI .*{named}") as caught:
+        Idempotency().init_app(app, db, scope=None)
+    assert "postgresql+psycopg2://user:password@host/database" in str(caught.value)
+    assert "canary" not in str(caught.value)
+
+
+def test_the_hybrid_store_needs_a_redis():
+    with pytest.raises(ConfigurationError, match="'hybrid', which needs a Redis.*IDEMPOTENCY_REDIS"):
+        set_up(IDEMPOTENCY_STORE="hybrid")
+    assert set_up(IDEMPOTENCY_STORE="hybrid", IDEMPOTENCY_REDIS_URL=REDIS).store == "hybrid"
+
+
+def test_the_default_store_follows_from_what_there_is():
+    assert set_up().store == "postgres"
+    assert set_up(IDEMPOTENCY_REDIS_URL=REDIS).store == "hybrid"
+    app, db = bare_app()
+    Idempotency().init_app(app, db, scope=None, redis=object())
+    assert app.extensions["idempotency"].settings.store == "hybrid"
+
+
+def test_the_database_comes_first():
+    with pytest.raises(ConfigurationError, match=r"call db\.init_app\(app\) before"):
+        Idempotency(Flask("shop"), scope=None)
+    with pytest.raises(ConfigurationError, match=r"call db\.init_app\(app\) before"):
+        Idempotency().init_app(bare_app()[0], SQLAlchemy(), scope=None)
+    app, _ = bare_app()
+    Idempotency(app, scope=None)  # finds the one that is registered
+
+
+def test_one_application_has_one_extension():
+    app, db = bare_app()
+    Idempotency(app, db, scope=None)
+    with pytest.raises(ConfigurationError, match="already has an Idempotency"):
+        Idempotency(app, db, scope=None)

@@ -1,0 +1,141 @@
+"""What receivers of the signals hear, and what the log says: never a key, never a body."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+
+import pytest
+
+import flask_idempotency
+from flask_idempotency import idempotent
+
+NAMES = (
+    "operation_executed",
+    "operation_replayed",
+    "operation_rejected",
+    "operation_taken_over",
+    "store_failed",
+)
+
+
+@pytest.fixture
+def heard():
+    """All signals, as pairs of name and event; the sender is checked in the tests."""
+    events, receivers = [], []
+    with contextlib.ExitStack() as stack:
+        for name in NAMES:
+
+            def receive(sender, event, name=name):
+                events.append((name, sender, event))
+
+            receivers.append(receive)
+            stack.enter_context(getattr(flask_idempotency, name).connected_to(receive))
+        yield events
+
+
+def test_an_execution_and_its_replay_are_signalled(world, add_view, heard):
+    add_view(world)
+    world.post()
+    world.post()
+    assert [name for name, _, _ in heard] == ["operation_executed", "operation_replayed"]
+    assert all(sender is world.app for _, sender, _ in heard)
+    executed, replayed = (event for _, _, event in heard)
+    assert (executed.name, executed.attempt, executed.status) == ("pay", 1, 201)
+    assert 0 < executed.seconds < 10
+    assert (replayed.name, replayed.attempt, replayed.status) == ("pay", 1, 201)
+    assert executed.problem is replayed.problem is None
+
+
+def test_an_execution_is_signalled_after_its_commit(world, add_view):
+    counts = []
+
+    def look(app, event):
+        counts.append(world.count())
+
+    add_view(world)
+    with flask_idempotency.operation_executed.connected_to(look, world.app):
+        world.post()
+    assert counts == [1]
+
+
+def test_every_problem_is_signalled_with_its_type(world, add_view, heard):
+    add_view(world, authorize_replay=lambda operation: False)
+    world.post()
+    del heard[:]
+    world.post(key=None)
+    world.post(key="canary,")
+    world.post(user="")
+    world.post(json={"amount": 6})
+    world.post()
+    assert {name for name, _, _ in heard} == {"operation_rejected"}
+    assert [(event.name, event.status, event.problem) for _, _, event in heard] == [
+        ("pay", 400, "key-required"),
+        ("pay", 400, "key-malformed"),
+        ("pay", 401, "scope-unknown"),
+        ("pay", 422, "key-reused"),
+        ("pay", 403, "replay-forbidden"),
+    ]
+    assert all(event.attempt is None and event.error.type == event.problem for *_, event in heard)
+
+
+def test_a_second_attempt_is_signalled(world, add_view, heard):
+    failures = [RuntimeError("once")]
+
+    def fail_once():
+        if failures:
+            raise failures.pop()
+
+    add_view(world, during=fail_once)
+    assert world.post().status_code == 500
+    assert heard == []
+    assert world.post().status_code == 201
+    assert [(name, event.name, event.attempt) for name, _, event in heard] == [
+        ("operation_taken_over", "pay", 2),
+        ("operation_executed", "pay", 2),
+    ]
+
+
+def test_an_answer_that_is_not_kept_was_not_executed(world, heard):
+    world.app.post("/payments")(idempotent(lambda: ("", 503)))
+    world.post()
+    assert heard == []
+
+
+def test_an_application_without_receivers_works(world, add_view):
+    add_view(world)
+    assert [world.post().status_code for _ in range(2)] == [201, 201]
+
+
+def test_neither_key_nor_body_is_logged(make_world, store, heard, caplog):
+    """All that goes wrong at once, at the finest level of logging that is not SQLAlchemy's own."""
+    world = make_world(IDEMPOTENCY_ON_STORE_ERROR="allow")
+    fail = []
+
+    @world.app.post("/payments")
+    @idempotent(name="payments")
+    def pay():
+        world.db.session.add(world.Payment(amount=5))
+        world.db.session.flush()  # never committed, so it is undone with a warning
+        if fail:
+            raise RuntimeError("a view's own error")
+        return "canary-answer", 201, {"X-Secret": "canary-header"}
+
+    body = {"card": "canary-body"}
+    with caplog.at_level(logging.DEBUG):
+        world.post(key="canary-1", json=body, user="canary-user")
+        world.post(key="canary-1", json=body, user="canary-user")
+        world.post(key="canary-1", json={"card": "canary-other"}, user="canary-user")
+        world.post(key="canary,2", json=body)
+        fail.append(True)
+        world.post(key="canary-3", json=body)
+        world.sql("update idempotency_record set fingerprint_version = 99")
+        world.post(key="canary-1", json=body, user="canary-user")
+        world.sql("drop table idempotency_record")
+        world.post(key="canary-4", json=body)
+    messages = [record.message for record in caplog.records]
+    assert any("left changes it did not commit" in message for message in messages)
+    assert any("fingerprint is of version 99" in message for message in messages)
+    assert "idempotency_record is missing" in caplog.text
+    assert "canary" not in caplog.text
+    assert "canary" not in repr(heard)

@@ -1,0 +1,216 @@
+"""The wire table: what a client is told, and that nothing happened when it was refused."""
+
+from __future__ import annotations
+
+import psycopg2.extensions
+import pytest
+from flask import Response
+
+from flask_idempotency import current_operation, idempotent
+
+BODY = {"amount": 5, "card": "canary"}
+OTHER = {"amount": 6, "card": "canary"}
+
+
+def post(world, key="canary-1", body=None, **kwargs):
+    return world.post(key=key, json=body or BODY, **kwargs)
+
+
+@pytest.fixture
+def nothing_happened():
+    def check(world, runs):
+        assert runs == []
+        assert world.count() == 0
+        assert world.records() == []
+
+    return check
+
+
+def test_a_request_without_a_key_is_refused(world, add_view, assert_problem, nothing_happened):
+    runs = add_view(world)
+    assert_problem(post(world, key=None), 400, "key-required")
+    nothing_happened(world, runs)
+
+
+def test_a_malformed_key_is_refused_and_told_why(world, add_view, assert_problem, nothing_happened):
+    runs = add_view(world)
+    members = assert_problem(post(world, key="canary,1"), 400, "key-malformed")
+    assert "comma" in members["detail"]
+    nothing_happened(world, runs)
+
+
+def test_nobody_signed_in_has_no_keys(make_world, add_view, assert_problem, nothing_happened):
+    nobody = [None, ""]
+    for answer in nobody:
+        world = make_world(init={"scope": lambda answer=answer: answer})
+        runs = add_view(world)
+        assert_problem(post(world), 401, "scope-unknown")
+        nothing_happened(world, runs)
+
+
+def test_nobody_signed_in_gets_no_replay(make_world, add_view, assert_problem):
+    users = ["alice"]
+    world = make_world(init={"scope": lambda: users[0]})
+    add_view(world)
+    assert post(world).status_code == 201
+    users[0] = None
+    assert_problem(post(world), 401, "scope-unknown")
+
+
+def test_the_form_of_a_key_is_checked_before_the_user(make_world, add_view, assert_problem):
+    world = make_world(init={"scope": lambda: None})
+    add_view(world)
+    assert_problem(post(world, key=""), 400, "key-malformed")
+
+
+def test_a_duplicate_is_refused_while_the_first_runs(
+    world, add_view, gate, background, assert_problem, assert_replayed
+):
+    runs = add_view(world, during=gate)
+    first = background(post, world)
+    gate.wait_until_reached()
+    assert_problem(post(world), 409, "request-in-progress", retry=True)
+    assert_problem(post(world), 409, "request-in-progress", retry=True)
+    gate.open()
+    assert_replayed(first.result(), post(world))
+    assert runs == [1]
+    assert world.count() == 1
+
+
+def test_another_request_with_the_key_is_refused_while_the_first_runs(
+    world, add_view, gate, background, assert_problem
+):
+    runs = add_view(world, during=gate)
+    first = background(post, world)
+    gate.wait_until_reached()
+    assert_problem(post(world, body=OTHER), 422, "key-reused")
+    gate.open()
+    assert first.result().status_code == 201
+    assert runs == [1]
+
+
+def test_another_request_with_the_key_of_a_finished_one_is_refused(
+    world, add_view, assert_problem, assert_replayed
+):
+    runs = add_view(world)
+    first = post(world)
+    assert_problem(post(world, body=OTHER), 422, "key-reused")
+    assert_replayed(first, post(world))
+    assert runs == [1]
+
+
+def test_another_request_with_the_key_of_one_rolled_back_is_refused(world, add_view, assert_problem):
+    failures = [RuntimeError("once")]
+
+    def fail_once():
+        if failures:
+            raise failures.pop()
+
+    runs = add_view(world, during=fail_once)
+    assert post(world).status_code == 500
+    assert world.count() == 0
+    assert_problem(post(world, body=OTHER), 422, "key-reused")
+    assert post(world).status_code == 201
+    assert runs == [1, 2]
+    assert world.count() == 1
+
+
+def test_a_replay_may_be_forbidden_and_allowed_again(world, add_view, assert_problem, assert_replayed):
+    asked, allowed = [], [True]
+
+    def may_see(operation):
+        asked.append((operation.scope, operation.attempt))
+        return allowed[0]
+
+    runs = add_view(world, authorize_replay=may_see)
+    first = post(world)
+    assert asked == []
+    allowed[0] = False
+    assert_problem(post(world), 403, "replay-forbidden")
+    allowed[0] = True
+    assert_replayed(first, post(world))
+    assert runs == [1]
+    assert asked == [("alice", 1)] * 2
+
+
+def test_a_changed_request_is_told_so_before_its_right_to_a_replay(world, add_view, assert_problem):
+    add_view(world, authorize_replay=lambda operation: False)
+    assert post(world).status_code == 201
+    assert_problem(post(world, body=OTHER), 422, "key-reused")
+
+
+def test_an_answer_too_large_to_keep_goes_out_once(make_world, assert_problem):
+    world = make_world(IDEMPOTENCY_MAX_RESPONSE_BYTES=100)
+
+    @world.app.post("/payments")
+    @idempotent
+    def pay():
+        world.db.session.add(world.Payment(amount=5))
+        world.db.session.commit()
+        response = Response(b"canary" * 100, 201)
+        response.headers["X-Request-Id"] = "canary"
+        response.headers["Location"] = "/payments/1"
+        response.headers["Content-Location"] = "/payments/1.json"
+        response.headers.add("Link", '</payments/2>; rel="next"')
+        response.headers.add("Link", '</help>; rel="help"')
+        return response
+
+    first = post(world)
+    assert (first.status_code, len(first.data)) == (201, 600)
+    for retry in (post(world), post(world)):
+        assert_problem(retry, 409, "response-not-kept")
+        assert retry.headers["Location"] == "/payments/1"
+        assert retry.headers["Content-Location"] == "/payments/1.json"
+        assert retry.headers.getlist("Link") == ['</payments/2>; rel="next"', '</help>; rel="help"']
+    assert world.count() == 1
+    assert world.records()[0].body is None
+
+
+def test_an_answer_just_small_enough_is_kept(make_world, assert_replayed):
+    world = make_world(IDEMPOTENCY_MAX_RESPONSE_BYTES=100)
+
+    @world.app.post("/payments")
+    @idempotent
+    def pay():
+        return b"x" * 100
+
+    assert_replayed(post(world), post(world))
+
+
+def test_an_attempt_that_was_taken_over_commits_nothing(make_world, background, assert_problem):
+    """Only a view that ends the transaction behind our back can be overtaken while it runs."""
+    world = make_world(IDEMPOTENCY_PROBE_AFTER=0)
+    later = []
+
+    @world.app.post("/payments")
+    @idempotent
+    def pay():
+        attempt = current_operation.attempt
+        if attempt == 1:
+            driver = current_operation.connection.connection.driver_connection
+            psycopg2.extensions.cursor(driver).execute("ROLLBACK; BEGIN")
+            later.append(background(post, world).result())
+        world.db.session.add(world.Payment(amount=attempt))
+        world.db.session.commit()
+        return {"attempt": attempt}, 201
+
+    assert_problem(post(world), 409, "request-in-progress", retry=True)
+    assert later[0].json == {"attempt": 2}
+    assert post(world).json == {"attempt": 2}
+    assert world.sql("select amount from payment") == [(2,)]
+
+
+def test_the_type_of_a_problem_begins_as_the_setting_says(make_world, add_view):
+    world = make_world(IDEMPOTENCY_PROBLEM_BASE="https://example.com/problems/")
+    add_view(world)
+    response = world.post(key=None)
+    assert response.json["type"] == "https://example.com/problems/key-required"
+
+
+def test_the_header_that_marks_a_replay_is_a_setting(make_world, add_view):
+    world = make_world(IDEMPOTENCY_REPLAYED_HEADER="X-Again")
+    add_view(world)
+    first, again = post(world), post(world)
+    assert "X-Again" not in first.headers
+    assert again.headers["X-Again"] == "true"
+    assert "Idempotent-Replayed" not in again.headers
