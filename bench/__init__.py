@@ -1,0 +1,1 @@
+"""What the protection costs, as ratios to the unprotected view within one run."""
