@@ -16,12 +16,14 @@ from flask import current_app
 from flask.cli import AppGroup
 
 from .core.records import State
-from .errors import ConfigurationError, IdempotencyError, Problem, StoreUnavailable
-from .extension import AppState
-from .operation import Operation, request_state
+from .errors import IdempotencyError, Problem, StoreUnavailable
+from .operation import Operation
 from .signals import Event, store_failed
+from .state import AppState, app_state
 from .stores import admin, checks
 from .stores.checks import Finding
+from .stores.redis import NoLock, RedisLock
+from .stores.sql import SqlRecords
 
 
 class _Group(AppGroup):
@@ -53,8 +55,8 @@ def create_table() -> None:
     """
     state = _state()
     engine = state.db.engines[state.settings.bind_key]
-    for line in admin.create(state.records, engine) or ["nothing to do"]:
-        click.echo(f"{state.records.table.fullname}: {line}")
+    for line in admin.create(_records(state), engine) or ["nothing to do"]:
+        click.echo(f"{state.table.fullname}: {line}")
 
 
 @cli.command()
@@ -65,7 +67,7 @@ def stats(as_json: bool) -> None:
     For each operation and state: how many records there are, how many of them have expired and wait
     for a purge, the bytes of their answers' bodies, and when the oldest began. Reads the whole table.
     """
-    _show([asdict(group) for group in admin.stats(_state().records)], as_json)
+    _show([asdict(group) for group in admin.stats(_records(_state()))], as_json)
 
 
 @cli.command("list")
@@ -80,7 +82,7 @@ def list_records(operation: str | None, state: str | None, limit: int, as_json: 
     stands for scope, operation and key. "in_progress" is also what a worker that died has left
     behind; the next request with the key takes it over.
     """
-    found = admin.newest(_state().records, operation, state, limit)
+    found = admin.newest(_records(_state()), operation, state, limit)
     _show([asdict(line) for line in found], as_json)
 
 
@@ -103,7 +105,7 @@ def purge(batch: int, every: float | None) -> None:
     or leave it running with --every: that outlives a database that is away for a while. Either ends
     between two transactions on SIGINT and SIGTERM.
     """
-    records = _state().records
+    records = _records(_state())
     with _until_signal() as stop:
         while not stop.is_set():
             deleted = 0
@@ -143,7 +145,7 @@ def check(context: click.Context) -> None:
 
 def _examine(state: AppState) -> Iterator[Finding]:
     ready = True
-    for finding in checks.examine(state.records):
+    for finding in checks.examine(_records(state)):
         ready = ready and (finding.level != "FAILED" or finding.subject == "index")
         yield finding
     if ready:
@@ -154,7 +156,7 @@ def _examine(state: AppState) -> Iterator[Finding]:
         errors.append(event.error)
 
     with store_failed.connected_to(note, state.app):
-        for finding in checks.examine_lock(state.lock):
+        for finding in checks.examine_lock(cast("RedisLock | NoLock", state.lock)):
             yield replace(finding, text=f"{finding.text}: {errors[0]}") if errors else finding
 
 
@@ -162,12 +164,11 @@ def _examine_claim(state: AppState) -> Iterator[Finding]:
     """Claim, and join a session of the application to the claim's transaction, as a view's is."""
     subject = "claim"
     try:
-        with checks.trial(state.records) as hold:
+        with checks.trial(_records(state)) as hold:
             yield Finding("ok", subject, "a record was claimed and its row locked")
             subject = "db.session"
             operation = Operation(checks.TRIAL, "", None, "", hold.attempt)
             operation.open(hold.connection)
-            request_state().operation = operation
             try:
                 state.prove_join(operation)
             finally:
@@ -185,12 +186,12 @@ def _explain(error: IdempotencyError) -> str:
 
 
 def _state() -> AppState:
-    try:
-        return cast("AppState", current_app.extensions["idempotency"])
-    except KeyError:
-        raise ConfigurationError(
-            "this application has no Idempotency: call idempotency.init_app(app, db, scope=...)"
-        ) from None
+    return app_state(current_app)
+
+
+def _records(state: AppState) -> SqlRecords:
+    # Every store there is keeps its records in SQL.
+    return cast("SqlRecords", state.records)
 
 
 @contextmanager

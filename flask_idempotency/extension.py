@@ -1,34 +1,28 @@
 """The extension object, and the one place where the parts are put together.
 
 Configuration belongs to the extension object, state to the application: one ``Idempotency`` serves
-several applications, and each has its own :class:`AppState` in ``app.extensions["idempotency"]``.
+several applications, and each has its own ``AppState`` in ``app.extensions["idempotency"]``.
 """
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import os
 import weakref
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flask import Blueprint, Flask
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import Engine, MetaData, make_url
-from sqlalchemy.exc import ArgumentError
 
 from . import hooks, session
 from .config import Settings, read_settings
-from .core.policy import Pace
+from .database import check_driver, default_prefix, metadata_of
 from .engine import Engine as IdempotencyEngine
 from .errors import ConfigurationError
-from .operation import Operation
 from .options import Route, RouteOptions, ScopeCallable, read_options
 from .sealing import AnswerSealer, Sealer
 from .signals import Event, send, store_failed
+from .state import AppState
 from .stores.redis import NoLock, RedisLock, client_from_url
 from .stores.sql import SqlRecords
 from .stores.table import define_table
@@ -43,43 +37,6 @@ _NO_DEFAULT: Any = object()
 PROTECTED_METHODS = frozenset({"POST", "PATCH"})
 """What ``protect`` covers: the methods that are not idempotent by themselves (RFC 9110 section
 9.2.2, and RFC 5789 for PATCH)."""
-
-
-@dataclass(eq=False)
-class AppState:
-    """Everything the extension knows about one application."""
-
-    app: Flask
-    db: SQLAlchemy
-    engines: Mapping[str | None, Engine]
-    scope: ScopeCallable | None
-    settings: Settings
-    records: SqlRecords
-    lock: RedisLock | NoLock
-    engine: IdempotencyEngine
-    protections: list[tuple[Flask | Blueprint, Route]]
-    pace: dict[str, Pace] = field(default_factory=lambda: defaultdict(Pace))
-    _proved: bool = False
-
-    def protection(self, blueprints: Sequence[str]) -> Route | None:
-        """The options of the ``protect`` call that covers an endpoint; a blueprint's comes first."""
-        for name in blueprints:
-            for target, route in self.protections:
-                if self.app.blueprints.get(name) is target:
-                    return route
-        return next((route for target, route in self.protections if target is self.app), None)
-
-    def prove_join(self, operation: Operation) -> None:
-        """Make sure, before the first view runs, that its session cannot escape the operation."""
-        if not self._proved:
-            for engine in self.engines.values():
-                session.watch(engine)
-            session.prove(self.db, operation, self.records.table)
-            self._proved = True
-        elif not session.is_joining(self.db):
-            raise ConfigurationError(
-                "db.session was replaced after init_app, so its writes would not be protected"
-            )
 
 
 class Idempotency:
@@ -163,40 +120,6 @@ def _checked_scope(scope: Any) -> ScopeCallable | None:
     return scope  # type: ignore[no-any-return]
 
 
-def database_uri(app: Flask, bind_key: str | None) -> tuple[Any, str]:
-    """The configured URL of a bind, and the setting it stands in."""
-    if bind_key is None:
-        return app.config.get("SQLALCHEMY_DATABASE_URI"), "SQLALCHEMY_DATABASE_URI"
-    binds = app.config.get("SQLALCHEMY_BINDS") or {}
-    uri = binds.get(bind_key)
-    return (uri.get("url") if isinstance(uri, dict) else uri), f"SQLALCHEMY_BINDS[{bind_key!r}]"
-
-
-def check_driver(app: Flask, bind_key: str | None) -> None:
-    """Refuse what the store cannot work on. Raises ``ConfigurationError`` with the cure."""
-    uri, where = database_uri(app, bind_key)
-    try:
-        url = make_url(uri)
-    except ArgumentError:
-        raise ConfigurationError(f"{where} is not a database URL") from None
-    if url.get_backend_name() != "postgresql":
-        raise ConfigurationError(
-            f"{where} is for {url.get_backend_name()}; the stores 'hybrid' and 'postgres' need"
-            " PostgreSQL: postgresql+psycopg2://user:password@host/database"
-        )
-    try:
-        driver = url.get_dialect().driver  # SQLAlchemy 2.1 reads postgresql:// as psycopg 3
-    except ModuleNotFoundError:
-        driver = url.drivername
-    if driver != "psycopg2":
-        raise ConfigurationError(
-            f"{where} begins with {url.drivername}://, which means the driver {driver}; supported is"
-            " psycopg2: write postgresql+psycopg2://user:password@host/database"
-        )
-    if importlib.util.find_spec("psycopg2") is None:
-        raise ConfigurationError("psycopg2 is not installed: pip install psycopg2-binary")
-
-
 def _compose(
     app: Flask,
     db: SQLAlchemy,
@@ -208,7 +131,7 @@ def _compose(
     """Put stores, engine and settings together: the only place that names a store."""
     with app.app_context():
         engines = db.engines
-    table = define_table(_metadata(db, settings.bind_key), settings.table)
+    table = define_table(metadata_of(db, settings.bind_key), settings.table)
 
     records = SqlRecords(engines[settings.bind_key], table)
     lock: RedisLock | NoLock = NoLock()
@@ -218,39 +141,14 @@ def _compose(
             make_client = client_from_url(settings.redis_url or "")
         lock = RedisLock(
             make_client,
-            settings.redis_prefix or _default_prefix(app, settings, table.fullname),
+            settings.redis_prefix or default_prefix(app, settings.bind_key, table.fullname),
             probe_after=settings.probe_after,
             on_failure=lambda error: send(store_failed, app, Event("", error=error)),
         )
     keys = settings.encryption_keys
     sealer = AnswerSealer(Sealer(keys)) if keys else None
-    return AppState(
-        app,
-        db,
-        engines,
-        scope,
-        settings,
-        records,
-        lock,
-        IdempotencyEngine(records, lock, sealer),
-        protections,
-    )
-
-
-def _metadata(db: SQLAlchemy, bind_key: str | None) -> MetaData:
-    """The metadata of a bind, made as Flask-SQLAlchemy would for its first model."""
-    if bind_key not in db.metadatas:
-        convention = db.metadata.naming_convention
-        info = {"bind_key": bind_key}
-        db.metadatas[bind_key] = MetaData(naming_convention=convention, info=info)
-    return db.metadatas[bind_key]
-
-
-def _default_prefix(app: Flask, settings: Settings, table: str) -> str:
-    """Tells databases and tables apart, so that applications may share one Redis."""
-    url = make_url(database_uri(app, settings.bind_key)[0])
-    place = "\n".join(str(part) for part in (url.host, url.port, url.database, table))
-    return f"idempotency:{hashlib.sha256(place.encode()).hexdigest()[:12]}:"
+    engine = IdempotencyEngine(records, lock, sealer)
+    return AppState(app, db, engines, scope, settings, table, records, lock, engine, protections)
 
 
 _states: weakref.WeakSet[AppState] = weakref.WeakSet()

@@ -11,20 +11,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flask import Flask, Response, request
 from flask.typing import ResponseReturnValue
 
-from .decorator import ROUTE, prepare, protected
+from .attempt import prepare
+from .decorator import ROUTE, protected
 from .errors import IdempotencyError, Problem
 from .http import problem_response
 from .operation import known_state, request_state
 from .options import Route
 from .signals import Event, operation_rejected, send
-
-if TYPE_CHECKING:
-    from .extension import AppState
+from .state import AppState
 
 EXEMPT = "__idempotency_exempt__"
 """The attribute that leaves a view out of ``protect``."""
@@ -74,8 +73,8 @@ class Hooks:
     def teardown(self, _error: BaseException | None) -> None:
         """Roll back what is still open."""
         now = known_state()
-        if now is not None and now.attempt is not None:
-            now.attempt.abandon()
+        if now is not None and now.abandon is not None:
+            now.abandon()
 
     def answer(self, error: IdempotencyError) -> ResponseReturnValue:
         """A problem's answer; other errors of ours are the application's mistakes, a plain 500."""

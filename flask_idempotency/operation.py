@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from flask import g, has_app_context, has_request_context, request
 from sqlalchemy import Connection, Engine
@@ -12,9 +13,6 @@ from werkzeug.local import LocalProxy
 
 from .core.keys import Scope
 from .errors import NotAtomic, Problem
-
-if TYPE_CHECKING:
-    from .decorator import Attempt
 
 
 @dataclass(eq=False)
@@ -73,8 +71,7 @@ class RequestState:
         self.key: str | None = None
         self.checked = False
         self.refusal: Exception | None = None
-        self.attempt: Attempt | None = None
-        self.operation: Operation | None = None
+        self.abandon: Callable[[], None] | None = None  # rolls back what is still open
         self.problem: Problem | None = None
         self.replayed = False
 

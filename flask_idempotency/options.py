@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from flask import Response
 
@@ -21,9 +21,7 @@ from .config import (
 )
 from .core.fingerprint import Pointer, parse_pointer
 from .errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from .operation import Operation
+from .operation import Operation
 
 ScopeCallable = Callable[[], Any]
 """Gives ``str | int | UUID``; ``None`` or ``""`` for "nobody is signed in"."""

@@ -1,0 +1,64 @@
+"""The database of an application: which one, with which driver, in which metadata."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from typing import Any
+
+from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy import MetaData, make_url
+from sqlalchemy.exc import ArgumentError
+
+from .errors import ConfigurationError
+
+
+def database_uri(app: Flask, bind_key: str | None) -> tuple[Any, str]:
+    """The configured URL of a bind, and the setting it stands in."""
+    if bind_key is None:
+        return app.config.get("SQLALCHEMY_DATABASE_URI"), "SQLALCHEMY_DATABASE_URI"
+    binds = app.config.get("SQLALCHEMY_BINDS") or {}
+    uri = binds.get(bind_key)
+    return (uri.get("url") if isinstance(uri, dict) else uri), f"SQLALCHEMY_BINDS[{bind_key!r}]"
+
+
+def check_driver(app: Flask, bind_key: str | None) -> None:
+    """Refuse what the store cannot work on. Raises ``ConfigurationError`` with the cure."""
+    uri, where = database_uri(app, bind_key)
+    try:
+        url = make_url(uri)
+    except ArgumentError:
+        raise ConfigurationError(f"{where} is not a database URL") from None
+    if url.get_backend_name() != "postgresql":
+        raise ConfigurationError(
+            f"{where} is for {url.get_backend_name()}; the stores 'hybrid' and 'postgres' need"
+            " PostgreSQL: postgresql+psycopg2://user:password@host/database"
+        )
+    try:
+        driver = url.get_dialect().driver  # SQLAlchemy 2.1 reads postgresql:// as psycopg 3
+    except ModuleNotFoundError:
+        driver = url.drivername
+    if driver != "psycopg2":
+        raise ConfigurationError(
+            f"{where} begins with {url.drivername}://, which means the driver {driver}; supported is"
+            " psycopg2: write postgresql+psycopg2://user:password@host/database"
+        )
+    if importlib.util.find_spec("psycopg2") is None:
+        raise ConfigurationError("psycopg2 is not installed: pip install psycopg2-binary")
+
+
+def metadata_of(db: SQLAlchemy, bind_key: str | None) -> MetaData:
+    """The metadata of a bind, made as Flask-SQLAlchemy would for its first model."""
+    if bind_key not in db.metadatas:
+        convention = db.metadata.naming_convention
+        info = {"bind_key": bind_key}
+        db.metadatas[bind_key] = MetaData(naming_convention=convention, info=info)
+    return db.metadatas[bind_key]
+
+
+def default_prefix(app: Flask, bind_key: str | None, table: str) -> str:
+    """Tells databases and tables apart, so that applications may share one Redis."""
+    url = make_url(database_uri(app, bind_key)[0])
+    place = "\n".join(str(part) for part in (url.host, url.port, url.database, table))
+    return f"idempotency:{hashlib.sha256(place.encode()).hexdigest()[:12]}:"

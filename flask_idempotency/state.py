@@ -1,0 +1,68 @@
+"""What the extension knows about one application: ``app.extensions["idempotency"]``."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from flask import Blueprint, Flask
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy import Engine, Table
+
+from . import session
+from .config import Settings
+from .core.policy import Pace
+from .core.ports import Lock, Records
+from .engine import Engine as IdempotencyEngine
+from .errors import ConfigurationError
+from .operation import Operation
+from .options import Route, ScopeCallable
+
+
+@dataclass(eq=False)
+class AppState:
+    """Everything the extension knows about one application."""
+
+    app: Flask
+    db: SQLAlchemy
+    engines: Mapping[str | None, Engine]
+    scope: ScopeCallable | None
+    settings: Settings
+    table: Table
+    records: Records
+    lock: Lock
+    engine: IdempotencyEngine
+    protections: list[tuple[Flask | Blueprint, Route]]
+    pace: dict[str, Pace] = field(default_factory=lambda: defaultdict(Pace))
+    _proved: bool = False
+
+    def protection(self, blueprints: Sequence[str]) -> Route | None:
+        """The options of the ``protect`` call that covers an endpoint; a blueprint's comes first."""
+        for name in blueprints:
+            for target, route in self.protections:
+                if self.app.blueprints.get(name) is target:
+                    return route
+        return next((route for target, route in self.protections if target is self.app), None)
+
+    def prove_join(self, operation: Operation) -> None:
+        """Make sure, before the first view runs, that its session cannot escape the operation."""
+        if not self._proved:
+            for engine in self.engines.values():
+                session.watch(engine)
+            session.prove(self.db, operation, self.table)
+            self._proved = True
+        elif not session.is_joining(self.db):
+            raise ConfigurationError(
+                "db.session was replaced after init_app, so its writes would not be protected"
+            )
+
+
+def app_state(app: Flask) -> AppState:
+    """The state of an application. Raises ``ConfigurationError`` if it has none."""
+    state: AppState | None = app.extensions.get("idempotency")
+    if state is None:
+        raise ConfigurationError(
+            "this application has no Idempotency: call idempotency.init_app(app, db, scope=...)"
+        )
+    return state
