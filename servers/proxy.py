@@ -80,9 +80,7 @@ class FaultProxy:
         """Take connections, on the same port as before."""
         if self._listener is None:
             serving = asyncio.start_server(self._serve, "127.0.0.1", self.port)
-            self._listener = asyncio.run_coroutine_threadsafe(serving, self._loop).result(
-                _CALL_SECONDS
-            )
+            self._listener = asyncio.run_coroutine_threadsafe(serving, self._loop).result(_CALL_SECONDS)
 
     def lose_answer(self, pattern: bytes) -> None:
         """Once: pass on what a client sends with ``pattern`` in it, then lose the server's answer.
