@@ -1,21 +1,27 @@
-"""The settings and the options, written into the page from the tables that the library reads.
+"""Settings, options and commands, written into the pages from what the library itself reads.
 
-Two directives, both without content: ``settings`` lists ``flask_idempotency.config.SETTINGS``, and
-``options`` lists what ``flask_idempotency.options.RouteOptions`` says. Nothing is said twice.
+Three directives without content: ``settings`` lists ``flask_idempotency.config.SETTINGS``,
+``options`` lists what ``flask_idempotency.options.RouteOptions`` says, and ``command`` with the name of
+a command shows its help. Nothing is said twice.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar
 
+import click
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from flask_idempotency import cli, config
+from flask_idempotency import options as route_options
 from flask_idempotency.config import PREFIX, SETTINGS
 from flask_idempotency.options import _CHECKS, Route, RouteOptions
 
@@ -83,24 +89,65 @@ def _shown(setting: Any) -> str:
     return text
 
 
-class SettingsDirective(SphinxDirective):
+def command(name: str) -> str:
+    """What ``flask idempotency NAME --help`` says, as Markdown."""
+    of_group = cli.cli.commands[name]
+    context = click.Context(of_group, info_name=name)
+    records = [param.get_help_record(context) for param in of_group.params]
+    lines = [f"- `{option}`: {text}" for option, text in filter(None, records)]
+    text = re.sub(r"--[a-z]+", r"`\g<0>`", inspect.cleandoc(of_group.help or ""))
+    return text + "\n\n" + "\n".join(lines)
+
+
+class _Directive(SphinxDirective):
+    """Parses Markdown in place, and again when the module that it comes from has changed."""
+
+    source: ClassVar[ModuleType]
+
+    def markdown(self) -> str:
+        """The text of the directive."""
+        raise NotImplementedError
+
+    def run(self) -> list[nodes.Node]:
+        """Parse the text in place."""
+        self.env.note_dependency(str(self.source.__file__))
+        return self.parse_text_to_nodes(self.markdown())
+
+
+class SettingsDirective(_Directive):
     """Lists every setting."""
 
-    def run(self) -> list[nodes.Node]:
-        """Parse the entries in place."""
-        return self.parse_text_to_nodes("\n".join(entry.markdown() for entry in settings()))
+    source = config
+
+    def markdown(self) -> str:
+        """All settings."""
+        return "\n".join(entry.markdown() for entry in settings())
 
 
-class OptionsDirective(SphinxDirective):
+class OptionsDirective(_Directive):
     """Lists every option."""
 
-    def run(self) -> list[nodes.Node]:
-        """Parse the entries in place."""
-        return self.parse_text_to_nodes("\n".join(entry.markdown() for entry in options()))
+    source = route_options
+
+    def markdown(self) -> str:
+        """All options."""
+        return "\n".join(entry.markdown() for entry in options())
+
+
+class CommandDirective(_Directive):
+    """Shows a command's help."""
+
+    source = cli
+    required_arguments = 1
+
+    def markdown(self) -> str:
+        """The command's help."""
+        return command(self.arguments[0])
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Tell Sphinx about the directives."""
     app.add_directive("settings", SettingsDirective)
     app.add_directive("options", OptionsDirective)
+    app.add_directive("command", CommandDirective)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -7,6 +7,7 @@ How a block is marked, in a comment on the line before it:
 * ``<!-- file: NAME -->`` and ``<!-- append: NAME -->``: a file that the tutorial's reader writes;
 * a ``console`` block of the tutorial is typed, ``<!-- not run -->`` is left out, and
   ``<!-- server -->`` starts the application in the background;
+* a ``console`` block of the page of commands is run on a shop with four records;
 * an ``http`` block is a request, or the answer to the request before it.
 """
 
@@ -220,6 +221,49 @@ class Shell:
         if self._server is not None:
             self._server.terminate()
             self._server.wait(10)
+
+
+class TestCommands:
+    """The page has every command, and each example's output is the real one."""
+
+    PAGE = ROOT / "docs/cli.md"
+
+    def test_it_has_the_help_of_every_command_once(self):
+        shown = re.findall(r"(?m)^```\{command\} (.*)$", self.PAGE.read_text(encoding="utf-8"))
+        assert sorted(shown) == sorted(cli.commands)
+        for name in shown:
+            text = reference().command(name)
+            assert cli.commands[name].help.splitlines()[0] in text
+            assert all(f"`{param.opts[0]}" in text for param in cli.commands[name].params)
+
+    def test_its_outputs_are_the_real_ones(self, postgres, redis_server):
+        app, db = Flask("shop"), SQLAlchemy()
+        app.config["SQLALCHEMY_DATABASE_URI"] = postgres.database("docs_commands")
+        app.config["IDEMPOTENCY_REDIS_URL"] = redis_server.url
+        db.init_app(app)
+        Idempotency(app, db, scope=None)
+        for name, answer in ("payment", ({"amount": 500}, 201)), ("refund", ({}, 500)):
+            view = idempotent(lambda answer=answer: answer)
+            app.add_url_rule(f"/{name}s", f"create_{name}", view, methods=["POST"])
+        run = app.test_cli_runner().invoke
+        for block in blocks(self.PAGE, "console"):
+            for command, shown in commands(block.text):
+                name, *arguments = command.removeprefix("flask idempotency ").split()
+                answer = run(cli, [name, *arguments]).output
+                assert looks_like(answer, shown), f"{block.name}: {command}\n{answer}"
+                if answer.endswith("created the table\n"):
+                    self.work(app, db)
+        with app.app_context():
+            db.engine.dispose()
+
+    def work(self, app, db):
+        """Three payments, of which the first has expired, and a refund that failed."""
+        for key, path in enumerate(("/payments", "/payments", "/payments", "/refunds")):
+            app.test_client().post(path, headers={"Idempotency-Key": str(key)})
+        first = "SELECT key FROM idempotency_record ORDER BY created_at LIMIT 1"
+        expire = f"UPDATE idempotency_record SET expires_at = clock_timestamp() WHERE key = ({first})"
+        with app.app_context(), db.engine.begin() as connection:
+            connection.execute(sa.text(expire))
 
 
 class TestHttpReference:
