@@ -21,6 +21,7 @@ from .errors import (
 )
 from .extension import Idempotency
 from .operation import Operation, current_operation
+from .options import RouteOptions
 from .signals import (
     Event,
     operation_executed,
@@ -47,6 +48,7 @@ __all__ = [
     "ReplayForbidden",
     "RequestInProgress",
     "ResponseNotKept",
+    "RouteOptions",
     "ScopeUnknown",
     "StoreUnavailable",
     "TransactionConflict",

@@ -10,7 +10,6 @@ import logging
 import secrets
 import time
 from typing import Any
-from uuid import UUID
 
 from flask import Response, current_app, request
 from werkzeug.exceptions import HTTPException
@@ -22,7 +21,6 @@ from .core.policy import Pace, is_kept
 from .core.records import Claim
 from .engine import Claimed, Execution, InProgress, Mismatch, Replay
 from .errors import (
-    ConfigurationError,
     IdempotencyError,
     KeyRequired,
     KeyReused,
@@ -32,7 +30,7 @@ from .errors import (
     ScopeUnknown,
     StoreUnavailable,
 )
-from .operation import Operation, RequestState, request_state, running_operation
+from .operation import Operation, RequestState, Running, request_state, running_operation
 from .options import Route
 from .signals import (
     Event,
@@ -106,11 +104,6 @@ def identify(state: AppState, route: Route, now: RequestState) -> Operation | No
         scope = scope_of()
         if scope is None or scope == "":
             raise ScopeUnknown
-        if isinstance(scope, bool) or not isinstance(scope, (str, int, UUID)):
-            raise ConfigurationError(
-                f"the scope callable returned a {type(scope).__name__}; allowed: str, int or UUID,"
-                ' and None or "" for nobody'
-            )
     namespace = state.settings.namespace if route.namespace is None else route.namespace
     return Operation(now.name, namespace, scope, now.key, attempt=0)
 
@@ -147,7 +140,6 @@ def _claim(
             if route.authorize_replay and not route.authorize_replay(operation):
                 raise ReplayForbidden
             response = http.replay(state.app, answer, settings)
-            now.replayed = True
             event = Event(operation.name, attempt, answer.status)
             send(operation_replayed, state.app, event)
             return response
@@ -172,12 +164,14 @@ class Attempt:
         self._state, self._route, self._now = state, route, now
         self._operation, self._execution, self._pace = operation, execution, pace
         self._started = time.monotonic()
+        self._running: Running | None = None
         try:
             now.abandon = self.abandon
             operation.attempt = execution.hold.attempt
-            operation.other_binds = frozenset(state.engines[key] for key in route.other_binds)
-            operation.open(execution.hold.connection)
-            state.prove_join(operation)
+            self._running = Running(
+                operation, execution.hold.connection, state.engines_of(route.other_binds)
+            )
+            state.prove_join(self._running)
             if execution.took_over:
                 event = Event(operation.name, operation.attempt)
                 send(operation_taken_over, state.app, event)
@@ -209,7 +203,8 @@ class Attempt:
         if not kept:
             self.abandon()
             return response
-        session.leave(operation)
+        if self._running is not None:
+            session.leave(self._running)
         try:
             self._execution.complete(answer)
         except Problem as problem:
@@ -218,7 +213,7 @@ class Attempt:
                 _report(self._state, operation, problem)
             raise
         finally:
-            operation.close()
+            self._end()
         seconds = time.monotonic() - self._started
         self._pace.note(seconds)
         event = Event(operation.name, operation.attempt, answer.status, seconds)
@@ -239,7 +234,8 @@ class Attempt:
 
     def _raise_if_void(self, error: Exception | None) -> None:
         """Raise what makes the whole operation void: whatever the view answered, it cannot commit."""
-        found = self._operation.broken or self._execution.hold.explain(error)
+        broken = self._running.broken if self._running is not None else None
+        found = broken or self._execution.hold.explain(error)
         if found is None or found is error:
             return
         if isinstance(found, Problem):
@@ -249,11 +245,16 @@ class Attempt:
     def abandon(self) -> None:
         """Roll back whatever is open and let the key go. Does nothing after the end."""
         try:
-            if self._operation.running:
-                session.undo(self._operation)
+            if self._running is not None:
+                session.undo(self._running)
         finally:
-            self._operation.close()
+            self._end()
             self._execution.abandon()
+
+    def _end(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.end()
 
 
 def _report(state: AppState, operation: Operation, error: StoreUnavailable) -> None:

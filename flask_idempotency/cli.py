@@ -17,7 +17,7 @@ from flask.cli import AppGroup
 
 from .core.records import State
 from .errors import IdempotencyError, Problem, StoreUnavailable
-from .operation import Operation
+from .operation import Operation, Running
 from .signals import Event, store_failed
 from .state import AppState, app_state
 from .stores import admin, checks
@@ -168,11 +168,11 @@ def _examine_claim(state: AppState) -> Iterator[Finding]:
             yield Finding("ok", subject, "a record was claimed and its row locked")
             subject = "db.session"
             operation = Operation(checks.TRIAL, "", None, "", hold.attempt)
-            operation.open(hold.connection)
+            running = Running(operation, hold.connection)
             try:
-                state.prove_join(operation)
+                state.prove_join(running)
             finally:
-                operation.close()
+                running.end()
             yield Finding("ok", subject, "joins the operation's transaction")
             subject = "deletion"
     except IdempotencyError as error:

@@ -100,18 +100,12 @@ _YEAR = 366 * 24 * 3600
 _FIELD = "a header name"
 _DURATION = "seconds (int, float) or a timedelta, from {} to {}"
 
-TTL = _seconds(1, 10 * _YEAR)
-WAIT = _seconds(0, 300)
-NAMESPACE = _matching(r"[\x21-\x7e]{0,64}")
-NAMESPACE_ALLOWED = "up to 64 visible ASCII characters"
-TTL_ALLOWED = _DURATION.format("1 second", "10 years")
-WAIT_ALLOWED = _DURATION.format("0", "300 seconds")
 
 SETTINGS = (
     Setting("STORE", None, _optional(_one_of("hybrid", "postgres")), "'hybrid' or 'postgres'",
             "Where claims and answers live. Left out: `hybrid` if a Redis is configured, else"
             " `postgres`."),
-    Setting("REDIS_URL", None, _optional(_matching(r"(?s)|.+://.*")), "a URL, or None",
+    Setting("REDIS_URL", None, _optional(_matching(r"(?s)|.+://.*")), "a URL; None or empty for none",
             "`redis://`, `rediss://`, `unix://`, `redis+cluster://host:port` or"
             " `redis+sentinel://host:port/service`. Time-outs are 0.1 s unless the URL names others"
             " (`?socket_timeout=0.05`)."),
@@ -123,13 +117,13 @@ SETTINGS = (
     Setting("REPLAYED_HEADER", "Idempotent-Replayed", _TOKEN, _FIELD,
             "The response header that marks a replay, with the value `true`."),
     Setting("REQUIRED", True, _bool, "True or False", "Default of the option `required`."),
-    Setting("TTL", 86400.0, TTL, TTL_ALLOWED,
+    Setting("TTL", 86400.0, _seconds(1, 10 * _YEAR), _DURATION.format("1 second", "10 years"),
             "Default of the option `ttl`: how long a finished record replays. A day outlives a"
             " client's retries over a night's outage."),
     Setting("LEASE", 60.0, _seconds(1, 86400), _DURATION.format("1 second", "1 day"),
             "How long an operation that is not atomic may run before another request may judge it"
             " interrupted. There are none yet; atomic operations need no lease."),
-    Setting("WAIT", 0.0, WAIT, WAIT_ALLOWED,
+    Setting("WAIT", 0.0, _seconds(0, 300), _DURATION.format("0", "300 seconds"),
             "Default of the option `wait`: how long a duplicate waits for the first to finish."),
     Setting("PROBE_AFTER", 1.0, _seconds(0, 60), _DURATION.format("0", "60 seconds"),
             "How old a lock in Redis must be before a duplicate asks Postgres whether its owner is"
@@ -147,7 +141,7 @@ SETTINGS = (
             "an SQL name of up to 63 ASCII letters, digits and underscores", "Name of the table."),
     Setting("BIND_KEY", None, _optional(_matching(r"(?s).+")), "a Flask-SQLAlchemy bind key, or None",
             "The bind whose database holds the table, and whose writes are atomic with it."),
-    Setting("NAMESPACE", "", NAMESPACE, NAMESPACE_ALLOWED,
+    Setting("NAMESPACE", "", _matching(r"[\x21-\x7e]{0,64}"), "up to 64 visible ASCII characters",
             "Default of the option `namespace`."),
     Setting("PROBLEM_BASE", "urn:flask-idempotency:problem:", _matching(r"[\x21-\x7e]*"),
             "a URI prefix", "The `type` of a problem is this and the problem's name."),

@@ -26,6 +26,8 @@ def database_uri(app: Flask, bind_key: str | None) -> tuple[Any, str]:
 def check_driver(app: Flask, bind_key: str | None) -> None:
     """Refuse what the store cannot work on. Raises ``ConfigurationError`` with the cure."""
     uri, where = database_uri(app, bind_key)
+    if uri is None:
+        raise ConfigurationError(f"{where} is not set, so there is no database for the records")
     try:
         url = make_url(uri)
     except ArgumentError:

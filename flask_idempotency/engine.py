@@ -47,11 +47,12 @@ class Execution:
     """One attempt at an operation, from its claim to its end."""
 
     def __init__(
-        self, hold: Hold, lock: Lock | None, claim: Claim, sealer: Sealer | None, *, took_over: bool
+        self, hold: Hold, lock: Lock | None, claim: Claim, sealer: Sealer | None, found: Seen
     ) -> None:
-        self.hold, self.claim, self.took_over = hold, claim, took_over
+        self.hold, self.claim = hold, claim
+        self.took_over = found is Seen.IN_PROGRESS
         self._lock, self._sealer = lock, sealer
-        self._state = Seen.IN_PROGRESS
+        self._state = after(found, Event.CLAIM if found is Seen.ABSENT else Event.TAKE_OVER)
 
     def complete(self, answer: Answer) -> None:
         """Store the answer and commit, durably; then let the lock go. Errors: see ``Hold.complete``."""
@@ -146,8 +147,7 @@ class Engine:
                 case impossible:
                     assert_never(impossible)
             if hold is not None:
-                took_over = seen(record) is Seen.IN_PROGRESS
-                return Claimed(Execution(hold, lock, claim, self._sealer, took_over=took_over))
+                return Claimed(Execution(hold, lock, claim, self._sealer, seen(record)))
             # No hold has several meanings: held, finished just now, gone. So look once more.
             tried, record = record, self._records.look(claim.key)
             if tried is not None and seen(record) in (Seen.IN_PROGRESS, Seen.EXPIRED):

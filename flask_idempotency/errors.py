@@ -1,10 +1,9 @@
 """What can go wrong, with the facts as attributes.
 
-Three kinds, all below :class:`IdempotencyError`:
+Two kinds, both below :class:`IdempotencyError`:
 
 * a :class:`Problem` is an answer to the client (400, 401, 403, 409, 422 or 503);
-* :class:`ConfigurationError` and :class:`NotAtomic` are mistakes in the application;
-* :class:`LeaseLost` stops work that another request has taken over.
+* the others are mistakes in the application or its set-up, and answered with 500.
 
 None is a Werkzeug ``HTTPException``: an application's catch-all for those leaves them alone.
 No message ever holds a key, a body or a fingerprint.
@@ -27,10 +26,6 @@ class ConfigurationError(IdempotencyError):
 
 class NotAtomic(IdempotencyError):
     """The view's writes cannot commit together with the record, so nothing was committed."""
-
-
-class LeaseLost(IdempotencyError):
-    """Another request has taken this operation over; this one may write nothing more."""
 
 
 class SealBroken(IdempotencyError):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from flask import Blueprint, Flask
 from flask_sqlalchemy import SQLAlchemy
+from redis import Redis, RedisCluster
 
 from . import hooks, session
 from .config import Settings, read_settings
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_NO_DEFAULT: Any = object()
+_NO_DEFAULT: Any = ...
 
 PROTECTED_METHODS = frozenset({"POST", "PATCH"})
 """What ``protect`` covers: the methods that are not idempotent by themselves (RFC 9110 section
@@ -83,7 +84,7 @@ class Idempotency:
                 " idempotency.init_app(app, db, ...)"
             )
         scope = _checked_scope(self._scope if scope is _NO_DEFAULT else scope)
-        client = self._redis if redis is None else redis
+        client = _checked_client(self._redis if redis is None else redis)
         settings = read_settings(app.config, redis_given=client is not None)
         check_driver(app, settings.bind_key)
         state = _compose(app, db, scope, settings, client, self._protections)
@@ -118,6 +119,15 @@ def _checked_scope(scope: Any) -> ScopeCallable | None:
     if scope is not None and not callable(scope):
         raise ConfigurationError(f"scope is {scope!r}; allowed: a callable, or None for one tenant")
     return scope  # type: ignore[no-any-return]
+
+
+def _checked_client(client: Any) -> Any:
+    if client is not None and not isinstance(client, (Redis, RedisCluster)):
+        raise ConfigurationError(
+            f"redis is a {type(client).__module__}.{type(client).__name__}; allowed: a redis.Redis"
+            " (also a Sentinel's master_for(...)) or a redis.RedisCluster, not one of redis.asyncio"
+        )
+    return client
 
 
 def _compose(

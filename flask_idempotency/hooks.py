@@ -37,6 +37,8 @@ def register(app: Flask, state: AppState) -> None:
     app.after_request(hooks.after)
     app.teardown_request(hooks.teardown)
     handlers = app.error_handler_spec[None][None]
+    # On the base class: a handler of the application's own for any class of ours is more exact and
+    # wins, and one for this class takes the place.
     if IdempotencyError not in handlers:
         app.register_error_handler(IdempotencyError, hooks.answer)
 
@@ -53,9 +55,8 @@ class Hooks:
         if request.endpoint is None or not self._state.settings.enabled:
             return
         route = self._route(request.endpoint, request.method)
-        if route is None or not route.applies_to(request.method):
-            return
-        prepare(self._state, route, request_state())
+        if route is not None:
+            prepare(self._state, route, request_state())
 
     def after(self, response: Response) -> Response:
         """Mark a problem as not to be cached, whoever formatted it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 
 from flask import Flask, Request, Response
 from werkzeug.datastructures import Headers
@@ -56,13 +55,11 @@ def read_body(request: Request) -> None:
     chunked body silently at ``MAX_CONTENT_LENGTH``: both would make different requests look equal.
     Raises ``BodyIncomplete``, or Werkzeug's 411 and 413.
     """
-    if "form" in request.__dict__:  # parsed already, by Werkzeug, which checks the length itself
-        return
     expected = request.content_length
     chunked = "chunked" in request.environ.get("HTTP_TRANSFER_ENCODING", "").lower()
     if chunked and not request.environ.get("wsgi.input_terminated"):
         raise LengthRequired("This server cannot read a chunked body: send a Content-Length.")
-    read_before = "stream" in request.__dict__ and getattr(request, "_cached_data", None) is None
+    untouched = "stream" not in request.__dict__ and "form" not in request.__dict__
     try:
         body = request.get_data(cache=True)
     except ClientDisconnected as error:
@@ -71,10 +68,10 @@ def read_body(request: Request) -> None:
         raise
     except Exception as error:  # each server has errors of its own for a body that breaks off
         raise BodyIncomplete from error
-    if read_before and expected and not body:
+    if expected and not body and not untouched:
         raise ConfigurationError(
-            "something read request.stream before the idempotent view, so its body cannot be compared"
-            " with a retry's: use request.get_data() there"
+            "something read the request's stream or form before the idempotent view could keep its"
+            " body: call request.get_data() before, and let the view's decorators use functools.wraps"
         )
     if expected is not None and len(body) != expected:
         raise BodyIncomplete
@@ -98,11 +95,7 @@ def fingerprint(request: Request, route: Route) -> fp.Fingerprint:
 def _parts(request: Request) -> fp.RequestParts:
     rule = request.url_rule
     by_host = rule is not None and (rule.host or rule.subdomain)
-    form: tuple[fp.FormPart, ...] | None = None
-    if "form" in request.__dict__ and not request.get_data():
-        form = tuple(_parsed(request))  # somebody was faster; the bytes are gone
-    elif request.mimetype == "multipart/form-data":
-        form = _multipart(request)
+    form = _multipart(request) if request.mimetype == "multipart/form-data" else None
     return fp.RequestParts(
         method=request.method,
         host=request.host if by_host else None,
@@ -142,18 +135,6 @@ def _multipart(request: Request) -> tuple[fp.FormPart, ...] | None:
     except (ValueError, HTTPException):
         return None
     return tuple(parts)
-
-
-def _parsed(request: Request) -> Iterator[fp.FormPart]:
-    for name, value in request.form.items(multi=True):
-        content = value.encode("utf-8", "surrogatepass")
-        yield fp.FormPart(name, None, "", hashlib.sha256(content).digest())
-    for name, file in request.files.items(multi=True):
-        digest = hashlib.sha256()
-        while chunk := file.stream.read(65536):
-            digest.update(chunk)
-        file.stream.seek(0)
-        yield fp.FormPart(name, file.filename, file.content_type or "", digest.digest())
 
 
 def capture(response: Response, settings: Settings) -> Answer:

@@ -15,7 +15,7 @@ from .core.keys import Scope
 from .errors import NotAtomic, Problem
 
 
-@dataclass(eq=False)
+@dataclass
 class Operation:
     """One operation, identified by scope, namespace, name and key.
 
@@ -28,12 +28,6 @@ class Operation:
     scope: Scope
     key: str = field(repr=False)
     attempt: int
-    other_binds: frozenset[Engine] = field(default=frozenset(), repr=False)
-    broken: NotAtomic | None = field(default=None, repr=False)
-    sessions: dict[Any, bool] = field(default_factory=dict, repr=False)
-    home: Any = field(default=None, repr=False)
-    _connection: Connection | None = field(default=None, repr=False)
-    _outer: Operation | None = field(default=None, repr=False)
 
     @property
     def connection(self) -> Connection:
@@ -41,26 +35,42 @@ class Operation:
 
         What is executed on it commits together with the answer. Do not end its transaction.
         """
-        if self._connection is None:
+        running = _running.get()
+        if running is None or running.operation is not self:
             raise RuntimeError("the operation is not running, so it has no connection")
-        return self._connection
+        return running.connection
 
-    @property
-    def running(self) -> bool:
-        """Whether its transaction is open."""
-        return self._connection is not None
 
-    def open(self, connection: Connection) -> None:
-        """The transaction on ``connection`` is the operation's from now on."""
-        self._connection, self.home, self._outer = connection, _home(), _running.get()
+@dataclass(eq=False)
+class Running:
+    """An operation while its transaction is open: what the request's sessions join.
+
+    ``other_binds`` are engines it may write to besides. ``sessions`` are those that joined, and
+    whether each holds changes that it flushed and did not commit. ``broken`` is why nothing may be
+    committed any more; it stays when the view catches the error.
+    """
+
+    operation: Operation
+    connection: Connection
+    other_binds: frozenset[Engine] = frozenset()
+    sessions: dict[Any, bool] = field(default_factory=dict)
+    broken: NotAtomic | None = None
+
+    def __post_init__(self) -> None:
+        self.is_open = True
+        self._home, self._outer = _home(), _running.get()
         _running.set(self)
 
-    def close(self) -> None:
+    def end(self) -> None:
         """The transaction has ended; sessions go their own way again."""
-        self._connection = None
+        self.is_open = False
         self.sessions.clear()
         if _running.get() is self:
             _running.set(self._outer)
+
+    def is_here(self) -> bool:
+        """Whether it is the present request's: not that of a view that sent a request of its own."""
+        return self.is_open and self._home is _home()
 
 
 class RequestState:
@@ -73,7 +83,6 @@ class RequestState:
         self.refusal: Exception | None = None
         self.abandon: Callable[[], None] | None = None  # rolls back what is still open
         self.problem: Problem | None = None
-        self.replayed = False
 
 
 _ATTRIBUTE = "_flask_idempotency"
@@ -93,24 +102,22 @@ def known_state() -> RequestState | None:
     return cast("RequestState | None", getattr(_home(), _ATTRIBUTE, None))
 
 
-_running: ContextVar[Operation | None] = ContextVar("flask_idempotency_running", default=None)
+_running: ContextVar[Running | None] = ContextVar("flask_idempotency_running", default=None)
 
 
-def running_operation() -> Operation | None:
-    """The operation whose transaction is open in this request, or None. Asked for each statement.
+def running_operation() -> Running | None:
+    """The operation that runs in this request, or None. Asked for each statement.
 
     A request that a view makes to its own application, and a thread, are not part of it.
     """
-    operation = _running.get()
-    if operation is None or not operation.running or operation.home is not _home():
-        return None
-    return operation
+    running = _running.get()
+    return running if running is not None and running.is_here() else None
 
 
-def outer_operation() -> Operation | None:
+def outer_operation() -> Running | None:
     """The operation whose view makes the present request to its own application, or None."""
-    operation = _running.get()
-    return operation if operation is not None and operation.running else None
+    running = _running.get()
+    return running if running is not None and running.is_open else None
 
 
 def _home() -> Any:
@@ -121,13 +128,13 @@ def _home() -> Any:
 
 
 def _current() -> Operation:
-    operation = running_operation()
-    if operation is None:
+    running = running_operation()
+    if running is None:
         raise RuntimeError(
             "current_operation is only there while a view protected by @idempotent runs for a"
             " request that carries an idempotency key"
         )
-    return operation
+    return running.operation
 
 
 current_operation = cast("Operation", LocalProxy(_current))

@@ -9,16 +9,7 @@ from typing import Any, TypedDict
 
 from flask import Response
 
-from .config import (
-    NAMESPACE,
-    NAMESPACE_ALLOWED,
-    TTL,
-    TTL_ALLOWED,
-    WAIT,
-    WAIT_ALLOWED,
-    Settings,
-    checked,
-)
+from .config import SETTINGS, Settings, checked
 from .core.fingerprint import Pointer, parse_pointer
 from .errors import ConfigurationError
 from .operation import Operation
@@ -111,12 +102,6 @@ def read_options(options: RouteOptions, methods: frozenset[str] | None = None) -
     return Route(**values, has_scope="scope" in values, methods=methods)
 
 
-def _boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError
-    return value
-
-
 def _callable(value: Any) -> Any:
     if not callable(value):
         raise ValueError
@@ -159,9 +144,11 @@ def _binds(value: Any) -> tuple[str | None, ...]:
 
 
 _CHECKS: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
-    ("required", _boolean, "True or False"),
-    ("ttl", TTL, TTL_ALLOWED),
-    ("wait", WAIT, WAIT_ALLOWED),
+    *(
+        (setting.name.lower(), setting.read, setting.allowed)
+        for setting in SETTINGS
+        if setting.name.lower() in {"required", "ttl", "wait", "namespace"}
+    ),
     ("key", _key, "a callable, 'json:/pointer' or 'form:name'"),
     ("scope", _scope, "a callable, or None for an API with one tenant"),
     (
@@ -170,7 +157,6 @@ _CHECKS: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
         "'request', 'json', a list of JSON pointers, or a callable giving bytes",
     ),
     ("store", _callable, "a callable that takes the response and gives True or False"),
-    ("namespace", NAMESPACE, NAMESPACE_ALLOWED),
     ("authorize_replay", _callable, "a callable that takes the operation and gives True or False"),
     ("name", _name, "a string of 1 to 255 characters"),
     ("other_binds", _binds, "a list of Flask-SQLAlchemy bind keys"),

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Engine, Table, event, text
 from sqlalchemy.orm import Session, sessionmaker
 
 from .errors import ConfigurationError, NotAtomic
-from .operation import Operation, outer_operation, running_operation
+from .operation import Running, outer_operation, running_operation
 
 log = logging.getLogger("flask_idempotency")
 
@@ -40,16 +40,16 @@ class JoiningSession:
     def get_bind(self, *args: Any, **kwargs: Any) -> Engine | Connection:
         """The connection of the operation in place of its engine; any other bind as it is."""
         bind: Engine | Connection = super().get_bind(*args, **kwargs)  # type: ignore[misc]
-        operation = running_operation()
-        if operation is None:
+        running = running_operation()
+        if running is None:
             engine = bind.engine
             self.__dict__.setdefault("idempotency_engines", set()).add(engine)
             return bind
-        if not isinstance(bind, Engine) or bind.pool is not operation.connection.engine.pool:
+        if not isinstance(bind, Engine) or bind.pool is not running.connection.engine.pool:
             return bind
-        operation.sessions.setdefault(self, False)
+        running.sessions.setdefault(self, False)
         self.join_transaction_mode = "create_savepoint"
-        return operation.connection
+        return running.connection
 
 
 def install(db: SQLAlchemy) -> None:
@@ -75,15 +75,15 @@ def is_joining(db: SQLAlchemy) -> bool:
 
 def _refuse_escape(_session: Session, _transaction: Any, connection: Connection) -> None:
     """A session that begins on another connection to the operation's database would escape."""
-    operation = running_operation()
-    if operation is None or connection is operation.connection:
+    running = running_operation()
+    if running is None or connection is running.connection:
         return
-    if connection.engine.pool is operation.connection.engine.pool:
-        operation.broken = NotAtomic(
-            f"a session of the view of {operation.name} uses a connection of its own, so its writes"
-            " cannot commit together with the record: do not hand it a bind"
+    if connection.engine.pool is running.connection.engine.pool:
+        running.broken = NotAtomic(
+            f"a session of the view of {running.operation.name} uses a connection of its own, so its"
+            " writes cannot commit together with the record: do not hand it a bind"
         )
-        raise operation.broken
+        raise running.broken
 
 
 def _note_flush(session: Session, _context: Any) -> None:
@@ -95,9 +95,9 @@ def _note_commit(session: Session) -> None:
 
 
 def _note(session: Session, *, unsaved: bool) -> None:
-    operation = running_operation()
-    if operation is not None and session in operation.sessions:
-        operation.sessions[session] = unsaved
+    running = running_operation()
+    if running is not None and session in running.sessions:
+        running.sessions[session] = unsaved
 
 
 def watch(engine: Engine) -> None:
@@ -107,31 +107,31 @@ def watch(engine: Engine) -> None:
 
 
 def _before_statement(connection: Connection, _cursor: Any, statement: str, *_how: object) -> None:
-    operation = running_operation()
-    if operation is None or connection is operation.connection or not _WRITES.match(statement):
+    running = running_operation()
+    if running is None or connection is running.connection or not _WRITES.match(statement):
         return
-    if connection.engine.pool is operation.connection.engine.pool:
+    if connection.engine.pool is running.connection.engine.pool:
         # A raw connection is somebody's decision; it also serves logs that must survive a rollback.
-        _warn_once(operation)
-    elif connection.engine not in operation.other_binds:
-        operation.broken = NotAtomic(
-            f"the view of {operation.name} wrote to another bind, which cannot commit together with"
-            " the record; nothing was committed. If a lost or doubled write there does no harm, allow"
-            ' it with @idempotent(other_binds=["..."])'
+        _warn_once(running)
+    elif connection.engine not in running.other_binds:
+        running.broken = NotAtomic(
+            f"the view of {running.operation.name} wrote to another bind, which cannot commit together"
+            " with the record; nothing was committed. If a lost or doubled write there does no harm,"
+            ' allow it with @idempotent(other_binds=["..."])'
         )
-        raise operation.broken
+        raise running.broken
 
 
 _warned: set[str] = set()
 
 
-def _warn_once(operation: Operation) -> None:
-    if operation.name not in _warned:
-        _warned.add(operation.name)
+def _warn_once(running: Running) -> None:
+    if running.operation.name not in _warned:
+        _warned.add(running.operation.name)
         log.warning(
             "the view of %s writes on a connection of its own (db.engine): that is not part of the"
             " operation, and a retry may repeat it. Use db.session or current_operation.connection",
-            operation.name,
+            running.operation.name,
         )
 
 
@@ -151,8 +151,8 @@ def end_earlier_work(db: SQLAlchemy) -> None:
     outer = outer_operation()
     if outer is not None and _has_unsaved(session, flushed=outer.sessions.get(session, False)):
         raise NotAtomic(
-            f"the view of {outer.name} made a request to its own application with work in db.session"
-            " that it had not committed, which both requests would share: commit it before"
+            f"the view of {outer.operation.name} made a request to its own application with work in"
+            " db.session that it had not committed, which both requests would share: commit it before"
         )
     for engine in tuple(getattr(session, "idempotency_engines", ())):
         if _has_written(session.connection(bind_arguments={"bind": engine})):
@@ -172,17 +172,17 @@ def _has_written(connection: Connection) -> bool:
     return True  # cannot be asked, so assume the worst
 
 
-def leave(operation: Operation) -> None:
+def leave(running: Running) -> None:
     """End the view's part: what its sessions did not commit is undone, as without us.
 
     Loaded objects stay usable for ``after_request`` functions, unless the session holds changes that
     were never committed.
     """
-    for session, flushed in reversed(list(operation.sessions.items())):
+    for session, flushed in reversed(list(running.sessions.items())):
         transaction = session.get_transaction()
         if _has_unsaved(session, flushed=flushed):
             log.warning(
-                "the view of %s left changes it did not commit; they are undone", operation.name
+                "the view of %s left changes it did not commit; they are undone", running.operation.name
             )
             session.rollback()
         elif transaction is not None:
@@ -194,30 +194,30 @@ def _has_unsaved(session: Session, *, flushed: bool) -> bool:
     return bool(flushed or session.new or session.dirty or session.deleted)
 
 
-def undo(operation: Operation) -> None:
+def undo(running: Running) -> None:
     """Undo all of the view's part: also what it committed is rolled back with the operation."""
-    for session in reversed(list(operation.sessions)):
+    for session in reversed(list(running.sessions)):
         session.rollback()
         session.expire_all()  # what was committed inside the operation is gone, so read again
 
 
-def prove(db: SQLAlchemy, operation: Operation, table: Table) -> None:
+def prove(db: SQLAlchemy, running: Running, table: Table) -> None:
     """Show that a session of this application works inside the operation's transaction.
 
     ``table`` is the records', on the bind that the operation protects. Raises
     ``ConfigurationError`` if not: then nothing would be protected.
     """
     session = db.session.session_factory()
-    root = operation.connection.get_transaction()
+    root = running.connection.get_transaction()
     try:
-        joined = session.connection(bind_arguments={"clause": table}) is operation.connection
+        joined = session.connection(bind_arguments={"clause": table}) is running.connection
         session.commit()
     except NotAtomic:
         joined = False
     finally:
-        operation.sessions.pop(session, None)
+        running.sessions.pop(session, None)
         session.close()
-    if not joined or root is None or operation.connection.get_transaction() is not root:
+    if not joined or root is None or running.connection.get_transaction() is not root:
         raise ConfigurationError(
             "db.session does not join the operation's transaction: something replaced its class or"
             " its get_bind(), so a view's writes would not be protected"

@@ -16,7 +16,7 @@ from .core.policy import Pace
 from .core.ports import Lock, Records
 from .engine import Engine as IdempotencyEngine
 from .errors import ConfigurationError
-from .operation import Operation
+from .operation import Running
 from .options import Route, ScopeCallable
 
 
@@ -45,12 +45,21 @@ class AppState:
                     return route
         return next((route for target, route in self.protections if target is self.app), None)
 
-    def prove_join(self, operation: Operation) -> None:
+    def engines_of(self, bind_keys: Sequence[str | None]) -> frozenset[Engine]:
+        """The engines of some binds. Raises ``ConfigurationError`` for one that is not there."""
+        try:
+            return frozenset(self.engines[key] for key in bind_keys)
+        except KeyError as error:
+            raise ConfigurationError(
+                f"other_binds names {error.args[0]!r}; this application has {list(self.engines)}"
+            ) from None
+
+    def prove_join(self, running: Running) -> None:
         """Make sure, before the first view runs, that its session cannot escape the operation."""
         if not self._proved:
             for engine in self.engines.values():
                 session.watch(engine)
-            session.prove(self.db, operation, self.table)
+            session.prove(self.db, running, self.table)
             self._proved = True
         elif not session.is_joining(self.db):
             raise ConfigurationError(

@@ -35,7 +35,7 @@ MISSING: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class FormPart:
-    """One decoded part of a multipart or urlencoded body.
+    """One part of a multipart body.
 
     ``filename`` is None for a plain field; ``sha256`` is the digest of the content.
     """

@@ -11,7 +11,7 @@ key in flight into an error, so it counts as the same (and the engine logs it).
 
 Whether an operation in progress still has a living owner is not in the tables: only the row's lock
 knows. ``TAKE_OVER`` means "try to lock the row"; who does not get the lock has met the owner and
-answers 409. Nothing else in the package decides, and nothing else changes a state.
+answers 409. Nothing else in the package decides.
 """
 
 from __future__ import annotations

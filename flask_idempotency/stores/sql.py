@@ -179,7 +179,7 @@ class SqlHold:
         wire = self._wire
         try:
             self._check()
-            late = time.monotonic() - self._began > 0.01 * self._claim.ttl_seconds
+            late = time.monotonic() - self._began > statements.LATE * self._claim.ttl_seconds
             sql = self._records.prepared(statements.FINISH_LATE if late else statements.FINISH)
             cursor = wire.send(wire.room.take() + wire.mogrify(sql, self._finish_values(answer)))
             if cursor.statusmessage != "COMMIT":  # COMMIT of a failed transaction says ROLLBACK

@@ -17,6 +17,7 @@ LOCK_TIMEOUT = "250ms"
 COLUMNS = """key, name, state, fingerprint_version, fingerprint, attempt,
        expires_at <= clock_timestamp() AS expired, status, headers::text, body"""
 
+# Several statements in one message are one transaction, so SET LOCAL holds for the SELECT alone.
 LOOK = f"""SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
 SELECT {COLUMNS}
   FROM {{table}} WHERE key = %(key)s"""
@@ -67,7 +68,8 @@ SELECT attempt, txid_current(),
    FOR UPDATE SKIP LOCKED"""
 
 # Asked once for each engine: what a transaction that holds a record must set for itself.
-# The first is to be changed if it is 0, and fails where the server's sockets cannot tell.
+# The first is to be changed if it is 0, and fails where the server's sockets cannot tell. Half a
+# second is below the second after which a duplicate asks whether the owner is alive.
 WATCH = "SET LOCAL client_connection_check_interval = '500ms';\n"
 # A server that commits asynchronously by default must not do so with an answer that was given.
 SYNCHRONOUS = "SET LOCAL synchronous_commit = on;\n"
@@ -81,17 +83,23 @@ TAKE_OVER = _OPEN + _TAKE_OVER + _HOLD
 # nobody can have changed it, and the UPDATE finds it. If not (a statement of the view ended it), the
 # first statement fails (division by zero) and nothing is committed. A row count would not do: that of
 # an UPDATE sent together with COMMIT is lost.
-FINISH = """SELECT 1 / (txid_current() = %(xid)s)::int;
+_COMPLETE = """SELECT 1 / (txid_current() = %(xid)s)::int;
 UPDATE {table} SET state = 'completed', completed_at = clock_timestamp(),
-       status = %(status)s, headers = %(headers)s, body = %(body)s
+       status = %(status)s, headers = %(headers)s, body = %(body)s"""
+_COMMIT = """
  WHERE key = %(key)s AND owner = %(owner)s;
 COMMIT"""
 
-# The same after a view that took more than a hundredth of the retention, which now begins. Otherwise
-# expires_at is left alone: an unchanged index column keeps the UPDATE a HOT one.
-FINISH_LATE = FINISH.replace(
-    "\n WHERE", ",\n       expires_at = clock_timestamp() + %(ttl)s * interval '1 second'\n WHERE", 1
-)
+FINISH = _COMPLETE + _COMMIT
+
+# For a view that took more than LATE of the retention, which begins again now. Otherwise expires_at
+# is left alone: an unchanged index column keeps the UPDATE a HOT one, and a hundredth of a day early
+# harms nobody.
+LATE = 0.01
+_RENEW = """,
+       expires_at = clock_timestamp() + %(ttl)s * interval '1 second'"""
+
+FINISH_LATE = _COMPLETE + _RENEW + _COMMIT
 
 OWNER = """SELECT owner FROM {table} WHERE key = %(key)s"""
 

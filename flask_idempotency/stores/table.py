@@ -49,7 +49,7 @@ def define_table(metadata: MetaData, name: str) -> Table:
         Column("expires_at", DateTime(timezone=True), nullable=False, index=True),
         Column("created_at", DateTime(timezone=True), nullable=False),
         Column("completed_at", DateTime(timezone=True)),
-        Column("lease_expires_at", DateTime(timezone=True)),
+        Column("lease_expires_at", DateTime(timezone=True), comment="of operations not atomic"),
         Column("attempt", Integer, nullable=False, comment="fencing token: 1, 2, ..."),
         Column("fingerprint_version", SmallInteger, nullable=False),
         Column("status", SmallInteger),

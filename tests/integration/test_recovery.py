@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 import servers
 from flask_idempotency import current_operation, idempotent
+from flask_idempotency.attempt import Attempt
 
 fork = multiprocessing.get_context("fork")
 
@@ -185,3 +186,16 @@ def test_an_exit_in_the_view_rolls_back_releases_and_gives_the_connection_back(w
         assert world.db.engine.pool.checkedout() == 0
     assert world.count() == 0
     assert world.post().json == {"attempt": 2}, "at once: the lock in Redis was released too"
+
+
+def test_the_teardown_is_a_net_under_the_wrapper(world, monkeypatch):
+    def leave():
+        if current_operation.attempt == 1:
+            raise SystemExit(1)
+
+    monkeypatch.setattr(Attempt, "__exit__", lambda *_: None)  # as if the signal struck right there
+    pay_view(world, after_commit=leave)
+    with pytest.raises(SystemExit):
+        world.post()
+    assert world.count() == 0
+    assert world.post().json == {"attempt": 2}

@@ -53,7 +53,7 @@ OUTSIDE = {
     1: set(),
     2: {"sqlalchemy", "psycopg2", "redis", "cryptography"},
     3: set(),
-    4: {"flask", "werkzeug", "flask_sqlalchemy", "sqlalchemy", "blinker", "typing_extensions"},
+    4: {"flask", "werkzeug", "flask_sqlalchemy", "sqlalchemy", "blinker", "redis", "typing_extensions"},
     5: {"flask", "flask_sqlalchemy", "sqlalchemy", "click", "psycopg2", "redis"},
 }
 IMPURE = {"time", "datetime", "random", "secrets", "os", "socket", "threading", "logging"}

@@ -54,7 +54,7 @@ def test_a_scope_of_another_type_is_a_mistake_that_is_named(make_world, add_view
     world = make_world(init={"scope": lambda: wrong}, TESTING=True)
     runs = add_view(world)
     kind = type(wrong).__name__
-    with pytest.raises(ConfigurationError, match=f"returned a {kind}; allowed: str, int or UUID"):
+    with pytest.raises(ConfigurationError, match=f"str, int, UUID or None, not {kind}"):
         world.post()
     assert runs == []
     assert world.records() == []

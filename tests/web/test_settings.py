@@ -6,6 +6,7 @@ import datetime as dt
 import secrets
 
 import pytest
+import redis.asyncio
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
@@ -179,7 +180,7 @@ def test_the_default_store_follows_from_what_there_is():
     assert set_up().store == "postgres"
     assert set_up(IDEMPOTENCY_REDIS_URL=REDIS).store == "hybrid"
     app, db = bare_app()
-    Idempotency().init_app(app, db, scope=None, redis=object())
+    Idempotency().init_app(app, db, scope=None, redis=redis.Redis())
     assert app.extensions["idempotency"].settings.store == "hybrid"
 
 
@@ -197,3 +198,10 @@ def test_one_application_has_one_extension():
     Idempotency(app, db, scope=None)
     with pytest.raises(ConfigurationError, match="already has an Idempotency"):
         Idempotency(app, db, scope=None)
+
+
+@pytest.mark.parametrize("client", [object(), "redis://localhost", redis.asyncio.Redis()], ids=str)
+def test_a_redis_client_of_another_kind_is_named(client):
+    app, db = bare_app()
+    with pytest.raises(ConfigurationError, match=r"allowed: a redis\.Redis"):
+        Idempotency().init_app(app, db, scope=None, redis=client)
