@@ -54,7 +54,7 @@ def refund(payment_id: int) -> Any:
     account = lock_account()
     payment = find(payment_id)
     if amount > payment.amount - payment.refunded:
-        abort(409, "No more can be refunded than was paid.")
+        abort(400, "No more can be refunded than was paid.")
     payment.refunded += amount
     account.balance += amount
     refund = Refund(payment_id=payment.id, amount=amount)

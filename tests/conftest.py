@@ -16,6 +16,7 @@ from werkzeug.test import TestResponse
 
 import servers
 from flask_idempotency import Idempotency
+from servers.postgresql import drop_database
 
 _numbers = itertools.count(1)
 
@@ -88,6 +89,7 @@ class World:
 def make_world(postgres: Any, redis_server: Any, store: str) -> Iterator[Callable[..., World]]:
     """A function that builds a :class:`World` on a database of its own; settings by name."""
     worlds: list[World] = []
+    first = next(_numbers)
 
     def make(
         *, init: dict[str, Any] | None = None, db: SQLAlchemy | None = None, **config: Any
@@ -125,6 +127,8 @@ def make_world(postgres: Any, redis_server: Any, store: str) -> Iterator[Callabl
             for engine in world.db.engines.values():
                 assert engine.pool.checkedout() == 0, "a connection was not given back"
                 engine.dispose()
+    for number in range(first + 1, next(_numbers)):  # thousands of files each, on a slow disk
+        drop_database(postgres.dsn, f"test_{number}")
 
 
 @pytest.fixture

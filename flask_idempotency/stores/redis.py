@@ -193,7 +193,7 @@ def _sentinel(url: str, options: dict[str, Any]) -> Client | None:
         nodes.append((host, int(port or 26379)))
     login = {"username": username or None, "password": password or None, "db": int(database or 0)}
     make: Any = Sentinel  # redis-py leaves it without types
-    return make(nodes, **options).master_for(service, **login, **options)
+    return make(nodes, sentinel_kwargs=options, **options).master_for(service, **login, **options)
 
 
 def _fingerprint(claim: Claim) -> str:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any
 
 from psycopg2 import extensions
@@ -109,7 +109,9 @@ def hold_back(dialect: Dialect) -> None:
         ("do_release_savepoint", "RELEASE SAVEPOINT"),
         ("do_rollback_to_savepoint", "ROLLBACK TO SAVEPOINT"),
     ):
-        setattr(dialect, method, _holding(getattr(dialect, method), words, dialect))
+        send = getattr(dialect, method)
+        if not hasattr(send, "__wrapped__"):
+            setattr(dialect, method, _holding(send, words, dialect))
 
 
 def _holding(
@@ -117,6 +119,7 @@ def _holding(
 ) -> Callable[[SqlConnection, str], None]:
     quote = dialect.identifier_preparer.quote
 
+    @wraps(send)
     def hold_or_send(connection: SqlConnection, name: str) -> None:
         room: Room | None = connection.info.get(_ROOM)
         if room is None:

@@ -10,7 +10,6 @@ time-out and no heartbeat is part of the argument.
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -47,7 +46,6 @@ class SqlRecords:
     def __init__(self, engine: Engine, table: Table) -> None:
         self.engine = engine
         self.table = table
-        self._lock = threading.Lock()
         self._settings: str | None = None
         self._cache: dict[tuple[str, str], str] = {}
 
@@ -141,21 +139,24 @@ class SqlRecords:
         return prepared
 
     def _first_use(self, wire: Wire) -> str:
-        """Make the engine ready, and find out what its transactions have to set for themselves."""
-        with self._lock:
-            if self._settings is None:
-                hold_back(wire.connection.dialect)
-                row = wire.send(statements.SETTINGS).fetchone() or ("on", None)
-                settings = statements.SYNCHRONOUS if row[0] == "off" else ""
-                if row[1] == "0":  # not set by the operator; None before Postgres 14
-                    try:
-                        wire.send("BEGIN; " + statements.WATCH + "ROLLBACK")
-                        settings += statements.WATCH
-                    except psycopg2.Error as error:
-                        if is_lost(error, wire.driver):
-                            raise
-                        wire.send("ROLLBACK")
-                self._settings = settings
+        """Make the engine ready, and find out what its transactions have to set for themselves.
+
+        Without a lock, which must not be held over a message: requests that come first at the same
+        time each ask, and get the same answer.
+        """
+        if self._settings is None:
+            hold_back(wire.connection.dialect)
+            synchronous, watching = wire.send(statements.SETTINGS).fetchall()[0]
+            settings = statements.SYNCHRONOUS if synchronous == "off" else ""
+            if watching == "0":  # not set by the operator; None before Postgres 14
+                try:
+                    wire.send("BEGIN; " + statements.WATCH + "ROLLBACK")
+                    settings += statements.WATCH
+                except psycopg2.Error as error:
+                    if is_lost(error, wire.driver):
+                        raise
+                    wire.send("ROLLBACK")
+            self._settings = settings
         return self._settings
 
 

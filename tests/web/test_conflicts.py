@@ -114,7 +114,7 @@ def test_a_serialization_failure_is_a_conflict(make_world, assert_problem):
     @idempotent
     def pay():
         runs.append(current_operation.attempt)
-        amount = world.db.session.get_one(world.Payment, 1).amount
+        amount = world.db.session.get(world.Payment, 1).amount
         if len(runs) == 1:
             world.sql("update payment set amount = 10")
         update(world, amount + 1, 1)

@@ -7,6 +7,7 @@ import secrets
 
 import pytest
 import redis.asyncio
+import sqlalchemy as sa
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
@@ -153,7 +154,6 @@ def test_a_missing_scope_explains_the_danger():
         ("sqlite://", "is for sqlite"),
         ("sqlite:///shop.db", "is for sqlite"),
         ("mysql+pymysql://shop:canary@nowhere.invalid/shop", "is for mysql"),
-        ("postgresql://shop:canary@nowhere.invalid/shop", r"begins with postgresql://.*psycopg"),
         ("postgresql+psycopg://shop:canary@nowhere.invalid/shop", r"the driver psycopg;"),
         ("postgresql+asyncpg://shop:canary@nowhere.invalid/shop", r"the driver asyncpg;"),
         ("postgresql+pg8000://shop:canary@nowhere.invalid/shop", r"the driver pg8000;"),
@@ -198,6 +198,19 @@ def test_one_application_has_one_extension():
     Idempotency(app, db, scope=None)
     with pytest.raises(ConfigurationError, match="already has an Idempotency"):
         Idempotency(app, db, scope=None)
+
+
+def test_a_url_without_a_driver_means_what_sqlalchemy_makes_of_it():
+    """psycopg2 until SQLAlchemy 2.0, psycopg 3 since 2.1."""
+    app, db = Flask("shop"), SQLAlchemy()
+    app.config["SQLALCHEMY_DATABASE_URI"] = URI
+    db.init_app(app)
+    app.config["SQLALCHEMY_DATABASE_URI"] = "postgresql://shop@nowhere.invalid/shop"
+    if sa.__version__.startswith("2.0."):
+        Idempotency().init_app(app, db, scope=None)
+    else:
+        with pytest.raises(ConfigurationError, match=r"begins with postgresql://.*driver psycopg;"):
+            Idempotency().init_app(app, db, scope=None)
 
 
 @pytest.mark.parametrize("client", [object(), "redis://localhost", redis.asyncio.Redis()], ids=str)

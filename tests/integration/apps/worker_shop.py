@@ -1,0 +1,76 @@
+"""The shop of ``test_workers.py``: what gunicorn loads, in each kind of worker."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from flask import Flask, request
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy import func, select
+from sqlalchemy.orm import Mapped, mapped_column
+
+from flask_idempotency import Idempotency, current_operation, idempotent
+
+db = SQLAlchemy()
+idempotency = Idempotency()
+
+
+class Payment(db.Model):  # type: ignore[name-defined, misc]
+    id: Mapped[int] = mapped_column(primary_key=True)
+    key: Mapped[str]  # deliberately not unique: a second run must show
+
+
+def create_app() -> Flask:
+    """Uses the database, so that ``--preload`` forks with a connection in the pool."""
+    app = Flask(__name__)
+    app.config.update(
+        SQLALCHEMY_DATABASE_URI=os.environ["DATABASE_URL"],
+        IDEMPOTENCY_REDIS_URL=os.environ.get("REDIS_URL") or None,
+        IDEMPOTENCY_WAIT=float(os.environ.get("WAIT", "0")),
+    )
+    db.init_app(app)
+    idempotency.init_app(app, db, scope=lambda: request.headers["X-User"])
+    app.add_url_rule("/", view_func=lambda: "ready", endpoint="ready")
+    app.add_url_rule("/payments", view_func=pay, methods=["POST"])
+    app.add_url_rule("/held-payments", view_func=pay_when_told, methods=["POST"])
+    with app.app_context():
+        db.create_all()
+    if key := os.environ.get("USED_BEFORE_FORK"):
+        app.test_client().post("/payments", headers={"Idempotency-Key": key, "X-User": "alice"})
+    return app
+
+
+@idempotent
+def pay() -> Any:
+    """Long enough that its duplicates find it running, and that greenlets change places."""
+    payment = Payment(key=current_operation.key)
+    db.session.add(payment)
+    db.session.execute(select(func.pg_sleep(0.003)))
+    db.session.commit()
+    return _receipt(payment)
+
+
+@idempotent
+def pay_when_told() -> Any:
+    """Its first attempt tells the test that it is there, and goes on when the test says so."""
+    payment = Payment(key=current_operation.key)
+    db.session.add(payment)
+    db.session.commit()
+    if current_operation.attempt == 1:
+        Path(os.environ["ARRIVED"]).write_text(str(os.getpid()))
+        Path(os.environ["GO_ON"]).read_text()
+    return _receipt(payment)
+
+
+def _receipt(payment: Payment) -> Any:
+    """What no other run, process or request would answer."""
+    return {
+        "id": payment.id,
+        "key": payment.key,
+        "attempt": current_operation.attempt,
+        "process": os.getpid(),
+        "token": secrets.token_hex(8),
+    }, 201
