@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from flask import Response, current_app, request
+from sqlalchemy.exc import SQLAlchemyError
 from werkzeug.exceptions import HTTPException
 
 from . import http, session
@@ -165,11 +166,15 @@ class Attempt:
         self._operation, self._execution, self._pace = operation, execution, pace
         self._started = time.monotonic()
         self._running: Running | None = None
+        self._in_view = False
         try:
-            now.abandon = self.abandon
+            now.clean_up = self.clean_up
             operation.attempt = execution.hold.attempt
             self._running = Running(
-                operation, execution.hold.connection, state.engines_of(route.other_binds)
+                operation,
+                execution.hold.connection,
+                execution.hold.expose,
+                state.engines_of(route.other_binds),
             )
             state.prove_join(self._running)
             if execution.took_over:
@@ -180,10 +185,22 @@ class Attempt:
             raise
 
     def __enter__(self) -> Attempt:
+        self._in_view = True
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._in_view = False
         self.abandon()
+        if self._running is not None:
+            self._running.leave_context()  # an async view's end ran in a copy of this context
+
+    def clean_up(self) -> None:
+        """Abandon what the wrapper around the view could not.
+
+        Not while the view runs: then a copy of the request's context ends, in a thread of the view.
+        """
+        if not self._in_view:
+            self.abandon()
 
     def succeed(self, result: Any, *, handled: bool = False) -> Response:
         """The view returned ``result``: keep the answer and commit, or roll both back.
@@ -204,7 +221,12 @@ class Attempt:
             self.abandon()
             return response
         if self._running is not None:
-            session.leave(self._running)
+            try:
+                session.leave(self._running)
+            except SQLAlchemyError as error:  # the connection is lost: nothing can be undone or kept
+                self._raise_if_void(error)
+                raise
+            self._running.end()
         try:
             self._execution.complete(answer)
         except Problem as problem:
@@ -212,8 +234,6 @@ class Attempt:
             if isinstance(problem, StoreUnavailable):
                 _report(self._state, operation, problem)
             raise
-        finally:
-            self._end()
         seconds = time.monotonic() - self._started
         self._pace.note(seconds)
         event = Event(operation.name, operation.attempt, answer.status, seconds)
@@ -245,16 +265,12 @@ class Attempt:
     def abandon(self) -> None:
         """Roll back whatever is open and let the key go. Does nothing after the end."""
         try:
-            if self._running is not None:
+            if self._running is not None and self._running.is_open:
                 session.undo(self._running)
         finally:
-            self._end()
+            if self._running is not None:
+                self._running.end()
             self._execution.abandon()
-
-    def _end(self) -> None:
-        running, self._running = self._running, None
-        if running is not None:
-            running.end()
 
 
 def _report(state: AppState, operation: Operation, error: StoreUnavailable) -> None:

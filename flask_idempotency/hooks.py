@@ -74,8 +74,8 @@ class Hooks:
     def teardown(self, _error: BaseException | None) -> None:
         """Roll back what is still open."""
         now = known_state()
-        if now is not None and now.abandon is not None:
-            now.abandon()
+        if now is not None and now.clean_up is not None:
+            now.clean_up()
 
     def answer(self, error: IdempotencyError) -> ResponseReturnValue:
         """A problem's answer; other errors of ours are the application's mistakes, a plain 500."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -38,6 +38,7 @@ class Operation:
         running = _running.get()
         if running is None or running.operation is not self:
             raise RuntimeError("the operation is not running, so it has no connection")
+        running.expose()
         return running.connection
 
 
@@ -45,15 +46,18 @@ class Operation:
 class Running:
     """An operation while its transaction is open: what the request's sessions join.
 
-    ``other_binds`` are engines it may write to besides. ``sessions`` are those that joined, and
-    whether each holds changes that it flushed and did not commit. ``broken`` is why nothing may be
-    committed any more; it stays when the view catches the error.
+    ``expose`` is called before a view gets the connection itself. ``other_binds`` are engines it may
+    write to besides. ``sessions`` are those that joined, and whether each holds changes that it
+    flushed and did not commit; ``options`` are the engine's execution options they came with.
+    ``broken`` is why nothing may be committed any more; it stays when the view catches the error.
     """
 
     operation: Operation
     connection: Connection
+    expose: Callable[[], None]
     other_binds: frozenset[Engine] = frozenset()
     sessions: dict[Any, bool] = field(default_factory=dict)
+    options: Mapping[str, Any] | None = None
     broken: NotAtomic | None = None
 
     def __post_init__(self) -> None:
@@ -65,12 +69,16 @@ class Running:
         """The transaction has ended; sessions go their own way again."""
         self.is_open = False
         self.sessions.clear()
+        self.leave_context()
+
+    def leave_context(self) -> None:
+        """Forget it in the present context. A copy that somebody made of it keeps it, as ended."""
         if _running.get() is self:
             _running.set(self._outer)
 
     def is_here(self) -> bool:
         """Whether it is the present request's: not that of a view that sent a request of its own."""
-        return self.is_open and self._home is _home()
+        return self._home is _home()
 
 
 class RequestState:
@@ -81,7 +89,7 @@ class RequestState:
         self.key: str | None = None
         self.checked = False
         self.refusal: Exception | None = None
-        self.abandon: Callable[[], None] | None = None  # rolls back what is still open
+        self.clean_up: Callable[[], None] | None = None  # rolls back what is still open
         self.problem: Problem | None = None
 
 
@@ -111,7 +119,14 @@ def running_operation() -> Running | None:
     A request that a view makes to its own application, and a thread, are not part of it.
     """
     running = _running.get()
-    return running if running is not None and running.is_here() else None
+    if running is None or not running.is_here():
+        return None
+    if not running.is_open:
+        raise NotAtomic(
+            f"the operation {running.operation.name} has ended, and work that its view began goes on in"
+            " a thread or task: what it writes now would be no part of it"
+        )
+    return running
 
 
 def outer_operation() -> Running | None:

@@ -13,23 +13,17 @@ holds for sessions that ``db.session.remove()`` makes room for.
 from __future__ import annotations
 
 import logging
-import re
 from typing import Any
 
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import Connection, Engine, Table, event, text
 from sqlalchemy.orm import Session, sessionmaker
 
+from .core.sqltext import may_write
 from .errors import ConfigurationError, NotAtomic
 from .operation import Running, outer_operation, running_operation
 
 log = logging.getLogger("flask_idempotency")
-
-_WRITES = re.compile(
-    r"\s*(?:(?:INSERT|UPDATE|DELETE|MERGE|TRUNCATE|COPY|CREATE|ALTER|DROP)\b"
-    r"|WITH\b.*\b(?:INSERT|UPDATE|DELETE|MERGE)\b)",
-    re.IGNORECASE | re.DOTALL,
-)
 
 
 class JoiningSession:
@@ -47,9 +41,47 @@ class JoiningSession:
             return bind
         if not isinstance(bind, Engine) or bind.pool is not running.connection.engine.pool:
             return bind
-        running.sessions.setdefault(self, False)
+        _join(self, bind, running)
         self.join_transaction_mode = "create_savepoint"
         return running.connection
+
+    def connection(self, *args: Any, **kwargs: Any) -> Connection:
+        """As SQLAlchemy's; the view may do with it what passes by the savepoints held back."""
+        running = running_operation()
+        connection: Connection = super().connection(*args, **kwargs)  # type: ignore[misc]
+        if running is not None:
+            running.expose()
+        return connection
+
+
+def _join(session: Any, engine: Engine, running: Running) -> None:
+    """Let a session work on the operation's connection as it would on its engine's.
+
+    Raises ``NotAtomic`` where that cannot be done without surprise.
+    """
+    options = engine.get_execution_options()
+    if running.options is None:
+        own = running.connection.engine.get_execution_options()
+        more = {name: value for name, value in options.items() if own.get(name) != value}
+        running.connection.execution_options(**more)
+        running.options = options
+    elif options != running.options:
+        running.broken = NotAtomic(
+            f"sessions of the view of {running.operation.name} use engines with different"
+            " execution_options (a schema_translate_map, for instance) within one operation"
+        )
+        raise running.broken
+    running.sessions.setdefault(session, False)
+    for other in running.sessions:
+        # Savepoints nest. What this session commits inside another's would go with that one.
+        if other is not session and (transaction := other.get_transaction()) is not None:
+            if _has_unsaved(other, flushed=running.sessions[other]):
+                running.broken = NotAtomic(
+                    f"two sessions of the view of {running.operation.name} have uncommitted work at"
+                    " the same time: commit one before using the other"
+                )
+                raise running.broken
+            transaction.close()
 
 
 def install(db: SQLAlchemy) -> None:
@@ -108,7 +140,7 @@ def watch(engine: Engine) -> None:
 
 def _before_statement(connection: Connection, _cursor: Any, statement: str, *_how: object) -> None:
     running = running_operation()
-    if running is None or connection is running.connection or not _WRITES.match(statement):
+    if running is None or connection is running.connection or not may_write(statement):
         return
     if connection.engine.pool is running.connection.engine.pool:
         # A raw connection is somebody's decision; it also serves logs that must survive a rollback.
@@ -210,7 +242,7 @@ def prove(db: SQLAlchemy, running: Running, table: Table) -> None:
     session = db.session.session_factory()
     root = running.connection.get_transaction()
     try:
-        joined = session.connection(bind_arguments={"clause": table}) is running.connection
+        joined = Session.connection(session, bind_arguments={"clause": table}) is running.connection
         session.commit()
     except NotAtomic:
         joined = False

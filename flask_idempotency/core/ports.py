@@ -25,6 +25,10 @@ class Hold(Protocol):
         """The connection whose transaction holds the row."""
         ...
 
+    def expose(self) -> None:
+        """The view has asked for the connection itself: hold nothing back on it any more."""
+        ...
+
     def complete(self, answer: Answer) -> None:
         """Store the answer and commit it together with everything written on ``connection``.
 

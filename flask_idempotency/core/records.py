@@ -51,12 +51,16 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record as the store shows it. ``expired`` is judged by the database's clock."""
+    """A record as the store shows it.
+
+    ``owner`` is the token of its latest attempt; ``expired`` is judged by the database's clock.
+    """
 
     key: bytes
     name: str
     state: State
     fingerprint: Fingerprint
     attempt: int
+    owner: str = ""
     expired: bool = False
     answer: Answer | None = None

@@ -15,12 +15,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from redis import Redis, RedisCluster, Sentinel
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisClusterException, RedisError
 from redis.retry import Retry
 
 from ..core.ports import Glance
@@ -65,6 +64,8 @@ else redis.call('SET', KEYS[1], '1:done', 'PX', ARGV[2]) end
 return 1
 """
 
+T = TypeVar("T")
+
 Client = Any  # Redis | RedisCluster; their common face has no type of its own
 
 
@@ -89,10 +90,11 @@ class RedisLock:
 
     def acquire(self, claim: Claim) -> Glance:
         """Take the lock if it is free. One round trip, or none while Redis is left alone."""
-        reply = self._call(ACQUIRE, claim, _ms(self._lock_seconds), _fingerprint(claim))
-        if reply is None:
-            return Glance.ASK
-        kind, left_ms = reply
+        arguments = (_ms(self._lock_seconds), _fingerprint(claim))
+        return self._call(self._glance, ACQUIRE, claim, *arguments) or Glance.ASK
+
+    def _glance(self, reply: Any) -> Glance:
+        kind, left_ms = (int(number) for number in reply)
         if kind == 0:
             return Glance.MINE
         age = self._lock_seconds - left_ms / 1000
@@ -102,7 +104,7 @@ class RedisLock:
     def release(self, claim: Claim, *, finished: bool) -> None:
         """Give the lock back, if the value is still this claim's."""
         marker = _ms(min(MARKER_SECONDS, claim.ttl_seconds)) if finished else 0
-        self._call(RELEASE, claim, marker)
+        self._call(bool, RELEASE, claim, marker)
 
     def ping(self) -> None:
         """Ask Redis for a sign of life, past the breaker. Raises what the client raises."""
@@ -118,23 +120,26 @@ class RedisLock:
             self._client = self._make_client()
         return self._client
 
-    def _call(self, script: str, claim: Claim, *arguments: object) -> Any:
-        """Run a script; None if Redis did not answer, or is left alone since it last did not."""
+    def _call(
+        self, read: Callable[[Any], T], script: str, claim: Claim, *arguments: object
+    ) -> T | None:
+        """What ``read`` makes of a script's reply; None if Redis gave none, or is left alone."""
         now = time.monotonic()
         if self._skip_until is not None:
             if now < self._skip_until:
                 return None
             self._skip_until = now + PAUSE_SECONDS  # this request tries; the others go on without
+        key = self._prefix + claim.key.hex()
         value = f"1:{claim.owner}:{_fingerprint(claim)}"
         try:
-            reply = self._connected().eval(script, 1, self._prefix + claim.key.hex(), value, *arguments)
-        except (RedisError, RedisClusterException, OSError, ValueError) as error:
+            result = read(self._connected().eval(script, 1, key, value, *arguments))
+        except Exception as error:  # whatever goes wrong there, the records decide
             self._skip_until = now + PAUSE_SECONDS
             log.warning("Redis failed, going on without it for %s s: %r", PAUSE_SECONDS, error)
             self._on_failure(error)
             return None
         self._skip_until = None
-        return reply
+        return result
 
 
 class NoLock:

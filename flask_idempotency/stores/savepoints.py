@@ -4,39 +4,34 @@ The view's session works in savepoints, so that its ``commit()`` and ``rollback(
 operation's transaction alone. SQLAlchemy sends each SAVEPOINT, RELEASE and ROLLBACK TO as a message
 of its own. None of them answers anything, so they are kept here and travel in front of the next
 statement: a view costs no more round trips than without us. A statement that fails leaves the
-savepoints before it in place, because the server runs a message's statements one by one.
+savepoints before it in place, because the server runs a message's statements one by one. (It parses
+the whole message first. A syntax error is a mistake in the code, and ends the operation: the
+savepoint before it never ran.)
 
 All statements of the connection pass here, so this is also where a view's own ``COMMIT``,
-``ROLLBACK`` or ``BEGIN``, sent as text, is refused: it would end the transaction that holds
-the record's row.
+``ROLLBACK`` or ``BEGIN``, sent as text or through the connection, is refused: it would end the
+transaction that holds the record's row.
 
-Both hooks are public: the ``do_savepoint`` methods of SQLAlchemy's dialect, and psycopg2's
+Both hooks are public: the ``do_...`` methods of SQLAlchemy's dialect, and psycopg2's
 ``connection.cursor_factory``, with a subclass of whatever cursor the application has chosen.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from typing import Any
+from typing import Any, NoReturn, cast
 
 from psycopg2 import extensions
 from sqlalchemy import Connection as SqlConnection
 from sqlalchemy import Dialect
+from sqlalchemy.pool import PoolProxiedConnection
 
+from ..core.sqltext import ends_transaction
 from ..errors import NotAtomic
 
 Connection = extensions.connection
 Cursor = extensions.cursor
-
-_ENDS = re.compile(
-    rb"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*"
-    rb"(?:COMMIT|END|ABORT|ROLLBACK(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b)"
-    rb"|BEGIN|START\s+TRANSACTION|PREPARE\s+TRANSACTION)\b",
-    re.IGNORECASE | re.DOTALL,
-)
-_INITIALS = frozenset(b"cCeEaArRbBsSpP-/ \t\r\n")  # what such a statement can begin with
 
 _ROOM = "flask_idempotency"  # in SQLAlchemy's ``connection.info``
 
@@ -50,9 +45,13 @@ class Room:
         self.driver = driver
         self.broken: NotAtomic | None = None
         self._held: list[str] = []
+        self.exposed = False
         self._info = connection.info
         self._before: Any = driver.cursor_factory
-        self._factory = _subclass(Cursor if self._before is None else self._before)
+        if type(driver) is Connection:
+            self._factory = _subclass(Cursor if self._before is None else self._before)
+        else:  # a class of the application's may have cursors of its own, such as LoggingConnection
+            self._factory = _subclass(cast("Any", type(driver.cursor())))
 
     def open(self) -> None:
         """Hold savepoints back from now on, and watch every cursor that the connection makes."""
@@ -74,15 +73,29 @@ class Room:
         """Keep a statement that answers nothing until the next one is sent."""
         self._held.append(statement)
 
-    def guard(self, statement: bytes) -> bytes:
-        """The statement with what waits before it. Raises :class:`NotAtomic` if it may not be sent."""
-        if statement[:1] and statement[0] in _INITIALS and _ENDS.match(statement):
-            self.broken = NotAtomic(
-                "the view sent a statement that begins or ends a transaction; inside an atomic"
-                " operation use db.session.commit(), rollback() or begin_nested()"
-            )
-            raise self.broken
-        return self.take() + statement if self._held else statement
+    def expose(self) -> None:
+        """Hold nothing back any more: the view may use the connection in ways that pass by here."""
+        self.exposed = True
+        self.flush()
+
+    def guard(self, query: Any) -> None:
+        """Raise :class:`NotAtomic` for a query that would begin or end a transaction.
+
+        Reads the query as the view wrote it, without the values, which are a client's.
+        """
+        if isinstance(query, bytes):
+            query = query.decode("latin-1")
+        elif not isinstance(query, str):  # psycopg2.sql
+            query = query.as_string(self.driver)
+        if ends_transaction(query):
+            self.refuse("the view sent a statement that begins or ends a transaction")
+
+    def refuse(self, what: str) -> NoReturn:
+        """Break the operation for good: what the view did would split it from its record."""
+        self.broken = NotAtomic(
+            f"{what}; inside an atomic operation use db.session.commit(), rollback() or begin_nested()"
+        )
+        raise self.broken
 
     def take(self) -> bytes:
         """What waits, as a prefix for the next statement."""
@@ -103,15 +116,20 @@ class Room:
 
 
 def hold_back(dialect: Dialect) -> None:
-    """Let a dialect leave its savepoint statements with the room, where a connection has one."""
+    """Let a dialect leave its savepoints with the room, where a connection has one.
+
+    It also refuses to commit or roll back the transaction that the room is there for.
+    """
+    if hasattr(dialect.do_savepoint, "__wrapped__"):
+        return
     for method, words in (
         ("do_savepoint", "SAVEPOINT"),
         ("do_release_savepoint", "RELEASE SAVEPOINT"),
         ("do_rollback_to_savepoint", "ROLLBACK TO SAVEPOINT"),
     ):
-        send = getattr(dialect, method)
-        if not hasattr(send, "__wrapped__"):
-            setattr(dialect, method, _holding(send, words, dialect))
+        setattr(dialect, method, _holding(getattr(dialect, method), words, dialect))
+    for method in ("do_commit", "do_rollback"):
+        setattr(dialect, method, _refusing(getattr(dialect, method)))
 
 
 def _holding(
@@ -122,12 +140,24 @@ def _holding(
     @wraps(send)
     def hold_or_send(connection: SqlConnection, name: str) -> None:
         room: Room | None = connection.info.get(_ROOM)
-        if room is None:
+        if room is None or room.exposed:
             send(connection, name)
         else:
             room.hold(f"{words} {quote(name)}")
 
     return hold_or_send
+
+
+def _refusing(end: Callable[[Any], None]) -> Callable[[Any], None]:
+    @wraps(end)
+    def end_or_refuse(connection: Any) -> None:
+        pooled = isinstance(connection, PoolProxiedConnection)
+        room: Room | None = connection.info.get(_ROOM) if pooled else None
+        if room is not None:
+            room.refuse("the view ended the operation's transaction")
+        end(connection)
+
+    return end_or_refuse
 
 
 @lru_cache(maxsize=16)
@@ -138,13 +168,16 @@ def _subclass(base: type[Cursor]) -> type[Cursor]:
         room: Room
 
         def execute(self, query: Any, vars: Any = None) -> Any:  # noqa: A002
+            self.room.guard(query)
             if self.name is not None:
                 self.room.flush()
                 self.room.leave_autocommit()
                 return super().execute(query, vars)
-            return super().execute(self.room.guard(self.mogrify(query, vars)))
+            prefix = self.room.take()
+            return super().execute(prefix + self.mogrify(query, vars))
 
         def executemany(self, query: Any, vars_list: Any) -> Any:
+            self.room.guard(query)
             self.room.flush()
             return super().executemany(query, vars_list)
 
@@ -152,9 +185,10 @@ def _subclass(base: type[Cursor]) -> type[Cursor]:
             self.room.flush()
             return super().callproc(procname, parameters)
 
-        def copy_expert(self, *args: Any, **kwargs: Any) -> Any:
+        def copy_expert(self, sql: Any, *args: Any, **kwargs: Any) -> Any:
+            self.room.guard(sql)
             self.room.flush()
-            return super().copy_expert(*args, **kwargs)
+            return super().copy_expert(sql, *args, **kwargs)
 
         def copy_from(self, *args: Any, **kwargs: Any) -> Any:
             self.room.flush()

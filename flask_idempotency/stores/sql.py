@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine, Table, exc
 
 from ..core.fingerprint import Fingerprint
 from ..core.records import Answer, Claim, Record, State
-from ..errors import NotAtomic, RequestInProgress, StoreUnavailable
+from ..errors import NotAtomic, RequestInProgress, StoreUnavailable, TransactionConflict
 from . import statements
 from .failures import (
     ABORTED,
@@ -36,7 +36,9 @@ from .wire import Wire
 
 T = TypeVar("T")
 
-_TIMED_OUT = frozenset({LOCK_NOT_AVAILABLE, "57014"})  # or the application's statement_timeout
+# Timed out (by the application's statement_timeout, perhaps), or at a strict default isolation the
+# row has changed: in each case the next look tells.
+_WAIT_IS_OVER = CONFLICTS | {LOCK_NOT_AVAILABLE, "57014"}
 _NOT_OURS = CONFLICTS | {LOCK_NOT_AVAILABLE}
 
 
@@ -60,14 +62,14 @@ class SqlRecords:
 
     def take_over(self, claim: Claim, seen: Record) -> SqlHold | None:
         """Make an unlocked row ours with the next attempt, commit that, and lock it: one message."""
-        return self._hold(statements.TAKE_OVER, claim, {**_values(claim), "seen": seen.attempt})
+        return self._hold(statements.TAKE_OVER, claim, {**_values(claim), "seen": seen.owner})
 
     def wait(self, key: bytes, seconds: float) -> None:
         """Wait for the row's lock in the server."""
         try:
             self.run(statements.WAIT, {"key": key, "milliseconds": max(1, int(seconds * 1000))})
-        except StoreUnavailable as error:
-            if getattr(error.__cause__, "pgcode", None) not in _TIMED_OUT:
+        except (StoreUnavailable, TransactionConflict) as error:
+            if getattr(error.__cause__, "pgcode", None) not in _WAIT_IS_OVER:
                 raise
 
     def run(self, template: str, values: dict[str, Any] | None = None) -> tuple[Any, int]:
@@ -185,6 +187,7 @@ class SqlHold:
             cursor = wire.send(wire.room.take() + wire.mogrify(sql, self._finish_values(answer)))
             if cursor.statusmessage != "COMMIT":  # COMMIT of a failed transaction says ROLLBACK
                 raise NotAtomic("the transaction had failed, so nothing was committed")
+            wire.room.close()
             self._root.commit()  # tells SQLAlchemy; the driver has nothing left to do
         except psycopg2.Error as error:
             raise self._finish_error(error) from error
@@ -196,6 +199,10 @@ class SqlHold:
         if self._open:
             self._open = False
             self._wire.close()
+
+    def expose(self) -> None:
+        """The view uses the connection itself from now on."""
+        self._wire.room.expose()
 
     def explain(self, error: BaseException | None) -> Exception | None:
         """What an error that left the view (or None) means for the operation as a whole."""
@@ -267,11 +274,10 @@ def _values(claim: Claim) -> dict[str, Any]:
 
 def _record(row: tuple[Any, ...]) -> Record:
     """A row of ``statements.COLUMNS``."""
-    key, name, state, version, digest, attempt, expired, status, headers, body = row
+    key, name, state, version, digest, attempt, owner, expired, status, headers, body = row
     answer = None
     if status is not None:
         pairs = None if headers is None else tuple((str(n), str(v)) for n, v in json.loads(headers))
         answer = Answer(status, pairs, None if body is None else bytes(body))
-    return Record(
-        bytes(key), name, State(state), Fingerprint(version, bytes(digest)), attempt, expired, answer
-    )
+    fingerprint = Fingerprint(version, bytes(digest))
+    return Record(bytes(key), name, State(state), fingerprint, attempt, owner, expired, answer)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 LOCK_TIMEOUT = "250ms"
 
-COLUMNS = """key, name, state, fingerprint_version, fingerprint, attempt,
+COLUMNS = """key, name, state, fingerprint_version, fingerprint, attempt, owner,
        expires_at <= clock_timestamp() AS expired, status, headers::text, body"""
 
 # Several statements in one message are one transaction, so SET LOCAL holds for the SELECT alone.
@@ -47,7 +47,7 @@ _TAKE_OVER = """UPDATE {table} SET
        expires_at = clock_timestamp() + %(ttl)s * interval '1 second',
        completed_at = NULL, status = NULL, headers = NULL, body = NULL
  WHERE key = (SELECT key FROM {table}
-               WHERE key = %(key)s AND attempt = %(seen)s
+               WHERE key = %(key)s AND owner = %(seen)s
                  AND (state = 'in_progress' OR expires_at <= clock_timestamp())
                  FOR UPDATE SKIP LOCKED);
 """

@@ -50,10 +50,12 @@ class Wire:
             if self.driver.status == STATUS_BEGIN:  # a connect listener's SET: keep it
                 self.driver.commit()
             self._autocommit: bool = self.driver.autocommit
-            self.driver.autocommit = True
             self.closed = False
+            self.driver.autocommit = True
         except BaseException:
+            self.connection.invalidate()
             self.connection.close()
+            self.closed = True
             raise
 
     @property
@@ -94,7 +96,7 @@ class Wire:
 
     def close(self) -> None:
         """Roll back what is open and give the connection back as it was taken, or throw it away."""
-        clean, self.closed = False, True
+        clean = False
         try:
             self.room.close()
             if not self.lost:
@@ -102,8 +104,8 @@ class Wire:
                     self.send("ROLLBACK")
                 if self.driver.status != STATUS_READY:  # left autocommit for a named cursor
                     self.driver.rollback()
-                clean = not self.in_transaction
                 self.driver.autocommit = self._autocommit
+                clean = not self.in_transaction
         except psycopg2.Error as error:
             clean = False
             if not is_lost(error, self.driver):
@@ -112,3 +114,4 @@ class Wire:
             if not clean:
                 self.connection.invalidate()
             self.connection.close()
+            self.closed = True

@@ -193,7 +193,10 @@ def test_the_teardown_is_a_net_under_the_wrapper(world, monkeypatch):
         if current_operation.attempt == 1:
             raise SystemExit(1)
 
-    monkeypatch.setattr(Attempt, "__exit__", lambda *_: None)  # as if the signal struck right there
+    def struck_by_a_signal(attempt, *_error):
+        attempt._in_view = False
+
+    monkeypatch.setattr(Attempt, "__exit__", struck_by_a_signal)
     pay_view(world, after_commit=leave)
     with pytest.raises(SystemExit):
         world.post()

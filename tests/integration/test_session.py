@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 from flask import after_this_request, g
+from psycopg2 import extensions
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import sessionmaker
 
@@ -295,9 +296,10 @@ def test_a_transaction_statement_sent_as_text_is_refused(world, view, words):
     assert world.count() == 0
 
 
-def test_a_commit_hidden_in_another_statement_fails_the_finish(world, view):
+def test_a_commit_past_every_guard_fails_the_finish(world, view):
     def pay():
-        current_operation.connection.exec_driver_sql("select 1; commit; begin")
+        driver = current_operation.connection.connection.driver_connection
+        extensions.cursor(driver).execute("commit; begin")
         return {}, 201
 
     view(pay)

@@ -13,7 +13,15 @@ ROOT = Path(flask_idempotency.__file__).parent
 
 FLOORS = [
     {"errors"},
-    {"core.keys", "core.fingerprint", "core.records", "core.machine", "core.policy", "core.ports"},
+    {
+        "core.keys",
+        "core.fingerprint",
+        "core.records",
+        "core.machine",
+        "core.policy",
+        "core.ports",
+        "core.sqltext",
+    },
     {
         "sealing",
         "stores.statements",
