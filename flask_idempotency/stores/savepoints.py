@@ -25,7 +25,6 @@ from typing import Any, NoReturn, cast
 from psycopg2 import extensions
 from sqlalchemy import Connection as SqlConnection
 from sqlalchemy import Dialect
-from sqlalchemy.pool import PoolProxiedConnection
 
 from ..core.sqltext import ends_transaction
 from ..errors import NotAtomic
@@ -151,9 +150,10 @@ def _holding(
 def _refusing(end: Callable[[Any], None]) -> Callable[[Any], None]:
     @wraps(end)
     def end_or_refuse(connection: Any) -> None:
-        pooled = isinstance(connection, PoolProxiedConnection)
-        room: Room | None = connection.info.get(_ROOM) if pooled else None
-        if room is not None:
+        # SQLAlchemy hands over a pooled connection, a stand-in for one, or the driver's.
+        driver = getattr(connection, "driver_connection", connection)
+        room = getattr(getattr(driver, "cursor_factory", None), "__self__", None)
+        if isinstance(room, Room):
             room.refuse("the view ended the operation's transaction")
         end(connection)
 

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from flask import copy_current_request_context
 from flask_sqlalchemy import SQLAlchemy
 from flask_sqlalchemy.session import Session
+from sqlalchemy.pool.base import _AdhocProxiedConnection
 
 from flask_idempotency import current_operation, idempotent
 from flask_idempotency.core.fingerprint import Fingerprint
@@ -274,3 +275,15 @@ def test_a_connection_class_keeps_its_cursors(make_world):
 
     protect(world, pay)
     assert world.post().json == {"lines": 2}, "the savepoint and the select"
+
+
+def test_a_connection_that_is_not_yet_pooled_may_be_rolled_back(world):
+    """SQLAlchemy does so while it gets to know a server, again and again if the server goes away."""
+    protect(world, lambda: pay_once(world) or ({}, 201))
+    assert world.post().status_code == 201
+    with world.app.app_context():
+        raw = world.db.engine.raw_connection()
+        stand_in = _AdhocProxiedConnection(raw.driver_connection, raw._connection_record)
+        world.db.engine.dialect.do_rollback(stand_in)
+        world.db.engine.dialect.do_commit(stand_in)
+        raw.close()
