@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test lint docs bench clean help
+.PHONY: demo test lint docs bench faults clean help
 
 demo: .venv/.has-test  ## run the example shop with a real PostgreSQL and Redis
 	@$(RUN) example.demo $(ARGS)
@@ -28,6 +28,9 @@ docs: .venv/.has-docs  ## build docs/_build/html; a warning is an error
 
 bench: .venv/.has-test  ## measure against the unprotected view
 	@$(RUN) bench $(ARGS)
+
+faults: .venv/.has-test  ## crash workers and servers for a minute and check every promise
+	@$(RUN) tests.faults $(ARGS)
 
 clean:  ## remove all that was made here, .venv too
 	@rm -rf .venv build dist docs/_build *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

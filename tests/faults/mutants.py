@@ -1,0 +1,241 @@
+"""This package with one thing wrong, each in its own way: mutants that the checker must catch.
+
+A mutant is applied to the loaded modules, before the application is made, in the process that
+gunicorn forks its workers from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psycopg2
+from flask import Flask, g
+
+from flask_idempotency import attempt, engine, session
+from flask_idempotency.core import machine, policy
+from flask_idempotency.core.machine import Comparison, Next, Seen
+from flask_idempotency.core.ports import Glance
+from flask_idempotency.core.records import Answer, Claim
+from flask_idempotency.errors import StoreUnavailable
+from flask_idempotency.stores import redis, statements
+from flask_idempotency.stores.sql import SqlHold, SqlRecords
+from flask_idempotency.stores.wire import Wire
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """``why`` it is wrong, and how the package becomes it."""
+
+    why: str
+    apply: Callable[[Flask], object]
+
+
+def _in_statements(old: str, new: str, *names: str) -> None:
+    for name in names:
+        before = getattr(statements, name)
+        if old not in before:
+            raise RuntimeError(f"{name} does not contain {old!r} any more")
+        setattr(statements, name, before.replace(old, new))
+
+
+def no_row_lock(_app: Flask) -> None:
+    """Nobody locks the record's row."""
+    _in_statements("FOR UPDATE SKIP LOCKED", "", "CLAIM", "TAKE_OVER")
+
+
+def _in_any_case(self: SqlRecords, claim: Claim) -> SqlHold:
+    """A transaction that holds nothing."""
+    wire = Wire(self.engine)
+    (xid,) = wire.send("BEGIN; SELECT txid_current()").fetchone() or (0,)
+    return SqlHold(self, wire, claim, attempt=1, xid=xid)
+
+
+def empty_is_free(_app: Flask) -> None:
+    """No row from SKIP LOCKED: surely nobody has it."""
+    before = SqlRecords._hold
+    SqlRecords._hold = (  # type: ignore[method-assign]
+        lambda self, template, claim, values: (
+            before(self, template, claim, values) or _in_any_case(self, claim)
+        )
+    )
+
+
+def redis_trusted(_app: Flask) -> None:
+    """The lock in Redis was free: surely nobody has run it."""
+
+    def acquire(self: redis.RedisLock, claim: Claim) -> Glance:
+        glance = ask(self, claim)
+        if glance is Glance.MINE:
+            mine.add(claim.owner)
+        return glance
+
+    def claim_it(self: SqlRecords, claim: Claim) -> SqlHold | None:
+        hold = before(self, claim)
+        trusted = claim.owner in mine
+        mine.discard(claim.owner)
+        return _in_any_case(self, claim) if hold is None and trusted else hold
+
+    mine: set[str] = set()
+    ask, before = redis.RedisLock.acquire, SqlRecords.claim
+    redis.RedisLock.acquire = acquire  # type: ignore[method-assign]
+    SqlRecords.claim = claim_it  # type: ignore[method-assign]
+
+
+def commit_after_answer(app: Flask) -> None:
+    """The client has its answer before the COMMIT."""
+
+    def complete(self: engine.Execution, answer: Answer) -> None:
+        g.later = lambda: before(self, answer)
+        self.abandon = lambda: None  # type: ignore[method-assign]
+
+    def promise(response: Any) -> Any:
+        if later := g.pop("later", None):
+            response.call_on_close(later)
+        return response
+
+    before = engine.Execution.complete
+    engine.Execution.complete = complete  # type: ignore[method-assign]
+    app.after_request(promise)
+
+
+def two_transactions(_app: Flask) -> None:
+    """The view's session is not joined: it commits for itself."""
+
+    def get_bind(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return super(session.JoiningSession, self).get_bind(*args, **kwargs)
+
+    session.JoiningSession.get_bind = get_bind  # type: ignore[method-assign]
+    session._refuse_escape = lambda *args: None
+    session.prove = lambda *args: None
+
+
+def delete_on_error(_app: Flask) -> None:
+    """The COMMIT failed: surely the record may go."""
+
+    def complete(self: SqlHold, answer: Answer) -> None:
+        try:
+            before(self, answer)
+        except StoreUnavailable:
+            key = {"key": self._claim.key}
+            self._records.run("DELETE FROM {table} WHERE key = %(key)s", key)
+            raise
+
+    before = SqlHold.complete
+    SqlHold.complete = complete  # type: ignore[method-assign]
+
+
+def fail_open(app: Flask) -> None:
+    """Redis is down: the view runs unprotected."""
+
+    def acquire(self: redis.RedisLock, claim: Claim) -> Glance:
+        glance = before(self, claim)
+        if self._skip_until is not None:
+            raise StoreUnavailable
+        return glance
+
+    before = redis.RedisLock.acquire
+    redis.RedisLock.acquire = acquire  # type: ignore[method-assign]
+    app.config["IDEMPOTENCY_ON_STORE_ERROR"] = "allow"
+
+
+def no_scope(_app: Flask) -> None:
+    """The application does it: it passes ``scope=None``."""
+
+
+def claim_not_committed(_app: Flask) -> None:
+    """The claim is part of the business transaction."""
+    first, _, hold = statements.CLAIM.partition("COMMIT;\nBEGIN {begin};\n")
+    statements.CLAIM = first.replace("ISOLATION LEVEL READ COMMITTED", "{begin}") + hold
+
+
+def lock_believed_forever(_app: Flask) -> None:
+    """A lock in Redis, however old: surely its owner lives."""
+
+    def acquire(self: redis.RedisLock, claim: Claim) -> Glance:
+        self._probe_after = redis.LOCK_SECONDS
+        return before(self, claim)
+
+    redis.LOCK_SECONDS = 3600.0
+    before = redis.RedisLock.acquire
+    redis.RedisLock.acquire = acquire  # type: ignore[method-assign]
+
+
+def fingerprint_on_one_path(_app: Flask) -> None:
+    """A claim is checked, a replay is not."""
+    machine.NEXT[Seen.COMPLETED, Comparison.OTHER] = Next.REPLAY
+
+
+def fingerprint_not_in_progress(_app: Flask) -> None:
+    """A replay is checked, a take-over is not."""
+    machine.NEXT[Seen.IN_PROGRESS, Comparison.OTHER] = Next.TAKE_OVER
+
+
+def never_taken_over(_app: Flask) -> None:
+    SqlRecords.take_over = lambda *args: None  # type: ignore[method-assign]
+
+
+def answer_not_stored(_app: Flask) -> None:
+    """The record stays "in progress"."""
+    _in_statements("state = 'completed', ", "", "FINISH", "FINISH_LATE")
+
+
+def errors_kept(_app: Flask) -> None:
+    vars(attempt)["is_kept"] = lambda status: status == 500 or policy.is_kept(status)
+
+
+def lost_commit_is_success(_app: Flask) -> None:
+    """The connection broke in COMMIT: surely it went well."""
+
+    def complete(self: SqlHold, answer: Answer) -> None:
+        try:
+            before(self, answer)
+        except StoreUnavailable as error:
+            if not isinstance(error.__cause__, psycopg2.Error):
+                raise
+
+    before = SqlHold.complete
+    SqlHold.complete = complete  # type: ignore[method-assign]
+
+
+def claim_without_attempt(_app: Flask) -> None:
+    """A take-over keeps the number of the attempt that died."""
+    _in_statements("ELSE attempt + 1", "ELSE attempt", "TAKE_OVER")
+
+
+def another_answer(_app: Flask) -> None:
+    """A replay that is not byte for byte."""
+
+    def shortened(self: engine.Engine, record: Any, claim: Claim) -> engine.Replay:
+        decision = before(self, record, claim)
+        body = (decision.answer.body or b"").replace(b"\n", b"")
+        return replace(decision, answer=replace(decision.answer, body=body))
+
+    before = engine.Engine._replay
+    engine.Engine._replay = shortened  # type: ignore[method-assign]
+
+
+MUTANTS: dict[str, Mutant] = {
+    each.__name__: Mutant(each.__doc__ or "", each)
+    for each in (
+        no_row_lock,
+        empty_is_free,
+        commit_after_answer,
+        two_transactions,
+        delete_on_error,
+        fail_open,
+        no_scope,
+        claim_not_committed,
+        redis_trusted,
+        lock_believed_forever,
+        fingerprint_on_one_path,
+        fingerprint_not_in_progress,
+        never_taken_over,
+        answer_not_stored,
+        errors_kept,
+        lost_commit_is_success,
+        claim_without_attempt,
+        another_answer,
+    )
+}

@@ -1,0 +1,129 @@
+"""Points on a request's way where a worker kills itself, if the request asks for it in a header.
+
+They exist only here: the stores and the wire of the application under test are wrapped. A message
+that carries several statements is sent in two pieces if, and only if, the request is to die between
+them; all others travel as they do for a user.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flask import Flask, got_request_exception, request
+
+from flask_idempotency.core.ports import Glance
+from flask_idempotency.state import AppState
+from flask_idempotency.stores.wire import Wire
+from tests.faults.history import Journal
+
+POINTS = {
+    "lock": "after the Redis lock",
+    "claim": "after the claim's commit",
+    "view": "in the view, before its first write",
+    "write": "in the view, after its first write",
+    "answer": "answer written, before COMMIT",
+    "commit": "after COMMIT, before Redis hears",
+    "release": "after Redis, before the client reads",
+}
+TROUBLE = ("raise", "fail", "decline")
+"""What else a request may ask for: that its view raises, answers 500, or answers 402."""
+
+
+class Deliberate(RuntimeError):
+    """The view's own error, asked for."""
+
+
+class _Asked(threading.local):
+    """Of the request that this thread works on; it stays so until the next, after the answer too."""
+
+    fault = scope = key = ""
+
+
+asked = _Asked()
+journal: Journal | None = None
+
+
+def point(name: str) -> None:
+    """Die here, at once and without a word, if the request asked for it."""
+    if journal is not None and asked.fault == name:
+        journal.note("death", point=name, scope=asked.scope, key=asked.key)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def note(event: str, **facts: Any) -> None:
+    """Write an event of the present request down."""
+    if journal is not None:
+        journal.note(event, scope=asked.scope, key=asked.key, **facts)
+
+
+def install(app: Flask) -> None:
+    """Switch the points on, if ``FAULTS_JOURNAL`` names the file to note them in."""
+    global journal  # noqa: PLW0603 -- one for the process, made before gunicorn forks
+    if not (path := os.environ.get("FAULTS_JOURNAL")):
+        return
+    journal = Journal(Path(path))
+
+    @app.before_request
+    def remember() -> None:
+        asked.fault = request.headers.get("X-Fault", "")
+        asked.scope = request.headers.get("X-User", "")
+        asked.key = request.headers.get("Idempotency-Key", "")
+
+    def explain(_sender: Flask, exception: Exception, **_: Any) -> None:
+        if not isinstance(exception, Deliberate):
+            frames = traceback.extract_tb(exception.__traceback__)[-4:]
+            way = " > ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in frames)
+            note("error", text=f"{exception!r} at {way}"[:500])
+
+    got_request_exception.connect(explain, app, weak=False)
+
+
+def install_in_stores(state: AppState) -> None:
+    """Put points around the lock and inside the messages to Postgres."""
+    lock: Any = state.lock
+    lock.acquire = _after_acquire(lock.acquire)
+    lock.release = _after_release(lock.release)
+    send = Wire.send
+
+    def in_pieces(self: Wire, sql: Any, values: dict[str, Any] | None = None) -> Any:
+        if isinstance(sql, str):  # a claim
+            claim, commit, rest = sql.partition("COMMIT;\n")
+            if asked.fault == "claim" and rest:
+                send(self, claim + commit, values)
+                point("claim")
+            return send(self, sql, values)
+        is_finish = sql.endswith(b"COMMIT")
+        if is_finish and asked.fault == "answer":
+            send(self, sql.removesuffix(b"COMMIT"))
+            point("answer")
+        cursor = send(self, sql, values)
+        if is_finish:
+            point("commit")
+        return cursor
+
+    Wire.send = in_pieces  # type: ignore[method-assign]
+
+
+def _after_acquire(acquire: Callable[..., Glance]) -> Callable[..., Glance]:
+    def wrapped(*args: Any) -> Glance:
+        glance = acquire(*args)
+        if glance is Glance.MINE:
+            point("lock")
+        return glance
+
+    return wrapped
+
+
+def _after_release(release: Callable[..., None]) -> Callable[..., None]:
+    def wrapped(*args: Any, finished: bool) -> None:
+        release(*args, finished=finished)
+        if finished:
+            point("release")
+
+    return wrapped

@@ -1,0 +1,42 @@
+"""The soak in short: this package keeps its promises for a while, and two that do not are caught."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults import controls
+from tests.faults.checker import Limits, Quota, emptiness, violations
+from tests.faults.machines import Machines, Plan
+from tests.faults.report import summary, table
+from tests.faults.soak import LONGEST_VIEW_SECONDS, run
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Machines]:
+    with Machines() as running:
+        yield running
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.3])
+def test_every_promise_is_kept_while_workers_and_servers_crash(
+    machines: Machines, tmp_path: Path, wait: float
+) -> None:
+    plan = Plan(seconds=12, seed=1, wait=wait, pause_seconds=0.4)
+    history, truth = run(plan, tmp_path / "journal.jsonl", machines)
+    found = violations(history, truth, Limits(LONGEST_VIEW_SECONDS))
+    print(table(plan, history, found), summary(plan, history, found), sep="\n\n")
+    assert found == []
+    # Which points are hit how often varies with the machine; in a run this short, some by luck.
+    assert emptiness(history, Quota(points={}, faults=dict.fromkeys(plan.faults, 1))) == []
+    assert len({death.point for death in history.deaths}) >= len(plan.points) - 2
+
+
+@pytest.mark.parametrize("name", ["mark_afterwards", "no_row_lock"])
+def test_who_breaks_a_promise_is_caught(machines: Machines, name: str) -> None:
+    rules = {each.rule for each in controls.caught(name, 1, 8, machines)}
+    assert "more than one row" in rules
