@@ -47,34 +47,31 @@ class Execution:
     """One attempt at an operation, from its claim to its end."""
 
     def __init__(
-        self, hold: Hold, lock: Lock | None, claim: Claim, sealer: Sealer | None, found: Seen
+        self, hold: Hold, lock: Lock, mine: bool, claim: Claim, sealer: Sealer | None, found: Seen
     ) -> None:
         self.hold, self.claim = hold, claim
         self.took_over = found is Seen.IN_PROGRESS
-        self._lock, self._sealer = lock, sealer
+        self._lock, self._mine, self._sealer = lock, mine, sealer
         self._state = after(found, Event.CLAIM if found is Seen.ABSENT else Event.TAKE_OVER)
 
     def complete(self, answer: Answer) -> None:
-        """Store the answer and commit, durably; then let the lock go. Errors: see ``Hold.complete``."""
+        """Store the answer and commit, durably; then tell the lock.
+
+        Errors: see ``Hold.complete``. After one, ``abandon``.
+        """
         completed = after(self._state, Event.COMPLETE)
-        finished = False
-        try:
-            self.hold.complete(self._sealer.seal(answer, self.claim) if self._sealer else answer)
-            self._state, finished = completed, True
-        finally:
-            self._unlock(finished=finished)
+        self.hold.complete(self._sealer.seal(answer, self.claim) if self._sealer else answer)
+        self._state, self._mine = completed, False
+        self._lock.finish(self.claim)
 
     def abandon(self) -> None:
         """Roll back, so that the same key may try again. Does nothing after the end."""
         try:
             self.hold.abandon()
         finally:
-            self._unlock(finished=False)
-
-    def _unlock(self, *, finished: bool) -> None:
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            lock.release(self.claim, finished=finished)
+            if self._mine:
+                self._mine = False
+                self._lock.release(self.claim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +96,9 @@ class InProgress:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """The key was used for a different request."""
+    """The key was used for a different request, which has ``finished`` or not."""
+
+    finished: bool
 
 
 Decision = Claimed | Replay | InProgress | Mismatch
@@ -124,14 +123,15 @@ class Engine:
         try:
             # Most locks that are free belong to first requests: they claim without looking first.
             record = None if mine else self._records.look(claim.key)
-            decision = self._settle(claim, record, self._lock if mine else None, wait)
+            decision = self._settle(claim, record, mine, wait)
             return decision
         finally:
             if mine and not isinstance(decision, Claimed):
-                self._lock.release(claim, finished=isinstance(decision, Replay))
+                give_back = self._lock.finish if _has_finished(decision) else self._lock.release
+                give_back(claim)
 
-    def _settle(self, claim: Claim, record: Record | None, lock: Lock | None, wait: float) -> Decision:
-        """Claim, or find out who did."""
+    def _settle(self, claim: Claim, record: Record | None, mine: bool, wait: float) -> Decision:
+        """Claim, or find out who did. ``mine`` says that the lock is this claim's."""
         deadline = time.monotonic() + wait
         rounds = 0
         while rounds < ROUNDS:
@@ -139,7 +139,7 @@ class Engine:
                 case Next.REPLAY:
                     return self._replay(record, claim)
                 case Next.REFUSE:
-                    return Mismatch()
+                    return Mismatch(finished=seen(record) is Seen.COMPLETED)
                 case Next.CLAIM:
                     hold = self._records.claim(claim)
                 case Next.TAKE_OVER:
@@ -147,7 +147,8 @@ class Engine:
                 case impossible:
                     assert_never(impossible)
             if hold is not None:
-                return Claimed(Execution(hold, lock, claim, self._sealer, seen(record)))
+                found = seen(record)
+                return Claimed(Execution(hold, self._lock, mine, claim, self._sealer, found))
             # No hold has several meanings: held, finished just now, gone. So look once more.
             tried, record = record, self._records.look(claim.key)
             if tried is not None and seen(record) in (Seen.IN_PROGRESS, Seen.EXPIRED):
@@ -178,6 +179,11 @@ class Engine:
         if answer.headers is None:
             raise SealBroken("the stored answer is sealed, but IDEMPOTENCY_ENCRYPTION_KEYS is empty")
         return Replay(answer, record.attempt)
+
+
+def _has_finished(decision: Decision | None) -> bool:
+    """Whether the operation's answer is known to be stored."""
+    return isinstance(decision, Replay) or (isinstance(decision, Mismatch) and decision.finished)
 
 
 def _there(value: T | None) -> T:

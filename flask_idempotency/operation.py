@@ -19,8 +19,9 @@ from .errors import NotAtomic, Problem
 class Operation:
     """One operation, identified by scope, namespace, name and key.
 
-    ``attempt`` is 1 for its first execution and one more for each take-over; it is durable before
-    the view runs and serves as a fencing token.
+    ``attempt`` is 1 for its first execution and one more for each take-over. It is committed before
+    the view runs, so no crash of a process makes two attempts carry one number; a crash of PostgreSQL
+    may (an atomic operation's claim is committed asynchronously, docs/request.md).
     """
 
     name: str

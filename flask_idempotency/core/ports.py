@@ -17,7 +17,7 @@ class Hold(Protocol):
 
     @property
     def attempt(self) -> int:
-        """1 for the first attempt, one more for each take-over; durable before the view runs."""
+        """1 for the first attempt, one more for each take-over; committed before the view runs."""
         ...
 
     @property
@@ -83,9 +83,13 @@ class Lock(Protocol):
         """Take the lock if it is free, in one round trip."""
         ...
 
-    def release(self, claim: Claim, *, finished: bool) -> None:
-        """Give the lock back if it is still this claim's, in one round trip.
+    def release(self, claim: Claim) -> None:
+        """Give the lock back if it is still this claim's, in one round trip."""
+        ...
 
-        ``finished`` leaves a marker that sends retries straight to the records.
+    def finish(self, claim: Claim) -> None:
+        """The operation has its answer: whoever holds the lock, retries now go straight to the records.
+
+        One round trip.
         """
         ...

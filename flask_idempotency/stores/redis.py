@@ -58,11 +58,14 @@ return {alike and 1 or 2, redis.call('PTTL', KEYS[1])}
 # -> {0 = mine, 1 = same fingerprint, 2 = anything else; milliseconds the lock has left}
 
 RELEASE = """
-if redis.pcall('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-if ARGV[2] == '0' then redis.call('DEL', KEYS[1])
-else redis.call('SET', KEYS[1], '1:done', 'PX', ARGV[2]) end
-return 1
+if redis.pcall('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
 """
+
+FINISH = """
+redis.call('SET', KEYS[1], '1:done', 'PX', ARGV[2])
+"""
+# Also over the lock of somebody else. Whoever finished need not have had the lock, and who has it
+# now can only find the answer. A marker left where it should not be costs one look at the records.
 
 T = TypeVar("T")
 
@@ -101,10 +104,13 @@ class RedisLock:
         young = left_ms > 0 and 0 <= age < self._probe_after
         return Glance.BUSY if kind == 1 and young else Glance.ASK
 
-    def release(self, claim: Claim, *, finished: bool) -> None:
+    def release(self, claim: Claim) -> None:
         """Give the lock back, if the value is still this claim's."""
-        marker = _ms(min(MARKER_SECONDS, claim.ttl_seconds)) if finished else 0
-        self._call(bool, RELEASE, claim, marker)
+        self._call(bool, RELEASE, claim)
+
+    def finish(self, claim: Claim) -> None:
+        """Leave the marker in place of whatever lock there is."""
+        self._call(bool, FINISH, claim, _ms(min(MARKER_SECONDS, claim.ttl_seconds)))
 
     def ping(self) -> None:
         """Ask Redis for a sign of life, past the breaker. Raises what the client raises."""
@@ -149,8 +155,11 @@ class NoLock:
         """Knows nothing."""
         return Glance.ASK
 
-    def release(self, claim: Claim, *, finished: bool) -> None:
+    def release(self, claim: Claim) -> None:
         """Has nothing to give back."""
+
+    def finish(self, claim: Claim) -> None:
+        """Leaves no marker."""
 
 
 def client_from_url(url: str) -> Callable[[], Client]:

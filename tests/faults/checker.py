@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
+from flask_idempotency.stores.redis import PAUSE_SECONDS
 from tests.faults.history import History, Name, Request, Run
-from tests.faults.nemesis import CRASH, PAUSE
+from tests.faults.nemesis import CRASH, EMPTIES, KILL, PAUSE
 from tests.faults.truth import Kept, Row, Truth
 
 PROBE_SECONDS = 1.0
@@ -125,18 +126,30 @@ def late(asked: list[Request]) -> list[Request]:
 
 
 def is_conceded(history: History, asked: list[Request], request: Request) -> bool:
-    """A 409 that comes of a young lock, although the operation has finished.
+    """A 409 that comes of a young lock, although the operation has finished: Redis does not know it.
 
-    Redis turns duplicates away without asking Postgres while a lock is younger than the probe age. It
-    knows of the end only if whoever finished had the lock and could give it back. Otherwise a retry
-    takes the lock, and until it has found the answer (or, if it dies, for the probe age) the next one
-    is told to try again. Such answers are counted, and bounded here.
+    Redis turns duplicates away without asking Postgres while a lock is younger than the probe age. If
+    it was not told of the end, or has forgotten it, a retry takes the lock, and until it has found
+    the answer (or, if it dies, for the probe age) the next one is told to try again.
     """
+    if not _redis_missed_the_end(history, asked, request):
+        return False
     young = request.at - PROBE_SECONDS
     return any(
         other.at <= request.returned and _last_lock(history, other) >= young
         for other in asked
         if other is not request and other.body == request.body and other.status != 409
+    )
+
+
+def _redis_missed_the_end(history: History, asked: list[Request], request: Request) -> bool:
+    """Whether the marker of the end can be missing, by a fault that is in the history."""
+    finals = [each for each in asked if each.is_final]
+    since, until = min(each.at for each in finals) - PAUSE_SECONDS, request.returned
+    return (
+        history.any_fault({*EMPTIES, KILL}, since, until)
+        or any(since <= miss.at <= until for miss in history.misses)
+        or any(d.point == "commit" and (d.scope, d.key) == request.name for d in history.deaths)
     )
 
 

@@ -34,7 +34,7 @@ _DEATHS = Control(points=("claim", "view", "write"), kill_share=0.2)
 
 CONTROLS: dict[str, Control] = {
     # designs
-    "mark_afterwards": Control(points=("commit",), kill_share=0.2),
+    "mark_afterwards": Control(points=("commit",), kill_share=0.4),
     "redis_only": Control(faults=(FLUSH, REDIS_DOWN)),
     "take_over_by_age": Control(slow_share=0.08),
     # mutants

@@ -83,6 +83,13 @@ class Fault:
 
 
 @dataclass(frozen=True)
+class Miss:
+    """A worker's call to Redis that failed; it then leaves Redis alone for a while."""
+
+    at: float
+
+
+@dataclass(frozen=True)
 class Error:
     """An exception that nobody asked for, in a view or in the protection around it."""
 
@@ -100,6 +107,7 @@ class History:
     runs: list[Run] = field(default_factory=list)
     deaths: list[Death] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    misses: list[Miss] = field(default_factory=list)
     errors: list[Error] = field(default_factory=list)
     healed: float = 0.0
     ended: float = 0.0
@@ -138,6 +146,7 @@ _KINDS: dict[str, tuple[type[Any], str]] = {
     "run": (Run, "runs"),
     "death": (Death, "deaths"),
     "fault": (Fault, "faults"),
+    "miss": (Miss, "misses"),
     "error": (Error, "errors"),
 }
 

@@ -143,7 +143,8 @@ FAULTS: dict[str, Act] = {
     "Postgres: COMMIT's answer lost": lose_commit,
     "Postgres: connections reset": cut,
 }
-CRASH, PAUSE = "Postgres: crash and restart", "Redis: paused"
+CRASH, PAUSE, KILL = "Postgres: crash and restart", "Redis: paused", "worker: kill -9"
+EMPTIES = ("Redis: FLUSHALL", "Redis: kill -9 and start")
 
 
 def harass(

@@ -17,7 +17,9 @@ from typing import Any
 
 from flask import Flask, got_request_exception, request
 
+from flask_idempotency import store_failed
 from flask_idempotency.core.ports import Glance
+from flask_idempotency.signals import Event
 from flask_idempotency.state import AppState
 from flask_idempotency.stores.wire import Wire
 from tests.faults.history import Journal
@@ -87,8 +89,9 @@ def install(app: Flask) -> None:
 def install_in_stores(state: AppState) -> None:
     """Put points around the lock and inside the messages to Postgres."""
     lock: Any = state.lock
+    store_failed.connect(_note_miss, state.app, weak=False)
     lock.acquire = _after_acquire(lock.acquire)
-    lock.release = _after_release(lock.release)
+    lock.finish = _after_finish(lock.finish)
     send = Wire.send
 
     def in_pieces(self: Wire, sql: Any, values: dict[str, Any] | None = None) -> Any:
@@ -110,6 +113,11 @@ def install_in_stores(state: AppState) -> None:
     Wire.send = in_pieces  # type: ignore[method-assign]
 
 
+def _note_miss(_sender: Flask, event: Event) -> None:
+    if not event.name:  # Redis fails for no operation: none depends on it
+        note("miss")
+
+
 def _after_acquire(acquire: Callable[..., Glance]) -> Callable[..., Glance]:
     def wrapped(*args: Any) -> Glance:
         glance = acquire(*args)
@@ -120,10 +128,9 @@ def _after_acquire(acquire: Callable[..., Glance]) -> Callable[..., Glance]:
     return wrapped
 
 
-def _after_release(release: Callable[..., None]) -> Callable[..., None]:
-    def wrapped(*args: Any, finished: bool) -> None:
-        release(*args, finished=finished)
-        if finished:
-            point("release")
+def _after_finish(finish: Callable[..., None]) -> Callable[..., None]:
+    def wrapped(*args: Any) -> None:
+        finish(*args)
+        point("release")
 
     return wrapped

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from tests.faults.checker import Limits, Quota, emptiness, violations
-from tests.faults.history import Death, Error, Fault, History, Request, Run
-from tests.faults.nemesis import CRASH
+from tests.faults.history import Death, Error, Fault, History, Miss, Request, Run
+from tests.faults.nemesis import CRASH, EMPTIES
 from tests.faults.truth import Kept, Row, Truth
 
 LIMITS = Limits(longest_view_seconds=1.0)  # so keys settle within 3 s
@@ -123,9 +123,11 @@ def test_a_broken_history_is_rejected(rule: str) -> None:
     assert rule.strip() in {each.rule for each in violations(history, truth, LIMITS)}
 
 
-def test_a_young_lock_may_refuse_for_the_probe_age() -> None:
+def test_a_young_lock_may_refuse_for_the_probe_age_if_redis_forgot_the_end() -> None:
     history, truth = good()
     add(at=8.9, returned=9, status=409)(history, truth)
+    assert violations(history, truth, LIMITS)
+    history.faults.append(Fault(EMPTIES[0], 8.5, 8.6))
     assert violations(history, truth, LIMITS) == []
     add(at=10.2, returned=10.3, status=409)(history, truth)
     assert [each.rule for each in violations(history, truth, LIMITS)] == ["409 after the final answer"]
@@ -136,6 +138,7 @@ def test_a_paused_redis_takes_the_lock_when_it_goes_on() -> None:
     add(at=9.5, returned=9.6, status=409)(history, truth)
     assert violations(history, truth, LIMITS)
     history.faults.append(Fault("Redis: paused", 7, 9))
+    history.misses.append(Miss(at=7.5))
     assert violations(history, truth, LIMITS) == []
 
 

@@ -16,6 +16,7 @@ from flask_idempotency import current_operation, idempotent
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Answer, Claim
+from flask_idempotency.engine import Mismatch, Replay
 
 SAME, OTHER = Fingerprint(1, b"s" * 32), Fingerprint(1, b"o" * 32)
 FIRST = Claim(b"k" * 32, "pay", SAME, "1" * 22, 60.0)
@@ -304,14 +305,41 @@ def test_savepoints_that_nothing_was_sent_in_may_be_rolled_back(world):
 
 
 @pytest.mark.parametrize("store", ["hybrid"])
-@pytest.mark.parametrize("finished", [True, False])
-def test_a_lock_that_was_lost_and_taken_by_another_is_not_given_back(world, redis_server, finished):
+def test_a_lock_that_was_lost_and_taken_by_another_is_not_given_back(world, redis_server):
     lock = world.app.extensions["idempotency"].lock
     assert lock.acquire(FIRST) is Glance.MINE
     client = Redis.from_url(redis_server.url)
     client.flushall()
     assert lock.acquire(SECOND) is Glance.MINE
-    lock.release(FIRST, finished=finished)
+    lock.release(FIRST)
     assert lock.acquire(THIRD) is Glance.BUSY
-    lock.release(SECOND, finished=False)
+    lock.release(SECOND)
     client.close()
+
+
+@pytest.mark.parametrize("store", ["hybrid"])
+@pytest.mark.parametrize("fingerprint", [SAME, OTHER])
+def test_who_finishes_without_the_lock_still_tells_it(world, fingerprint):
+    """The lock's owner was overtaken, and is there still: its lock must refuse nobody any more."""
+    state = world.app.extensions["idempotency"]
+    assert state.lock.acquire(FIRST) is Glance.MINE
+    overtakes = state.engine.begin(SECOND, wait=1)  # who would wait asks the records, not the lock
+    overtakes.execution.complete(Answer(201, (), b"the answer"))
+    retry = state.engine.begin(replace(THIRD, fingerprint=fingerprint))
+    expected = Replay if fingerprint is SAME else Mismatch
+    assert isinstance(retry, expected)
+    assert isinstance(state.engine.begin(FIRST), Replay)
+
+
+@pytest.mark.parametrize("store", ["hybrid"])
+def test_a_retry_that_finds_the_end_tells_a_lock_that_forgot(world, redis_server):
+    """Not only the retry that replays: a refused one has found it as well."""
+    state = world.app.extensions["idempotency"]
+    state.engine.begin(FIRST).execution.complete(Answer(201, (), b"the answer"))
+    for decision, fingerprint in ((Mismatch, OTHER), (Replay, SAME)):
+        client = Redis.from_url(redis_server.url)
+        client.flushall()
+        client.close()
+        retry = replace(SECOND, fingerprint=fingerprint)
+        assert isinstance(state.engine.begin(retry), decision)
+        assert state.lock.acquire(replace(retry, owner=THIRD.owner)) is Glance.ASK
