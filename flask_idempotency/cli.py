@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import secrets
 import signal
 import threading
 from collections.abc import Iterator
@@ -16,14 +18,18 @@ from flask import current_app
 from flask.cli import AppGroup
 
 from .core.records import State
-from .errors import IdempotencyError, Problem, StoreUnavailable
+from .errors import IdempotencyError, Problem, StoreUnavailable, UnknownRecord
+from .leased import fail_record
 from .operation import Operation, Running
+from .resume import resume
 from .signals import Event, store_failed
 from .state import AppState, app_state
 from .stores import admin, checks
 from .stores.checks import Finding
 from .stores.redis import NoLock, RedisLock
 from .stores.sql import SqlRecords
+
+STATES = (*(state.value for state in State), "interrupted")
 
 
 class _Group(AppGroup):
@@ -72,7 +78,7 @@ def stats(as_json: bool) -> None:
 
 @cli.command("list")
 @click.option("--operation", metavar="NAME", help="Only this operation, such as an endpoint.")
-@click.option("--state", type=click.Choice([s.value for s in State]), help="Only this state.")
+@click.option("--state", type=click.Choice(STATES), help="Only this state.")
 @click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, metavar="N")
 @_as_json
 def list_records(operation: str | None, state: str | None, limit: int, as_json: bool) -> None:
@@ -80,7 +86,8 @@ def list_records(operation: str | None, state: str | None, limit: int, as_json: 
 
     A key is never shown, nor is an answer: the first column has the first 8 digits of the hash that
     stands for scope, operation and key. "in_progress" is also what a worker that died has left
-    behind; the next request with the key takes it over.
+    behind of an atomic operation; the next request with the key takes it over. One that is not atomic
+    is "interrupted" then, once its lease is over.
     """
     found = admin.newest(_records(_state()), operation, state, limit)
     _show([asdict(line) for line in found], as_json)
@@ -120,6 +127,96 @@ def purge(batch: int, every: float | None) -> None:
                 click.echo(f"Error: {_explain(error)}", err=True)
             if deleted or every is None:
                 click.echo(f"{deleted} expired {'record' if deleted == 1 else 'records'} deleted")
+            if every is None:
+                return
+            stop.wait(every)
+
+
+@cli.command()
+@click.argument("key")
+@_as_json
+def show(key: str, as_json: bool) -> None:
+    """Show one record and its finished steps.
+
+    KEY is the 8 digits that `list` shows. Neither the key itself nor an answer or the result of a
+    step is shown. Of an interrupted operation the steps tell how far it came: the step after the last
+    one may or may not have happened.
+    """
+    line, steps = admin.find(_records(_state()), _digits(key))
+    if as_json:
+        _show([{**asdict(line), "steps": [_in_utc(asdict(step)) for step in steps]}], as_json)
+        return
+    _show([asdict(line)], as_json)
+    if steps:
+        click.echo()
+        _show([asdict(step) for step in steps], as_json)
+
+
+@cli.command()
+@click.argument("key")
+@click.option("--fail", is_flag=True, help="Store a failure as its answer; it never runs again.")
+def release(key: str, fail: bool) -> None:
+    """Let an operation that was interrupted, or has failed, be run again.
+
+    KEY is the 8 digits that `list` shows. Find out first what came of it, at the other service for
+    example: the next retry runs the view again, with its finished steps left out. If it must not run
+    again, use --fail: every retry gets a 500 of the type operation-failed then. An operation whose
+    lease still runs is left alone, and so is one that is completed. Operations that are atomic need
+    nothing: their next retry takes over.
+    """
+    state = _state()
+    records, digits = _records(state), _digits(key)
+    line, _ = admin.find(records, digits)
+    owner = secrets.token_urlsafe(16)
+    found = admin.reopen(records, digits, owner)
+    if found is None:
+        raise IdempotencyError(
+            f"{line.key} is {line.state.replace('_', ' ')}: only what is interrupted or failed can be"
+            " released"
+        )
+    if fail:
+        fail_record(state, found)
+    click.echo(f"{line.key}: {'failed for good' if fail else 'may be run again'}")
+
+
+@cli.command("resume")
+@click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, metavar="N",
+              help="The most operations to run each time.")  # fmt: skip
+@click.option("--max-attempts", type=click.IntRange(min=1), default=10, show_default=True, metavar="N",
+              help="Leave an operation alone that was begun this often.")  # fmt: skip
+@click.option("--backoff", type=click.FloatRange(min=0.1), default=10.0, show_default=True,
+              metavar="SECONDS", help="How long to leave one alone after its first attempt; doubled"
+              " after each.")  # fmt: skip
+@click.option("--every", type=click.FloatRange(min=1), metavar="SECONDS",
+              help="Go on, with this pause, until SIGINT or SIGTERM.")  # fmt: skip
+@_as_json
+def resume_operations(
+    limit: int, max_attempts: int, backoff: float, every: float | None, as_json: bool
+) -> None:
+    """Finish operations that were abandoned, as their client would.
+
+    Of routes with resumable=True the request is kept until the operation ends. This sends those
+    again, through the application itself, whose operation nobody works on: its worker died, it
+    answered with an error that is not kept, or its lease is over (unless it is held: those end with
+    409 here, too). May run in several places at once. Shows each operation with the status of its
+    answer.
+    """
+    state = _state()
+    with _until_signal() as stop:
+        while not stop.is_set():
+            done = []
+            for resumed in resume(
+                state,
+                _records(state),
+                limit=limit,
+                max_attempts=max_attempts,
+                backoff_seconds=backoff,
+            ):
+                done.append(asdict(resumed))
+                if stop.is_set():
+                    break
+            if done or every is None:
+                _show(done, as_json, "nothing to resume")
             if every is None:
                 return
             stop.wait(every)
@@ -209,13 +306,24 @@ def _until_signal() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _show(rows: list[dict[str, Any]], as_json: bool) -> None:
+def _digits(key: str) -> str:
+    if not re.fullmatch("[0-9a-f]{8}", key):
+        raise UnknownRecord(
+            "KEY is the 8 digits, 0 to 9 and a to f, that `flask idempotency list` shows"
+        )
+    return key
+
+
+def _in_utc(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: _time(value, "T") for name, value in row.items()}
+
+
+def _show(rows: list[dict[str, Any]], as_json: bool, none: str = "no records") -> None:
     """Write rows as a table, numbers to the right, or as JSON."""
     if as_json:
-        times = [{name: _time(value, "T") for name, value in row.items()} for row in rows]
-        click.echo(json.dumps(times, indent=2))
+        click.echo(json.dumps([_in_utc(row) for row in rows], indent=2))
     elif not rows:
-        click.echo("no records")
+        click.echo(none)
     else:
         cells = [[_cell(_time(value, " ")) for value in row.values()] for row in rows]
         _align(list(rows[0]), cells, [isinstance(value, int) for value in rows[0].values()])

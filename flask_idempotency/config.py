@@ -42,7 +42,8 @@ def _one_of(*values: str) -> Callable[[Any], str]:
     return read
 
 
-def _bool(value: Any) -> bool:
+def boolean(value: Any) -> bool:
+    """True or False and nothing that is merely like them. Raises ValueError."""
     if not isinstance(value, bool):
         raise ValueError
     return value
@@ -116,13 +117,14 @@ SETTINGS = (
     Setting("HEADER", "Idempotency-Key", _TOKEN, _FIELD, "The request header that carries the key."),
     Setting("REPLAYED_HEADER", "Idempotent-Replayed", _TOKEN, _FIELD,
             "The response header that marks a replay, with the value `true`."),
-    Setting("REQUIRED", True, _bool, "True or False", "Default of the option `required`."),
+    Setting("REQUIRED", True, boolean, "True or False", "Default of the option `required`."),
     Setting("TTL", 86400.0, _seconds(1, 10 * _YEAR), _DURATION.format("1 second", "10 years"),
             "Default of the option `ttl`: how long a finished record replays. A day outlives a"
             " client's retries over a night's outage."),
     Setting("LEASE", 60.0, _seconds(1, 86400), _DURATION.format("1 second", "1 day"),
-            "How long an operation that is not atomic may run before another request may judge it"
-            " interrupted. There are none yet; atomic operations need no lease."),
+            "Default of the option `lease`: how long an operation that is not atomic may be without a"
+            " sign of life before another request may judge it interrupted. Longer than the slowest"
+            " view, and than the server's own time-out for a worker."),
     Setting("WAIT", 0.0, _seconds(0, 300), _DURATION.format("0", "300 seconds"),
             "Default of the option `wait`: how long a duplicate waits for the first to finish."),
     Setting("PROBE_AFTER", 1.0, _seconds(0, 60), _DURATION.format("0", "60 seconds"),
@@ -151,7 +153,7 @@ SETTINGS = (
     Setting("ON_STORE_ERROR", "reject", _one_of("reject", "allow"), "'reject' or 'allow'",
             "When Postgres cannot be reached before the view: answer 503, or run the view"
             " unprotected (logged, and signalled as `store_failed`)."),
-    Setting("ENABLED", True, _bool, "True or False",
+    Setting("ENABLED", True, boolean, "True or False",
             "False turns the protection off; views run as if undecorated."),
 )  # fmt: skip
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
-from .attempt import Attempt, begin
+from .attempt import Attempt
+from .begin import begin
 from .errors import ConfigurationError
 from .options import Route, RouteOptions, read_options
 

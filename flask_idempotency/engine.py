@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
-from .core.machine import Comparison, Event, Next, Seen, after, assert_never, compare, decide, seen
-from .core.ports import Glance, Hold, Lock, Records
+from .core.machine import Comparison, Event, Next, Seen, after, compare, decide, seen
+from .core.ports import Glance, Hold, Lease, Lock, Records
 from .core.records import Answer, Claim, Record
 from .errors import SealBroken, StoreUnavailable
 
@@ -29,6 +29,13 @@ request's transaction or a purge ended just then; three in a row mean that somet
 PURGE_SECONDS = 0.25
 """How long a request waits for who holds an *expired* record: most likely a purge that deletes it,
 which takes milliseconds a batch."""
+
+POLL_SECONDS = 0.1
+"""How often a request that may wait looks at a *leased* record. There is no row's lock to wait for,
+and a notification would not come through a pooler."""
+
+
+_MAY_BE_HELD = (Seen.IN_PROGRESS, Seen.LEASED, Seen.INTERRUPTED, Seen.EXPIRED)
 
 
 class Sealer(Protocol):
@@ -50,7 +57,8 @@ class Execution:
         self, hold: Hold, lock: Lock, mine: bool, claim: Claim, sealer: Sealer | None, found: Seen
     ) -> None:
         self.hold, self.claim = hold, claim
-        self.took_over = found is Seen.IN_PROGRESS
+        self.took_over = found in (Seen.IN_PROGRESS, Seen.INTERRUPTED)
+        self.was_interrupted = found is Seen.INTERRUPTED
         self._lock, self._mine, self._sealer = lock, mine, sealer
         self._state = after(found, Event.CLAIM if found is Seen.ABSENT else Event.TAKE_OVER)
 
@@ -64,8 +72,13 @@ class Execution:
         self._state, self._mine = completed, False
         self._lock.finish(self.claim)
 
+    def release(self) -> None:
+        """Give an operation with a lease back, so that the same key may try again."""
+        cast("Lease", self.hold).release()
+        self.abandon()
+
     def abandon(self) -> None:
-        """Roll back, so that the same key may try again. Does nothing after the end."""
+        """Roll back, or end the lease with the outcome unknown. Does nothing after the end."""
         try:
             self.hold.abandon()
         finally:
@@ -91,7 +104,14 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class InProgress:
-    """Somebody else is running the operation."""
+    """Somebody else is running the operation, for at most ``seconds`` if that is known."""
+
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The operation was begun, its lease is over, and nobody knows how far it came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +121,7 @@ class Mismatch:
     finished: bool
 
 
-Decision = Claimed | Replay | InProgress | Mismatch
+Decision = Claimed | Replay | InProgress | Interrupted | Mismatch
 
 
 class Engine:
@@ -110,9 +130,10 @@ class Engine:
     def __init__(self, records: Records, lock: Lock, sealer: Sealer | None = None) -> None:
         self._records, self._lock, self._sealer = records, lock, sealer
 
-    def begin(self, claim: Claim, wait: float = 0) -> Decision:
+    def begin(self, claim: Claim, wait: float = 0, *, resume: bool = False) -> Decision:
         """Decide about a request; ``wait`` is how many seconds it may wait for another's end.
 
+        ``resume`` says that an interrupted operation is taken over; otherwise it is left alone.
         Raises ``StoreUnavailable`` if the records cannot be reached.
         """
         glance = self._lock.acquire(claim)
@@ -123,45 +144,66 @@ class Engine:
         try:
             # Most locks that are free belong to first requests: they claim without looking first.
             record = None if mine else self._records.look(claim.key)
-            decision = self._settle(claim, record, mine, wait)
+            decision = self._settle(claim, record, mine, wait, resume)
             return decision
         finally:
             if mine and not isinstance(decision, Claimed):
                 give_back = self._lock.finish if _has_finished(decision) else self._lock.release
                 give_back(claim)
 
-    def _settle(self, claim: Claim, record: Record | None, mine: bool, wait: float) -> Decision:
+    def _settle(
+        self, claim: Claim, record: Record | None, mine: bool, wait: float, resume: bool
+    ) -> Decision:
         """Claim, or find out who did. ``mine`` says that the lock is this claim's."""
         deadline = time.monotonic() + wait
         rounds = 0
         while rounds < ROUNDS:
-            match decide(record, claim.fingerprint):
-                case Next.REPLAY:
-                    return self._replay(record, claim)
-                case Next.REFUSE:
-                    return Mismatch(finished=seen(record) is Seen.COMPLETED)
-                case Next.CLAIM:
-                    hold = self._records.claim(claim)
-                case Next.TAKE_OVER:
-                    hold = self._records.take_over(claim, _there(record))
-                case impossible:
-                    assert_never(impossible)
-            if hold is not None:
+            step = decide(record, claim.fingerprint)
+            if (told := self._told(step, record, claim, resume)) is not None:
+                return told
+            if (hold := self._try(step, record, claim)) is not None:
                 found = seen(record)
                 return Claimed(Execution(hold, self._lock, mine, claim, self._sealer, found))
-            # No hold has several meanings: held, finished just now, gone. So look once more.
-            tried, record = record, self._records.look(claim.key)
-            if tried is not None and seen(record) in (Seen.IN_PROGRESS, Seen.EXPIRED):
+            tried = record
+            if step is not Next.LET_RUN:
+                # No hold has several meanings: held, finished just now, gone. So look once more.
+                record = self._records.look(claim.key)
+            if tried is not None and seen(record) in _MAY_BE_HELD:
                 left = deadline - time.monotonic()
                 if seen(record) is Seen.EXPIRED and rounds == 0:
                     rounds, left = 1, max(left, PURGE_SECONDS)
                 if left <= 0:
-                    return InProgress()
-                self._records.wait(claim.key, left)
+                    return InProgress(_there(record).lease_left)
+                if seen(record) is Seen.LEASED:
+                    time.sleep(min(left, POLL_SECONDS))
+                else:
+                    self._records.wait(claim.key, left)
                 record = self._records.look(claim.key)
             else:
                 rounds += 1
         raise StoreUnavailable
+
+    def _told(self, step: Next, record: Record | None, claim: Claim, resume: bool) -> Decision | None:
+        """The decision, if the record alone makes it."""
+        match step:
+            case Next.REPLAY:
+                return self._replay(record, claim)
+            case Next.REFUSE:
+                return Mismatch(finished=seen(record) is Seen.COMPLETED)
+            case Next.JUDGE if not resume:
+                return Interrupted()
+            case _:
+                return None
+
+    def _try(self, step: Next, record: Record | None, claim: Claim) -> Hold | None:
+        """Try to get hold of the operation, if that is the next step."""
+        match step:
+            case Next.CLAIM:
+                return self._records.claim(claim)
+            case Next.TAKE_OVER | Next.JUDGE:
+                return self._records.take_over(claim, _there(record))
+            case _:
+                return None
 
     def _replay(self, record: Record | None, claim: Claim) -> Replay:
         record = _there(record)

@@ -91,6 +91,13 @@ class RequestInProgress(Problem):
     status, type, title = 409, "request-in-progress", "A request with this key is in progress"
 
 
+class LeaseLost(RequestInProgress):
+    """Another request took this operation over; nothing more was written here."""
+
+    def __init__(self, detail: str | None = None, *, retry_after: int | None = 1) -> None:
+        super().__init__(detail, retry_after=retry_after)
+
+
 class OperationInterrupted(Problem):
     """The operation was interrupted and its outcome is not known; an operator must decide."""
 
@@ -117,6 +124,33 @@ class KeyReused(Problem):
     """This idempotency key was used before for a different request; use a new key."""
 
     status, type, title = 422, "key-reused", "The idempotency key was used for another request"
+
+
+class OperationFailed(Problem):
+    """The operation failed; a retry with the same key will not run it again."""
+
+    status, type, title = 500, "operation-failed", "The operation failed"
+
+
+class Retryable(Problem):
+    """The operation did not succeed this time; try again with the same key.
+
+    For a view to raise: it frees the key, so that the next retry runs the operation again. Steps that
+    are finished are not repeated.
+    """
+
+    status, type, title = 503, "try-again", "The operation can be tried again"
+
+    def __init__(self, detail: str | None = None, *, retry_after: int | None = 1) -> None:
+        super().__init__(detail, retry_after=retry_after)
+
+
+class UnknownRecord(IdempotencyError):
+    """There is no such record."""
+
+
+class StepError(IdempotencyError):
+    """A step was used in a way that it cannot be recorded by."""
 
 
 class StoreUnavailable(Problem):

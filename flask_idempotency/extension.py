@@ -9,24 +9,27 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from flask import Blueprint, Flask
 from flask_sqlalchemy import SQLAlchemy
 from redis import Redis, RedisCluster
 
-from . import hooks, session
+from . import hooks, run, session
 from .config import Settings, read_settings
+from .core.keys import Scope
 from .database import check_driver, default_prefix, metadata_of
 from .engine import Engine as IdempotencyEngine
 from .errors import ConfigurationError
-from .options import Route, RouteOptions, ScopeCallable, read_options
-from .sealing import AnswerSealer, Sealer
+from .operation import present_operation
+from .options import Route, RouteOptions, RunOptions, ScopeCallable, read_options
+from .sealing import AnswerSealer, NoSealer, Sealer
 from .signals import Event, send, store_failed
 from .state import AppState
 from .stores.redis import NoLock, RedisLock, client_from_url
 from .stores.sql import SqlRecords
-from .stores.table import define_table
+from .stores.table import define_steps, define_table
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -102,6 +105,45 @@ class Idempotency:
         """
         self._protections.append((target, read_options(options, PROTECTED_METHODS)))
 
+    def run(
+        self,
+        key: str,
+        function: Callable[..., T],
+        *args: Any,
+        scope: Scope = _NO_DEFAULT,
+        payload: Any = None,
+        **options: Unpack[RunOptions],
+    ) -> T:
+        """Run ``function(*args)`` at most once for each key, outside of a request or beside its view.
+
+        For webhook consumers, queue workers and scripts, inside an application context. What the
+        function writes in ``db.session`` commits together with its result; with ``atomic=False`` it
+        may use :data:`current_operation`'s steps. The result must be JSON, and comes back at every
+        later call. ``scope`` says whose key it is (``str``, ``int``, ``UUID`` or None); it may be left
+        out if the application has one tenant. ``payload`` is anything that is JSON: the same key with
+        another payload is refused. Options: ``ttl``, ``wait``, ``namespace``, ``name`` (default: the
+        function's module and name), ``other_binds``, ``atomic``, ``lease``, ``on_interrupted``.
+
+        Raises what the function raises, :class:`RequestInProgress`, :class:`KeyReused`,
+        :class:`OperationInterrupted`, :class:`StoreUnavailable`, and :class:`OperationFailed` where an
+        operation that is not atomic has failed before.
+        """
+        return cast("T", run.run(key, function, args, scope, payload, options))
+
+    def after_commit(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+        """Call ``function(*args, **kwargs)`` once the present operation has committed.
+
+        Not for a replay, and not after a rollback. It is called before the answer leaves, after the
+        answer is stored: if it raises, that is logged and the answer stands. It is lost if the
+        process dies between the commit and the call; what must not be lost belongs into a table, in
+        the same transaction. Outside of an operation it is called at once.
+        """
+        operation = present_operation()
+        if operation is None:
+            function(*args, **kwargs)
+        else:
+            operation.afterwards.append(partial(function, *args, **kwargs))
+
     def exempt(self, view: T) -> T:
         """Leave a view (a function or a view class) out of :meth:`protect`. Serves as a decorator."""
         setattr(view, hooks.EXEMPT, True)
@@ -143,7 +185,7 @@ def _compose(
         engines = db.engines
     table = define_table(metadata_of(db, settings.bind_key), settings.table)
 
-    records = SqlRecords(engines[settings.bind_key], table)
+    records = SqlRecords(engines[settings.bind_key], table, define_steps(table))
     lock: RedisLock | NoLock = NoLock()
     if settings.store == "hybrid":
         make_client: Callable[[], Any] = lambda: client  # noqa: E731
@@ -158,7 +200,19 @@ def _compose(
     keys = settings.encryption_keys
     sealer = AnswerSealer(Sealer(keys)) if keys else None
     engine = IdempotencyEngine(records, lock, sealer)
-    return AppState(app, db, engines, scope, settings, table, records, lock, engine, protections)
+    return AppState(
+        app,
+        db,
+        engines,
+        scope,
+        settings,
+        table,
+        records,
+        lock,
+        engine,
+        sealer or NoSealer(),
+        protections,
+    )
 
 
 _states: weakref.WeakSet[AppState] = weakref.WeakSet()

@@ -16,7 +16,7 @@ from typing import Any
 from flask import Flask, Response, request
 from flask.typing import ResponseReturnValue
 
-from .attempt import prepare
+from .begin import prepare
 from .decorator import ROUTE, protected
 from .errors import IdempotencyError, Problem
 from .http import problem_response

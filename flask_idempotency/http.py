@@ -23,6 +23,9 @@ from .core.records import Answer
 from .errors import BodyIncomplete, ConfigurationError, KeyMalformed, Problem, ResponseNotKept
 from .options import FormField, Route
 
+REQUEST = "request"
+"""What the request of a resumable operation is sealed for."""
+
 
 def header_key(request: Request, settings: Settings) -> str | None:
     """The key in the request's header, or None without one. Raises ``KeyMalformed``."""
@@ -135,6 +138,19 @@ def _multipart(request: Request) -> tuple[fp.FormPart, ...] | None:
     except (ValueError, HTTPException):
         return None
     return tuple(parts)
+
+
+def packed(request: Request, route: Route, settings: Settings) -> bytes:
+    """What it takes to send the request again: method, URL, headers that the route names, body."""
+    names = {"content-type", settings.header.lower(), *map(str.lower, route.resumable or ())}
+    head = {
+        "method": request.method,
+        "base_url": request.root_url,
+        "path": request.path,
+        "query": request.query_string.decode("latin-1"),
+        "headers": [(n, v) for n, v in request.headers.items() if n.lower() in names],
+    }
+    return json.dumps(head).encode() + b"\n" + request.get_data()
 
 
 def capture(response: Response, settings: Settings) -> Answer:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from flask import g, has_app_context, has_request_context, request
 from sqlalchemy import Connection, Engine
 from werkzeug.local import LocalProxy
 
-from .core.keys import Scope
+from .core.keys import Scope, derive_key, hash_key
 from .errors import NotAtomic, Problem
+
+if TYPE_CHECKING:
+    from .steps import Steps
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -29,18 +34,70 @@ class Operation:
     scope: Scope
     key: str = field(repr=False)
     attempt: int
+    steps: Steps | None = field(default=None, init=False, repr=False, compare=False)
+    afterwards: list[Callable[[], object]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
 
     @property
     def connection(self) -> Connection:
         """The SQLAlchemy connection of the operation's transaction, while the view runs.
 
-        What is executed on it commits together with the answer. Do not end its transaction.
+        What is executed on it commits together with the answer (in a step with ``atomic=True``: with
+        the step). Do not end its transaction.
         """
         running = _running.get()
         if running is None or running.operation is not self:
-            raise RuntimeError("the operation is not running, so it has no connection")
+            raise RuntimeError("the operation has no transaction open, so it has no connection")
         running.expose()
         return running.connection
+
+    def step(
+        self, name: str, function: Callable[..., T], *args: Any, atomic: bool = False, **kwargs: Any
+    ) -> T:
+        """Run ``function(*args, **kwargs)`` once for this operation, and keep its result.
+
+        If the operation runs again after a crash, the result is given back and the function is not
+        called. For operations with ``atomic=False``. ``name`` has 1 to 255 characters, and each step a
+        name of its own. The result must be JSON; what comes back is the decoded JSON, the first time
+        too. Each finished step renews the lease. With ``atomic=True`` the function's writes in
+        ``db.session`` commit together with the step.
+
+        A call that is cut off in the middle is made again: pass the other side a key of
+        :meth:`derive_key` by which it can tell.
+
+        Raises ``LeaseLost`` if another request has taken the operation over, ``StepError`` for a name
+        that was used before or a result that is not JSON, ``StoreUnavailable`` if the database cannot
+        be reached, and what the function raises.
+        """
+        return cast("T", self._running_steps("step").run(name, function, args, kwargs, atomic=atomic))
+
+    def extend(self, seconds: float) -> None:
+        """Let the lease run for at least ``seconds`` from now on.
+
+        For operations with ``atomic=False``. Raises ``LeaseLost`` and ``StoreUnavailable``.
+        """
+        self._running_steps("extend").extend(seconds)
+
+    def derive_key(self, name: str) -> str:
+        """A key to send to another API for the call ``name`` of this operation.
+
+        The same for every attempt, another one for every operation and name: 43 characters out of
+        letters, digits, ``-`` and ``_``. It tells nothing of the client's key.
+        """
+        return derive_key(self.hashed_key(), name)
+
+    def hashed_key(self) -> bytes:
+        """What the operation's record is found by: 32 bytes, which tell nothing of the key."""
+        return hash_key(self.namespace, self.name, self.scope, self.key)
+
+    def _running_steps(self, what: str) -> Steps:
+        if self.steps is None:
+            raise RuntimeError(
+                f"{what}() is for views with @idempotent(atomic=False), while they run; in an atomic"
+                " operation everything commits together, or nothing does"
+            )
+        return self.steps
 
 
 @dataclass(eq=False)
@@ -89,6 +146,7 @@ class RequestState:
         self.name = ""
         self.key: str | None = None
         self.checked = False
+        self.operation: Operation | None = None  # one that is not atomic, while it runs
         self.refusal: Exception | None = None
         self.clean_up: Callable[[], None] | None = None  # rolls back what is still open
         self.problem: Problem | None = None
@@ -143,14 +201,23 @@ def _home() -> Any:
     return g._get_current_object() if has_app_context() else None  # noqa: SLF001
 
 
-def _current() -> Operation:
+def present_operation() -> Operation | None:
+    """The operation that runs in this request, atomic or not."""
     running = running_operation()
-    if running is None:
+    if running is not None:
+        return running.operation
+    state = known_state()
+    return None if state is None else state.operation
+
+
+def _current() -> Operation:
+    operation = present_operation()
+    if operation is None:
         raise RuntimeError(
             "current_operation is only there while a view protected by @idempotent runs for a"
             " request that carries an idempotency key"
         )
-    return running.operation
+    return operation
 
 
 current_operation = cast("Operation", LocalProxy(_current))

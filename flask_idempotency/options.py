@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from flask import Response
 
-from .config import SETTINGS, Settings, checked
+from .config import SETTINGS, Settings, boolean, checked
 from .core.fingerprint import Pointer, parse_pointer
 from .errors import ConfigurationError
 from .operation import Operation
@@ -33,6 +33,18 @@ class RouteOptions(TypedDict, total=False):
     * ``authorize_replay``: callable ``(operation) -> bool``, asked before a replay; ``False``: 403.
     * ``name``: stands for the route in records and in the key's hash; default: the endpoint.
     * ``other_binds``: bind keys the view may write to outside of the operation's transaction.
+    * ``atomic``: ``False`` for a view with effects outside of the database: no transaction is held.
+
+    Only with ``atomic=False``:
+
+    * ``lease``: seconds or ``timedelta`` without a sign of life after which it counts as interrupted.
+    * ``on_interrupted``: ``"hold"``, ``"retry"``, ``"fail"``, or a callable ``(operation)`` that gives
+      a response, or None to run the view again.
+
+    With either:
+
+    * ``resumable``: ``True``, or a list of request headers to keep besides ``Content-Type`` and the
+      key's: keep the request while it is not finished, for ``flask idempotency resume``.
     """
 
     required: bool
@@ -46,6 +58,23 @@ class RouteOptions(TypedDict, total=False):
     authorize_replay: Callable[[Operation], bool]
     name: str
     other_binds: Sequence[str | None]
+    atomic: bool
+    lease: float | timedelta
+    on_interrupted: Literal["hold", "retry", "fail"] | Callable[[Operation], Any]
+    resumable: bool | Sequence[str]
+
+
+class RunOptions(TypedDict, total=False):
+    """The options of :meth:`Idempotency.run`: those that need no request."""
+
+    ttl: float | timedelta
+    wait: float | timedelta
+    namespace: str
+    name: str
+    other_binds: Sequence[str | None]
+    atomic: bool
+    lease: float | timedelta
+    on_interrupted: Literal["hold", "retry", "fail"] | Callable[[Operation], Any]
 
 
 @dataclass(frozen=True)
@@ -71,11 +100,19 @@ class Route:
     authorize_replay: Callable[[Operation], bool] | None = None
     name: str | None = None
     other_binds: tuple[str | None, ...] = ()
+    atomic: bool = True
+    lease: float | None = None
+    on_interrupted: str | Callable[[Operation], Any] = "hold"
+    resumable: tuple[str, ...] | None = None
     methods: frozenset[str] | None = None
 
     def is_required(self, settings: Settings) -> bool:
         """Whether a request without a key is refused."""
         return settings.required if self.required is None else self.required
+
+    def namespace_in(self, settings: Settings) -> str:
+        """The version of the route's meaning."""
+        return settings.namespace if self.namespace is None else self.namespace
 
     def applies_to(self, method: str) -> bool:
         """Whether a request with this HTTP method is protected (RFC 9110 section 9.2.1)."""
@@ -99,6 +136,12 @@ def read_options(options: RouteOptions, methods: frozenset[str] | None = None) -
     for name, read, allowed in _CHECKS:
         if name in values:
             values[name] = checked(name, values[name], read, allowed)
+    for name in ("lease", "on_interrupted"):
+        if name in values and values.get("atomic", True):
+            raise ConfigurationError(
+                f"{name} is an option of operations with atomic=False; an atomic one needs none: when"
+                " its worker dies, the database rolls it back at once"
+            )
     return Route(**values, has_scope="scope" in values, methods=methods)
 
 
@@ -143,11 +186,23 @@ def _binds(value: Any) -> tuple[str | None, ...]:
     return tuple(value)
 
 
+def _policy(value: Any) -> Any:
+    return value if value in ("hold", "retry", "fail") else _callable(value)
+
+
+def _resumable(value: Any) -> tuple[str, ...] | None:
+    if isinstance(value, bool):
+        return () if value else None
+    if isinstance(value, str) or not all(isinstance(name, str) for name in value):
+        raise ValueError
+    return tuple(value)
+
+
 _CHECKS: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
     *(
         (setting.name.lower(), setting.read, setting.allowed)
         for setting in SETTINGS
-        if setting.name.lower() in {"required", "ttl", "wait", "namespace"}
+        if setting.name.lower() in {"required", "ttl", "wait", "namespace", "lease"}
     ),
     ("key", _key, "a callable, 'json:/pointer' or 'form:name'"),
     ("scope", _scope, "a callable, or None for an API with one tenant"),
@@ -160,4 +215,7 @@ _CHECKS: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
     ("authorize_replay", _callable, "a callable that takes the operation and gives True or False"),
     ("name", _name, "a string of 1 to 255 characters"),
     ("other_binds", _binds, "a list of Flask-SQLAlchemy bind keys"),
+    ("atomic", boolean, "True or False"),
+    ("on_interrupted", _policy, "'hold', 'retry', 'fail', or a callable that takes the operation"),
+    ("resumable", _resumable, "True, False or a list of names of request headers to keep"),
 )

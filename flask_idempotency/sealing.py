@@ -116,6 +116,36 @@ class AnswerSealer:
         headers = tuple((name, value) for name, value in meta["headers"])
         return Answer(answer.status, headers, body if meta["kept"] else None)
 
+    def seal_bytes(self, plain: bytes, key: bytes, purpose: str) -> bytes:
+        """Anything else that is stored for a record, bound to its key and to a purpose."""
+        return self._sealer.seal(plain, purpose.encode() + b" " + key)
+
+    def open_bytes(self, stored: bytes, key: bytes, purpose: str) -> bytes:
+        """What :meth:`seal_bytes` was given. What was stored before there were keys comes as it is.
+
+        :raises SealBroken: as :meth:`Sealer.open`.
+        """
+        if not stored.startswith(_FORMAT):
+            return stored
+        return self._sealer.open(stored, purpose.encode() + b" " + key)
+
+
+class NoSealer:
+    """Leaves things as they are, and does not give out what somebody else has sealed."""
+
+    def seal_bytes(self, plain: bytes, key: bytes, purpose: str) -> bytes:  # noqa: ARG002
+        """As it is: text, which never begins like something sealed."""
+        return plain
+
+    def open_bytes(self, stored: bytes, key: bytes, purpose: str) -> bytes:  # noqa: ARG002
+        """As it is.
+
+        :raises SealBroken: if it was sealed.
+        """
+        if stored.startswith(_FORMAT):
+            raise SealBroken("what is stored is sealed, but IDEMPOTENCY_ENCRYPTION_KEYS is empty")
+        return stored
+
 
 def _context(key: bytes, fingerprint: Fingerprint, status: int) -> bytes:
     return b"%d %d " % (fingerprint.version, status) + key + fingerprint.digest

@@ -195,6 +195,21 @@ def end_earlier_work(db: SQLAlchemy) -> None:
     transaction.close()
 
 
+def end_reads(db: SQLAlchemy) -> None:
+    """Give the connection of the present session back, if it has only been read with.
+
+    So that recording a step needs no second connection.
+    """
+    if db.session.registry.has():
+        session = db.session()
+        transaction = session.get_transaction()
+        engines = tuple(getattr(session, "idempotency_engines", ()))
+        if transaction is None or _has_unsaved(session, flushed=False):
+            return
+        if not any(_has_written(session.connection(bind_arguments={"bind": e})) for e in engines):
+            transaction.close()
+
+
 def _has_written(connection: Connection) -> bool:
     """Whether the open transaction of a session's connection has changed anything."""
     if connection.dialect.name == "postgresql":

@@ -36,6 +36,9 @@ operation_rejected = _signals.signal("operation-rejected", "A request was answer
 operation_taken_over = _signals.signal(
     "operation-taken-over", "An operation that was begun but not finished is being run again."
 )
+operation_interrupted = _signals.signal(
+    "operation-interrupted", "An operation that is not atomic was begun and never ended."
+)
 store_failed = _signals.signal("store-failed", "Redis or Postgres did not do what was asked.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +13,15 @@ from sqlalchemy import Engine, Table
 
 from . import session
 from .config import Settings
+from .core.fingerprint import Fingerprint
 from .core.policy import Pace
 from .core.ports import Lock, Records
+from .core.records import Claim
 from .engine import Engine as IdempotencyEngine
 from .errors import ConfigurationError
-from .operation import Running
+from .operation import Operation, Running
 from .options import Route, ScopeCallable
+from .sealing import AnswerSealer, NoSealer
 
 
 @dataclass(eq=False)
@@ -33,6 +37,7 @@ class AppState:
     records: Records
     lock: Lock
     engine: IdempotencyEngine
+    sealer: AnswerSealer | NoSealer
     protections: list[tuple[Flask | Blueprint, Route]]
     pace: dict[str, Pace] = field(default_factory=lambda: defaultdict(Pace))
     _proved: bool = False
@@ -44,6 +49,17 @@ class AppState:
                 if self.app.blueprints.get(name) is target:
                     return route
         return next((route for target, route in self.protections if target is self.app), None)
+
+    def claim(self, route: Route, operation: Operation, fingerprint: Fingerprint) -> Claim:
+        """What a new attempt at ``operation`` asks for."""
+        return Claim(
+            key=operation.hashed_key(),
+            name=operation.name,
+            fingerprint=fingerprint,
+            owner=secrets.token_urlsafe(16),
+            ttl_seconds=self.settings.ttl if route.ttl is None else route.ttl,
+            lease_seconds=None if route.atomic else route.lease or self.settings.lease,
+        )
 
     def engines_of(self, bind_keys: Sequence[str | None]) -> frozenset[Engine]:
         """The engines of some binds. Raises ``ConfigurationError`` for one that is not there."""

@@ -5,6 +5,7 @@ Only the hash goes on, to a store or into a log line.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 from typing import TypeAlias
@@ -104,6 +105,15 @@ def hash_key(namespace: str, name: str, scope: Scope, key: str) -> bytes:
             f"{type(scope).__name__}: return the id of the tenant or user from the scope callable."
         )
     return digest("key", namespace, name, scope, key)
+
+
+def derive_key(key: bytes, name: str) -> str:
+    """A key for somebody else's API: the same for every attempt at an operation and ``name``.
+
+    :param key: what :func:`hash_key` gave for the operation.
+    :return: 43 characters of the URL-safe base64 alphabet, which tell nothing of ``key``.
+    """
+    return base64.urlsafe_b64encode(digest("derived", key, name)).rstrip(b"=").decode()
 
 
 def digest(*parts: Part) -> bytes:

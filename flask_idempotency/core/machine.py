@@ -1,8 +1,10 @@
 """The state machine: two tables, and the two functions that read them.
 
-A record is seen in one of four ways. It is *absent*, or *in progress*, or *completed*; whatever it
-is, once its retention is over it is *expired* and counts as absent, except that its row is still
-there and is taken over instead of inserted.
+A record is seen in one of six ways. It is *absent*, or *in progress*, or *completed* (with an answer
+that may say "failed"); whatever it is, once its retention is over it is *expired* and counts as absent,
+except that its row is still there and is taken over instead of inserted. An operation that is not
+atomic is *leased* while it runs, and *interrupted* once its lease is over: its effects may be out in
+the world, so it neither expires nor is it simply run again.
 
 What a request does next depends on what it sees and on whether its fingerprint is the stored one.
 A different request is told so first, even while the first one still runs (422 before 409).
@@ -11,7 +13,8 @@ key in flight into an error, so it counts as the same (and the engine logs it).
 
 Whether an operation in progress still has a living owner is not in the tables: only the row's lock
 knows. ``TAKE_OVER`` means "try to lock the row"; who does not get the lock has met the owner and
-answers 409. Nothing else in the package decides.
+answers 409. ``JUDGE`` means that the route's ``on_interrupted`` says whether to try. Nothing else in
+the package decides.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ class Seen(Enum):
 
     ABSENT = "absent"
     IN_PROGRESS = "in progress"
+    LEASED = "leased"
+    INTERRUPTED = "interrupted"
     COMPLETED = "completed"
     EXPIRED = "expired"
 
@@ -45,6 +50,8 @@ class Next(Enum):
 
     CLAIM = "insert the record"
     TAKE_OVER = "lock the row and make it mine"
+    LET_RUN = "leave it to the holder of the lease"
+    JUDGE = "do what the route says of interrupted operations"
     REPLAY = "answer with what is stored"
     REFUSE = "tell that the key was used for another request"
 
@@ -57,6 +64,12 @@ NEXT: dict[tuple[Seen, Comparison], Next] = {
     (Seen.IN_PROGRESS, Comparison.SAME): Next.TAKE_OVER,
     (Seen.IN_PROGRESS, Comparison.OTHER): Next.REFUSE,
     (Seen.IN_PROGRESS, Comparison.UNKNOWN): Next.TAKE_OVER,
+    (Seen.LEASED, Comparison.SAME): Next.LET_RUN,
+    (Seen.LEASED, Comparison.OTHER): Next.REFUSE,
+    (Seen.LEASED, Comparison.UNKNOWN): Next.LET_RUN,
+    (Seen.INTERRUPTED, Comparison.SAME): Next.JUDGE,
+    (Seen.INTERRUPTED, Comparison.OTHER): Next.REFUSE,
+    (Seen.INTERRUPTED, Comparison.UNKNOWN): Next.JUDGE,
     (Seen.COMPLETED, Comparison.SAME): Next.REPLAY,
     (Seen.COMPLETED, Comparison.OTHER): Next.REFUSE,
     (Seen.COMPLETED, Comparison.UNKNOWN): Next.REPLAY,
@@ -77,12 +90,14 @@ AFTER: dict[tuple[Seen, Event], Seen] = {
     (Seen.ABSENT, Event.CLAIM): Seen.IN_PROGRESS,
     (Seen.IN_PROGRESS, Event.TAKE_OVER): Seen.IN_PROGRESS,
     (Seen.IN_PROGRESS, Event.COMPLETE): Seen.COMPLETED,
+    (Seen.INTERRUPTED, Event.TAKE_OVER): Seen.IN_PROGRESS,
     (Seen.EXPIRED, Event.TAKE_OVER): Seen.IN_PROGRESS,
     # A holder that ran longer than the retention still completes: its lock kept everyone out.
     (Seen.EXPIRED, Event.COMPLETE): Seen.COMPLETED,
     (Seen.EXPIRED, Event.PURGE): Seen.ABSENT,
 }
-"""Every other pair is illegal. A rollback is no event: it leaves the record in progress."""
+"""Every other pair is illegal. A rollback is no event: it leaves the record in progress. Nor is the
+end of a lease: the clock makes *interrupted* out of *leased*, which both are in progress here."""
 
 
 class IllegalTransition(RuntimeError):
@@ -100,7 +115,11 @@ def seen(record: Record | None) -> Seen:
         return Seen.ABSENT
     if record.expired:
         return Seen.EXPIRED
-    return Seen.COMPLETED if record.state is State.COMPLETED else Seen.IN_PROGRESS
+    if record.state is not State.IN_PROGRESS:
+        return Seen.COMPLETED
+    if record.lease_left is None:
+        return Seen.IN_PROGRESS
+    return Seen.LEASED if record.lease_left > 0 else Seen.INTERRUPTED
 
 
 def compare(record: Record | None, fingerprint: Fingerprint) -> Comparison:

@@ -13,12 +13,24 @@ from .records import Answer, Claim, Record
 
 
 class Hold(Protocol):
-    """An operation that is ours: its record's row is locked until the hold ends."""
+    """An operation that is ours until the hold ends."""
 
     @property
     def attempt(self) -> int:
         """1 for the first attempt, one more for each take-over; committed before the view runs."""
         ...
+
+    def complete(self, answer: Answer) -> None:
+        """Store the answer, durably; see the two kinds of holds for the errors."""
+        ...
+
+    def abandon(self) -> None:
+        """End without an answer. May be called at any time, twice."""
+        ...
+
+
+class Transaction(Hold, Protocol):
+    """The hold of an atomic operation: its record's row is locked until the hold ends."""
 
     @property
     def connection(self) -> Any:
@@ -48,6 +60,63 @@ class Hold(Protocol):
         ...
 
 
+class Lease(Hold, Protocol):
+    """The hold of an operation that is not atomic: nobody else may run it while the lease runs.
+
+    Every verb that writes compares the owner's token in the same statement, and raises ``LeaseLost``
+    without writing anything if another attempt has taken the operation over.
+    """
+
+    def abandon(self) -> None:
+        """End the lease at once, with the outcome unknown. Never raises; may be called twice."""
+        ...
+
+    def release(self) -> None:
+        """Give the operation back without an answer: the next retry runs it again."""
+        ...
+
+    def extend(self, seconds: float) -> None:
+        """Let the lease run for at least ``seconds`` from now on."""
+        ...
+
+    def steps(self) -> dict[str, bytes]:
+        """The results of the steps that are recorded, by name."""
+        ...
+
+    def record(self, step: str, result: bytes) -> None:
+        """Record a finished step, durably, and renew the lease."""
+        ...
+
+    def begin(self) -> Step:
+        """Begin a transaction for a step whose writes commit with it."""
+        ...
+
+
+class Step(Protocol):
+    """The transaction of one step. It locks the record's row, so nobody takes over meanwhile."""
+
+    @property
+    def connection(self) -> Any:
+        """The connection whose transaction this is."""
+        ...
+
+    def expose(self) -> None:
+        """See :meth:`Transaction.expose`."""
+        ...
+
+    def record(self, step: str, result: bytes) -> None:
+        """Record the step, renew the lease and commit it all. Errors: see ``Transaction.complete``."""
+        ...
+
+    def abandon(self) -> None:
+        """See :meth:`Transaction.abandon`."""
+        ...
+
+    def explain(self, error: BaseException | None) -> Exception | None:
+        """See :meth:`Transaction.explain`."""
+        ...
+
+
 class Records(Protocol):
     """The truth: one record for each key."""
 
@@ -56,7 +125,10 @@ class Records(Protocol):
         ...
 
     def claim(self, claim: Claim) -> Hold | None:
-        """Insert the record durably against other processes, then lock it. None: somebody was first."""
+        """Insert the record and hold it; None: somebody was first.
+
+        The hold is a :class:`Lease` if the claim names one, otherwise a :class:`Transaction`.
+        """
         ...
 
     def take_over(self, claim: Claim, seen: Record) -> Hold | None:

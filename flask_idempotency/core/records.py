@@ -20,6 +20,9 @@ class State(str, Enum):
     COMPLETED = "completed"
     """The answer is stored; it committed together with the operation's writes."""
 
+    FAILED = "failed"
+    """Of an operation that is not atomic: the stored answer says that it failed. It replays."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -40,6 +43,8 @@ class Claim:
 
     ``key`` is the hash over scope and key (32 bytes), ``name`` the route's, ``owner`` a random
     token of this attempt, ``ttl_seconds`` how long the finished record replays.
+    ``lease_seconds`` is how long an operation that is not atomic may be without a sign of life, and
+    None for an atomic one. ``request`` is what it takes to run a resumable operation again.
     """
 
     key: bytes
@@ -47,13 +52,16 @@ class Claim:
     fingerprint: Fingerprint
     owner: str
     ttl_seconds: float
+    lease_seconds: float | None = None
+    request: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """A record as the store shows it.
 
-    ``owner`` is the token of its latest attempt; ``expired`` is judged by the database's clock.
+    ``owner`` is the token of its latest attempt; ``expired`` is judged by the database's clock, and so
+    is ``lease_left``: seconds, 0 or less if the lease is over, None if there is none.
     """
 
     key: bytes
@@ -63,4 +71,5 @@ class Record:
     attempt: int
     owner: str = ""
     expired: bool = False
+    lease_left: float | None = None
     answer: Answer | None = None

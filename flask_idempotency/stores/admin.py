@@ -12,15 +12,18 @@ from datetime import datetime
 
 from sqlalchemy import Engine, exc, inspect, text
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, UnknownRecord
 from . import statements
 from .failures import original, store_error
-from .shape import MIGRATE, Shape, preparer, shape_of, wrong_columns
+from .shape import MIGRATE, Shape, index_on, preparer, shape_of, wrong_columns
 from .sql import SqlRecords
 from .table import FILLFACTOR
 
 _ONE_AT_A_TIME = text("SELECT pg_advisory_xact_lock(hashtext(:table))")
 _CREATE_INDEX = "CREATE INDEX CONCURRENTLY IF NOT EXISTS {name} ON {{table}} (expires_at)"
+_CREATE_RESUMABLE = (
+    "CREATE INDEX CONCURRENTLY IF NOT EXISTS {name} ON {{table}} (created_at) WHERE request IS NOT NULL"
+)
 _DROP_INDEX = "DROP INDEX CONCURRENTLY IF EXISTS {name}"
 _FILL = f"ALTER TABLE {{table}} SET (fillfactor = {FILLFACTOR})"
 
@@ -64,18 +67,64 @@ def newest(records: SqlRecords, name: str | None, state: str | None, limit: int)
     return [Line(*row) for row in records.fetch(statements.LIST, values)[0]]
 
 
+@dataclass(frozen=True, slots=True)
+class StepLine:
+    """One finished step, without its result."""
+
+    name: str
+    attempt: int
+    bytes: int
+    finished: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """An operation to resume; ``request`` as it is stored, ``attempt`` the latest one."""
+
+    key: bytes
+    operation: str
+    attempt: int
+    request: bytes
+
+
+def find(records: SqlRecords, digits: str) -> tuple[Line, list[StepLine]]:
+    """The record whose key's hash begins with ``digits``, and its steps.
+
+    Raises ``UnknownRecord`` if there is none, or more than one.
+    """
+    rows = records.fetch(statements.SHOW, {"digits": digits})[0]
+    if len(rows) != 1:
+        found = "no record" if not rows else "more than one record"
+        raise UnknownRecord(f"there is {found} whose digits are {digits}")
+    steps = records.fetch(statements.SHOW_STEPS, {"digits": digits})[0]
+    return Line(*rows[0]), [StepLine(*step) for step in steps]
+
+
+def reopen(records: SqlRecords, digits: str, owner: str) -> bytes | None:
+    """Let a record that is interrupted or failed be run again; its key, or None if it is neither."""
+    row = records.run(statements.REOPEN, {"digits": digits, "owner": owner})[0]
+    return None if row is None else bytes(row[0])
+
+
+def resumable(records: SqlRecords, limit: int, max_attempts: int, backoff_seconds: float) -> list[Due]:
+    """The operations to resume now, oldest first; none that somebody holds."""
+    values = {"limit": limit, "max_attempts": max_attempts, "backoff": backoff_seconds}
+    rows = records.fetch(statements.RESUMABLE, values)[0]
+    return [Due(bytes(key), name, attempt, bytes(request)) for key, name, attempt, request in rows]
+
+
 def purge(records: SqlRecords, batch: int) -> Iterator[int]:
     """Delete expired records, at most ``batch`` in each transaction, until none is left.
 
     Yields how many each transaction deleted, after it has committed. A record that somebody holds
     stays. Raises ``StoreUnavailable`` or ``ConfigurationError``.
     """
-    while deleted := records.run(statements.PURGE, {"batch": batch})[1]:
+    while deleted := records.fetch(statements.PURGE, {"batch": batch})[0][0][0]:
         yield deleted
 
 
 def create(records: SqlRecords, engine: Engine) -> list[str]:
-    """Create what is missing: the table, or of one that is there its index and its fill factor.
+    """Create what is missing: the tables, or of one that is there its indexes and its fill factor.
 
     Says what was done. Never alters a column: ``ConfigurationError`` if one is not as it should be.
     """
@@ -83,9 +132,10 @@ def create(records: SqlRecords, engine: Engine) -> list[str]:
     try:
         with engine.begin() as connection:
             connection.execute(_ONE_AT_A_TIME, {"table": table.fullname})
-            if not inspect(connection).has_table(table.name, schema=table.schema):
-                table.create(connection)
-                done.append("created the table")
+            for each, what in ((table, "the table"), (records.steps, "the table of its steps")):
+                if not inspect(connection).has_table(each.name, schema=each.schema):
+                    each.create(connection)
+                    done.append(f"created {what}")
     except exc.SQLAlchemyError as error:
         if getattr(original(error), "pgcode", None) == "42501":
             raise ConfigurationError(
@@ -108,9 +158,13 @@ def _complete(records: SqlRecords, shape: Shape) -> list[str]:
     if not shape.has_expiry:
         for broken in shape.broken:
             records.run(_DROP_INDEX.format(name=broken))
-        (index,) = records.table.indexes
-        records.run(_CREATE_INDEX.format(name=preparer.format_index(index)))
+        name = preparer.format_index(index_on(records.table, "expires_at"))
+        records.run(_CREATE_INDEX.format(name=name))
         done.append("created the index on expires_at")
+    if not shape.has_resumable:
+        name = preparer.format_index(index_on(records.table, "created_at"))
+        records.run(_CREATE_RESUMABLE.format(name=name))
+        done.append("created the index of resumable operations")
     if shape.fillfactor is None:
         records.run(_FILL)
         done.append(f"set the fill factor to {FILLFACTOR}")

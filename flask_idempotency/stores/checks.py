@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 import psycopg2
 from sqlalchemy import exc, text
@@ -96,6 +96,9 @@ def _examine_table(records: SqlRecords, shape: Shape | None) -> Iterator[Finding
         yield Finding("FAILED", "columns", f"missing or of another type: {wrong}", MIGRATE)
     else:
         yield Finding("ok", "columns", f"all {len(records.table.columns)} of {name}")
+    if not shape.has_steps:
+        missing = f"{records.steps.fullname} is missing: it keeps the steps of operations, and a purge"
+        yield Finding("FAILED", "steps", f"{missing} deletes them", f"{create_it}, or {MIGRATE}")
     if shape.has_key:
         yield Finding("ok", "primary key", "key")
     else:
@@ -122,7 +125,7 @@ def trial(records: SqlRecords) -> Iterator[SqlHold]:
     """
     claim = _trial_claim()
     try:
-        hold = records.claim(claim)
+        hold = cast("SqlHold | None", records.claim(claim))
         if hold is None:
             raise StoreUnavailable("the table is locked, by an ALTER TABLE for instance")
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sqlalchemy import Index, Table
 from sqlalchemy.dialects import postgresql
 
 from .sql import SqlRecords
@@ -13,7 +14,7 @@ MIGRATE = "make a migration (the table is part of db.metadata)"
 
 preparer = postgresql.dialect().identifier_preparer  # type: ignore[no-untyped-call]
 
-# Partial indexes are left out: they serve neither ON CONFLICT (key) nor the purge.
+# Partial indexes are left out: they serve neither ON CONFLICT (key) nor the purge. Ours has a name.
 _TABLE = """WITH indexes AS (
   SELECT indexrelid::regclass::text AS name, indisunique, indisvalid AND indisready AS valid,
          ARRAY(SELECT attname::text
@@ -28,7 +29,9 @@ SELECT ARRAY(SELECT attname || ' ' || format_type(atttypid, atttypmod) FROM pg_a
        ARRAY(SELECT name FROM indexes WHERE NOT valid AND columns[1] = 'expires_at'),
        (SELECT option_value::int FROM pg_options_to_table(reloptions)
          WHERE option_name = 'fillfactor'),
-       relpersistence = 'u'
+       relpersistence = 'u',
+       to_regclass(%(steps)s) IS NOT NULL,
+       EXISTS (SELECT FROM pg_index WHERE indisvalid AND indexrelid = to_regclass(%(resumable)s))
   FROM pg_class WHERE oid = to_regclass(%(table)s)"""
 
 
@@ -38,6 +41,7 @@ class Shape:
 
     ``columns`` are names and types; ``has_key`` and ``has_expiry`` tell of a valid index that keeps
     keys unique and of one on ``expires_at``; ``broken`` names indexes on it that are not valid.
+    ``has_steps`` tells of the table of steps, ``has_resumable`` of the index that ``resume`` reads.
     """
 
     columns: list[str]
@@ -46,12 +50,30 @@ class Shape:
     broken: list[str]
     fillfactor: int | None
     unlogged: bool
+    has_steps: bool
+    has_resumable: bool
 
 
 def shape_of(records: SqlRecords) -> Shape | None:
     """The table as it is in the database, or None."""
-    row = records.run(_TABLE, {"table": preparer.format_table(records.table)})[0]
+    table = records.table
+    names = {
+        "table": preparer.format_table(table),
+        "steps": preparer.format_table(records.steps),
+        "resumable": _beside(table, preparer.format_index(index_on(table, "created_at"))),
+    }
+    row = records.run(_TABLE, names)[0]
     return None if row is None else Shape(*row)
+
+
+def index_on(table: Table, column: str) -> Index:
+    """The index of ours that begins with a column."""
+    return next(index for index in table.indexes if index.columns[0].name == column)
+
+
+def _beside(table: Table, index: str) -> str:
+    """The name of an index with the schema of its table."""
+    return f"{preparer.quote(table.schema)}.{index}" if table.schema else index
 
 
 def wrong_columns(records: SqlRecords, shape: Shape) -> str:

@@ -9,7 +9,6 @@ time-out and no heartbeat is part of the argument.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -17,10 +16,9 @@ from typing import Any, TypeVar
 import psycopg2
 from sqlalchemy import Connection, Engine, Table, exc
 
-from ..core.fingerprint import Fingerprint
-from ..core.records import Answer, Claim, Record, State
+from ..core.records import Answer, Claim, Record
 from ..errors import NotAtomic, RequestInProgress, StoreUnavailable, TransactionConflict
-from . import statements
+from . import lease_statements, statements
 from .failures import (
     ABORTED,
     CONFLICTS,
@@ -31,6 +29,8 @@ from .failures import (
     problem,
     store_error,
 )
+from .leases import SqlLease
+from .rows import answer_values, claim_values, record_of
 from .savepoints import hold_back
 from .wire import Wire
 
@@ -45,24 +45,30 @@ _NOT_OURS = CONFLICTS | {LOCK_NOT_AVAILABLE}
 class SqlRecords:
     """The table of records, reached through an engine of the application."""
 
-    def __init__(self, engine: Engine, table: Table) -> None:
+    def __init__(self, engine: Engine, table: Table, steps: Table) -> None:
         self.engine = engine
         self.table = table
+        self.steps = steps
         self._settings: str | None = None
         self._cache: dict[tuple[str, str], str] = {}
 
     def look(self, key: bytes) -> Record | None:
         """The record, without a lock, in one plain read."""
         row = self.run(statements.LOOK, {"key": key})[0]
-        return None if row is None else _record(row)
+        return None if row is None else record_of(row)
 
-    def claim(self, claim: Claim) -> SqlHold | None:
-        """Insert the record, commit that, and lock the row: one message."""
-        return self._hold(statements.CLAIM, claim, _values(claim))
+    def claim(self, claim: Claim) -> SqlHold | SqlLease | None:
+        """Insert the record and commit that; lock the row, if the operation is atomic: one message."""
+        if claim.lease_seconds is not None:
+            return self._lease(lease_statements.CLAIM, claim, claim_values(claim))
+        return self.hold(statements.CLAIM, claim, claim_values(claim))
 
-    def take_over(self, claim: Claim, seen: Record) -> SqlHold | None:
-        """Make an unlocked row ours with the next attempt, commit that, and lock it: one message."""
-        return self._hold(statements.TAKE_OVER, claim, {**_values(claim), "seen": seen.owner})
+    def take_over(self, claim: Claim, seen: Record) -> SqlHold | SqlLease | None:
+        """Make an unlocked row ours with the next attempt, and so on as in :meth:`claim`."""
+        values = {**claim_values(claim), "seen": seen.owner}
+        if claim.lease_seconds is not None:
+            return self._lease(lease_statements.TAKE_OVER, claim, values)
+        return self.hold(statements.TAKE_OVER, claim, values)
 
     def wait(self, key: bytes, seconds: float) -> None:
         """Wait for the row's lock in the server."""
@@ -87,14 +93,25 @@ class SqlRecords:
 
         def ask(wire: Wire) -> tuple[list[tuple[Any, ...]], int]:
             try:
-                cursor = wire.send(self.prepared(template), values)
+                cursor = wire.send(self.prepared(template, wire), values)
                 return (cursor.fetchall() if cursor.description else []), cursor.rowcount
             finally:
                 wire.close()
 
         return self._on_a_wire(ask)
 
-    def _hold(self, template: str, claim: Claim, values: dict[str, Any]) -> SqlHold | None:
+    def _lease(self, template: str, claim: Claim, values: dict[str, Any]) -> SqlLease | None:
+        try:
+            row = self.run(template, values)[0]
+        except (StoreUnavailable, TransactionConflict) as error:
+            if getattr(error.__cause__, "pgcode", None) not in _NOT_OURS:
+                raise
+            return None
+        return None if row is None else SqlLease(self, claim, attempt=row[0])
+
+    def hold(self, template: str, claim: Claim, values: dict[str, Any]) -> SqlHold | None:
+        """Send a message that ends by locking the row; None if it could not be locked."""
+
         def lock(wire: Wire) -> SqlHold | None:
             hold = None
             try:
@@ -129,14 +146,15 @@ class SqlRecords:
                     raise StoreUnavailable from error
         raise AssertionError("unreachable")
 
-    def prepared(self, template: str, wire: Wire | None = None) -> str:
-        """The statement for this table and, where it begins the view's transaction, this engine."""
-        begin = wire.begin if wire else ""
+    def prepared(self, template: str, wire: Wire) -> str:
+        """The statement for these tables and, where it begins a transaction, this engine."""
+        begin = wire.begin if "{begin}" in template else ""
         prepared = self._cache.get((template, begin))
         if prepared is None:
-            settings = self._first_use(wire) if wire else ""
-            table = self.engine.dialect.identifier_preparer.format_table(self.table)
-            prepared = template.format(table=table, begin=begin, settings=settings)
+            settings = self._first_use(wire) if "{settings}" in template else ""
+            name = self.engine.dialect.identifier_preparer.format_table
+            tables = {"table": name(self.table), "steps": name(self.steps)}
+            prepared = template.format(**tables, begin=begin, settings=settings)
             self._cache[template, begin] = prepared
         return prepared
 
@@ -163,7 +181,7 @@ class SqlRecords:
 
 
 class SqlHold:
-    """An operation that is ours: a transaction that holds its record's row."""
+    """A transaction that holds the row of a record that is ours: an atomic operation's, or a step's."""
 
     def __init__(
         self, records: SqlRecords, wire: Wire, claim: Claim, *, attempt: int, xid: int
@@ -179,12 +197,22 @@ class SqlHold:
 
     def complete(self, answer: Answer) -> None:
         """Store the answer and commit, in one message."""
+        late = time.monotonic() - self._began > statements.LATE * self._claim.ttl_seconds
+        template = statements.FINISH_LATE if late else statements.FINISH
+        self._finish(template, answer_values(answer))
+
+    def record(self, step: str, result: bytes) -> None:
+        """Record the step and commit, in one message."""
+        values = {"step": step, "result": result, "attempt": self.attempt}
+        self._finish(lease_statements.FINISH_STEP, values)
+
+    def _finish(self, template: str, values: dict[str, Any]) -> None:
         wire = self._wire
         try:
             self._check()
-            late = time.monotonic() - self._began > statements.LATE * self._claim.ttl_seconds
-            sql = self._records.prepared(statements.FINISH_LATE if late else statements.FINISH)
-            cursor = wire.send(wire.room.take() + wire.mogrify(sql, self._finish_values(answer)))
+            values = {**claim_values(self._claim), "xid": self._xid, **values}
+            sql = self._records.prepared(template, wire)
+            cursor = wire.send(wire.room.take() + wire.mogrify(sql, values))
             if cursor.statusmessage != "COMMIT":  # COMMIT of a failed transaction says ROLLBACK
                 raise NotAtomic("the transaction had failed, so nothing was committed")
             wire.room.close()
@@ -222,17 +250,6 @@ class SqlHold:
                 " db.session.commit() and rollback(), not those of current_operation.connection"
             )
 
-    def _finish_values(self, answer: Answer) -> dict[str, Any]:
-        return {
-            "key": self._claim.key,
-            "owner": self._claim.owner,
-            "ttl": self._claim.ttl_seconds,
-            "xid": self._xid,
-            "status": answer.status,
-            "headers": None if answer.headers is None else json.dumps(answer.headers),
-            "body": answer.body,
-        }
-
     def _finish_error(self, error: psycopg2.Error) -> Exception:
         """What it means that completing failed; asks the record when the row was not ours."""
         if is_lost(error, self._wire.driver):
@@ -259,25 +276,3 @@ class SqlHold:
                 " the record do not commit together"
             )
         return RequestInProgress(retry_after=1)
-
-
-def _values(claim: Claim) -> dict[str, Any]:
-    return {
-        "key": claim.key,
-        "name": claim.name,
-        "version": claim.fingerprint.version,
-        "digest": claim.fingerprint.digest,
-        "owner": claim.owner,
-        "ttl": claim.ttl_seconds,
-    }
-
-
-def _record(row: tuple[Any, ...]) -> Record:
-    """A row of ``statements.COLUMNS``."""
-    key, name, state, version, digest, attempt, owner, expired, status, headers, body = row
-    answer = None
-    if status is not None:
-        pairs = None if headers is None else tuple((str(n), str(v)) for n, v in json.loads(headers))
-        answer = Answer(status, pairs, None if body is None else bytes(body))
-    fingerprint = Fingerprint(version, bytes(digest))
-    return Record(bytes(key), name, State(state), fingerprint, attempt, owner, expired, answer)

@@ -14,8 +14,13 @@ from __future__ import annotations
 
 LOCK_TIMEOUT = "250ms"
 
-COLUMNS = """key, name, state, fingerprint_version, fingerprint, attempt, owner,
-       expires_at <= clock_timestamp() AS expired, status, headers::text, body"""
+# An operation that is not atomic does not expire before its end: its effects may be out in the world.
+EXPIRED = "(expires_at <= clock_timestamp() AND lease_expires_at IS NULL)"
+
+COLUMNS = f"""key, name, state, fingerprint_version, fingerprint, attempt, owner,
+       {EXPIRED} AS expired,
+       extract(epoch FROM lease_expires_at - clock_timestamp())::float8 AS lease_left,
+       status, headers::text, body"""
 
 # Several statements in one message are one transaction, so SET LOCAL holds for the SELECT alone.
 LOOK = f"""SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
@@ -29,26 +34,30 @@ SET LOCAL synchronous_commit = off;
 SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
 """
 
-_INSERT = """INSERT INTO {table}
-       (key, name, state, fingerprint_version, fingerprint, attempt, owner, created_at, expires_at)
+INSERT = """INSERT INTO {table}
+       (key, name, state, fingerprint_version, fingerprint, attempt, owner, created_at, expires_at,
+        lease_expires_at, request)
 VALUES (%(key)s, %(name)s, 'in_progress', %(version)s, %(digest)s, 1, %(owner)s,
-        clock_timestamp(), clock_timestamp() + %(ttl)s * interval '1 second')
+        clock_timestamp(), clock_timestamp() + %(ttl)s * interval '1 second',
+        clock_timestamp() + %(lease)s * interval '1 second', %(request)s)
 ON CONFLICT (key) DO NOTHING;
 """
 
 # The row is only changed if it can be locked at once: then its holder's transaction has ended.
-# An expired record starts afresh.
-_TAKE_OVER = """UPDATE {table} SET
+# An expired record starts afresh. A lease that still runs keeps everybody out, whoever asks.
+TAKE_OVER_ROW = f"""UPDATE {{table}} SET
        name = %(name)s, state = 'in_progress',
        fingerprint_version = %(version)s, fingerprint = %(digest)s, owner = %(owner)s,
-       attempt = CASE WHEN expires_at <= clock_timestamp() THEN 1 ELSE attempt + 1 END,
-       created_at = CASE WHEN expires_at <= clock_timestamp()
-                         THEN clock_timestamp() ELSE created_at END,
+       attempt = CASE WHEN {EXPIRED} THEN 1 ELSE attempt + 1 END,
+       created_at = CASE WHEN {EXPIRED} THEN clock_timestamp() ELSE created_at END,
        expires_at = clock_timestamp() + %(ttl)s * interval '1 second',
+       lease_expires_at = clock_timestamp() + %(lease)s * interval '1 second',
+       request = %(request)s,
        completed_at = NULL, status = NULL, headers = NULL, body = NULL
- WHERE key = (SELECT key FROM {table}
+ WHERE key = (SELECT key FROM {{table}}
                WHERE key = %(key)s AND owner = %(seen)s
-                 AND (state = 'in_progress' OR expires_at <= clock_timestamp())
+                 AND (state = 'in_progress' OR {EXPIRED})
+                 AND (lease_expires_at <= clock_timestamp()) IS NOT FALSE
                  FOR UPDATE SKIP LOCKED);
 """
 
@@ -58,14 +67,14 @@ _TAKE_OVER = """UPDATE {table} SET
 # - A backend that is busy in a statement notices a dead client only if it looks for it; without that
 #   a kill -9 would block the key until the statement ends (see WATCH).
 # All of it is local to the transaction, so it works through a pooler such as PgBouncer.
-_HOLD = f"""COMMIT;
-BEGIN {{begin}};
-{{settings}}SELECT set_config('idempotency.lock_timeout', current_setting('lock_timeout'), true),
+LOCK_ROW = f"""{{settings}}SELECT
+       set_config('idempotency.lock_timeout', current_setting('lock_timeout'), true),
        set_config('lock_timeout', '{LOCK_TIMEOUT}', true);
 SELECT attempt, txid_current(),
        set_config('lock_timeout', current_setting('idempotency.lock_timeout'), true)
   FROM {{table}} WHERE key = %(key)s AND owner = %(owner)s
    FOR UPDATE SKIP LOCKED"""
+_HOLD = "COMMIT;\nBEGIN {begin};\n" + LOCK_ROW
 
 # Asked once for each engine: what a transaction that holds a record must set for itself.
 # The first is to be changed if it is 0, and fails where the server's sockets cannot tell. Half a
@@ -76,16 +85,20 @@ SYNCHRONOUS = "SET LOCAL synchronous_commit = on;\n"
 SETTINGS = """SELECT current_setting('synchronous_commit'),
        current_setting('client_connection_check_interval', true)"""
 
-CLAIM = _OPEN + _INSERT + _HOLD
-TAKE_OVER = _OPEN + _TAKE_OVER + _HOLD
+CLAIM = _OPEN + INSERT + _HOLD
+TAKE_OVER = _OPEN + TAKE_OVER_ROW + _HOLD
 
 # Completing and committing in one message. If this is still the transaction that locked the row, then
 # nobody can have changed it, and the UPDATE finds it. If not (a statement of the view ended it), the
 # first statement fails (division by zero) and nothing is committed. A row count would not do: that of
 # an UPDATE sent together with COMMIT is lost.
-_COMPLETE = """SELECT 1 / (txid_current() = %(xid)s)::int;
+STILL_OURS = "SELECT 1 / (txid_current() = %(xid)s)::int;"
+_COMPLETE = (
+    STILL_OURS
+    + """
 UPDATE {table} SET state = 'completed', completed_at = clock_timestamp(),
-       status = %(status)s, headers = %(headers)s, body = %(body)s"""
+       status = %(status)s, headers = %(headers)s, body = %(body)s, request = NULL"""
+)
 _COMMIT = """
  WHERE key = %(key)s AND owner = %(owner)s;
 COMMIT"""
@@ -118,19 +131,48 @@ SELECT 1 FROM {table} WHERE key = %(key)s FOR KEY SHARE"""
 PURGE = f"""SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 SET LOCAL synchronous_commit = off;
 SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
-DELETE FROM {{table}} WHERE key = ANY (ARRAY(
-  SELECT key FROM {{table}} WHERE expires_at <= (SELECT clock_timestamp())
-   ORDER BY expires_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED))"""
+WITH gone AS (
+  DELETE FROM {{table}} WHERE key = ANY (ARRAY(
+    SELECT key FROM {{table}}
+     WHERE expires_at <= (SELECT clock_timestamp()) AND lease_expires_at IS NULL
+     ORDER BY expires_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED)) RETURNING key),
+steps AS (DELETE FROM {{steps}} AS step USING gone WHERE step.key = gone.key)
+SELECT count(*) FROM gone"""
 
-STATS = """SELECT name, state, count(*), count(*) FILTER (WHERE expires_at <= clock_timestamp()),
+_STATE = """CASE WHEN state = 'in_progress' AND lease_expires_at <= clock_timestamp()
+       THEN 'interrupted' ELSE state END"""
+
+STATS = f"""SELECT name, {_STATE} AS state, count(*), count(*) FILTER (WHERE {EXPIRED}),
        coalesce(sum(length(body)), 0)::bigint, min(created_at)
-  FROM {table} GROUP BY name, state ORDER BY name, state"""
+  FROM {{table}} GROUP BY 1, 2 ORDER BY 1, 2"""
 
 # Eight digits tell records apart, and are too few to try keys against.
-LIST = """SELECT encode(substring(key for 4), 'hex'), name, state, attempt, status,
-       length(body), created_at, completed_at, expires_at,
-       expires_at <= clock_timestamp() AS expired
-  FROM {table}
+_LINE = f"""SELECT encode(substring(key for 4), 'hex'), name, {_STATE}, attempt, status,
+       length(body), created_at, completed_at, expires_at, {EXPIRED}
+  FROM {{table}}"""
+
+# By the digits that LIST shows, as a range of keys.
+_BY_DIGITS = """key BETWEEN decode(rpad(%(digits)s, 64, '0'), 'hex')
+               AND decode(rpad(%(digits)s, 64, 'f'), 'hex')"""
+
+SHOW = f"{_LINE} WHERE {_BY_DIGITS} LIMIT 2"
+
+SHOW_STEPS = f"""SELECT name, attempt, length(result), created_at FROM {{steps}}
+ WHERE {_BY_DIGITS} ORDER BY created_at"""
+
+# Another owner: whoever held it before writes nothing more.
+REOPEN = f"""UPDATE {{table}} SET state = 'in_progress', owner = %(owner)s,
+       lease_expires_at = NULL, completed_at = clock_timestamp(),
+       status = NULL, headers = NULL, body = NULL
+ WHERE {_BY_DIGITS} AND {_STATE} IN ('interrupted', 'failed') RETURNING key"""
+
+RESUMABLE = """SELECT key, name, attempt, request FROM {table}
+ WHERE request IS NOT NULL AND state = 'in_progress' AND attempt < %(max_attempts)s
+   AND coalesce(lease_expires_at, completed_at, created_at)
+       + least(%(backoff)s * 2 ^ (attempt - 1), 3600) * interval '1 second' <= clock_timestamp()
+ ORDER BY created_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED"""
+
+LIST = f"""{_LINE}
  WHERE (%(name)s::text IS NULL OR name = %(name)s)
-   AND (%(state)s::text IS NULL OR state = %(state)s)
+   AND (%(state)s::text IS NULL OR {_STATE} = %(state)s)
  ORDER BY created_at DESC LIMIT %(limit)s"""

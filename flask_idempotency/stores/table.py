@@ -1,6 +1,6 @@
-"""The table ``idempotency_record``.
+"""The tables ``idempotency_record`` and ``idempotency_record_step``.
 
-Part of the application's own metadata, so that ``db.create_all()`` and Flask-Migrate see it.
+Part of the application's own metadata, so that ``db.create_all()`` and Flask-Migrate see them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from sqlalchemy import (
     JSON,
     Column,
     DateTime,
+    Index,
     Integer,
     LargeBinary,
     MetaData,
@@ -37,7 +38,8 @@ def define_table(metadata: MetaData, name: str) -> Table:
     """The table of the records in ``metadata``, defined at the first call and found at later ones.
 
     Only ``expires_at`` is indexed beside the key, and completing does not change it (see
-    ``FINISH``): that, with the fill factor, is what keeps the completing UPDATE a HOT one.
+    ``FINISH``): that, with the fill factor, is what keeps the completing UPDATE a HOT one. The partial
+    index is of resumable operations alone, so that ``resume`` need not read the whole table.
     """
     full_name = f"{metadata.schema}.{name}" if metadata.schema else name
     if full_name in metadata.tables:
@@ -49,7 +51,7 @@ def define_table(metadata: MetaData, name: str) -> Table:
         Column("expires_at", DateTime(timezone=True), nullable=False, index=True),
         Column("created_at", DateTime(timezone=True), nullable=False),
         Column("completed_at", DateTime(timezone=True)),
-        Column("lease_expires_at", DateTime(timezone=True), comment="of operations not atomic"),
+        Column("lease_expires_at", DateTime(timezone=True), comment="null: none, or given back"),
         Column("attempt", Integer, nullable=False, comment="fencing token: 1, 2, ..."),
         Column("fingerprint_version", SmallInteger, nullable=False),
         Column("status", SmallInteger),
@@ -59,10 +61,38 @@ def define_table(metadata: MetaData, name: str) -> Table:
         Column("fingerprint", LargeBinary(32), nullable=False),
         Column("headers", JSON, comment="list of pairs; null when the answer is sealed"),
         Column("body", LargeBinary, comment="null when it was too large to keep"),
+        Column("request", LargeBinary, comment="of resumable operations, until they end"),
         comment="Idempotency keys and their answers (Flask-Idempotency)",
+    )
+    Index(
+        f"ix_{name}_resumable",
+        table.c.created_at,
+        postgresql_where=table.c.request.is_not(None),
     )
     fill: Any = DDL(  # type: ignore[no-untyped-call]
         f"ALTER TABLE %(fullname)s SET (fillfactor = {FILLFACTOR})"
     )
     event.listen(table, "after_create", fill.execute_if(dialect="postgresql"))
     return table
+
+
+def define_steps(records: Table) -> Table:
+    """The table of the finished steps of operations that are not atomic, beside that of the records.
+
+    No foreign key: its check would lock the record's row. Whoever deletes a record deletes its steps
+    in the same statement.
+    """
+    name = f"{records.name}_step"
+    full_name = f"{records.schema}.{name}" if records.schema else name
+    if full_name in records.metadata.tables:
+        return records.metadata.tables[full_name]
+    return Table(
+        name,
+        records.metadata,
+        Column("key", LargeBinary(KEY_BYTES), primary_key=True, comment="the record's"),
+        Column("name", String(255), primary_key=True),
+        Column("attempt", Integer, nullable=False, comment="that finished it"),
+        Column("created_at", DateTime(timezone=True), nullable=False),
+        Column("result", LargeBinary, nullable=False, comment="JSON; sealed like answers"),
+        comment="Finished steps of idempotent operations (Flask-Idempotency)",
+    )

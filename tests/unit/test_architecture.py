@@ -25,6 +25,9 @@ FLOORS = [
     {
         "sealing",
         "stores.statements",
+        "stores.lease_statements",
+        "stores.rows",
+        "stores.leases",
         "stores.table",
         "stores.failures",
         "stores.savepoints",
@@ -45,13 +48,19 @@ FLOORS = [
         "session",
         "database",
         "state",
+        "work",
+        "steps",
         "attempt",
+        "atomic",
+        "leased",
+        "begin",
+        "run",
         "decorator",
         "hooks",
         "extension",
         "__init__",
     },
-    {"cli"},
+    {"resume", "cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
@@ -62,7 +71,7 @@ OUTSIDE = {
     2: {"sqlalchemy", "psycopg2", "redis", "cryptography"},
     3: set(),
     4: {"flask", "werkzeug", "flask_sqlalchemy", "sqlalchemy", "blinker", "redis", "typing_extensions"},
-    5: {"flask", "flask_sqlalchemy", "sqlalchemy", "click", "psycopg2", "redis"},
+    5: {"flask", "flask_sqlalchemy", "sqlalchemy", "click", "psycopg2", "redis", "werkzeug"},
 }
 IMPURE = {"time", "datetime", "random", "secrets", "os", "socket", "threading", "logging"}
 

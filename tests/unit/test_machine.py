@@ -37,6 +37,16 @@ DECISIONS = {
         Comparison.OTHER: Next.REFUSE,
         Comparison.UNKNOWN: Next.TAKE_OVER,
     },
+    Seen.LEASED: {
+        Comparison.SAME: Next.LET_RUN,
+        Comparison.OTHER: Next.REFUSE,
+        Comparison.UNKNOWN: Next.LET_RUN,
+    },
+    Seen.INTERRUPTED: {
+        Comparison.SAME: Next.JUDGE,
+        Comparison.OTHER: Next.REFUSE,
+        Comparison.UNKNOWN: Next.JUDGE,
+    },
     Seen.COMPLETED: {
         Comparison.SAME: Next.REPLAY,
         Comparison.OTHER: Next.REFUSE,
@@ -48,6 +58,7 @@ TRANSITIONS = {
     (Seen.ABSENT, Event.CLAIM): Seen.IN_PROGRESS,
     (Seen.IN_PROGRESS, Event.TAKE_OVER): Seen.IN_PROGRESS,
     (Seen.IN_PROGRESS, Event.COMPLETE): Seen.COMPLETED,
+    (Seen.INTERRUPTED, Event.TAKE_OVER): Seen.IN_PROGRESS,
     (Seen.EXPIRED, Event.TAKE_OVER): Seen.IN_PROGRESS,
     (Seen.EXPIRED, Event.COMPLETE): Seen.COMPLETED,
     (Seen.EXPIRED, Event.PURGE): Seen.ABSENT,
@@ -58,7 +69,9 @@ def record(how: Seen, fingerprint: Fingerprint) -> Record | None:
     if how is Seen.ABSENT:
         return None
     state = State.COMPLETED if how is Seen.COMPLETED else State.IN_PROGRESS
-    return Record(b"k" * 32, "pay", state, fingerprint, 1, expired=how is Seen.EXPIRED)
+    lease_left = {Seen.LEASED: 1.0, Seen.INTERRUPTED: 0.0}.get(how)
+    expired = how is Seen.EXPIRED
+    return Record(b"k" * 32, "pay", state, fingerprint, 1, expired=expired, lease_left=lease_left)
 
 
 @pytest.mark.parametrize(("how", "match"), list(product(Seen, Comparison)))

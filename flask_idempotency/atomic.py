@@ -1,0 +1,74 @@
+"""The attempt at an atomic operation: the view's writes and its answer commit together, or not."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from flask import Response
+
+from .attempt import Attempt
+from .core.policy import is_kept
+from .core.ports import Transaction
+from .core.records import Answer
+from .errors import Problem
+from .work import Work
+
+
+class AtomicAttempt(Attempt):
+    """Runs the view inside the transaction that holds the record's row."""
+
+    _work: Work | None = None
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        if self._work is not None:
+            self._work.leave_context()  # an async view's end ran in a copy of this context
+
+    def fail(self, error: Exception) -> Response:
+        """Answer as the application's error handlers do.
+
+        Raises what they leave unhandled, after everything is rolled back.
+        """
+        self._raise_if_void(error)
+        try:
+            raise error
+        except Exception:
+            handled = self._state.app.handle_user_exception(error)
+        return self.succeed(handled, handled=True)
+
+    def note_failure(self, error: Exception) -> None:
+        """Raise what says more than the error, if there is something."""
+        self._raise_if_void(error)
+
+    def _raise_if_void(self, error: Exception | None) -> None:
+        """Raise what makes the whole operation void: whatever the view answered, it cannot commit."""
+        if self._work is not None:
+            try:
+                self._work.raise_if_void(error)
+            except Problem as problem:
+                self._now.problem = problem
+                raise
+
+    def abandon(self) -> None:
+        """Roll back whatever is open and let the key go."""
+        try:
+            if self._work is not None:
+                self._work.abandon()
+        finally:
+            self._execution.abandon()
+
+    def _begin(self) -> None:
+        hold = cast("Transaction", self._execution.hold)
+        self._work = Work(self._state, self._operation, hold, self._route.other_binds)
+
+    def _end(self, answer: Answer | None) -> None:
+        self._raise_if_void(None)
+        if answer is None:
+            self.abandon()
+            return
+        if self._work is not None:
+            self._work.leave()
+        self._complete(answer)
+
+    def _is_kept(self, status: int) -> bool:
+        return is_kept(status)

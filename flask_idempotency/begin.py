@@ -1,0 +1,155 @@
+"""What a request to a protected view does: claim, run, commit; or answer at once.
+
+Everything here happens where the view would run, innermost: a replay is given only to a request that
+has passed every check of the application that a first request passes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+
+from flask import Response, current_app, request
+from werkzeug.exceptions import HTTPException
+
+from . import http, session
+from .atomic import AtomicAttempt
+from .attempt import Attempt, report
+from .core.keys import Scope
+from .core.machine import assert_never
+from .core.records import Claim
+from .engine import Claimed, InProgress, Interrupted, Mismatch, Replay
+from .errors import (
+    IdempotencyError,
+    KeyRequired,
+    KeyReused,
+    OperationInterrupted,
+    Problem,
+    ReplayForbidden,
+    RequestInProgress,
+    ScopeUnknown,
+    StoreUnavailable,
+)
+from .leased import LeasedAttempt
+from .operation import Operation, RequestState, present_operation, request_state
+from .options import Route
+from .signals import Event, operation_interrupted, operation_replayed, send
+from .state import AppState, app_state
+
+log = logging.getLogger("flask_idempotency")
+
+
+def begin(route: Route) -> Attempt | Response | None:
+    """What the present request does: run in an attempt, answer at once, or (None) run unprotected.
+
+    Raises a :class:`Problem` where the answer is one.
+    """
+    state = app_state(current_app)
+    now = request_state()
+    if (
+        present_operation() is not None
+        or not state.settings.enabled
+        or not route.applies_to(request.method)
+    ):
+        return None  # an idempotent function called by an idempotent view is part of it
+    try:
+        prepare(state, route, now)
+        if now.refusal is not None:
+            raise now.refusal
+        operation = identify(state, route, now)
+        if operation is None:
+            return None
+        claim = state.claim(route, operation, http.fingerprint(request, route))
+        if route.resumable is not None:
+            plain = http.packed(request, route, state.settings)
+            claim = replace(claim, request=state.sealer.seal_bytes(plain, claim.key, http.REQUEST))
+        return claim_or_answer(state, route, now, operation, claim)
+    except Problem as problem:
+        now.problem = problem
+        raise
+
+
+def prepare(state: AppState, route: Route, now: RequestState) -> None:
+    """Check what needs no database and no user: the key's form and the body's completeness.
+
+    Raises nothing: what is wrong is noted in ``now.refusal``.
+    """
+    now.name = route.name or request.endpoint or ""
+    if now.checked:
+        return
+    now.checked = True
+    try:
+        if route.key is None:
+            now.key = http.header_key(request, state.settings)
+            if now.key is None:
+                if route.is_required(state.settings):
+                    raise KeyRequired
+                return  # unprotected: the body is the view's business alone
+        http.read_body(request)
+    except (IdempotencyError, HTTPException) as refusal:
+        now.refusal = refusal
+
+
+def identify(state: AppState, route: Route, now: RequestState) -> Operation | None:
+    """The operation that the request is about; None if it has no key and needs none."""
+    if route.key is not None:
+        now.key = http.natural_key(request, route, state.settings)
+        if now.key is None and route.is_required(state.settings):
+            raise KeyRequired
+    if now.key is None:
+        return None
+    scope_of = route.scope if route.has_scope else state.scope
+    scope: Scope = None
+    if scope_of is not None:
+        scope = scope_of()
+        if scope is None or scope == "":
+            raise ScopeUnknown
+    return Operation(now.name, route.namespace_in(state.settings), scope, now.key, attempt=0)
+
+
+def claim_or_answer(
+    state: AppState,
+    route: Route,
+    now: RequestState,
+    operation: Operation,
+    claim: Claim,
+) -> Attempt | Response | None:
+    """Ask the engine who runs the operation, and do what it decides. None: run it unprotected."""
+    settings = state.settings
+    if route.atomic:
+        session.end_earlier_work(state.db)
+    else:
+        session.end_reads(state.db)
+    pace = state.pace[operation.name]
+    try:
+        wait = settings.wait if route.wait is None else route.wait
+        decision = state.engine.begin(claim, wait, resume=route.on_interrupted != "hold")
+    except StoreUnavailable as error:
+        report(state, operation, error)
+        if settings.on_store_error == "reject":
+            raise
+        log.error("operation %s runs unprotected", operation.name)
+        return None
+    match decision:
+        case Mismatch():
+            raise KeyReused
+        case InProgress(seconds):
+            left = pace.retry_after() if seconds is None else math.ceil(seconds)
+            raise RequestInProgress(retry_after=max(1, left))
+        case Interrupted():
+            send(operation_interrupted, state.app, Event(operation.name))
+            raise OperationInterrupted
+        case Replay(answer, attempt):
+            operation.attempt = attempt
+            if route.authorize_replay and not route.authorize_replay(operation):
+                raise ReplayForbidden
+            response = http.replay(state.app, answer, settings)
+            event = Event(operation.name, attempt, answer.status)
+            send(operation_replayed, state.app, event)
+            return response
+        case Claimed(execution):
+            kind = AtomicAttempt if route.atomic else LeasedAttempt
+            return kind(state, route, now, operation, execution).begin()
+        case impossible:
+            assert_never(impossible)

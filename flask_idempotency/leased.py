@@ -1,0 +1,126 @@
+"""The attempt at an operation that is not atomic: its effects may be out in the world at any time.
+
+So every end is kept, a failure too, except where the view says that the operation may be tried again
+(``Retryable``, or an answer that is about the caller and not about the operation). What ends without
+an answer, because the worker is told to exit for example, is interrupted.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from typing import cast
+
+from flask import Response, got_request_exception
+from werkzeug.exceptions import InternalServerError
+
+from . import http
+from .attempt import Attempt
+from .core.policy import is_kept
+from .core.ports import Lease
+from .core.records import Answer, Claim
+from .engine import Claimed
+from .errors import LeaseLost, OperationFailed, Problem, Retryable
+from .signals import Event, operation_interrupted, send
+from .state import AppState
+from .steps import Steps
+
+
+class LeasedAttempt(Attempt):
+    """Runs the view without a transaction, while the lease in the record runs."""
+
+    def fail(self, error: Exception) -> Response:
+        """Keep the answer that the application gives to ``error``, whatever it is.
+
+        Raises ``Retryable`` and other problems of ours as they are, and where Flask is set to let
+        exceptions out (in tests, for example) the error itself, after its answer is kept.
+        """
+        if isinstance(error, Retryable):
+            self._execution.release()
+        if isinstance(error, Problem):
+            self._now.problem = error
+            raise error
+        app = self._state.app
+        try:
+            return self.succeed(app.handle_user_exception(error), handled=True)
+        except Exception as unhandled:
+            if unhandled is not error:
+                raise
+            # What Flask does with it, but with the answer kept before it is out.
+            answer = app.handle_user_exception(InternalServerError(original_exception=error))
+            response = self.succeed(answer, handled=True)
+            propagates = app.config["PROPAGATE_EXCEPTIONS"]
+            if propagates or (propagates is None and (app.testing or app.debug)):
+                raise
+            got_request_exception.send(app, _async_wrapper=app.ensure_sync, exception=error)
+            app.log_exception(sys.exc_info())
+            return response
+
+    def note_failure(self, error: Exception) -> None:
+        """Outside of a request: keep that the function failed, if it says no better."""
+        if isinstance(error, Retryable):
+            self._execution.release()
+        elif not isinstance(error, Problem):
+            self._keep(OperationFailed(f"The operation failed with {type(error).__name__}."))
+
+    def abandon(self) -> None:
+        """Leave the operation as interrupted, if it has not ended."""
+        if self._operation.steps is not None:
+            self._operation.steps = self._now.operation = None
+        self._execution.abandon()
+
+    def _begin(self) -> Response | None:
+        operation, execution = self._operation, self._execution
+        self._now.operation = operation
+        lease, binds = cast("Lease", execution.hold), self._route.other_binds
+        operation.steps = Steps(self._state, operation, lease, execution.claim, binds)
+        return self._judge() if execution.was_interrupted else None
+
+    def _judge(self) -> Response | None:
+        """Do with an interrupted operation as the route says; None: run it again."""
+        operation, policy = self._operation, self._route.on_interrupted
+        send(operation_interrupted, self._state.app, Event(operation.name, operation.attempt))
+        if policy == "fail":
+            response = self._keep(
+                OperationFailed("The operation was interrupted, and will not be run again.")
+            )
+        elif callable(policy) and (found := self._state.app.ensure_sync(policy)(operation)) is not None:
+            response = self.succeed(found, handled=True)
+        else:
+            return None
+        self.abandon()
+        return response
+
+    def _keep(self, problem: Problem) -> Response:
+        """Store a problem as the answer."""
+        self._now.problem = problem
+        response = http.problem_response(self._state.app, problem, self._state.settings)
+        self._complete(http.capture(response, self._state.settings))
+        return response
+
+    def _end(self, answer: Answer | None) -> None:
+        if answer is None:
+            self._execution.release()
+        else:
+            self._complete(answer)
+
+    def _is_kept(self, status: int) -> bool:
+        return is_kept(status) or status >= 500
+
+
+def fail_record(state: AppState, key: bytes) -> None:
+    """Store a failure as the answer of a record that nobody holds: an operator has decided.
+
+    Raises ``StoreUnavailable``, and ``LeaseLost`` if a request was faster.
+    """
+    record = state.records.look(key)
+    if record is None:
+        raise LeaseLost
+    problem = OperationFailed("The operation was interrupted, and will not be run again.")
+    response = http.problem_response(state.app, problem, state.settings)
+    owner = secrets.token_urlsafe(16)
+    claim = Claim(key, record.name, record.fingerprint, owner, state.settings.ttl, state.settings.lease)
+    decision = state.engine.begin(claim)
+    if not isinstance(decision, Claimed):
+        raise LeaseLost
+    decision.execution.complete(http.capture(response, state.settings))

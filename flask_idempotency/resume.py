@@ -1,0 +1,64 @@
+"""Running abandoned operations again, through the application itself, as their client would.
+
+A resumable operation's request is kept in its record until the operation ends. It holds the client's
+key and whatever headers the route names, so it is sealed where there are keys to seal with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from werkzeug.test import EnvironBuilder, run_wsgi_app
+
+from .http import REQUEST
+from .state import AppState
+from .stores import admin
+from .stores.sql import SqlRecords
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What came of one operation.
+
+    ``key`` is 8 hex digits of the key's hash, ``attempt`` the last one before; ``status`` is that of
+    the answer, and 409 if it could not be run.
+    """
+
+    key: str
+    operation: str
+    attempt: int
+    status: int
+
+
+def resume(
+    state: AppState, records: SqlRecords, *, limit: int, max_attempts: int, backoff_seconds: float
+) -> Iterator[Resumed]:
+    """Send the requests of at most ``limit`` operations that nobody works on again, oldest first.
+
+    One is due ``backoff_seconds`` after its first attempt, twice that after the second, and so on, an
+    hour at most; after ``max_attempts`` it is left alone. Several processes may do this at once: each
+    operation is claimed like any other. Raises ``StoreUnavailable``, and ``SealBroken`` for a request
+    that cannot be read.
+    """
+    for due in admin.resumable(records, limit, max_attempts, backoff_seconds):
+        head, _, body = state.sealer.open_bytes(due.request, due.key, REQUEST).partition(b"\n")
+        status = _send(state, json.loads(head), body)
+        yield Resumed(due.key[:4].hex(), due.operation, due.attempt, status)
+
+
+def _send(state: AppState, head: dict[str, object], body: bytes) -> int:
+    builder = EnvironBuilder(
+        path=str(head["path"]),
+        base_url=str(head["base_url"]),
+        query_string=str(head["query"]),
+        method=str(head["method"]),
+        headers=head["headers"],  # type: ignore[arg-type]
+        data=body,
+    )
+    try:
+        _, status, _ = run_wsgi_app(state.app.wsgi_app, builder.get_environ(), buffered=True)
+    finally:
+        builder.close()
+    return int(status.split()[0])

@@ -1,0 +1,115 @@
+"""``Idempotency.run``: the same guarantee outside of requests, for webhooks, queues and scripts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+from flask import Response, current_app
+
+from .begin import claim_or_answer
+from .core.fingerprint import Fingerprint, by_value
+from .core.keys import Scope
+from .errors import ConfigurationError, IdempotencyError, KeyMalformed, OperationFailed
+from .operation import Operation, present_operation, request_state
+from .options import Route, RouteOptions, RunOptions, read_options
+from .state import AppState, app_state
+
+
+def run(
+    key: str,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    scope: Any,
+    payload: Any,
+    options: RunOptions,
+) -> Any:
+    """See :meth:`Idempotency.run`."""
+    state = app_state(current_app)
+    route = _route(state, function, options)
+    if not isinstance(key, str) or not key:
+        raise KeyMalformed("The key is not a string of at least one character.")
+    if (outer := present_operation()) is not None:
+        raise IdempotencyError(
+            f"run() was called inside the operation {outer.name}: call the function itself, which is"
+            " part of that operation then, or call run() after it"
+        )
+    if not state.settings.enabled:
+        return function(*args)
+    now = request_state()
+    place = route.namespace_in(state.settings), _scope(state, scope)
+    operation = Operation(route.name or "", *place, key, attempt=0)
+    claim = state.claim(route, operation, _fingerprint(payload))
+    begun = claim_or_answer(state, route, now, operation, claim)
+    if begun is None:  # the database is away, and the settings allow to go on without
+        return function(*args)
+    if isinstance(begun, Response):
+        return _result(begun)
+    with begun:
+        try:
+            response = _response(state, function(*args))
+        except Exception as error:
+            begun.note_failure(error)
+            raise
+        return _result(begun.succeed(response, handled=True))
+
+
+def _route(state: AppState, function: Callable[..., Any], options: RunOptions) -> Route:
+    values: dict[str, Any] = {"store": lambda _response: True, **options}
+    if foreign := options.keys() - RunOptions.__annotations__.keys():
+        known = ", ".join(RunOptions.__annotations__)
+        raise ConfigurationError(f"{min(foreign)} is not an option of run(); there are: {known}")
+    name = getattr(function, "__qualname__", "<")
+    if "name" not in values:
+        if "<" in name:
+            raise ConfigurationError(
+                "run() cannot name this function, which is a lambda, local or partial: give name=..."
+            )
+        values["name"] = f"{function.__module__}.{name}"
+    route = read_options(cast("RouteOptions", values))
+    policy = route.on_interrupted
+    if not callable(policy):
+        return route
+
+    def found(operation: Operation) -> Response | None:
+        result = policy(operation)
+        return None if result is None else _response(state, result)
+
+    return replace(route, on_interrupted=found)
+
+
+def _fingerprint(payload: Any) -> Fingerprint:
+    try:
+        return by_value(json.dumps(payload, sort_keys=True, allow_nan=False).encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"the payload of run() is not JSON: {error}") from error
+
+
+def _scope(state: AppState, scope: Any) -> Scope:
+    """The scope itself: the application's callable asks a request, and there may be none."""
+    if scope is ...:
+        if state.scope is not None:
+            raise ConfigurationError(
+                "run() needs scope=...: whose key it is, as a str, int or UUID, or None for nobody's"
+            )
+        return None
+    return cast("Scope", scope)
+
+
+def _response(state: AppState, result: Any) -> Response:
+    try:
+        body = json.dumps(result, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise IdempotencyError(
+            f"the function's result cannot be kept, as it is not JSON ({error}): return a dict, list,"
+            " str, number, bool or None"
+        ) from error
+    return state.app.response_class(body, mimetype="application/json")
+
+
+def _result(response: Response) -> Any:
+    if response.status_code >= 500:
+        raise OperationFailed(json.loads(response.get_data()).get("detail"))
+    return json.loads(response.get_data())

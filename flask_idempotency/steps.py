@@ -1,0 +1,115 @@
+"""The steps of an operation that is not atomic: each runs once, and its result is kept.
+
+Before a step the lease is renewed, which also asks whether the operation is still ours: an attempt
+that was paused and taken over meanwhile begins nothing more. A step's result is recorded in one
+statement that asks the same again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from . import session
+from .core.ports import Lease
+from .core.records import Claim
+from .errors import StepError
+from .operation import Operation
+from .state import AppState
+from .work import Work
+
+
+class Steps:
+    """The steps of one attempt."""
+
+    def __init__(
+        self,
+        state: AppState,
+        operation: Operation,
+        lease: Lease,
+        claim: Claim,
+        other_binds: Sequence[str | None],
+    ) -> None:
+        self._state, self._operation, self._lease, self._claim = state, operation, lease, claim
+        self._other_binds = other_binds
+        self._seconds = claim.lease_seconds or 0.0
+        self._recorded: dict[str, bytes] | None = {} if operation.attempt == 1 else None
+        self._used: set[str] = set()
+
+    def run(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        atomic: bool,
+    ) -> Any:
+        """See :meth:`Operation.step`."""
+        if not isinstance(name, str) or not 1 <= len(name) <= 255:
+            raise StepError(f"a step's name has 1 to 255 characters; this is {name!r}")
+        if name in self._used:
+            raise StepError(
+                f"two steps of one operation are named {name!r}: run again, the second would be given"
+                " the first one's result"
+            )
+        if self._recorded is None:
+            self._recorded = self._lease.steps()
+        stored = self._recorded.get(name)
+        if stored is not None:
+            result = self._state.sealer.open_bytes(stored, self._claim.key, _purpose(name))
+        elif atomic:
+            result = self._run_in_transaction(name, function, args, kwargs)
+        else:
+            session.end_reads(self._state.db)
+            self._lease.extend(self._seconds)
+            result = _encoded(name, function(*args, **kwargs))
+            session.end_reads(self._state.db)
+            self._lease.record(name, self._sealed(name, result))
+        self._used.add(name)
+        return json.loads(result)
+
+    def extend(self, seconds: float) -> None:
+        """See :meth:`Operation.extend`."""
+        self._lease.extend(seconds)
+
+    def _run_in_transaction(
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bytes:
+        session.end_earlier_work(self._state.db)
+        hold = self._lease.begin()
+        try:
+            work = Work(self._state, self._operation, hold, self._other_binds)
+            try:
+                try:
+                    result = _encoded(name, function(*args, **kwargs))
+                except Exception as error:
+                    work.raise_if_void(error)
+                    raise
+                work.raise_if_void(None)
+                work.leave()
+                hold.record(name, self._sealed(name, result))
+            finally:
+                work.abandon()
+        finally:
+            hold.abandon()
+        return result
+
+    def _sealed(self, name: str, result: bytes) -> bytes:
+        return self._state.sealer.seal_bytes(result, self._claim.key, _purpose(name))
+
+
+def _purpose(name: str) -> str:
+    return f"step {name}"
+
+
+def _encoded(name: str, value: Any) -> bytes:
+    """A step's result as it is kept. Raises ``StepError`` if it is not JSON."""
+    try:
+        return json.dumps(value, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StepError(
+            f"the step {name!r} was done, but its result cannot be kept, as it is not JSON ({error}):"
+            " return a dict, list, str, number, bool or None"
+        ) from error

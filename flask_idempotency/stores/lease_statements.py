@@ -1,0 +1,86 @@
+"""The SQL of operations that are not atomic, in the manner of :mod:`.statements`.
+
+Here the record is the only proof that an effect may be out in the world. So every change of it waits
+for the disk (``{settings}`` sees to a server that would not), and every change compares the owner's
+token: whoever was taken over changes nothing. No transaction is open while the view runs.
+"""
+
+from __future__ import annotations
+
+from . import statements
+from .statements import EXPIRED, LOCK_TIMEOUT
+
+_DURABLY = f"""BEGIN ISOLATION LEVEL READ COMMITTED;
+{{settings}}SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
+"""
+
+_IS_OURS = """COMMIT;
+SELECT attempt FROM {table} WHERE key = %(key)s AND owner = %(owner)s"""
+
+CLAIM = _DURABLY + statements.INSERT + _IS_OURS
+
+# An expired record starts afresh, without the steps of the operation that it was.
+_FORGET_STEPS = f"""DELETE FROM {{steps}} WHERE key = %(key)s AND EXISTS (
+  SELECT FROM {{table}} WHERE key = %(key)s AND owner = %(seen)s AND {EXPIRED});
+"""
+
+TAKE_OVER = _DURABLY + _FORGET_STEPS + statements.TAKE_OVER_ROW + _IS_OURS
+
+# Several statements in one message are one transaction, and the row count is that of the last.
+_ALONE = f"{{settings}}SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';\n"
+
+_MINE = """WHERE key = %(key)s AND owner = %(owner)s AND state = 'in_progress'"""
+
+_RENEW = (
+    """UPDATE {table} SET lease_expires_at =
+       greatest(lease_expires_at, clock_timestamp() + %(lease)s * interval '1 second')
+ """
+    + _MINE
+)
+
+EXTEND = _ALONE + _RENEW
+
+# May be sent twice, should the connection break: hence no look at the state. What is released or taken
+# over has another owner.
+FINISH = (
+    _ALONE
+    + """UPDATE {table} SET
+       state = CASE WHEN %(status)s >= 500 THEN 'failed' ELSE 'completed' END,
+       completed_at = clock_timestamp(), lease_expires_at = NULL, request = NULL,
+       expires_at = clock_timestamp() + %(ttl)s * interval '1 second',
+       status = %(status)s, headers = %(headers)s, body = %(body)s
+ WHERE key = %(key)s AND owner = %(owner)s"""
+)
+
+END = _ALONE + "UPDATE {table} SET lease_expires_at = clock_timestamp() " + _MINE
+
+# Without a lease, a record in progress is whoever's locks its row: nobody's, here.
+RELEASE = (
+    _ALONE
+    + """UPDATE {table} SET
+       lease_expires_at = NULL, completed_at = clock_timestamp()
+ """
+    + _MINE
+)
+
+STEPS = """SELECT name, result FROM {steps} WHERE key = %(key)s"""
+
+# May be sent twice, too; of one owner there is one result for each step.
+RECORD_STEP = (
+    _ALONE
+    + "WITH mine AS ("
+    + _RENEW
+    + """
+RETURNING key)
+INSERT INTO {steps} (key, name, attempt, created_at, result)
+SELECT key, %(step)s, %(attempt)s, clock_timestamp(), %(result)s FROM mine
+ON CONFLICT (key, name) DO UPDATE SET result = excluded.result"""
+)
+
+# A step whose writes commit with it: a transaction like that of an atomic operation. It waits for the
+# row, at most the lock_timeout: others hold it for the moment of an UPDATE only.
+BEGIN_STEP = "BEGIN {begin};\n" + statements.LOCK_ROW.replace(" SKIP LOCKED", "")
+
+FINISH_STEP = f"""{statements.STILL_OURS}
+{RECORD_STEP.removeprefix(_ALONE)};
+COMMIT"""

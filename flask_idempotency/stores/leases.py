@@ -1,0 +1,65 @@
+"""The hold of an operation that is not atomic: a lease in its record."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from ..core.records import Answer, Claim
+from ..errors import LeaseLost, StoreUnavailable
+from . import lease_statements
+from .rows import answer_values, claim_values
+
+if TYPE_CHECKING:
+    from .sql import SqlHold, SqlRecords
+
+
+class SqlLease:
+    """An operation that is not atomic and ours while its lease runs. No transaction is open."""
+
+    def __init__(self, records: SqlRecords, claim: Claim, *, attempt: int) -> None:
+        self.attempt = attempt
+        self._open = True
+        self._records, self._claim = records, claim
+
+    def complete(self, answer: Answer) -> None:
+        """Store the answer, of a status of 500 or more as failed."""
+        self._change(lease_statements.FINISH, **answer_values(answer))
+        self._open = False
+
+    def abandon(self) -> None:
+        """End the lease now: who would have to wait for its end knows no more then."""
+        if self._open:
+            self._open = False
+            with suppress(LeaseLost, StoreUnavailable):
+                self._change(lease_statements.END)
+
+    def release(self) -> None:
+        """Give the operation back."""
+        self._change(lease_statements.RELEASE)
+        self._open = False
+
+    def extend(self, seconds: float) -> None:
+        """Renew the lease."""
+        self._change(lease_statements.EXTEND, lease=seconds)
+
+    def steps(self) -> dict[str, bytes]:
+        """The results of the finished steps."""
+        rows, _ = self._records.fetch(lease_statements.STEPS, {"key": self._claim.key})
+        return {name: bytes(result) for name, result in rows}
+
+    def record(self, step: str, result: bytes) -> None:
+        """Record a finished step and renew the lease, in one statement."""
+        self._change(lease_statements.RECORD_STEP, step=step, result=result, attempt=self.attempt)
+
+    def begin(self) -> SqlHold:
+        """A transaction that holds the row, for one step."""
+        hold = self._records.hold(lease_statements.BEGIN_STEP, self._claim, claim_values(self._claim))
+        if hold is None:
+            raise LeaseLost
+        return hold
+
+    def _change(self, template: str, **values: Any) -> None:
+        """Send a statement that changes the record if it is ours."""
+        if self._records.run(template, {**claim_values(self._claim), **values})[1] == 0:
+            raise LeaseLost
