@@ -14,7 +14,7 @@ from typing import cast
 from flask import Response, got_request_exception
 from werkzeug.exceptions import InternalServerError
 
-from . import http
+from . import http, session
 from .attempt import Attempt
 from .core.policy import is_kept
 from .core.ports import Lease
@@ -36,7 +36,7 @@ class LeasedAttempt(Attempt):
         exceptions out (in tests, for example) the error itself, after its answer is kept.
         """
         if isinstance(error, Retryable):
-            self._execution.release()
+            self._end(None)
         if isinstance(error, Problem):
             self._now.problem = error
             raise error
@@ -59,7 +59,7 @@ class LeasedAttempt(Attempt):
     def note_failure(self, error: Exception) -> None:
         """Outside of a request: keep that the function failed, if it says no better."""
         if isinstance(error, Retryable):
-            self._execution.release()
+            self._end(None)
         elif not isinstance(error, Problem):
             self._keep(OperationFailed(f"The operation failed with {type(error).__name__}."))
 
@@ -95,10 +95,11 @@ class LeasedAttempt(Attempt):
         """Store a problem as the answer."""
         self._now.problem = problem
         response = http.problem_response(self._state.app, problem, self._state.settings)
-        self._complete(http.capture(response, self._state.settings))
+        self._end(http.capture(response, self._state.settings))
         return response
 
     def _end(self, answer: Answer | None) -> None:
+        session.end_view(self._state.db, self._operation.name)
         if answer is None:
             self._execution.release()
         else:

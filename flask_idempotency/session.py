@@ -195,19 +195,31 @@ def end_earlier_work(db: SQLAlchemy) -> None:
     transaction.close()
 
 
-def end_reads(db: SQLAlchemy) -> None:
+def end_reads(db: SQLAlchemy) -> bool:
     """Give the connection of the present session back, if it has only been read with.
 
-    So that recording a step needs no second connection.
+    So that what comes next needs no second one. Returns whether the session is without a transaction.
     """
-    if db.session.registry.has():
-        session = db.session()
-        transaction = session.get_transaction()
-        engines = tuple(getattr(session, "idempotency_engines", ()))
-        if transaction is None or _has_unsaved(session, flushed=False):
-            return
-        if not any(_has_written(session.connection(bind_arguments={"bind": e})) for e in engines):
-            transaction.close()
+    if not db.session.registry.has():
+        return True
+    session = db.session()
+    transaction = session.get_transaction()
+    if transaction is None:
+        return True
+    engines = tuple(getattr(session, "idempotency_engines", ()))
+    if _has_unsaved(session, flushed=False) or any(
+        _has_written(session.connection(bind_arguments={"bind": engine})) for engine in engines
+    ):
+        return False
+    transaction.close()
+    return True
+
+
+def end_view(db: SQLAlchemy, name: str) -> None:
+    """End the part of a view that is not atomic: what it did not commit is undone, as without us."""
+    if not end_reads(db):
+        log.warning("the view of %s left changes it did not commit; they are undone", name)
+        db.session.rollback()
 
 
 def _has_written(connection: Connection) -> bool:
