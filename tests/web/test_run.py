@@ -1,0 +1,263 @@
+"""``Idempotency.run`` and ``after_commit``: the same guarantee outside of requests."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from flask_idempotency import (
+    ConfigurationError,
+    IdempotencyError,
+    KeyMalformed,
+    KeyReused,
+    OperationFailed,
+    OperationInterrupted,
+    RequestInProgress,
+    Retryable,
+    current_operation,
+    idempotent,
+)
+
+
+@pytest.fixture
+def world(make_world):
+    world = make_world(IDEMPOTENCY_PROBE_AFTER=0)
+    with world.app.app_context():
+        yield world
+
+
+@pytest.fixture
+def pay(world):
+    """A function that writes a payment, commits, and returns its id; counts its runs."""
+
+    def pay(amount=5):
+        pay.runs += 1
+        payment = world.Payment(amount=amount)
+        world.db.session.add(payment)
+        world.db.session.commit()
+        return {"id": payment.id, "attempt": current_operation.attempt}
+
+    pay.runs = 0
+    return pay
+
+
+@pytest.fixture
+def run(world):
+    return functools.partial(world.idempotency.run, name="pay", scope="alice")
+
+
+def test_it_runs_once_and_gives_the_same_result(world, run, pay):
+    assert run("key", pay, 7) == {"id": 1, "attempt": 1}
+    assert run("key", pay, 7) == {"id": 1, "attempt": 1}
+    assert (pay.runs, world.count()) == (1, 1)
+    assert world.sql("select amount from payment") == [(7,)]
+    assert run("key", pay, scope="bob")["id"] == 2
+    assert run("other", pay)["id"] == 3
+
+
+@pytest.mark.parametrize("result", [None, 0, "", [], "text", {"a": [1.5, None]}])
+def test_any_json_comes_back(run, result):
+    assert [run("key", lambda: result) for _ in range(2)] == [result] * 2
+
+
+def test_what_raises_is_rolled_back_and_may_run_again(world, run, pay):
+    def fails():
+        pay()
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        run("key", fails)
+    assert world.count() == 0
+    assert run("key", pay)["attempt"] == 2
+
+
+def test_what_is_not_json_is_rolled_back(world, run, pay):
+    with pytest.raises(IdempotencyError, match="not JSON"):
+        run("key", lambda: pay() and object())
+    assert world.count() == 0
+
+
+def test_another_payload_is_another_request(run, pay):
+    run("key", pay, payload={"a": 1, "b": [2]})
+    run("key", pay, payload={"b": [2], "a": 1})
+    with pytest.raises(KeyReused):
+        run("key", pay, payload={"a": 1})
+    with pytest.raises(KeyReused):
+        run("key", pay)
+    assert pay.runs == 1
+
+
+def test_who_comes_at_the_same_time_is_told_so(world, run):
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow():
+        inside.set()
+        assert go_on.wait(10)
+        return "slow"
+
+    def elsewhere():
+        with world.app.app_context():
+            return run("key", slow)
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(elsewhere)
+        assert inside.wait(10)
+        with pytest.raises(RequestInProgress):
+            run("key", slow)
+        go_on.set()
+        assert first.result() == run("key", slow) == "slow"
+
+
+class TestNotAtomic:
+    """``run(..., atomic=False)``."""
+
+    def test_a_failure_is_kept(self, run):
+        def fails():
+            raise LookupError("secret")
+
+        with pytest.raises(LookupError):
+            run("key", fails, atomic=False)
+        with pytest.raises(OperationFailed, match="failed with LookupError") as error:
+            run("key", lambda: pytest.fail("it ran"), atomic=False)
+        assert "secret" not in str(error.value)
+
+    def test_retryable_frees_the_key_and_steps_are_kept(self, run):
+        calls = []
+
+        def charge():
+            current_operation.step("charge", calls.append, 1)
+            if current_operation.attempt == 1:
+                raise Retryable
+            return "charged"
+
+        with pytest.raises(Retryable):
+            run("key", charge, atomic=False)
+        assert run("key", charge, atomic=False) == "charged"
+        assert calls == [1]
+
+    def test_an_interrupted_one_is_held_or_found_out(self, world, run):
+        def dies():
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run("key", dies, atomic=False)
+        with pytest.raises(OperationInterrupted):
+            run("key", dies, atomic=False)
+        found = run("key", dies, atomic=False, on_interrupted=lambda _operation: {"found": True})
+        assert found == run("key", dies, atomic=False) == {"found": True}
+
+    def test_an_interrupted_one_fails_where_it_should(self, run):
+        def dies():
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run("key", dies, atomic=False, on_interrupted="fail")
+        for _ in range(2):
+            with pytest.raises(OperationFailed, match="was interrupted"):
+                run("key", dies, atomic=False, on_interrupted="fail")
+
+
+def test_the_name_is_the_functions(world):
+    assert world.idempotency.run("key", named, scope=None) == 1
+    assert world.records()[0].name == f"{__name__}.named"
+    for nameless in (lambda: 1, functools.partial(named)):
+        with pytest.raises(ConfigurationError, match="name="):
+            world.idempotency.run("key", nameless, scope=None)
+
+
+def named():
+    return 1
+
+
+def test_wrong_arguments_are_named(world, run):
+    with pytest.raises(ConfigurationError, match="needs scope="):
+        world.idempotency.run("key", named)
+    with pytest.raises(ConfigurationError, match="key_required|required is not an option of run"):
+        run("key", named, required=False)
+    with pytest.raises(ConfigurationError, match="payload"):
+        run("key", named, payload=object())
+    with pytest.raises(ConfigurationError, match="atomic=False"):
+        run("key", named, lease=5)
+    for key in ("", None, 5):
+        with pytest.raises(KeyMalformed):
+            run(key, named)
+    assert world.records() == []
+
+
+def test_an_application_with_one_tenant_needs_no_scope(make_world):
+    world = make_world(init={"scope": None})
+    with world.app.app_context():
+        assert world.idempotency.run("key", named) == 1
+
+
+def test_inside_an_operation_it_is_refused(world, run, pay):
+    def outer():
+        with pytest.raises(IdempotencyError, match="inside the operation"):
+            run("inner", pay)
+        return "outer"
+
+    assert run("key", outer) == "outer"
+    assert run("other", outer, atomic=False) == "outer"
+
+
+def test_beside_a_view_that_is_not_protected(world, run, pay):
+    world.app.add_url_rule("/hook", "hook", lambda: run("key", pay), methods=["POST"])
+    assert world.post("/hook", key=None).json == world.post("/hook", key=None).json
+    assert pay.runs == 1
+
+
+def test_switched_off_it_just_runs(make_world):
+    world = make_world(IDEMPOTENCY_ENABLED=False)
+    with world.app.app_context():
+        runs = []
+        for _ in range(2):
+            world.idempotency.run("key", lambda: runs.append(1), name="pay", scope=None)
+    assert runs == [1, 1]
+
+
+class TestAfterCommit:
+    """``idempotency.after_commit``."""
+
+    @pytest.mark.parametrize("atomic", [True, False])
+    def test_it_runs_once_after_the_commit(self, world, atomic, caplog):
+        seen = []
+
+        def look():
+            seen.append((world.count(), world.records()[0].state))
+
+        @world.app.post("/payments")
+        @idempotent(atomic=atomic)
+        def pay():
+            world.db.session.add(world.Payment(amount=5))
+            world.db.session.commit()
+            world.idempotency.after_commit(
+                lambda: seen.append((world.count(), world.records()[0].state))
+            )
+            world.idempotency.after_commit(lambda: 1 / 0)
+            world.idempotency.after_commit(seen.append, "last")
+            assert seen == []
+            return {}, 201
+
+        assert [world.post().status_code for _ in range(2)] == [201, 201]
+        assert seen == [(1, "completed"), "last"]
+        assert "a function failed after the commit" in caplog.text
+
+    def test_not_after_a_rollback(self, world):
+        seen = []
+
+        @world.app.post("/payments")
+        @idempotent
+        def pay():
+            world.idempotency.after_commit(seen.append, 1)
+            return {}, 500
+
+        world.post()
+        assert seen == []
+
+    def test_outside_of_an_operation_at_once(self, world):
+        seen = []
+        world.idempotency.after_commit(seen.append, 1)
+        assert seen == [1]
