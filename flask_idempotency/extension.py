@@ -25,6 +25,7 @@ from .errors import ConfigurationError
 from .operation import present_operation
 from .options import Route, RouteOptions, RunOptions, ScopeCallable, read_options
 from .sealing import AnswerSealer, NoSealer, Sealer
+from .server import warn_if_short, worker_timeout
 from .signals import Event, send, store_failed
 from .state import AppState
 from .stores.redis import NoLock, RedisLock, client_from_url
@@ -90,9 +91,11 @@ class Idempotency:
         client = _checked_client(self._redis if redis is None else redis)
         settings = read_settings(app.config, redis_given=client is not None)
         check_driver(app, settings.bind_key)
+        timeout = worker_timeout()
+        warn_if_short(settings.lease, timeout, "IDEMPOTENCY_LEASE")
         state = _compose(app, db, scope, settings, client, self._protections)
         session.install(db)
-        hooks.register(app, state)
+        hooks.register(app, state, timeout)
         app.extensions["idempotency"] = state
         _states.add(state)
 

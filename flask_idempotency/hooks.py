@@ -22,6 +22,7 @@ from .errors import IdempotencyError, Problem
 from .http import problem_response
 from .operation import known_state, request_state
 from .options import Route
+from .server import warn_if_short
 from .signals import Event, operation_rejected, send
 from .state import AppState
 
@@ -29,9 +30,9 @@ EXEMPT = "__idempotency_exempt__"
 """The attribute that leaves a view out of ``protect``."""
 
 
-def register(app: Flask, state: AppState) -> None:
-    """Put the hooks on ``app``."""
-    hooks = Hooks(state)
+def register(app: Flask, state: AppState, worker_timeout: float) -> None:
+    """Put the hooks on ``app``; ``worker_timeout`` is the server's, in seconds, or 0."""
+    hooks = Hooks(state, worker_timeout)
     # First: a function of the application that parses the body may not come before its check.
     app.before_request_funcs.setdefault(None, []).insert(0, hooks.before)
     app.after_request(hooks.after)
@@ -46,8 +47,8 @@ def register(app: Flask, state: AppState) -> None:
 class Hooks:
     """The hooks of one application."""
 
-    def __init__(self, state: AppState) -> None:
-        self._state = state
+    def __init__(self, state: AppState, worker_timeout: float) -> None:
+        self._state, self._worker_timeout = state, worker_timeout
         self._known: dict[tuple[str, str], tuple[Any, Route | None]] = {}
 
     def before(self) -> None:
@@ -100,7 +101,10 @@ class Hooks:
                 view = protected(view, replace(covering, methods=methods))
                 self._state.app.view_functions[endpoint] = view
         routes = (getattr(facet, ROUTE, None) for facet in _facets(view, method))
-        return view, next((route for route in routes if route and route.applies_to(method)), None)
+        route = next((route for route in routes if route and route.applies_to(method)), None)
+        if route is not None and route.lease is not None:
+            warn_if_short(route.lease, self._worker_timeout, f"the one of {endpoint}")
+        return view, route
 
 
 def _is_open(view: Any, method: str) -> bool:

@@ -46,6 +46,7 @@ FLOORS = [
         "signals",
         "http",
         "session",
+        "server",
         "database",
         "state",
         "work",
