@@ -32,6 +32,9 @@ class FaultProxy:
             proxy.cut()                     # TCP reset of every open connection
             proxy.refuse(); proxy.accept()  # new connections are refused; and back
             proxy.lose_answer(b"COMMIT")    # the next COMMIT arrives, its answer does not
+            proxy.hold(b"COMMIT")           # the next COMMIT waits in the proxy, until …
+            proxy.wait_until_held()
+            proxy.let_go()                  # … it is passed on, or cut() drops it
 
     Attributes:
         url: the server's URL by way of the proxy.
@@ -52,8 +55,12 @@ class FaultProxy:
         self.connections = 0
         self.lost = 0
         self._pattern: bytes | None = None
+        self._holds = False
+        self._held = threading.Event()
         self._links: set[_Link] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._flowing = asyncio.Event()
+        self._let_go = asyncio.Event()
         self._listener: asyncio.Server | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
@@ -79,7 +86,7 @@ class FaultProxy:
     def accept(self) -> None:
         """Take connections, on the same port as before."""
         if self._listener is None:
-            serving = asyncio.start_server(self._serve, "127.0.0.1", self.port)
+            serving = asyncio.start_server(self._connected, "127.0.0.1", self.port)
             self._listener = asyncio.run_coroutine_threadsafe(serving, self._loop).result(_CALL_SECONDS)
 
     def lose_answer(self, pattern: bytes) -> None:
@@ -87,7 +94,26 @@ class FaultProxy:
 
         The connection is reset when the answer comes, so the server has done its work by then.
         """
-        self._pattern = pattern
+        self._pattern, self._holds = pattern, False
+
+    def hold(self, pattern: bytes) -> None:
+        """Once: keep what a client sends with ``pattern`` in it, until ``let_go`` or ``cut``.
+
+        Other connections are not touched, and the server's side of this one stays up even if the
+        client dies meanwhile.
+        """
+        self._held.clear()
+        self._call(self._let_go.clear)
+        self._pattern, self._holds = pattern, True
+
+    def wait_until_held(self) -> None:
+        """Return when ``hold`` has caught its data. Raises ``TimeoutError`` if it does not come."""
+        if not self._held.wait(_CALL_SECONDS):
+            raise TimeoutError("the data to hold did not come")
+
+    def let_go(self) -> None:
+        """Pass on what ``hold`` keeps."""
+        self._call(self._let_go.set)
 
     def _call(self, turn: Callable[[], object]) -> None:
         """Run it in the proxy's thread and wait until it is done."""
@@ -96,6 +122,12 @@ class FaultProxy:
             turn()
 
         asyncio.run_coroutine_threadsafe(work(), self._loop).result(_CALL_SECONDS)
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A task of our own: Python 3.11 prints a traceback when one that asyncio made is cancelled.
+        task = self._loop.create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -121,13 +153,21 @@ class FaultProxy:
             if self._pattern is not None:
                 if self._pattern in tail + data:
                     self._pattern = None
-                    link.loses_answer = True
+                    await self._meet(link)
                 else:
                     tail = (tail + data)[1 - len(self._pattern) :]
             link.server_writer.write(data)
             await link.server_writer.drain()
         await self._flowing.wait()
         link.server_writer.write_eof()
+
+    async def _meet(self, link: _Link) -> None:
+        """Do with the data that has the pattern as was asked."""
+        if self._holds:
+            self._held.set()
+            await self._let_go.wait()
+        else:
+            link.loses_answer = True
 
     async def _pass_down(self, link: _Link) -> None:
         while data := await link.server_reader.read(65536):
@@ -162,6 +202,7 @@ class FaultProxy:
     def _reset_all(self) -> None:
         for link in self._links:
             link.reset()
+        self._let_go.set()  # what was held has nowhere to go now
 
     async def _end(self) -> None:
         self._reset_all()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -106,8 +105,6 @@ class Machines:
                 yield world, urls
             finally:
                 end(world.gunicorns)
-                proxy.cut()
-                time.sleep(0.1)  # or the proxy complains, at its end, of links that still close
 
 
 def end(masters: list[psutil.Process]) -> None:

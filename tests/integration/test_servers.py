@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import psycopg2
+import psycopg2.extras
 import pytest
 import redis
 
@@ -272,3 +273,38 @@ def test_the_proxy_delays_hangs_cuts_and_refuses(rd: servers.Redis) -> None:
         proxy.accept()
         assert cache.get("key") == b"value"
         cache.close()
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_the_proxy_holds_a_commit_whose_sender_dies_meanwhile(
+    pg: servers.Postgres, arrives: bool
+) -> None:
+    url = pg.database("held")
+    query(servers.plain_dsn(url), "CREATE TABLE sale (i int)")
+    with servers.FaultProxy(url) as proxy:
+        connection = psycopg2.connect(servers.plain_dsn(proxy.url), async_=True)
+        psycopg2.extras.wait_select(connection)
+        cursor = connection.cursor()
+        cursor.execute("BEGIN; INSERT INTO sale VALUES (7)")
+        psycopg2.extras.wait_select(connection)
+        proxy.hold(b"COMMIT")
+        cursor.execute("COMMIT")
+        proxy.wait_until_held()
+        connection.close()
+        assert query(servers.plain_dsn(proxy.url), "SELECT i FROM sale") == []
+        proxy.let_go() if arrives else proxy.cut()
+        open_ones = "SELECT count(*) FROM pg_stat_activity WHERE datname = 'held'"
+        assert eventually(lambda: query(servers.plain_dsn(url), open_ones) == [(1,)])
+        assert query(servers.plain_dsn(url), "SELECT i FROM sale") == ([(7,)] if arrives else [])
+
+
+def test_the_proxy_ends_in_silence_while_connections_are_open(
+    pg: servers.Postgres, caplog: pytest.LogCaptureFixture
+) -> None:
+    with servers.FaultProxy(pg.url) as proxy:
+        connections = [psycopg2.connect(servers.plain_dsn(proxy.url)) for _ in range(3)]
+    for connection in connections:
+        with pytest.raises(psycopg2.OperationalError), connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+        connection.close()
+    assert caplog.records == []
