@@ -73,7 +73,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--seconds", type=float, help="of one run; 60, or 10 for each control")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--clients", type=int, default=12)
     parser.add_argument("--design", choices=["ours", *controls.CONTROLS], default="ours")
     parser.add_argument("--controls", action="store_true", help="run what must be caught")

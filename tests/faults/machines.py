@@ -1,4 +1,4 @@
-"""The servers of a run: PostgreSQL, Redis, the proxy, and gunicorn with both kinds of workers."""
+"""The servers of a run: PostgreSQL, Redis, the proxy, and gunicorn with each kind of workers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,18 @@ from example import demo
 from tests.faults import app
 from tests.faults.nemesis import FAULTS, World, flush
 from tests.faults.points import POINTS
+from tests.integration.apps import gunicorn_conf
 
 APPLICATION = "tests.faults.app:create_app()"
-KINDS = {"sync": (), "gthread": ("--threads", "3")}
-"""Kinds of workers, and their arguments. Both serve the same keys."""
+COOPERATIVE = {"COOPERATIVE": "yes"}
+"""Lets greenlets change places while psycopg2 waits; see ``gunicorn_conf``."""
+
+KINDS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "sync": ((), {}),
+    "gthread": (("--threads", "3"), {}),
+    "gevent": (("--config", gunicorn_conf.__file__), COOPERATIVE),
+}
+"""Kinds of workers, their arguments and environment. All serve the same keys."""
 
 HEAL_SECONDS = 5.0
 
@@ -36,7 +44,7 @@ class Plan:
 
     seconds: float = 60.0
     seed: int = 1
-    workers: int = 4
+    workers: int = 6
     clients: int = 12
     design: str = "ours"
     faults: tuple[str, ...] = tuple(FAULTS)
@@ -77,7 +85,7 @@ class Machines:
 
     @contextlib.contextmanager
     def serve(self, plan: Plan, path: Path) -> Iterator[tuple[World, list[str]]]:
-        """The application under gunicorn, twice; what is left of it is killed in the end."""
+        """The application under gunicorn, once for each kind; what is left is killed in the end."""
         database = self.postgres.database(f"faults_{next(self._numbers)}")
         app.create_tables(database)
         with ExitStack() as stack:
@@ -91,11 +99,12 @@ class Machines:
             }
             dsn = servers.plain_dsn(database)
             world, urls = World(self.postgres, self.redis, proxy, dsn, []), []
-            for kind, more in KINDS.items():
-                count = str(max(1, plan.workers // 2))
+            for kind, (more, variables) in KINDS.items():
+                count = str(max(1, plan.workers // len(KINDS)))
                 arguments = ("--worker-class", kind, "--workers", count, *more)
                 quiet = ("--log-level", "critical")
-                gunicorn = demo.gunicorn(APPLICATION, environment, *arguments, *quiet)
+                given = {**environment, **variables}
+                gunicorn = demo.gunicorn(APPLICATION, given, *arguments, *quiet)
                 url, process = stack.enter_context(gunicorn)
                 urls.append(url)
                 world.gunicorns.append(psutil.Process(process.pid))

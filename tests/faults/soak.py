@@ -1,4 +1,4 @@
-"""A run: real servers, four workers, clients that retry until they know, a nemesis, then the truth."""
+"""A run: real servers and workers, clients that retry until they know, a nemesis, then the truth."""
 
 from __future__ import annotations
 

@@ -9,25 +9,17 @@ import os
 import signal
 import socket
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from contextlib import suppress
 from urllib.parse import urlsplit
 
-import psycopg2
 import pytest
 
-import servers
 from example import demo
-from tests.integration.apps import gunicorn_conf, worker_shop
+from tests.integration.shops import HELD, PATIENCE_SECONDS, Shop, new_keys, promises_hold
 
-APPLICATION = "tests.integration.apps.worker_shop:create_app()"
-KEYS, DUPLICATES, CLIENTS = 150, 3, 12
-PATIENCE_SECONDS = 30
+KEYS, DUPLICATES = 150, 3
 GEVENT = ("--worker-class", "gevent")
 GTHREAD = ("--worker-class", "gthread", "--threads", "4")
 COOPERATIVE = {"COOPERATIVE": "yes"}
@@ -37,123 +29,6 @@ KINDS = {
     "gevent": (GEVENT, {}),
     "gevent-cooperative": (GEVENT, COOPERATIVE),
 }
-
-_numbers = itertools.count(1)
-
-
-@dataclass
-class Shop:
-    """A running shop, from outside."""
-
-    url: str
-    dsn: str
-    pid: int
-    arrived: Path
-    go_on: Path
-
-    def pay(self, key: str, path: str = "/payments") -> demo.Answer:
-        """One request on a connection of its own."""
-        return demo.send(self.url, "POST", path, {"Idempotency-Key": key, "X-User": "alice"})
-
-    def pay_for_sure(
-        self, key: str, path: str = "/payments", *, may_break: bool = False
-    ) -> list[demo.Answer]:
-        """A client that retries until it has its answer: all that it was told, that one last."""
-        told = []
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not told or told[-1].status == 409:
-            assert time.monotonic() < deadline, "only 409"
-            try:
-                told.append(self.pay(key, path))
-            except (OSError, http.client.HTTPException):
-                if not may_break:
-                    raise
-            if not told or told[-1].status == 409:
-                time.sleep(0.01)  # sooner than Retry-After asks for
-        return told
-
-    def sql(self, statement: str) -> list[Any]:
-        connection = psycopg2.connect(self.dsn)
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute(statement)
-                return cursor.fetchall()
-        finally:
-            connection.close()
-
-    def nothing_is_left_open(self) -> bool:
-        """No transaction that nobody works on: a request whose client has gone may still run."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while self.sql(
-            "SELECT FROM pg_stat_activity"
-            " WHERE datname = current_database() AND state LIKE 'idle in transaction%'"
-        ):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.01)
-        return True
-
-
-@pytest.fixture
-def open_shop(postgres: Any, redis_server: Any, tmp_path: Path) -> Iterator[Callable[..., Shop]]:
-    """A function that starts gunicorn with two workers on a fresh database."""
-    arrived, go_on = tmp_path / "arrived", tmp_path / "go_on"
-    os.mkfifo(arrived)
-    os.mkfifo(go_on)
-    with ExitStack() as stack:
-
-        def start(*arguments: str, **environment: str) -> Shop:
-            database_url = postgres.database(f"workers_{next(_numbers)}")
-            environment = {
-                "DATABASE_URL": database_url,
-                "REDIS_URL": redis_server.url,
-                "ARRIVED": str(arrived),
-                "GO_ON": str(go_on),
-                **environment,
-            }
-            make_tables(environment)
-            config = ("--config", gunicorn_conf.__file__)
-            url, process = stack.enter_context(
-                demo.gunicorn(APPLICATION, environment, *config, *arguments)
-            )
-            return Shop(url, servers.plain_dsn(database_url), process.pid, arrived, go_on)
-
-        yield start
-
-
-def make_tables(environment: dict[str, str]) -> None:
-    """Here and not in each worker: two that create the same table get in each other's way."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("DATABASE_URL", "REDIS_URL"):
-            patch.setenv(name, environment[name])
-        app = worker_shop.create_app()
-    with app.app_context():
-        worker_shop.db.engine.dispose()
-
-
-@pytest.fixture
-def clients() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        yield pool
-
-
-def new_keys(count: int) -> list[str]:
-    return [str(uuid.uuid4()) for _ in range(count)]
-
-
-def promises_hold(shop: Shop, told: dict[str, list[demo.Answer]]) -> None:
-    """Each key has one row, one record and one answer; nobody was told anything but that and 409."""
-    for key, answers in told.items():
-        assert {answer.status for answer in answers} <= {201, 409}
-        (body,) = {answer.body for answer in answers if answer.status == 201}
-        assert f'"key":"{key}"' in body, "somebody else's answer"
-        first = [a for a in answers if a.status == 201 and "Idempotent-Replayed" not in a.headers]
-        assert len(first) <= 1
-    rows = shop.sql("SELECT key, count(*) FROM payment GROUP BY key")
-    assert dict(rows) == dict.fromkeys(told, 1)
-    records = shop.sql("SELECT state, count(*), count(DISTINCT key) FROM idempotency_record GROUP BY 1")
-    assert records == [("completed", len(told), len(told))]
-    assert shop.nothing_is_left_open()
 
 
 def storm(
@@ -212,16 +87,16 @@ def test_a_worker_that_its_timeout_aborts_leaves_nothing_behind(
     open_shop: Callable[..., Shop], clients: ThreadPoolExecutor
 ) -> None:
     shop = open_shop("--timeout", "1")
-    first = clients.submit(shop.pay, "key-1", "/held-payments")
+    first = clients.submit(shop.pay, "key-1", HELD)
     worker = int(shop.arrived.read_text())
-    assert shop.pay("key-1", "/held-payments").status == 409
+    assert shop.pay("key-1", HELD).status == 409
     with suppress(OSError, http.client.HTTPException):  # no answer at all is as good
         assert first.result().status == 500
-    (*_, retry) = shop.pay_for_sure("key-1", "/held-payments")
+    (*_, retry) = shop.pay_for_sure("key-1", HELD)
     assert retry.status == 201
     assert json.loads(retry.body)["attempt"] == 2
     assert json.loads(retry.body)["process"] != worker
-    promises_hold(shop, {"key-1": [retry, shop.pay("key-1", "/held-payments")]})
+    promises_hold(shop, {"key-1": [retry, shop.pay("key-1", HELD)]})
 
 
 @pytest.mark.parametrize("kind", ["sync", "gthread", "gevent"])
@@ -255,12 +130,12 @@ def test_a_reload_lets_running_requests_end_and_runs_nothing_twice(
 
     storm_until_two_served_who_are_not(set())
     old = processes(told)
-    held = clients.submit(shop.pay, "held", "/held-payments")
+    held = clients.submit(shop.pay, "held", HELD)
     assert int(shop.arrived.read_text()) in old
     os.kill(shop.pid, signal.SIGHUP)
     storm_until_two_served_who_are_not(old)
     shop.go_on.write_text("go on")
-    told["held"] = [held.result(), *shop.pay_for_sure("held", "/held-payments")]
+    told["held"] = [held.result(), *shop.pay_for_sure("held", HELD)]
     assert told["held"][0].status == 201, "an old worker ends what it runs"
     assert processes({"held": told["held"]}) <= old
     promises_hold(shop, told)
@@ -274,14 +149,14 @@ def test_a_client_that_left_before_the_answer_finds_it_when_it_returns(
     shop = open_shop(*arguments, **environment)
     where = urlsplit(shop.url)
     request = (
-        f"POST /held-payments HTTP/1.1\r\nHost: {where.netloc}\r\nX-User: alice\r\n"
+        f"POST {HELD} HTTP/1.1\r\nHost: {where.netloc}\r\nX-User: alice\r\n"
         "Idempotency-Key: key-1\r\nContent-Length: 0\r\n\r\n"
     )
     with socket.create_connection((where.hostname, where.port)) as client:
         client.sendall(request.encode())
         worker = int(shop.arrived.read_text())
     shop.go_on.write_text("go on")
-    (*_, answer) = shop.pay_for_sure("key-1", "/held-payments")
+    (*_, answer) = shop.pay_for_sure("key-1", HELD)
     assert answer.headers["Idempotent-Replayed"] == "true"
     assert json.loads(answer.body)["process"] == worker
     promises_hold(shop, {"key-1": [answer]})
