@@ -1,0 +1,174 @@
+"""Redis fails while a view runs: the record's row keeps the second one out, and nothing is lost."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import redis
+
+import servers
+from flask_idempotency.stores import redis as redis_store
+
+pytestmark = pytest.mark.parametrize("store", ["hybrid"], indirect=True)
+
+
+@pytest.fixture
+def own_redis():
+    with servers.Redis() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_world(make_world, own_redis):
+    return make_world(IDEMPOTENCY_REDIS_URL=own_redis.url)
+
+
+def is_emptied(server):
+    ask(server).flushall()
+
+
+def is_restarted_empty(server):
+    server.restart(crash=True)
+
+
+def is_killed(server):
+    server.kill()
+
+
+def is_paused(server):
+    server.pause()
+
+
+def is_a_replica(server):
+    ask(server).replicaof("127.0.0.1", servers.free_port())
+
+
+def is_full(server):
+    ask(server).config_set("maxmemory-policy", "noeviction")
+    ask(server).config_set("maxmemory", "1")
+
+
+def evicts_the_lock(server):
+    client = ask(server)
+    (lock,) = client.keys()
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    client.config_set("maxmemory", client.info("memory")["used_memory"] + 100_000)
+    number = 0
+    while client.exists(lock):
+        number += 1
+        client.set(f"of somebody else {number}", b"x" * 5000)
+        assert number < 10_000, "nothing is evicted"
+
+
+def ask(server):
+    return redis.Redis.from_url(server.url)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        is_emptied,
+        is_restarted_empty,
+        is_killed,
+        is_paused,
+        is_a_replica,
+        is_full,
+        evicts_the_lock,
+    ],
+)
+def test_a_redis_that_fails_while_the_view_runs_lets_nobody_else_in(
+    redis_world, own_redis, add_view, gate, background, assert_problem, assert_replayed, fault
+):
+    world = redis_world
+    runs = add_view(world, during=gate)
+    first = background(world.post)
+    gate.wait_until_reached()
+    fault(own_redis)
+    started = time.monotonic()
+    # Redis refuses the first of them, where it still can; the row refuses all the others.
+    for _ in range(3):
+        assert_problem(world.post(), 409, "request-in-progress", retry=True)
+    assert_problem(world.post(json={"amount": 6}), 422, "key-reused")
+    gate.open()
+    assert first.result().status_code == 201
+    assert_replayed(first.result(), world.post())
+    assert time.monotonic() - started < 1.5, "a time-out or two, no more"
+    assert runs == [1]
+    assert world.count() == 1
+    world.assert_clean()
+
+
+def test_a_redis_slower_than_its_timeout_costs_one_timeout_and_leaves_a_lock_that_blocks_nobody(
+    make_world, own_redis, add_view, assert_replayed, monkeypatch
+):
+    """The lock is set after we have stopped waiting for it, and nobody gives it back."""
+    with servers.FaultProxy(own_redis.url) as proxy:
+        world = make_world(IDEMPOTENCY_REDIS_URL=proxy.url)
+        runs = add_view(world)
+        assert world.post(key="while-quick").status_code == 201
+        (before,) = ask(own_redis).keys()
+        proxy.delay = 0.15
+        started = time.monotonic()
+        answers = [world.post(key=f"key-{number}") for number in range(5)]
+        assert time.monotonic() - started < 1.0, "one of them waited, the others did not ask"
+        assert [answer.status_code for answer in answers] == [201] * 5
+        proxy.delay = 0.0
+        deadline = time.monotonic() + 10
+        while not (ghosts := set(ask(own_redis).keys()) - {before}):  # still on its way
+            assert time.monotonic() < deadline
+        (ghost,) = ghosts
+        assert ask(own_redis).get(ghost) != b"1:done"
+
+        other_worker = world.app.extensions["idempotency"].lock
+        monkeypatch.setattr(other_worker, "_skip_until", None)  # it has not seen Redis fail
+        started = time.monotonic()
+        while (retry := world.post(key="key-0")).status_code == 409:
+            assert time.monotonic() - started < 1.5, "a young lock is believed for a second"
+        assert_replayed(answers[0], retry)
+        assert len(runs) == world.count() == 6
+        world.assert_clean()
+
+
+def test_a_redis_that_a_worker_alone_cannot_reach_lets_nobody_in_twice(
+    make_world, postgres, own_redis, add_view, gate, background
+):
+    """One worker has lost its way to Redis, the other has not: they see different locks."""
+    url = postgres.database("split_redis")
+    with servers.FaultProxy(own_redis.url) as proxy:
+        world = make_world(SQLALCHEMY_DATABASE_URI=url, IDEMPOTENCY_REDIS_URL=own_redis.url)
+        cut_off = make_world(SQLALCHEMY_DATABASE_URI=url, IDEMPOTENCY_REDIS_URL=proxy.url)
+        proxy.refuse()
+        proxy.cut()
+        runs, others = add_view(cut_off, during=gate), add_view(world)
+        first = background(cut_off.post)
+        gate.wait_until_reached()
+        assert ask(own_redis).keys() == []
+        assert [world.post().status_code for _ in range(2)] == [409, 409]
+        gate.open()
+        assert first.result().status_code == 201
+        assert world.post().headers["Idempotent-Replayed"] == "true"
+        assert (runs, others, world.count()) == ([1], [], 1)
+        world.assert_clean()
+        cut_off.assert_clean()
+
+
+def test_a_lock_that_has_run_out_under_its_view_lets_nobody_in(
+    make_world, own_redis, add_view, gate, background, monkeypatch
+):
+    """Its time to live is shorter than the view, or the clock of Redis has jumped."""
+    monkeypatch.setattr(redis_store, "LOCK_SECONDS", 0.05)
+    world = make_world(IDEMPOTENCY_REDIS_URL=own_redis.url, IDEMPOTENCY_PROBE_AFTER=0.02)
+    runs = add_view(world, during=gate)
+    first = background(world.post)
+    gate.wait_until_reached()
+    deadline = time.monotonic() + 10
+    while ask(own_redis).keys():
+        assert time.monotonic() < deadline
+    assert [world.post().status_code for _ in range(2)] == [409, 409]
+    gate.open()
+    assert first.result().status_code == 201
+    assert world.post().headers["Idempotent-Replayed"] == "true"
+    assert runs == [1]
+    assert world.count() == 1
+    world.assert_clean()
