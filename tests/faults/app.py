@@ -63,6 +63,7 @@ def _ours(app: Flask, design: str) -> Any:
     """The view under this package, or under a mutant of it."""
     app.config["IDEMPOTENCY_REDIS_URL"] = os.environ["REDIS_URL"]
     app.config["IDEMPOTENCY_WAIT"] = float(os.environ.get("FAULTS_WAIT", "0"))
+    app.config["IDEMPOTENCY_PROBE_AFTER"] = float(os.environ.get("FAULTS_PROBE_AFTER", "1"))
     if design != "ours":
         mutants.MUTANTS[design].apply(app)
     scope = None if design == "no_scope" else lambda: request.headers["X-User"]
