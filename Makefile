@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test lint docs bench faults clean help
+.PHONY: demo test lint docs bench faults pgbouncer clean help
 
 demo: .venv/.has-test  ## run the example shop with a real PostgreSQL and Redis
 	@$(RUN) example.demo $(ARGS)
@@ -31,6 +31,9 @@ bench: .venv/.has-test  ## measure against the unprotected view
 
 faults: .venv/.has-test  ## crash workers and servers for a minute and check every promise
 	@$(RUN) tests.faults $(ARGS)
+
+pgbouncer: .venv/.has-test  ## test behind PgBouncer, which must be installed
+	@$(RUN) pytest -q tests/pgbouncer $(ARGS)
 
 clean:  ## remove all that was made here, .venv too
 	@rm -rf .venv build dist docs/_build *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
