@@ -15,10 +15,11 @@ CONFLICTS = frozenset({"40001", "40P01"})  # serialization failure, deadlock
 LOCK_NOT_AVAILABLE = "55P03"
 DIVISION_BY_ZERO = "22012"
 ABORTED = "25P02"
+READ_ONLY = "25006"  # a standby, or default_transaction_read_only
 
 _UNAVAILABLE = (
     "08",  # connection exceptions
-    "25006",  # read-only transaction: a standby
+    READ_ONLY,
     "53",  # disk full, out of memory, too many connections
     "55P03",  # lock not available
     "57",  # admin shutdown, crash shutdown, query canceled by a timeout

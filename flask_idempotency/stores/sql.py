@@ -24,6 +24,7 @@ from .failures import (
     CONFLICTS,
     DIVISION_BY_ZERO,
     LOCK_NOT_AVAILABLE,
+    READ_ONLY,
     is_lost,
     original,
     problem,
@@ -129,18 +130,21 @@ class SqlRecords:
         return self._on_a_wire(lock)
 
     def _on_a_wire(self, use: Callable[[Wire], T]) -> T:
-        """Run ``use``, a second time if the pooled connection turned out to be dead.
+        """Run ``use``, a second time if the pooled connection turned out to be of no use.
 
-        Every verb may be sent twice: a claim that did get through the first time carries our token.
+        It is dead, or after a failover it leads to a server that takes no writes. Every verb may be
+        sent twice: a claim that did get through the first time carries our token.
         """
         for another_try in (True, False):
             try:
                 return use(Wire(self.engine))
             except (psycopg2.Error, exc.SQLAlchemyError) as error:
-                if not is_lost(original(error)):
+                driver_error = original(error)
+                if not is_lost(driver_error) and getattr(driver_error, "pgcode", None) != READ_ONLY:
                     raise store_error(error, self.table.fullname) from error
                 # As SQLAlchemy does: if one pooled connection is dead, the server went away and the
-                # others are dead too. Those in use are not touched.
+                # others are dead too. Those in use are not touched. One to a standby would never die
+                # by itself.
                 self.engine.dispose()
                 if not another_try:
                     raise StoreUnavailable from error

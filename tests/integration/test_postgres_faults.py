@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import psycopg2
@@ -249,21 +250,55 @@ def test_a_database_that_takes_no_writes_runs_nothing_and_still_replays(
     world.assert_clean()
 
 
+@contextmanager
+def in_recovery(server) -> Iterator[None]:
+    """Without a primary, but it takes no writes, like any standby; in the end it is promoted."""
+    server.stop()
+    (server._data / "standby.signal").touch()
+    server.start()
+    try:
+        yield
+    finally:
+        connection = psycopg2.connect(server.dsn)
+        with connection.cursor() as cursor:
+            cursor.execute("select pg_promote()")
+        connection.close()
+
+
 def test_a_standby_runs_nothing_and_after_its_promotion_the_retry_runs(
     make_world, own_postgres, own_database, add_view, assert_problem, expect
 ):
     world = make_world(SQLALCHEMY_DATABASE_URI=own_database)
     runs = add_view(world)
-    own_postgres.stop()
-    (own_postgres._data / "standby.signal").touch()
-    own_postgres.start()
-    for _ in range(2):
-        assert_problem(world.post(), 503, "store-unavailable", retry=True)
-    assert runs == []
-    world.assert_clean()
-    assert world.sql("select pg_promote()") == [(True,)]
+    with in_recovery(own_postgres):
+        for _ in range(2):
+            assert_problem(world.post(), 503, "store-unavailable", retry=True)
+        assert runs == []
+        world.assert_clean()
     expect.nothing_yet(world, records=0)
     expect.retry_runs(world, runs, total=1)
+
+
+def test_a_pool_that_reached_the_wrong_server_recovers_when_the_right_one_is_there(
+    make_world, postgres, own_postgres, own_database, add_view, assert_problem, expect
+):
+    """After a failover a name may lead to a standby for a while; its connections live on."""
+    primary = postgres.database(new_name())
+    addresses = [primary]
+
+    def connect() -> psycopg2.extensions.connection:
+        return psycopg2.connect(servers.plain_dsn(addresses[-1]))
+
+    make_world(SQLALCHEMY_DATABASE_URI=own_database)  # its tables are there
+    world = make_world(SQLALCHEMY_DATABASE_URI=primary, SQLALCHEMY_ENGINE_OPTIONS={"creator": connect})
+    runs = add_view(world)
+    with in_recovery(own_postgres):
+        with world.app.app_context():
+            world.db.engine.dispose()
+        addresses.append(own_database)
+        assert_problem(world.post(), 503, "store-unavailable", retry=True)
+        addresses.pop()
+        expect.retry_runs(world, runs, total=1)
 
 
 def test_a_connection_reset_in_the_middle_of_a_statement(
