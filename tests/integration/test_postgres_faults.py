@@ -438,6 +438,7 @@ def test_a_database_restored_from_a_backup_knows_nothing_that_came_after(
     """Record and writes are lost together; a marker in Redis does not stand for them."""
     runs = add_view(world)
     name = world.sql("select current_database()")[0][0]
+    backup = f"{name}_backup"
     server = sa.create_engine(postgres.url, isolation_level="AUTOCOMMIT")
 
     def replace(database: str, by: str) -> None:
@@ -447,11 +448,11 @@ def test_a_database_restored_from_a_backup_knows_nothing_that_came_after(
             connection.exec_driver_sql(f"drop database if exists {database}")
             connection.exec_driver_sql(f"create database {database} template {by}")
 
-    replace("backup", by=name)
+    replace(backup, by=name)
     assert world.post().status_code == 201
-    replace(name, by="backup")
+    replace(name, by=backup)
     with server.connect() as connection:
-        connection.exec_driver_sql("drop database backup")
+        connection.exec_driver_sql(f"drop database {backup}")
     server.dispose()
     expect.nothing_yet(world, records=0)
     expect.retry_runs(world, runs)
