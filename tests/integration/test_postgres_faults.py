@@ -17,6 +17,9 @@ import servers
 
 PATIENCE_SECONDS = 10
 
+ONE_STORE = pytest.mark.parametrize("store", ["hybrid"], indirect=True)
+"""For what takes longer: with or without Redis, the same code meets the fault."""
+
 _numbers = itertools.count(1)
 
 
@@ -265,6 +268,7 @@ def in_recovery(server) -> Iterator[None]:
         connection.close()
 
 
+@ONE_STORE
 def test_a_standby_runs_nothing_and_after_its_promotion_the_retry_runs(
     make_world, own_postgres, own_database, add_view, assert_problem, expect
 ):
@@ -279,6 +283,7 @@ def test_a_standby_runs_nothing_and_after_its_promotion_the_retry_runs(
     expect.retry_runs(world, runs, total=1)
 
 
+@ONE_STORE
 def test_a_pool_that_reached_the_wrong_server_recovers_when_the_right_one_is_there(
     make_world, postgres, own_postgres, own_database, add_view, assert_problem, expect
 ):
@@ -301,6 +306,7 @@ def test_a_pool_that_reached_the_wrong_server_recovers_when_the_right_one_is_the
         expect.retry_runs(world, runs, total=1)
 
 
+@ONE_STORE
 def test_a_connection_reset_in_the_middle_of_a_statement(
     proxied, background, add_view, assert_problem, expect
 ):
@@ -335,6 +341,7 @@ def test_a_connection_reset_during_the_commit_is_an_unknown_outcome(
         expect.retry_runs(world, runs)
 
 
+@ONE_STORE
 def test_a_server_that_crashes_in_the_view(
     make_world, own_postgres, own_database, add_view, assert_problem, expect
 ):
@@ -346,6 +353,7 @@ def test_a_server_that_crashes_in_the_view(
     expect.retry_runs(world, runs)  # the crash may lose the claim: then it is a first attempt again
 
 
+@ONE_STORE
 def test_a_server_that_crashes_while_the_commit_is_on_its_way(
     make_world, own_postgres, own_database, background, add_view, assert_problem, expect
 ):
@@ -387,6 +395,7 @@ def test_a_server_that_pauses_delays_the_answer_and_nothing_else(
     world.assert_clean()
 
 
+@ONE_STORE
 def test_a_partition_that_tells_neither_side_ends_with_the_servers_timeout(
     make_world, postgres, background, add_view, gate, assert_problem, expect
 ):
@@ -432,6 +441,7 @@ def test_a_full_disk_keeps_neither_record_nor_writes(world, add_view, assert_pro
     expect.retry_runs(world, runs, total=entered + 1)
 
 
+@ONE_STORE
 def test_a_database_restored_from_a_backup_knows_nothing_that_came_after(
     world, postgres, add_view, expect
 ):
@@ -458,6 +468,7 @@ def test_a_database_restored_from_a_backup_knows_nothing_that_came_after(
     expect.retry_runs(world, runs)
 
 
+@ONE_STORE
 def test_sessions_that_wait_for_one_connection_all_get_their_answer(make_world, add_view, background):
     """One connection for three threads: nobody holds one while waiting for a second."""
     pool = {"pool_size": 1, "max_overflow": 0, "pool_timeout": PATIENCE_SECONDS}
