@@ -1,7 +1,9 @@
 """``python -m tests.faults``: crash workers and servers for a while, and check every promise.
 
 With ``--controls`` the same is done to designs and mutants that break the promises: each must be
-caught, or the checks are worth nothing. Exit status 1 if a number that should be zero is not, if the
+caught, or the checks are worth nothing. With ``--explore`` nothing is left to chance: two and three
+attempts at one operation go through every order of their steps and faults (``tests/faults/explore``),
+with ``--explore --controls`` mutants do. Exit status 1 if a number that should be zero is not, if the
 run was too empty to prove anything, or if a control got through.
 """
 
@@ -15,8 +17,10 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import servers
 from tests.faults import controls
 from tests.faults.checker import Limits, Quota, Violation, emptiness, violations
+from tests.faults.explore.bounds import BOUNDS, MUTANTS, Explorer, mutated
 from tests.faults.machines import Machines, Plan
 from tests.faults.report import summary, table
 from tests.faults.soak import LONGEST_VIEW_SECONDS, run
@@ -68,6 +72,40 @@ def negative(seed: int, seconds: float, only: str | None) -> bool:
     return all(caught)
 
 
+def explore() -> bool:
+    """Every schedule of each bound; whether all of them kept every promise."""
+    width, total = max(map(len, BOUNDS)), Counter[str]()
+    row = f"{{:{width}}}  {{:>9}}  {{:>9}}  {{:>7}}  {{:>8}}  {{:>10}}  {{:>7}}"
+    print(row.format("bound", "schedules", "exhausted", "deepest", "outcomes", "violations", "seconds"))
+    with servers.postgres(fsync=False) as postgres, servers.redis() as redis_server:
+        explorer = Explorer(postgres, redis_server)
+        for name, bound in BOUNDS.items():
+            found = explorer.run(bound)
+            exhausted = "no" if not found.exhausted else f"to {bound.depth}" if bound.depth else "yes"
+            numbers = found.schedules, exhausted, found.deepest, len(found.outcomes)
+            print(row.format(name, *numbers, len(found.violations), f"{found.seconds:.1f}"), flush=True)
+            for violation in found.violations:
+                print(f"VIOLATED {violation}")
+            total.update(schedules=found.schedules, violations=len(found.violations))
+    print(f"\n{total['schedules']} schedules, {total['violations']} violations")
+    return not total["violations"]
+
+
+def explore_mutants() -> bool:
+    """Explore each mutant until it is caught; whether all were."""
+    caught, width = [], max(map(len, MUTANTS))
+    with servers.postgres(fsync=False) as postgres, servers.redis() as redis_server:
+        explorer = Explorer(postgres, redis_server)
+        for name, (apply, bound) in MUTANTS.items():
+            with mutated(apply):
+                found = explorer.run(bound)
+            caught.append(bool(found.violations))
+            how = found.violations[0] if found.violations else "NOT CAUGHT"
+            print(f"{name:{width}}  schedule {found.schedules}: {how}", flush=True)
+    print(f"\n{sum(caught)} of {len(caught)} mutants caught")
+    return all(caught)
+
+
 def main() -> int:
     """Read the arguments and run."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
@@ -77,7 +115,10 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=12)
     parser.add_argument("--design", choices=["ours", *controls.CONTROLS], default="ours")
     parser.add_argument("--controls", action="store_true", help="run what must be caught")
+    parser.add_argument("--explore", action="store_true", help="run every order of a few requests")
     given = parser.parse_args()
+    if given.explore:
+        return 0 if (explore_mutants() if given.controls else explore()) else 1
     if given.controls or given.design != "ours":
         only = None if given.design == "ours" else given.design
         return 0 if negative(given.seed, given.seconds or 10, only) else 1

@@ -1,0 +1,1 @@
+"""Every schedule of concurrent attempts at one operation, on real servers."""

@@ -1,0 +1,118 @@
+"""What is explored, bound by bound; and mutants that must be caught, each by a small bound."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from flask_idempotency import engine
+from flask_idempotency.core import machine
+from flask_idempotency.stores import redis, sql, statements
+from tests.faults import mutants
+from tests.faults.explore.schedules import Report, explore
+from tests.faults.explore.steps import ANSWER_LOST, Servers
+from tests.faults.explore.world import AGE, CONNECTION_LOST, CRASH, EXPIRE, FLUSH, Bound, Plan, World
+
+_FAILED, _OTHER = Plan(fails=True), Plan(other=True)
+
+BOUNDS: dict[str, Bound] = {
+    "two": Bound(),
+    "two, no Redis": Bound(redis=False),
+    "two, lock grows old": Bound(faults=(AGE,)),
+    "two, FLUSHALL": Bound(faults=(FLUSH,)),
+    "two, crash, lock grows old": Bound(faults=(CRASH, AGE)),
+    "two, crash, no Redis": Bound(faults=(CRASH,), redis=False),
+    "two, connection lost": Bound(faults=(CONNECTION_LOST,)),
+    "two, answer lost": Bound(faults=(ANSWER_LOST,)),
+    "two, expiry and purge": Bound(faults=(EXPIRE,)),
+    "a changed body": Bound(plans=(Plan(), _OTHER)),
+    "a changed body, no Redis": Bound(plans=(Plan(), _OTHER), redis=False),
+    "a failing view, no Redis": Bound(plans=(_FAILED, Plan()), redis=False),
+}
+"""The default list of ``python -m tests.faults --explore``."""
+
+
+def no_owner_compared(_app: object) -> None:
+    """A take-over takes whatever record is there now."""
+    mutants._in_statements("AND owner = %(seen)s", "", "TAKE_OVER")
+
+
+def no_transaction_compared(_app: object) -> None:
+    """FINISH does not ask whether this is still the transaction that locked the row."""
+    mutants._in_statements("txid_current() = %(xid)s", "true", "FINISH", "FINISH_LATE")
+
+
+def no_marker_over_anothers_lock(_app: object) -> None:
+    """The marker replaces one's own lock only."""
+    redis.FINISH = f"if redis.call('GET', KEYS[1]) == ARGV[1] then {redis.FINISH} end"
+
+
+_ALONE, _LEFT = (Plan(),), Bound((Plan(),), before=_FAILED)
+
+MUTANTS: dict[str, tuple[Callable[[Any], object], Bound]] = {
+    name: (mutants.MUTANTS[name].apply, bound)
+    for name, bound in {
+        "no_row_lock": Bound(redis=False),
+        "empty_is_free": Bound(redis=False),
+        "redis_trusted": Bound(faults=(FLUSH,)),
+        "delete_on_error": Bound(_ALONE, faults=(ANSWER_LOST,)),
+        "lost_commit_is_success": Bound(_ALONE, faults=(CONNECTION_LOST,)),
+        "claim_not_committed": Bound((_FAILED, Plan()), redis=False),
+        "lock_believed_forever": Bound(_ALONE, faults=(CRASH,)),
+        "fingerprint_on_one_path": Bound((Plan(), _OTHER)),
+        "fingerprint_not_in_progress": Bound((_OTHER,), before=_FAILED),
+        "never_taken_over": _LEFT,
+        "answer_not_stored": Bound(_ALONE),
+        "claim_without_attempt": _LEFT,
+        "another_answer": Bound(_ALONE),
+    }.items()
+} | {
+    "no_owner_compared": (
+        no_owner_compared,
+        Bound((Plan(fails=True, other=True), Plan()), redis=False, before=_FAILED, expired=True),
+    ),
+    "no_transaction_compared": (
+        no_transaction_compared,
+        Bound((Plan(escapes=True), Plan()), redis=False),
+    ),
+    "no_marker_over_anothers_lock": (no_marker_over_anothers_lock, Bound(faults=(FLUSH, CRASH))),
+}
+
+_TOUCHED = (statements, redis, sql.SqlRecords, sql.SqlHold, redis.RedisLock, engine.Engine)
+
+
+@contextmanager
+def mutated(apply: Callable[[Any], object]) -> Iterator[None]:
+    """The package with a mutant applied, until the end of the block."""
+    before = [(place, dict(vars(place))) for place in _TOUCHED]
+    with patch.dict(machine.NEXT):
+        try:
+            apply(None)
+            yield
+        finally:
+            for place, attributes in before:
+                for name, value in attributes.items():
+                    if vars(place)[name] is not value:
+                        setattr(place, name, value)
+
+
+class Explorer:
+    """Explores bounds on a PostgreSQL and a Redis that are there; on a fresh database each time."""
+
+    def __init__(self, postgres: Any, redis_server: Any) -> None:
+        self._postgres, self._redis, self._numbers = postgres, redis_server, itertools.count()
+
+    def run(self, bound: Bound, **options: Any) -> Report:
+        """Every schedule of a bound; ``options`` as of :func:`explore`."""
+        servers = Servers(self._postgres.database(f"explored_{next(self._numbers)}"), self._redis.url)
+        logging.disable(logging.CRITICAL)  # the package warns of every fault
+        try:
+            with servers.stepped():
+                return explore(lambda: World(servers, bound), depth=bound.depth, **options)
+        finally:
+            logging.disable(logging.NOTSET)
+            servers.close()

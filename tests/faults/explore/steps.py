@@ -1,0 +1,213 @@
+"""Real servers: every message of the package is a step, and the schedule moves the clock."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import psycopg2
+import redis
+import sqlalchemy as sa
+from psycopg2.extensions import TRANSACTION_STATUS_IDLE
+from sqlalchemy import event
+
+from flask_idempotency import engine
+from flask_idempotency.stores import sql
+from flask_idempotency.stores.table import define_table
+from flask_idempotency.stores.wire import Wire
+from servers import plain_dsn
+from tests.faults.explore.schedules import PATIENCE_SECONDS, Actor, Kind, Stop, Violation
+
+ANSWER_LOST, TIMES_OUT = "answer lost", "times out"
+
+# What stands first in the search path hides pg_catalog's own: the clock is ours.
+_SCHEMA = """CREATE SEQUENCE seconds_ahead;
+CREATE FUNCTION clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS
+'SELECT pg_catalog.clock_timestamp()
+        + coalesce(pg_sequence_last_value(''seconds_ahead''::regclass), 0) * interval ''1 second''';
+CREATE TABLE payment (key bytea NOT NULL, body text NOT NULL);"""
+_WAITS = (
+    "SELECT 1 FROM pg_locks WHERE pid = %s AND NOT granted AND locktype IN ('transactionid', 'tuple')"
+)
+_OPEN = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND state ~ 'idle in'"
+
+_TIMEOUT = re.compile(rb"250(?=ms')|(?<=lock_timeout = )\d+")
+_CUT = re.compile(rb"(?<=;)\s*(?=COMMIT\b)|(?<=COMMIT;)")
+_NAMES = (
+    (b"txid_current(),", "lock", Kind.CHANGE),
+    (b"'completed'", "finish", Kind.CHANGE),
+    (b"ON CONFLICT", "insert", Kind.CHANGE),
+    (b"DELETE", "delete", Kind.CHANGE),
+    (b"UPDATE", "update", Kind.CHANGE),
+    (b"FOR KEY SHARE", "wait", Kind.CHANGE),
+    (b"ROLLBACK", "rollback", Kind.CHANGE),
+    (b"COMMIT", "commit", Kind.COMMIT),
+    (b"", "look", Kind.LOOK),
+)
+
+
+class Clock:
+    """Stands in for the module ``time`` in the package."""
+
+    ahead = 0.0
+
+    @classmethod
+    def monotonic(cls) -> float:
+        return time.monotonic() + cls.ahead
+
+
+class Servers:
+    """One database and one Redis, with the package's own way to them cut into steps."""
+
+    def __init__(self, url: str, redis_url: str) -> None:
+        self.redis = redis.Redis.from_url(redis_url, socket_timeout=PATIENCE_SECONDS)
+        self._admin = psycopg2.connect(plain_dsn(url))
+        self._admin.autocommit = True
+        self.ask(_SCHEMA)
+        self._dirty = False
+        options = {"options": "-c search_path=public,pg_catalog"}
+        self.engine = sa.create_engine(url, connect_args=options)
+        event.listen(self.engine, "checkout", _taken)
+        event.listen(self.engine, "checkin", self._given_back)
+        table = define_table(sa.MetaData(), "idempotency_record")
+        table.create(self.engine)
+        self.records = sql.SqlRecords(self.engine, table)
+        wire = Wire(self.engine)
+        self.records.prepared("{settings}", wire)  # the questions of an engine's first use
+        wire.close()
+
+    def close(self) -> None:
+        self.engine.dispose()
+        self._admin.close()
+        self.redis.close()
+
+    def ask(self, sql: str, *values: Any) -> list[Any]:
+        """Ask on a connection of the test's own."""
+        with self._admin.cursor() as cursor:
+            cursor.execute(sql, values or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def is_waiting(self, backend: int) -> bool:
+        """Whether a backend waits for another's transaction."""
+        return bool(self.ask(_WAITS, backend))
+
+    def terminate(self, backend: int) -> None:
+        """End a backend, and see it gone."""
+        self.ask("SELECT pg_terminate_backend(%s)", backend)
+        end = time.monotonic() + PATIENCE_SECONDS
+        while self.ask("SELECT 1 FROM pg_stat_activity WHERE pid = %s", backend):
+            if time.monotonic() > end:
+                raise Violation("a terminated backend stays")
+
+    def let_pass(self, seconds: int) -> None:
+        """Move every clock on."""
+        self.ask("SELECT setval('seconds_ahead', %s)", int(Clock.ahead) + seconds)
+        Clock.ahead += seconds
+
+    def _given_back(self, driver: Any, *_: Any) -> None:
+        if actor := Actor.current():
+            actor.backend = None
+        if driver is not None and not driver.closed:
+            idle = driver.info.transaction_status == TRANSACTION_STATUS_IDLE
+            self._dirty |= driver.autocommit or driver.cursor_factory is not None or not idle
+
+    def check_connections(self) -> None:
+        """Every connection must be back, as it was taken, and no transaction open."""
+        dirty, self._dirty = self._dirty, False
+        if dirty:
+            raise Violation("a connection came back to the pool with something left on it")
+        if self.engine.pool.checkedout() or self.ask(_OPEN):  # type: ignore[attr-defined]
+            raise Violation("a connection was not given back, or a transaction is left open")
+
+    @contextmanager
+    def stepped(self) -> Iterator[None]:
+        """Cut the package's messages into steps, and give it the clock of the test."""
+        send = Wire.send
+
+        def step_by_step(wire: Wire, sql: Any, values: Any = None) -> Any:
+            actor = Actor.current()
+            if actor is None:
+                return send(wire, sql, values)
+            try:
+                return self._steps(send, actor, wire, sql, values)
+            except Stop:
+                if actor.crashed:
+                    wire.driver.close()
+                elif sql == "ROLLBACK":  # dismissed, not crashed: it leaves nothing behind
+                    return send(wire, sql)
+                raise
+
+        with (
+            patch.object(Wire, "send", step_by_step),
+            patch.object(sql, "time", Clock),
+            patch.object(engine, "time", Clock),
+        ):
+            yield
+
+    def _steps(self, send: Any, actor: Actor, wire: Wire, sql: Any, values: Any) -> Any:
+        """Send a message part by part, as if its sender might be stopped between them."""
+        cursors = []
+        for part in _parts(wire.mogrify(sql, values) if values else sql):
+            name, kind = next((name, kind) for words, name, kind in _NAMES if words in part)
+            if name in ("commit", "rollback") and not actor.holds:
+                kind = Kind.UNNOTICED  # it ends a transaction that did nothing
+            elif name == "lock" and not actor.claimed:
+                kind = Kind.LOOK  # no record is its own, so it locks none
+            how = actor.stop_before(name, kind)
+            if how == TIMES_OUT and name == "wait":
+                Clock.ahead += values["milliseconds"] / 1000
+            patience = 1 if how == TIMES_OUT else PATIENCE_SECONDS * 1000
+            try:
+                cursors.append(send(wire, _TIMEOUT.sub(b"%d" % patience, part)))
+            except psycopg2.Error:
+                if actor.dead:
+                    raise Stop from None
+                raise
+            actor.acted = kind is Kind.COMMIT or (kind is Kind.CHANGE and cursors[-1].rowcount > 0)
+            actor.claimed |= actor.acted and name in ("insert", "update")
+            actor.holds = wire.in_transaction and (actor.holds or actor.acted)
+            if how == ANSWER_LOST:
+                self.terminate(wire.driver.info.backend_pid)
+                send(wire, "SELECT 1")
+        # The purge asks how many rows its DELETE found; everybody else about the last statement.
+        return cursors[0 if b"DELETE" in _bytes(sql) else -1]
+
+
+class SteppedRedis:
+    """The client that a lock is given: every call is a step."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+
+    def eval(self, script: str, *arguments: Any) -> Any:
+        actor = Actor.current()
+        if actor is None:
+            return self._client.eval(script, *arguments)
+        name = "acquire" if "PTTL" in script else "mark" if "done" in script else "release"
+        how = actor.stop_before(name, Kind.REDIS)
+        reply = self._client.eval(script, *arguments)
+        actor.acted = reply == [0, 0]  # taken; nothing is left to lose after the other two
+        if how == ANSWER_LOST:
+            raise redis.ConnectionError("the answer did not come")
+        return reply
+
+
+def _bytes(sql: str | bytes) -> bytes:
+    return sql if isinstance(sql, bytes) else sql.encode()
+
+
+def _parts(message: str | bytes) -> list[bytes]:
+    """A message cut before and after each COMMIT."""
+    text = _bytes(message)
+    if text.startswith(b"SET TRANSACTION"):  # the purge, whose COMMIT goes without saying
+        text = b"BEGIN;" + text + b";COMMIT"
+    return [part for part in _CUT.split(text) if part.strip()]
+
+
+def _taken(driver: Any, *_: Any) -> None:
+    if actor := Actor.current():
+        actor.backend = driver.info.backend_pid
