@@ -19,6 +19,8 @@ SHORT = {
     "two, connection lost": 12,
     "two, answer lost": 6,
     "two, expiry and purge": 100,
+    "two retries after a failure": 30,
+    "three, FLUSHALL": 40,
 }
 
 

@@ -17,21 +17,39 @@ from tests.faults.explore.schedules import Report, explore
 from tests.faults.explore.steps import ANSWER_LOST, Servers
 from tests.faults.explore.world import AGE, CONNECTION_LOST, CRASH, EXPIRE, FLUSH, Bound, Plan, World
 
-_FAILED, _OTHER = Plan(fails=True), Plan(other=True)
+_FAILED, _OTHER, _ESCAPES = Plan(fails=True), Plan(other=True), Plan(escapes=True)
+_ALONE, _THREE = (Plan(),), (Plan(),) * 3
+_LEFT = Bound(_ALONE, before=_FAILED)
 
 BOUNDS: dict[str, Bound] = {
     "two": Bound(),
     "two, no Redis": Bound(redis=False),
-    "two, lock grows old": Bound(faults=(AGE,)),
-    "two, FLUSHALL": Bound(faults=(FLUSH,)),
-    "two, crash, lock grows old": Bound(faults=(CRASH, AGE)),
-    "two, crash, no Redis": Bound(faults=(CRASH,), redis=False),
+    "two, lock grows old": Bound(faults=(AGE,), time_outs=0),
+    "two, FLUSHALL": Bound(faults=(FLUSH,), time_outs=0),
+    "two, crash": Bound(faults=(CRASH,)),
+    "two, crash, lock grows old": Bound(faults=(CRASH, AGE), time_outs=0, depth=10),
+    "two, crash, no Redis": Bound(faults=(CRASH,), redis=False, time_outs=0, depth=15),
     "two, connection lost": Bound(faults=(CONNECTION_LOST,)),
+    "two, connection lost, no Redis": Bound(
+        faults=(CONNECTION_LOST,), redis=False, time_outs=0, depth=10
+    ),
     "two, answer lost": Bound(faults=(ANSWER_LOST,)),
+    "two, answer lost, no Redis": Bound(faults=(ANSWER_LOST,), redis=False, time_outs=0, depth=12),
     "two, expiry and purge": Bound(faults=(EXPIRE,)),
-    "a changed body": Bound(plans=(Plan(), _OTHER)),
-    "a changed body, no Redis": Bound(plans=(Plan(), _OTHER), redis=False),
-    "a failing view, no Redis": Bound(plans=(_FAILED, Plan()), redis=False),
+    "two retries and a purge, expired": Bound(before=Plan(), expired=True, time_outs=0, depth=10),
+    "two retries after a failure": Bound(before=_FAILED, redis=False),
+    "one waits": Bound((Plan(), Plan(wait=5)), time_outs=0, depth=14),
+    "one waits, no Redis": Bound((Plan(), Plan(wait=5)), redis=False, time_outs=0, depth=12),
+    "a changed body": Bound((Plan(), _OTHER)),
+    "a changed body, no Redis": Bound((Plan(), _OTHER), redis=False),
+    "a changed body after a failure": Bound((Plan(), _OTHER), redis=False, before=_FAILED),
+    "a failing view": Bound((_FAILED, Plan())),
+    "a failing view, no Redis": Bound((_FAILED, Plan()), redis=False, time_outs=0),
+    "a view that escapes": Bound((_ESCAPES, Plan()), redis=False, time_outs=0, depth=12),
+    "three": Bound(_THREE),
+    "three, lock grows old": Bound(_THREE, faults=(AGE,), time_outs=0, depth=11),
+    "three, FLUSHALL": Bound(_THREE, faults=(FLUSH,), time_outs=0, depth=9),
+    "three, no Redis": Bound(_THREE, redis=False, time_outs=0, depth=10),
 }
 """The default list of ``python -m tests.faults --explore``."""
 
@@ -50,8 +68,6 @@ def no_marker_over_anothers_lock(_app: object) -> None:
     """The marker replaces one's own lock only."""
     redis.FINISH = f"if redis.call('GET', KEYS[1]) == ARGV[1] then {redis.FINISH} end"
 
-
-_ALONE, _LEFT = (Plan(),), Bound((Plan(),), before=_FAILED)
 
 MUTANTS: dict[str, tuple[Callable[[Any], object], Bound]] = {
     name: (mutants.MUTANTS[name].apply, bound)
@@ -77,7 +93,7 @@ MUTANTS: dict[str, tuple[Callable[[Any], object], Bound]] = {
     ),
     "no_transaction_compared": (
         no_transaction_compared,
-        Bound((Plan(escapes=True), Plan()), redis=False),
+        Bound((_ESCAPES, Plan()), redis=False),
     ),
     "no_marker_over_anothers_lock": (no_marker_over_anothers_lock, Bound(faults=(FLUSH, CRASH))),
 }
