@@ -69,6 +69,11 @@ def no_marker_over_anothers_lock(_app: object) -> None:
     redis.FINISH = f"if redis.call('GET', KEYS[1]) == ARGV[1] then {redis.FINISH} end"
 
 
+def no_marker(_app: object) -> None:
+    """The lock goes, and nothing tells that the operation has its answer."""
+    redis.FINISH = "redis.call('DEL', KEYS[1])"
+
+
 MUTANTS: dict[str, tuple[Callable[[Any], object], Bound]] = {
     name: (mutants.MUTANTS[name].apply, bound)
     for name, bound in {
@@ -95,6 +100,7 @@ MUTANTS: dict[str, tuple[Callable[[Any], object], Bound]] = {
         no_transaction_compared,
         Bound((_ESCAPES, Plan()), redis=False),
     ),
+    "no_marker": (no_marker, Bound(_THREE)),
     "no_marker_over_anothers_lock": (no_marker_over_anothers_lock, Bound(faults=(FLUSH, CRASH))),
 }
 
