@@ -157,10 +157,12 @@ class Engine:
         """Claim, or find out who did. ``mine`` says that the lock is this claim's."""
         deadline = time.monotonic() + wait
         rounds = 0
-        while rounds < ROUNDS:
+        while True:
             step = decide(record, claim.fingerprint)
             if (told := self._told(step, record, claim, resume)) is not None:
                 return told
+            if rounds == ROUNDS:
+                raise StoreUnavailable
             if (hold := self._try(step, record, claim)) is not None:
                 found = seen(record)
                 return Claimed(Execution(hold, self._lock, mine, claim, self._sealer, found))
@@ -181,7 +183,6 @@ class Engine:
                 record = self._records.look(claim.key)
             else:
                 rounds += 1
-        raise StoreUnavailable
 
     def _told(self, step: Next, record: Record | None, claim: Claim, resume: bool) -> Decision | None:
         """The decision, if the record alone makes it."""

@@ -20,12 +20,12 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from flask_idempotency import Idempotency, current_operation, idempotent
 from flask_idempotency.state import app_state
-from flask_idempotency.stores.table import define_table
+from flask_idempotency.stores.table import define_steps, define_table
 from tests.faults import designs, mutants, points
 from tests.faults.points import Deliberate, point
 
 db = SQLAlchemy()
-define_table(db.metadata, "idempotency_record")
+define_steps(define_table(db.metadata, "idempotency_record"))
 designs.define_table(db.metadata)
 
 

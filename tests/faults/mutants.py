@@ -54,8 +54,8 @@ def _in_any_case(self: SqlRecords, claim: Claim) -> SqlHold:
 
 def empty_is_free(_app: Flask) -> None:
     """No row from SKIP LOCKED: surely nobody has it."""
-    before = SqlRecords._hold
-    SqlRecords._hold = (  # type: ignore[method-assign]
+    before = SqlRecords.hold
+    SqlRecords.hold = (  # type: ignore[method-assign]
         lambda self, template, claim, values: (
             before(self, template, claim, values) or _in_any_case(self, claim)
         )

@@ -17,7 +17,7 @@ from sqlalchemy import event
 
 from flask_idempotency import engine
 from flask_idempotency.stores import sql
-from flask_idempotency.stores.table import define_table
+from flask_idempotency.stores.table import define_steps, define_table
 from flask_idempotency.stores.wire import Wire
 from servers import plain_dsn
 from tests.faults.explore.schedules import PATIENCE_SECONDS, Actor, Kind, Stop, Violation
@@ -74,8 +74,8 @@ class Servers:
         event.listen(self.engine, "checkout", _taken)
         event.listen(self.engine, "checkin", self._given_back)
         table = define_table(sa.MetaData(), "idempotency_record")
-        table.create(self.engine)
-        self.records = sql.SqlRecords(self.engine, table)
+        self.records = sql.SqlRecords(self.engine, table, define_steps(table))
+        table.metadata.create_all(self.engine)
         wire = Wire(self.engine)
         self.records.prepared("{settings}", wire)  # the questions of an engine's first use
         wire.close()

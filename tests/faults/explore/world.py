@@ -238,6 +238,8 @@ class World:
         for name, (kind, body) in results.items():
             if kind in _FINAL and body not in rows:
                 raise Violation(f"{name} was answered {body!r}, which is not committed")
+            if kind == "unavailable" and self._done <= {AGE, EXPIRE, FLUSH}:
+                raise Violation(f"{name} was told that the store is unavailable, which it was not")
             if kind == "another answer":
                 raise Violation(f"{name} was given another answer than the stored one")
         self._check_eras(rows)
