@@ -238,7 +238,7 @@ class World:
         for name, (kind, body) in results.items():
             if kind in _FINAL and body not in rows:
                 raise Violation(f"{name} was answered {body!r}, which is not committed")
-            if kind == "unavailable" and self._done <= {AGE, EXPIRE, FLUSH}:
+            if kind == StoreUnavailable.__name__ and self._done <= {AGE, EXPIRE, FLUSH}:
                 raise Violation(f"{name} was told that the store is unavailable, which it was not")
             if kind == "another answer":
                 raise Violation(f"{name} was given another answer than the stored one")
