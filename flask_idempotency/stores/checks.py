@@ -69,7 +69,7 @@ def _examine_server(
         old = "a worker killed inside a long statement blocks its key until the statement ends"
         yield Finding("advice", "version", old, "upgrade to PostgreSQL 14 or later")
     if standby:
-        remedy = "connect to the primary; records are never read from a standby"
+        remedy = "connect to the primary; on a standby nothing can be claimed"
         yield Finding("FAILED", "writable", "this server is a standby", remedy)
     elif read_only:
         remedy = "turn default_transaction_read_only off for this user and database"
