@@ -60,9 +60,9 @@ def create_table() -> None:
     part of db.metadata.
     """
     state = _state()
-    engine = state.db.engines[state.settings.bind_key]
-    for line in admin.create(_records(state), engine) or ["nothing to do"]:
-        click.echo(f"{state.table.fullname}: {line}")
+    records, engine = _records(state), state.db.engines[state.settings.bind_key]
+    for line in admin.create(records, engine) or ["nothing to do"]:
+        click.echo(f"{records.table.fullname}: {line}")
 
 
 @cli.command()
@@ -287,8 +287,11 @@ def _state() -> AppState:
 
 
 def _records(state: AppState) -> SqlRecords:
-    # Every store there is keeps its records in SQL.
-    return cast("SqlRecords", state.records)
+    if not isinstance(state.records, SqlRecords):
+        raise IdempotencyError(
+            f"this command is for records in PostgreSQL; IDEMPOTENCY_STORE is {state.settings.store!r}"
+        )
+    return state.records
 
 
 @contextmanager

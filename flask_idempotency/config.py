@@ -103,9 +103,10 @@ _DURATION = "seconds (int, float) or a timedelta, from {} to {}"
 
 
 SETTINGS = (
-    Setting("STORE", None, _optional(_one_of("hybrid", "postgres")), "'hybrid' or 'postgres'",
+    Setting("STORE", None, _optional(_one_of("hybrid", "postgres", "sql", "redis", "memory")),
+            "'hybrid', 'postgres', 'sql', 'redis' or 'memory'",
             "Where claims and answers live. Left out: `hybrid` if a Redis is configured, else"
-            " `postgres`."),
+            " `postgres`. `sql` is `postgres`, or for development the application's SQLite file."),
     Setting("REDIS_URL", None, _optional(_matching(r"(?s)|.+://.*")), "a URL; None or empty for none",
             "`redis://`, `rediss://`, `unix://`, `redis+cluster://host:port` or"
             " `redis+sentinel://host:port/service`. Time-outs are 0.1 s unless the URL names others"
@@ -203,10 +204,10 @@ def read_settings(config: Mapping[str, Any], *, redis_given: bool) -> Settings:
         values[setting.name.lower()] = checked(name, value, setting.read, setting.allowed)
     redis_given = redis_given or bool(values["redis_url"])
     values["store"] = values["store"] or ("hybrid" if redis_given else "postgres")
-    if values["store"] == "hybrid" and not redis_given:
+    if values["store"] in ("hybrid", "redis") and not redis_given:
         raise ConfigurationError(
-            "IDEMPOTENCY_STORE is 'hybrid', which needs a Redis: set IDEMPOTENCY_REDIS_URL, or hand a"
-            " client to init_app(redis=...), or use 'postgres'"
+            f"IDEMPOTENCY_STORE is {values['store']!r}, which needs a Redis: set IDEMPOTENCY_REDIS_URL,"
+            " or hand a client to init_app(redis=...), or use 'postgres'"
         )
     return Settings(**values)
 

@@ -23,7 +23,7 @@ def database_uri(app: Flask, bind_key: str | None) -> tuple[Any, str]:
     return (uri.get("url") if isinstance(uri, dict) else uri), f"SQLALCHEMY_BINDS[{bind_key!r}]"
 
 
-def check_driver(app: Flask, bind_key: str | None) -> None:
+def check_driver(app: Flask, bind_key: str | None, store: str) -> None:
     """Refuse what the store cannot work on. Raises ``ConfigurationError`` with the cure."""
     uri, where = database_uri(app, bind_key)
     if uri is None:
@@ -32,10 +32,21 @@ def check_driver(app: Flask, bind_key: str | None) -> None:
         url = make_url(uri)
     except ArgumentError:
         raise ConfigurationError(f"{where} is not a database URL") from None
-    if url.get_backend_name() != "postgresql":
+    kind = url.get_backend_name()
+    if store in ("memory", "redis"):
+        return
+    if store == "sql" and kind == "sqlite":
+        if url.database in (None, "", ":memory:") or "mode" in url.query:
+            raise ConfigurationError(
+                f"{where} is a SQLite database in memory, which all requests share one connection to:"
+                " use a file, or IDEMPOTENCY_STORE = 'memory'"
+            )
+        return
+    if kind != "postgresql":
         raise ConfigurationError(
-            f"{where} is for {url.get_backend_name()}; the stores 'hybrid' and 'postgres' need"
-            " PostgreSQL: postgresql+psycopg2://user:password@host/database"
+            f"{where} is for {kind}; the store {store!r} needs PostgreSQL:"
+            " postgresql+psycopg2://user:password@host/database. For development,"
+            " IDEMPOTENCY_STORE = 'sql' works on a SQLite file"
         )
     try:
         driver = url.get_dialect().driver  # SQLAlchemy 2.1 reads postgresql:// as psycopg 3

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from flask import Blueprint, Flask
 from flask_sqlalchemy import SQLAlchemy
 from redis import Redis, RedisCluster
+from sqlalchemy import Engine, MetaData, Table
 
 from . import hooks, run, session
 from .config import Settings, read_settings
 from .core.keys import Scope
+from .core.ports import Records
 from .database import check_driver, default_prefix, metadata_of
 from .engine import Engine as IdempotencyEngine
 from .errors import ConfigurationError
@@ -28,8 +30,11 @@ from .sealing import AnswerSealer, NoSealer, Sealer
 from .server import warn_if_short, worker_timeout
 from .signals import Event, send, store_failed
 from .state import AppState
+from .stores.memory import MemoryRecords
 from .stores.redis import NoLock, RedisLock, client_from_url
+from .stores.redis_records import RedisRecords
 from .stores.sql import SqlRecords
+from .stores.sqlite import SqliteRecords
 from .stores.table import define_steps, define_table
 
 if TYPE_CHECKING:
@@ -90,7 +95,7 @@ class Idempotency:
         scope = _checked_scope(self._scope if scope is _NO_DEFAULT else scope)
         client = _checked_client(self._redis if redis is None else redis)
         settings = read_settings(app.config, redis_given=client is not None)
-        check_driver(app, settings.bind_key)
+        check_driver(app, settings.bind_key, settings.store)
         timeout = worker_timeout()
         warn_if_short(settings.lease, timeout, "IDEMPOTENCY_LEASE")
         state = _compose(app, db, scope, settings, client, self._protections)
@@ -186,17 +191,20 @@ def _compose(
     """Put stores, engine and settings together: the only place that names a store."""
     with app.app_context():
         engines = db.engines
-    table = define_table(metadata_of(db, settings.bind_key), settings.table)
-
-    records = SqlRecords(engines[settings.bind_key], table, define_steps(table))
+    prefix = settings.redis_prefix or default_prefix(app, settings.bind_key, settings.table)
+    make_client: Callable[[], Any] = lambda: client  # noqa: E731
+    if client is None and settings.redis_url:
+        make_client = client_from_url(settings.redis_url)
+    in_sql = settings.store not in ("memory", "redis")
+    # Elsewhere there is no table, but something must stand for the bind whose writes are atomic.
+    metadata = metadata_of(db, settings.bind_key)
+    table = define_table(metadata if in_sql else MetaData(info=metadata.info), settings.table)
+    records = _records(settings.store, engines[settings.bind_key], table, make_client, prefix)
     lock: RedisLock | NoLock = NoLock()
     if settings.store == "hybrid":
-        make_client: Callable[[], Any] = lambda: client  # noqa: E731
-        if client is None:
-            make_client = client_from_url(settings.redis_url or "")
         lock = RedisLock(
             make_client,
-            settings.redis_prefix or default_prefix(app, settings.bind_key, table.fullname),
+            prefix,
             probe_after=settings.probe_after,
             on_failure=lambda error: send(store_failed, app, Event("", error=error)),
         )
@@ -216,6 +224,18 @@ def _compose(
         sealer or NoSealer(),
         protections,
     )
+
+
+def _records(
+    store: str, engine: Engine, table: Table, client: Callable[[], Any], prefix: str
+) -> Records:
+    """The store of the records that the settings name."""
+    if store == "memory":
+        return MemoryRecords(engine)
+    if store == "redis":
+        return RedisRecords(client, prefix)
+    kind = SqliteRecords if engine.dialect.name == "sqlite" else SqlRecords
+    return kind(engine, table, define_steps(table))
 
 
 _states: weakref.WeakSet[AppState] = weakref.WeakSet()

@@ -263,8 +263,8 @@ def undo(running: Running) -> None:
 def prove(db: SQLAlchemy, running: Running, table: Table) -> None:
     """Show that a session of this application works inside the operation's transaction.
 
-    ``table`` is the records', on the bind that the operation protects. Raises
-    ``ConfigurationError`` if not: then nothing would be protected.
+    ``table`` is one on the bind that the operation protects. Raises ``ConfigurationError`` if not: then
+    nothing would be protected.
     """
     session = db.session.session_factory()
     root = running.connection.get_transaction()

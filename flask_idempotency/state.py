@@ -51,7 +51,8 @@ class AppState:
         return next((route for target, route in self.protections if target is self.app), None)
 
     def claim(self, route: Route, operation: Operation, fingerprint: Fingerprint) -> Claim:
-        """What a new attempt at ``operation`` asks for."""
+        """What a new attempt at ``operation`` asks for. Raises ``ConfigurationError``: see below."""
+        self.refuse_atomic(route, operation.name)
         return Claim(
             key=operation.hashed_key(),
             name=operation.name,
@@ -60,6 +61,15 @@ class AppState:
             ttl_seconds=self.settings.ttl if route.ttl is None else route.ttl,
             lease_seconds=None if route.atomic else route.lease or self.settings.lease,
         )
+
+    def refuse_atomic(self, route: Route, name: str) -> None:
+        """Raise ``ConfigurationError`` if the route promises what the store cannot keep."""
+        if route.atomic and self.settings.store == "redis":
+            raise ConfigurationError(
+                f"{name} is atomic, which the store 'redis' cannot be: nothing commits together with a"
+                " record in Redis. Say @idempotent(atomic=False) and read what that means, or use"
+                " another store"
+            )
 
     def engines_of(self, bind_keys: Sequence[str | None]) -> frozenset[Engine]:
         """The engines of some binds. Raises ``ConfigurationError`` for one that is not there."""

@@ -41,6 +41,5 @@ def record_of(row: tuple[Any, ...]) -> Record:
         pairs = None if headers is None else tuple((str(n), str(v)) for n, v in json.loads(headers))
         answer = Answer(status, pairs, None if body is None else bytes(body))
     fingerprint = Fingerprint(version, bytes(digest))
-    return Record(
-        bytes(key), name, State(state), fingerprint, attempt, owner, expired, lease_left, answer
-    )
+    found = bytes(key), name, State(state), fingerprint, attempt, owner, bool(expired), lease_left
+    return Record(*found, answer)

@@ -68,6 +68,7 @@ def define_table(metadata: MetaData, name: str) -> Table:
         f"ix_{name}_resumable",
         table.c.created_at,
         postgresql_where=table.c.request.is_not(None),
+        sqlite_where=table.c.request.is_not(None),
     )
     fill: Any = DDL(  # type: ignore[no-untyped-call]
         f"ALTER TABLE %(fullname)s SET (fillfactor = {FILLFACTOR})"

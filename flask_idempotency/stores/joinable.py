@@ -1,0 +1,105 @@
+"""A transaction on one of the application's engines that a view's session can join.
+
+For stores without a protocol of their own to the database (:mod:`.wire` is PostgreSQL's). On SQLite,
+Python's driver begins transactions by itself, late and not at all before a SAVEPOINT; so it is told
+not to, and BEGIN is sent by hand. IMMEDIATE: who begins has the one right to write there is, or waits.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from sqlalchemy import Connection, Engine, exc
+
+from ..errors import NotAtomic, StoreUnavailable
+
+_TRANSACTION = 22  # SQLITE_TRANSACTION (Python names it from 3.11 on)
+
+
+class Joinable:
+    """Begins at once. Whoever makes one ends it, by :meth:`commit` or :meth:`abandon`.
+
+    ``waits`` says whether to wait for others that write to a SQLite database, as long as its driver is
+    told to. Raises ``StoreUnavailable`` if the transaction cannot be begun.
+    """
+
+    def __init__(self, engine: Engine, *, waits: bool = True) -> None:
+        self._open = False
+        try:
+            self.connection: Connection = engine.connect()
+        except exc.SQLAlchemyError as error:
+            raise StoreUnavailable from error
+        driver: Any = self.connection.connection.driver_connection
+        self._driver = driver
+        self._is_sqlite = isinstance(self._driver, sqlite3.Connection)
+        self._level: Any = None
+        try:
+            if self._is_sqlite:
+                self._level = self._driver.isolation_level
+                self._driver.isolation_level = None
+                self._begin(waits)
+            self._root = self.connection.begin()
+            self._open = True
+        except (exc.SQLAlchemyError, sqlite3.Error) as error:
+            self._give_back()
+            raise StoreUnavailable from error
+
+    def _begin(self, waits: bool) -> None:
+        if waits:
+            self._driver.execute("BEGIN IMMEDIATE")
+            return
+        (timeout,) = self._driver.execute("PRAGMA busy_timeout").fetchone()
+        self._driver.execute("PRAGMA busy_timeout = 0")
+        try:
+            self._driver.execute("BEGIN IMMEDIATE")
+        finally:
+            self._driver.execute(f"PRAGMA busy_timeout = {timeout}")
+
+    def execute(self, statement: str, values: dict[str, Any]) -> Any:
+        """Run one SQL statement in the transaction; the driver's cursor."""
+        return self._driver.execute(statement, values)
+
+    def guard(self) -> None:
+        """From now on the transaction is others' to use, and only ours to end."""
+        if self._is_sqlite:
+            self._driver.set_authorizer(_no_transactions)
+
+    def raise_if_ended(self) -> None:
+        """Raise ``NotAtomic`` if somebody has ended the transaction all the same."""
+        ended = self.connection.get_transaction() is not self._root or not self._root.is_active
+        if ended or (self._is_sqlite and not self._driver.in_transaction):
+            raise NotAtomic(
+                "the view ended the operation's transaction, or left it failed: inside an atomic"
+                " operation use db.session.commit() and rollback(), and roll back after an error"
+            )
+
+    def commit(self) -> None:
+        """Commit, and give the connection back. Raises SQLAlchemy's or the driver's error."""
+        try:
+            if self._is_sqlite:
+                self._driver.set_authorizer(None)
+                self._driver.execute("COMMIT")
+            self._root.commit()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Roll back what is open, and give the connection back. Does nothing the second time."""
+        if self._open:
+            self._open = False
+            self._give_back()
+
+    def _give_back(self) -> None:
+        try:
+            if self._is_sqlite:
+                self._driver.set_authorizer(None)
+                if self._driver.in_transaction:
+                    self._driver.execute("ROLLBACK")
+                self._driver.isolation_level = self._level
+        finally:
+            self.connection.close()
+
+
+def _no_transactions(action: int, *_what: object) -> int:
+    return sqlite3.SQLITE_DENY if action == _TRANSACTION else sqlite3.SQLITE_OK

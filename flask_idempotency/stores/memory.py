@@ -1,0 +1,253 @@
+"""Records in the memory of one process: for tests and first steps.
+
+They are gone when the process ends, and no other process sees them. Within it, everything is as with
+the other stores: the view's writes commit together with the answer, in the application's database.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sqlalchemy import Connection, Engine
+
+from ..core.records import Answer, Claim, Record, State
+from ..errors import LeaseLost
+from .joinable import Joinable
+
+Clock = Callable[[], float]
+
+
+@dataclass
+class _Entry:
+    """A record, when it expires, its lease's end, its finished steps, and who holds it."""
+
+    record: Record
+    expires: float
+    lease: float | None = None
+    steps: dict[str, bytes] = field(default_factory=dict)
+    holder: weakref.ref[Any] | None = None
+
+    def is_held(self) -> bool:
+        holder = self.holder() if self.holder else None
+        return holder is not None and holder.is_open
+
+
+class MemoryRecords:
+    """The records of one process. ``clock`` gives seconds that never go back."""
+
+    def __init__(self, engine: Engine, clock: Clock = time.monotonic) -> None:
+        self.engine, self.clock = engine, clock
+        self._entries: dict[bytes, _Entry] = {}
+        self.changed = threading.Condition()
+
+    def look(self, key: bytes) -> Record | None:
+        """The record."""
+        with self.changed:
+            entry = self._entries.get(key)
+            return None if entry is None else self._seen(entry)
+
+    def claim(self, claim: Claim) -> MemoryHold | MemoryLease | None:
+        """Insert the record and hold it."""
+        with self.changed:
+            if claim.key in self._entries:
+                return None
+            entry = self._entries[claim.key] = _Entry(_new(claim, attempt=1), 0.0)
+            hold = self._hold(entry, claim)
+        return hold.begun()
+
+    def take_over(self, claim: Claim, seen: Record) -> MemoryHold | MemoryLease | None:
+        """Hold a record that nobody else does, as its next attempt."""
+        with self.changed:
+            entry = self._entries.get(claim.key)
+            if entry is None or entry.record.owner != seen.owner or entry.is_held():
+                return None
+            now = self._seen(entry)
+            if not now.expired and (now.state is not State.IN_PROGRESS or (now.lease_left or 0) > 0):
+                return None
+            if now.expired:
+                entry.steps.clear()
+            entry.record = _new(claim, attempt=1 if now.expired else now.attempt + 1)
+            hold = self._hold(entry, claim)
+        return hold.begun()
+
+    def wait(self, key: bytes, seconds: float) -> None:
+        """Return when the record's present holder has ended."""
+        with self.changed:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self.changed.wait_for(lambda: not entry.is_held(), seconds)
+
+    def purge(self) -> int:
+        """Forget the records that have expired; how many."""
+        with self.changed:
+            gone = [k for k, e in self._entries.items() if self._seen(e).expired and not e.is_held()]
+            for key in gone:
+                del self._entries[key]
+            return len(gone)
+
+    def _seen(self, entry: _Entry) -> Record:
+        now = self.clock()
+        expired = entry.expires <= now and entry.lease is None
+        return replace(
+            entry.record, expired=expired, lease_left=None if entry.lease is None else entry.lease - now
+        )
+
+    def _hold(self, entry: _Entry, claim: Claim) -> MemoryHold | MemoryLease:
+        entry.expires = self.clock() + claim.ttl_seconds
+        entry.lease = None
+        if claim.lease_seconds is not None:
+            entry.lease = self.clock() + claim.lease_seconds
+            return MemoryLease(self, entry, claim)
+        hold = MemoryHold(self, entry, claim)
+        entry.holder = weakref.ref(hold)
+        return hold
+
+
+class _Held:
+    """What both kinds of holds have in common."""
+
+    def __init__(self, records: MemoryRecords, entry: _Entry, claim: Claim) -> None:
+        self.attempt = entry.record.attempt
+        self._records, self._entry, self._claim = records, entry, claim
+
+    def _store(self, answer: Answer, state: State) -> None:
+        """Finish the record, if it is still ours. The caller has the lock."""
+        self._check()
+        entry, claim = self._entry, self._claim
+        entry.record = replace(entry.record, state=state, answer=answer)
+        entry.expires, entry.lease = self._records.clock() + claim.ttl_seconds, None
+        self._records.changed.notify_all()
+
+    def _check(self) -> None:
+        if self._entry.record.owner != self._claim.owner:
+            raise LeaseLost
+
+
+class MemoryHold(_Held):
+    """An atomic operation, or a step: a transaction on the application's database."""
+
+    is_open = True
+    _transaction: Joinable | None = None
+
+    def begun(self) -> MemoryHold:
+        """Begin the transaction; not while the records are locked, as it may have to wait."""
+        try:
+            self._transaction = Joinable(self._records.engine)
+            self._transaction.guard()
+        except BaseException:
+            self.abandon()
+            raise
+        return self
+
+    @property
+    def connection(self) -> Connection:
+        """The transaction's."""
+        return self._there().connection
+
+    def expose(self) -> None:
+        """Nothing is held back here."""
+
+    def explain(self, error: BaseException | None) -> Exception | None:  # noqa: ARG002
+        """No error means more than it says."""
+        return None
+
+    def complete(self, answer: Answer) -> None:
+        """Commit, then store the answer: nobody is between, and if the process ends both are gone."""
+        self._commit(lambda: self._store(answer, State.COMPLETED))
+
+    def record(self, step: str, result: bytes) -> None:
+        """Commit, then keep the step."""
+
+        def keep() -> None:
+            self._entry.steps[step] = result
+            self._entry.lease = self._records.clock() + (self._claim.lease_seconds or 0)
+
+        self._commit(keep)
+
+    def abandon(self) -> None:
+        """Roll back, and let the record go."""
+        if self._transaction is not None:
+            self._transaction.abandon()
+        with self._records.changed:
+            self.is_open = False
+            self._records.changed.notify_all()
+
+    def _commit(self, then: Callable[[], None]) -> None:
+        try:
+            self._there().raise_if_ended()
+            with self._records.changed:
+                self._check()
+                self._there().commit()
+                then()
+        finally:
+            self.abandon()
+
+    def _there(self) -> Joinable:
+        if self._transaction is None:
+            raise RuntimeError("the transaction has not begun")
+        return self._transaction
+
+
+class MemoryLease(_Held):
+    """An operation that is not atomic."""
+
+    _open = True
+
+    def begun(self) -> MemoryLease:
+        """Nothing is to be begun."""
+        return self
+
+    def complete(self, answer: Answer) -> None:
+        """Store the answer."""
+        with self._records.changed:
+            self._store(answer, State.FAILED if answer.status >= 500 else State.COMPLETED)
+            self._open = False
+
+    def release(self) -> None:
+        """Give the operation back."""
+        with self._records.changed:
+            self._check()
+            self._entry.lease, self._open = None, False
+            self._records.changed.notify_all()
+
+    def abandon(self) -> None:
+        """End the lease now."""
+        with self._records.changed:
+            if self._open and self._entry.record.owner == self._claim.owner:
+                self._entry.lease = self._records.clock()
+            self._open = False
+
+    def extend(self, seconds: float) -> None:
+        """Renew the lease."""
+        with self._records.changed:
+            self._check()
+            self._entry.lease = max(self._entry.lease or 0.0, self._records.clock() + seconds)
+
+    def steps(self) -> dict[str, bytes]:
+        """The finished steps."""
+        with self._records.changed:
+            return dict(self._entry.steps)
+
+    def record(self, step: str, result: bytes) -> None:
+        """Keep a finished step."""
+        self.extend(self._claim.lease_seconds or 0.0)
+        with self._records.changed:
+            self._check()
+            self._entry.steps[step] = result
+
+    def begin(self) -> MemoryHold:
+        """A transaction for one step; nobody takes over meanwhile."""
+        with self._records.changed:
+            self._check()
+            hold = MemoryHold(self._records, self._entry, self._claim)
+            self._entry.holder = weakref.ref(hold)
+        return hold.begun()
+
+
+def _new(claim: Claim, *, attempt: int) -> Record:
+    return Record(claim.key, claim.name, State.IN_PROGRESS, claim.fingerprint, attempt, claim.owner)

@@ -1,0 +1,195 @@
+"""The records in Redis alone: for endpoints where a small risk in rare failures is accepted.
+
+Redis may forget what it was told: a restart, a failover or an eviction loses records, and then a retry
+runs the view again. Nothing commits together with a record here, so every operation has a lease, as
+others have with ``atomic=False``, and every change compares the owner's token. Times are the server's.
+
+A record is one hash: its fields, and ``step:<name>`` for each finished step. It has no time to live
+while it is in progress: what was interrupted is not forgotten by the clock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from ..core.fingerprint import Fingerprint
+from ..core.records import Answer, Claim, Record, State
+from ..errors import LeaseLost, NotAtomic, StoreUnavailable
+from .redis import Client
+
+_NOW = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+"""
+
+# -> the server's time in milliseconds, and all fields with their values
+LOOK = _NOW + "return {now, redis.call('HGETALL', KEYS[1])}"
+
+_BEGIN = """
+redis.call('HSET', KEYS[1], 'state', 'in_progress', 'owner', ARGV[1], 'name', ARGV[2],
+           'version', ARGV[3], 'digest', ARGV[4], 'attempt', attempt, 'lease', now + ARGV[5],
+           'request', ARGV[6])
+redis.call('PERSIST', KEYS[1])
+return attempt
+"""
+
+CLAIM = f"""{_NOW}
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+local attempt = 1
+{_BEGIN}"""
+
+TAKE_OVER = f"""{_NOW}
+local held = redis.call('HMGET', KEYS[1], 'owner', 'state', 'lease', 'attempt')
+if held[1] ~= ARGV[7] or held[2] ~= 'in_progress' then return 0 end
+if held[3] and tonumber(held[3]) > now then return 0 end
+local attempt = held[4] + 1
+{_BEGIN}"""
+
+_MINE = (
+    _NOW
+    + """
+local held = redis.call('HMGET', KEYS[1], 'owner', 'state', 'lease')
+if held[1] ~= ARGV[1] or held[2] ~= 'in_progress' then return 0 end
+"""
+)
+
+FINISH = f"""{_MINE}
+redis.call('HDEL', KEYS[1], 'lease', 'request')
+redis.call('HSET', KEYS[1], 'state', ARGV[3], 'status', ARGV[4])
+if ARGV[5] ~= '' then redis.call('HSET', KEYS[1], 'headers', ARGV[5]) end
+if ARGV[6] == '1' then redis.call('HSET', KEYS[1], 'body', ARGV[7]) end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return 1"""
+
+RENEW = f"""{_MINE}
+redis.call('HSET', KEYS[1], 'lease', math.max(tonumber(held[3]) or 0, now + ARGV[2]))
+if ARGV[3] then redis.call('HSET', KEYS[1], 'step:' .. ARGV[3], ARGV[4]) end
+return 1"""
+
+END = f"{_MINE} redis.call('HSET', KEYS[1], 'lease', now) return 1"
+
+RELEASE = f"""{_MINE}
+redis.call('HDEL', KEYS[1], 'lease')
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return 1"""
+
+
+class RedisRecords:
+    """Records in Redis. ``client`` is called once, at the first use; it must not decode answers."""
+
+    def __init__(self, client: Callable[[], Client], prefix: str) -> None:
+        self._make_client, self._prefix = client, prefix
+        self._client: Client | None = None
+
+    def look(self, key: bytes) -> Record | None:
+        """The record."""
+        now, fields = self.run(LOOK, key)
+        return _record(key, int(now), dict(zip(fields[::2], fields[1::2], strict=True)))
+
+    def claim(self, claim: Claim) -> RedisLease | None:
+        """Insert the record, if it is not there."""
+        return self._lease(CLAIM, claim)
+
+    def take_over(self, claim: Claim, seen: Record) -> RedisLease | None:
+        """Make a record ours whose lease is over, or given back."""
+        return self._lease(TAKE_OVER, claim, seen.owner)
+
+    def wait(self, key: bytes, seconds: float) -> None:
+        """Nothing to wait for: every record in progress has a lease."""
+
+    def run(self, script: str, key: bytes, *arguments: Any) -> Any:
+        """A script's reply. Raises ``StoreUnavailable`` whatever goes wrong."""
+        try:
+            if self._client is None:
+                self._client = self._make_client()
+            return self._client.eval(script, 1, f"{self._prefix}record:{key.hex()}", *arguments)
+        except Exception as error:
+            raise StoreUnavailable from error
+
+    def _lease(self, script: str, claim: Claim, *more: Any) -> RedisLease | None:
+        fingerprint = claim.fingerprint.version, claim.fingerprint.digest
+        lease = _ms(claim.lease_seconds or 0)
+        values = claim.owner, claim.name, *fingerprint, lease, claim.request or b"", *more
+        attempt = self.run(script, claim.key, *values)
+        return RedisLease(self, claim, attempt=int(attempt)) if attempt else None
+
+
+class RedisLease:
+    """An operation that is ours while its lease runs."""
+
+    def __init__(self, records: RedisRecords, claim: Claim, *, attempt: int) -> None:
+        self.attempt = attempt
+        self._records, self._claim = records, claim
+        self._open = True
+
+    def complete(self, answer: Answer) -> None:
+        """Store the answer, of a status of 500 or more as failed."""
+        state = State.FAILED if answer.status >= 500 else State.COMPLETED
+        headers = "" if answer.headers is None else json.dumps(answer.headers)
+        body = (1, answer.body) if answer.body is not None else (0, b"")
+        self._change(FINISH, _ms(self._claim.ttl_seconds), state.value, answer.status, headers, *body)
+        self._open = False
+
+    def abandon(self) -> None:
+        """End the lease now."""
+        if self._open:
+            self._open = False
+            with suppress(LeaseLost, StoreUnavailable):
+                self._change(END)
+
+    def release(self) -> None:
+        """Give the operation back."""
+        self._change(RELEASE, _ms(self._claim.ttl_seconds))
+        self._open = False
+
+    def extend(self, seconds: float) -> None:
+        """Renew the lease."""
+        self._change(RENEW, _ms(seconds))
+
+    def steps(self) -> dict[str, bytes]:
+        """The results of the finished steps."""
+        _, fields = self._records.run(LOOK, self._claim.key)
+        pairs = zip(fields[::2], fields[1::2], strict=True)
+        return {name[5:].decode(): value for name, value in pairs if name.startswith(b"step:")}
+
+    def record(self, step: str, result: bytes) -> None:
+        """Record a finished step and renew the lease."""
+        self._change(RENEW, _ms(self._claim.lease_seconds or 0), step, result)
+
+    def begin(self) -> Any:
+        """There is no transaction that a step could commit with."""
+        raise NotAtomic(
+            "step(..., atomic=True) needs a store that commits with the application's database; the"
+            " store 'redis' does not"
+        )
+
+    def _change(self, script: str, *arguments: Any) -> None:
+        if not self._records.run(script, self._claim.key, self._claim.owner, *arguments):
+            raise LeaseLost
+
+
+def _record(key: bytes, now: int, fields: dict[bytes, bytes]) -> Record | None:
+    if not fields:
+        return None
+    lease, answer = fields.get(b"lease"), None
+    if b"status" in fields:
+        headers = fields.get(b"headers")
+        pairs = None if headers is None else tuple((n, v) for n, v in json.loads(headers))
+        answer = Answer(int(fields[b"status"]), pairs, fields.get(b"body"))
+    return Record(
+        key,
+        fields[b"name"].decode(),
+        State(fields[b"state"].decode()),
+        Fingerprint(int(fields[b"version"]), fields[b"digest"]),
+        int(fields[b"attempt"]),
+        fields[b"owner"].decode(),
+        lease_left=None if lease is None else (float(lease) - now) / 1000,
+        answer=answer,
+    )
+
+
+def _ms(seconds: float) -> int:
+    return max(1, int(seconds * 1000))

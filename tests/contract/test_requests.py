@@ -1,0 +1,248 @@
+"""The same promises to clients on every store."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import sqlalchemy as sa
+from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
+
+from flask_idempotency import (
+    ConfigurationError,
+    Idempotency,
+    NotAtomic,
+    current_operation,
+    idempotent,
+)
+
+STORES = ["memory", "sql", "redis", "hybrid", "postgres"]
+TRANSACTIONAL = [store for store in STORES if store != "redis"]
+CLIENTS = 16
+
+
+class Shop:
+    """An application with one view, which is what the test says."""
+
+    def __init__(self, store, uri, redis_url, **config):
+        self.app = Flask("shop")
+        self.app.config.update(
+            SQLALCHEMY_DATABASE_URI=uri, IDEMPOTENCY_STORE=store, IDEMPOTENCY_PROBE_AFTER=0, **config
+        )
+        if store in ("redis", "hybrid"):
+            self.app.config["IDEMPOTENCY_REDIS_URL"] = redis_url
+        self.db = SQLAlchemy(self.app)
+
+        class Payment(self.db.Model):
+            id = sa.Column(sa.Integer, primary_key=True)
+            note = sa.Column(sa.String(50), unique=True)
+
+        self.Payment = Payment
+        self.atomic = store != "redis"
+        self.idempotency = Idempotency(self.app, self.db, scope=None)
+        with self.app.app_context():
+            self.db.create_all()
+
+    def view(self, does, **options):
+        options = {"atomic": self.atomic, **options}
+        view = idempotent(**options)(does)
+        self.app.add_url_rule("/payments", "pay", view, methods=["POST"])
+
+    def pay(self, note=None):
+        self.db.session.add(self.Payment(note=note))
+        self.db.session.commit()
+
+    def post(self, key="key", **kwargs):
+        return self.app.test_client().post(
+            "/payments", headers={"Idempotency-Key": key}, **{"json": {}, **kwargs}
+        )
+
+    def count(self):
+        with self.app.app_context(), self.db.engine.connect() as connection:
+            return connection.scalar(sa.select(sa.func.count(self.Payment.id)))
+
+
+@pytest.fixture(params=STORES)
+def store(request):
+    return request.param
+
+
+@pytest.fixture
+def shop(store, tmp_path, postgres, redis_server):
+    uri = f"sqlite:///{tmp_path}/shop.db"
+    if store in ("hybrid", "postgres"):
+        uri = postgres.database(f"contract_{tmp_path.name[-40:]}".lower().replace("-", "_"))
+    shop = Shop(store, uri, redis_server.url)
+    yield shop
+    with shop.app.app_context():
+        assert shop.db.engine.pool.checkedout() == 0
+        shop.db.engine.dispose()
+
+
+def test_it_runs_once_and_replays(shop):
+    runs = []
+
+    def view():
+        runs.append(current_operation.attempt)
+        shop.pay()
+        return b"\x00\xff", 201, [("X-A", "1"), ("X-A", "2")]
+
+    shop.view(view)
+    first, retry = shop.post(), shop.post()
+    assert (first.data, first.status_code) == (retry.data, retry.status_code) == (b"\x00\xff", 201)
+    assert first.headers.getlist("X-A") == retry.headers.getlist("X-A") == ["1", "2"]
+    assert retry.headers["Idempotent-Replayed"] == "true"
+    assert shop.post(json={"other": 1}).status_code == 422
+    assert (runs, shop.count()) == ([1], 1)
+
+
+def test_many_at_once_run_once(shop):
+    barrier = threading.Barrier(CLIENTS)
+    shop.view(lambda: (shop.pay(), ({}, 201))[1])
+
+    def client(_number):
+        barrier.wait(10)
+        return shop.post().status_code
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        statuses = set(pool.map(client, range(CLIENTS)))
+    assert statuses <= {201, 409}
+    assert shop.post().status_code == 201
+    assert shop.count() == 1
+
+
+def test_many_keys_at_once_run_once_each(shop):
+    shop.view(lambda: (shop.pay(), ({}, 201))[1])
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        statuses = list(pool.map(lambda n: shop.post(f"key-{n % 4}").status_code, range(CLIENTS)))
+    assert set(statuses) <= {201, 409}
+    assert [shop.post(f"key-{n}").status_code for n in range(4)] == [201] * 4
+    assert shop.count() == 4
+
+
+def test_a_duplicate_is_refused_while_the_first_runs(shop):
+    inside, go_on = threading.Event(), threading.Event()
+
+    def view():
+        inside.set()
+        assert go_on.wait(10)
+        return {}, 201
+
+    shop.view(view)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(shop.post)
+        assert inside.wait(10)
+        duplicate = shop.post()
+        assert (duplicate.status_code, shop.post(json={"other": 1}).status_code) == (409, 422)
+        go_on.set()
+        assert first.result().status_code == 201
+    assert shop.post().status_code == 201
+
+
+@pytest.mark.parametrize("store", TRANSACTIONAL, indirect=True)
+def test_an_error_rolls_everything_back_and_the_retry_runs(shop):
+    answers = [500, 201]
+
+    def view():
+        shop.pay()
+        return {"attempt": current_operation.attempt}, answers.pop(0)
+
+    shop.view(view)
+    assert shop.post().status_code == 500
+    assert shop.count() == 0
+    assert shop.post().json == shop.post().json == {"attempt": 2}
+    assert shop.count() == 1
+
+
+@pytest.mark.parametrize("store", TRANSACTIONAL, indirect=True)
+def test_the_session_works_as_without_us(shop):
+    def view():
+        session = shop.db.session
+        shop.pay("one")
+        session.add(shop.Payment(note="one"))
+        with pytest.raises(sa.exc.IntegrityError):
+            session.commit()
+        session.rollback()
+        with session.begin_nested():
+            session.add(shop.Payment(note="two"))
+        session.commit()
+        session.add(shop.Payment(note="three"))
+        session.flush()
+        session.rollback()
+        session.remove()
+        shop.pay("four")
+        session.add(shop.Payment(note="never committed"))
+        session.flush()
+        return {"notes": list(session.scalars(sa.select(shop.Payment.note)))}, 201
+
+    shop.view(view)
+    assert shop.post().json == {"notes": ["one", "two", "four", "never committed"]}
+    assert shop.count() == 3
+
+
+@pytest.mark.parametrize("store", TRANSACTIONAL, indirect=True)
+def test_a_transaction_ended_past_us_is_no_success(shop):
+    shop.app.config["PROPAGATE_EXCEPTIONS"] = False
+
+    def view():
+        shop.pay()
+        try:
+            shop.db.session.execute(sa.text("COMMIT"))
+        except (NotAtomic, sa.exc.SQLAlchemyError):
+            shop.db.session.rollback()
+            raise
+        return {}, 201
+
+    shop.view(view)
+    assert shop.post().status_code == 500
+    assert shop.count() == 0
+
+
+def test_what_is_not_atomic_keeps_its_steps(shop):
+    calls = []
+
+    def view():
+        current_operation.step("charge", calls.append, 1)
+        if current_operation.attempt == 1:
+            raise SystemExit
+        return {"attempt": current_operation.attempt}, 201
+
+    shop.view(view, atomic=False, on_interrupted="retry")
+    with pytest.raises(SystemExit):
+        shop.post()
+    assert shop.post().json == shop.post().json == {"attempt": 2}
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("store", TRANSACTIONAL, indirect=True)
+def test_a_step_may_commit_with_its_writes(shop):
+    def view():
+        current_operation.step("pay", shop.pay, atomic=True)
+        if current_operation.attempt == 1:
+            raise SystemExit
+        return {}, 201
+
+    shop.view(view, atomic=False, on_interrupted="retry")
+    with pytest.raises(SystemExit):
+        shop.post()
+    assert shop.post().status_code == 201
+    assert shop.count() == 1
+
+
+@pytest.mark.parametrize("store", ["redis"], indirect=True)
+def test_redis_refuses_to_be_atomic(shop, store, tmp_path, redis_server):
+    shop.view(dict, atomic=True)
+    shop.app.config["PROPAGATE_EXCEPTIONS"] = True
+    with pytest.raises(ConfigurationError, match="atomic, which the store 'redis' cannot be"):
+        shop.post()
+    with shop.app.app_context(), pytest.raises(ConfigurationError, match="cannot be"):
+        shop.idempotency.run("key", dict, name="x")
+
+
+def test_run_is_there_too(shop):
+    with shop.app.app_context():
+        run = shop.idempotency.run
+        results = [run("key", lambda: [1], name="x", atomic=shop.atomic) for _ in range(2)]
+    assert results == [[1], [1]]
