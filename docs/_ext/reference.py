@@ -54,7 +54,7 @@ def options() -> Iterator[Entry]:
     of_app = {setting.name.lower(): setting.name for setting in SETTINGS}
     allowed = {name: text for name, _, text in _CHECKS}
     for name, meaning in re.findall(
-        r"\* ``(\w+)``: (.*?)(?=\n\s*\* ``|\Z)", RouteOptions.__doc__ or "", re.DOTALL
+        r"\* ``(\w+)``: (.*?)(?=\n\s*\n|\n\s*\* ``|\Z)", RouteOptions.__doc__ or "", re.DOTALL
     ):
         if name in _DEFAULTS:
             default = _DEFAULTS[name]
@@ -73,6 +73,7 @@ _DEFAULTS = {
     "name": "the endpoint",
     "authorize_replay": "every replay is allowed",
     "other_binds": "none",
+    "resumable": "`False`",
 }
 """Where neither a setting of the same name nor the value in ``Route`` says it."""
 

@@ -1,14 +1,6 @@
 """The documentation tells the truth: its code runs, its answers are the real ones.
 
-How a block is marked, in a comment on the line before it:
-
-* a ``python`` block without a mark runs, after the blocks before it on its page;
-* ``<!-- fragment -->``: a piece that cannot run alone; it is compiled;
-* ``<!-- file: NAME -->`` and ``<!-- append: NAME -->``: a file that the tutorial's reader writes;
-* a ``console`` block of the tutorial is typed, ``<!-- not run -->`` is left out, and
-  ``<!-- server -->`` starts the application in the background;
-* a ``console`` block of the page of commands is run on a shop with four records;
-* an ``http`` block is a request, or the answer to the request before it.
+How a block is marked: see ``pages.py``. The how-to pages have tests of their own, ``test_how_to.py``.
 """
 
 from __future__ import annotations
@@ -24,7 +16,6 @@ import threading
 import time
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -40,61 +31,7 @@ from flask_idempotency import Idempotency, Problem, current_operation, idempoten
 from flask_idempotency.cli import cli
 from flask_idempotency.config import SETTINGS, Settings
 from flask_idempotency.options import RouteOptions
-
-ROOT = Path(__file__).parents[2]
-PAGES = [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "CONTRIBUTING.md"]
-
-_BLOCK = re.compile(
-    r"(?:^<!-- (?P<mark>[^\n]*?) -->\n)?^(?P<fence>`{3,})(?P<language>[a-z]+)\n"
-    r"(?P<text>.*?)^(?P=fence)$",
-    re.DOTALL | re.MULTILINE,
-)
-
-
-@dataclass(frozen=True)
-class Block:
-    """A block of code on a page; ``line`` is where its text begins."""
-
-    page: Path
-    line: int
-    language: str
-    mark: str
-    text: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.page.relative_to(ROOT)}:{self.line}"
-
-    @property
-    def source(self) -> str:
-        """The text with as many lines before it as on its page, so that errors name the right one."""
-        return "\n" * (self.line - 1) + self.text
-
-
-def blocks(page: Path, *languages: str) -> Iterator[Block]:
-    text = page.read_text(encoding="utf-8")
-    for found in _BLOCK.finditer(text):
-        if found["language"] in languages:
-            line = text.count("\n", 0, found.start("text")) + 1
-            yield Block(page, line, found["language"], found["mark"] or "", found["text"])
-
-
-def name_of(page: Path) -> str:
-    return str(page.relative_to(ROOT))
-
-
-@pytest.fixture
-def names(postgres: Any, redis_server: Any) -> Iterator[dict[str, Any]]:
-    """What a page's code may use without making it: an application, as on the first page."""
-    app, db, idempotency = Flask("docs"), SQLAlchemy(), Idempotency()
-    app.config["SQLALCHEMY_DATABASE_URI"] = postgres.database("docs_names")
-    app.config["IDEMPOTENCY_REDIS_URL"] = redis_server.url
-    db.init_app(app)
-    idempotency.init_app(app, db, scope=lambda: g.account_id)
-    made = {"app": app, "db": db, "idempotency": idempotency, "idempotent": idempotent}
-    yield {"__name__": "docs", **made}
-    with app.app_context():
-        db.engine.dispose()
+from tests.docs.pages import PAGES, ROOT, blocks, name_of
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

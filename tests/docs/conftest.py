@@ -1,0 +1,26 @@
+"""What a page's code may use without making it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from flask import Flask, g
+from flask_sqlalchemy import SQLAlchemy
+
+from flask_idempotency import Idempotency, idempotent
+
+
+@pytest.fixture
+def names(postgres: Any, redis_server: Any) -> Iterator[dict[str, Any]]:
+    """An application, as on the first page."""
+    app, db, idempotency = Flask("docs"), SQLAlchemy(), Idempotency()
+    app.config["SQLALCHEMY_DATABASE_URI"] = postgres.database("docs_names")
+    app.config["IDEMPOTENCY_REDIS_URL"] = redis_server.url
+    db.init_app(app)
+    idempotency.init_app(app, db, scope=lambda: g.account_id)
+    made = {"app": app, "db": db, "idempotency": idempotency, "idempotent": idempotent}
+    yield {"__name__": "docs", **made}
+    with app.app_context():
+        db.engine.dispose()

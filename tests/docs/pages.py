@@ -1,0 +1,60 @@
+"""The pages of the documentation, and the blocks of code on them.
+
+How a block is marked, in a comment on the line before it:
+
+* a ``python`` block without a mark runs, after the blocks before it on its page;
+* ``<!-- fragment -->``: a piece that cannot run alone; it is compiled;
+* ``<!-- file: NAME -->`` and ``<!-- append: NAME -->``: a file that the page's reader writes;
+* a ``console`` block of the tutorial is typed, ``<!-- not run -->`` is left out, and
+  ``<!-- server -->`` starts the application in the background;
+* a ``console`` block of the page of commands is run on a shop with seven records;
+* an ``http`` block is a request, or the answer to the request before it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "CONTRIBUTING.md"]
+
+_BLOCK = re.compile(
+    r"(?:^<!-- (?P<mark>[^\n]*?) -->\n)?^(?P<fence>`{3,})(?P<language>[a-z]+)\n"
+    r"(?P<text>.*?)^(?P=fence)$",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code on a page; ``line`` is where its text begins."""
+
+    page: Path
+    line: int
+    language: str
+    mark: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def source(self) -> str:
+        """The text with as many lines before it as on its page, so that errors name the right one."""
+        return "\n" * (self.line - 1) + self.text
+
+
+def blocks(page: Path, *languages: str) -> Iterator[Block]:
+    text = page.read_text(encoding="utf-8")
+    for found in _BLOCK.finditer(text):
+        if found["language"] in languages:
+            line = text.count("\n", 0, found.start("text")) + 1
+            yield Block(page, line, found["language"], found["mark"] or "", found["text"])
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
