@@ -37,5 +37,5 @@ nitpick_ignore_regex = [
     (r"py:.*", r"dict\[.*"),
     (r"py:.*", r"(Connection|Engine|Flask|Blueprint|SQLAlchemy|Response|UUID|Unpack|T|View|Scope)"),
     # Parts of the package that are not its public face.
-    (r"py:.*", r"RouteOptions|(flask_idempotency\.)?(options|decorator|extension|core)\..*"),
+    (r"py:.*", r"RunOptions|(flask_idempotency\.)?(options|decorator|extension|operation|core)\..*"),
 ]

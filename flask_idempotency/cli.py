@@ -52,11 +52,11 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="Write JSON, tim
 
 @cli.command("create-table")
 def create_table() -> None:
-    """Create the table of the records, with its index and fill factor.
+    """Create the table of the records and that of their steps, with indexes and fill factor.
 
-    Creates this one table and nothing else of the application. Of a table that is there already, a
-    missing index and fill factor are added while it is in use; columns are never altered. Running it
-    again does nothing. Applications with Flask-Migrate need no more than a migration: the table is
+    Creates these two and nothing else of the application. Of a table that is there already, missing
+    indexes and the fill factor are added while it is in use; columns are never altered. Running it
+    again does nothing. Applications with Flask-Migrate need no more than a migration: the tables are
     part of db.metadata.
     """
     state = _state()

@@ -69,7 +69,7 @@ def options() -> Iterator[Entry]:
 _DEFAULTS = {
     "key": "the header `IDEMPOTENCY_HEADER`",
     "scope": "the application's",
-    "store": "below 500, except 401, 403, 408, 425 and 429",
+    "store": "all except 401, 403, 408, 425 and 429, and of an atomic operation 500 and above",
     "name": "the endpoint",
     "authorize_replay": "every replay is allowed",
     "other_binds": "none",

@@ -171,7 +171,9 @@ class TestCommands:
         for name in shown:
             text = reference().command(name)
             assert cli.commands[name].help.splitlines()[0] in text
-            assert all(f"`{param.opts[0]}" in text for param in cli.commands[name].params)
+            for param in cli.commands[name].params:
+                is_option = param.param_type_name == "option"
+                assert (f"`{param.opts[0]}" if is_option else param.human_readable_name) in text
 
     def test_its_outputs_are_the_real_ones(self, postgres, redis_server):
         app, db = Flask("shop"), SQLAlchemy()
@@ -182,25 +184,58 @@ class TestCommands:
         for name, answer in ("payment", ({"amount": 500}, 201)), ("refund", ({}, 500)):
             view = idempotent(lambda answer=answer: answer)
             app.add_url_rule(f"/{name}s", f"create_{name}", view, methods=["POST"])
+        self.add_parcels(app)
         run = app.test_cli_runner().invoke
         for block in blocks(self.PAGE, "console"):
             for command, shown in commands(block.text):
                 name, *arguments = command.removeprefix("flask idempotency ").split()
+                if name == "resume":  # what was released just now is due later
+                    released = "UPDATE idempotency_record SET completed_at = created_at - interval '1 h'"
+                    self.sql(app, db, f"{released} WHERE state = 'in_progress'")
                 answer = run(cli, [name, *arguments]).output
                 assert looks_like(answer, shown), f"{block.name}: {command}\n{answer}"
-                if answer.endswith("created the table\n"):
+                if answer.endswith("created the table of its steps\n"):
                     self.work(app, db)
         with app.app_context():
             db.engine.dispose()
 
+    def add_parcels(self, app):
+        """Views that are not atomic."""
+
+        @app.post("/orders")
+        @idempotent(atomic=False)
+        def send_order():
+            return {}, 500
+
+        @app.post("/parcels")
+        @idempotent(atomic=False, resumable=True)
+        def send_parcel():
+            current_operation.step("stamp", lambda: {"number": 17})
+            if current_operation.attempt == 1:
+                raise Killed
+            return {}, 201
+
     def work(self, app, db):
-        """Three payments, of which the first has expired, and a refund that failed."""
-        for key, path in enumerate(("/payments", "/payments", "/payments", "/refunds")):
-            app.test_client().post(path, headers={"Idempotency-Key": str(key)})
+        """Seven records, of which the first has expired, and two are of views that were killed."""
+        post = app.test_client().post
+        for key, path in enumerate(("/payments", "/payments", "/payments", "/refunds", "/orders")):
+            post(path, headers={"Idempotency-Key": str(key)})
+        for number in 1, 2:
+            with pytest.raises(Killed):
+                post("/parcels", headers={"Idempotency-Key": f"parcel-{number}"})
         first = "SELECT key FROM idempotency_record ORDER BY created_at LIMIT 1"
-        expire = f"UPDATE idempotency_record SET expires_at = clock_timestamp() WHERE key = ({first})"
+        update = "UPDATE idempotency_record SET"
+        self.sql(app, db, f"{update} expires_at = clock_timestamp() WHERE key = ({first})")
+        self.sql(app, db, f"{update} lease_expires_at = created_at WHERE lease_expires_at IS NOT NULL")
+
+    def sql(self, app, db, statement):
+        """Run a statement on a connection of its own, committed."""
         with app.app_context(), db.engine.begin() as connection:
-            connection.execute(sa.text(expire))
+            connection.execute(sa.text(statement))
+
+
+class Killed(BaseException):
+    """Nothing catches it, as nothing catches a SIGKILL."""
 
 
 class TestHttpReference:
