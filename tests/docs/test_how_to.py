@@ -191,11 +191,13 @@ class TestCallsToOtherServices:
     def test_a_callable_that_answers_later_gives_the_operation_back(self, shop, kill):
         """The page warns of it: the view runs, and the callable was not asked again."""
         asked = []
-        shop.names["work"] = lambda: {}
-        view = idempotent(
-            atomic=False, on_interrupted=lambda _: asked.append(True) or ({}, 429), name="later"
-        )(lambda: shop.names["work"]())
-        shop.app.add_url_rule("/later", "later", view, methods=["POST"])
+        shop.names["work"] = dict
+
+        @shop.app.post("/later")
+        @idempotent(atomic=False, on_interrupted=lambda _: asked.append(True) or ({}, 429))
+        def later():
+            return shop.names["work"]()
+
         kill(shop, "/later", "work", after=False)
         assert [shop.post("/later").status_code for _ in range(2)] == [429, 200]
         assert asked == [True]

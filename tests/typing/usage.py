@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 from uuid import UUID, uuid4
 
 from flask import Blueprint, Flask, Response
@@ -14,11 +15,18 @@ from flask_idempotency import (
     Event,
     Idempotency,
     KeyReused,
+    LeaseLost,
     Operation,
+    OperationFailed,
+    OperationInterrupted,
     Problem,
+    RequestInProgress,
+    Retryable,
+    StepError,
     current_operation,
     idempotent,
     operation_executed,
+    operation_interrupted,
 )
 
 db = SQLAlchemy()
@@ -82,3 +90,53 @@ def heard(sender: Flask, event: Event) -> None:
 def own_format(error: Problem) -> tuple[dict[str, str], int]:
     assert isinstance(error, KeyReused)
     return {"error": error.detail}, error.status
+
+
+def find_out(operation: Operation) -> tuple[dict[str, str], int] | None:
+    return ({"found": operation.derive_key("charge")}, 201) if operation.attempt > 2 else None
+
+
+def charge_card(amount: int, *, key: str) -> dict[str, Any]:
+    return {"amount": amount, "key": key}
+
+
+def save(amount: int) -> int:
+    return amount
+
+
+@bp.post("/charges")
+@idempotent(
+    atomic=False, lease=timedelta(seconds=30), on_interrupted=find_out, resumable=["Authorization"]
+)
+def steps() -> tuple[dict[str, Any], int]:
+    key = current_operation.derive_key("charge")
+    assert_type(key, str)
+    charge = current_operation.step("charge", charge_card, 5, key=key)
+    assert_type(charge, "dict[str, Any]")
+    assert_type(current_operation.step("save", save, 5, atomic=True), int)
+    current_operation.extend(2.5)
+    idempotency.after_commit(save, amount=5)
+    if not charge:
+        raise Retryable("The provider is busy.", retry_after=5)
+    return charge, 201
+
+
+@idempotent(atomic=False, on_interrupted="retry", resumable=True)
+def retried() -> str:
+    return ""
+
+
+def outside_of_a_request(event: dict[str, Any]) -> None:
+    number = idempotency.run(event["id"], save, 5, scope="provider", payload=event, ttl=3600)
+    assert_type(number, int)
+    try:
+        idempotency.run("1", steps, atomic=False, lease=5, on_interrupted="fail", name="steps")
+    except (LeaseLost, RequestInProgress) as busy:
+        assert_type(busy.retry_after, "int | None")
+    except (OperationFailed, OperationInterrupted, StepError) as error:
+        assert_type(error.detail, str)
+
+
+@operation_interrupted.connect
+def heard_of_it(sender: Flask, event: Event) -> None:
+    assert_type(event.attempt, "int | None")
