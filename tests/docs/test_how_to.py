@@ -9,6 +9,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from flask import Flask, abort, g, request
 from rq import SimpleWorker
 from werkzeug.serving import make_server
 
-from flask_idempotency import OperationInterrupted, current_operation, idempotent
+from flask_idempotency import OperationInterrupted, Retryable, current_operation, idempotent
 from flask_idempotency.cli import cli
 from tests.docs.pages import ROOT, blocks
 
@@ -225,6 +226,33 @@ class TestCallsToOtherServices:
         shop.names["requests"] = real
         assert shop.post("/bookings").status_code == 201
 
+    def test_a_step_costs_two_messages(self, shop, postgres):
+        """So says the page "Life of a request"; one more reads what is recorded."""
+        if not postgres.controllable:
+            pytest.skip("a server that the environment names does not show its log")
+        ((database,),) = shop.sql("SELECT current_database()")
+        shop.sql(f"ALTER DATABASE {database} SET log_statement = 'all'")
+        with shop.app.app_context():
+            shop.db.engine.dispose()  # the setting is for new connections
+        seen = []
+
+        def count(name):
+            before = len(postgres.log)
+            current_operation.step(name, dict)
+            seen.append(postgres.log[before:].count("LOG:  statement: "))
+
+        @shop.app.post("/counted")
+        @idempotent(atomic=False)
+        def counted():
+            count("a")
+            if current_operation.attempt == 1:
+                raise Retryable
+            count("b")
+            return {}
+
+        assert [shop.post("/counted").status_code for _ in range(2)] == [503, 200]
+        assert seen == [2, 1, 2]
+
     def test_an_operation_is_finished_without_its_client(self, shop, provider, kill):
         kill(shop, "/subscriptions", "charge_card", after=True)
         shop.sql("UPDATE idempotency_record SET lease_expires_at = now() - interval '1 minute'")
@@ -276,6 +304,17 @@ class TestSteps:
         assert [shop.post("/invoices").status_code for _ in range(2)] == [503, 201]
         assert shop.count("payment") == 1
 
+    def test_a_conflict_in_a_step_leaves_the_operation_interrupted(self, shop):
+        conflict = "DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$"
+
+        @shop.app.post("/conflicts")
+        @idempotent(atomic=False)
+        def conflicts():
+            current_operation.step("a", lambda: shop.db.session.execute(sa.text(conflict)), atomic=True)
+
+        answers = [shop.post("/conflicts").json["type"].split(":")[-1] for _ in range(2)]
+        assert answers == ["transaction-conflict", "operation-interrupted"]
+
     def test_a_long_step_gets_a_long_lease(self, shop):
         seen = []
 
@@ -322,6 +361,28 @@ class TestWebhooks:
         assert (shop.count("idempotency_record"), shop.count("booking")) == (0, 0)
         self.send(shop, path, self.event())
         assert self.send(shop, path, self.event(), secret=b"guessed").status_code == 401
+
+    def test_two_deliveries_at_one_moment_are_one_booking(self, shop):
+        running, go_on, book = threading.Event(), threading.Event(), shop.names["book"]
+
+        def slowly(payment):
+            running.set()
+            assert go_on.wait(20)
+            return book(payment)
+
+        slowly.__module__, slowly.__qualname__ = book.__module__, book.__qualname__
+        shop.names["book"] = slowly
+        statuses = []
+        first = threading.Thread(
+            target=lambda: statuses.append(self.send(shop, "/webhooks/payments", self.event()))
+        )
+        first.start()
+        assert running.wait(20)
+        second = self.send(shop, "/webhooks/payments", self.event())
+        go_on.set()
+        first.join()
+        assert (second.status_code, statuses[0].status_code) == (409, 204)
+        assert shop.count("booking") == 1
 
     def test_an_event_that_could_not_be_handled_is_handled_when_it_comes_again(self, shop):
         shop.sql("ALTER TABLE booking RENAME TO away")
@@ -414,6 +475,35 @@ class TestQueues:
         for _ in range(2):
             assert shop.post("/orders").status_code == 201
         assert shop.names["sent"] == [("alice", 7)]
+
+    @pytest.mark.parametrize(
+        ("what", "calls"),
+        [("rolled back", 0), ("kept failure", 1), ("step", 1), ("step in an earlier attempt", 0)],
+    )
+    def test_the_table_of_calls(self, page, what, calls):
+        shop, called = page("queues.md"), []
+
+        @shop.app.post("/table")
+        @idempotent(atomic=what == "rolled back")
+        def view():
+            later = partial(shop.names["idempotency"].after_commit, called.append, True)
+            if not what.startswith("step"):
+                later()
+                raise LookupError
+            current_operation.step("a", later)
+            if what != "step" and current_operation.attempt == 1:
+                raise Retryable
+            assert called == []
+            return {}
+
+        shop.post("/table"), shop.post("/table")
+        assert len(called) == calls
+
+    def test_an_error_after_the_commit_changes_nothing(self, page, caplog):
+        shop = page("queues.md")
+        shop.names["enqueue"] = lambda *_: 1 / 0
+        assert shop.post("/orders").status_code == 201
+        assert "ZeroDivisionError" in caplog.text
 
     def test_the_outbox_sends_at_once_and_what_was_left(self, page):
         shop = page("queues.md")
