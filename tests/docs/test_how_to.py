@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from celery import signals
-from flask import Flask, abort, g, request
+from flask import Flask, g, request
 from rq import SimpleWorker
 from werkzeug.serving import make_server
 
@@ -92,7 +92,7 @@ class Provider:
     """A payment provider over HTTP. Its ledger has each charge that it made."""
 
     def __init__(self) -> None:
-        self.deduplicates, self.busy = True, False
+        self.deduplicates, self.refuses = True, 0
         self.ledger: list[str] = []
         app = Flask("provider")
         app.add_url_rule("/charges", "charge", self.charge, methods=["POST"])
@@ -102,8 +102,8 @@ class Provider:
         self.url = f"http://127.0.0.1:{self.server.port}"
 
     def charge(self) -> Any:
-        if self.busy:
-            abort(503)
+        if self.refuses:
+            return {"refused": True}, self.refuses
         key = request.headers["Idempotency-Key"]
         if not (self.deduplicates and key in self.ledger):
             self.ledger.append(key)
@@ -139,11 +139,20 @@ class TestCallsToOtherServices:
         assert retry.data == first.data
         assert (len(provider.ledger), shop.count("payment")) == (1, 1)
 
-    def test_a_provider_that_is_busy_is_asked_again(self, shop, provider):
-        provider.busy = True
+    @pytest.mark.parametrize(("status", "kept"), [(402, 402), (400, 500)])
+    def test_a_refusal_is_kept(self, shop, provider, status, kept):
+        provider.refuses = status
+        assert shop.post("/payments").status_code == kept
+        provider.refuses = 0
+        assert shop.post("/payments").status_code == kept
+        assert provider.ledger == []
+
+    @pytest.mark.parametrize("status", [429, 500, 503])
+    def test_a_provider_that_is_busy_is_asked_again(self, shop, provider, status):
+        provider.refuses = status
         refused = shop.post("/payments")
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "5")
-        provider.busy = False
+        provider.refuses = 0
         assert shop.post("/payments").status_code == 201
         assert len(provider.ledger) == 1
 
