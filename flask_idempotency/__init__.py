@@ -25,7 +25,7 @@ from .errors import (
 )
 from .extension import Idempotency
 from .operation import Operation, current_operation
-from .options import RouteOptions
+from .options import RouteOptions, RunOptions
 from .signals import (
     Event,
     operation_executed,
@@ -57,6 +57,7 @@ __all__ = [
     "ResponseNotKept",
     "Retryable",
     "RouteOptions",
+    "RunOptions",
     "ScopeUnknown",
     "StepError",
     "StoreUnavailable",

@@ -30,6 +30,8 @@ class AtomicAttempt(Attempt):
         Raises what they leave unhandled, after everything is rolled back.
         """
         self._raise_if_void(error)
+        if isinstance(error, Problem):
+            self._now.problem = error
         try:
             raise error
         except Exception:

@@ -18,6 +18,7 @@ from .atomic import AtomicAttempt
 from .attempt import Attempt, report
 from .core.keys import Scope
 from .core.machine import assert_never
+from .core.policy import Pace
 from .core.records import Claim
 from .engine import Claimed, InProgress, Interrupted, Mismatch, Replay
 from .errors import (
@@ -135,8 +136,7 @@ def claim_or_answer(
         case Mismatch():
             raise KeyReused
         case InProgress(seconds):
-            left = pace.retry_after() if seconds is None else math.ceil(seconds)
-            raise RequestInProgress(retry_after=max(1, left))
+            raise _in_progress(claim, seconds, pace)
         case Interrupted():
             send(operation_interrupted, state.app, Event(operation.name))
             raise OperationInterrupted
@@ -153,3 +153,11 @@ def claim_or_answer(
             return kind(state, route, now, operation, execution).begin()
         case impossible:
             assert_never(impossible)
+
+
+def _in_progress(claim: Claim, seconds: float | None, pace: Pace) -> RequestInProgress:
+    """The refusal of a duplicate; ``seconds`` is how long the lease runs, if the record was asked."""
+    if seconds is None:  # Redis knows of no leases, but only of young requests
+        seconds = claim.lease_seconds
+    left = pace.retry_after() if seconds is None else max(1, math.ceil(seconds))
+    return RequestInProgress(retry_after=left)

@@ -168,7 +168,7 @@ def release(key: str, fail: bool) -> None:
     records, digits = _records(state), _digits(key)
     line, _ = admin.find(records, digits)
     owner = secrets.token_urlsafe(16)
-    found = admin.reopen(records, digits, owner)
+    found = admin.reopen(records, digits, owner, state.settings.ttl)
     if found is None:
         raise IdempotencyError(
             f"{line.key} is {line.state.replace('_', ' ')}: only what is interrupted or failed can be"

@@ -99,7 +99,10 @@ class LeaseLost(RequestInProgress):
 
 
 class OperationInterrupted(Problem):
-    """The operation was interrupted and its outcome is not known; an operator must decide."""
+    """The operation was interrupted and its outcome is not known; an operator must decide.
+
+    A view that is not atomic may raise it, to say that it does not know what came of its call.
+    """
 
     status, type, title = 409, "operation-interrupted", "The operation was interrupted"
 

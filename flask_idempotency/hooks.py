@@ -84,6 +84,8 @@ class Hooks:
     def answer(self, error: IdempotencyError) -> ResponseReturnValue:
         """A problem's answer; other errors of ours are the application's mistakes, a plain 500."""
         if isinstance(error, Problem):
+            now = request_state()
+            now.problem = now.problem or error  # run() in a view raises some that no attempt has seen
             return problem_response(self._state.app, error, self._state.settings)
         raise error
 

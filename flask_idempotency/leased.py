@@ -20,14 +20,30 @@ from .core.policy import is_kept
 from .core.ports import Lease
 from .core.records import Answer, Claim
 from .engine import Claimed
-from .errors import LeaseLost, OperationFailed, Problem, Retryable
+from .errors import (
+    ConfigurationError,
+    LeaseLost,
+    OperationFailed,
+    Problem,
+    Retryable,
+    SealBroken,
+    TransactionConflict,
+)
 from .signals import Event, operation_interrupted, send
 from .state import AppState
 from .steps import Steps
 
+_UNDONE = (Retryable, TransactionConflict)
+"""What says that the operation may be tried again: the view, or the database of a step."""
+
+_NOT_THE_OPERATIONS = (ConfigurationError, SealBroken)
+"""Errors of the set-up, which somebody repairs: the operation is interrupted by them, not failed."""
+
 
 class LeasedAttempt(Attempt):
     """Runs the view without a transaction, while the lease in the record runs."""
+
+    _judges = False
 
     def fail(self, error: Exception) -> Response:
         """Keep the answer that the application gives to ``error``, whatever it is.
@@ -35,10 +51,11 @@ class LeasedAttempt(Attempt):
         Raises ``Retryable`` and other problems of ours as they are, and where Flask is set to let
         exceptions out (in tests, for example) the error itself, after its answer is kept.
         """
-        if isinstance(error, Retryable):
+        if isinstance(error, _UNDONE):
             self._end(None)
         if isinstance(error, Problem):
             self._now.problem = error
+        if isinstance(error, (Problem, *_NOT_THE_OPERATIONS)):
             raise error
         app = self._state.app
         try:
@@ -58,9 +75,9 @@ class LeasedAttempt(Attempt):
 
     def note_failure(self, error: Exception) -> None:
         """Outside of a request: keep that the function failed, if it says no better."""
-        if isinstance(error, Retryable):
+        if isinstance(error, _UNDONE):
             self._end(None)
-        elif not isinstance(error, Problem):
+        elif not isinstance(error, (Problem, *_NOT_THE_OPERATIONS)):
             self._keep(OperationFailed(f"The operation failed with {type(error).__name__}."))
 
     def abandon(self) -> None:
@@ -85,6 +102,7 @@ class LeasedAttempt(Attempt):
                 OperationFailed("The operation was interrupted, and will not be run again.")
             )
         elif callable(policy) and (found := self._state.app.ensure_sync(policy)(operation)) is not None:
+            self._judges = True
             response = self.succeed(found, handled=True)
         else:
             return None
@@ -100,9 +118,13 @@ class LeasedAttempt(Attempt):
 
     def _end(self, answer: Answer | None) -> None:
         session.end_view(self._state.db, self._operation.name)
-        if answer is None:
+        if answer is None and self._judges:
+            self.abandon()  # who could not tell now is asked again: it stays interrupted
+        elif answer is None:
             self._execution.release()
         else:
+            if answer.status >= 500:
+                self._operation.afterwards.clear()  # what should follow success does not follow this
             self._complete(answer)
 
     def _is_kept(self, status: int) -> bool:

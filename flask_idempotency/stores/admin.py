@@ -100,9 +100,13 @@ def find(records: SqlRecords, digits: str) -> tuple[Line, list[StepLine]]:
     return Line(*rows[0]), [StepLine(*step) for step in steps]
 
 
-def reopen(records: SqlRecords, digits: str, owner: str) -> bytes | None:
-    """Let a record that is interrupted or failed be run again; its key, or None if it is neither."""
-    row = records.run(statements.REOPEN, {"digits": digits, "owner": owner})[0]
+def reopen(records: SqlRecords, digits: str, owner: str, ttl_seconds: float) -> bytes | None:
+    """Let a record that is interrupted or failed be run again, for at least ``ttl_seconds``.
+
+    Gives its key, or None if it is neither.
+    """
+    values = {"digits": digits, "owner": owner, "ttl": ttl_seconds}
+    row = records.run(statements.REOPEN, values)[0]
     return None if row is None else bytes(row[0])
 
 

@@ -54,11 +54,13 @@ FINISH = (
 
 END = _ALONE + "UPDATE {table} SET lease_expires_at = clock_timestamp() " + _MINE
 
-# Without a lease, a record in progress is whoever's locks its row: nobody's, here.
+# Without a lease, a record in progress is whoever's locks its row: nobody's, here. And it may expire,
+# with its steps: so the retention begins again.
 RELEASE = (
     _ALONE
     + """UPDATE {table} SET
-       lease_expires_at = NULL, completed_at = clock_timestamp()
+       lease_expires_at = NULL, completed_at = clock_timestamp(),
+       expires_at = clock_timestamp() + %(ttl)s * interval '1 second'
  """
     + _MINE
 )

@@ -213,6 +213,7 @@ class MemoryLease(_Held):
         with self._records.changed:
             self._check()
             self._entry.lease, self._open = None, False
+            self._entry.expires = self._records.clock() + self._claim.ttl_seconds
             self._records.changed.notify_all()
 
     def abandon(self) -> None:

@@ -69,7 +69,8 @@ FINISH = f"""UPDATE {{table}} SET
 RENEW = f"""UPDATE {{table}} SET
        lease_expires_at = max(coalesce(lease_expires_at, ''), {_LEASE}) {_MINE}"""
 END = f"UPDATE {{table}} SET lease_expires_at = {NOW} {_MINE}"
-RELEASE = f"UPDATE {{table}} SET lease_expires_at = NULL, completed_at = {NOW} {_MINE}"
+RELEASE = f"""UPDATE {{table}} SET
+       lease_expires_at = NULL, completed_at = {NOW}, expires_at = {_IN_TTL} {_MINE}"""
 
 STEPS = "SELECT name, result FROM {steps} WHERE key = :key"
 RECORD_STEP = f"""INSERT OR REPLACE INTO {{steps}} (key, name, attempt, created_at, result)

@@ -160,9 +160,11 @@ SHOW = f"{_LINE} WHERE {_BY_DIGITS} LIMIT 2"
 SHOW_STEPS = f"""SELECT name, attempt, length(result), created_at FROM {{steps}}
  WHERE {_BY_DIGITS} ORDER BY created_at"""
 
-# Another owner: whoever held it before writes nothing more.
+# Another owner: whoever held it before writes nothing more. The retention begins again, for the sake
+# of the finished steps.
 REOPEN = f"""UPDATE {{table}} SET state = 'in_progress', owner = %(owner)s,
        lease_expires_at = NULL, completed_at = clock_timestamp(),
+       expires_at = greatest(expires_at, clock_timestamp() + %(ttl)s * interval '1 second'),
        status = NULL, headers = NULL, body = NULL
  WHERE {_BY_DIGITS} AND {_STATE} IN ('interrupted', 'failed') RETURNING key"""
 

@@ -204,13 +204,17 @@ class StoreContract:
     def test_what_was_given_back_is_taken_over_with_its_steps(
         self, records: Records, held: Any
     ) -> None:
-        claim = a_claim(lease=60)
+        """Also after its retention would have been over: that begins again."""
+        claim = a_claim(lease=60, ttl=1)
         first: Lease = held(records.claim(claim))
+        time.sleep(0.6)
         assert first.steps() == {}
         first.record("charge", b'{"id": 1}')
         first.record("mail ü", b"null")
         first.release()
+        time.sleep(0.6)
         record = _seen(records, claim)
+        assert not record.expired
         assert (record.state, record.lease_left) == (State.IN_PROGRESS, None)
         second = held(records.take_over(again(claim), record))
         assert second.attempt == 2
