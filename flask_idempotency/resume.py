@@ -35,12 +35,13 @@ class Resumed:
 def resume(
     state: AppState, records: SqlRecords, *, limit: int, max_attempts: int, backoff_seconds: float
 ) -> Iterator[Resumed]:
-    """Send the requests of at most ``limit`` operations that nobody works on again, oldest first.
+    """Send the requests of at most ``limit`` operations that nobody works on again.
 
     One is due ``backoff_seconds`` after its first attempt, twice that after the second, and so on, an
-    hour at most; after ``max_attempts`` it is left alone. Several processes may do this at once: each
-    operation is claimed like any other. Raises ``StoreUnavailable``, and ``SealBroken`` for a request
-    that cannot be read.
+    hour at most; after ``max_attempts`` it is left alone. What could not even be begun here is due
+    again after the same time, and comes after what has waited longer. Several processes may do this at
+    once: each operation is claimed like any other. Raises ``StoreUnavailable``, and ``SealBroken`` for
+    a request that cannot be read.
     """
     for due in admin.resumable(records, limit, max_attempts, backoff_seconds):
         head, _, body = state.sealer.open_bytes(due.request, due.key, REQUEST).partition(b"\n")

@@ -111,7 +111,7 @@ def reopen(records: SqlRecords, digits: str, owner: str, ttl_seconds: float) -> 
 
 
 def resumable(records: SqlRecords, limit: int, max_attempts: int, backoff_seconds: float) -> list[Due]:
-    """The operations to resume now, oldest first; none that somebody holds."""
+    """Put off the operations to resume now, and give them; none that somebody holds."""
     values = {"limit": limit, "max_attempts": max_attempts, "backoff": backoff_seconds}
     rows = records.fetch(statements.RESUMABLE, values)[0]
     return [Due(bytes(key), name, attempt, bytes(request)) for key, name, attempt, request in rows]

@@ -168,11 +168,18 @@ REOPEN = f"""UPDATE {{table}} SET state = 'in_progress', owner = %(owner)s,
        status = NULL, headers = NULL, body = NULL
  WHERE {_BY_DIGITS} AND {_STATE} IN ('interrupted', 'failed') RETURNING key"""
 
-RESUMABLE = """SELECT key, name, attempt, request FROM {table}
- WHERE request IS NOT NULL AND state = 'in_progress' AND attempt < %(max_attempts)s
-   AND coalesce(lease_expires_at, completed_at, created_at)
-       + least(%(backoff)s * 2 ^ (attempt - 1), 3600) * interval '1 second' <= clock_timestamp()
- ORDER BY created_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED"""
+# Each that is picked is put off at once, as after an attempt: one that is refused again and again (it
+# is held, or its headers are not enough) lets the others pass, and two that do this share the work.
+RESUMABLE = """WITH due AS (
+  UPDATE {table} SET completed_at = clock_timestamp() WHERE key = ANY (ARRAY(
+    SELECT key FROM {table}
+     WHERE request IS NOT NULL AND state = 'in_progress' AND attempt < %(max_attempts)s
+       AND greatest(lease_expires_at, completed_at, created_at)
+           + least(%(backoff)s * 2 ^ (attempt - 1), 3600) * interval '1 second' <= clock_timestamp()
+     ORDER BY greatest(lease_expires_at, completed_at, created_at)
+     LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
+  RETURNING key, name, attempt, request, created_at)
+SELECT key, name, attempt, request FROM due ORDER BY created_at"""
 
 LIST = f"""{_LINE}
  WHERE (%(name)s::text IS NULL OR name = %(name)s)
