@@ -1,0 +1,191 @@
+"""The provider, and the shop under gunicorn on real servers: once for each store."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import psycopg2
+import pytest
+
+import servers
+from example import demo
+from tests.external import provider as provider_program
+from tests.external import shop as shop_program
+from tests.integration.apps import gunicorn_conf
+
+PATIENCE_SECONDS = 20
+SHOP = "tests.external.shop:create_app()"
+
+_numbers = itertools.count(1)
+
+
+def wait_until(happens: Callable[[], Any], what: str) -> Any:
+    """Ask until the answer is true; give it."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (value := happens()):
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.02)
+    return value
+
+
+@dataclass
+class Answer:
+    """What a client was told; status 0: the connection broke."""
+
+    status: int
+    body: str = ""
+    retry_after: int | None = None
+    replayed: bool = False
+
+    @property
+    def told(self) -> str:
+        """The status and, of a problem, its name."""
+        problem = json.loads(self.body).get("type", "") if self.body else ""
+        return f"{self.status} {problem.rpartition(':')[2]}".strip()
+
+
+@dataclass
+class Provider:
+    """The running provider."""
+
+    port: int
+
+    def call(self, method: str, path: str) -> Any:
+        url = f"http://127.0.0.1:{self.port}"
+        return json.loads(demo.send(url, method, path, {}, "").body)
+
+    def ledger(self, order: str) -> tuple[int, int]:
+        """How many charges and mails there were for an order."""
+        effects = self.call("GET", "/ledger")
+        count = Counter(effect["what"] for effect in effects if effect["order"] == order)
+        return count["charges"], count["mails"]
+
+    def go_on(self, order: str) -> None:
+        self.call("POST", f"/go/{order}")
+
+
+@dataclass
+class Shop:
+    """A running shop, from outside."""
+
+    url: str
+    pid: int
+    environment: dict[str, str]
+    provider: Provider
+
+    def buy(self, order: str, policy: str = "retry", **headers: str) -> Answer:
+        """One request on a connection of its own; ``order`` is its key. ``x_kill`` is X-Kill."""
+        body = json.loads(headers.pop("body", '{"amount": 5}'))
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        sent |= {"Idempotency-Key": order, "Content-Type": "application/json"}
+        sent.setdefault("Authorization", "Bearer alice")
+        try:
+            answer = demo.send(self.url, "POST", f"/{policy}", sent, json.dumps(body))
+        except (OSError, http.client.HTTPException):
+            return Answer(0)
+        after = answer.headers["Retry-After"]
+        replayed = "Idempotent-Replayed" in answer.headers
+        return Answer(answer.status, answer.body, after and int(after), replayed)
+
+    def sql(self, statement: str, *values: Any) -> list[Any]:
+        connection = psycopg2.connect(servers.plain_dsn(self.environment["DATABASE_URL"]))
+        try:
+            with connection, connection.cursor() as cursor:
+                cursor.execute(statement, values)
+                return cursor.fetchall()
+        finally:
+            connection.close()
+
+    def wait_for_leases_to_end(self) -> None:
+        running = "SELECT FROM idempotency_record WHERE lease_expires_at > clock_timestamp()"
+        wait_until(lambda: not self.sql(running), "all leases are over")
+
+    def counts(self, order: str) -> tuple[int, int, int]:
+        """Charges, rows and mails of an order."""
+        charges, mails = self.provider.ledger(order)
+        ((rows,),) = self.sql('SELECT count(*) FROM "order" WHERE number = %s', order)
+        return charges, rows, mails
+
+    def stopped_worker(self) -> psutil.Process:
+        """The worker that stopped itself, as soon as it has."""
+
+        def stopped() -> list[psutil.Process]:
+            workers = psutil.Process(self.pid).children()
+            return [worker for worker in workers if worker.status() == psutil.STATUS_STOPPED]
+
+        return wait_until(stopped, "a worker is stopped")[0]
+
+    @contextmanager
+    def command(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """``flask idempotency …`` while it runs."""
+        command = [sys.executable, "-m", "tests.external.shop", *arguments]
+        environment = {**os.environ, **self.environment}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        with subprocess.Popen(command, cwd=demo.ROOT, env=environment, text=True, **pipes) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def run(self, *arguments: str) -> str:
+        """What a command wrote. It must succeed."""
+        with self.command(*arguments) as process:
+            output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+        assert process.returncode == 0, output
+        return output
+
+
+@pytest.fixture(scope="session")
+def provider() -> Iterator[Provider]:
+    command = [sys.executable, provider_program.__file__]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:  # type: ignore[call-overload]
+        try:
+            yield Provider(int(process.stdout.readline()))
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="session", params=["hybrid", "postgres"])
+def shop(
+    postgres: Any, redis_server: Any, provider: Provider, request: pytest.FixtureRequest
+) -> Iterator[Shop]:
+    """Four workers: three may be held up, and one serves."""
+    environment = {
+        "DATABASE_URL": postgres.database(f"external_{next(_numbers)}"),
+        "REDIS_URL": redis_server.url if request.param == "hybrid" else "",
+        "PROVIDER_PORT": str(provider.port),
+    }
+    make_tables(environment)
+    arguments = ("--config", gunicorn_conf.__file__, "--preload", "--log-level", "critical")
+    with demo.gunicorn(SHOP, environment, *arguments, "--workers", "4") as (url, process):
+        yield Shop(url, process.pid, environment, provider)
+
+
+def make_tables(environment: dict[str, str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        app = shop_program.create_app()
+    with app.app_context():
+        shop_program.db.create_all()
+        shop_program.db.engine.dispose()
+
+
+@pytest.fixture
+def order() -> str:
+    """A new order's number, which is its key."""
+    return str(uuid.uuid4())

@@ -1,0 +1,125 @@
+"""``flask idempotency resume``, racing with clients and with itself; and an operator's decisions."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from tests.external.conftest import Answer, Shop, wait_until
+
+ONCE = (1, 1, 1)
+
+
+def interrupt(shop: Shop, order: str, policy: str, where: str, **headers: str) -> None:
+    """Kill the order's worker; its lease is over then."""
+    assert shop.buy(order, policy, x_kill=where, **headers).status == 0
+    shop.wait_for_leases_to_end()
+
+
+def digits(shop: Shop, name: str) -> str:
+    """What ``list`` shows of the newest record of a route."""
+    query = (
+        "SELECT encode(substring(key FOR 4), 'hex') FROM idempotency_record WHERE name = %s"
+        " ORDER BY created_at DESC LIMIT 1"
+    )
+    return shop.sql(query, name)[0][0]
+
+
+def resume(shop: Shop, *arguments: str) -> list[dict[str, Any]]:
+    return json.loads(shop.run("resume", "--json", *arguments))
+
+
+def test_resume_races_with_itself_and_with_the_clients(shop: Shop) -> None:
+    """Slow calls, so that they meet; the clients begin when the first operation is resumed."""
+    body = '{"delay": 0.05}'
+    orders = [str(uuid.uuid4()) for _ in range(16)]
+    for number, order in enumerate(orders):
+        where = ("charge begun", "charge made", "charge recorded", "order written")[number % 4]
+        assert shop.buy(order, "resumed", x_kill=where, body=body).status == 0
+    shop.wait_for_leases_to_end()
+    again = "SELECT FROM idempotency_record WHERE name = 'resumed' AND attempt > 1"
+
+    def insist(order: str) -> Answer:
+        return wait_until(
+            lambda: (answer := shop.buy(order, "resumed", body=body)).status != 409 and answer,
+            "the client has its answer",
+        )
+
+    arguments = ("resume", "--json", "--backoff", "0.1")
+    with shop.command(*arguments) as one, shop.command(*arguments) as other:
+        wait_until(lambda: shop.sql(again), "one is resumed")
+        backwards = orders[::-1]
+        with ThreadPoolExecutor(2) as clients:
+            told = dict(zip(backwards, clients.map(insist, backwards), strict=True))
+        reports = [json.loads(process.communicate(timeout=20)[0]) for process in (one, other)]
+    assert (one.returncode, other.returncode) == (0, 0)
+    assert {line["status"] for report in reports for line in report} <= {201, 409}
+    assert any(answer.replayed for answer in told.values()), "resume was faster at none"
+    assert {answer.told for answer in told.values()} == {"201"}
+    for order in orders:
+        assert shop.counts(order) == ONCE
+        assert shop.buy(order, "resumed", body=body).body == told[order].body
+    attempts = "SELECT max(attempt) FROM idempotency_record WHERE name = 'resumed'"
+    assert shop.sql(attempts) == [(2,)]
+
+
+def test_resume_leaves_alone_what_is_too_young_or_was_tried_too_often(shop: Shop, order: str) -> None:
+    interrupt(shop, order, "resumed", "charge made")
+    assert resume(shop, "--backoff", "60") == []
+    assert resume(shop, "--backoff", "0.1", "--max-attempts", "1") == []
+    assert shop.counts(order) == (1, 0, 0)
+    (line,) = resume(shop, "--backoff", "0.1")
+    assert line == {"key": digits(shop, "resumed"), "operation": "resumed", "attempt": 1, "status": 201}
+    assert shop.counts(order) == ONCE
+    answer = shop.buy(order, "resumed")
+    assert (answer.told, answer.replayed) == ("201", True)
+
+
+def test_resume_sends_no_credentials_that_the_route_does_not_keep(shop: Shop, order: str) -> None:
+    """A refused one keeps nobody from the others, however few are run at a time."""
+    assert shop.buy(order, "anonymous", x_kill="charge made").status == 0
+    other = str(uuid.uuid4())
+    interrupt(shop, other, "resumed", "charge made")
+    lines = [line for _ in range(2) for line in resume(shop, "--backoff", "0.1", "--limit", "1")]
+    assert [(line["operation"], line["status"]) for line in lines] == [
+        ("anonymous", 401),
+        ("resumed", 201),
+    ]
+    assert (shop.counts(order), shop.counts(other)) == ((1, 0, 0), ONCE)
+    assert shop.buy(order, "anonymous").told == "201"  # with its client's own
+    assert shop.counts(order) == ONCE
+
+
+def test_an_operator_lets_it_run_again(shop: Shop, order: str) -> None:
+    interrupt(shop, order, "hold", "charge recorded")
+    key = digits(shop, "hold")
+    assert shop.buy(order, "hold").told == "409 operation-interrupted"
+    lines = json.loads(
+        shop.run("list", "--operation", "hold", "--state", "interrupted", "--limit", "1", "--json")
+    )
+    assert [(line["key"], line["state"], line["attempt"]) for line in lines] == [
+        (key, "interrupted", 1)
+    ]
+    head, line, _, _, step = shop.run("show", key).splitlines()
+    assert head.split()[:3] == ["key", "operation", "state"]
+    assert line.split()[:3] == [key, "hold", "interrupted"]
+    assert step.split()[:2] == ["charge", "1"]
+    assert shop.run("release", key) == f"{key}: may be run again\n"
+    first, second = shop.buy(order, "hold"), shop.buy(order, "hold")
+    assert (first.told, second.body) == ("201", first.body)
+    assert shop.counts(order) == ONCE
+
+
+def test_an_operator_ends_it_and_thinks_better_of_it(shop: Shop, order: str) -> None:
+    interrupt(shop, order, "hold", "charge made")
+    key = digits(shop, "hold")
+    assert shop.run("release", "--fail", key) == f"{key}: failed for good\n"
+    first, second = shop.buy(order, "hold"), shop.buy(order, "hold")
+    assert (first.told, first.replayed) == ("500 operation-failed", True)
+    assert second == first
+    assert shop.counts(order) == (1, 0, 0)
+    assert shop.run("release", key) == f"{key}: may be run again\n"
+    assert shop.buy(order, "hold").told == "201"
+    assert shop.counts(order) == ONCE
