@@ -64,6 +64,26 @@ def test_a_stopped_worker_is_taken_over_and_writes_nothing(
     assert shop.counts(order) == (1, 1, 1)
 
 
+def test_a_stopped_worker_goes_on_while_its_successor_runs(
+    shop: Shop, clients: ThreadPoolExecutor, order: str
+) -> None:
+    first = clients.submit(shop.buy, order, x_stop="charge made")
+    worker = shop.stopped_worker()
+    try:
+        shop.wait_for_leases_to_end()
+        second = clients.submit(shop.buy, order, x_provider_trouble="hold-after")
+        wait_until(lambda: order in shop.provider.call("GET", "/held"), "the second is held")
+        stored = [shop.sql(query) for query in EVERYTHING]
+    finally:
+        worker.resume()
+    assert first.result().told == "409 request-in-progress"
+    assert [shop.sql(query) for query in EVERYTHING] == stored
+    shop.provider.go_on(order)
+    assert second.result().told == "201"
+    assert shop.buy(order).body == second.result().body
+    assert shop.counts(order) == (1, 1, 1)
+
+
 def test_a_worker_stopped_in_an_atomic_step_is_waited_for(
     shop: Shop, clients: ThreadPoolExecutor, order: str
 ) -> None:
