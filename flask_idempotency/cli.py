@@ -205,16 +205,21 @@ def resume_operations(
     with _until_signal() as stop:
         while not stop.is_set():
             done = []
-            for resumed in resume(
-                state,
-                _records(state),
-                limit=limit,
-                max_attempts=max_attempts,
-                backoff_seconds=backoff,
-            ):
-                done.append(asdict(resumed))
-                if stop.is_set():
-                    break
+            try:
+                for resumed in resume(
+                    state,
+                    _records(state),
+                    limit=limit,
+                    max_attempts=max_attempts,
+                    backoff_seconds=backoff,
+                ):
+                    done.append(asdict(resumed))
+                    if stop.is_set():
+                        break
+            except StoreUnavailable as error:
+                if every is None:
+                    raise
+                click.echo(f"Error: {_explain(error)}", err=True)
             if done or every is None:
                 _show(done, as_json, "nothing to resume")
             if every is None:

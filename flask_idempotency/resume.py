@@ -7,15 +7,19 @@ key and whatever headers the route names, so it is sealed where there are keys t
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
+from .errors import SealBroken
 from .http import REQUEST
 from .state import AppState
 from .stores import admin
 from .stores.sql import SqlRecords
+
+log = logging.getLogger("flask_idempotency")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +44,16 @@ def resume(
     One is due ``backoff_seconds`` after its first attempt, twice that after the second, and so on, an
     hour at most; after ``max_attempts`` it is left alone. What could not even be begun here is due
     again after the same time, and comes after what has waited longer. Several processes may do this at
-    once: each operation is claimed like any other. Raises ``StoreUnavailable``, and ``SealBroken`` for
-    a request that cannot be read.
+    once: each operation is claimed like any other. One whose request cannot be opened is logged and
+    left out. Raises ``StoreUnavailable``.
     """
     for due in admin.resumable(records, limit, max_attempts, backoff_seconds):
-        head, _, body = state.sealer.open_bytes(due.request, due.key, REQUEST).partition(b"\n")
+        try:
+            plain = state.sealer.open_bytes(due.request, due.key, REQUEST)
+        except SealBroken as error:  # the others may still be opened
+            log.error("operation %s cannot be resumed: %s", due.operation, error)
+            continue
+        head, _, body = plain.partition(b"\n")
         status = _send(state, json.loads(head), body)
         yield Resumed(due.key[:4].hex(), due.operation, due.attempt, status)
 

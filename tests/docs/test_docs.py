@@ -32,7 +32,7 @@ from flask_idempotency import Idempotency, Problem, Retryable, current_operation
 from flask_idempotency.cli import cli
 from flask_idempotency.config import SETTINGS, Settings
 from flask_idempotency.options import RouteOptions
-from tests.docs.pages import PAGES, ROOT, blocks, name_of
+from tests.docs.pages import MAKE_DUE, PAGES, ROOT, blocks, name_of
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -191,7 +191,7 @@ class TestCommands:
             for command, shown in commands(block.text):
                 name, *arguments = command.removeprefix("flask idempotency ").split()
                 if name == "resume":  # what was released just now is due later
-                    self.sql(app, db, "UPDATE idempotency_record SET completed_at = '2000-01-01'")
+                    self.sql(app, db, MAKE_DUE)
                 answer = run(cli, [name, *arguments]).output
                 assert looks_like(answer, shown), f"{block.name}: {command}\n{answer}"
                 if answer.endswith("created the table of its steps\n"):

@@ -21,7 +21,7 @@ from werkzeug.serving import make_server
 
 from flask_idempotency import OperationInterrupted, Retryable, current_operation, idempotent
 from flask_idempotency.cli import cli
-from tests.docs.pages import ROOT, blocks
+from tests.docs.pages import MAKE_DUE, ROOT, blocks
 
 
 class Page:
@@ -263,7 +263,7 @@ class TestCallsToOtherServices:
 
     def test_an_operation_is_finished_without_its_client(self, shop, provider, kill):
         kill(shop, "/subscriptions", "charge_card", after=True)
-        shop.sql("UPDATE idempotency_record SET lease_expires_at = now() - interval '1 minute'")
+        shop.sql(MAKE_DUE)
         assert "create_subscription" in shop.run_command("resume")
         assert shop.run_command("resume") == "nothing to resume\n"
         assert shop.post("/subscriptions").headers["Idempotent-Replayed"] == "true"
