@@ -66,9 +66,15 @@ class Steps:
             self._lease.extend(self._seconds)
             result = _encoded(name, function(*args, **kwargs))
             session.end_reads(self._state.db)
-            self._lease.record(name, self._sealed(name, result))
+            stored = self._sealed(name, result)
+            self._lease.record(name, stored)
+            self._recorded[name] = stored
         self._used.add(name)
         return json.loads(result)
+
+    def begin_again(self) -> None:
+        """The view comes now, after ``on_interrupted``: it may ask for the steps that this recorded."""
+        self._used.clear()
 
     def extend(self, seconds: float) -> None:
         """See :meth:`Operation.extend`."""

@@ -148,7 +148,8 @@ STATS = f"""SELECT name, {_STATE} AS state, count(*), count(*) FILTER (WHERE {EX
 
 # Eight digits tell records apart, and are too few to try keys against.
 _LINE = f"""SELECT encode(substring(key for 4), 'hex'), name, {_STATE}, attempt, status,
-       length(body), created_at, completed_at, expires_at, {EXPIRED}
+       length(body), created_at, CASE WHEN state <> 'in_progress' THEN completed_at END,
+       expires_at, {EXPIRED}
   FROM {{table}}"""
 
 # By the digits that LIST shows, as a range of keys.
