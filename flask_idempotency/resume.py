@@ -44,17 +44,16 @@ def resume(
     One is due ``backoff_seconds`` after its first attempt, twice that after the second, and so on, an
     hour at most; after ``max_attempts`` it is left alone. What could not even be begun here is due
     again after the same time, and comes after what has waited longer. Several processes may do this at
-    once: each operation is claimed like any other. One whose request cannot be opened is logged and
-    left out. Raises ``StoreUnavailable``.
+    once: each operation is claimed like any other. A request that cannot be unsealed is logged and
+    counts as answered with 500. Raises ``StoreUnavailable``.
     """
     for due in admin.resumable(records, limit, max_attempts, backoff_seconds):
         try:
-            plain = state.sealer.open_bytes(due.request, due.key, REQUEST)
-        except SealBroken as error:  # the others may still be opened
-            log.error("operation %s cannot be resumed: %s", due.operation, error)
-            continue
-        head, _, body = plain.partition(b"\n")
-        status = _send(state, json.loads(head), body)
+            head, _, body = state.sealer.open_bytes(due.request, due.key, REQUEST).partition(b"\n")
+            status = _send(state, json.loads(head), body)
+        except SealBroken as error:  # no reason to leave the others unfinished
+            log.error("operation %s: its request cannot be read: %s", due.operation, error)
+            status = 500
         yield Resumed(due.key[:4].hex(), due.operation, due.attempt, status)
 
 
