@@ -105,6 +105,8 @@ class LeasedAttempt(Attempt):
             self._judges = True
             response = self.succeed(found, handled=True)
         else:
+            if operation.steps is not None:
+                operation.steps.begin_again()
             return None
         self.abandon()
         return response

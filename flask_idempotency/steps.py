@@ -66,9 +66,8 @@ class Steps:
             self._lease.extend(self._seconds)
             result = _encoded(name, function(*args, **kwargs))
             session.end_reads(self._state.db)
-            stored = self._sealed(name, result)
-            self._lease.record(name, stored)
-            self._recorded[name] = stored
+            self._lease.record(name, self._sealed(name, result))
+        self._recorded[name] = self._sealed(name, result)
         self._used.add(name)
         return json.loads(result)
 

@@ -249,6 +249,24 @@ def test_the_application_may_find_out_what_came_of_it(world, add):
     assert asked == [("key-1", 2, 2), ("key-1", 3, 3)]
 
 
+def test_what_the_application_found_out_may_be_a_step(world, add):
+    def find_out(operation):
+        operation.step("charge", lambda: "found")
+
+    killed = []
+
+    def view():
+        if not killed:
+            killed.append(True)
+            raise Killed
+        return {"charge": current_operation.step("charge", lambda: pytest.fail("it ran"))}, 201
+
+    add(view, on_interrupted=find_out)
+    with pytest.raises(Killed):
+        world.post()
+    assert world.post().json == {"charge": "found"}
+
+
 def test_who_could_not_find_out_is_asked_again(world, add):
     answers = [LookupError("the provider is away"), ({"found": True}, 201)]
 
