@@ -12,6 +12,7 @@ import itertools
 import statistics
 import time
 from collections import defaultdict
+from tempfile import TemporaryDirectory
 
 from flask.testing import FlaskClient
 
@@ -67,11 +68,44 @@ def measure(rounds: int) -> dict[str, list[float]]:
     return times
 
 
+def compare_stores(rounds: int) -> None:
+    """Print what each store costs, against the bare view on the same database."""
+    with servers.Postgres() as postgres, servers.Redis() as redis, TemporaryDirectory() as folder:
+        names = ("hybrid", "postgres", "postgres, atomic=False", "memory", "redis", "sql on SQLite")
+        times: dict[str, list[float]] = defaultdict(list)
+        bare = make_client(postgres.database("bare"), protect=False)
+        clients = {}
+        for number, name in enumerate(names):
+            store, is_sqlite = name.partition(",")[0].partition(" ")[0], "SQLite" in name
+            url = f"sqlite:///{folder}/shop.db" if is_sqlite else postgres.database(f"store_{number}")
+            atomic = name not in ("redis", "postgres, atomic=False")
+            client = make_client(url, redis_url=redis.url, store=store, atomic=atomic)
+            clients[name] = client, client if is_sqlite else bare
+        for number in range(-50, rounds):
+            if number == 0:
+                times.clear()
+            key = f"key-{next(_keys)}"
+            empty = seconds(bare, "/empty", key)
+            for name, (client, unprotected) in clients.items():
+                base = seconds(unprotected, "/bare", key)
+                times[f"{name}: first"].append(seconds(client, "/payments", key) / base)
+                times[f"{name}: replay"].append(seconds(client, "/payments", key) / empty)
+    print("first request (of the bare view on this database), replay (of the empty view)")
+    for name in names:
+        first, replay = (statistics.median(times[f"{name}: {what}"]) for what in ("first", "replay"))
+        print(f"{name:24} {first:6.2f} {replay:6.2f}")
+
+
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("rounds", nargs="?", type=int, default=2000)
-    times = measure(parser.parse_args().rounds)
+    parser.add_argument("--stores", action="store_true", help="compare the stores with each other")
+    given = parser.parse_args()
+    if given.stores:
+        compare_stores(given.rounds)
+        return
+    times = measure(given.rounds)
     for name in ("bare view", "empty view"):
         print(f"{name:38} {statistics.median(times[name]) * 1e6:7.0f} µs")
     print(f"\n{'':38} {'ratio':>6} {'p99':>6} {'budget':>7}  to")

@@ -14,9 +14,14 @@ from flask_idempotency import Idempotency, idempotent
 
 
 def make_client(
-    database_url: str, *, redis_url: str | None = None, protect: bool = True
+    database_url: str,
+    *,
+    redis_url: str | None = None,
+    protect: bool = True,
+    store: str | None = None,
+    atomic: bool = True,
 ) -> FlaskClient:
-    """A client of an application of its own.
+    """A client of an application of its own; ``store`` as in ``IDEMPOTENCY_STORE``.
 
     ``/empty`` does nothing, ``/bare`` writes a row and reads it after its commit, ``/payments`` is the
     same view, protected.
@@ -39,8 +44,9 @@ def make_client(
         del app.config["IDEMPOTENCY_REDIS_URL"]
     db.init_app(app)
     if protect:
+        app.config["IDEMPOTENCY_STORE"] = store
         Idempotency(app, db, scope=None)
-        app.post("/payments", endpoint="payments")(idempotent(pay))
+        app.post("/payments", endpoint="payments")(idempotent(atomic=atomic)(pay))
     app.post("/bare", endpoint="bare")(pay)
     app.post("/empty", endpoint="empty")(lambda: ({}, 201))
     with app.app_context():

@@ -96,6 +96,12 @@ def _sequence(value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
+def _store(value: Any) -> Any:
+    if all(callable(getattr(value, verb, None)) for verb in ("look", "claim", "take_over", "wait")):
+        return value
+    return _one_of("hybrid", "postgres", "sql", "redis", "memory")(value)
+
+
 _TOKEN = _matching(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 section 5.6.2
 _YEAR = 366 * 24 * 3600
 _FIELD = "a header name"
@@ -103,8 +109,8 @@ _DURATION = "seconds (int, float) or a timedelta, from {} to {}"
 
 
 SETTINGS = (
-    Setting("STORE", None, _optional(_one_of("hybrid", "postgres", "sql", "redis", "memory")),
-            "'hybrid', 'postgres', 'sql', 'redis' or 'memory'",
+    Setting("STORE", None, _optional(_store),
+            "'hybrid', 'postgres', 'sql', 'redis', 'memory' or a store of your own",
             "Where claims and answers live. Left out: `hybrid` if a Redis is configured, else"
             " `postgres`. `sql` is `postgres`, or for development the application's SQLite file."),
     Setting("REDIS_URL", None, _optional(_matching(r"(?s)|.+://.*")), "a URL; None or empty for none",
@@ -164,7 +170,7 @@ SETTINGS = (
 class Settings:
     """The settings of one application, read and checked."""
 
-    store: str
+    store: Any
     redis_url: str | None
     redis_prefix: str | None
     header: str

@@ -23,7 +23,7 @@ def database_uri(app: Flask, bind_key: str | None) -> tuple[Any, str]:
     return (uri.get("url") if isinstance(uri, dict) else uri), f"SQLALCHEMY_BINDS[{bind_key!r}]"
 
 
-def check_driver(app: Flask, bind_key: str | None, store: str) -> None:
+def check_driver(app: Flask, bind_key: str | None, store: Any) -> None:
     """Refuse what the store cannot work on. Raises ``ConfigurationError`` with the cure."""
     uri, where = database_uri(app, bind_key)
     if uri is None:
@@ -33,7 +33,7 @@ def check_driver(app: Flask, bind_key: str | None, store: str) -> None:
     except ArgumentError:
         raise ConfigurationError(f"{where} is not a database URL") from None
     kind = url.get_backend_name()
-    if store in ("memory", "redis"):
+    if store in ("memory", "redis") or not isinstance(store, str):
         return
     if store == "sql" and kind == "sqlite":
         if url.database in (None, "", ":memory:") or "mode" in url.query:

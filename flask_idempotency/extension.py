@@ -195,7 +195,7 @@ def _compose(
     make_client: Callable[[], Any] = lambda: client  # noqa: E731
     if client is None and settings.redis_url:
         make_client = client_from_url(settings.redis_url)
-    in_sql = settings.store not in ("memory", "redis")
+    in_sql = settings.store in ("hybrid", "postgres", "sql")
     # Elsewhere there is no table, but something must stand for the bind whose writes are atomic.
     metadata = metadata_of(db, settings.bind_key)
     table = define_table(metadata if in_sql else MetaData(info=metadata.info), settings.table)
@@ -227,9 +227,11 @@ def _compose(
 
 
 def _records(
-    store: str, engine: Engine, table: Table, client: Callable[[], Any], prefix: str
+    store: Any, engine: Engine, table: Table, client: Callable[[], Any], prefix: str
 ) -> Records:
-    """The store of the records that the settings name."""
+    """The store of the records that the settings name, or are."""
+    if not isinstance(store, str):
+        return cast("Records", store)
     if store == "memory":
         return MemoryRecords(engine)
     if store == "redis":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,15 +21,17 @@ def test_it_fits_on_a_page() -> None:
     assert len(README.splitlines()) <= 100
 
 
-def test_its_example_runs(postgres: Any, redis_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DATABASE_URL", postgres.database("readme"))
-    monkeypatch.setenv("REDIS_URL", redis_server.url)
+@pytest.mark.parametrize("store", ["sql", "hybrid"])
+def test_its_example_runs(postgres: Any, redis_server: Any, tmp_path: Path, store: str) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    uri = f"sqlite:///{tmp_path}/shop.db" if store == "sql" else postgres.database("readme")
+    example = example.replace("sqlite:///shop.db", uri).replace('"sql"', f'"{store}"')
+    if store != "sql":
+        redis = f'app.config["IDEMPOTENCY_REDIS_URL"] = "{redis_server.url}"\n'
+        example = example.replace("db = SQLAlchemy(app)", redis + "db = SQLAlchemy(app)")
     names: dict[str, Any] = {"__name__": "readme"}
     exec(compile(example, "README.md", "exec"), names)  # noqa: S102
     app: Flask = names["app"]
-    with app.app_context():
-        names["db"].create_all()
     try:
         headers = {"Idempotency-Key": str(uuid.uuid4()), "X-Account": "alice"}
         client = app.test_client()

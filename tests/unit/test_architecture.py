@@ -65,7 +65,7 @@ FLOORS = [
         "extension",
         "__init__",
     },
-    {"resume", "cli"},
+    {"resume", "cli", "testing.__init__", "testing.contract"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
@@ -76,7 +76,7 @@ OUTSIDE = {
     2: {"sqlalchemy", "psycopg2", "redis", "cryptography"},
     3: set(),
     4: {"flask", "werkzeug", "flask_sqlalchemy", "sqlalchemy", "blinker", "redis", "typing_extensions"},
-    5: {"flask", "flask_sqlalchemy", "sqlalchemy", "click", "psycopg2", "redis", "werkzeug"},
+    5: {"flask", "flask_sqlalchemy", "sqlalchemy", "click", "psycopg2", "redis", "werkzeug", "pytest"},
 }
 IMPURE = {"time", "datetime", "random", "secrets", "os", "socket", "threading", "logging"}
 
