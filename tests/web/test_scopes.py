@@ -49,7 +49,9 @@ def test_scopes_of_different_types_are_apart(make_world, add_view):
     assert len(runs) == len(SCOPES)
 
 
-@pytest.mark.parametrize("wrong", [True, False, 1.5, b"1", ["alice"], object()], ids=repr)
+@pytest.mark.parametrize(
+    "wrong", [True, False, 1.5, b"1", ["alice"], object()], ids=lambda value: type(value).__name__
+)
 def test_a_scope_of_another_type_is_a_mistake_that_is_named(make_world, add_view, wrong):
     world = make_world(init={"scope": lambda: wrong}, TESTING=True)
     runs = add_view(world)

@@ -213,7 +213,11 @@ def test_a_url_without_a_driver_means_what_sqlalchemy_makes_of_it():
             Idempotency().init_app(app, db, scope=None)
 
 
-@pytest.mark.parametrize("client", [object(), "redis://localhost", redis.asyncio.Redis()], ids=str)
+@pytest.mark.parametrize(
+    "client",
+    [object(), "redis://localhost", redis.asyncio.Redis()],
+    ids=lambda value: type(value).__name__,
+)
 def test_a_redis_client_of_another_kind_is_named(client):
     app, db = bare_app()
     with pytest.raises(ConfigurationError, match=r"allowed: a redis\.Redis"):
