@@ -1,40 +1,48 @@
-"""Flask-Idempotency: write endpoints that are safe to retry."""
+"""Flask-Idempotency: write endpoints that are safe to retry.
 
-from .decorator import idempotent
-from .errors import (
-    BodyIncomplete,
-    BodyMalformed,
-    ConfigurationError,
-    IdempotencyError,
-    KeyMalformed,
-    KeyRequired,
-    KeyReused,
-    LeaseLost,
-    NotAtomic,
-    OperationFailed,
-    OperationInterrupted,
-    Problem,
-    ReplayForbidden,
-    RequestInProgress,
-    ResponseNotKept,
-    Retryable,
-    ScopeUnknown,
-    StepError,
-    StoreUnavailable,
-    TransactionConflict,
-)
-from .extension import Idempotency
-from .operation import Operation, current_operation
-from .options import RouteOptions, RunOptions
-from .signals import (
-    Event,
-    operation_executed,
-    operation_interrupted,
-    operation_rejected,
-    operation_replayed,
-    operation_taken_over,
-    store_failed,
-)
+Each name is imported when it is first used. So ``flask_idempotency.client`` works where Flask is not
+installed.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .decorator import idempotent
+    from .errors import (
+        BodyIncomplete,
+        BodyMalformed,
+        ConfigurationError,
+        IdempotencyError,
+        KeyMalformed,
+        KeyRequired,
+        KeyReused,
+        LeaseLost,
+        NotAtomic,
+        OperationFailed,
+        OperationInterrupted,
+        Problem,
+        ReplayForbidden,
+        RequestInProgress,
+        ResponseNotKept,
+        Retryable,
+        ScopeUnknown,
+        StepError,
+        StoreUnavailable,
+        TransactionConflict,
+    )
+    from .extension import Idempotency
+    from .operation import Operation, current_operation
+    from .options import RouteOptions, RunOptions
+    from .signals import (
+        Event,
+        operation_executed,
+        operation_interrupted,
+        operation_rejected,
+        operation_replayed,
+        operation_taken_over,
+        store_failed,
+    )
 
 __all__ = [
     "BodyIncomplete",
@@ -71,3 +79,19 @@ __all__ = [
     "operation_taken_over",
     "store_failed",
 ]
+
+_MODULES = ("errors", "decorator", "extension", "operation", "options", "signals")
+
+if not TYPE_CHECKING:  # a type checker would take every name for one of ours
+
+    def __getattr__(name: str) -> object:
+        if name in __all__:
+            for module in _MODULES:
+                names = vars(import_module(f"{__name__}.{module}"))
+                if name in names:
+                    globals()[name] = names[name]
+                    return names[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
