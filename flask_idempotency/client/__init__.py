@@ -1,0 +1,48 @@
+"""The caller's half: keys, and sessions that send a call again until they have its answer.
+
+Nothing here needs Flask. :class:`IdempotentSession` needs requests, :class:`IdempotentTransport` and
+:class:`AsyncIdempotentTransport` need httpx; each is imported when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from .keys import derive_key, new_key
+from .policy import RetryPolicy, was_replayed
+
+if TYPE_CHECKING:
+    from .session import IdempotentSession
+    from .transport import AsyncIdempotentTransport, IdempotentTransport
+
+__all__ = [
+    "AsyncIdempotentTransport",
+    "IdempotentSession",
+    "IdempotentTransport",
+    "RetryPolicy",
+    "derive_key",
+    "new_key",
+    "was_replayed",
+]
+
+_EXTRAS = {
+    "AsyncIdempotentTransport": ("transport", "httpx"),
+    "IdempotentSession": ("session", "requests"),
+    "IdempotentTransport": ("transport", "httpx"),
+}
+
+if not TYPE_CHECKING:  # a type checker would take every name for one of ours
+
+    def __getattr__(name: str) -> object:
+        if name not in _EXTRAS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module, extra = _EXTRAS[name]
+        try:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                f"{name} needs {extra}, which is not installed ({error}): "
+                f"pip install 'flask-idempotency[{extra}]'"
+            ) from error
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -1,0 +1,51 @@
+"""Keys for the caller: a new one for each call, or one that follows from what the call is about."""
+
+from __future__ import annotations
+
+import base64
+import json
+import uuid
+
+from ..core.keys import digest
+
+
+def new_key() -> str:
+    """A new idempotency key: make one for each call, and keep it until the call has its answer.
+
+    :return: a random UUID. With Python 3.14 and later it is of version 7, which begins with the time,
+        so that keys sort in the order they were made; before, of version 4.
+    """
+    make = getattr(uuid, "uuid7", uuid.uuid4)
+    return str(make())
+
+
+def derive_key(operation: str, params: object) -> str:
+    """The idempotency key that follows from an operation and its parameters.
+
+    It is the same in every process and after every restart, so nothing has to be kept. The parameters
+    must tell two operations apart that are both meant: put the order's number in, not only the amount.
+
+    :param operation: what is done, such as ``"create-payment"``. It keeps the keys of different
+        operations apart.
+    :param params: plain JSON: None, bool, int, float, str, list and dict with str as names. The order
+        of a dict does not matter; ``1``, ``1.0`` and ``"1"`` are three.
+    :return: 43 characters of the URL-safe base64 alphabet, which do not tell the parameters.
+    :raises ValueError: for NaN and the infinities, which are not JSON, and for a circle.
+    :raises TypeError: for whatever else is not plain JSON. Its text is never guessed: it might differ
+        after a restart.
+    """
+    text = json.dumps(params, sort_keys=True, allow_nan=False, separators=(",", ":"))
+    _refuse_other_names(params)
+    return base64.urlsafe_b64encode(digest("client", operation, text)).rstrip(b"=").decode()
+
+
+def _refuse_other_names(value: object) -> None:
+    # json writes the names 1, True and None as text, which would make different parameters alike.
+    if isinstance(value, dict):
+        for name, item in value.items():
+            if not isinstance(name, str):
+                raise TypeError(f"The names in params must be str, not {type(name).__name__}.")
+            _refuse_other_names(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _refuse_other_names(item)

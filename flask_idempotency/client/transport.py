@@ -1,0 +1,159 @@
+"""For httpx: transports whose calls are sent again."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing, closing
+from typing import Final
+
+import anyio
+import httpx
+
+from .policy import Call, RetryPolicy
+
+RETRIED: Final = (
+    httpx.TimeoutException,
+    httpx.NetworkError,
+    httpx.RemoteProtocolError,
+    httpx.ProxyError,
+)
+"""The other transport errors are mistakes in the request, and come again."""
+
+
+class IdempotentTransport(httpx.BaseTransport):
+    """A transport for ``httpx.Client`` whose POST and PATCH calls may safely be sent again, and are.
+
+    Every such call gets a key of its own, which is the same for each of its attempts. A key that you
+    give in the header is kept; with it, PUT, DELETE and other calls are sent again too. A call without
+    a key is sent once, as by any other transport.
+
+    After the last attempt its answer is returned, whatever its status, or its error raised. Either has
+    the key: ``response.request.headers["Idempotency-Key"]``, ``error.request.headers[…]``.
+
+    The bodies of a call with a key are held in memory: the request's, as each attempt must send the
+    same bytes, and the answer's, as an answer that breaks off is asked for again. A redirect that is
+    followed is a call of its own, with the same key.
+
+    :param wrapped: what sends each attempt; ``httpx.HTTPTransport()`` if left out.
+    :param policy: when a call is sent again, and for how long.
+    """
+
+    def __init__(
+        self, wrapped: httpx.BaseTransport | None = None, *, policy: RetryPolicy | None = None
+    ) -> None:
+        self._wrapped = wrapped or httpx.HTTPTransport()
+        self._policy = policy or RetryPolicy()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request until it has its answer."""
+        if not self._policy.give_key(request.method, request.headers):
+            return self._wrapped.handle_request(request)
+        request.read()
+        attempts = _Attempts(self._policy, request)
+        while True:
+            attempts.begin()
+            try:
+                with closing(self._wrapped.handle_request(request)) as response:
+                    answer = _whole(response, b"".join(response.iter_raw()))
+            except RETRIED:
+                if (seconds := attempts.wait()) is None:
+                    raise
+            else:
+                if (seconds := attempts.wait(answer)) is None:
+                    return answer
+            self._policy.sleep(seconds)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._wrapped.close()
+
+
+class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
+    """The same for ``httpx.AsyncClient``.
+
+    :param wrapped: what sends each attempt; ``httpx.AsyncHTTPTransport()`` if left out.
+    :param policy: when a call is sent again, and for how long. Its ``sleep`` is not used.
+    :param sleep: waits; a test gives another.
+    """
+
+    def __init__(
+        self,
+        wrapped: httpx.AsyncBaseTransport | None = None,
+        *,
+        policy: RetryPolicy | None = None,
+        sleep: Callable[[float], Awaitable[object]] = anyio.sleep,
+    ) -> None:
+        self._wrapped = wrapped or httpx.AsyncHTTPTransport()
+        self._policy = policy or RetryPolicy()
+        self._sleep = sleep
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request until it has its answer."""
+        if not self._policy.give_key(request.method, request.headers):
+            return await self._wrapped.handle_async_request(request)
+        await request.aread()
+        attempts = _Attempts(self._policy, request)
+        while True:
+            attempts.begin()
+            try:
+                async with aclosing(await self._wrapped.handle_async_request(request)) as response:
+                    answer = _whole(response, b"".join([part async for part in response.aiter_raw()]))
+            except RETRIED:
+                if (seconds := attempts.wait()) is None:
+                    raise
+            else:
+                if (seconds := attempts.wait(answer)) is None:
+                    return answer
+            await self._sleep(seconds)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._wrapped.aclose()
+
+
+class _Attempts:
+    """The attempts of one call, whoever sends them."""
+
+    def __init__(self, policy: RetryPolicy, request: httpx.Request) -> None:
+        self._policy = policy
+        self._call = Call(policy)
+        self._request = request
+        self._limits: dict[str, float | None] = request.extensions.get("timeout", {})
+        self._begun = 0
+
+    def begin(self) -> None:
+        """Let the next attempt take no longer than the call has left."""
+        self._begun += 1
+        left = self._call.left
+        limits = {
+            name: left if (given := self._limits.get(name)) is None else min(given, left)
+            for name in ("connect", "read", "write", "pool")
+        }
+        self._request.extensions = {**self._request.extensions, "timeout": limits}
+
+    def wait(self, answer: httpx.Response | None = None) -> float | None:
+        """Seconds until the next attempt, or None if there is none. ``answer`` is None for an error."""
+        if answer is None:
+            return self._call.wait(self._begun, {})
+        if answer.is_success or self._policy.is_final(
+            answer.status_code, answer.headers, _decoded(answer)
+        ):
+            return None
+        return self._call.wait(self._begun, answer.headers)
+
+
+def _whole(response: httpx.Response, body: bytes) -> httpx.Response:
+    """The response with its body in memory, for the client to read as if it came from the network."""
+    return httpx.Response(
+        response.status_code,
+        headers=response.headers,
+        stream=httpx.ByteStream(body),
+        extensions=response.extensions,
+    )
+
+
+def _decoded(answer: httpx.Response) -> bytes:
+    # A copy: the client must find the original unread.
+    assert isinstance(answer.stream, httpx.ByteStream)  # noqa: S101 -- see _whole
+    body = b"".join(answer.stream)
+    return httpx.Response(answer.status_code, headers=answer.headers, content=body).content

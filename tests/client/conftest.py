@@ -1,0 +1,288 @@
+"""A real server that does to its clients what networks do, and three clients with one face."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+import pytest
+import requests
+
+import servers
+from flask_idempotency.client import (
+    AsyncIdempotentTransport,
+    IdempotentSession,
+    IdempotentTransport,
+    RetryPolicy,
+)
+
+PROBLEM = "application/problem+json"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A request as the server saw it."""
+
+    method: str
+    path: str
+    key: str | None
+    body: bytes
+
+
+class Server:
+    """Does one piece of work for each key, and follows a script: one act for each request.
+
+    When the script is at its end, it works and answers. ``work`` gives the answer of the first time
+    again, as a server with idempotency keys does.
+    """
+
+    def __init__(self) -> None:
+        self.port = servers.free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.seen: list[Seen] = []
+        self.done: list[str | None] = []
+        self.script: deque[Callable[[Handler], None]] = deque()
+        self.let_go = threading.Event()
+        self._http: ThreadingHTTPServer | None = None
+        self._thread = threading.Thread(target=self._serve)
+
+    @property
+    def keys(self) -> list[str | None]:
+        """The key of each request, in their order."""
+        return [request.key for request in self.seen]
+
+    def start(self) -> None:
+        handler = type("Handler", (Handler,), {"world": self})
+        self._http = ThreadingHTTPServer(("127.0.0.1", self.port), handler)
+        self._http.daemon_threads = True
+        self._thread.start()
+
+    def _serve(self) -> None:
+        assert self._http is not None
+        self._http.serve_forever(poll_interval=0.01)
+
+    def stop(self) -> None:
+        self.let_go.set()
+        if self._http is not None:
+            self._http.shutdown()
+            self._thread.join()
+            self._http.server_close()
+
+    def work(self, key: str | None) -> tuple[int, dict[str, str], bytes]:
+        """Do the work, unless it was done for this key; the answer."""
+        replayed = key is not None and key in self.done
+        if not replayed:
+            self.done.append(key)
+        body = json.dumps({"id": self.done.index(key) + 1}).encode()
+        headers = {"Content-Type": "application/json"}
+        return 201, headers | ({"Idempotent-Replayed": "true"} if replayed else {}), body
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Reads a request, notes it, and does what the script says."""
+
+    world: Server
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # 40 ms an answer
+
+    def handle_one_request(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            super().handle_one_request()
+
+    def act(self) -> None:
+        self.key = self.headers.get("Idempotency-Key")
+        self.world.seen.append(Seen(self.command, self.path, self.key, self.read_body()))
+        step = self.world.script.popleft() if self.world.script else work
+        step(self)
+
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = act  # noqa: N815
+
+    def read_body(self) -> bytes:
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = b""
+        while size := int(self.rfile.readline(), 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return body
+
+    def answer(self, status: int, headers: dict[str, str], body: bytes, short: int = 0) -> None:
+        self.send_response(status)
+        for name, value in ({"Content-Length": str(len(body))} | headers).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body[: len(body) - short])
+        self.wfile.flush()
+
+    def send_response(self, code: int, message: str | None = None) -> None:
+        self.send_response_only(code, message)  # without a Date of its own
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        pass
+
+
+def work(handler: Handler) -> None:
+    """Work and answer."""
+    handler.answer(*handler.world.work(handler.key))
+
+
+def drop_before(handler: Handler) -> None:
+    """Lose the request."""
+    handler.close_connection = True
+
+
+def drop_after(handler: Handler) -> None:
+    """Work, and lose the answer."""
+    handler.world.work(handler.key)
+    handler.close_connection = True
+
+
+def break_off(handler: Handler) -> None:
+    """Work, and lose the end of the answer."""
+    handler.answer(*handler.world.work(handler.key), short=3)
+    handler.close_connection = True
+
+
+def hang(handler: Handler) -> None:
+    """Work, and never answer."""
+    handler.world.work(handler.key)
+    handler.world.let_go.wait(10)
+    handler.close_connection = True
+
+
+def duplicate(handler: Handler) -> None:
+    """Get the request twice, as if a proxy had sent it again; the answer is the second one."""
+    handler.world.work(handler.key)
+    handler.answer(*handler.world.work(handler.key))
+
+
+def answer(status: int, problem: str = "", **headers: str) -> Callable[[Handler], None]:
+    """Answer without work; ``problem`` is the last part of its type."""
+    body = json.dumps({"type": f"urn:flask-idempotency:problem:{problem}"}).encode()
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return lambda handler: handler.answer(status, {"Content-Type": PROBLEM} | named, body)
+
+
+@pytest.fixture
+def stopped() -> Iterator[Server]:
+    """A server that does not listen yet."""
+    server = Server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def server(stopped: Server) -> Server:
+    stopped.start()
+    return stopped
+
+
+@dataclass
+class Time:
+    """A clock that only waiting moves, and the waits. ``chance`` stands for the random number."""
+
+    now: float = 0.0
+    chance: float = 1.0
+    waits: list[float] = field(default_factory=list)
+    at_wait: Callable[[], object] = lambda: None
+
+    def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.now += seconds
+        self.at_wait()
+
+    def policy(self, **options: Any) -> RetryPolicy:
+        own = {"sleep": self.sleep, "clock": lambda: self.now, "random": lambda: self.chance}
+        return RetryPolicy(**(own | options))
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client gave; ``response`` is its own."""
+
+    status: int
+    body: bytes
+    response: Any
+
+    @property
+    def key(self) -> str:
+        return self.response.request.headers["Idempotency-Key"]
+
+
+Caller = Callable[..., Answer]
+LOST = (requests.ConnectionError, httpx.TransportError)
+"""What the clients raise where no answer came."""
+
+
+def with_requests(time: Time, timeout: float = 5, **options: Any) -> Caller:
+    session = IdempotentSession(time.policy(**options), timeout=timeout)
+    session.trust_env = False
+
+    def call(method: str, url: str, *, content: Any = None, **kwargs: Any) -> Answer:
+        with session:
+            response = session.request(method, url, data=content, **kwargs)
+            return Answer(response.status_code, response.content, response)
+
+    return call
+
+
+def with_httpx(time: Time, timeout: float = 5, **options: Any) -> Caller:
+    network = httpx.HTTPTransport(verify=False)  # saves reading certificates
+    transport = IdempotentTransport(network, policy=time.policy(**options))
+    client = httpx.Client(transport=transport, timeout=timeout)
+
+    def call(method: str, url: str, **kwargs: Any) -> Answer:
+        response = client.request(method, url, **kwargs)
+        return Answer(response.status_code, response.content, response)
+
+    call.close = client.close  # type: ignore[attr-defined]
+    return call
+
+
+def with_async_httpx(time: Time, timeout: float = 5, **options: Any) -> Caller:
+    async def sleep(seconds: float) -> None:
+        time.sleep(seconds)
+
+    async def send(method: str, url: str, **kwargs: Any) -> Answer:
+        network = httpx.AsyncHTTPTransport(verify=False)
+        policy = time.policy(**options)
+        transport = AsyncIdempotentTransport(network, policy=policy, sleep=sleep)
+        async with httpx.AsyncClient(transport=transport, timeout=timeout) as client:
+            response = await client.request(method, url, **kwargs)
+            return Answer(response.status_code, response.content, response)
+
+    return lambda *args, **kwargs: asyncio.run(send(*args, **kwargs))
+
+
+@pytest.fixture(params=[with_requests, with_httpx, with_async_httpx], ids=lambda f: f.__name__[5:])
+def make_caller(request: pytest.FixtureRequest, time: Time) -> Iterator[Callable[..., Caller]]:
+    """A function that makes a client; a test that uses it runs with each."""
+    made: list[Any] = []
+
+    def make(**options: Any) -> Caller:
+        made.append(request.param(time, **options))
+        return made[-1]
+
+    yield make
+    for caller in made:
+        getattr(caller, "close", lambda: None)()
+
+
+@pytest.fixture
+def call(make_caller: Callable[..., Caller]) -> Caller:
+    """The usual client."""
+    return make_caller()

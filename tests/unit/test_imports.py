@@ -1,0 +1,115 @@
+"""What an import brings along: the client must work where the server's packages are not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import flask_idempotency
+
+ROOT = Path(__file__).parents[2]
+BLOCK = """
+import sys
+for name in {blocked!r}:
+    sys.modules[name] = None  # an import of it fails, as if it were not installed
+"""
+SERVER = (
+    "flask",
+    "werkzeug",
+    "flask_sqlalchemy",
+    "sqlalchemy",
+    "redis",
+    "psycopg2",
+    "blinker",
+    "click",
+)
+
+
+def run(code: str, *blocked: str, cwd: Path = ROOT) -> str:
+    """Run code in a new Python that cannot import what is blocked; what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCK.format(blocked=blocked) + code],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_client_needs_nothing_of_the_server():
+    code = """
+from flask_idempotency import client
+import flask_idempotency.client
+from flask_idempotency.client import *
+assert client.new_key() != client.new_key()
+print(IdempotentSession.__name__, IdempotentTransport.__name__, AsyncIdempotentTransport.__name__)
+"""
+    assert run(code, *SERVER) == "IdempotentSession IdempotentTransport AsyncIdempotentTransport\n"
+
+
+def test_keys_need_no_http_library():
+    code = """
+from flask_idempotency.client import RetryPolicy, derive_key, new_key, was_replayed
+print(len(derive_key("pay", {})))
+"""
+    assert run(code, *SERVER, "requests", "urllib3", "httpx", "anyio") == "43\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "missing", "other"),
+    [
+        ("IdempotentSession", "requests", "IdempotentTransport"),
+        ("IdempotentTransport", "httpx", "IdempotentSession"),
+        ("AsyncIdempotentTransport", "httpx", "IdempotentSession"),
+    ],
+)
+def test_a_missing_http_library_is_named_with_its_extra(name, missing, other):
+    code = f"""
+from flask_idempotency.client import {other}
+try:
+    from flask_idempotency.client import {name}
+except ImportError as error:
+    print(error)
+"""
+    said = run(code, *SERVER, missing)
+    assert said.startswith(f"{name} needs {missing}, which is not installed")
+    assert said.endswith(f"pip install 'flask-idempotency[{missing}]'\n")
+
+
+def test_a_name_of_the_server_says_what_is_missing():
+    code = """
+try:
+    from flask_idempotency import idempotent
+except ModuleNotFoundError as error:
+    print(error.name)
+"""
+    assert run(code, "flask") == "flask\n"
+
+
+def test_every_public_name_is_there():
+    for name in flask_idempotency.__all__:
+        assert getattr(flask_idempotency, name).__doc__
+    assert set(flask_idempotency.__all__) <= set(dir(flask_idempotency))
+    assert flask_idempotency.__all__ == sorted(flask_idempotency.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        flask_idempotency.nothing  # noqa: B018
+
+
+def test_the_public_names_come_with_a_star_and_are_the_same_for_a_type_checker():
+    import ast
+
+    names: dict[str, object] = {}
+    exec("from flask_idempotency import *", names)  # noqa: S102
+    tree = ast.parse(Path(flask_idempotency.__file__).read_text(encoding="utf-8"))
+    typed = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level]
+    seen = {alias.name: node.module for node in typed for alias in node.names}
+    assert set(seen) == set(flask_idempotency.__all__) <= set(names)
+    for name, module in seen.items():
+        home = __import__(f"flask_idempotency.{module}", fromlist=[name])
+        assert vars(home)[name] is names[name]
