@@ -33,9 +33,9 @@ autodoc_preserve_defaults = True
 
 # There is no intersphinx, for it needs the network: names of other packages lead nowhere.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(blinker|collections|flask|flask_sqlalchemy|sqlalchemy|uuid)\..*"),
+    (r"py:.*", r"(blinker|collections|flask|flask_sqlalchemy|httpx|requests|sqlalchemy|uuid)\..*"),
     (r"py:.*", r"dict\[.*"),
     (r"py:.*", r"(Connection|Engine|Flask|Blueprint|SQLAlchemy|Response|UUID|Unpack|T|View|Scope)"),
     # Parts of the package that are not its public face.
-    (r"py:.*", r"RunOptions|(flask_idempotency\.)?(options|decorator|extension|operation|core)\..*"),
+    (r"py:.*", r"RunOptions|(flask_idempotency\.)?(client\.policy|options|decorator|extension|operation|core)\..*"),
 ]

@@ -1,0 +1,133 @@
+"""The page "Call such an API" is run: its Python, its curl and its JavaScript."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.client.conftest import (
+    Server,
+    answer,
+    break_off,
+    drop_after,
+    drop_before,
+)
+
+PAGE = (Path(__file__).parents[2] / "docs/clients.md").read_text(encoding="utf-8")
+DRIVER = """
+const kept = new Map();
+globalThis.sessionStorage = {
+  getItem: (name) => kept.get(name) ?? null,
+  setItem: (name, value) => kept.set(name, value),
+  removeItem: (name) => kept.delete(name),
+};
+const chance = Math.random;
+Math.random = () => chance() / 100;
+"""
+SHOW = """
+console.log(JSON.stringify({ status: response.status, body, replayed, key, left: kept.size }));
+"""
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def run(folder: Path, *command: str) -> str:
+    """Run a program in a folder; what it printed."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "no_proxy": "*"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def aimed_at(server: Server, text: str) -> str:
+    assert "https://api.example.com" in text
+    return text.replace("https://api.example.com", server.url)
+
+
+def test_its_python_pays_once_each_time(server, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_PROXY", "*")
+    names: dict[str, object] = {}
+    examples = blocks("python")
+    for text in examples:
+        if "api.example.com" in text:
+            server.script += [drop_after]
+        with pytest.MonkeyPatch.context() as quick:
+            quick.setattr("flask_idempotency.client.policy.Call.wait", lambda *_: 0.0)
+            exec(text.replace("https://api.example.com", server.url), names)  # noqa: S102
+    paid = sum("api.example.com" in text for text in examples)
+    assert paid == len(server.done) == len(set(server.done)) == len(server.seen) / 2
+    assert server.done[-2] == (tmp_path / "payment-of-order-7.key").read_text()
+    assert server.done[-1] == names["key"]
+    names["api"].close()
+    names["client"].close()
+
+
+class TestCurl:
+    @pytest.fixture
+    def pay(self, server, tmp_path):
+        [_, script] = blocks("bash")
+        script = aimed_at(server, script)
+        return lambda: run(tmp_path, "bash", "-c", script).split("\n", 1)
+
+    @pytest.mark.parametrize("trouble", [drop_after, answer(503), answer(409, "request-in-progress")])
+    def test_it_sends_the_same_key_again(self, pay, server, tmp_path, trouble):
+        server.script += [trouble]
+        status, body = pay()
+        assert (status, json.loads(body)) == ("201", {"id": 1})
+        key = (tmp_path / "payment.key").read_text().strip()
+        assert server.keys == [key, key]
+        assert json.loads(server.seen[0].body) == {"amount": 500}
+
+    @pytest.mark.parametrize("final", [answer(422, "key-reused"), answer(409, "response-not-kept")])
+    def test_it_takes_no_for_an_answer(self, pay, server, final):
+        server.script += [final]
+        assert pay()[0] in {"409", "422"}
+        assert len(server.seen) == 1
+
+
+class TestJavaScript:
+    @pytest.fixture
+    def pay(self, server, tmp_path):
+        function, usage = blocks("javascript")
+        file = tmp_path / "pay.mjs"
+        file.write_text(DRIVER + function + aimed_at(server, usage) + SHOW, encoding="utf-8")
+        return lambda: json.loads(run(tmp_path, "node", str(file)))
+
+    def test_it_sends_the_same_key_again_whatever_happens(self, pay, server):
+        again = [answer(status) for status in (408, 425, 429, 500, 503)]
+        again += [answer(409, "request-in-progress", Retry_After="1")]
+        server.script += [drop_before, *again, break_off]
+        got = pay()
+        assert (got["status"], json.loads(got["body"]), got["replayed"]) == (201, {"id": 1}, True)
+        assert server.keys == [got["key"]] * 9
+        assert server.done == [got["key"]]
+        assert got["left"] == 0
+
+    @pytest.mark.parametrize(
+        "final",
+        [
+            answer(422, "key-reused"),
+            answer(409, "response-not-kept"),
+            answer(500, "operation-failed"),
+            answer(503, Idempotent_Replayed="true"),
+        ],
+    )
+    def test_it_takes_no_for_an_answer(self, pay, server, final):
+        server.script += [final]
+        assert pay()["status"] in {409, 422, 500, 503}
+        assert len(server.seen) == 1

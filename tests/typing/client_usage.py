@@ -1,0 +1,29 @@
+"""Typed usage of ``flask_idempotency.client``: mypy checks it, nobody runs it."""
+
+from __future__ import annotations
+
+import httpx
+import requests
+from typing_extensions import assert_type
+
+from flask_idempotency.client import (
+    AsyncIdempotentTransport,
+    IdempotentSession,
+    IdempotentTransport,
+    RetryPolicy,
+    derive_key,
+    new_key,
+    was_replayed,
+)
+
+assert_type(new_key(), str)
+assert_type(derive_key("create-payment", {"order": 7, "lines": [1, None]}), str)
+
+policy = RetryPolicy(retries=3, deadline=20, backoff=0.1)
+session: requests.Session = IdempotentSession(policy, timeout=5)
+response = session.post("https://api.example.com/", headers={"Idempotency-Key": new_key()})
+assert_type(was_replayed(response), bool)
+
+client = httpx.Client(transport=IdempotentTransport(httpx.HTTPTransport(retries=1), policy=policy))
+assert_type(was_replayed(client.post("https://api.example.com/")), bool)
+asynchronous = httpx.AsyncClient(transport=AsyncIdempotentTransport(policy=policy))
