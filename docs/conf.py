@@ -37,5 +37,9 @@ nitpick_ignore_regex = [
     (r"py:.*", r"dict\[.*"),
     (r"py:.*", r"(Connection|Engine|Flask|Blueprint|SQLAlchemy|Response|UUID|Unpack|T|View|Scope)"),
     # Parts of the package that are not its public face.
-    (r"py:.*", r"RunOptions|(flask_idempotency\.)?(client\.policy|options|decorator|extension|operation|core)\..*"),
+    (
+        r"py:.*",
+        r"RunOptions|(flask_idempotency\.)?"
+        r"(client\.(policy|session|transport)|options|decorator|extension|operation|core)\..*",
+    ),
 ]

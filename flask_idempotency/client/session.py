@@ -40,10 +40,12 @@ class IdempotentSession(requests.Session):
 
     :param policy: when a call is sent again, and for how long.
     :param timeout: seconds that each attempt may wait for a connection, and then for each piece of the
-        answer, where the call does not say.
+        answer, or both as a pair, where the call does not say.
     """
 
-    def __init__(self, policy: RetryPolicy | None = None, *, timeout: float = 10) -> None:
+    def __init__(
+        self, policy: RetryPolicy | None = None, *, timeout: float | tuple[float, float] = 10
+    ) -> None:
         super().__init__()
         self.policy = policy or RetryPolicy()
         for prefix in ("https://", "http://"):
@@ -56,7 +58,7 @@ class IdempotentSession(requests.Session):
 
 
 class _Adapter(HTTPAdapter):
-    def __init__(self, policy: RetryPolicy, timeout: float) -> None:
+    def __init__(self, policy: RetryPolicy, timeout: float | tuple[float, float]) -> None:
         super().__init__()
         self._policy = policy
         self._timeout = timeout
@@ -79,7 +81,7 @@ class _Adapter(HTTPAdapter):
         while True:
             attempts = _Attempts(self, retries)
             response = attempts.send(request, stream, limit, verify, cert, proxies)  # type: ignore[arg-type]
-            response.connection = self
+            response.connection = self  # what a sign-in that is asked for uses to send again
             retries, broken = response.raw.retries or retries, None
             try:
                 if (response.ok and stream) or self._is_final(response):
@@ -90,6 +92,7 @@ class _Adapter(HTTPAdapter):
                 retries = retries.increment(request.method, request.url, response.raw, broken)
             except MaxRetryError:
                 if broken:
+                    broken.request = request
                     raise broken from None
                 return response
             response.close()

@@ -12,6 +12,7 @@ import httpx
 import pytest
 import requests
 from requests.exceptions import ChunkedEncodingError
+from urllib3 import Timeout
 
 from flask_idempotency.client import IdempotentSession, was_replayed
 from tests.client.conftest import (
@@ -82,7 +83,9 @@ class TestTroubleOnTheWay:
 
     def test_a_server_that_does_not_answer_in_time_is_asked_again(self, make_caller, server):
         server.script += [hang]
+        begun = real_time.monotonic()
         got = make_caller(timeout=0.1)("POST", server.url)
+        assert real_time.monotonic() - begun < 5
         assert was_replayed(got.response)
         assert server.done == [got.key]
 
@@ -105,9 +108,9 @@ class TestTroubleOnTheWay:
 
     def test_a_broken_answer_is_an_error_at_last(self, make_caller, server):
         server.script += [break_off] * 2
-        with pytest.raises((ChunkedEncodingError, httpx.RemoteProtocolError)):
+        with pytest.raises((ChunkedEncodingError, httpx.RemoteProtocolError)) as lost:
             make_caller(retries=1)("POST", server.url)
-        assert len(server.seen) == 2
+        assert server.keys == [lost.value.request.headers["Idempotency-Key"]] * 2
 
     def test_errors_and_answers_count_together(self, make_caller, server):
         server.script += [drop_before, answer(503), drop_before, answer(429), work]
@@ -116,13 +119,13 @@ class TestTroubleOnTheWay:
 
 
 class TestAnswers:
-    @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504, 599])
+    @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 599])
     def test_what_says_not_now_is_asked_again(self, call, server, status):
         server.script += [answer(status)]
         assert call("POST", server.url).status == 201
         assert server.done == [server.keys[0]] == [server.keys[1]]
 
-    @pytest.mark.parametrize("status", [200, 400, 401, 402, 403, 404, 410, 422])
+    @pytest.mark.parametrize("status", [200, 304, 400, 401, 422])
     def test_what_says_no_is_final(self, call, server, status):
         server.script += [answer(status)]
         assert call("POST", server.url).status == status
@@ -146,7 +149,7 @@ class TestAnswers:
 
     def test_a_compressed_problem_is_read_too(self, call, server):
         body = gzip.compress(json.dumps({"type": "/problems/request-in-progress"}).encode())
-        headers = {"Content-Type": "application/problem+json", "Content-Encoding": "gzip"}
+        headers = {"Content-Type": "application/json; charset=utf-8", "Content-Encoding": "gzip"}
         server.script += [lambda handler: handler.answer(409, headers, body)]
         assert call("POST", server.url).status == 201
 
@@ -275,6 +278,33 @@ class TestSession:
                 with pytest.raises(ChunkedEncodingError):
                     response.content  # noqa: B018
         assert len(server.seen) == 2
+
+    @pytest.mark.parametrize("timeout", [0.1, (5, 0.1), Timeout(connect=5, read=0.1)])
+    def test_a_call_can_have_a_time_limit_of_its_own(self, server, time, timeout):
+        server.script += [hang]
+        begun = real_time.monotonic()
+        with IdempotentSession(time.policy()) as session:
+            session.trust_env = False
+            assert was_replayed(session.post(server.url, timeout=timeout))
+        assert real_time.monotonic() - begun < 5
+
+    def test_a_redirect_keeps_the_key_and_the_body(self, server, time):
+        server.script += [answer(307, Location="/there"), drop_after]
+        with IdempotentSession(time.policy()) as session:
+            session.trust_env = False
+            response = session.post(server.url, data=iter([b"abc"]))
+        assert was_replayed(response)
+        assert [seen.path for seen in server.seen] == ["/", "/there", "/there"]
+        assert {(seen.key, seen.body) for seen in server.seen} == {(server.done[0], b"abc")}
+
+    def test_a_call_that_has_to_sign_in_first_is_one_call(self, server, time):
+        challenge = {"WWW_Authenticate": 'Digest realm="r", nonce="n", qop="auth"'}
+        server.script += [answer(401, **challenge), answer(503), drop_after]
+        with IdempotentSession(time.policy()) as session:
+            session.trust_env = False
+            response = session.post(server.url, auth=requests.auth.HTTPDigestAuth("alice", "pw"))
+        assert was_replayed(response)
+        assert server.keys == server.done * 4
 
     def test_a_prepared_request_that_is_sent_again_keeps_its_key(self, server, time):
         prepared = requests.Request("POST", server.url).prepare()
