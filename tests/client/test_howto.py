@@ -73,6 +73,9 @@ def test_its_python_pays_once_each_time(server, tmp_path, monkeypatch):
     assert paid == len(server.done) == len(set(server.done)) == len(server.seen) / 2
     assert server.done[-2] == (tmp_path / "payment-of-order-7.key").read_text()
     assert server.done[-1] == names["key"]
+    [noted] = [text for text in examples if "write_text" in text]
+    exec(aimed_at(server, noted), names)  # noqa: S102 -- as after a restart
+    assert server.keys[-1] == server.done[-2]
     names["api"].close()
     names["client"].close()
 
