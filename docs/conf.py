@@ -39,7 +39,9 @@ nitpick_ignore_regex = [
     # Parts of the package that are not its public face.
     (
         r"py:.*",
-        r"RunOptions|(flask_idempotency\.)?"
-        r"(client\.(policy|session|transport)|options|decorator|extension|operation|core)\..*",
+        (
+            r"RunOptions|(flask_idempotency\.)?"
+            r"(client\.(policy|session|transport)|options|decorator|extension|operation|core)\..*"
+        ),
     ),
 ]
