@@ -114,7 +114,7 @@ class LeasedAttempt(Attempt):
     def _keep(self, problem: Problem) -> Response:
         """Store a problem as the answer."""
         self._now.problem = problem
-        response = http.problem_response(self._state.app, problem, self._state.settings)
+        response = _lasting(self._state, problem)
         self._end(http.capture(response, self._state.settings))
         return response
 
@@ -142,10 +142,17 @@ def fail_record(state: AppState, key: bytes) -> None:
     if record is None:
         raise LeaseLost
     problem = OperationFailed("The operation was interrupted, and will not be run again.")
-    response = http.problem_response(state.app, problem, state.settings)
+    response = _lasting(state, problem)
     owner = secrets.token_urlsafe(16)
     claim = Claim(key, record.name, record.fingerprint, owner, state.settings.ttl, state.settings.lease)
     decision = state.engine.begin(claim)
     if not isinstance(decision, Claimed):
         raise LeaseLost
     decision.execution.complete(http.capture(response, state.settings))
+
+
+def _lasting(state: AppState, problem: Problem) -> Response:
+    """A problem's answer that is to be kept: its replays are not to be cached either."""
+    response = http.problem_response(state.app, problem, state.settings)
+    response.headers["Cache-Control"] = "no-store"
+    return response

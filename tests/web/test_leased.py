@@ -227,6 +227,7 @@ def test_an_interrupted_operation_fails_where_the_route_says_so(world, add, asse
     first, retry = world.post(), world.post()
     assert_problem(first, 500, "operation-failed")
     assert retry.data == first.data
+    assert retry.headers["Cache-Control"] == "no-store"
     assert (runs, world.records()[0].state) == ([1], "failed")
 
 
