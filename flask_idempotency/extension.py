@@ -243,6 +243,11 @@ def _records(
 _states: weakref.WeakSet[AppState] = weakref.WeakSet()
 
 
+def states() -> list[AppState]:
+    """The states of all applications of this process."""
+    return list(_states)
+
+
 def _drop_inherited_connections() -> None:
     """In a forked child: the parent's pooled sockets are the parent's.
 
@@ -250,7 +255,7 @@ def _drop_inherited_connections() -> None:
     workers on one socket would read each other's answers. Nothing is closed: the parent still
     uses it. (redis-py sees to its own sockets.)
     """
-    for state in list(_states):
+    for state in states():
         for engine in state.engines.values():
             engine.dispose(close=False)
 

@@ -1,0 +1,96 @@
+"""Two answers held against each other, and a request that differs from another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from werkzeug.test import TestResponse
+
+SHOWN_BYTES = 200
+"""How much of a body a message shows: enough for a problem's detail."""
+
+
+def shown(answer: TestResponse) -> str:
+    """An answer's status, and the beginning of its body."""
+    body = answer.get_data()
+    return f"{answer.status_code} {_text(body)}" if body else str(answer.status_code)
+
+
+def differences(first: TestResponse, other: TestResponse, ignored: Collection[str]) -> list[str]:
+    """What the other answer has that the first has not, and the other way round; a line for each."""
+    found = []
+    if first.status_code != other.status_code:
+        found.append(f"status: first {shown(first)}, then {shown(other)}")
+    before, after = _lines(first, ignored), _lines(other, ignored)
+    for name in sorted({*before, *after}):
+        if before.get(name) != after.get(name):
+            values = (", ".join(lines.get(name, ["(none)"])) for lines in (before, after))
+            found.append("header {}: first {}, then {}".format(name, *values))
+    if first.get_data() != other.get_data():
+        found += _bodies(first.get_data(), other.get_data())
+    return found
+
+
+def _lines(answer: TestResponse, ignored: Collection[str]) -> dict[str, list[str]]:
+    lines: dict[str, list[str]] = {}
+    for name, value in answer.headers:
+        if name.lower() not in ignored:
+            lines.setdefault(name.title(), []).append(value)
+    return lines
+
+
+def _bodies(first: bytes, other: bytes) -> list[str]:
+    """The members that differ, if both are JSON objects; else the two."""
+    try:
+        before, after = json.loads(first), json.loads(other)
+    except ValueError:
+        before = after = None
+    if not (isinstance(before, dict) and isinstance(after, dict)):
+        return [f"body: first {_text(first)}, then {_text(other)}"]
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    return [
+        f"body, {name!r}: first {before.get(name)!r}, then {after.get(name)!r}" for name in names
+    ] or [f"body: the same members, but first {_text(first)}, then {_text(other)}"]
+
+
+def _text(body: bytes) -> str:
+    text = body[:SHOWN_BYTES].decode("utf-8", "backslashreplace").strip()
+    return text + "…" if len(body) > SHOWN_BYTES else text
+
+
+def changed_request(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a request with another body: every value of it is another one."""
+    changed = dict(kwargs)
+    if kwargs.get("json") is not None:
+        changed["json"] = _other(kwargs["json"])
+    elif isinstance(kwargs.get("data"), (str, bytes)):
+        changed["data"] = _other_text(kwargs["data"])
+    elif kwargs.get("data"):
+        changed["data"] = _other(dict(kwargs["data"]))
+    else:
+        changed["query_string"] = {"changed": "1"}
+    return changed
+
+
+def _other(value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        return value + 1
+    if isinstance(value, str) or value is None:
+        return (value or "") + "x"
+    if isinstance(value, dict):
+        return {name: _other(item) for name, item in value.items()} or {"x": "x"}
+    if isinstance(value, list):
+        return [_other(item) for item in value] or ["x"]
+    return value  # a file, for example
+
+
+def _other_text(data: str | bytes) -> str | bytes:
+    try:
+        other = json.dumps(_other(json.loads(data)))
+    except ValueError:
+        return data + "x" if isinstance(data, str) else data + b"x"
+    return other if isinstance(data, str) else other.encode()

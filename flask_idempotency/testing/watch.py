@@ -1,0 +1,143 @@
+"""The ports of an application's engine with a watch on them, for as long as a test asks for it.
+
+Nothing in the product knows of it: the records and the lock of ``app.extensions["idempotency"]`` are
+replaced by others that pass everything on, and put back afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+from ..core.ports import Glance, Hold, Lock, Records
+from ..core.records import Answer, Claim, Record
+from ..engine import Engine
+from ..sealing import AnswerSealer
+from ..state import AppState
+
+
+class Watch:
+    """Is told what happens to an operation. What it raises comes out where it was told."""
+
+    def claimed(self, claim: Claim) -> None:
+        """The operation is held, and its view has not begun."""
+
+    def recording(self, claim: Claim) -> None:
+        """A step has run, and its result is not recorded yet."""
+
+    def completing(self, claim: Claim) -> None:
+        """The view has returned, and nothing is committed yet."""
+
+    def completed(self, claim: Claim) -> None:
+        """The answer is committed, and nobody has heard of it yet."""
+
+    def releasing(self, claim: Claim, release: Callable[[], None]) -> None:  # noqa: ARG002
+        """The lock is given back without an answer."""
+        release()
+
+    def glanced(self, claim: Claim, glance: Glance) -> Glance:  # noqa: ARG002
+        """What the lock says of a claim."""
+        return glance
+
+
+@contextmanager
+def ports(state: AppState, records: Records, lock: Lock) -> Iterator[None]:
+    """Let an application use other records and another lock."""
+    before = state.records, state.lock, state.engine
+    sealer = state.sealer if isinstance(state.sealer, AnswerSealer) else None
+    state.records, state.lock, state.engine = records, lock, Engine(records, lock, sealer)
+    try:
+        yield
+    finally:
+        state.records, state.lock, state.engine = before
+
+
+@contextmanager
+def watched(state: AppState, watch: Watch) -> Iterator[None]:
+    """Tell ``watch`` what happens in an application."""
+    with ports(state, WatchedRecords(state.records, watch), WatchedLock(state.lock, watch)):
+        yield
+
+
+class WatchedRecords:
+    """Any store's records."""
+
+    def __init__(self, records: Records, watch: Watch) -> None:
+        self._records, self._watch = records, watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._records, name)
+
+    def look(self, key: bytes) -> Record | None:
+        """See :class:`Records`."""
+        return self._records.look(key)
+
+    def claim(self, claim: Claim) -> Hold | None:
+        """See :class:`Records`."""
+        return self._watched(self._records.claim(claim), claim)
+
+    def take_over(self, claim: Claim, seen: Record) -> Hold | None:
+        """See :class:`Records`."""
+        return self._watched(self._records.take_over(claim, seen), claim)
+
+    def wait(self, key: bytes, seconds: float) -> None:
+        """See :class:`Records`."""
+        self._records.wait(key, seconds)
+
+    def _watched(self, hold: Hold | None, claim: Claim) -> Hold | None:
+        if hold is None:
+            return None
+        try:
+            self._watch.claimed(claim)
+        except BaseException:
+            hold.abandon()
+            raise
+        return cast("Hold", WatchedHold(hold, claim, self._watch))
+
+
+class WatchedHold:
+    """Any hold, or a step's transaction."""
+
+    def __init__(self, hold: Any, claim: Claim, watch: Watch) -> None:
+        self._hold, self._claim, self._watch = hold, claim, watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._hold, name)
+
+    def complete(self, answer: Answer) -> None:
+        """See :class:`Hold`."""
+        self._watch.completing(self._claim)
+        self._hold.complete(answer)
+        self._watch.completed(self._claim)
+
+    def record(self, step: str, result: bytes) -> None:
+        """See :class:`Lease` and :class:`Step`."""
+        self._watch.recording(self._claim)
+        self._hold.record(step, result)
+
+    def begin(self) -> WatchedHold:
+        """See :class:`Lease`."""
+        return WatchedHold(self._hold.begin(), self._claim, self._watch)
+
+
+class WatchedLock:
+    """Any lock."""
+
+    def __init__(self, lock: Lock, watch: Watch) -> None:
+        self._lock, self._watch = lock, watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lock, name)
+
+    def acquire(self, claim: Claim) -> Glance:
+        """See :class:`Lock`."""
+        return self._watch.glanced(claim, self._lock.acquire(claim))
+
+    def release(self, claim: Claim) -> None:
+        """See :class:`Lock`."""
+        self._watch.releasing(claim, lambda: self._lock.release(claim))
+
+    def finish(self, claim: Claim) -> None:
+        """See :class:`Lock`."""
+        self._lock.finish(claim)

@@ -1,0 +1,185 @@
+"""What is right passes, with and without a crash, on every store."""
+
+from __future__ import annotations
+
+import io
+import uuid
+
+import pytest
+import sqlalchemy as sa
+from flask import request
+from flask.testing import FlaskClient
+from flask.views import MethodView
+
+from flask_idempotency import OperationInterrupted, current_operation, idempotent
+from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, crash_at
+
+
+def test_a_view_that_writes_through_the_session(shop):
+    shop.view(shop.pay)
+    first = assert_idempotent(shop.client, "POST", "/payments", json={"a": 5}, effects=shop.payments)
+    assert first.status_code == 201
+
+
+@pytest.mark.parametrize("point", CRASH_POINTS)
+def test_and_crashes(shop, point):
+    shop.view(shop.pay)
+    with crash_at(point) as crash:
+        assert_idempotent(shop.client, "POST", "/payments", json={"a": 5}, effects=shop.payments)
+    assert crash.happened
+
+
+@pytest.mark.parametrize("point", CRASH_POINTS)
+def test_steps_with_a_derived_key(shop, point):
+    def view():
+        current_operation.step("charge", shop.charge, current_operation.derive_key("charge"))
+        current_operation.step("pay", lambda: shop.pay()[0], atomic=True)
+        return {}, 201
+
+    shop.view(view, atomic=False, on_interrupted="retry")
+    with crash_at(point):
+        assert_idempotent(shop.client, "POST", "/payments", json={"a": 5}, effects=shop.effects)
+
+
+@pytest.mark.parametrize(("policy", "status"), [("hold", 409), ("fail", 500)])
+def test_an_operation_that_nobody_runs_again(shop, policy, status):
+    shop.view(shop.pay, atomic=False, on_interrupted=policy)
+    with crash_at("in-view"):
+        assert_idempotent(
+            shop.client, "POST", "/payments", json={}, effects=shop.payments, status=status
+        )
+
+
+@pytest.mark.parametrize("store", ["hybrid"], indirect=True)
+def test_a_retry_after_the_block_need_not_wait_for_the_lock_of_the_dead(shop):
+    shop.view(shop.pay)
+    key = {"Idempotency-Key": str(uuid.uuid4())}
+    with crash_at("before-commit", shop.app):
+        shop.client.post("/payments", headers=key)
+    with shop.app.app_context():
+        before = shop.payments()
+    assert shop.client.post("/payments", headers=key).status_code == 201
+    with shop.app.app_context():
+        assert shop.payments() == before + 1
+
+
+@pytest.mark.parametrize("store", ["hybrid"], indirect=True)
+def test_what_is_dead_leaves_its_lock_in_redis_until_then(shop):
+    shop.view(shop.pay)
+    key = {"Idempotency-Key": str(uuid.uuid4())}
+    lock, looked = shop.app.extensions["idempotency"].lock, []
+    with crash_at("before-commit"):
+        try:
+            shop.client.post("/payments", headers=key)
+        finally:
+            client = lock._client
+            looked += [client.get(name) for name in client.keys(f"{lock._prefix}*")]
+    assert any(value.startswith(b"1:") and value != b"1:done" for value in looked)
+
+
+@pytest.mark.parametrize("store", ["sql", "postgres"], indirect=True)
+def test_an_async_view_and_a_class(shop):
+    async def view():
+        return shop.pay()
+
+    class Payments(MethodView):
+        decorators = (idempotent,)
+
+        def post(self):
+            return shop.pay()
+
+    shop.view(view)
+    shop.app.add_url_rule("/class", view_func=Payments.as_view("class"))
+    for path in ("/payments", "/class"):
+        with crash_at("in-view"):
+            assert_idempotent(shop.client, "POST", path, json={}, effects=shop.payments)
+
+
+@pytest.mark.parametrize("store", ["sql", "postgres"], indirect=True)
+def test_a_key_in_the_body_and_a_file(shop):
+    @shop.app.post("/files")
+    @idempotent
+    def upload():
+        assert request.files["file"].read() == b"content"
+        return shop.pay()
+
+    shop.view(lambda: shop.pay(request.get_json()["order"]), key="json:/order")
+    order = str(uuid.uuid4())
+    assert_idempotent(
+        shop.client,
+        "POST",
+        "/payments",
+        json={"order": order, "amount": 5},
+        changed={"json": {"order": order, "amount": 6}},
+        effects=shop.payments,
+    )
+    data = {"file": (io.BytesIO(b"content"), "a.txt"), "name": "a"}
+    assert_idempotent(shop.client, "POST", "/files", data=data, effects=shop.payments)
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_the_clients_of_the_application_are_taken_as_they_are(shop):
+    class SignedIn(FlaskClient):
+        def open(self, *args, **kwargs):
+            kwargs["headers"].add("X-User", "alice")
+            return super().open(*args, **kwargs)
+
+    def view():
+        assert request.headers["X-User"] == "alice"
+        assert request.cookies["seen"] == "yes"
+        return shop.pay()
+
+    shop.view(view)
+    shop.app.test_client_class = SignedIn
+    # As fixtures have it: a client in a with block, and a context around the whole test.
+    with shop.app.app_context(), shop.app.test_client() as client:
+        client.set_cookie("seen", "yes")
+        shop.db.session.add(shop.Payment(order="the test's own"))
+        assert_idempotent(client, "POST", "/payments", json={}, effects=shop.payments)
+        shop.db.session.rollback()
+
+
+@pytest.mark.parametrize("store", ["hybrid"], indirect=True)
+def test_a_duplicate_may_wait_for_the_first(shop):
+    shop.view(shop.pay, wait=30)
+    assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.payments, duplicates=2)
+
+
+@pytest.mark.parametrize("store", ["memory", "postgres"], indirect=True)
+def test_work_outside_of_a_request_crashes_too(shop):
+    def work():
+        return shop.pay()[0]
+
+    with shop.app.app_context():
+        key, before = str(uuid.uuid4()), shop.payments()
+        shop.db.session.rollback()
+        for point in CRASH_POINTS:
+            with crash_at(point):
+                shop.idempotency.run(key, work, name=point)
+            done = shop.idempotency.run(key, work, name=point)
+            assert shop.idempotency.run(key, work, name=point) == done
+        assert shop.payments() == before + len(CRASH_POINTS)
+
+
+def test_afterwards_the_application_is_as_before(shop):
+    state = shop.app.extensions["idempotency"]
+    before = state.records, state.lock, state.engine, state.settings
+    session_class = shop.db.session.session_factory.class_
+    shop.view(shop.pay)
+    with crash_at("after-commit"):
+        assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.payments)
+    assert (state.records, state.lock, state.engine, state.settings) == before
+    assert "commit" not in vars(session_class)
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_a_view_that_reconciles(shop):
+    def reconcile(_operation):
+        known = shop.db.session.scalar(sa.select(sa.func.count(shop.Payment.id)))
+        if known:
+            return {"found": True}, 201
+        raise OperationInterrupted
+
+    shop.view(shop.pay, atomic=False, on_interrupted=reconcile)
+    with crash_at("in-view"):
+        assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.payments)

@@ -1,0 +1,202 @@
+"""What is wrong is caught, by a message that says what differs and where to look."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from contextlib import nullcontext
+
+import pytest
+import sqlalchemy as sa
+from flask import request
+
+from flask_idempotency import IdempotencyError, Retryable, current_operation
+from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, crash_at
+
+
+def message(shop, point=None, **kwargs):
+    """What the kit says, to somebody who counts everything."""
+    kwargs = {"json": {"amount": 5}, "effects": shop.effects, **kwargs}
+    crash = crash_at(point) if point else nullcontext()
+    with pytest.raises(AssertionError) as error, crash:
+        assert_idempotent(shop.client, "POST", "/payments", **kwargs)
+    return str(error.value)
+
+
+def test_a_view_without_protection(shop):
+    shop.view(shop.pay, protect=None)
+    said = message(shop, effects=None, duplicates=0)
+    assert "POST /payments: a retry was answered otherwise than the first request" in said
+    assert re.search(r"body, 'id': first \d+, then \d+\n", said)
+    assert "Is @idempotent on the view" in said
+    shop.app.view_functions["pay"] = lambda: (shop.pay(), "same")[1]
+    assert "without Idempotent-Replayed" in message(shop, effects=None)
+    assert "effects() rose by 4, not by 1" in message(shop, effects=shop.payments)
+
+
+def test_a_view_that_charges_before_it_commits(shop):
+    def view():
+        shop.charge()
+        return shop.pay()
+
+    shop.view(view)
+    assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.effects)
+    for point in ("in-view", "before-commit"):
+        said = message(shop, point)
+        assert said.startswith(f"POST /payments: after a crash at '{point}' and a retry and 3 dupli")
+        assert "\n  charges rose by 2, not by 1\n" in said
+        assert "payments rose" not in said
+        assert "a call to another system" in said
+
+
+@pytest.mark.parametrize("store", ["hybrid", "postgres"], indirect=True)
+def test_a_view_that_writes_through_the_engine(shop):
+    def view():
+        with shop.db.engine.begin() as connection:
+            connection.execute(sa.insert(shop.Payment))
+        return {}, 201
+
+    shop.view(view)
+    assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.payments)
+    said = message(shop, "before-commit", effects=shop.payments)
+    assert "effects() rose by 2, not by 1" in said
+    assert "a write through db.engine" in said
+
+
+def test_a_view_that_is_not_atomic_and_run_again(shop):
+    shop.view(shop.pay, atomic=False, on_interrupted="retry")
+    assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.payments)
+    assert "effects() rose by 2, not by 1" in message(shop, "in-view", effects=shop.payments)
+
+
+def test_a_step_whose_call_has_no_key(shop):
+    def view():
+        current_operation.step("charge", shop.charge)
+        return {}, 201
+
+    shop.view(view, atomic=False, on_interrupted="retry")
+    said = message(shop, "in-view", effects=lambda: len(shop.charges))
+    assert "effects() rose by 2, not by 1" in said
+    assert "derive_key" in said
+
+
+def test_an_after_request_function_that_adds_what_each_run_makes(shop):
+    numbers = itertools.count()
+    shop.view(shop.pay)
+
+    @shop.app.after_request
+    def number(response):
+        response.headers["X-Run"] = str(next(numbers))
+        return response
+
+    @shop.app.after_request
+    def stamp(response):
+        if request.headers.get("X-Stamp"):
+            response.set_data(f"at {next(numbers)}")
+        return response
+
+    said = message(shop, effects=None, duplicates=0)
+    assert "header X-Run: first 0, then 1" in said
+    assert "after_request functions and middleware run on it again" in said
+    assert_idempotent(
+        shop.client, "POST", "/payments", json={}, effects=shop.payments, ignore_headers=["x-run"]
+    )
+    said = message(shop, effects=None, ignore_headers=["X-Run"], headers={"X-Stamp": "1"})
+    assert re.search(r"body: first at \d+, then at \d+", said)
+
+
+def test_an_effect_before_the_view(shop):
+    shop.view(shop.pay)
+    shop.app.before_request(shop.charge)
+    said = message(shop)
+    assert "charges rose by 4, not by 1" in said
+    assert "before_request" in said
+
+
+def test_a_handler_that_makes_every_refusal_a_success(shop):
+    shop.view(shop.pay)
+    shop.app.register_error_handler(IdempotencyError, lambda error: ({"done": True}, 200))
+    said = message(shop, effects=shop.payments)
+    assert "a duplicate of a request in progress was answered 200" in said
+    said = message(shop, effects=shop.payments, duplicates=0)
+    assert 'with another body was answered 200 {"done":true}, not 422' in said
+
+
+def test_a_fingerprint_that_leaves_out_what_matters(shop):
+    shop.view(shop.pay, fingerprint=["/currency"])
+    said = message(shop, effects=shop.payments)
+    assert re.search(r"the same key with another body was answered 201 .*, not 422", said)
+    assert "See the route's fingerprint" in said
+
+
+def test_a_view_that_catches_everything(shop):
+    def view():
+        try:
+            return shop.pay()
+        except:  # noqa: E722 -- what is tested
+            return {}, 500
+
+    shop.view(view)
+    said = message(shop, "in-view")
+    assert "something caught the crash and answered 500" in said
+
+
+def test_a_crash_that_is_caught_still_commits_nothing(shop):
+    def view():
+        try:
+            return shop.pay()
+        except BaseException:
+            return shop.pay()
+
+    shop.view(view)
+    with crash_at("in-view"):
+        assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.payments)
+
+
+def test_a_request_that_fails_says_nothing_of_idempotency(shop):
+    shop.view(lambda: ({"error": "no such customer"}, 404))
+    said = message(shop, effects=None)
+    assert 'after the first request the answer is 404 {"error":"no such customer"}' in said
+    assert "status=" in said
+    assert "is 404" in message(shop, effects=None, status=201)
+    assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.payments, status=404)
+
+
+def test_a_crash_that_never_comes(shop):
+    shop.view(lambda: ({}, 500))
+    said = message(shop, "after-commit", effects=None)
+    assert "the first request was answered 500" in said
+    assert "crash_at('after-commit') was not reached" in said
+    with pytest.raises(AssertionError, match="not reached"), crash_at("in-view"):
+        pass
+
+
+def test_effects_that_count_nothing(shop):
+    shop.view(shop.pay)
+    said = message(shop, effects=lambda: {"mails": 0})
+    assert "mails rose by 0, not by 1: does effects() see what is committed?" in said
+
+
+def test_an_operation_that_is_held_says_so(shop):
+    shop.view(shop.pay, atomic=False)
+    said = message(shop, "before-commit", effects=shop.payments)
+    assert "operation-interrupted" in said
+    assert "status=409" in said
+
+
+def test_a_point_that_is_none():
+    with pytest.raises(ValueError, match="there are " + ", ".join(CRASH_POINTS)), crash_at("later"):
+        pass
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_an_error_of_the_view_comes_out_as_it_is(shop):
+    def view():
+        raise Retryable
+
+    shop.view(view, atomic=False)
+    said = message(shop, effects=None)
+    assert "the answer is 503" in said
+    shop.app.view_functions["pay"] = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        assert_idempotent(shop.client, "POST", "/payments", json={})
