@@ -33,7 +33,10 @@ autodoc_preserve_defaults = True
 
 # There is no intersphinx, for it needs the network: names of other packages lead nowhere.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(blinker|collections|flask|flask_sqlalchemy|httpx|requests|sqlalchemy|uuid)\..*"),
+    (
+        r"py:.*",
+        r"(blinker|collections|datetime|flask|flask_sqlalchemy|httpx|requests|sqlalchemy|uuid|werkzeug)\..*",
+    ),
     (r"py:.*", r"dict\[.*"),
     (r"py:.*", r"(Connection|Engine|Flask|Blueprint|SQLAlchemy|Response|UUID|Unpack|T|View|Scope)"),
     # Parts of the package that are not its public face.
@@ -41,7 +44,7 @@ nitpick_ignore_regex = [
         r"py:.*",
         (
             r"RunOptions|(flask_idempotency\.)?"
-            r"(client\.(policy|session|transport)|options|decorator|extension|operation|core)\..*"
+            r"(client\.(policy|session|transport)|options|decorator|extension|operation|core|testing\.crashes)\..*"
         ),
     ),
 ]

@@ -1,7 +1,15 @@
 """What an application's own tests, and a store's, are written with. Needs pytest."""
 
-from .checks import assert_idempotent
+from .checks import NotConcurrentWarning, assert_idempotent
 from .crashes import CRASH_POINTS, Crash, crash_at
 from .memory import Clock, memory_store
 
-__all__ = ["CRASH_POINTS", "Clock", "Crash", "assert_idempotent", "crash_at", "memory_store"]
+__all__ = [
+    "CRASH_POINTS",
+    "Clock",
+    "Crash",
+    "NotConcurrentWarning",
+    "assert_idempotent",
+    "crash_at",
+    "memory_store",
+]

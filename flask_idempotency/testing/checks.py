@@ -23,6 +23,8 @@ from .answers import changed_request, differences, shown
 from .crashes import Crash, CrashPoint, armed
 from .watch import Watch, watched
 
+__tracebackhide__ = True  # pytest shows the test's line and the message, not what is in between
+
 Effects = Callable[[], int | Mapping[str, int]]
 
 IN_VIEW_SECONDS = 1.0
@@ -90,7 +92,6 @@ def assert_idempotent(
 
     Returns the first answer. Raises ``AssertionError``, which says what differs and where to look.
     """
-    __tracebackhide__ = True
     check = Check(client, method, path, kwargs, effects, ignore_headers)
     crash = next((crash for crash in reversed(armed) if crash.covers(check.state)), None)
     when = "the first request"
@@ -246,7 +247,6 @@ class Check:
         return {"effects()": counted} if isinstance(counted, int) else dict(counted)
 
     def _fail(self, what: str, hint: str, *found: str) -> NoReturn:
-        __tracebackhide__ = True
         lines = [f"{self._method} {self._path}: {what}", *(f"  {line}" for line in found), hint]
         raise AssertionError("\n".join(line for line in lines if line))
 

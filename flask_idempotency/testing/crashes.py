@@ -38,25 +38,27 @@ class Crash(BaseException):
 
 
 @contextmanager
-def crash_at(point: Point, app: Flask | None = None) -> Iterator[CrashPoint]:
+def crash_at(point: Point, app: Flask | None = None, *, place: int = 1) -> Iterator[CrashPoint]:
     """Let the first protected request inside the ``with`` block die at a point.
 
     * ``"after-claim"``: the key is claimed, the view has not begun.
-    * ``"in-view"``: right after the view's first ``db.session.commit()``, or between its first step and
-      the record of the step. A view with neither dies where it returns.
+    * ``"in-view"``: at the view's first place, or the one that ``place`` counts. A place is right after
+      a ``db.session.commit()``, and between a step and its record. A view with fewer of them dies where
+      it returns.
     * ``"before-commit"``: the view has returned, nothing is committed yet.
     * ``"after-commit"``: writes and answer are committed, the client has not heard of it.
 
     :func:`assert_idempotent` in the block sends the request that dies, retries it, and asserts one
     effect and one answer. A plain request ends the block by its death, as with ``pytest.raises``; the
     retry comes after the block. ``app`` is the application that crashes; left out, the first of all.
+    The block is given an object whose ``happened`` says whether a request has died yet.
 
     Raises ``AssertionError`` at the end of the block if nothing came to the point.
     """
     if point not in CRASH_POINTS:
         raise ValueError(f"crash_at({point!r}): there are {', '.join(CRASH_POINTS)}")
     targets = states() if app is None else [app_state(app)]
-    crash = CrashPoint(point, targets)
+    crash = CrashPoint(point, place, targets)
     with ExitStack() as stack:
         for state in targets:
             stack.enter_context(watched(state, crash))
@@ -77,8 +79,9 @@ def crash_at(point: Point, app: Flask | None = None) -> Iterator[CrashPoint]:
 class CrashPoint(Watch):
     """A point at which one attempt dies; what dies there is dead in all that it tries afterwards."""
 
-    def __init__(self, point: Point, targets: list[AppState]) -> None:
+    def __init__(self, point: Point, place: int, targets: list[AppState]) -> None:
         self.point = point
+        self._places_left = place
         self._targets = targets
         self._dead: Claim | None = None
         self._left_behind: list[Callable[[], None]] = []
@@ -110,15 +113,15 @@ class CrashPoint(Watch):
 
     def recording(self, claim: Claim) -> None:
         """A step's result would be recorded."""
-        self._at("in-view", claim)
+        self._in_view(claim)
 
     def committed_in_view(self) -> None:
         """The view has committed its session."""
         if (claim := _claim.get()) is not None and present_operation() is not None:
-            self._at("in-view", claim)
+            self._in_view(claim)
 
     def completing(self, claim: Claim) -> None:
-        """The view has returned; it may have been too short for the point in it."""
+        """The view has returned; it may have had too few places."""
         self._at("in-view", claim)
         self._at("before-commit", claim)
 
@@ -146,6 +149,11 @@ class CrashPoint(Watch):
 
     def _is_dead(self, claim: Claim) -> bool:
         return self._dead is not None and self._dead.owner == claim.owner
+
+    def _in_view(self, claim: Claim) -> None:
+        self._places_left -= 1
+        if self._places_left <= 0 or self._is_dead(claim):
+            self._at("in-view", claim)
 
     def _at(self, point: Point, claim: Claim) -> None:
         with self._once:

@@ -56,22 +56,29 @@ def test_every_mark_stands_before_a_block(page):
     assert not re.search(r"^ +```(python|http)", text, re.MULTILINE), "indented, so not found"
 
 
-class TestTutorial:
-    """The tutorial is typed, command by command, into a shell in an empty folder."""
+class TestTutorials:
+    """A tutorial is typed, command by command, into a shell in an empty folder."""
 
-    PAGE = ROOT / "docs/tutorial.md"
+    def test_the_answers_of_the_first_are_the_real_ones(self, postgres, redis_server, tmp_path):
+        self.type_page("tutorial", tmp_path, postgres.database("docs_tutorial"), redis_server.url)
 
-    def test_its_answers_are_the_real_ones(self, postgres, redis_server, tmp_path):
+    def test_and_those_of_the_one_about_testing(self, tmp_path):
+        # As if it were installed, whether or not it is.
+        plugin = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_flask_idempotency"}
+        self.type_page("testing", tmp_path, "", "", **plugin)
+
+    def type_page(self, page, folder, database_url, redis_url, **environment):
         port = str(servers.free_port())
-        shell = Shell(tmp_path, postgres.database("docs_tutorial"), redis_server.url, port=port)
+        shell = Shell(folder, database_url, redis_url, port=port, **environment)
+        path = ROOT / f"docs/{page}.md"
         try:
-            for block in blocks(self.PAGE, "python", "bash", "console"):
+            for block in blocks(path, "python", "bash", "console"):
                 kind, _, name = block.mark.partition(": ")
                 text = block.text.replace(":5000", f":{port}")
                 if kind == "file":
-                    (tmp_path / name).write_text(text, encoding="utf-8")
+                    (folder / name).write_text(text, encoding="utf-8")
                 elif kind == "append":
-                    with (tmp_path / name).open("a", encoding="utf-8") as file:
+                    with (folder / name).open("a", encoding="utf-8") as file:
                         file.write("\n\n" + text)
                 elif kind == "server":
                     shell.serve(text.replace("5000", port))
@@ -106,7 +113,9 @@ def looks_like(answer: str, shown: str) -> bool:
 class Shell:
     """A reader's two terminals, in one folder: commands, and the application in the background."""
 
-    def __init__(self, folder: Path, database_url: str, redis_url: str, *, port: str) -> None:
+    def __init__(
+        self, folder: Path, database_url: str, redis_url: str, *, port: str, **environment: str
+    ) -> None:
         self._folder, self._port = folder, int(port)
         self._environment = {
             **os.environ,
@@ -115,6 +124,7 @@ class Shell:
             "PYTHONPATH": str(ROOT),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "no_proxy": "*",
+            **environment,
         }
         self._server: subprocess.Popen[bytes] | None = None
 

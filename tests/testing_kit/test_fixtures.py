@@ -13,8 +13,13 @@ import pytest
 
 from flask_idempotency import current_operation
 from flask_idempotency.stores.memory import MemoryRecords
-from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, crash_at, memory_store
-from flask_idempotency.testing.checks import NotConcurrentWarning
+from flask_idempotency.testing import (
+    CRASH_POINTS,
+    NotConcurrentWarning,
+    assert_idempotent,
+    crash_at,
+    memory_store,
+)
 from tests.testing_kit.conftest import Shop
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from flask.testing import FlaskClient
 from flask.views import MethodView
 
 from flask_idempotency import OperationInterrupted, current_operation, idempotent
-from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, crash_at
+from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, checks, crash_at
 
 
 def test_a_view_that_writes_through_the_session(shop):
@@ -146,7 +146,8 @@ def test_the_clients_of_the_application_are_taken_as_they_are(shop):
 
 
 @pytest.mark.parametrize("store", ["hybrid"], indirect=True)
-def test_a_duplicate_may_wait_for_the_first(shop):
+def test_a_duplicate_may_wait_for_the_first(shop, monkeypatch):
+    monkeypatch.setattr(checks, "IN_VIEW_SECONDS", 0.2)
     shop.view(shop.pay, wait=30)
     assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.payments, duplicates=2)
 

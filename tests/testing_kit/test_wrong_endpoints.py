@@ -80,6 +80,23 @@ def test_a_step_whose_call_has_no_key(shop):
     assert "derive_key" in said
 
 
+def test_a_later_step_that_commits_by_itself(shop):
+    def view():
+        current_operation.step("charge", shop.charge, current_operation.derive_key("charge"))
+        current_operation.step("pay", lambda: shop.pay()[0])
+        return {}, 201
+
+    shop.view(view, atomic=False, on_interrupted="retry")
+    request = (shop.client, "POST", "/payments")
+    with crash_at("in-view"):
+        assert_idempotent(*request, json={}, effects=shop.payments)
+    for place in (2, 3):
+        with pytest.raises(AssertionError, match="rose by 2"), crash_at("in-view", place=place):
+            assert_idempotent(*request, json={}, effects=shop.payments)
+    with crash_at("in-view", place=9):
+        assert_idempotent(*request, json={}, effects=shop.payments)
+
+
 def test_an_after_request_function_that_adds_what_each_run_makes(shop):
     numbers = itertools.count()
     shop.view(shop.pay)
