@@ -28,6 +28,7 @@ from flask_idempotency import (
     operation_executed,
     operation_interrupted,
 )
+from flask_idempotency.testing import CRASH_POINTS, Clock, assert_idempotent, crash_at, memory_store
 
 db = SQLAlchemy()
 idempotency = Idempotency()
@@ -140,3 +141,13 @@ def outside_of_a_request(event: dict[str, Any]) -> None:
 @operation_interrupted.connect
 def heard_of_it(sender: Flask, event: Event) -> None:
     assert_type(event.attempt, "int | None")
+
+
+def tests_of_its_own(app: Flask) -> None:
+    client = app.test_client()
+    for point in CRASH_POINTS:
+        with crash_at(point, app) as crash, memory_store(app, Clock()) as clock:
+            assert_idempotent(client, "POST", "/payments", json={}, effects=lambda: {"payments": 1})
+            assert_idempotent(client, "POST", "/payments", effects=lambda: 1, changed={"json": [1]})
+            clock.advance(timedelta(days=1))
+        assert_type(crash.happened, bool)
