@@ -168,6 +168,7 @@ def test_work_outside_of_a_request_crashes_too(shop):
         assert shop.payments() == before + len(CRASH_POINTS)
 
 
+@pytest.mark.parametrize("store", ["memory", "hybrid"], indirect=True)
 def test_afterwards_the_application_is_as_before(shop):
     state = shop.app.extensions["idempotency"]
     before = state.records, state.lock, state.engine, state.settings

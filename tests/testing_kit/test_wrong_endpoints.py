@@ -80,6 +80,7 @@ def test_a_step_whose_call_has_no_key(shop):
     assert "derive_key" in said
 
 
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
 def test_a_later_step_that_commits_by_itself(shop):
     def view():
         current_operation.step("charge", shop.charge, current_operation.derive_key("charge"))
@@ -130,6 +131,7 @@ def test_an_effect_before_the_view(shop):
     assert "before_request" in said
 
 
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
 def test_a_handler_that_makes_every_refusal_a_success(shop):
     shop.view(shop.pay)
     shop.app.register_error_handler(IdempotencyError, lambda error: ({"done": True}, 200))
@@ -139,6 +141,7 @@ def test_a_handler_that_makes_every_refusal_a_success(shop):
     assert 'with another body was answered 200 {"done":true}, not 422' in said
 
 
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
 def test_a_fingerprint_that_leaves_out_what_matters(shop):
     shop.view(shop.pay, fingerprint=["/currency"])
     said = message(shop, effects=shop.payments)
@@ -146,6 +149,7 @@ def test_a_fingerprint_that_leaves_out_what_matters(shop):
     assert "See the route's fingerprint" in said
 
 
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
 def test_a_view_that_catches_everything(shop):
     def view():
         try:
@@ -170,6 +174,7 @@ def test_a_crash_that_is_caught_still_commits_nothing(shop):
         assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.payments)
 
 
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
 def test_a_request_that_fails_says_nothing_of_idempotency(shop):
     shop.view(lambda: ({"error": "no such customer"}, 404))
     said = message(shop, effects=None)
@@ -179,6 +184,7 @@ def test_a_request_that_fails_says_nothing_of_idempotency(shop):
     assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.payments, status=404)
 
 
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
 def test_a_crash_that_never_comes(shop):
     shop.view(lambda: ({}, 500))
     said = message(shop, "after-commit", effects=None)
@@ -188,12 +194,14 @@ def test_a_crash_that_never_comes(shop):
         pass
 
 
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
 def test_effects_that_count_nothing(shop):
     shop.view(shop.pay)
     said = message(shop, effects=lambda: {"mails": 0})
     assert "mails rose by 0, not by 1: does effects() see what is committed?" in said
 
 
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
 def test_an_operation_that_is_held_says_so(shop):
     shop.view(shop.pay, atomic=False)
     said = message(shop, "before-commit", effects=shop.payments)

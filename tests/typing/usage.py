@@ -146,7 +146,7 @@ def heard_of_it(sender: Flask, event: Event) -> None:
 def tests_of_its_own(app: Flask) -> None:
     client = app.test_client()
     for point in CRASH_POINTS:
-        with crash_at(point, app) as crash, memory_store(app, Clock()) as clock:
+        with memory_store(app, Clock()) as clock, crash_at(point, app) as crash:
             assert_idempotent(client, "POST", "/payments", json={}, effects=lambda: {"payments": 1})
             assert_idempotent(client, "POST", "/payments", effects=lambda: 1, changed={"json": [1]})
             clock.advance(timedelta(days=1))
