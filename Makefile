@@ -15,8 +15,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 demo: .venv/.has-test  ## run the example shop with a real PostgreSQL and Redis
 	@$(RUN) example.demo $(ARGS)
 
+# All of them in three processes: most wait for servers and workers to start, die and come back.
 test: .venv/.has-test  ## run the tests, or some: make test ARGS="tests/unit -x"
-	@$(RUN) pytest -q $(ARGS)
+	@$(RUN) pytest -q $(if $(ARGS),$(ARGS),-n 3 --dist loadfile)
 
 lint: .venv/.has-lint  ## check style, format and types
 	@$(RUN) ruff check -q --output-format concise

@@ -196,6 +196,7 @@ def test_without_a_free_slot_on_the_server_nothing_runs(
     runs = add_view(world)
     with world.app.app_context():
         world.db.engine.dispose()
+    wait_until(lambda: f"clerk_{store}" not in clerks(own_postgres))  # the server hears of it later
     other = psycopg2.connect(servers.plain_dsn(address))
     for _ in range(2):
         assert_problem(world.post(), 503, "store-unavailable", retry=True)
