@@ -14,17 +14,21 @@ if TYPE_CHECKING:
     from .sql import SqlHold, SqlRecords
 
 
-class SqlLease:
-    """An operation that is not atomic and ours while its lease runs. No transaction is open."""
+class Lease:
+    """An operation that is not atomic and ours while its lease runs. No transaction is open.
 
-    def __init__(self, records: SqlRecords, claim: Claim, *, attempt: int) -> None:
+    ``statements`` is the module with a store's SQL.
+    """
+
+    statements: Any
+
+    def __init__(self, claim: Claim, *, attempt: int) -> None:
         self.attempt = attempt
-        self._open = True
-        self._records, self._claim = records, claim
+        self._open, self._claim = True, claim
 
     def complete(self, answer: Answer) -> None:
         """Store the answer, of a status of 500 or more as failed."""
-        self._change(lease_statements.FINISH, **answer_values(answer))
+        self._change(self.statements.FINISH, **answer_values(answer))
         self._open = False
 
     def abandon(self) -> None:
@@ -32,16 +36,30 @@ class SqlLease:
         if self._open:
             self._open = False
             with suppress(LeaseLost, StoreUnavailable):
-                self._change(lease_statements.END)
+                self._change(self.statements.END)
 
     def release(self) -> None:
         """Give the operation back."""
-        self._change(lease_statements.RELEASE)
+        self._change(self.statements.RELEASE)
         self._open = False
 
     def extend(self, seconds: float) -> None:
         """Renew the lease."""
-        self._change(lease_statements.EXTEND, lease=seconds)
+        self._change(self.statements.EXTEND, lease=seconds)
+
+    def _change(self, template: str, **values: Any) -> None:
+        """Send a statement that changes the record if it is ours. Raises ``LeaseLost`` if not."""
+        raise NotImplementedError
+
+
+class SqlLease(Lease):
+    """A lease in PostgreSQL."""
+
+    statements = lease_statements
+
+    def __init__(self, records: SqlRecords, claim: Claim, *, attempt: int) -> None:
+        super().__init__(claim, attempt=attempt)
+        self._records = records
 
     def steps(self) -> dict[str, bytes]:
         """The results of the finished steps."""
@@ -60,6 +78,5 @@ class SqlLease:
         return hold
 
     def _change(self, template: str, **values: Any) -> None:
-        """Send a statement that changes the record if it is ours."""
         if self._records.run(template, {**claim_values(self._claim), **values})[1] == 0:
             raise LeaseLost

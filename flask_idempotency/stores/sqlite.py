@@ -17,7 +17,9 @@ from sqlalchemy import Connection, Engine, Table, exc
 
 from ..core.records import Answer, Claim, Record, State
 from ..errors import ConfigurationError, LeaseLost, StoreUnavailable
+from . import sqlite_statements
 from .joinable import Joinable
+from .leases import Lease
 from .rows import answer_values, claim_values, record_of
 
 POLL_SECONDS = 0.01
@@ -25,60 +27,6 @@ POLL_SECONDS = 0.01
 
 LINE_SECONDS = 5.0
 """How long the first request of a key waits for others that write; as long as the driver would."""
-
-NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
-_IN_TTL = "strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', :ttl))"
-_LEASE = "strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', :lease))"
-_LEASE = f"CASE WHEN :lease IS NOT NULL THEN {_LEASE} END"
-_EXPIRED = f"(expires_at <= {NOW} AND lease_expires_at IS NULL)"
-_MINE = "WHERE key = :key AND owner = :owner AND state = 'in_progress'"
-
-LOOK = f"""SELECT key, name, state, fingerprint_version, fingerprint, attempt, owner, {_EXPIRED},
-       (julianday(lease_expires_at) - julianday('now')) * 86400.0, status, headers, body
-  FROM {{table}} WHERE key = :key"""
-
-INSERT = f"""INSERT OR IGNORE INTO {{table}}
-       (key, name, state, fingerprint_version, fingerprint, attempt, owner, created_at, expires_at,
-        lease_expires_at, request)
-VALUES (:key, :name, 'in_progress', :version, :digest, 1, :owner, {NOW}, {_IN_TTL},
-        {_LEASE}, :request)"""
-
-_SEEN = f"""WHERE key = :key AND owner = :seen AND (state = 'in_progress' OR {_EXPIRED})
-   AND (lease_expires_at IS NULL OR lease_expires_at <= {NOW})"""
-
-FORGET_STEPS = f"""DELETE FROM {{steps}} WHERE key = :key AND EXISTS (
-  SELECT 1 FROM {{table}} WHERE key = :key AND owner = :seen AND {_EXPIRED})"""
-
-TAKE_OVER = f"""UPDATE {{table}} SET
-       name = :name, state = 'in_progress', fingerprint_version = :version, fingerprint = :digest,
-       owner = :owner, attempt = CASE WHEN {_EXPIRED} THEN 1 ELSE attempt + 1 END,
-       created_at = CASE WHEN {_EXPIRED} THEN {NOW} ELSE created_at END,
-       expires_at = {_IN_TTL}, lease_expires_at = {_LEASE}, request = :request,
-       completed_at = NULL, status = NULL, headers = NULL, body = NULL
- {_SEEN}"""
-
-ATTEMPT = f"SELECT attempt FROM {{table}} {_MINE}"
-
-FINISH = f"""UPDATE {{table}} SET
-       state = CASE WHEN :status >= 500 AND lease_expires_at IS NOT NULL
-                    THEN 'failed' ELSE 'completed' END,
-       completed_at = {NOW}, lease_expires_at = NULL, request = NULL, expires_at = {_IN_TTL},
-       status = :status, headers = :headers, body = :body
- WHERE key = :key AND owner = :owner"""
-
-RENEW = f"""UPDATE {{table}} SET
-       lease_expires_at = max(coalesce(lease_expires_at, ''), {_LEASE}) {_MINE}"""
-END = f"UPDATE {{table}} SET lease_expires_at = {NOW} {_MINE}"
-RELEASE = f"""UPDATE {{table}} SET
-       lease_expires_at = NULL, completed_at = {NOW}, expires_at = {_IN_TTL} {_MINE}"""
-
-STEPS = "SELECT name, result FROM {steps} WHERE key = :key"
-RECORD_STEP = f"""INSERT OR REPLACE INTO {{steps}} (key, name, attempt, created_at, result)
-VALUES (:key, :step, :attempt, {NOW}, :result)"""
-
-_EXPIRED_KEYS = f"SELECT key FROM {{table}} WHERE {_EXPIRED} ORDER BY expires_at LIMIT :batch"
-PURGE_STEPS = f"DELETE FROM {{steps}} WHERE key IN ({_EXPIRED_KEYS})"
-PURGE = f"DELETE FROM {{table}} WHERE key IN ({_EXPIRED_KEYS})"
 
 
 class SqliteRecords:
@@ -89,7 +37,7 @@ class SqliteRecords:
 
     def look(self, key: bytes) -> Record | None:
         """The record, in one plain read."""
-        rows = self.fetch(LOOK, {"key": key})
+        rows = self.fetch(sqlite_statements.LOOK, {"key": key})
         return record_of(rows[0]) if rows else None
 
     def claim(self, claim: Claim) -> SqliteHold | SqliteLease | None:
@@ -98,7 +46,7 @@ class SqliteRecords:
         if transaction is None:
             return None
         try:
-            inserted = self.execute(transaction, INSERT, claim_values(claim)).rowcount
+            inserted = self.execute(transaction, sqlite_statements.INSERT, claim_values(claim)).rowcount
             self.commit(transaction)
         finally:
             transaction.abandon()
@@ -112,8 +60,8 @@ class SqliteRecords:
         except StoreUnavailable:
             return None  # somebody writes: its holder, perhaps
         try:
-            self.execute(transaction, FORGET_STEPS, values)
-            taken = self.execute(transaction, TAKE_OVER, values).rowcount
+            self.execute(transaction, sqlite_statements.FORGET_STEPS, values)
+            taken = self.execute(transaction, sqlite_statements.TAKE_OVER, values).rowcount
             self.commit(transaction)
         finally:
             transaction.abandon()
@@ -135,8 +83,8 @@ class SqliteRecords:
         """Delete at most ``batch`` expired records with their steps; how many."""
         transaction = self.begin()
         try:
-            self.execute(transaction, PURGE_STEPS, {"batch": batch})
-            deleted = self.execute(transaction, PURGE, {"batch": batch}).rowcount
+            self.execute(transaction, sqlite_statements.PURGE_STEPS, {"batch": batch})
+            deleted = self.execute(transaction, sqlite_statements.PURGE, {"batch": batch}).rowcount
             self.commit(transaction)
         finally:
             transaction.abandon()
@@ -183,7 +131,7 @@ class SqliteRecords:
 
     def _hold(self, claim: Claim) -> SqliteHold | SqliteLease | None:
         if claim.lease_seconds is not None:
-            rows = self.fetch(ATTEMPT, claim_values(claim))
+            rows = self.fetch(sqlite_statements.ATTEMPT, claim_values(claim))
             return SqliteLease(self, claim, attempt=rows[0][0]) if rows else None
         return self.hold(claim)
 
@@ -191,7 +139,7 @@ class SqliteRecords:
         """The transaction in which a view or a step runs, if the record is still this claim's."""
         transaction = self.begin()
         try:
-            row = self.execute(transaction, ATTEMPT, claim_values(claim)).fetchone()
+            row = self.execute(transaction, sqlite_statements.ATTEMPT, claim_values(claim)).fetchone()
             if row is not None:
                 transaction.guard()
                 return SqliteHold(self, claim, transaction, attempt=row[0])
@@ -237,12 +185,12 @@ class SqliteHold:
 
     def complete(self, answer: Answer) -> None:
         """Store the answer and commit."""
-        self._finish((FINISH, answer_values(answer)))
+        self._finish((sqlite_statements.FINISH, answer_values(answer)))
 
     def record(self, step: str, result: bytes) -> None:
         """Record the step and commit."""
         values = {"step": step, "attempt": self.attempt, "result": result}
-        self._finish((RENEW, {}), (RECORD_STEP, values))
+        self._finish((sqlite_statements.EXTEND, {}), (sqlite_statements.RECORD_STEP, values))
 
     def abandon(self) -> None:
         """Roll back."""
@@ -260,38 +208,18 @@ class SqliteHold:
             self.abandon()
 
 
-class SqliteLease:
-    """An operation that is not atomic and ours while its lease runs. No transaction is open."""
+class SqliteLease(Lease):
+    """A lease in SQLite."""
+
+    statements = sqlite_statements
 
     def __init__(self, records: SqliteRecords, claim: Claim, *, attempt: int) -> None:
-        self.attempt = attempt
-        self._records, self._claim = records, claim
-        self._open = True
-
-    def complete(self, answer: Answer) -> None:
-        """Store the answer, of a status of 500 or more as failed."""
-        self._change(FINISH, **answer_values(answer))
-        self._open = False
-
-    def abandon(self) -> None:
-        """End the lease now."""
-        if self._open:
-            self._open = False
-            with suppress(LeaseLost, StoreUnavailable):
-                self._change(END)
-
-    def release(self) -> None:
-        """Give the operation back."""
-        self._change(RELEASE)
-        self._open = False
-
-    def extend(self, seconds: float) -> None:
-        """Renew the lease."""
-        self._change(RENEW, lease=seconds)
+        super().__init__(claim, attempt=attempt)
+        self._records = records
 
     def steps(self) -> dict[str, bytes]:
         """The results of the finished steps."""
-        rows = self._records.fetch(STEPS, {"key": self._claim.key})
+        rows = self._records.fetch(sqlite_statements.STEPS, {"key": self._claim.key})
         return {name: bytes(result) for name, result in rows}
 
     def record(self, step: str, result: bytes) -> None:

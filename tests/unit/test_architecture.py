@@ -38,6 +38,7 @@ FLOORS = [
         "stores.joinable",
         "stores.memory",
         "stores.sqlite",
+        "stores.sqlite_statements",
         "stores.shape",
         "stores.admin",
         "stores.checks",

@@ -1,0 +1,57 @@
+"""The SQL of SQLite: that of :mod:`.statements` and :mod:`.lease_statements`, in its dialect."""
+
+from __future__ import annotations
+
+NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
+_IN_TTL = "strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', :ttl))"
+_LEASE = "strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', :lease))"
+_LEASE = f"CASE WHEN :lease IS NOT NULL THEN {_LEASE} END"
+_EXPIRED = f"(expires_at <= {NOW} AND lease_expires_at IS NULL)"
+_MINE = "WHERE key = :key AND owner = :owner AND state = 'in_progress'"
+
+LOOK = f"""SELECT key, name, state, fingerprint_version, fingerprint, attempt, owner, {_EXPIRED},
+       (julianday(lease_expires_at) - julianday('now')) * 86400.0, status, headers, body
+  FROM {{table}} WHERE key = :key"""
+
+INSERT = f"""INSERT OR IGNORE INTO {{table}}
+       (key, name, state, fingerprint_version, fingerprint, attempt, owner, created_at, expires_at,
+        lease_expires_at, request)
+VALUES (:key, :name, 'in_progress', :version, :digest, 1, :owner, {NOW}, {_IN_TTL},
+        {_LEASE}, :request)"""
+
+_SEEN = f"""WHERE key = :key AND owner = :seen AND (state = 'in_progress' OR {_EXPIRED})
+   AND (lease_expires_at IS NULL OR lease_expires_at <= {NOW})"""
+
+FORGET_STEPS = f"""DELETE FROM {{steps}} WHERE key = :key AND EXISTS (
+  SELECT 1 FROM {{table}} WHERE key = :key AND owner = :seen AND {_EXPIRED})"""
+
+TAKE_OVER = f"""UPDATE {{table}} SET
+       name = :name, state = 'in_progress', fingerprint_version = :version, fingerprint = :digest,
+       owner = :owner, attempt = CASE WHEN {_EXPIRED} THEN 1 ELSE attempt + 1 END,
+       created_at = CASE WHEN {_EXPIRED} THEN {NOW} ELSE created_at END,
+       expires_at = {_IN_TTL}, lease_expires_at = {_LEASE}, request = :request,
+       completed_at = NULL, status = NULL, headers = NULL, body = NULL
+ {_SEEN}"""
+
+ATTEMPT = f"SELECT attempt FROM {{table}} {_MINE}"
+
+FINISH = f"""UPDATE {{table}} SET
+       state = CASE WHEN :status >= 500 AND lease_expires_at IS NOT NULL
+                    THEN 'failed' ELSE 'completed' END,
+       completed_at = {NOW}, lease_expires_at = NULL, request = NULL, expires_at = {_IN_TTL},
+       status = :status, headers = :headers, body = :body
+ WHERE key = :key AND owner = :owner"""
+
+EXTEND = f"""UPDATE {{table}} SET
+       lease_expires_at = max(coalesce(lease_expires_at, ''), {_LEASE}) {_MINE}"""
+END = f"UPDATE {{table}} SET lease_expires_at = {NOW} {_MINE}"
+RELEASE = f"""UPDATE {{table}} SET
+       lease_expires_at = NULL, completed_at = {NOW}, expires_at = {_IN_TTL} {_MINE}"""
+
+STEPS = "SELECT name, result FROM {steps} WHERE key = :key"
+RECORD_STEP = f"""INSERT OR REPLACE INTO {{steps}} (key, name, attempt, created_at, result)
+VALUES (:key, :step, :attempt, {NOW}, :result)"""
+
+_EXPIRED_KEYS = f"SELECT key FROM {{table}} WHERE {_EXPIRED} ORDER BY expires_at LIMIT :batch"
+PURGE_STEPS = f"DELETE FROM {{steps}} WHERE key IN ({_EXPIRED_KEYS})"
+PURGE = f"DELETE FROM {{table}} WHERE key IN ({_EXPIRED_KEYS})"
