@@ -13,7 +13,7 @@ from dataclasses import replace
 from flask import Response, current_app, request
 from werkzeug.exceptions import HTTPException
 
-from . import http, session
+from . import forms, http, session
 from .atomic import AtomicAttempt
 from .attempt import Attempt, report
 from .core.keys import Scope
@@ -63,7 +63,7 @@ def begin(route: Route) -> Attempt | Response | None:
             return None
         claim = state.claim(route, operation, http.fingerprint(request, route))
         if route.resumable is not None:
-            plain = http.packed(request, route, state.settings)
+            plain = http.packed(request, route, state.settings, now.field.key if now.field else None)
             claim = replace(claim, request=state.sealer.seal_bytes(plain, claim.key, http.REQUEST))
         return claim_or_answer(state, route, now, operation, claim)
     except Problem as problem:
@@ -81,13 +81,18 @@ def prepare(state: AppState, route: Route, now: RequestState) -> None:
         return
     now.checked = True
     try:
-        if route.key is None:
-            now.key = http.header_key(request, state.settings)
-            if now.key is None:
-                if route.is_required(state.settings):
-                    raise KeyRequired
-                return  # unprotected: the body is the view's business alone
-        http.read_body(request)
+        if route.key is not None:
+            http.read_body(request)
+            return
+        now.key = http.header_key(request, state.settings)
+        if now.key is not None:
+            http.read_body(request)
+        elif forms.may_have_field(request, state.settings):
+            http.read_body(request)
+            now.field = forms.read_field(request, state, route)
+            now.key = now.field.key if now.field else None
+        if now.key is None and route.is_required(state.settings):
+            raise KeyRequired
     except (IdempotencyError, HTTPException) as refusal:
         now.refusal = refusal
 
@@ -106,6 +111,8 @@ def identify(state: AppState, route: Route, now: RequestState) -> Operation | No
         scope = scope_of()
         if scope is None or scope == "":
             raise ScopeUnknown
+    if now.field is not None:
+        forms.check_owner(state.app, now.field, scope, now.name)
     return Operation(now.name, route.namespace_in(state.settings), scope, now.key, attempt=0)
 
 

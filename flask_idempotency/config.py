@@ -124,6 +124,10 @@ SETTINGS = (
     Setting("HEADER", "Idempotency-Key", _TOKEN, _FIELD, "The request header that carries the key."),
     Setting("REPLAYED_HEADER", "Idempotent-Replayed", _TOKEN, _FIELD,
             "The response header that marks a replay, with the value `true`."),
+    Setting("FORM_FIELD", "idempotency_key", _optional(_matching(r"[A-Za-z_][A-Za-z0-9_.:-]{0,99}")),
+            "a field name, or None",
+            "The field of a form that `idempotency_field()` makes, and that serves as the key where no"
+            " header is sent. `None`: bodies of requests without a header are not looked at."),
     Setting("REQUIRED", True, boolean, "True or False", "Default of the option `required`."),
     Setting("TTL", 86400.0, _seconds(1, 10 * _YEAR), _DURATION.format("1 second", "10 years"),
             "Default of the option `ttl`: how long a finished record replays. A day outlives a"
@@ -175,6 +179,7 @@ class Settings:
     redis_prefix: str | None
     header: str
     replayed_header: str
+    form_field: str | None
     required: bool
     ttl: float
     lease: float

@@ -12,14 +12,12 @@ from .attempt import Attempt
 from .begin import begin
 from .errors import ConfigurationError
 from .options import Route, RouteOptions, read_options
+from .routes import ROUTE
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 View = TypeVar("View", bound=Callable[..., Any])
-
-ROUTE = "__idempotency_route__"
-"""The attribute that tells a protected view to the ``before_request`` hook."""
 
 
 @overload

@@ -17,7 +17,7 @@ from flask_sqlalchemy import SQLAlchemy
 from redis import Redis, RedisCluster
 from sqlalchemy import Engine, MetaData, Table
 
-from . import hooks, run, session
+from . import flashes, forms, hooks, routes, run, session
 from .config import Settings, read_settings
 from .core.keys import Scope
 from .core.ports import Records
@@ -101,6 +101,8 @@ class Idempotency:
         state = _compose(app, db, scope, settings, client, self._protections)
         session.install(db)
         hooks.register(app, state, timeout)
+        flashes.watch(app)
+        app.add_template_global(forms.idempotency_field)
         app.extensions["idempotency"] = state
         _states.add(state)
 
@@ -154,7 +156,7 @@ class Idempotency:
 
     def exempt(self, view: T) -> T:
         """Leave a view (a function or a view class) out of :meth:`protect`. Serves as a decorator."""
-        setattr(view, hooks.EXEMPT, True)
+        setattr(view, routes.EXEMPT, True)
         return view
 
 

@@ -17,17 +17,15 @@ from flask import Flask, Response, request
 from flask.typing import ResponseReturnValue
 
 from .begin import prepare
-from .decorator import ROUTE, protected
+from .decorator import protected
 from .errors import IdempotencyError, Problem
 from .http import problem_response
 from .operation import known_state, request_state
 from .options import Route
+from .routes import ROUTE, covering_route, is_open, route_of
 from .server import warn_if_short
 from .signals import Event, operation_rejected, send
 from .state import AppState
-
-EXEMPT = "__idempotency_exempt__"
-"""The attribute that leaves a view out of ``protect``."""
 
 
 def register(app: Flask, state: AppState, worker_timeout: float) -> None:
@@ -100,26 +98,13 @@ class Hooks:
     def _find(self, endpoint: str, method: str) -> tuple[Any, Route | None]:
         """The endpoint's view, and the options that this method of it is protected with."""
         view = self._state.app.view_functions[endpoint]
-        if (covering := self._state.protection(request.blueprints)) and not hasattr(view, ROUTE):
-            methods = frozenset(name for name in covering.methods or () if _is_open(view, name))
+        covering = covering_route(self._state, endpoint)
+        if covering is not None and not hasattr(view, ROUTE):
+            methods = frozenset(name for name in covering.methods or () if is_open(view, name))
             if methods:
                 view = protected(view, replace(covering, methods=methods))
                 self._state.app.view_functions[endpoint] = view
-        routes = (getattr(facet, ROUTE, None) for facet in _facets(view, method))
-        route = next((route for route in routes if route and route.applies_to(method)), None)
+        route = route_of(self._state, endpoint, method)
         if route is not None and route.lease is not None:
             warn_if_short(route.lease, self._worker_timeout, f"the one of {endpoint}")
         return view, route
-
-
-def _is_open(view: Any, method: str) -> bool:
-    """Whether ``protect`` has to see to this method: it is neither exempt nor protected by itself."""
-    return not any(hasattr(facet, ROUTE) or hasattr(facet, EXEMPT) for facet in _facets(view, method))
-
-
-def _facets(view: Any, method: str) -> tuple[Any, ...]:
-    """The view function, and for a class-based view its class and the method's function."""
-    view_class = getattr(view, "view_class", None)
-    if view_class is None:
-        return (view,)
-    return view, view_class, getattr(view_class, method.lower(), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
 
 from flask import Flask, Request, Response
 from werkzeug.datastructures import Headers
@@ -15,6 +16,7 @@ from werkzeug.exceptions import (
 )
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
 
+from . import flashes
 from .config import Settings
 from .core import fingerprint as fp
 from .core.keys import parse_key
@@ -140,16 +142,22 @@ def _multipart(request: Request) -> tuple[fp.FormPart, ...] | None:
     return tuple(parts)
 
 
-def packed(request: Request, route: Route, settings: Settings) -> bytes:
-    """What it takes to send the request again: method, URL, headers that the route names, body."""
+def packed(request: Request, route: Route, settings: Settings, form_key: str | None) -> bytes:
+    """What it takes to send the request again: method, URL, headers that the route names, body.
+
+    ``form_key`` is the key that came from a form's field: it goes into the header, as the field may
+    be too old by then.
+    """
     names = {"content-type", settings.header.lower(), *map(str.lower, route.resumable or ())}
-    head = {
+    head: dict[str, Any] = {
         "method": request.method,
         "base_url": request.root_url,
         "path": request.path,
         "query": request.query_string.decode("latin-1"),
         "headers": [(n, v) for n, v in request.headers.items() if n.lower() in names],
     }
+    if form_key is not None:
+        head["headers"] += [(settings.header, form_key)]
     return json.dumps(head).encode() + b"\n" + request.get_data()
 
 
@@ -158,7 +166,7 @@ def capture(response: Response, settings: Settings) -> Answer:
     response.direct_passthrough = False
     body = response.get_data()
     too_large = len(body) > settings.max_response_bytes
-    headers = storable(response.headers.items(), settings.unstored_headers)
+    headers = storable(response.headers.items(), settings.unstored_headers) + flashes.stored()
     return Answer(response.status_code, headers, None if too_large else body)
 
 
@@ -168,7 +176,8 @@ def replay(app: Flask, answer: Answer, settings: Settings) -> Response:
     if answer.body is None:
         raise ResponseNotKept(headers=tuple(h for h in headers if h[0].lower() in POINTERS))
     response = app.response_class(answer.body, status=answer.status)
-    response.headers = Headers(headers)  # refuses line breaks, so a forged record is no second answer
+    # Headers refuses line breaks, so a forged record is no second answer.
+    response.headers = Headers(flashes.flash_again(headers))
     response.headers[settings.replayed_header] = "true"
     return response
 

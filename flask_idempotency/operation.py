@@ -15,6 +15,7 @@ from .core.keys import Scope, derive_key, hash_key
 from .errors import NotAtomic, Problem
 
 if TYPE_CHECKING:
+    from .forms import FormKey
     from .steps import Steps
 
 T = TypeVar("T")
@@ -150,6 +151,8 @@ class RequestState:
         self.refusal: Exception | None = None
         self.clean_up: Callable[[], None] | None = None  # rolls back what is still open
         self.problem: Problem | None = None
+        self.field: FormKey | None = None  # where the key comes from a form
+        self.flashes: list[tuple[str, Any]] = []
 
 
 _ATTRIBUTE = "_flask_idempotency"

@@ -10,6 +10,9 @@ from .records import Headers
 NOT_KEPT = frozenset({401, 403, 408, 425, 429})
 """Answers about the caller or the moment, not about the operation: a retry may fare better."""
 
+FLASHES = "flask-idempotency-flashes"
+"""The name of the line among stored headers that holds what the view flashed. It is never sent."""
+
 NEVER_STORED = frozenset(
     {
         "set-cookie",  # would hand one visitor's session to whoever retries
@@ -26,6 +29,7 @@ NEVER_STORED = frozenset(
         "trailer",
         "transfer-encoding",
         "upgrade",
+        FLASHES,  # no view may put words into the session of whoever retries
         # Follows from the body, and would be wrong for a replay to a HEAD or a changed server.
         "content-length",
     }
