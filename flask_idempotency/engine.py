@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, cast
 
 from .core.machine import Comparison, Event, Next, Seen, after, compare, decide, seen
@@ -151,6 +151,16 @@ class Engine:
                 give_back = self._lock.finish if _has_finished(decision) else self._lock.release
                 give_back(claim)
 
+    def look(self, key: bytes) -> Record | None:
+        """The record as it is now, with its answer opened. Nothing is claimed, nobody is asked.
+
+        Raises ``StoreUnavailable``, and ``SealBroken`` if the answer cannot be opened.
+        """
+        record = self._records.look(key)
+        if record is None or record.answer is None:
+            return record
+        return replace(record, answer=self._opened(record))
+
     def _settle(
         self, claim: Claim, record: Record | None, mine: bool, wait: float, resume: bool
     ) -> Decision:
@@ -216,12 +226,15 @@ class Engine:
                 record.fingerprint.version,
                 claim.fingerprint.version,
             )
+        return Replay(self._opened(record), record.attempt)
+
+    def _opened(self, record: Record) -> Answer:
         answer = _there(record.answer)
         if self._sealer:
             answer = self._sealer.open(answer, record)
         if answer.headers is None:
             raise SealBroken("the stored answer is sealed, but IDEMPOTENCY_ENCRYPTION_KEYS is empty")
-        return Replay(answer, record.attempt)
+        return answer
 
 
 def _has_finished(decision: Decision | None) -> bool:

@@ -85,6 +85,12 @@ class ReplayForbidden(Problem):
     status, type, title = 403, "replay-forbidden", "The stored answer may not be replayed"
 
 
+class OutcomeUnknown(Problem):
+    """No operation with this key is known here; it was never begun, or its record has expired."""
+
+    status, type, title = 404, "outcome-unknown", "Nothing is known of this operation"
+
+
 class RequestInProgress(Problem):
     """A request with this idempotency key is still running; try again later."""
 

@@ -73,6 +73,8 @@ FLOORS = [
         "resume",
         "cli",
         "wtf",
+        "published",
+        "outcomes",
         "client.keys",
         "client.policy",
         "client.session",

@@ -436,7 +436,7 @@ class TestInABrowser:
 
     def test_a_view_cannot_store_messages_under_another_name(self, shop):
         """A header that a view copies from somewhere puts nothing into anybody's session."""
-        headers = {"Flask-Idempotency-Flashes": '[{" t":["bad","canary"]}]'}
+        headers = {"flask-idempotency-flashes": '[{" t":["bad","canary"]}]'}
         view = idempotent(lambda: ({}, 200, headers))
         shop.app.add_url_rule("/payments", "pay", view, methods=["POST"])
         field = load(shop.client)

@@ -1,0 +1,155 @@
+"""What became of an operation, for clients that gave up; and the rules that an API publishes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from flask import Blueprint, Response, after_this_request, current_app, jsonify, request
+
+from .attempt import report
+from .core.fingerprint import natural_key
+from .core.keys import Scope, parse_key
+from .core.machine import Seen, seen
+from .core.policy import POINTERS
+from .core.records import Answer, Record, State
+from .errors import (
+    KeyRequired,
+    OutcomeUnknown,
+    Problem,
+    ReplayForbidden,
+    ScopeUnknown,
+    StoreUnavailable,
+)
+from .operation import Operation
+from .options import Route
+from .published import policy
+from .routes import protected_routes
+from .state import AppState, app_state
+
+_SAYS = {
+    "in_progress": "The operation was begun and has no answer yet. Send the same request again.",
+    "completed": "The operation has finished. The same request gets its answer.",
+    "failed": "The operation has failed. The same request gets its answer, and will not run again.",
+    "interrupted": "The operation was begun, and nobody knows how far it came.",
+}
+
+
+def outcomes_blueprint(name: str = "idempotency", *, publish_policy: bool = True) -> Blueprint:
+    """A blueprint, below ``/idempotency`` if it is not registered with another ``url_prefix``.
+
+    ``GET <prefix>/<key>?operation=<name>`` (or ``GET <prefix>?operation=<name>`` with the key in its
+    header) tells what became of an operation of the caller's scope. ``GET
+    <prefix>/idempotency-policy`` publishes header, retention, scope and every protected route;
+    ``publish_policy=False`` leaves it out.
+    """
+    blueprint = Blueprint(name, __name__, url_prefix=f"/{name}")
+    if publish_policy:
+        blueprint.add_url_rule("/idempotency-policy", view_func=idempotency_policy)
+    blueprint.add_url_rule("", "outcome_by_header", outcome)
+    blueprint.add_url_rule("/<path:key>", view_func=outcome)
+    return blueprint
+
+
+def idempotency_policy() -> Response:
+    """The rules, as JSON."""
+    return jsonify(policy(app_state(current_app)))
+
+
+def outcome(key: str | None = None) -> Response:
+    """What became of an operation, as JSON; a 404 problem if nothing is known of it."""
+    retry_after: int | None = None
+    try:
+        told, retry_after = _outcome(app_state(current_app), key)
+        return jsonify(told)
+    except Problem as problem:
+        retry_after = problem.retry_after
+        raise
+    finally:
+        after_this_request(lambda response: _mark(response, retry_after))
+
+
+def _mark(response: Response, retry_after: int | None) -> Response:
+    response.headers.setdefault("Cache-Control", "no-store")
+    if retry_after is not None:
+        response.headers.setdefault("Retry-After", str(retry_after))
+    return response
+
+
+def _outcome(state: AppState, key: str | None) -> tuple[dict[str, Any], int | None]:
+    """The members of the answer, and in how many seconds to ask again. Raises a :class:`Problem`."""
+    key = _read_key(state, key)
+    name, route = _route(state)
+    operation = Operation(name, route.namespace_in(state.settings), _scope(state, route), key, 0)
+    try:
+        record = state.engine.look(operation.hashed_key())
+    except StoreUnavailable as error:
+        report(state, operation, error)
+        raise
+    how = seen(record)
+    if record is None or how is Seen.EXPIRED:
+        raise OutcomeUnknown
+    operation.attempt = record.attempt
+    if route.authorize_replay and not route.authorize_replay(operation):
+        raise ReplayForbidden
+    word = _word(how, record)
+    told: dict[str, Any] = {"operation": name, "state": word, "attempt": record.attempt}
+    told["detail"] = _says(word, route)
+    if record.answer is not None:
+        told["answer"] = _pointers(record.answer)
+    if word != "in_progress":
+        return told, None
+    guess = state.pace[name].retry_after()
+    return told, guess if record.lease_left is None else min(guess, math.ceil(record.lease_left))
+
+
+def _read_key(state: AppState, key: str | None) -> str:
+    if key is not None:
+        return natural_key(key, state.settings.max_key_length)
+    if (value := request.headers.get(state.settings.header)) is None:
+        raise KeyRequired("Name the key, as the last part of the path or in its header.")
+    return parse_key(value, state.settings.max_key_length)
+
+
+def _route(state: AppState) -> tuple[str, Route]:
+    """The operation that the query names, or the only one there is."""
+    routes = {found.operation: found.route for found in reversed([*protected_routes(state)])}
+    name = request.args.get("operation") or (next(iter(routes)) if len(routes) == 1 else None)
+    if name is None:
+        raise OutcomeUnknown("Say which operation it was: ?operation=<its name>.")
+    if name not in routes:
+        raise OutcomeUnknown("There is no operation of this name.")
+    return name, routes[name]
+
+
+def _scope(state: AppState, route: Route) -> Scope:
+    scope_of = route.scope if route.has_scope else state.scope
+    if scope_of is None:
+        return None
+    scope: Scope = scope_of()
+    if scope is None or scope == "":
+        raise ScopeUnknown
+    return scope
+
+
+def _word(how: Seen, record: Record) -> str:
+    if how is Seen.COMPLETED:
+        return "failed" if record.state is State.FAILED else "completed"
+    return "interrupted" if how is Seen.INTERRUPTED else "in_progress"
+
+
+def _says(word: str, route: Route) -> str:
+    if word != "interrupted":
+        return _SAYS[word]
+    held = route.on_interrupted == "hold"
+    return _SAYS[word] + (" An operator must decide." if held else " Send the same request again.")
+
+
+def _pointers(answer: Answer) -> dict[str, Any]:
+    """The status, and the headers that say where the result is. Never the body."""
+    told: dict[str, Any] = {"status": answer.status}
+    for name, value in answer.headers or ():
+        if name.lower() in POINTERS:
+            member = name.lower().replace("-", "_")
+            told[member] = f"{told[member]}, {value}" if member in told else value
+    return told
