@@ -35,61 +35,6 @@ from flask_idempotency.options import RouteOptions
 from flask_idempotency.outcomes import outcomes_blueprint
 from tests.docs.pages import MAKE_DUE, PAGES, ROOT, blocks, name_of
 
-ROOT = Path(__file__).parents[2]
-PAGES = [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "CONTRIBUTING.md"]
-
-_BLOCK = re.compile(
-    r"(?:^<!-- (?P<mark>[^\n]*?) -->\n)?^(?P<fence>`{3,})(?P<language>[a-z]+)\n"
-    r"(?P<text>.*?)^(?P=fence)$",
-    re.DOTALL | re.MULTILINE,
-)
-
-
-@dataclass(frozen=True)
-class Block:
-    """A block of code on a page; ``line`` is where its text begins."""
-
-    page: Path
-    line: int
-    language: str
-    mark: str
-    text: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.page.relative_to(ROOT)}:{self.line}"
-
-    @property
-    def source(self) -> str:
-        """The text with as many lines before it as on its page, so that errors name the right one."""
-        return "\n" * (self.line - 1) + self.text
-
-
-def blocks(page: Path, *languages: str) -> Iterator[Block]:
-    text = page.read_text(encoding="utf-8")
-    for found in _BLOCK.finditer(text):
-        if found["language"] in languages:
-            line = text.count("\n", 0, found.start("text")) + 1
-            yield Block(page, line, found["language"], found["mark"] or "", found["text"])
-
-
-def name_of(page: Path) -> str:
-    return str(page.relative_to(ROOT))
-
-
-@pytest.fixture
-def names(postgres: Any, redis_server: Any) -> Iterator[dict[str, Any]]:
-    """What a page's code may use without making it: an application, as on the first page."""
-    app, db, idempotency = Flask("docs"), SQLAlchemy(), Idempotency()
-    app.config["SQLALCHEMY_DATABASE_URI"] = postgres.database("docs_names")
-    app.config["IDEMPOTENCY_REDIS_URL"] = redis_server.url
-    db.init_app(app)
-    idempotency.init_app(app, db, scope=lambda: g.account_id)
-    made = {"app": app, "db": db, "idempotency": idempotency, "idempotent": idempotent}
-    yield {"__name__": "docs", **made}
-    with app.app_context():
-        db.engine.dispose()
-
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_python_block_runs_or_is_a_fragment_that_compiles(page, names):

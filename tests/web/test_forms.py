@@ -330,7 +330,8 @@ def test_a_resumed_form_may_be_older_than_its_field(shop, monkeypatch):
         send(shop.client, load(shop.client, "/named"))
     later = time.time() + 1000
     monkeypatch.setattr(time, "time", lambda: later)
-    shop.sql("update idempotency_record set lease_expires_at = now() - interval '1 hour'")
+    past = "now() - interval '1 hour'"
+    shop.sql(f"update idempotency_record set lease_expires_at = {past}, created_at = {past}")
     result = shop.app.test_cli_runner().invoke(cli, ["resume"])
     assert result.exit_code == 0, result.output
     assert len(attempts) == 2
