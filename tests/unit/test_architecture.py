@@ -75,6 +75,8 @@ FLOORS = [
         "wtf",
         "published",
         "outcomes",
+        "openapi",
+        "apispec",
         "client.keys",
         "client.policy",
         "client.session",

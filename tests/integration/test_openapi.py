@@ -1,0 +1,285 @@
+"""What apispec, flask-smorest and APIFlask generate says what protected operations do."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import sys
+from http import HTTPStatus
+
+import marshmallow as ma
+import pytest
+from apiflask import APIFlask
+from apispec import APISpec
+from flask import Flask
+from flask.views import MethodView
+from flask_smorest import Api, Blueprint
+from flask_sqlalchemy import SQLAlchemy
+from openapi_spec_validator import validate
+
+from flask_idempotency import ConfigurationError, Idempotency, idempotent
+from flask_idempotency.apispec import IdempotencyPlugin
+from flask_idempotency.openapi import add_idempotency
+
+KEY = "Idempotency-Key"
+REPLAYED = "Idempotent-Replayed"
+
+
+class PaymentSchema(ma.Schema):
+    amount = ma.fields.Integer(required=True)
+
+
+class ResultSchema(ma.Schema):
+    id = ma.fields.Integer()
+    amount = ma.fields.Integer()
+
+
+@pytest.fixture
+def set_up():
+    """Sets the extension up on an application, in memory."""
+    made = []
+
+    def set_up(app, **config):
+        app.config.update(SQLALCHEMY_DATABASE_URI="sqlite://", IDEMPOTENCY_STORE="memory", **config)
+        db = SQLAlchemy(app)
+        made.append((app, db))
+        return Idempotency(app, db, scope=None)
+
+    yield set_up
+    for app, db in made:
+        with app.app_context():
+            db.engine.dispose()
+
+
+@pytest.fixture
+def app(set_up):
+    app = Flask("shop")
+    set_up(app)
+    app.add_url_rule("/payments", "pay", idempotent(dict), methods=["POST", "GET"])
+    app.add_url_rule(
+        "/payments/<int:payment_id>/lines/<any('a:b', c):kind>",
+        "change",
+        idempotent(required=False)(dict),
+        methods=["PATCH"],
+    )
+    app.add_url_rule("/orders", "order", idempotent(key="json:/id")(dict), methods=["POST"])
+    app.add_url_rule("/open", "open", dict, methods=["POST"])
+    return app
+
+
+def a_document(version="3.0.3", **paths):
+    return {"openapi": version, "info": {"title": "Shop", "version": "1"}, "paths": paths}
+
+
+def ok(code="200"):
+    return {"responses": {code: {"description": "Done"}}}
+
+
+def headers_of(operation):
+    """The header parameters by name, with whether each is required."""
+    return {
+        each["name"]: each["required"] for each in operation["parameters"] if each["in"] == "header"
+    }
+
+
+def assert_complete(operation, kept="200", *, required=True):
+    """An operation that is protected says so."""
+    assert headers_of(operation) == {KEY: required}
+    responses = operation["responses"]
+    for code in "400", "409", "422", "503":
+        problem = responses[code]["content"]["application/problem+json"]
+        assert problem["schema"] == {"$ref": "#/components/schemas/IdempotencyProblem"}
+        assert ("Retry-After" in responses[code].get("headers", {})) is (code in {"409", "503"})
+    assert REPLAYED in responses[kept]["headers"]
+
+
+@pytest.mark.parametrize("version", ["3.0.3", "3.1.0"])
+def test_a_document_is_completed_and_valid(app, version):
+    lines = {
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in ("id", "kind")
+        ],
+        "patch": ok("204"),
+    }
+    document = a_document(
+        version,
+        **{
+            "/payments": {"post": ok("201"), "get": ok()},
+            "/payments/{id}/lines/{kind}": lines,
+            "/orders": {"post": ok()},
+            "/open": {"post": ok()},
+            "/elsewhere": {"post": ok()},
+        },
+    )
+    before = copy.deepcopy(document)
+    assert add_idempotency(document, app) is document
+    validate(document)
+    paths = document["paths"]
+    assert_complete(paths["/payments"]["post"], "201")
+    assert_complete(paths["/payments/{id}/lines/{kind}"]["patch"], "204", required=False)
+    assert "parameters" not in paths["/orders"]["post"]  # its key is in the body
+    assert {"400", "409", "422", "503"} < paths["/orders"]["post"]["responses"].keys()
+    assert paths["/payments"]["get"] == before["paths"]["/payments"]["get"]
+    for path in "/open", "/elsewhere":
+        assert paths[path] == before["paths"][path]
+    problems = paths["/payments"]["post"]["responses"]
+    assert "urn:flask-idempotency:problem:key-required" in problems["400"]["description"]
+    assert "urn:flask-idempotency:problem:key-reused" in problems["422"]["description"]
+    once = copy.deepcopy(document)
+    assert add_idempotency(document, app) == once, "the second time, there is nothing to add"
+
+
+def test_what_the_document_says_itself_stays(app):
+    shared = {
+        "responses": {"Bad": {"description": "Ours", "content": {"application/json": {}}}},
+        "parameters": {"Key": {"name": KEY, "in": "header", "schema": {"maxLength": 9}}},
+    }
+    mine = {"description": "Try again", "headers": {"Retry-After": {"schema": {"maximum": 9}}}}
+    elsewhere = {"$ref": "https://example.com/responses#/Elsewhere"}
+    responses = {
+        "201": {"description": "Done", "headers": {REPLAYED: {"description": "mine"}}},
+        "400": {"$ref": "#/components/responses/Bad"},
+        "422": elsewhere,
+        "503": mine,
+        "500": {"description": "Broken"},
+        "default": {"description": "Else"},
+    }
+    operation = {"parameters": [{"$ref": "#/components/parameters/Key"}], "responses": responses}
+    document = a_document(**{"/payments": {"post": operation}})
+    document["components"] = copy.deepcopy(shared)
+    add_idempotency(document, app)
+    assert operation["parameters"] == [{"$ref": "#/components/parameters/Key"}]
+    assert responses["201"]["headers"] == {REPLAYED: {"description": "mine"}}
+    assert responses["400"]["description"] == "Ours"
+    assert responses["400"]["content"].keys() == {"application/json", "application/problem+json"}
+    assert responses["422"] is elsewhere
+    assert responses["503"]["headers"] == {"Retry-After": {"schema": {"maximum": 9}}}
+    assert responses["503"]["description"] == "Try again"
+    assert "headers" not in responses["500"]
+    assert "headers" not in responses["default"]
+    assert {name: document["components"][name] for name in shared} == shared
+
+
+def test_paths_may_lack_what_the_servers_have(app):
+    document = a_document(**{"/": {"post": ok()}, "/payments": {"post": ok()}})
+    add_idempotency(document, app, prefix="/payments")
+    assert "parameters" not in document["paths"]["/payments"]["post"]
+    document = a_document(**{"/lines/{kind}": {"patch": ok()}})
+    add_idempotency(document, app, prefix="/payments/{id}")
+    assert headers_of(document["paths"]["/lines/{kind}"]["patch"]) == {KEY: False}
+
+
+def test_settings_name_the_headers(set_up):
+    app = Flask("shop")
+    set_up(app, IDEMPOTENCY_HEADER="X-Once", IDEMPOTENCY_REPLAYED_HEADER="X-Again")
+    app.add_url_rule("/payments", "pay", idempotent(dict), methods=["POST"])
+    operation = add_idempotency(a_document(**{"/payments": {"post": ok()}}), app)["paths"]["/payments"]
+    assert headers_of(operation["post"]) == {"X-Once": True}
+    assert "X-Again" in operation["post"]["responses"]["200"]["headers"]
+
+
+def test_openapi_2_is_refused(app):
+    with pytest.raises(ConfigurationError, match="OpenAPI 3"):
+        add_idempotency({"swagger": "2.0", "paths": {}}, app)
+    with pytest.raises(ConfigurationError, match="openapi_version 3"):
+        APISpec("Shop", "1", "2.0", plugins=[IdempotencyPlugin(app)])
+
+
+def test_apispec(app):
+    spec = APISpec("Shop", "1", "3.0.3", plugins=[IdempotencyPlugin(app)])
+    spec.components.response("Conflict", {"description": "Ours"}, lazy=True)
+    responses = {HTTPStatus.CREATED: {"description": "Done"}, 409: "Conflict"}
+    spec.path("/payments", operations={"post": {"responses": responses}})
+    spec.path("/open", operations={"post": ok()})
+    document = spec.to_dict()
+    validate(document)
+    operation = document["paths"]["/payments"]["post"]
+    assert_complete(operation, "201")
+    assert operation["responses"]["409"]["description"] == "Ours"
+    assert document["paths"]["/open"]["post"] == ok()
+
+
+def test_flask_smorest(set_up):
+    app = Flask("shop")
+    app.config.update(API_TITLE="Shop", API_VERSION="1", OPENAPI_VERSION="3.0.3")
+    set_up(app)
+    api = Api()
+    api.init_app(app, spec_kwargs={"extra_plugins": [IdempotencyPlugin(app)]})
+    blueprint = Blueprint("payments", __name__, url_prefix="/payments")
+    runs = []
+
+    @blueprint.route("/<int:shop_id>")
+    class Payments(MethodView):
+        @blueprint.response(200, ResultSchema)
+        def get(self, shop_id):
+            return {"id": shop_id}
+
+        @idempotent
+        @blueprint.arguments(PaymentSchema)
+        @blueprint.response(201, ResultSchema)
+        def post(self, payment, shop_id):
+            runs.append(payment)
+            return {"id": len(runs), **payment, "secret": 1}
+
+    api.register_blueprint(blueprint)
+    document = api.spec.to_dict()
+    validate(document)
+    path = document["paths"]["/payments/{shop_id}"]
+    assert_complete(path["post"], "201")
+    assert "application/json" in path["post"]["responses"]["422"]["content"], "flask-smorest's own"
+    assert "parameters" not in path["get"]
+
+    client = app.test_client()
+    for replayed in None, "true":
+        answer = client.post("/payments/1", json={"amount": 5}, headers={KEY: "key-1"})
+        assert (answer.status_code, answer.json) == (201, {"id": 1, "amount": 5})
+        assert answer.headers.get(REPLAYED) == replayed
+    assert client.post("/payments/1", json={"amount": 5}).status_code == 400
+
+
+def test_apiflask(set_up):
+    app = APIFlask("shop", title="Shop", version="1")
+    idempotency = set_up(app)
+    idempotency.protect(app)
+    app.spec_processor(lambda document: add_idempotency(document, app))
+    runs = []
+
+    @app.post("/payments/<int:shop_id>")
+    @idempotent
+    @app.input(PaymentSchema)
+    @app.output(ResultSchema, status_code=201)
+    def pay(shop_id, json_data):
+        runs.append(json_data)
+        return {"id": len(runs), **json_data, "secret": 1}
+
+    @app.patch("/payments/<int:shop_id>")
+    @app.input(PaymentSchema)
+    @app.output(ResultSchema)
+    def change(shop_id, json_data):
+        return json_data
+
+    @app.get("/payments/<int:shop_id>")
+    @app.output(ResultSchema)
+    def show(shop_id):
+        return {"id": shop_id}
+
+    client = app.test_client()
+    document = client.get("/openapi.json").json
+    validate(document)
+    path = document["paths"]["/payments/{shop_id}"]
+    assert_complete(path["post"], "201")
+    assert_complete(path["patch"])
+    assert "application/json" in path["post"]["responses"]["422"]["content"], "APIFlask's own"
+    assert KEY not in str(path["get"])
+    for replayed in None, "true":
+        answer = client.post("/payments/1", json={"amount": 5}, headers={KEY: "key-1"})
+        assert (answer.status_code, answer.json) == (201, {"id": 1, "amount": 5})
+        assert answer.headers.get(REPLAYED) == replayed
+
+
+def test_without_apispec_the_import_says_what_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "apispec", None)
+    monkeypatch.delitem(sys.modules, "flask_idempotency.apispec")
+    with pytest.raises(ImportError, match="pip install apispec"):
+        importlib.import_module("flask_idempotency.apispec")
