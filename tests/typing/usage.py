@@ -28,6 +28,8 @@ from flask_idempotency import (
     operation_executed,
     operation_interrupted,
 )
+from flask_idempotency.openapi import add_idempotency
+from flask_idempotency.outcomes import outcomes_blueprint
 from flask_idempotency.testing import CRASH_POINTS, Clock, assert_idempotent, crash_at, memory_store
 
 db = SQLAlchemy()
@@ -44,6 +46,8 @@ def create_app() -> Flask:
     db.init_app(app)
     idempotency.init_app(app, db, scope=tenant)
     Idempotency(app, db, scope=None)
+    app.register_blueprint(outcomes_blueprint(), url_prefix="/keys")
+    add_idempotency({"openapi": "3.1.0"}, app, prefix="/api")
     idempotency.protect(bp, ttl=timedelta(days=2), required=False)
     return app
 
