@@ -97,7 +97,8 @@ def _sequence(value: Any) -> tuple[Any, ...]:
 
 
 def _store(value: Any) -> Any:
-    if all(callable(getattr(value, verb, None)) for verb in ("look", "claim", "take_over", "wait")):
+    verbs = ("look", "claim", "take_over", "wait")
+    if callable(value) or all(callable(getattr(value, verb, None)) for verb in verbs):
         return value
     return _one_of("hybrid", "postgres", "sql", "redis", "memory")(value)
 
@@ -112,7 +113,8 @@ SETTINGS = (
     Setting("STORE", None, _optional(_store),
             "'hybrid', 'postgres', 'sql', 'redis', 'memory' or a store of your own",
             "Where claims and answers live. Left out: `hybrid` if a Redis is configured, else"
-            " `postgres`. `sql` is `postgres`, or for development the application's SQLite file."),
+            " `postgres`. `sql` is `postgres`, or for development the application's SQLite file. A store of"
+            " your own is an object, or a callable (its class) that is given the bind's engine."),
     Setting("REDIS_URL", None, _optional(_matching(r"(?s)|.+://.*")), "a URL; None or empty for none",
             "`redis://`, `rediss://`, `unix://`, `redis+cluster://host:port` or"
             " `redis+sentinel://host:port/service`. Time-outs are 0.1 s unless the URL names others"

@@ -233,7 +233,7 @@ def _records(
 ) -> Records:
     """The store of the records that the settings name, or are."""
     if not isinstance(store, str):
-        return cast("Records", store)
+        return cast("Records", store(engine) if callable(store) else store)
     if store == "memory":
         return MemoryRecords(engine)
     if store == "redis":

@@ -17,6 +17,7 @@ from flask_idempotency import (
     current_operation,
     idempotent,
 )
+from flask_idempotency.stores.memory import MemoryRecords
 
 STORES = ["memory", "sql", "redis", "hybrid", "postgres"]
 TRANSACTIONAL = [store for store in STORES if store != "redis"]
@@ -246,3 +247,23 @@ def test_run_is_there_too(shop):
         run = shop.idempotency.run
         results = [run("key", lambda: [1], name="x", atomic=shop.atomic) for _ in range(2)]
     assert results == [[1], [1]]
+
+
+def test_a_store_of_ones_own_is_handed_over_as_it_is(tmp_path):
+    uri = f"sqlite:///{tmp_path}/shop.db"
+    shop = Shop(MemoryRecords, uri, "")
+    assert isinstance(shop.app.extensions["idempotency"].records, MemoryRecords)
+    shop.view(lambda: (shop.pay(), ({}, 201))[1])
+    first, retry = shop.post(), shop.post()
+    assert (first.status_code, retry.headers["Idempotent-Replayed"]) == (201, "true")
+    assert shop.count() == 1
+    with shop.app.app_context():
+        shop.db.engine.dispose()
+
+
+@pytest.mark.parametrize("wrong", [object(), "mysql", 5])
+def test_what_is_no_store_is_named(tmp_path, wrong):
+    with pytest.raises(
+        ConfigurationError, match="IDEMPOTENCY_STORE is .*'memory' or a store of your own"
+    ):
+        Shop(wrong, f"sqlite:///{tmp_path}/shop.db", "")
