@@ -113,8 +113,8 @@ SETTINGS = (
     Setting("STORE", None, _optional(_store),
             "'hybrid', 'postgres', 'sql', 'redis', 'memory' or a store of your own",
             "Where claims and answers live. Left out: `hybrid` if a Redis is configured, else"
-            " `postgres`. `sql` is `postgres`, or for development the application's SQLite file. A store of"
-            " your own is an object, or a callable (its class) that is given the bind's engine."),
+            " `postgres`. `sql` is `postgres`, or for development the application's SQLite file. One of"
+            " your own is an object, or a callable (its class) that is given the engine of the bind."),
     Setting("REDIS_URL", None, _optional(_matching(r"(?s)|.+://.*")), "a URL; None or empty for none",
             "`redis://`, `rediss://`, `unix://`, `redis+cluster://host:port` or"
             " `redis+sentinel://host:port/service`. Time-outs are 0.1 s unless the URL names others"
