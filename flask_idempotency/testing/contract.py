@@ -205,14 +205,14 @@ class StoreContract:
         self, records: Records, held: Any
     ) -> None:
         """Also after its retention would have been over: that begins again."""
-        claim = a_claim(lease=60, ttl=1)
+        claim = a_claim(lease=60, ttl=1.5)
         first: Lease = held(records.claim(claim))
-        time.sleep(0.6)
+        time.sleep(1.0)
         assert first.steps() == {}
         first.record("charge", b'{"id": 1}')
         first.record("mail ü", b"null")
         first.release()
-        time.sleep(0.6)
+        time.sleep(0.7)
         record = _seen(records, claim)
         assert not record.expired
         assert (record.state, record.lease_left) == (State.IN_PROGRESS, None)
