@@ -8,6 +8,7 @@ not to, and BEGIN is sent by hand. IMMEDIATE: who begins has the one right to wr
 from __future__ import annotations
 
 import sqlite3
+import sys
 from typing import Any
 
 from sqlalchemy import Connection, Engine, exc
@@ -15,6 +16,10 @@ from sqlalchemy import Connection, Engine, exc
 from ..errors import NotAtomic, StoreUnavailable
 
 _TRANSACTION = 22  # SQLITE_TRANSACTION (Python names it from 3.11 on)
+
+
+# Python 3.10 cannot take an authorizer away again, and denies everything if it is told None.
+_NO_AUTHORIZER: Any = None if sys.version_info >= (3, 11) else lambda *_what: sqlite3.SQLITE_OK
 
 
 class Joinable:
@@ -78,7 +83,7 @@ class Joinable:
         """Commit, and give the connection back. Raises SQLAlchemy's or the driver's error."""
         try:
             if self._is_sqlite:
-                self._driver.set_authorizer(None)
+                self._driver.set_authorizer(_NO_AUTHORIZER)
                 self._driver.execute("COMMIT")
             self._root.commit()
         finally:
@@ -93,7 +98,7 @@ class Joinable:
     def _give_back(self) -> None:
         try:
             if self._is_sqlite:
-                self._driver.set_authorizer(None)
+                self._driver.set_authorizer(_NO_AUTHORIZER)
                 if self._driver.in_transaction:
                     self._driver.execute("ROLLBACK")
                 self._driver.isolation_level = self._level
