@@ -62,6 +62,8 @@ def begin(route: Route) -> Attempt | Response | None:
         if operation is None:
             return None
         claim = state.claim(route, operation, http.fingerprint(request, route))
+        if request.environ.get(http.RESUMED, claim.key) != claim.key:
+            raise ScopeUnknown("The kept headers do not sign in whose operation this is.")
         if route.resumable is not None:
             plain = http.packed(request, route, state.settings, now.field.key if now.field else None)
             claim = replace(claim, request=state.sealer.seal_bytes(plain, claim.key, http.REQUEST))

@@ -7,9 +7,13 @@ an answer, because the worker is told to exit for example, is interrupted.
 
 from __future__ import annotations
 
+import inspect
 import secrets
 import sys
-from typing import cast
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Any, cast
 
 from flask import Response, got_request_exception
 from werkzeug.exceptions import InternalServerError
@@ -29,6 +33,7 @@ from .errors import (
     SealBroken,
     TransactionConflict,
 )
+from .operation import Operation
 from .signals import Event, operation_interrupted, send
 from .state import AppState
 from .steps import Steps
@@ -101,7 +106,7 @@ class LeasedAttempt(Attempt):
             response = self._keep(
                 OperationFailed("The operation was interrupted, and will not be run again.")
             )
-        elif callable(policy) and (found := self._state.app.ensure_sync(policy)(operation)) is not None:
+        elif callable(policy) and (found := self._ask(policy)) is not None:
             self._judges = True
             response = self.succeed(found, handled=True)
         else:
@@ -110,6 +115,14 @@ class LeasedAttempt(Attempt):
             return None
         self.abandon()
         return response
+
+    def _ask(self, policy: Callable[[Operation], Any]) -> Any:
+        """What the application found out; a coroutine runs in a thread, with a loop of its own."""
+        ask = self._state.app.ensure_sync(policy)
+        if not inspect.iscoroutinefunction(policy):
+            return ask(self._operation)
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(copy_context().run, ask, self._operation).result()
 
     def _keep(self, problem: Problem) -> Response:
         """Store a problem as the answer."""
@@ -127,6 +140,7 @@ class LeasedAttempt(Attempt):
         else:
             if answer.status >= 500:
                 self._operation.afterwards.clear()  # what should follow success does not follow this
+            self._operation.steps = self._now.operation = None  # what follows is no part of it
             self._complete(answer)
 
     def _is_kept(self, status: int) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 from .errors import SealBroken
-from .http import REQUEST
+from .http import REQUEST, RESUMED
 from .state import AppState
 from .stores import admin
 from .stores.sql import SqlRecords
@@ -48,18 +48,19 @@ def resume(
     counts as answered with 500. Raises ``StoreUnavailable``.
     """
     for due in admin.resumable(records, limit, max_attempts, backoff_seconds):
+        status = 500
         try:
             head, _, body = state.sealer.open_bytes(due.request, due.key, REQUEST).partition(b"\n")
-            status = _send(state, json.loads(head), body)
-        except SealBroken as error:  # no reason to leave the others unfinished
+            status = _send(state, due.key, json.loads(head), body)
+        except SealBroken as error:
             log.error("operation %s: its request cannot be read: %s", due.operation, error)
-            status = 500
+        except Exception:  # no reason to leave the others unfinished
+            log.exception("operation %s cannot be resumed", due.operation)
         yield Resumed(due.key[:4].hex(), due.operation, due.attempt, status)
 
 
-def _send(state: AppState, head: dict[str, object], body: bytes) -> int:
+def _send(state: AppState, key: bytes, head: dict[str, object], body: bytes) -> int:
     builder = EnvironBuilder(
-        path=str(head["path"]),
         base_url=str(head["base_url"]),
         query_string=str(head["query"]),
         method=str(head["method"]),
@@ -67,7 +68,10 @@ def _send(state: AppState, head: dict[str, object], body: bytes) -> int:
         data=body,
     )
     try:
-        _, status, _ = run_wsgi_app(state.app.wsgi_app, builder.get_environ(), buffered=True)
+        environ = builder.get_environ()
+        environ["PATH_INFO"] = str(head["path"]).encode().decode("latin-1")  # as PEP 3333 has it
+        environ[RESUMED] = key
+        _, status, _ = run_wsgi_app(state.app.wsgi_app, environ, buffered=True)
     finally:
         builder.close()
     return int(status.split()[0])

@@ -13,7 +13,7 @@ from .begin import claim_or_answer
 from .core.fingerprint import Fingerprint, by_value
 from .core.keys import Scope
 from .errors import ConfigurationError, IdempotencyError, KeyMalformed, OperationFailed
-from .operation import Operation, present_operation, request_state
+from .operation import Operation, RequestState, present_operation, request_state
 from .options import Route, RouteOptions, RunOptions, read_options
 from .state import AppState, app_state
 
@@ -39,6 +39,23 @@ def run(
     if not state.settings.enabled:
         return function(*args)
     now = request_state()
+    now.flashes, problem = [], now.problem
+    try:
+        return _run(state, route, now, function, args, scope, key, payload)
+    finally:
+        now.problem = problem  # what happens here is not yet the request's answer
+
+
+def _run(
+    state: AppState,
+    route: Route,
+    now: RequestState,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    scope: Any,
+    key: str,
+    payload: Any,
+) -> Any:
     place = route.namespace_in(state.settings), _scope(state, scope)
     operation = Operation(route.name or "", *place, key, attempt=0)
     claim = state.claim(route, operation, _fingerprint(payload))

@@ -17,6 +17,7 @@ from typing import Any
 
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import Connection, Engine, Table, event, text
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 
 from .core.sqltext import may_write
@@ -207,9 +208,12 @@ def end_reads(db: SQLAlchemy) -> bool:
     if transaction is None:
         return True
     engines = tuple(getattr(session, "idempotency_engines", ()))
-    if _has_unsaved(session, flushed=False) or any(
-        _has_written(session.connection(bind_arguments={"bind": engine})) for engine in engines
-    ):
+    try:
+        if _has_unsaved(session, flushed=False) or any(
+            _has_written(session.connection(bind_arguments={"bind": engine})) for engine in engines
+        ):
+            return False
+    except SQLAlchemyError:  # it has failed, or its connection is lost: there is nothing to ask it
         return False
     transaction.close()
     return True

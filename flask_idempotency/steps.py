@@ -54,9 +54,9 @@ class Steps:
                 f"two steps of one operation are named {name!r}: run again, the second would be given"
                 " the first one's result"
             )
-        if self._recorded is None:
-            self._recorded = self._lease.steps()
-        stored = self._recorded.get(name)
+        recorded = self._lease.steps() if self._recorded is None else self._recorded
+        self._recorded = None  # ask again if this does not end well: it may be recorded all the same
+        stored = recorded.get(name)
         if stored is not None:
             result = self._state.sealer.open_bytes(stored, self._claim.key, _purpose(name))
         elif atomic:
@@ -67,7 +67,8 @@ class Steps:
             result = _encoded(name, function(*args, **kwargs))
             session.end_reads(self._state.db)
             self._lease.record(name, self._sealed(name, result))
-        self._recorded[name] = self._sealed(name, result)
+        recorded[name] = self._sealed(name, result)
+        self._recorded = recorded
         self._used.add(name)
         return json.loads(result)
 

@@ -11,6 +11,7 @@ import sqlite3
 import sys
 from typing import Any
 
+from psycopg2.extensions import TRANSACTION_STATUS_INERROR
 from sqlalchemy import Connection, Engine, exc
 
 from ..errors import NotAtomic, StoreUnavailable
@@ -30,7 +31,7 @@ class Joinable:
     """
 
     def __init__(self, engine: Engine, *, waits: bool = True) -> None:
-        self._open = False
+        self._open = self._begun = False
         try:
             self.connection: Connection = engine.connect()
         except exc.SQLAlchemyError as error:
@@ -44,6 +45,7 @@ class Joinable:
                 self._level = self._driver.isolation_level
                 self._driver.isolation_level = None
                 self._begin(waits)
+                self._begun = True  # else there may be one on this connection that is not ours
             self._root = self.connection.begin()
             self._open = True
         except (exc.SQLAlchemyError, sqlite3.Error) as error:
@@ -68,11 +70,13 @@ class Joinable:
     def guard(self) -> None:
         """From now on the transaction is others' to use, and only ours to end."""
         if self._is_sqlite:
-            self._driver.set_authorizer(_no_transactions)
+            self._driver.set_authorizer(self._authorize)
 
     def raise_if_ended(self) -> None:
         """Raise ``NotAtomic`` if somebody has ended the transaction all the same."""
         ended = self.connection.get_transaction() is not self._root or not self._root.is_active
+        info = getattr(self._driver, "info", None)  # psycopg2's; it would roll back without a word
+        ended = ended or getattr(info, "transaction_status", None) == TRANSACTION_STATUS_INERROR
         if ended or (self._is_sqlite and not self._driver.in_transaction):
             raise NotAtomic(
                 "the view ended the operation's transaction, or left it failed: inside an atomic"
@@ -86,6 +90,8 @@ class Joinable:
                 self._driver.set_authorizer(_NO_AUTHORIZER)
                 self._driver.execute("COMMIT")
             self._root.commit()
+        except sqlite3.OperationalError as error:  # somebody reads for longer than we wait
+            raise StoreUnavailable from error
         finally:
             self.abandon()
 
@@ -95,16 +101,18 @@ class Joinable:
             self._open = False
             self._give_back()
 
+    def _authorize(self, action: int, *_what: object) -> int:
+        """Deny BEGIN, COMMIT and ROLLBACK; and all, once a statement's OR ROLLBACK has ended it."""
+        denied = action == _TRANSACTION or not self._driver.in_transaction
+        return sqlite3.SQLITE_DENY if denied else sqlite3.SQLITE_OK
+
     def _give_back(self) -> None:
         try:
-            if self._is_sqlite:
+            if self._begun:
                 self._driver.set_authorizer(_NO_AUTHORIZER)
                 if self._driver.in_transaction:
                     self._driver.execute("ROLLBACK")
+            if self._is_sqlite:
                 self._driver.isolation_level = self._level
         finally:
             self.connection.close()
-
-
-def _no_transactions(action: int, *_what: object) -> int:
-    return sqlite3.SQLITE_DENY if action == _TRANSACTION else sqlite3.SQLITE_OK

@@ -200,9 +200,9 @@ class SqliteHold:
         try:
             self._transaction.raise_if_ended()
             for template, values in statements:
-                self._records.execute(
-                    self._transaction, template, {**claim_values(self._claim), **values}
-                )
+                given = {**claim_values(self._claim), **values}
+                if self._records.execute(self._transaction, template, given).rowcount == 0:
+                    raise LeaseLost
             self._transaction.commit()
         finally:
             self.abandon()

@@ -201,6 +201,42 @@ def test_a_transaction_ended_past_us_is_no_success(shop):
     assert shop.count() == 0
 
 
+@pytest.mark.parametrize("store", ["memory", "sql"], indirect=True)
+def test_a_transaction_that_sqlite_itself_rolls_back_commits_nothing_more(shop):
+    shop.app.config["PROPAGATE_EXCEPTIONS"] = False
+    twice = "insert or rollback into payment (id, note) values (1, 'a'), (1, 'b')"
+
+    def view():
+        shop.pay("before")
+        with pytest.raises(sa.exc.SQLAlchemyError):
+            shop.db.session.execute(sa.text(twice))
+        shop.db.session.rollback()
+        shop.pay("after")
+        return {}, 201
+
+    shop.view(view)
+    assert [shop.post().status_code for _ in range(2)] == [500, 500]
+    assert shop.count() == 0
+
+
+@pytest.mark.parametrize("store", ["memory", "postgres", "hybrid"], indirect=True)
+def test_a_failed_transaction_is_no_success(shop, store, postgres, tmp_path, redis_server):
+    uri = postgres.database(f"failed_{store}")
+    shop = Shop(store, uri, redis_server.url, PROPAGATE_EXCEPTIONS=False)
+
+    def view():
+        shop.pay()
+        with pytest.raises(sa.exc.ProgrammingError):
+            current_operation.connection.execute(sa.text("select * from nowhere"))
+        return {}, 201
+
+    shop.view(view)
+    assert shop.post().status_code == 500
+    assert shop.count() == 0
+    with shop.app.app_context():
+        shop.db.engine.dispose()
+
+
 def test_what_is_not_atomic_keeps_its_steps(shop):
     calls = []
 
