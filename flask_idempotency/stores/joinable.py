@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import sqlite3
 import sys
+import threading
+import weakref
 from typing import Any
 
 from psycopg2.extensions import TRANSACTION_STATUS_INERROR
 from sqlalchemy import Connection, Engine, exc
+from sqlalchemy.pool import StaticPool
 
 from ..errors import NotAtomic, StoreUnavailable
 
 _TRANSACTION = 22  # SQLITE_TRANSACTION (Python names it from 3.11 on)
+
+TURN_SECONDS = 5.0
+"""How long to wait for the only connection of a database in memory: as long as for a lock in a file."""
 
 
 # Python 3.10 cannot take an authorizer away again, and denies everything if it is told None.
@@ -31,10 +37,14 @@ class Joinable:
     """
 
     def __init__(self, engine: Engine, *, waits: bool = True) -> None:
-        self._open = self._begun = False
+        self._open = False
+        self._turn = _turn(engine)
+        if self._turn is not None and not self._turn.acquire(timeout=TURN_SECONDS):
+            raise StoreUnavailable("The database is in memory, with one connection, which is in use.")
         try:
             self.connection: Connection = engine.connect()
         except exc.SQLAlchemyError as error:
+            self._end_turn()
             raise StoreUnavailable from error
         driver: Any = self.connection.connection.driver_connection
         self._driver = driver
@@ -45,7 +55,6 @@ class Joinable:
                 self._level = self._driver.isolation_level
                 self._driver.isolation_level = None
                 self._begin(waits)
-                self._begun = True  # else there may be one on this connection that is not ours
             self._root = self.connection.begin()
             self._open = True
         except (exc.SQLAlchemyError, sqlite3.Error) as error:
@@ -108,11 +117,25 @@ class Joinable:
 
     def _give_back(self) -> None:
         try:
-            if self._begun:
+            if self._is_sqlite:
                 self._driver.set_authorizer(_NO_AUTHORIZER)
                 if self._driver.in_transaction:
                     self._driver.execute("ROLLBACK")
-            if self._is_sqlite:
                 self._driver.isolation_level = self._level
         finally:
             self.connection.close()
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        if self._turn is not None:
+            self._turn.release()
+
+
+_turns: weakref.WeakKeyDictionary[Engine, threading.Lock] = weakref.WeakKeyDictionary()
+
+
+def _turn(engine: Engine) -> threading.Lock | None:
+    """Whose turn it is on a database in memory: all share one connection, and so one transaction."""
+    if not isinstance(engine.pool, StaticPool):
+        return None
+    return _turns.setdefault(engine, threading.Lock())

@@ -237,6 +237,29 @@ def test_a_failed_transaction_is_no_success(shop, store, postgres, tmp_path, red
         shop.db.engine.dispose()
 
 
+def test_a_database_in_memory_is_used_by_one_after_the_other():
+    """All share one connection there: who is second must not touch the first one's transaction."""
+    shop = Shop("memory", "sqlite:///:memory:", "")
+    inside, go_on = threading.Event(), threading.Event()
+
+    def view():
+        shop.pay()
+        if not inside.is_set():
+            inside.set()
+            assert go_on.wait(10)
+        shop.pay()
+        return {}, 201
+
+    shop.view(view)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(shop.post, "a")
+        assert inside.wait(10)
+        second = pool.submit(shop.post, "b")
+        go_on.set()
+        assert {first.result().status_code, second.result().status_code} == {201}
+    assert shop.count() == 4
+
+
 def test_what_is_not_atomic_keeps_its_steps(shop):
     calls = []
 
