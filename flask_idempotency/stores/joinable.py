@@ -24,7 +24,6 @@ _TRANSACTION = 22  # SQLITE_TRANSACTION (Python names it from 3.11 on)
 TURN_SECONDS = 5.0
 """How long to wait for the only connection of a database in memory: as long as for a lock in a file."""
 
-
 # Python 3.10 cannot take an authorizer away again, and denies everything if it is told None.
 _NO_AUTHORIZER: Any = None if sys.version_info >= (3, 11) else lambda *_what: sqlite3.SQLITE_OK
 

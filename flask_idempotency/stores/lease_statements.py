@@ -40,8 +40,8 @@ _RENEW = (
 
 EXTEND = _ALONE + _RENEW
 
-# May be sent twice, should the connection break: hence no look at the state. What is released or taken
-# over has another owner.
+# May be sent twice, should the connection break: hence no look at the state. What was taken over, or
+# released by an operator, has another owner.
 FINISH = (
     _ALONE
     + """UPDATE {table} SET
