@@ -112,14 +112,19 @@ def looks_like(answer: str, shown: str) -> bool:
 
 
 class Shell:
-    """A reader's two terminals, in one folder: commands, and the application in the background."""
+    """A reader's two terminals, in one folder: commands, and the application in the background.
+
+    Their environment is a reader's, not that of the test run: ``CI`` alone changes what pytest shows.
+    """
+
+    INHERITED = "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR"
 
     def __init__(
         self, folder: Path, database_url: str, redis_url: str, *, port: str, **environment: str
     ) -> None:
         self._folder, self._port = folder, int(port)
         self._environment = {
-            **os.environ,
+            **{name: os.environ[name] for name in self.INHERITED if name in os.environ},
             "DATABASE_URL": database_url,
             "REDIS_URL": redis_url,
             "PYTHONPATH": str(ROOT),
