@@ -39,7 +39,7 @@ def soak(plan: Plan) -> bool:
     folder = Path(tempfile.mkdtemp(prefix="journal-"))
     journal = folder / "journal.jsonl"
     with Machines() as machines:
-        history, truth = run(plan, journal, machines)
+        history, truth = run(plan, journal, machines, quota(plan))
     found = violations(history, truth, LIMITS)
     empty = emptiness(history, quota(plan))
     print(table(plan, history, found), summary(plan, history, found), sep="\n\n")

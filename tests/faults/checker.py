@@ -205,6 +205,17 @@ class Quota:
     tail_seconds: float = 2.0
 
 
+def missing(history: History, quota: Quota) -> list[str]:
+    """Which points and faults were not hit often enough."""
+    died, did = Counter(d.point for d in history.deaths), Counter(f.kind for f in history.faults)
+    return [
+        f"{what}: {seen[what]} of {n}"
+        for seen, wanted in ((died, quota.points), (did, quota.faults))
+        for what, n in wanted.items()
+        if seen[what] < n
+    ]
+
+
 def emptiness(history: History, quota: Quota) -> list[str]:
     """Why the run proves nothing; empty if it does."""
     found = []
@@ -212,9 +223,7 @@ def emptiness(history: History, quota: Quota) -> list[str]:
     share = sum(request.is_final for request in requests) / max(1, len(requests))
     if share < quota.final_share:
         found.append(f"only {share:.0%} of {len(requests)} requests got a final answer")
-    died, did = Counter(d.point for d in history.deaths), Counter(f.kind for f in history.faults)
-    for seen, wanted in ((died, quota.points), (did, quota.faults)):
-        found += [f"{what}: {seen[what]} of {n}" for what, n in wanted.items() if seen[what] < n]
+    found += missing(history, quota)
     begin = history.ended - quota.tail_seconds
     tail = [request for request in requests if begin <= request.at <= history.ended]
     bad = Counter(str(r.status) for r in tail if r.status not in (201, 402, 409, 422))

@@ -152,10 +152,10 @@ _KINDS: dict[str, tuple[type[Any], str]] = {
 
 
 def load(path: Path) -> History:
-    """Read a journal back."""
+    """Read a journal back, as far as its lines are whole."""
     history = History()
     asked: dict[int, dict[str, Any]] = {}
-    for line in path.read_text().splitlines():
+    for line in path.read_text().rpartition("\n")[0].splitlines():
         facts = json.loads(line)
         event = facts.pop("event")
         if event == "invoke":

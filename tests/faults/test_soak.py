@@ -27,13 +27,12 @@ def test_every_promise_is_kept_while_workers_and_servers_crash(
     machines: Machines, tmp_path: Path, wait: float
 ) -> None:
     plan = Plan(seconds=12, seed=1, wait=wait, pause_seconds=0.4)
-    history, truth = run(plan, tmp_path / "journal.jsonl", machines)
+    quota = Quota(dict.fromkeys(plan.points, 1), dict.fromkeys(plan.faults, 1))
+    history, truth = run(plan, tmp_path / "journal.jsonl", machines, quota)
     found = violations(history, truth, Limits(LONGEST_VIEW_SECONDS))
     print(table(plan, history, found), summary(plan, history, found), sep="\n\n")
     assert found == []
-    # Which points are hit how often varies with the machine; in a run this short, some by luck.
-    assert emptiness(history, Quota(points={}, faults=dict.fromkeys(plan.faults, 1))) == []
-    assert len({death.point for death in history.deaths}) >= len(plan.points) - 2
+    assert emptiness(history, quota) == []
 
 
 @pytest.mark.parametrize("name", ["mark_afterwards", "no_row_lock"])
