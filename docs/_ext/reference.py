@@ -10,18 +10,20 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import click
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from flask_idempotency import cli, config
+from flask_idempotency import config
 from flask_idempotency import options as route_options
+from flask_idempotency.cli import cli
 from flask_idempotency.config import PREFIX, SETTINGS
 from flask_idempotency.options import _CHECKS, Route, RouteOptions
 
@@ -92,7 +94,7 @@ def _shown(setting: Any) -> str:
 
 def command(name: str) -> str:
     """What ``flask idempotency NAME --help`` says, as Markdown."""
-    of_group = cli.cli.commands[name]
+    of_group = cli.commands[name]
     context = click.Context(of_group, info_name=name)
     records = [param.get_help_record(context) for param in of_group.params]
     lines = [f"- `{option}`: {text}" for option, text in filter(None, records)]
@@ -103,7 +105,7 @@ def command(name: str) -> str:
 class _Directive(SphinxDirective):
     """Parses Markdown in place, and again when the module that it comes from has changed."""
 
-    source: ClassVar[ModuleType]
+    source: ModuleType
 
     def markdown(self) -> str:
         """The text of the directive."""
@@ -138,8 +140,12 @@ class OptionsDirective(_Directive):
 class CommandDirective(_Directive):
     """Shows a command's help."""
 
-    source = cli
     required_arguments = 1
+
+    @property
+    def source(self) -> ModuleType:
+        """The module that has the command."""
+        return sys.modules[cli.commands[self.arguments[0]].callback.__module__]
 
     def markdown(self) -> str:
         """The command's help."""

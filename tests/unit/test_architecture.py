@@ -71,7 +71,10 @@ FLOORS = [
     },
     {
         "resume",
-        "cli",
+        "cli.__init__",
+        "cli.group",
+        "cli.records",
+        "cli.upkeep",
         "wtf",
         "published",
         "outcomes",

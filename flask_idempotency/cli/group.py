@@ -1,0 +1,93 @@
+"""The group, and what its commands share: the application's records, errors and output."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from typing import Any
+
+import click
+from flask import current_app
+from flask.cli import AppGroup
+
+from ..errors import IdempotencyError, Problem
+from ..state import AppState, app_state
+from ..stores import checks
+from ..stores.sql import SqlRecords
+
+
+class _Group(AppGroup):
+    """Shows our errors as one line instead of a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except IdempotencyError as error:
+            raise click.ClickException(explain(error)) from error
+
+
+@click.group(cls=_Group)
+def cli() -> None:
+    """Look after the records of idempotency keys."""
+
+
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON, times in UTC.")
+
+
+def current_state() -> AppState:
+    """What the extension knows of the application that the command runs for."""
+    return app_state(current_app)
+
+
+def sql_records(state: AppState) -> SqlRecords:
+    """The records in PostgreSQL; an application that has them elsewhere is told so."""
+    if not isinstance(state.records, SqlRecords):
+        raise IdempotencyError(
+            f"this command is for records in PostgreSQL; IDEMPOTENCY_STORE is {state.settings.store!r}"
+        )
+    return state.records
+
+
+def explain(error: IdempotencyError) -> str:
+    """The error for an operator: with the driver's words, where a client is told to try again."""
+    return checks.reason(error) if isinstance(error, Problem) else error.detail
+
+
+def write_rows(rows: list[dict[str, Any]], as_json: bool, none: str = "no records") -> None:
+    """Write rows as a table, numbers to the right, or as JSON."""
+    if as_json:
+        click.echo(json.dumps([in_utc(row) for row in rows], indent=2))
+    elif not rows:
+        click.echo(none)
+    else:
+        cells = [[_cell(_time(value, " ")) for value in row.values()] for row in rows]
+        _align(list(rows[0]), cells, [isinstance(value, int) for value in rows[0].values()])
+
+
+def _align(names: list[str], cells: list[list[str]], right: list[bool]) -> None:
+    table = [names, *cells]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        padded = (
+            cell.rjust(width) if is_right else cell.ljust(width)
+            for cell, width, is_right in zip(row, widths, right, strict=True)
+        )
+        click.echo("  ".join(padded).rstrip())
+
+
+def in_utc(row: dict[str, Any]) -> dict[str, Any]:
+    """A row as it is written as JSON."""
+    return {name: _time(value, "T") for name, value in row.items()}
+
+
+def _time(value: Any, between: str) -> Any:
+    """A time in UTC, as text; anything else as it is."""
+    if not isinstance(value, datetime):
+        return value
+    return value.astimezone(timezone.utc).strftime(f"%Y-%m-%d{between}%H:%M:%SZ")
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else str(value)

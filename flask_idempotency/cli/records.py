@@ -1,0 +1,115 @@
+"""What an operator types: create the tables, look at the records, let one be run again."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import asdict
+
+import click
+
+from ..core.records import State
+from ..errors import IdempotencyError, UnknownRecord
+from ..leased import fail_record
+from ..stores import admin
+from .group import as_json_option, cli, current_state, in_utc, sql_records, write_rows
+
+STATES = (*(state.value for state in State), "interrupted")
+
+
+@cli.command("create-table")
+def create_table() -> None:
+    """Create the table of the records and that of their steps, with indexes and fill factor.
+
+    Creates these two and nothing else of the application. Of a table that is there already, missing
+    indexes and the fill factor are added while it is in use; columns are never altered. Running it
+    again does nothing. Applications with Flask-Migrate need no more than a migration: the tables are
+    part of db.metadata.
+    """
+    state = current_state()
+    records, engine = sql_records(state), state.db.engines[state.settings.bind_key]
+    for line in admin.create(records, engine) or ["nothing to do"]:
+        click.echo(f"{records.table.fullname}: {line}")
+
+
+@cli.command()
+@as_json_option
+def stats(as_json: bool) -> None:
+    """Count the records of each operation.
+
+    For each operation and state: how many records there are, how many of them have expired and wait
+    for a purge, the bytes of their answers' bodies, and when the oldest began. Reads the whole table.
+    """
+    write_rows([asdict(group) for group in admin.stats(sql_records(current_state()))], as_json)
+
+
+@cli.command("list")
+@click.option("--operation", metavar="NAME", help="Only this operation, such as an endpoint.")
+@click.option("--state", type=click.Choice(STATES), help="Only this state.")
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, metavar="N")
+@as_json_option
+def list_records(operation: str | None, state: str | None, limit: int, as_json: bool) -> None:
+    """List the newest records.
+
+    A key is never shown, nor is an answer: the first column has the first 8 digits of the hash that
+    stands for scope, operation and key. "in_progress" is also what a worker that died has left
+    behind of an atomic operation; the next request with the key takes it over. One that is not atomic
+    is "interrupted" then, once its lease is over.
+    """
+    found = admin.newest(sql_records(current_state()), operation, state, limit)
+    write_rows([asdict(line) for line in found], as_json)
+
+
+@cli.command()
+@click.argument("key")
+@as_json_option
+def show(key: str, as_json: bool) -> None:
+    """Show one record and its finished steps.
+
+    KEY is the 8 digits that `list` shows. Neither the key itself nor an answer or the result of a
+    step is shown. Of an interrupted operation the steps tell how far it came: the step after the last
+    one may or may not have happened.
+    """
+    line, steps = admin.find(sql_records(current_state()), _digits(key))
+    if as_json:
+        write_rows([{**asdict(line), "steps": [in_utc(asdict(step)) for step in steps]}], as_json)
+        return
+    write_rows([asdict(line)], as_json)
+    if steps:
+        click.echo()
+        write_rows([asdict(step) for step in steps], as_json)
+
+
+@cli.command()
+@click.argument("key")
+@click.option("--fail", is_flag=True, help="Store a failure as its answer; it never runs again.")
+def release(key: str, fail: bool) -> None:
+    """Let an operation that was interrupted, or has failed, be run again.
+
+    KEY is the 8 digits that `list` shows. Find out first what came of it, at the other service for
+    example: the next retry runs the view again, with its finished steps left out. If it must not run
+    again, use --fail: every retry gets a 500 of the type operation-failed then. An operation whose
+    lease still runs is left alone, and so is one that is completed. Operations that are atomic need
+    nothing: their next retry takes over.
+    """
+    state = current_state()
+    records, digits = sql_records(state), _digits(key)
+    line, _ = admin.find(records, digits)
+    owner = secrets.token_urlsafe(16)
+    found = admin.reopen(records, digits, owner, state.settings.ttl)
+    if found is None:
+        raise IdempotencyError(
+            f"{line.key} is {line.state.replace('_', ' ')}: only what is interrupted or failed can be"
+            " released"
+        )
+    if fail:
+        fail_record(state, found)
+    click.echo(f"{line.key}: {'failed for good' if fail else 'may be run again'}")
+
+
+def _digits(key: str) -> str:
+    if not re.fullmatch("[0-9a-f]{8}", key):
+        raise UnknownRecord(
+            "KEY is the 8 digits, 0 to 9 and a to f, that `flask idempotency list` shows"
+        )
+    return key

@@ -1,0 +1,179 @@
+"""What is run again and again: the check before each release, the purge and the resume."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from typing import cast
+
+import click
+
+from ..errors import IdempotencyError, Problem, StoreUnavailable
+from ..operation import Operation, Running
+from ..resume import resume
+from ..signals import Event, store_failed
+from ..state import AppState
+from ..stores import admin, checks
+from ..stores.checks import Finding
+from ..stores.redis import NoLock, RedisLock
+from .group import as_json_option, cli, current_state, explain, sql_records, write_rows
+
+
+@cli.command()
+@click.option(
+    "--batch",
+    type=click.IntRange(1, 100_000),
+    default=1000,
+    show_default=True,
+    metavar="N",
+    help="The most records to delete in one transaction.",
+)
+@click.option("--every", type=click.FloatRange(min=1), metavar="SECONDS",
+              help="Go on, with this pause after each purge, until SIGINT or SIGTERM.")  # fmt: skip
+def purge(batch: int, every: float | None) -> None:
+    """Delete the records that have expired.
+
+    Goes in small transactions that nothing waits for, so it may run at any time, and several at
+    once. A record whose request is still running stays, also when it has expired. Run it from cron,
+    or leave it running with --every: that outlives a database that is away for a while. Either ends
+    between two transactions on SIGINT and SIGTERM.
+    """
+    records = sql_records(current_state())
+    with _until_signal() as stop:
+        while not stop.is_set():
+            deleted = 0
+            try:
+                for count in admin.purge(records, batch):
+                    deleted += count
+                    if stop.is_set():
+                        break
+            except StoreUnavailable as error:
+                if every is None:
+                    raise
+                click.echo(f"Error: {explain(error)}", err=True)
+            if deleted or every is None:
+                click.echo(f"{deleted} expired {'record' if deleted == 1 else 'records'} deleted")
+            if every is None:
+                return
+            stop.wait(every)
+
+
+@cli.command("resume")
+@click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, metavar="N",
+              help="The most operations to run each time.")  # fmt: skip
+@click.option("--max-attempts", type=click.IntRange(min=1), default=10, show_default=True, metavar="N",
+              help="Leave an operation alone that was begun this often.")  # fmt: skip
+@click.option("--backoff", type=click.FloatRange(min=0.1), default=10.0, show_default=True,
+              metavar="SECONDS", help="How long to leave one alone after its first attempt; doubled"
+              " after each.")  # fmt: skip
+@click.option("--every", type=click.FloatRange(min=1), metavar="SECONDS",
+              help="Go on, with this pause, until SIGINT or SIGTERM.")  # fmt: skip
+@as_json_option
+def resume_operations(
+    limit: int, max_attempts: int, backoff: float, every: float | None, as_json: bool
+) -> None:
+    """Finish operations that were abandoned, as their client would.
+
+    Of routes with resumable=True the request is kept until the operation ends. This sends those
+    again, through the application itself, whose operation nobody works on: its worker died, it
+    answered with an error that is not kept, or its lease is over (unless it is held: those end with
+    409 here, too). May run in several places at once. Shows each operation with the status of its
+    answer.
+    """
+    state = current_state()
+    with _until_signal() as stop:
+        while not stop.is_set():
+            done = []
+            try:
+                for resumed in resume(
+                    state,
+                    sql_records(state),
+                    limit=limit,
+                    max_attempts=max_attempts,
+                    backoff_seconds=backoff,
+                ):
+                    done.append(asdict(resumed))
+                    if stop.is_set():
+                        break
+            except StoreUnavailable as error:
+                if every is None:
+                    raise
+                click.echo(f"Error: {explain(error)}", err=True)
+            if done or every is None:
+                write_rows(done, as_json, "nothing to resume")
+            if every is None:
+                return
+            stop.wait(every)
+
+
+@cli.command()
+@click.pass_context
+def check(context: click.Context) -> None:
+    """Check that everything the promises rest on is there.
+
+    One line for each check: ok, advice (works, but could be better) or FAILED, with what to do.
+    Claims one record as a request would, rolls back and deletes it. The exit code is 1 if a check
+    failed: run it before a release goes live.
+    """
+    failed = False
+    for finding in _examine(current_state()):
+        failed = failed or finding.level == "FAILED"
+        click.echo(f"{finding.level:<8}{finding.subject:<14}{finding.text}")
+        if finding.remedy:
+            click.echo(f"{'':<22}-> {finding.remedy}")
+    context.exit(1 if failed else 0)
+
+
+def _examine(state: AppState) -> Iterator[Finding]:
+    ready = True
+    for finding in checks.examine(sql_records(state)):
+        ready = ready and (finding.level != "FAILED" or finding.subject == "index")
+        yield finding
+    if ready:
+        yield from _examine_claim(state)
+    errors: list[BaseException | None] = []
+
+    def note(_sender: object, event: Event) -> None:
+        errors.append(event.error)
+
+    with store_failed.connected_to(note, state.app):
+        for finding in checks.examine_lock(cast("RedisLock | NoLock", state.lock)):
+            yield replace(finding, text=f"{finding.text}: {errors[0]}") if errors else finding
+
+
+def _examine_claim(state: AppState) -> Iterator[Finding]:
+    """Claim, and join a session of the application to the claim's transaction, as a view's is."""
+    subject = "claim"
+    try:
+        with checks.trial(sql_records(state)) as hold:
+            yield Finding("ok", subject, "a record was claimed and its row locked")
+            subject = "db.session"
+            operation = Operation(checks.TRIAL, "", None, "", hold.attempt)
+            running = Running(operation, hold.connection, hold.expose)
+            try:
+                state.prove_join(running)
+            finally:
+                running.end()
+            yield Finding("ok", subject, "joins the operation's transaction")
+            subject = "deletion"
+    except IdempotencyError as error:
+        remedy = checks.POOLER if isinstance(error, Problem) else ""
+        yield Finding("FAILED", subject, explain(error), remedy)
+
+
+@contextmanager
+def _until_signal() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set, in place of what they do otherwise."""
+    stop = threading.Event()
+    before = {}
+    with suppress(ValueError):  # only the main thread may, and only it is sent signals
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, lambda *_: stop.set())
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
