@@ -63,3 +63,21 @@ def blocks(page: Path, *languages: str) -> Iterator[Block]:
 
 def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
+
+
+def commands(text: str) -> Iterator[tuple[str, str]]:
+    """Each ``$ command`` of a block with the answer that is shown below it."""
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command, _, shown = part.partition("\n")
+        yield command, shown
+
+
+def looks_like(answer: str, shown: str) -> bool:
+    """Whether the answer is the one shown; ``...`` stands for anything, white space counts little."""
+    lines = [" ".join(line.split()) for line in shown.splitlines() if line.strip()]
+    pattern = "\n".join(
+        r"(?:[^\n]*\n)*?[^\n]*" if line == "..." else re.escape(line).replace(r"\.\.\.", "[^\n]*")
+        for line in lines
+    )
+    real = "\n".join(" ".join(line.split()) for line in answer.splitlines() if line.strip())
+    return re.fullmatch(pattern, real) is not None

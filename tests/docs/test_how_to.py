@@ -22,6 +22,7 @@ from werkzeug.serving import make_server
 from flask_idempotency import OperationInterrupted, Retryable, current_operation, idempotent
 from flask_idempotency.cli import cli
 from tests.docs.pages import MAKE_DUE, ROOT, blocks
+from tests.killed import Killed
 
 
 class Page:
@@ -61,10 +62,6 @@ class Page:
 @pytest.fixture
 def page(names: dict[str, Any]) -> Callable[[str], Page]:
     return lambda name: Page(name, names)
-
-
-class Killed(BaseException):
-    """Nothing catches it, as nothing catches a SIGKILL."""
 
 
 @pytest.fixture

@@ -1,0 +1,87 @@
+"""The page of the commands: it has all of them, and their outputs are the real ones."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import sqlalchemy as sa
+from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
+
+from flask_idempotency import Idempotency, current_operation, idempotent
+from flask_idempotency.cli import cli
+from tests.docs.pages import MAKE_DUE, ROOT, blocks, commands, looks_like
+from tests.docs.reference import reference
+from tests.killed import Killed
+
+
+class TestCommands:
+    PAGE = ROOT / "docs/cli.md"
+
+    def test_it_has_the_help_of_every_command_once(self):
+        shown = re.findall(r"(?m)^```\{command\} (.*)$", self.PAGE.read_text(encoding="utf-8"))
+        assert sorted(shown) == sorted(cli.commands)
+        for name in shown:
+            text = reference().command(name)
+            assert cli.commands[name].help.splitlines()[0] in text
+            for param in cli.commands[name].params:
+                is_option = param.param_type_name == "option"
+                assert (f"`{param.opts[0]}" if is_option else param.human_readable_name) in text
+
+    def test_its_outputs_are_the_real_ones(self, postgres, redis_server):
+        app, db = Flask("shop"), SQLAlchemy()
+        app.config["SQLALCHEMY_DATABASE_URI"] = postgres.database("docs_commands")
+        app.config["IDEMPOTENCY_REDIS_URL"] = redis_server.url
+        db.init_app(app)
+        Idempotency(app, db, scope=None)
+        for name, answer in ("payment", ({"amount": 500}, 201)), ("refund", ({}, 500)):
+            view = idempotent(lambda answer=answer: answer)
+            app.add_url_rule(f"/{name}s", f"create_{name}", view, methods=["POST"])
+        self.add_parcels(app)
+        run = app.test_cli_runner().invoke
+        for block in blocks(self.PAGE, "console"):
+            for command, shown in commands(block.text):
+                name, *arguments = command.removeprefix("flask idempotency ").split()
+                if name == "resume":  # what was released just now is due later
+                    self.sql(app, db, MAKE_DUE)
+                answer = run(cli, [name, *arguments]).output
+                assert looks_like(answer, shown), f"{block.name}: {command}\n{answer}"
+                if answer.endswith("created the table of its steps\n"):
+                    self.work(app, db)
+        with app.app_context():
+            db.engine.dispose()
+
+    def add_parcels(self, app):
+        """Views that are not atomic."""
+
+        @app.post("/orders")
+        @idempotent(atomic=False)
+        def send_order():
+            return {}, 500
+
+        @app.post("/parcels")
+        @idempotent(atomic=False, resumable=True)
+        def send_parcel():
+            current_operation.step("stamp", lambda: {"number": 17})
+            if current_operation.attempt == 1:
+                raise Killed
+            return {}, 201
+
+    def work(self, app, db):
+        """Seven records, of which the first has expired, and two are of views that were killed."""
+        post = app.test_client().post
+        for key, path in enumerate(("/payments", "/payments", "/payments", "/refunds", "/orders")):
+            post(path, headers={"Idempotency-Key": str(key)})
+        for number in 1, 2:
+            with pytest.raises(Killed):
+                post("/parcels", headers={"Idempotency-Key": f"parcel-{number}"})
+        first = "SELECT key FROM idempotency_record ORDER BY created_at LIMIT 1"
+        update = "UPDATE idempotency_record SET"
+        self.sql(app, db, f"{update} expires_at = clock_timestamp() WHERE key = ({first})")
+        self.sql(app, db, f"{update} lease_expires_at = created_at WHERE lease_expires_at IS NOT NULL")
+
+    def sql(self, app, db, statement):
+        """Run a statement on a connection of its own, committed."""
+        with app.app_context(), db.engine.begin() as connection:
+            connection.execute(sa.text(statement))
