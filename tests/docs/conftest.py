@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from flask import Flask, g
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency, idempotent
+from tests.docs.how_to import Page
 
 
 @pytest.fixture
@@ -24,3 +25,9 @@ def names(postgres: Any, redis_server: Any) -> Iterator[dict[str, Any]]:
     yield {"__name__": "docs", **made}
     with app.app_context():
         db.engine.dispose()
+
+
+@pytest.fixture
+def page(names: dict[str, Any]) -> Callable[[str], Page]:
+    """Puts a how-to page into the application."""
+    return lambda name: Page(name, names)

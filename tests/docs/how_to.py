@@ -1,0 +1,45 @@
+"""What the tests of the how-to pages share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from flask import g
+
+from flask_idempotency.cli import cli
+from tests.docs.pages import ROOT, blocks
+
+
+class Page:
+    """An application with the code of a page in it, whose user is Alice."""
+
+    def __init__(self, name: str, names: dict[str, Any]) -> None:
+        self.names, self.app, self.db = names, names["app"], names["db"]
+        self.app.config.update(IDEMPOTENCY_PROBE_AFTER=0, PROPAGATE_EXCEPTIONS=False)
+        self.app.before_request(self._sign_in)
+        path = ROOT / "docs" / name
+        for block in blocks(path, "python"):
+            if not block.mark:
+                exec(compile(block.source, str(path), "exec"), names)  # noqa: S102
+        with self.app.app_context():
+            self.db.create_all()
+
+    def _sign_in(self) -> None:
+        g.account_id = "alice"
+
+    def post(self, path: str, body: Any = None, key: str | None = "key-1", **headers: str) -> Any:
+        if key is not None:
+            headers["Idempotency-Key"] = key
+        return self.app.test_client().post(path, json=body or {"amount": 5}, headers=headers)
+
+    def sql(self, statement: str) -> list[Any]:
+        with self.app.app_context(), self.db.engine.begin() as connection:
+            result = connection.execute(sa.text(statement))
+            return list(result) if result.returns_rows else []
+
+    def count(self, table: str) -> int:
+        return self.sql(f"SELECT count(*) FROM {table}")[0][0]
+
+    def run_command(self, *arguments: str) -> str:
+        return self.app.test_cli_runner().invoke(cli, arguments).output

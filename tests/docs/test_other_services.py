@@ -1,0 +1,239 @@
+"""``docs/other-services.md`` does what it says: its views are called, and its crashes are made."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from flask import Flask, request
+from werkzeug.serving import make_server
+
+from flask_idempotency import OperationInterrupted, Retryable, current_operation, idempotent
+from tests.docs.how_to import Page
+from tests.docs.pages import MAKE_DUE
+from tests.killed import Killed
+
+
+@pytest.fixture
+def kill() -> Callable[[Page, str], None]:
+    """Lets a function of the page die, once, before or after its work; then the lease is over."""
+
+    def kill(shop: Page, path: str, function: str, *, after: bool) -> None:
+        whole = shop.names[function]
+
+        def dies(*args: Any) -> None:
+            if after:
+                whole(*args)
+            raise Killed
+
+        shop.names[function] = dies
+        with pytest.raises(Killed):
+            shop.post(path)
+        shop.names[function] = whole
+        shop.sql("UPDATE idempotency_record SET lease_expires_at = clock_timestamp()")
+
+    return kill
+
+
+class Provider:
+    """A payment provider over HTTP. Its ledger has each charge that it made."""
+
+    def __init__(self) -> None:
+        self.deduplicates, self.refuses = True, 0
+        self.ledger: list[str] = []
+        app = Flask("provider")
+        app.add_url_rule("/charges", "charge", self.charge, methods=["POST"])
+        app.add_url_rule("/charges", "find", self.find)
+        app.add_url_rule("/bookings", "book", lambda: ({"booked": True}, 201), methods=["POST"])
+        self.server = make_server("127.0.0.1", 0, app, threaded=True)
+        self.url = f"http://127.0.0.1:{self.server.port}"
+
+    def charge(self) -> Any:
+        if self.refuses:
+            return {"refused": True}, self.refuses
+        key = request.headers["Idempotency-Key"]
+        if not (self.deduplicates and key in self.ledger):
+            self.ledger.append(key)
+        return {"id": f"ch_{self.ledger.index(key)}"}
+
+    def find(self) -> Any:
+        key = request.args["reference"]
+        return [{"id": f"ch_{self.ledger.index(key)}"}] if key in self.ledger else []
+
+
+@pytest.fixture
+def provider(names) -> Iterator[Provider]:
+    provider = Provider()
+    thread = threading.Thread(target=provider.server.serve_forever)
+    thread.start()
+    names["app"].config["PROVIDER_URL"] = provider.url
+    yield provider
+    provider.server.shutdown()
+    thread.join()
+    provider.server.server_close()
+
+
+class TestCallsToOtherServices:
+    @pytest.fixture
+    def shop(self, page, provider) -> Page:
+        return page("other-services.md")
+
+    def test_a_payment_is_charged_and_saved_once(self, shop, provider):
+        first, retry = shop.post("/payments"), shop.post("/payments")
+        assert (first.status_code, first.json) == (201, {"charge": "ch_0", "id": 1})
+        assert retry.data == first.data
+        assert (len(provider.ledger), shop.count("payment")) == (1, 1)
+
+    @pytest.mark.parametrize(("status", "kept"), [(402, 402), (400, 500)])
+    def test_a_refusal_is_kept(self, shop, provider, status, kept):
+        provider.refuses = status
+        assert shop.post("/payments").status_code == kept
+        provider.refuses = 0
+        assert shop.post("/payments").status_code == kept
+        assert provider.ledger == []
+
+    @pytest.mark.parametrize("status", [429, 500, 503])
+    def test_a_provider_that_is_busy_is_asked_again(self, shop, provider, status):
+        provider.refuses = status
+        refused = shop.post("/payments")
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "5")
+        provider.refuses = 0
+        assert shop.post("/payments").status_code == 201
+        assert len(provider.ledger) == 1
+
+    @pytest.mark.parametrize("deduplicates", [True, False], ids=["with", "without"])
+    @pytest.mark.parametrize(
+        ("function", "after", "steps"),
+        [
+            ("charge_card", False, []),
+            ("charge_card", True, []),
+            ("save_payment", False, ["charge"]),
+            ("save_payment", True, ["charge"]),  # of an atomic step: its end is not its commit
+        ],
+    )
+    def test_the_table_of_crashes(self, shop, provider, kill, function, after, steps, deduplicates):
+        provider.deduplicates = deduplicates
+        kill(shop, "/payments", function, after=after)
+        assert [name for (name,) in shop.sql("SELECT name FROM idempotency_record_step")] == steps
+        assert shop.post("/payments").status_code == 201
+        twice = function == "charge_card" and after and not deduplicates
+        assert len(provider.ledger) == (2 if twice else 1)
+        assert shop.count("payment") == 1
+
+    def test_a_death_after_all_steps_repeats_none(self, shop, provider, monkeypatch):
+        with monkeypatch.context() as patched:
+            patched.setattr(shop.app, "make_response", lambda _result: (_ for _ in ()).throw(Killed))
+            with pytest.raises(Killed):
+                shop.post("/payments")
+        assert shop.count("idempotency_record_step") == 2
+        assert shop.post("/payments").json == {"charge": "ch_0", "id": 1}
+        assert (len(provider.ledger), shop.count("payment")) == (1, 1)
+
+    @pytest.mark.parametrize(("after", "attempts"), [(False, [2]), (True, [1])])
+    def test_the_provider_is_asked_what_it_did(self, shop, provider, kill, after, attempts):
+        seen = []
+        charge = shop.names["charge_card"]
+
+        def noted(*args):
+            seen.append(current_operation.attempt)
+            return charge(*args)
+
+        shop.names["charge_card"] = noted
+        kill(shop, "/transfers", "charge_card", after=after)
+        assert shop.post("/transfers").json == {"transfer": "ch_0"}
+        assert (len(provider.ledger), seen) == (1, attempts)
+
+    def test_a_callable_that_answers_later_is_asked_again(self, shop, kill):
+        asked = []
+        shop.names["work"] = dict
+
+        @shop.app.post("/later")
+        @idempotent(atomic=False, on_interrupted=lambda _: asked.append(True) or ({}, 429))
+        def later():
+            return shop.names["work"]()
+
+        kill(shop, "/later", "work", after=False)
+        assert [shop.post("/later").status_code for _ in range(2)] == [429, 429]
+        assert asked == [True, True]
+
+    def test_a_view_that_does_not_know_leaves_the_operation_interrupted(self, shop, provider):
+        real = shop.names["requests"]
+        shop.names["requests"] = _Times(real, real.ReadTimeout)
+        for _ in range(2):
+            answer = shop.post("/bookings")
+            assert (answer.status_code, answer.json["type"].split(":")[-1]) == (
+                409,
+                OperationInterrupted.type,
+            )
+        listed = shop.run_command("list", "--state", "interrupted")
+        assert "create_booking" in listed
+        digits = listed.splitlines()[1].split()[0]
+        shop.names["requests"] = real
+        assert shop.run_command("release", digits) == f"{digits}: may be run again\n"
+        assert shop.post("/bookings").status_code == 201
+
+    def test_a_view_that_knows_frees_the_key(self, shop, provider):
+        real = shop.names["requests"]
+        shop.names["requests"] = _Times(real, real.ConnectTimeout)
+        assert shop.post("/bookings").status_code == 503
+        shop.names["requests"] = real
+        assert shop.post("/bookings").status_code == 201
+
+    def test_a_step_costs_two_messages(self, shop, postgres):
+        """So says the page "Life of a request"; one more reads what is recorded."""
+        if not postgres.controllable:
+            pytest.skip("a server that the environment names does not show its log")
+        ((database,),) = shop.sql("SELECT current_database()")
+        shop.sql(f"ALTER DATABASE {database} SET log_statement = 'all'")
+        with shop.app.app_context():
+            shop.db.engine.dispose()  # the setting is for new connections
+        seen = []
+
+        def count(name):
+            before = len(postgres.log)
+            current_operation.step(name, dict)
+            seen.append(postgres.log[before:].count("LOG:  statement: "))
+
+        @shop.app.post("/counted")
+        @idempotent(atomic=False)
+        def counted():
+            count("a")
+            if current_operation.attempt == 1:
+                raise Retryable
+            count("b")
+            return {}
+
+        assert [shop.post("/counted").status_code for _ in range(2)] == [503, 200]
+        assert seen == [2, 1, 2]
+
+    def test_an_operation_is_finished_without_its_client(self, shop, provider, kill):
+        kill(shop, "/subscriptions", "charge_card", after=True)
+        shop.sql(MAKE_DUE)
+        assert "create_subscription" in shop.run_command("resume")
+        assert shop.run_command("resume") == "nothing to resume\n"
+        assert shop.post("/subscriptions").headers["Idempotent-Replayed"] == "true"
+        assert len(provider.ledger) == 1
+
+    def test_who_releases_after_the_retention_still_has_the_steps(self, shop, provider, kill):
+        kill(shop, "/payments", "save_payment", after=False)
+        shop.sql("UPDATE idempotency_record SET expires_at = now() - interval '1 hour'")
+        digits = shop.run_command("list", "--state", "interrupted").splitlines()[1].split()[0]
+        shop.run_command("release", digits)
+        provider.deduplicates = False
+        assert shop.post("/payments").status_code == 201
+        assert len(provider.ledger) == 1
+
+
+class _Times:
+    """``requests``, whose ``post`` fails as a network may."""
+
+    def __init__(self, module: Any, error: type[Exception]) -> None:
+        self._module, self._error = module, error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def post(self, *_args: Any, **_options: Any) -> Any:
+        raise self._error

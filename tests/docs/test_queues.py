@@ -1,0 +1,142 @@
+"""``docs/queues.md`` does what it says: tasks come again, functions are called after the commit."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from celery import signals
+from rq import SimpleWorker
+
+from flask_idempotency import Retryable, current_operation, idempotent
+from tests.docs.pages import ROOT, blocks
+
+
+class TestQueues:
+    PAGE = ROOT / "docs/queues.md"
+
+    @pytest.fixture
+    def modules(self, tmp_path, monkeypatch, postgres, redis_server) -> Iterator[Callable[[str], Any]]:
+        """Imports a module that the page's reader writes."""
+        monkeypatch.setenv("DATABASE_URL", postgres.database("docs_queues"))
+        monkeypatch.setenv("REDIS_URL", redis_server.url)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        for block in blocks(self.PAGE, "python"):
+            kind, _, name = block.mark.partition(": ")
+            if kind == "file":
+                (tmp_path / name).write_text(block.text, encoding="utf-8")
+        shop = importlib.import_module("shop")
+        with shop.app.app_context():
+            shop.db.create_all()
+        yield importlib.import_module
+        with shop.app.app_context():
+            shop.db.engine.dispose()
+        for name in ("shop", "celery_tasks", "rq_tasks"):
+            sys.modules.pop(name, None)
+
+    def invoices(self, shop) -> int:
+        with shop.app.app_context():
+            return shop.db.session.query(shop.Invoice).count()
+
+    def test_a_celery_task_that_is_delivered_again_does_nothing_more(self, modules):
+        tasks = modules("celery_tasks")
+        tasks.celery.conf.update(task_always_eager=True, task_eager_propagates=True)
+        results = [tasks.invoice.delay("alice", 7).get() for _ in range(3)]
+        assert results == [{"invoice": 1}] * 3
+        assert tasks.invoice.delay("bob", 7).get() == {"invoice": 2}
+        assert self.invoices(modules("shop")) == 2
+
+    def test_a_celery_task_beside_another_is_tried_again(self, modules):
+        tasks, shop = modules("celery_tasks"), modules("shop")
+        tasks.celery.conf.task_always_eager = True
+        running, go_on, retries = threading.Event(), threading.Event(), []
+
+        def slowly(order):
+            running.set()
+            assert go_on.wait(20)
+            return shop.write_invoice(order)
+
+        def other_worker():
+            options = {"scope": "alice", "name": "shop.write_invoice"}
+            with shop.app.app_context():
+                shop.idempotency.run("order-7", slowly, 7, **options)
+
+        other = threading.Thread(target=other_worker)
+
+        def retried(sender, **_rest):
+            retries.append(sender)
+            go_on.set()
+            other.join()
+
+        other.start()
+        assert running.wait(20)
+        with_retries = signals.task_retry.connect(retried, weak=False)
+        try:
+            assert tasks.invoice.delay("alice", 7).get() == {"invoice": 1}
+        finally:
+            signals.task_retry.disconnect(with_retries)
+            go_on.set()
+            other.join()
+        assert len(retries) == 1
+        assert self.invoices(shop) == 1
+
+    def test_an_rq_job_that_is_enqueued_again_does_nothing_more(self, modules):
+        tasks = modules("rq_tasks")
+        jobs = [tasks.enqueue_invoice("alice", 7) for _ in range(3)]
+        worker = SimpleWorker([tasks.queue], connection=tasks.queue.connection)
+        worker.work(burst=True, logging_level="WARNING")
+        assert [job.return_value() for job in jobs] == [{"invoice": 1}] * 3
+        assert self.invoices(modules("shop")) == 1
+
+    def test_a_function_after_the_commit_is_not_called_for_a_replay(self, page):
+        shop = page("queues.md")
+        for _ in range(2):
+            assert shop.post("/orders").status_code == 201
+        assert shop.names["sent"] == [("alice", 7)]
+
+    @pytest.mark.parametrize(
+        ("what", "calls"),
+        [("rolled back", 0), ("kept failure", 0), ("step", 1), ("step in an earlier attempt", 0)],
+    )
+    def test_the_table_of_calls(self, page, what, calls):
+        shop, called = page("queues.md"), []
+
+        @shop.app.post("/table")
+        @idempotent(atomic=what == "rolled back")
+        def view():
+            later = partial(shop.names["idempotency"].after_commit, called.append, True)
+            if not what.startswith("step"):
+                later()
+                raise LookupError
+            current_operation.step("a", later)
+            if what != "step" and current_operation.attempt == 1:
+                raise Retryable
+            assert called == []
+            return {}
+
+        shop.post("/table"), shop.post("/table")
+        assert len(called) == calls
+
+    def test_an_error_after_the_commit_changes_nothing(self, page, caplog):
+        shop = page("queues.md")
+        shop.names["enqueue"] = lambda *_: 1 / 0
+        assert shop.post("/orders").status_code == 201
+        assert "ZeroDivisionError" in caplog.text
+
+    def test_the_outbox_sends_at_once_and_what_was_left(self, page):
+        shop = page("queues.md")
+        for key in "ab":
+            assert shop.post("/purchases", key=key).status_code == 201
+        assert shop.names["sent"] == [("alice", 1), ("alice", 2)]
+        assert shop.count("outgoing") == 0
+        send, shop.names["send_outgoing"] = shop.names["send_outgoing"], lambda: None
+        shop.post("/purchases", key="c")  # the process dies before the nudge
+        assert shop.count("outgoing") == 1
+        send()
+        assert shop.names["sent"][2:] == [("alice", 3)]
+        assert shop.count("outgoing") == 0
