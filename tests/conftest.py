@@ -23,6 +23,7 @@ from werkzeug.test import TestResponse
 import servers
 from flask_idempotency import Idempotency, current_operation, idempotent
 from servers.postgresql import drop_database
+from tests.waiting import wait_until
 
 PATIENCE_SECONDS = 10
 """How long a test waits for what ought to happen at once. Longer than any machine is slow."""
@@ -94,6 +95,14 @@ class World:
     def records(self) -> list[Any]:
         """The records, oldest first."""
         return self.sql("select * from idempotency_record order by created_at")
+
+    def wait_until_blocked(self) -> None:
+        """Return when a connection waits for another's lock, as Postgres sees it."""
+        waiting = (
+            "select count(*) from pg_stat_activity"
+            " where datname = current_database() and wait_event_type = 'Lock'"
+        )
+        wait_until(lambda: self.sql(waiting)[0][0], "somebody waits for a lock")
 
     def assert_clean(self) -> None:
         """Every connection is back in its pool, and the database has no transaction open."""

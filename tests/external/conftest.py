@@ -8,10 +8,9 @@ import json
 import os
 import subprocess
 import sys
-import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,20 +24,11 @@ from example import demo
 from tests.external import provider as provider_program
 from tests.external import shop as shop_program
 from tests.integration.apps import gunicorn_conf
+from tests.waiting import PATIENCE_SECONDS, wait_until
 
-PATIENCE_SECONDS = 20
 SHOP = "tests.external.shop:create_app()"
 
 _numbers = itertools.count(1)
-
-
-def wait_until(happens: Callable[[], Any], what: str) -> Any:
-    """Ask until the answer is true; give it."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (value := happens()):
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.02)
-    return value
 
 
 @dataclass

@@ -7,7 +7,8 @@ from collections import defaultdict
 
 import pytest
 
-from tests.external.conftest import Shop, wait_until
+from tests.external.conftest import Shop
+from tests.waiting import wait_until
 
 LEFT = {
     "begun": (0, 0, 0),

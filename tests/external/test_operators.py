@@ -7,7 +7,8 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.external.conftest import Answer, Shop, wait_until
+from tests.external.conftest import Answer, Shop
+from tests.waiting import wait_until
 
 ONCE = (1, 1, 1)
 

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.external.conftest import Shop, wait_until
+from tests.external.conftest import Shop
+from tests.waiting import wait_until
 
 EVERYTHING = (
     "SELECT * FROM idempotency_record ORDER BY key",

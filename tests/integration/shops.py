@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,7 @@ import psycopg2
 
 import servers
 from example import demo
-
-PATIENCE_SECONDS = 30
-"""How long a test waits for what ought to happen soon. Longer than any machine is slow."""
+from tests.waiting import PATIENCE_SECONDS, wait_until
 
 HELD = "/held-payments"
 """The view whose first attempt tells the test that it is there, and waits to be told to go on."""
@@ -83,16 +80,8 @@ def promises_hold(shop: Shop, told: dict[str, list[demo.Answer]]) -> None:
     records = shop.sql("SELECT state, count(*), count(DISTINCT key) FROM idempotency_record GROUP BY 1")
     assert records == [("completed", len(told), len(told))]
     # A request whose client has gone may still run.
-    wait_until(shop.nothing_is_left_open, "a transaction was left open")
+    wait_until(shop.nothing_is_left_open, "no transaction is open")
 
 
 def new_keys(count: int) -> list[str]:
     return [str(uuid.uuid4()) for _ in range(count)]
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """For what a server or a process does by itself, and tells nobody when it has."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)

@@ -21,7 +21,8 @@ import servers
 from example import demo
 from tests.faults import app as faulty_app
 from tests.faults.points import POINTS
-from tests.integration.shops import HELD, Shop, promises_hold, wait_until
+from tests.integration.shops import HELD, Shop, promises_hold
+from tests.waiting import wait_until
 
 
 def told(answer: Future[demo.Answer]) -> int | None:
@@ -130,7 +131,7 @@ def test_a_worker_killed_while_its_commit_is_on_its_way(
         assert shop.pay("key-1", HELD).status == 409
         if arrives:
             proxy.let_go()
-            wait_until(lambda: shop.sql("SELECT count(*) FROM payment") == [(1,)], "not committed")
+            wait_until(lambda: shop.sql("SELECT count(*) FROM payment") == [(1,)], "it is committed")
             answer = pays_at_last(shop, "key-1", attempt=1)
             assert answer.headers["Idempotent-Replayed"] == "true"
             assert json.loads(answer.body)["process"] == worker
@@ -174,7 +175,7 @@ def test_a_worker_that_ignores_its_graceful_timeout_is_rolled_back(
     shop.arrived.read_text()
     os.kill(shop.pid, signal.SIGTERM)
     assert told(first) in (None, 500)
-    wait_until(shop.nothing_is_left_open, "a dead worker's transaction is open")
+    wait_until(shop.nothing_is_left_open, "the dead worker's transaction is over")
     assert shop.sql("SELECT count(*) FROM payment") == [(0,)]
     pays_at_last(open_shop(database_url=shop.database_url), "key-1", attempt=2)
 
@@ -207,7 +208,7 @@ def test_a_database_paused_for_longer_than_anybody_waits(
         try:
             shop.go_on.write_text("go on")
             assert told(first) in (None, 500)
-            wait_until(lambda: not worker.is_running(), "gunicorn lets the worker wait")
+            wait_until(lambda: not worker.is_running(), "gunicorn ends the worker")
         finally:
             own_postgres.resume()
         (*_, answer) = shop.pay_for_sure("key-1", HELD, may_break=True)

@@ -232,10 +232,7 @@ def test_a_duplicate_that_waits_gets_the_replay_at_any_default_isolation(world):
     threads[0].start()
     assert inside.wait(10)
     threads[1].start()
-    blocked = "select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
-    deadline = time.monotonic() + 10
-    while not world.sql(f"{blocked} and datname = current_database()")[0][0]:
-        assert time.monotonic() < deadline
+    world.wait_until_blocked()
     go_on.set()
     for thread in threads:
         thread.join(10)

@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from example import demo
-from tests.integration.shops import HELD, PATIENCE_SECONDS, Shop, new_keys, promises_hold
+from tests.integration.shops import HELD, Shop, new_keys, promises_hold
+from tests.waiting import PATIENCE_SECONDS
 
 KEYS, DUPLICATES = 150, 3
 GEVENT = ("--worker-class", "gevent")

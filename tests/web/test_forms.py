@@ -338,18 +338,6 @@ def test_a_resumed_form_may_be_older_than_its_field(shop, monkeypatch):
     assert len(set(attempts)) == 1
 
 
-def wait_until_blocked(world):
-    """Return when a connection waits for another's lock, as Postgres sees it."""
-    waiting = (
-        "select count(*) from pg_stat_activity"
-        " where datname = current_database() and wait_event_type = 'Lock'"
-    )
-    deadline = time.monotonic() + 10
-    while not world.sql(waiting)[0][0]:
-        assert time.monotonic() < deadline, "nobody waits"
-        time.sleep(0.005)
-
-
 class TestInABrowser:
     """Redirects are followed, cookies are kept."""
 
@@ -382,7 +370,7 @@ class TestInABrowser:
                 first = background(dropped.post, f"{url}/payments", form, headers=ALICE)
                 gate.wait_until_reached()
                 second = background(browser.post, f"{url}/payments", form, headers=ALICE)
-                wait_until_blocked(shop)
+                shop.wait_until_blocked()
                 gate.open()
                 page = second.result()
                 assert page.history[0].headers["Idempotent-Replayed"] == "true"

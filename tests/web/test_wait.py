@@ -18,18 +18,6 @@ def timed(function):
     return run
 
 
-def wait_until_blocked(world, patience=10):
-    """Return when a connection waits for another's lock, as Postgres sees it."""
-    deadline = time.monotonic() + patience
-    waiting = (
-        "select count(*) from pg_stat_activity"
-        " where datname = current_database() and wait_event_type = 'Lock'"
-    )
-    while not world.sql(waiting)[0][0]:
-        assert time.monotonic() < deadline, "nobody waits"
-        time.sleep(0.005)
-
-
 def test_a_duplicate_gets_the_replay_as_soon_as_the_first_has_finished(
     world, add_view, gate, background, assert_replayed
 ):
@@ -37,7 +25,7 @@ def test_a_duplicate_gets_the_replay_as_soon_as_the_first_has_finished(
     first = background(timed(world.post))
     gate.wait_until_reached()
     duplicates = [background(timed(world.post)) for _ in range(2)]
-    wait_until_blocked(world)
+    world.wait_until_blocked()
     gate.open()
     answer, finished = first.result()
     for duplicate in duplicates:
@@ -60,7 +48,7 @@ def test_a_duplicate_runs_when_the_first_has_failed(world, add_view, gate, backg
     first = background(world.post)
     gate.wait_until_reached()
     duplicate = background(world.post)
-    wait_until_blocked(world)
+    world.wait_until_blocked()
     gate.open()
     assert first.result().status_code == 500
     assert duplicate.result().status_code == 201
