@@ -9,6 +9,7 @@ from flask import request
 
 from flask_idempotency import Retryable, current_operation, idempotent
 from flask_idempotency.cli import cli
+from tests.killed import Killed
 
 
 @pytest.fixture
@@ -33,10 +34,6 @@ def run(world):
         return result.output
 
     return run
-
-
-class Killed(BaseException):
-    pass
 
 
 @pytest.fixture

@@ -1,0 +1,77 @@
+"""Commands run in the test or in a process of their own, and what `check` has said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
+
+from flask_idempotency import Idempotency
+from flask_idempotency.cli import cli
+
+ROOT = Path(__file__).parents[3]
+ANSWER = "canary-answer-91c2"
+
+PROGRAM = """
+import sys
+from flask import Flask
+from flask.cli import ScriptInfo
+from flask_sqlalchemy import SQLAlchemy
+from flask_idempotency import Idempotency
+from flask_idempotency.cli import cli
+
+app = Flask("shop")
+app.config["SQLALCHEMY_DATABASE_URI"] = sys.argv[1]
+SQLAlchemy(app)
+Idempotency(app, scope=None)
+cli.main(sys.argv[2:], obj=ScriptInfo(create_app=lambda: app))
+"""
+
+
+def build(uri: Any, **config: Any) -> Flask:
+    """A small application of its own, on servers that need not be there."""
+    app = Flask("shop")
+    app.config["SQLALCHEMY_DATABASE_URI"] = uri
+    app.config.update(config)
+    db = SQLAlchemy(app)
+    Idempotency(app, db, scope=None)
+    return app
+
+
+def runner(app: Flask) -> Callable[..., Any]:
+    """Runs commands on an application. What is not an error message fails the test."""
+
+    def run(*arguments: str) -> Any:
+        result = app.test_cli_runner().invoke(cli, arguments)
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return run
+
+
+def once(app: Flask, *arguments: str) -> Any:
+    """Run one command on an application that is not needed any more."""
+    try:
+        return runner(app)(*arguments)
+    finally:
+        with app.app_context():
+            app.extensions["sqlalchemy"].engine.dispose()
+
+
+def findings(result: Any) -> dict[str, str]:
+    """The checks by subject, and how each went."""
+    lines = [line for line in result.stdout.splitlines() if line[:1] != " "]
+    return {line[8:22].strip(): line[:8].strip() for line in lines}
+
+
+def not_ok(result: Any) -> dict[str, str]:
+    """The checks that were not ok; the exit code agrees with them."""
+    found = {name: level for name, level in findings(result).items() if level != "ok"}
+    assert result.exit_code == ("FAILED" in found.values()), result.output
+    explained = found.keys() - {"claim", "db.session", "deletion"}  # their messages say what to do
+    assert result.output.count("-> ") >= len(explained)
+    return found

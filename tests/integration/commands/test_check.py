@@ -1,0 +1,182 @@
+"""``flask idempotency check`` on real servers, whole and broken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+
+import servers
+from tests.integration.commands.running import build, findings, not_ok, once, runner
+
+
+def test_check_passes_a_healthy_application_and_leaves_nothing(world, run, redis_server):
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushdb()
+        result = run("check")
+        assert client.keys() == []
+    assert not not_ok(result)
+    assert list(findings(result)) == [
+        "PostgreSQL", "driver", "writable", "columns", "primary key", "index", "fill factor",
+        "claim", "db.session", "Redis",
+    ]  # fmt: skip
+    assert ("not used" in result.output) == (world.store == "postgres")
+    assert world.records() == []
+
+
+def test_check_misses_the_table(world, run):
+    world.sql("drop table idempotency_record")
+    result = run("check")
+    assert not_ok(result) == {"table": "FAILED"}
+    assert "-> run `flask idempotency create-table`" in result.output
+
+
+@pytest.mark.parametrize(
+    ("change", "subject", "remedy"),
+    [
+        ("drop column lease_expires_at", "columns", "migration"),
+        ("alter column status type integer", "columns", "migration"),
+        ("alter column name type varchar(30)", "columns", "migration"),
+        ("drop constraint idempotency_record_pkey", "primary key", "ADD PRIMARY KEY (key)"),
+        ("set unlogged", "table", "SET LOGGED"),
+    ],
+)
+def test_check_notices_a_table_that_is_not_ours(world, run, change, subject, remedy):
+    world.sql(f"alter table idempotency_record {change}")
+    result = run("check")
+    assert not_ok(result) == {subject: "FAILED"}
+    assert remedy in result.output
+    assert world.records() == []
+
+
+def test_check_misses_the_index_and_advises_on_the_fill_factor(world, run):
+    world.sql("drop index ix_idempotency_record_expires_at")
+    world.sql("create index half on idempotency_record (expires_at) where status = 200")
+    world.sql("alter table idempotency_record reset (fillfactor)")
+    result = run("check")
+    assert not_ok(result) == {"index": "FAILED", "fill factor": "advice"}
+    assert findings(result)["claim"] == "ok"
+
+
+def test_check_needs_postgres(world):
+    port = servers.free_port()
+    result = once(build(f"postgresql+psycopg2://me:hush@127.0.0.1:{port}/shop"), "check")
+    assert not_ok(result) == {"PostgreSQL": "FAILED"}
+    assert "refused" in result.output
+    assert "hush" not in result.output
+
+
+def test_check_notices_missing_rights(world, stranger):
+    result = once(build(stranger), "check")
+    assert not_ok(result) == {"claim": "FAILED"}
+    assert "may not use the table" in result.output
+    world.sql(f"grant select, insert, update on idempotency_record to {stranger.username}")
+    result = once(build(stranger), "check")
+    assert not_ok(result) == {"deletion": "FAILED"}, "no purge could"
+    world.sql("delete from idempotency_record")
+    world.sql(f"grant delete on idempotency_record to {stranger.username}")
+    assert not not_ok(once(build(stranger), "check"))
+
+
+def test_check_notices_settings_of_the_server(world, run, postgres):
+    name = world.sql("select current_database()")[0][0]
+    for setting, expected in (
+        ("default_transaction_read_only = on", {"writable": "FAILED"}),
+        ("synchronous_commit = off", {"durability": "advice"}),
+    ):
+        with world.app.app_context():
+            world.db.engine.dispose()
+        world.sql(f"alter database {name} set {setting}")
+        with world.app.app_context():
+            world.db.engine.dispose()
+        assert not_ok(run("check")) == expected
+        world.sql(f"begin read write; alter database {name} reset all; commit")
+
+
+def test_check_notices_a_standby():
+    # In recovery without a primary: it takes no writes, like any standby.
+    with servers.Postgres(fsync=False) as server:
+        app = build(server.url)
+        assert once(app, "create-table").exit_code == 0
+        server.stop()
+        (server._data / "standby.signal").touch()
+        server.start()
+        result = once(app, "check")
+        purge = once(app, "purge")
+    assert not_ok(result) == {"writable": "FAILED"}
+    assert "connect to the primary" in result.output
+    assert purge.exit_code == 1
+    assert purge.output.startswith("Error: cannot")
+
+
+@pytest.mark.parametrize("store", ["postgres"])
+def test_check_refuses_an_engine_in_autocommit(make_world):
+    world = make_world()
+    app = build(
+        world.app.config["SQLALCHEMY_DATABASE_URI"],
+        SQLALCHEMY_ENGINE_OPTIONS={"isolation_level": "AUTOCOMMIT"},
+    )
+    result = once(app, "check")
+    assert not_ok(result) == {"claim": "FAILED"}
+    assert "AUTOCOMMIT" in result.output
+
+
+def test_check_notices_a_session_that_does_not_join(world, run):
+    class Stubborn(world.db.session.session_factory.class_):
+        def get_bind(self, *args: Any, **kwargs: Any) -> Any:
+            return world.db.engine
+
+    world.db.session.session_factory.class_ = Stubborn
+    assert not_ok(run("check")) == {"db.session": "FAILED"}
+    assert world.records() == []
+
+
+@pytest.mark.parametrize("store", ["hybrid"])
+def test_check_needs_redis(make_world):
+    world = make_world(IDEMPOTENCY_REDIS_URL=f"redis://:hush@127.0.0.1:{servers.free_port()}/0")
+    result = runner(world.app)("check")
+    assert not_ok(result) == {"Redis": "FAILED"}
+    assert "refused" in result.output
+    assert "every duplicate reaches PostgreSQL" in result.output
+    assert "hush" not in result.output
+    assert findings(result)["db.session"] == "ok"
+
+
+@pytest.mark.parametrize("store", ["hybrid"])
+@pytest.mark.parametrize(
+    ("damage", "repair", "words"),
+    [
+        ("replicaof 127.0.0.1 1", "replicaof no one", "read only replica"),
+        ("acl setuser default -eval", "acl setuser default +eval", "permission"),
+        ("config set maxmemory 1", "config set maxmemory 0", "memory"),
+    ],
+)
+def test_check_takes_the_lock_in_earnest(world, run, redis_server, damage, repair, words):
+    with redis.Redis.from_url(redis_server.url) as client:
+        try:
+            client.execute_command(*damage.split())
+            result = run("check")
+        finally:
+            client.execute_command(*repair.split())
+    assert not_ok(result) == {"Redis": "FAILED"}
+    assert words in result.stdout
+    world.app.extensions["idempotency"].lock._skip_until = None  # left alone since it failed
+    assert not not_ok(run("check"))
+
+
+@pytest.mark.parametrize("store", ["hybrid"])
+def test_check_advises_on_a_redis_that_will_be_full(world, run, redis_server):
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.config_set("maxmemory", "100mb")
+        try:
+            assert not_ok(run("check")) == {"Redis memory": "advice"}
+            client.config_set("maxmemory-policy", "volatile-ttl")
+            assert not not_ok(run("check"))
+            client.config_set("maxmemory-policy", "noeviction")
+            client.execute_command("acl", "setuser", "default", "-info")
+            assert not not_ok(run("check")), "INFO is not needed"
+        finally:
+            client.execute_command("acl", "setuser", "default", "+info")
+            client.config_set("maxmemory", "0")
+            client.config_set("maxmemory-policy", "noeviction")

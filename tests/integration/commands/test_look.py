@@ -1,0 +1,79 @@
+"""``flask idempotency stats`` and ``list``: what they count and show, and what no command shows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import sqlalchemy as sa
+
+from tests.integration.commands.running import ANSWER
+
+KEY = "canary-key-7f3a"
+
+EXPIRE_OLDEST = """update idempotency_record set expires_at = clock_timestamp()
+ where key = (select key from idempotency_record order by created_at limit 1)"""
+
+
+def test_stats_counts_each_operation_and_state(world, run, pay):
+    assert run("stats").output == "no records\n"
+    assert run("stats", "--json").output == "[]\n"
+    for number in range(3):
+        pay(key=f"key-{number}")
+    world.sql(EXPIRE_OLDEST)
+    world.sql(
+        "insert into idempotency_record select sha256('x'), now() + interval '1 h', now(), null,"
+        " null, 1, 1::int2, null, 'in_progress', 'somebody', 'other', sha256('y'), null, null"
+    )
+    size = len(pay(key="key-2").data)
+    other, paid = json.loads(run("stats", "--json").output)
+    assert (other["operation"], other["state"], other["count"]) == ("other", "in_progress", 1)
+    assert (paid["operation"], paid["state"], paid["count"]) == ("pay", "completed", 3)
+    assert (other["bytes"], paid["bytes"]) == (0, 3 * size)
+    assert (other["expired"], paid["expired"]) == (0, 1)
+    assert paid["oldest"].endswith("Z")
+    head, *lines = run("stats").output.splitlines()
+    assert head.split() == ["operation", "state", "count", "expired", "bytes", "oldest"]
+    assert len(lines) == 2
+    assert lines[1].split()[:5] == ["pay", "completed", "3", "1", str(3 * size)]
+    assert len({len(line) for line in lines}) == 1, "aligned"
+
+
+def test_list_shows_the_newest_first_and_filters(world, run, pay):
+    for number in range(5):
+        pay(key=f"key-{number}")
+    world.sql(EXPIRE_OLDEST)
+
+    def listed(*options: str) -> Any:
+        return json.loads(run("list", "--json", *options).output)
+
+    everything = listed()
+    digests = [bytes(row.key).hex()[:8] for row in world.records()]
+    assert [line["key"] for line in everything] == digests[::-1]
+    assert [line["expired"] for line in everything] == [False] * 4 + [True]
+    assert listed("--limit", "2") == everything[:2]
+    assert listed("--operation", "pay", "--state", "completed") == everything
+    assert listed("--operation", "nothing") == listed("--state", "in_progress") == []
+    newest = everything[0]
+    assert (newest["operation"], newest["state"], newest["attempt"]) == ("pay", "completed", 1)
+    assert (newest["status"], newest["bytes"]) == (201, len(pay(key="key-4").data))
+    assert newest["created"] <= newest["completed"] <= newest["expires"]
+    lines = run("list").output.splitlines()
+    assert lines[0].split()[:5] == ["key", "operation", "state", "attempt", "status"]
+    assert lines[1].split()[0] == digests[-1]
+    assert run("list", "--state", "unheard-of").exit_code == 2
+    assert run("list", "--limit", "0").exit_code == 2
+
+
+def test_no_command_shows_a_key_or_an_answer(world, run, pay):
+    pay(key=KEY, user="canary-user-55d0")
+    (record,) = world.records()
+    world.sql("update idempotency_record set expires_at = now()")
+    commands = ["stats", "stats --json", "list", "list --json", "check", "create-table", "purge"]
+    output = "".join(run(*command.split()).output for command in commands)
+    assert bytes(record.key).hex()[:8] in output
+    for secret in (KEY, ANSWER, "canary-user-55d0", bytes(record.key).hex()[:9], record.owner):
+        assert secret not in output
+    for setting in ("SQLALCHEMY_DATABASE_URI", "IDEMPOTENCY_REDIS_URL"):
+        if url := world.app.config.get(setting):
+            assert sa.make_url(url).password not in output
