@@ -1,0 +1,35 @@
+"""What the faults of PostgreSQL share: names of databases, settings, and a fault that happens once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+ONE_STORE = pytest.mark.parametrize("store", ["hybrid"], indirect=True)
+"""For what takes longer: with or without Redis, the same code meets the fault."""
+
+_numbers = itertools.count(1)
+
+
+def new_name() -> str:
+    """Of a database. Never one a second time: Redis remembers what was done in the first."""
+    return f"faulty_{next(_numbers)}"
+
+
+def first_time(fault: Callable[[], object]) -> Callable[[], None]:
+    """The fault happens in the first attempt only."""
+    left = [fault]
+
+    def during() -> None:
+        if left:
+            left.pop()()
+
+    return during
+
+
+def settings(**values):
+    """Engine options that set Postgres's settings for each connection."""
+    options = " ".join(f"-c {name}={value}" for name, value in values.items())
+    return {"SQLALCHEMY_ENGINE_OPTIONS": {"connect_args": {"options": options}}}

@@ -1,0 +1,161 @@
+"""PostgreSQL or the pool refuses: too long, too idle, no slot, no connection, no space on the disk."""
+
+from __future__ import annotations
+
+import threading
+
+import psycopg2
+import pytest
+import sqlalchemy as sa
+
+import servers
+from tests.integration.postgres_faults.faults import ONE_STORE, first_time, settings
+from tests.waiting import PATIENCE_SECONDS, wait_until
+
+
+def test_a_statement_that_takes_too_long_is_the_views_error(make_world, add_view, expect):
+    world = make_world(**settings(statement_timeout=100))
+    sleep = sa.text("select pg_sleep(5)")
+    runs = add_view(world, during=first_time(lambda: world.db.session.execute(sleep)))
+    assert world.post().status_code == 500
+    expect.nothing_yet(world)
+    expect.retry_runs(world, runs)
+
+
+def test_a_last_message_that_takes_too_long_is_rolled_back(
+    make_world, add_view, assert_problem, expect
+):
+    """A COMMIT itself has no timeout in Postgres; what is sent together with it has."""
+    world = make_world(**settings(statement_timeout=100))
+    runs = add_view(world)
+    world.sql(
+        "create function dawdle() returns trigger language plpgsql as"
+        " 'begin perform pg_sleep(5); return new; end'"
+    )
+    world.sql(
+        "create trigger dawdle before update on idempotency_record"
+        " for each row execute function dawdle()"
+    )
+    assert_problem(world.post(), 503, "store-unavailable", retry=True)
+    expect.nothing_yet(world)
+    world.sql("drop trigger dawdle on idempotency_record")
+    expect.retry_runs(world, runs)
+
+
+@pytest.mark.parametrize("swallows", [True, False], ids=["swallowed", "raised"])
+def test_a_view_idle_for_too_long_cannot_commit_on_a_fresh_connection(
+    make_world, add_view, assert_problem, expect, swallows
+):
+    world = make_world(**settings(idle_in_transaction_session_timeout=50))
+
+    def idle():
+        session = world.db.session
+        pid = session.scalar(sa.text("select pg_backend_pid()"))
+        gone = "select count(*) = 0 from pg_stat_activity where pid = :pid"
+        wait_until(lambda: world.sql(gone, pid=pid)[0][0], "the connection is ended")
+        if not swallows:
+            session.execute(sa.text("select 1"))
+        with pytest.raises(sa.exc.DBAPIError):
+            session.execute(sa.text("select 1"))
+        session.rollback()
+        session.add(world.Payment(amount=666))
+        with pytest.raises(sa.exc.PendingRollbackError):
+            session.commit()
+        session.rollback()
+
+    runs = add_view(world, during=first_time(idle))
+    assert_problem(world.post(), 503, "store-unavailable", retry=True)
+    expect.nothing_yet(world)
+    expect.retry_runs(world, runs)
+
+
+def test_without_a_free_slot_on_the_server_nothing_runs(
+    make_world, own_postgres, own_database, add_view, assert_problem, expect, store
+):
+    """max_connections does not bind the superuser that the tests are, so a user with a limit of one."""
+    admin = sa.create_engine(own_database, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.exec_driver_sql(
+            f"create role clerk_{store} login connection limit 1 password 'secret';"
+            f" grant create on schema public to clerk_{store}"
+        )
+    admin.dispose()
+    url = sa.make_url(own_database).set(username=f"clerk_{store}", password="secret")
+    address = url.render_as_string(hide_password=False)
+    world = make_world(SQLALCHEMY_DATABASE_URI=address)
+    runs = add_view(world)
+
+    def no_clerk() -> bool:
+        return f"clerk_{store}" not in clerks(own_postgres)
+
+    with world.app.app_context():
+        world.db.engine.dispose()
+    wait_until(no_clerk, "the slot is free")  # the server hears of it later
+    other = psycopg2.connect(servers.plain_dsn(address))
+    for _ in range(2):
+        assert_problem(world.post(), 503, "store-unavailable", retry=True)
+    other.close()
+    wait_until(no_clerk, "the slot is free")
+    assert runs == []
+    expect.nothing_yet(world, records=0)
+    expect.retry_runs(world, runs, total=1)
+
+
+def clerks(server) -> set[str]:
+    connection = psycopg2.connect(server.dsn)
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("select usename from pg_stat_activity")
+            return {name for (name,) in cursor.fetchall()}
+    finally:
+        connection.close()
+
+
+def test_without_a_free_connection_in_the_pool_nothing_runs(
+    make_world, add_view, assert_problem, expect
+):
+    pool = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.1}
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=pool)
+    runs = add_view(world)
+    with world.app.app_context(), world.db.engine.connect():
+        assert_problem(world.post(), 503, "store-unavailable", retry=True)
+    assert runs == []
+    expect.nothing_yet(world, records=0)
+    expect.retry_runs(world, runs, total=1)
+
+
+@pytest.mark.parametrize("event", ["insert", "update"])
+def test_a_full_disk_keeps_neither_record_nor_writes(world, add_view, assert_problem, expect, event):
+    """A trigger stands for the disk: it fails with the code that Postgres gives (53100)."""
+    runs = add_view(world)
+    world.sql(
+        "create function fail() returns trigger language plpgsql as $$"
+        " begin raise sqlstate '53100' using message = 'no space left on device'; end $$"
+    )
+    world.sql(
+        f"create trigger full_disk before {event} on idempotency_record"
+        " for each row execute function fail()"
+    )
+    assert_problem(world.post(), 503, "store-unavailable", retry=True)
+    entered = 0 if event == "insert" else 1
+    assert len(runs) == entered
+    expect.nothing_yet(world, records=entered)
+    world.sql("drop trigger full_disk on idempotency_record")
+    expect.retry_runs(world, runs, total=entered + 1)
+
+
+@ONE_STORE
+def test_sessions_that_wait_for_one_connection_all_get_their_answer(make_world, add_view, background):
+    """One connection for three threads: nobody holds one while waiting for a second."""
+    pool = {"pool_size": 1, "max_overflow": 0, "pool_timeout": PATIENCE_SECONDS}
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=pool)
+    barrier = threading.Barrier(3)
+    add_view(world)
+
+    def ask(number: int) -> int:
+        barrier.wait(PATIENCE_SECONDS)
+        return world.post(key=f"key-{number}").status_code
+
+    answers = [background(ask, number) for number in range(3)]
+    assert [answer.result() for answer in answers] == [201] * 3
+    world.assert_clean()

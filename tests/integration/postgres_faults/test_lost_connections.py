@@ -1,0 +1,134 @@
+"""PostgreSQL goes away in the middle: reset, crashed, paused, or cut off without a word."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+
+import servers
+from tests.integration.postgres_faults.faults import ONE_STORE, first_time, new_name, settings
+from tests.waiting import wait_until
+
+
+def busy(world, statement: str) -> bool:
+    """Whether a backend works on a statement with this text in it."""
+    return world.sql(
+        "select count(*) from pg_stat_activity where datname = current_database()"
+        " and state = 'active' and position(:text in query) > 0 and pid <> pg_backend_pid()",
+        text=statement,
+    ) != [(0,)]
+
+
+@ONE_STORE
+def test_a_connection_reset_in_the_middle_of_a_statement(
+    proxied, background, add_view, assert_problem, expect
+):
+    world, proxy = proxied
+    sleep = sa.text("select pg_sleep(30) /* the view's */")
+    runs = add_view(world, during=first_time(lambda: world.db.session.execute(sleep)))
+    first = background(world.post)
+    wait_until(lambda: busy(world, "/* the view's */"), "the view's statement runs")
+    proxy.cut()
+    assert_problem(first.result(), 503, "store-unavailable", retry=True)
+    assert world.count() == 0
+    expect.retry_runs(world, runs)
+
+
+@pytest.mark.parametrize("arrives", [True, False], ids=["COMMIT arrived", "COMMIT lost"])
+def test_a_connection_reset_during_the_commit_is_an_unknown_outcome(
+    proxied, background, add_view, assert_problem, expect, arrives
+):
+    world, proxy = proxied
+    lose = proxy.lose_answer if arrives else proxy.hold
+    runs = add_view(world, during=first_time(lambda: lose(b"COMMIT\x00")))
+    first = background(world.post)
+    if not arrives:
+        proxy.wait_until_held()
+        proxy.cut()
+    problem = assert_problem(first.result(), 503, "store-unavailable", retry=True)
+    assert "not known whether" in problem["detail"]
+    if arrives:
+        assert proxy.lost == 1
+        expect.retry_replays(world, runs)
+    else:
+        expect.retry_runs(world, runs)
+
+
+@ONE_STORE
+def test_a_server_that_crashes_in_the_view(
+    make_world, own_postgres, own_database, add_view, assert_problem, expect
+):
+    world = make_world(SQLALCHEMY_DATABASE_URI=own_database)
+    runs = add_view(world, during=first_time(lambda: own_postgres.restart(crash=True)))
+    assert_problem(world.post(), 503, "store-unavailable", retry=True)
+    assert world.count() == 0
+    world.assert_clean()
+    expect.retry_runs(world, runs)  # the crash may lose the claim: then it is a first attempt again
+
+
+@ONE_STORE
+def test_a_server_that_crashes_while_the_commit_is_on_its_way(
+    make_world, own_postgres, own_database, background, add_view, assert_problem, expect
+):
+    with servers.FaultProxy(own_database) as proxy:
+        world = make_world(SQLALCHEMY_DATABASE_URI=proxy.url)
+        runs = add_view(world, during=first_time(lambda: proxy.hold(b"COMMIT\x00")))
+        first = background(world.post)
+        proxy.wait_until_held()
+        own_postgres.kill()
+        proxy.let_go()
+        assert_problem(first.result(), 503, "store-unavailable", retry=True)
+        assert_problem(world.post(), 503, "store-unavailable", retry=True)
+        own_postgres.start()
+        assert world.count() == 0
+        expect.retry_runs(world, runs)
+
+
+def test_a_server_that_pauses_delays_the_answer_and_nothing_else(
+    make_world, own_postgres, own_database, background, add_view, gate, expect, store
+):
+    world = make_world(SQLALCHEMY_DATABASE_URI=own_database)
+    runs = add_view(world, during=gate)
+    first = background(world.post)
+    gate.wait_until_reached()
+    own_postgres.pause()
+    try:
+        gate.open()
+        if store == "hybrid":  # refused by Redis, which does not wait for Postgres
+            assert world.post().status_code == 409
+        later = background(world.post, key="later")
+        assert not first.done()
+    finally:
+        own_postgres.resume()
+    assert first.result().status_code == 201
+    assert later.result().status_code == 201
+    assert runs == [1, 1]
+    assert world.count() == 2
+    assert world.post().headers["Idempotent-Replayed"] == "true"
+    world.assert_clean()
+
+
+@ONE_STORE
+def test_a_partition_that_tells_neither_side_ends_with_the_servers_timeout(
+    make_world, postgres, background, add_view, gate, assert_problem, expect
+):
+    """The server hears nothing more of the first worker; another worker can reach it."""
+    url = postgres.database(new_name())
+    with servers.FaultProxy(url) as proxy:
+        cut_off = make_world(
+            SQLALCHEMY_DATABASE_URI=proxy.url, **settings(idle_in_transaction_session_timeout=500)
+        )
+        world = make_world(SQLALCHEMY_DATABASE_URI=url)
+        runs, others = add_view(cut_off, during=gate), add_view(world)
+        first = background(cut_off.post)
+        gate.wait_until_reached()
+        proxy.hang()
+        assert world.post().status_code == 409
+        expect.retry_runs(world, others, total=1)
+        assert others == [2]
+        gate.open()
+        proxy.flow()
+        assert_problem(first.result(), 503, "store-unavailable", retry=True)
+        assert runs == [1]
+        assert world.count() == 1
+        cut_off.assert_clean()

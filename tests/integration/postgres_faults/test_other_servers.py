@@ -1,0 +1,116 @@
+"""A database that takes no writes, a standby, the wrong server after a failover, a backup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg2
+import sqlalchemy as sa
+
+import servers
+from tests.integration.postgres_faults.faults import ONE_STORE, new_name
+
+
+def test_a_database_that_takes_no_writes_runs_nothing_and_still_replays(
+    world, add_view, assert_problem, assert_replayed, expect
+):
+    name = world.sql("select current_database()")[0][0]
+    runs = add_view(world)
+    before = world.post(key="before")
+
+    def new_sessions() -> None:
+        with world.app.app_context():
+            world.db.engine.dispose()
+
+    world.sql(f"alter database {name} set default_transaction_read_only = on")
+    new_sessions()
+    assert_problem(world.post(), 503, "store-unavailable", retry=True)
+    assert_replayed(before, world.post(key="before"))
+    assert runs == [1]
+    world.sql(f"begin read write; alter database {name} reset all; commit")
+    new_sessions()
+    world.assert_clean()
+    assert world.post().status_code == 201
+    assert (runs, world.count()) == ([1, 1], 2)
+    world.assert_clean()
+
+
+@contextmanager
+def in_recovery(server) -> Iterator[None]:
+    """Without a primary, but it takes no writes, like any standby; in the end it is promoted."""
+    server.stop()
+    (server._data / "standby.signal").touch()
+    server.start()
+    try:
+        yield
+    finally:
+        connection = psycopg2.connect(server.dsn)
+        with connection.cursor() as cursor:
+            cursor.execute("select pg_promote()")
+        connection.close()
+
+
+@ONE_STORE
+def test_a_standby_runs_nothing_and_after_its_promotion_the_retry_runs(
+    make_world, own_postgres, own_database, add_view, assert_problem, expect
+):
+    world = make_world(SQLALCHEMY_DATABASE_URI=own_database)
+    runs = add_view(world)
+    with in_recovery(own_postgres):
+        for _ in range(2):
+            assert_problem(world.post(), 503, "store-unavailable", retry=True)
+        assert runs == []
+        world.assert_clean()
+    expect.nothing_yet(world, records=0)
+    expect.retry_runs(world, runs, total=1)
+
+
+@ONE_STORE
+def test_a_pool_that_reached_the_wrong_server_recovers_when_the_right_one_is_there(
+    make_world, postgres, own_postgres, own_database, add_view, assert_problem, expect
+):
+    """After a failover a name may lead to a standby for a while; its connections live on."""
+    primary = postgres.database(new_name())
+    addresses = [primary]
+
+    def connect() -> psycopg2.extensions.connection:
+        return psycopg2.connect(servers.plain_dsn(addresses[-1]))
+
+    make_world(SQLALCHEMY_DATABASE_URI=own_database)  # its tables are there
+    world = make_world(SQLALCHEMY_DATABASE_URI=primary, SQLALCHEMY_ENGINE_OPTIONS={"creator": connect})
+    runs = add_view(world)
+    with in_recovery(own_postgres):
+        with world.app.app_context():
+            world.db.engine.dispose()
+        addresses.append(own_database)
+        assert_problem(world.post(), 503, "store-unavailable", retry=True)
+        addresses.pop()
+        expect.retry_runs(world, runs, total=1)
+
+
+@ONE_STORE
+def test_a_database_restored_from_a_backup_knows_nothing_that_came_after(
+    world, postgres, add_view, expect
+):
+    """Record and writes are lost together; a marker in Redis does not stand for them."""
+    runs = add_view(world)
+    name = world.sql("select current_database()")[0][0]
+    backup = f"{name}_backup"
+    server = sa.create_engine(postgres.url, isolation_level="AUTOCOMMIT")
+
+    def replace(database: str, by: str) -> None:
+        with world.app.app_context():
+            world.db.engine.dispose()
+        with server.connect() as connection:
+            connection.exec_driver_sql(f"drop database if exists {database}")
+            connection.exec_driver_sql(f"create database {database} template {by}")
+
+    replace(backup, by=name)
+    assert world.post().status_code == 201
+    replace(name, by=backup)
+    with server.connect() as connection:
+        connection.exec_driver_sql(f"drop database {backup}")
+    server.dispose()
+    expect.nothing_yet(world, records=0)
+    expect.retry_runs(world, runs)
