@@ -1,4 +1,4 @@
-"""What the tests of this folder share: shops under gunicorn, and clients at the same time."""
+"""What the tests of this folder share: shops under gunicorn, clients at the same time, a view."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from example import demo
+from flask_idempotency import idempotent
 from tests.integration.apps import gunicorn_conf, worker_shop
 from tests.integration.shops import Shop
 
@@ -72,3 +73,15 @@ def make_tables(environment: dict[str, str]) -> None:
 def clients() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(CLIENTS) as pool:
         yield pool
+
+
+@pytest.fixture
+def view(world: Any) -> Callable[..., Any]:
+    """Register a function as the protected view of POST /payments; gives the world back."""
+
+    def register(function: Callable[..., Any], **options: Any) -> Any:
+        world.app.add_url_rule("/payments", "pay", idempotent(**options)(function), methods=["POST"])
+        world.app.testing = True
+        return world
+
+    return register
