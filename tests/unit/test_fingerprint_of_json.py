@@ -1,0 +1,141 @@
+"""Fingerprints of JSON: equal where the values are, different where they only look alike."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flask_idempotency.core.fingerprint import by_json
+from flask_idempotency.errors import BodyMalformed
+from tests.unit.payments import ALGORITHMS, PAYMENT, Algorithm, of_fields, of_json
+
+thoroughly = settings(max_examples=200, deadline=None)
+
+
+@pytest.mark.parametrize("fingerprint", ALGORITHMS)
+def test_a_body_that_is_not_json_counts_byte_for_byte(fingerprint: Algorithm) -> None:
+    text, spaced, broken = (
+        fingerprint(of_json(body, media_type="text/plain")) for body in ('{"n":1}', '{"n": 1}', "{")
+    )
+    assert len({text, spaced, broken}) == 3
+
+
+scalars = st.sampled_from([None, True, False, 0, 1, -1, 1.0, 1e300, 0.1, "", "1", "null", "é", "😀"])
+documents = st.recursive(
+    scalars | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from('ab1"é'), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+def rewritten(document: object) -> object:
+    if isinstance(document, dict):
+        return {name: rewritten(value) for name, value in reversed(document.items())}
+    return [rewritten(item) for item in document] if isinstance(document, list) else document
+
+
+@thoroughly
+@given(documents, st.sampled_from([None, 1, "\t"]), st.booleans())
+def test_member_order_whitespace_and_escapes_do_not_count_in_canonical_json(
+    document: object, indent: int | str | None, escaped: bool
+) -> None:
+    other = json.dumps(rewritten(document), indent=indent, ensure_ascii=escaped)
+    assert by_json(of_json(json.dumps(document))) == by_json(of_json(f" {other}\r\n"))
+
+
+@thoroughly
+@given(documents, documents)
+def test_different_values_differ_in_canonical_json(one: object, other: object) -> None:
+    same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    fingerprints = by_json(of_json(json.dumps(one))), by_json(of_json(json.dumps(other)))
+    assert (fingerprints[0] == fingerprints[1]) is same
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("1", "1.0"),
+        ("1.10", "1.1"),
+        ("9007199254740993", "9007199254740992"),
+        ("0.1", "0.1000000000000000055511151231257827"),
+        ("1e400", "1e401"),
+        ("1", "true"),
+        ("1", '"1"'),
+        ("null", '"null"'),
+        ("[]", "{}"),
+        ("[[1],2]", "[[1,2]]"),
+        ("[1,2]", "[12]"),
+        ('{"a":null}', "{}"),
+        ('["a,b"]', '["a","b"]'),
+        (r'"\ud800"', r'"\udfff"'),
+    ],
+)
+def test_json_values_that_only_look_alike_differ(one: str, other: str) -> None:
+    assert by_json(of_json(one)) != by_json(of_json(other))
+
+
+@pytest.mark.parametrize("fingerprint", [by_json, of_fields("/n")])
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        ("{", "not valid JSON, from line 1, column 2"),
+        ("\n [1,]", "not valid JSON, from line 2"),
+        ("1 2", "not valid JSON"),
+        (" ", "not valid JSON"),
+        ('"a\nb"', "not valid JSON"),
+        ('{"n":1,"n":1}', "names a member of an object twice"),
+        (r'[{"n":1,"\u006e":2}]', "names a member of an object twice"),
+        ('{"n":NaN}', "contains NaN"),
+        ("[Infinity]", "contains Infinity"),
+        ("-Infinity", "contains -Infinity"),
+        ('{"n":' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deep"),
+        ('{"n":' * 100_000 + "1" + "}" * 100_000, "nested too deep"),
+        ('{"n":' + "[" * 250 + "]" * 250 + "}", "nested too deep"),
+        ("9" * 4301, "integer of more than 4300 digits"),
+        (b'{"n":"\xff"}', "not UTF-8"),
+        ('{"n":1}'.encode("utf-16"), "not UTF-8"),
+    ],
+    ids=lambda value: None if len(value) > 99 else repr(value),
+)
+def test_a_malformed_json_body_is_refused(
+    fingerprint: Algorithm, body: str | bytes, fault: str
+) -> None:
+    with pytest.raises(BodyMalformed, match=fault):
+        fingerprint(of_json(body))
+
+
+@pytest.mark.parametrize(
+    "body", ["9" * 4300, "-" + "9" * 4300, "[" * 200 + "]" * 200], ids=["digits", "minus", "depth"]
+)
+def test_json_at_the_limits_is_accepted(body: str) -> None:
+    assert by_json(of_json(body)) == by_json(of_json(body + " "))
+
+
+def test_a_byte_order_mark_does_not_count() -> None:
+    assert by_json(of_json("\ufeff[1]")) == by_json(of_json("[1]"))
+
+
+def test_only_the_named_fields_count() -> None:
+    fingerprint = of_fields("/order/id", "/lines/1")
+    one = fingerprint(of_json('{"order":{"id":7,"at":1},"lines":[1,2]}'))
+    assert one == fingerprint(of_json('{"lines":[0,2,3],"order":{"at":2,"id":7}}'))
+    assert one != fingerprint(of_json('{"order":{"id":8,"at":1},"lines":[1,2]}'))
+    assert one != fingerprint(of_json('{"order":{"id":7,"at":1},"lines":[2,1]}'))
+    assert one != fingerprint(of_json('{"order":{"id":2,"at":1},"lines":[1,7]}'))
+
+
+def test_a_missing_field_differs_from_null_and_from_its_neighbour() -> None:
+    fingerprint = of_fields("/a", "/b")
+    bodies = ["{}", '{"a":null}', '{"b":null}', '{"a":1}', '{"b":1}', '{"a":"null"}', "[]"]
+    assert len({fingerprint(of_json(body)) for body in bodies}) == len(bodies) - 1
+    assert fingerprint(of_json("{}")) == fingerprint(of_json("[]"))
+
+
+def test_the_order_in_which_fields_are_named_does_not_count() -> None:
+    names = [f"/{name}" for name in "abcdefgn"]
+    assert of_fields(*names)(PAYMENT) == of_fields(*reversed(names), "/n")(PAYMENT)

@@ -1,0 +1,100 @@
+"""Pointers into a JSON body, and the values they find as keys."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from flask_idempotency.core.fingerprint import MISSING, natural_key, parse_json, parse_pointer, resolve
+from flask_idempotency.errors import ConfigurationError, KeyMalformed
+
+RFC_6901 = parse_json(
+    rb'{"foo":["bar","baz"],"":0,"a/b":1,"c%d":2,"e^f":3,"i\\j":5,"k\"l":6," ":7,"m~n":8,"~1":9}'
+)
+
+
+@pytest.mark.parametrize(
+    ("pointer", "value"),
+    [
+        ("/foo/0", "bar"),
+        ("/", "0"),
+        ("/a~1b", "1"),
+        ("/c%d", "2"),
+        ("/i\\j", "5"),
+        ('/k"l', "6"),
+        ("/ ", "7"),
+        ("/m~0n", "8"),
+        ("/~01", "9"),
+    ],
+)
+def test_a_pointer_finds_its_value(pointer: str, value: str) -> None:
+    assert natural_key(resolve(RFC_6901, parse_pointer(pointer))) == value
+
+
+@pytest.mark.parametrize(
+    "pointer",
+    [
+        "/bar",
+        "/foo/2",
+        "/foo/-",
+        "/foo/-1",
+        "/foo/01",
+        "/foo/\u0661",
+        "/foo/" + "9" * 5000,
+        "/foo/0/0",
+    ],
+)
+def test_a_pointer_to_nothing_finds_it_missing(pointer: str) -> None:
+    assert resolve(RFC_6901, parse_pointer(pointer)) is MISSING
+
+
+def test_the_empty_pointer_finds_the_whole_document() -> None:
+    assert resolve(RFC_6901, parse_pointer("")) is RFC_6901
+
+
+@pytest.mark.parametrize("pointer", ["foo", "#/foo", "/a~", "/a~2", "foo/", " /foo", None, 1])
+def test_a_bad_pointer_is_a_mistake_in_the_application(pointer: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"is not a JSON pointer.*'/order/id'"):
+        parse_pointer(pointer)
+
+
+@pytest.mark.parametrize(
+    ("body", "key"),
+    [
+        ('"A-7"', "A-7"),
+        ('"é"', "é"),
+        ("42", "42"),
+        ("-1", "-1"),
+        ('"' + "x" * 255 + '"', "x" * 255),
+    ],
+)
+def test_a_string_or_an_integer_serves_as_natural_key(body: str, key: str) -> None:
+    assert natural_key(parse_json(body.encode())) == key
+    assert natural_key(json.loads(body)) == key
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        ("null", "but is null"),
+        ("true", "but is a boolean"),
+        ("1.0", "but is a number with a fraction"),
+        ("1e3", "but is a number with a fraction or an exponent"),
+        ("{}", "but is an object"),
+        ("[1]", "but is an array"),
+        ('""', "1 to 255 characters"),
+        ('"' + "x" * 256 + '"', "1 to 255 characters"),
+        ("9" * 256, "1 to 255 characters"),
+    ],
+)
+def test_anything_else_is_refused_as_natural_key(body: str, fault: str) -> None:
+    for value in (parse_json(body.encode()), json.loads(body)):
+        with pytest.raises(KeyMalformed, match=fault):
+            natural_key(value)
+
+
+def test_a_missing_field_is_refused_as_natural_key() -> None:
+    with pytest.raises(KeyMalformed, match="but is missing"):
+        natural_key(resolve(RFC_6901, parse_pointer("/order_id")))
