@@ -1,0 +1,140 @@
+"""The look-up of outcomes: whose, of which operation, by which key, and from which store."""
+
+from __future__ import annotations
+
+import secrets
+
+import pytest
+from flask import Flask, current_app
+from flask_sqlalchemy import SQLAlchemy
+
+import servers
+from flask_idempotency import Idempotency, idempotent
+from flask_idempotency.outcomes import outcomes_blueprint
+
+
+def test_another_user_gets_no_hint(world, look, add_view, assert_problem):
+    add_view(world)
+    world.post()
+    assert look().status_code == 200
+    for other in look(user="bob"), look("another"):
+        assert assert_problem(other, 404, "outcome-unknown") == assert_problem(
+            look("never-sent"), 404, "outcome-unknown"
+        )
+
+
+def test_a_stranger_is_told_so_and_no_more(world, look, add_view, assert_problem):
+    add_view(world)
+    world.post()
+    assert_problem(look(user=""), 401, "scope-unknown")
+
+
+def test_authorize_replay_is_asked(world, look, add_view, assert_problem):
+    asked = []
+
+    def refuse(operation):
+        asked.append((operation.scope, operation.key, operation.attempt))
+        return False
+
+    add_view(world, authorize_replay=refuse)
+    assert_problem(look(), 404, "outcome-unknown")
+    assert asked == []
+    world.post()
+    assert_problem(look(), 403, "replay-forbidden")
+    assert asked == [("alice", "key-1", 1)]
+
+
+def test_scope_name_and_namespace_of_the_route_count(world, look, add_view, assert_problem):
+    add_view(world, scope=None, name="payment", namespace="v2")
+    world.post()
+    assert look(user="bob", operation="payment").json["state"] == "completed"
+    assert_problem(look(operation="pay"), 404, "outcome-unknown")
+    world.app.config["IDEMPOTENCY_NAMESPACE"] = "v3"  # read once: changes nothing
+    assert look(operation="payment").status_code == 200
+
+
+def test_a_protected_blueprint_is_looked_up_by_its_endpoint(world, look):
+    world.idempotency.protect(world.app)
+    world.app.add_url_rule("/payments", "pay", dict, methods=["POST", "GET"])
+    world.post()
+    assert look().json["state"] == "completed"
+
+
+def test_the_operation_may_be_left_out_if_there_is_one(world, look, add_view, assert_problem):
+    add_view(world)
+    world.post()
+    assert look(operation=None).json["operation"] == "pay"
+    assert_problem(look(operation="canary"), 404, "outcome-unknown")
+
+
+def test_the_operation_must_be_named_if_there_are_several(world, look, add_view, assert_problem):
+    add_view(world)
+    add_view(world, "/refunds", endpoint="refund")
+    world.post()
+    answer = assert_problem(look(operation=None), 404, "outcome-unknown")
+    assert "?operation=" in answer["detail"]
+    assert_problem(look(operation="refund"), 404, "outcome-unknown")
+    assert look().status_code == 200
+
+
+@pytest.mark.parametrize("key", ["a/b/c", "a%20b", "a;b,c", "idempotency-policy", "\u00fc", "a//b"])
+def test_any_key_can_be_looked_up(world, add_view, look, key):
+    """In the path where a URL can hold it, otherwise in the header."""
+    plain = key.replace("%20", " ")
+    add_view(world, key=lambda: plain)
+    world.post(key=None)
+    if key not in {"idempotency-policy", "a//b"}:
+        assert look(key).json["state"] == "completed"
+    if plain.isascii():
+        header = {"Idempotency-Key": f'"{plain}"'}
+        assert look(None, headers=header).json["state"] == "completed"
+
+
+def test_a_key_that_cannot_be_is_refused(look, add_view, world, assert_problem):
+    add_view(world)
+    assert_problem(look("x" * 256), 400, "key-malformed")
+    assert_problem(look(None), 400, "key-required")
+    assert_problem(look(None, headers={"Idempotency-Key": '"canary'}), 400, "key-malformed")
+
+
+def test_without_the_database_it_says_when_to_ask_again(world, assert_problem):
+    nowhere = f"postgresql+psycopg2://shop@127.0.0.1:{servers.free_port()}/shop"
+    app, db = Flask("nowhere"), SQLAlchemy()
+    app.config["SQLALCHEMY_DATABASE_URI"] = nowhere
+    db.init_app(app)
+    Idempotency(app, db, scope=None)
+    app.add_url_rule("/payments", "pay", idempotent(dict), methods=["POST"])
+    app.register_blueprint(outcomes_blueprint(), url_prefix="/api/outcomes")
+    answer = app.test_client().get("/api/outcomes/key-1")
+    assert_problem(answer, 503, "store-unavailable", retry=True)
+
+
+@pytest.mark.parametrize("kind", ["memory", "sql", "redis"])
+def test_every_store_can_be_asked(kind, tmp_path, redis_server):
+    app, db = Flask("shop"), SQLAlchemy()
+    app.config.update(
+        SQLALCHEMY_DATABASE_URI=f"sqlite:///{tmp_path}/shop.db",
+        IDEMPOTENCY_STORE=kind,
+        IDEMPOTENCY_REDIS_URL=redis_server.url if kind == "redis" else None,
+        IDEMPOTENCY_REDIS_PREFIX=secrets.token_hex(8),
+    )
+    db.init_app(app)
+    Idempotency(app, db, scope=None)
+    app.register_blueprint(outcomes_blueprint())
+    states = []
+
+    @idempotent(atomic=False)
+    def pay():
+        states.append(current_app.test_client().get("/idempotency/key-1").json["state"])
+        return {}, 201, {"Location": "/payments/1"}
+
+    app.add_url_rule("/payments", "pay", pay, methods=["POST"])
+    with app.app_context():
+        db.create_all()
+    client = app.test_client()
+    assert client.get("/idempotency/key-1").status_code == 404
+    client.post("/payments", headers={"Idempotency-Key": "key-1"})
+    assert states == ["in_progress"]
+    assert client.get("/idempotency/key-1").json["answer"]["location"] == "/payments/1"
+    with app.app_context():
+        db.engine.dispose()

@@ -1,0 +1,118 @@
+"""The look-up of outcomes: what it says of an operation in each of its states."""
+
+from __future__ import annotations
+
+import secrets
+
+import pytest
+from flask import Response
+
+from flask_idempotency import Retryable, idempotent
+from tests.killed import Killed
+
+
+def test_a_finished_operation_says_where_its_result_is(world, look):
+    links = [("Location", "/payments/7"), ("Link", "</a>; rel=a"), ("Link", "</b>; rel=b")]
+    view = idempotent(lambda: Response("canary", 201, [*links, ("X-Other", "1")]))
+    world.app.add_url_rule("/payments", "pay", view, methods=["POST"])
+    world.post()
+    answer = look()
+    assert (answer.status_code, answer.headers["Cache-Control"]) == (200, "no-store")
+    assert answer.json == {
+        "operation": "pay",
+        "state": "completed",
+        "attempt": 1,
+        "detail": "The operation has finished. The same request gets its answer.",
+        "answer": {"status": 201, "location": "/payments/7", "link": "</a>; rel=a, </b>; rel=b"},
+    }
+    assert "canary" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "config", [{"IDEMPOTENCY_ENCRYPTION_KEYS": [secrets.token_urlsafe(32)]}], ids=["keys"]
+)
+def test_a_sealed_answer_is_opened(world, look):
+    view = idempotent(lambda: ({}, 201, {"Location": "/payments/7"}))
+    world.app.add_url_rule("/payments", "pay", view, methods=["POST"])
+    world.post()
+    assert look().json["answer"] == {"status": 201, "location": "/payments/7"}
+
+
+def test_nothing_is_known_of_a_key_that_was_not_sent(world, look, add_view, assert_problem):
+    add_view(world)
+    assert_problem(look(), 404, "outcome-unknown")
+
+
+def test_an_expired_record_is_not_known(world, look, add_view, assert_problem):
+    add_view(world)
+    world.post()
+    world.sql("update idempotency_record set expires_at = clock_timestamp()")
+    assert_problem(look(), 404, "outcome-unknown")
+
+
+def test_a_running_operation_is_in_progress(world, look, add_view, gate, background):
+    add_view(world, during=gate)
+    first = background(world.post)
+    gate.wait_until_reached()
+    answer = look()
+    assert (answer.json["state"], answer.json["attempt"]) == ("in_progress", 1)
+    assert "answer" not in answer.json
+    assert answer.headers["Retry-After"] == "1"
+    gate.open()
+    first.result()
+    assert look().json["state"] == "completed"
+
+
+def test_an_operation_that_was_rolled_back_may_be_sent_again(world, look, add_view):
+    def fail():
+        raise RuntimeError
+
+    add_view(world, during=fail)
+    assert world.post().status_code == 500
+    assert look().json["state"] == "in_progress"
+    assert "Send the same request again" in look().json["detail"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "advice"), [("hold", "operator must decide"), ("retry", "Send the same request again")]
+)
+def test_an_interrupted_operation_is_told_with_its_way_out(world, look, add_view, policy, advice):
+    def die():
+        raise Killed
+
+    add_view(world, during=die, atomic=False, on_interrupted=policy)
+    with pytest.raises(Killed):
+        world.post()
+    answer = look()
+    assert answer.json["state"] == "interrupted"
+    assert advice in answer.json["detail"]
+    assert "Retry-After" not in answer.headers
+
+
+def test_a_failed_operation_is_told(world, look, add_view):
+    def fail():
+        raise RuntimeError
+
+    add_view(world, during=fail, atomic=False)
+    assert world.post().status_code == 500
+    assert (look().json["state"], look().json["answer"]) == ("failed", {"status": 500})
+
+
+def test_a_leased_operation_is_in_progress_while_its_lease_runs(
+    world, look, add_view, gate, background
+):
+    add_view(world, during=gate, atomic=False)
+    first = background(world.post)
+    gate.wait_until_reached()
+    assert look().json["state"] == "in_progress"
+    gate.open()
+    first.result()
+
+
+def test_an_operation_that_is_free_again_is_not_finished(world, look, add_view):
+    def fail():
+        raise Retryable
+
+    add_view(world, during=fail, atomic=False)
+    world.post()
+    assert look().json["state"] != "completed"
