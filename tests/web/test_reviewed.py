@@ -8,15 +8,12 @@ from flask import flash, get_flashed_messages, request
 
 from flask_idempotency import StoreUnavailable, current_operation, idempotent, operation_rejected
 from flask_idempotency.resume import resume
+from tests.killed import Killed
 
 
 @pytest.fixture
 def world(make_world):
     return make_world(IDEMPOTENCY_PROBE_AFTER=0, PROPAGATE_EXCEPTIONS=False, SECRET_KEY="s")
-
-
-class Killed(BaseException):
-    pass
 
 
 def add(world, does, path="/payments", **options):

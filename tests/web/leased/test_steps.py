@@ -3,31 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from flask import jsonify
 
-from flask_idempotency import NotAtomic, Retryable, StepError, current_operation, idempotent
+from flask_idempotency import Retryable, StepError, current_operation, idempotent
 from flask_idempotency.stores import admin
-
-
-@pytest.fixture
-def config():
-    return {}
-
-
-@pytest.fixture
-def world(make_world, config):
-    return make_world(IDEMPOTENCY_PROBE_AFTER=0, PROPAGATE_EXCEPTIONS=False, **config)
-
-
-@pytest.fixture
-def add(world):
-    """Adds a view that is not atomic; what it returns is answered with 201."""
-
-    def add(does, **options):
-        view = idempotent(atomic=False, **options)(lambda: (jsonify(does()), 201))
-        world.app.add_url_rule("/payments", "charge", view, methods=["POST"])
-
-    return add
+from tests.web.leased.records import steps
 
 
 class Provider:
@@ -46,11 +25,7 @@ def provider():
     return Provider()
 
 
-def steps(world):
-    return world.sql("select name, attempt from idempotency_record_step order by created_at")
-
-
-def test_a_finished_step_is_not_repeated(world, add, provider):
+def test_a_finished_step_is_not_repeated(world, add_json, provider):
     def view():
         step = current_operation.step
         first = step("charge", provider.charge, 5, key=current_operation.derive_key("charge"))
@@ -59,7 +34,7 @@ def test_a_finished_step_is_not_repeated(world, add, provider):
         second = step("mail", provider.charge, 0)
         return [first, second]
 
-    add(view)
+    add_json(view)
     assert world.post().status_code == 503
     assert world.post().json == [{"id": 1}, {"id": 2}]
     assert [amount for amount, _ in provider.calls] == [5, 0]
@@ -68,7 +43,7 @@ def test_a_finished_step_is_not_repeated(world, add, provider):
     assert len(provider.calls) == 2
 
 
-def test_what_comes_back_is_the_decoded_json_the_first_time_too(world, add, provider):
+def test_what_comes_back_is_the_decoded_json_the_first_time_too(world, add_json, provider):
     results = []
 
     def view():
@@ -77,25 +52,27 @@ def test_what_comes_back_is_the_decoded_json_the_first_time_too(world, add, prov
             raise Retryable
         return {}
 
-    add(view)
+    add_json(view)
     world.post(), world.post()
     assert results == [[[1, 2], {"3": None}]] * 2
 
 
 @pytest.mark.parametrize("result", [object(), float("nan"), {1, 2}, b"bytes"])
-def test_a_result_that_is_not_json_is_told_before_the_next_effect(world, add, provider, caplog, result):
+def test_a_result_that_is_not_json_is_told_before_the_next_effect(
+    world, add_json, provider, caplog, result
+):
     def view():
         current_operation.step("first", provider.charge, 1, result=result)
         current_operation.step("second", provider.charge, 2)
 
-    add(view)
+    add_json(view)
     assert world.post().status_code == 500
     assert "StepError: the step 'first' was done, but its result cannot be kept" in caplog.text
     assert [amount for amount, _ in provider.calls] == [1]
     assert world.post().headers["Idempotent-Replayed"] == "true"
 
 
-def test_two_steps_of_one_name_are_an_error(world, add, provider):
+def test_two_steps_of_one_name_are_an_error(world, add_json, provider):
     errors = []
 
     def view():
@@ -105,24 +82,24 @@ def test_two_steps_of_one_name_are_an_error(world, add, provider):
         errors.append(error)
         return {}
 
-    add(view)
+    add_json(view)
     assert world.post().status_code == 201
     assert len(errors) == len(provider.calls) == 1
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, None, 5])
-def test_a_step_has_a_name(world, add, provider, name):
+def test_a_step_has_a_name(world, add_json, provider, name):
     def view():
         with pytest.raises(StepError, match="1 to 255 characters"):
             current_operation.step(name, provider.charge, 1)
         return {}
 
-    add(view)
+    add_json(view)
     assert world.post().status_code == 201
     assert provider.calls == []
 
 
-def test_a_step_that_fails_leaves_the_finished_ones_and_may_be_tried_again(world, add, provider):
+def test_a_step_that_fails_leaves_the_finished_ones_and_may_be_tried_again(world, add_json, provider):
     failures = [OSError("reset"), OSError("reset")]
 
     def fails():
@@ -141,14 +118,14 @@ def test_a_step_that_fails_leaves_the_finished_ones_and_may_be_tried_again(world
         except OSError as error:
             raise Retryable from error
 
-    add(view)
+    add_json(view)
     assert world.post().status_code == 503
     assert steps(world) == [("charge", 1)]
     assert world.post().json == "third time"
     assert len(provider.calls) == 1
 
 
-def test_a_finished_step_renews_the_lease(world, add, provider):
+def test_a_finished_step_renews_the_lease(world, add_json, provider):
     left = (
         "select extract(epoch from lease_expires_at - clock_timestamp())::int from idempotency_record"
     )
@@ -160,12 +137,12 @@ def test_a_finished_step_renews_the_lease(world, add, provider):
         seen.append(world.sql(left)[0][0])
         return {}
 
-    add(view, lease=100)
+    add_json(view, lease=100)
     assert world.post().status_code == 201
     assert 98 <= seen[0] <= 100
 
 
-def test_derived_keys_are_the_same_for_every_attempt_and_tell_nothing(world, add):
+def test_derived_keys_are_the_same_for_every_attempt_and_tell_nothing(world, add_json):
     keys = []
 
     def view():
@@ -174,114 +151,13 @@ def test_derived_keys_are_the_same_for_every_attempt_and_tell_nothing(world, add
             raise Retryable
         return {}
 
-    add(view)
+    add_json(view)
     world.post(key="canary"), world.post(key="canary")
     world.post(key="canary", user="bob"), world.post(key="canary", user="bob")
     alice, again, bob, _ = keys
     assert alice == again
     assert len({*alice, *bob}) == 4
     assert all(len(key) == 43 and key.replace("-", "a").replace("_", "a").isalnum() for key in alice)
-
-
-class TestInATransaction:
-    """``step(..., atomic=True)``."""
-
-    def test_its_writes_commit_with_it(self, world, add):
-        def pay():
-            world.db.session.add(world.Payment(amount=5))
-            world.db.session.commit()
-            assert world.count() == 0, "it is committed with the step, not before"
-            assert current_operation.connection.in_transaction()
-            return {"paid": 5}
-
-        def view():
-            result = current_operation.step("pay", pay, atomic=True)
-            assert (world.count(), steps(world)) == (1, [("pay", 1)])
-            if current_operation.attempt == 1:
-                raise Retryable
-            return result
-
-        add(view)
-        assert world.post().status_code == 503
-        assert world.post().json == {"paid": 5}
-        assert world.count() == 1
-
-    def test_if_it_fails_nothing_of_it_is_there(self, world, add):
-        def pay():
-            world.db.session.add(world.Payment(amount=5))
-            world.db.session.commit()
-            raise LookupError
-
-        def view():
-            with pytest.raises(LookupError):
-                current_operation.step("pay", pay, atomic=True)
-            return {}
-
-        add(view)
-        assert world.post().status_code == 201
-        assert (world.count(), steps(world)) == (0, [])
-
-    def test_a_result_that_is_not_json_undoes_it(self, world, add):
-        def pay():
-            world.db.session.add(world.Payment(amount=5))
-            world.db.session.commit()
-            return object()
-
-        def view():
-            with pytest.raises(StepError):
-                current_operation.step("pay", pay, atomic=True)
-            return {}
-
-        add(view)
-        assert world.post().status_code == 201
-        assert (world.count(), steps(world)) == (0, [])
-
-    def test_who_was_taken_over_begins_nothing(self, world, add):
-        def view():
-            world.sql("update idempotency_record set owner = 'somebody else'")
-            current_operation.step("pay", lambda: pytest.fail("it ran"), atomic=True)
-
-        add(view)
-        assert world.post().status_code == 409
-
-    def test_nobody_takes_over_while_it_runs(self, world, add, gate, background):
-        def view():
-            world.sql("update idempotency_record set lease_expires_at = clock_timestamp()")
-            current_operation.step("pay", gate, atomic=True)
-
-        add(view, on_interrupted="retry")
-        first = background(world.post)
-        gate.wait_until_reached()
-        assert world.sql("select lease_expires_at <= clock_timestamp() from idempotency_record") == [
-            (True,)
-        ]
-        assert world.post().status_code == 409
-        gate.open()
-        assert first.result().status_code == 201
-
-    def test_it_may_not_leave_the_transaction(self, world, add):
-        def pay():
-            world.db.session.execute(world.db.text("COMMIT"))
-
-        def view():
-            with pytest.raises(NotAtomic):
-                current_operation.step("pay", pay, atomic=True)
-            return {}
-
-        add(view)
-        assert world.post().status_code == 201
-        assert steps(world) == []
-
-    def test_work_that_is_not_committed_before_it_is_refused(self, world, add):
-        def view():
-            world.db.session.add(world.Payment(amount=5))
-            world.db.session.flush()
-            with pytest.raises(NotAtomic, match="commit"):
-                current_operation.step("pay", dict, atomic=True)
-            return {}
-
-        add(view)
-        assert world.post().status_code == 201
 
 
 def test_atomic_operations_have_none(world):
@@ -301,7 +177,7 @@ def test_atomic_operations_have_none(world):
 @pytest.mark.parametrize(
     "config", [{"SQLALCHEMY_ENGINE_OPTIONS": {"pool_size": 1, "max_overflow": 0, "pool_timeout": 2}}]
 )
-def test_one_connection_is_enough(world, add, provider):
+def test_one_connection_is_enough(world, add_json, provider):
     def view():
         assert world.db.session.scalar(world.db.select(world.db.func.count(world.Payment.id))) == 0
         current_operation.step("charge", provider.charge, 5)
@@ -312,19 +188,19 @@ def test_one_connection_is_enough(world, add, provider):
         assert world.db.session.scalars(world.db.select(world.Payment.amount)).all() == [5]
         return {}
 
-    add(view)
+    add_json(view)
     assert world.post().status_code == 201
 
 
 @pytest.mark.parametrize("config", [{"IDEMPOTENCY_ENCRYPTION_KEYS": [b"k" * 32]}])
-def test_results_are_sealed_where_answers_are(world, add, provider):
+def test_results_are_sealed_where_answers_are(world, add_json, provider):
     def view():
         result = current_operation.step("charge", provider.charge, 5, result="canary")
         if current_operation.attempt == 1:
             raise Retryable
         return result
 
-    add(view)
+    add_json(view)
     world.post()
     ((stored,),) = world.sql("select result from idempotency_record_step")
     assert b"canary" not in bytes(stored)
@@ -332,8 +208,8 @@ def test_results_are_sealed_where_answers_are(world, add, provider):
     assert len(provider.calls) == 1
 
 
-def test_steps_go_with_their_record(world, add, provider):
-    add(lambda: current_operation.step("charge", provider.charge, 5))
+def test_steps_go_with_their_record(world, add_json, provider):
+    add_json(lambda: current_operation.step("charge", provider.charge, 5))
     world.post(), world.post(key="key-2")
     world.sql("update idempotency_record set expires_at = now() where attempt = 1 and ctid ="
               " (select min(ctid) from idempotency_record)")  # fmt: skip
@@ -341,8 +217,8 @@ def test_steps_go_with_their_record(world, add, provider):
     assert steps(world) == [("charge", 1)]
 
 
-def test_an_expired_operation_begins_without_its_old_steps(world, add, provider):
-    add(lambda: current_operation.step("charge", provider.charge, 5))
+def test_an_expired_operation_begins_without_its_old_steps(world, add_json, provider):
+    add_json(lambda: current_operation.step("charge", provider.charge, 5))
     world.post()
     world.sql("update idempotency_record set expires_at = clock_timestamp()")
     assert world.post().json == {"id": 2}

@@ -1,0 +1,13 @@
+"""The records and steps of operations that are not atomic."""
+
+from __future__ import annotations
+
+
+def end_lease(world):
+    """As if so much time had passed."""
+    world.sql("update idempotency_record set lease_expires_at = clock_timestamp()")
+
+
+def steps(world):
+    """The finished steps, oldest first."""
+    return world.sql("select name, attempt from idempotency_record_step order by created_at")

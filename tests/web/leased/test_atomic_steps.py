@@ -1,0 +1,109 @@
+"""``step(..., atomic=True)``: a step whose writes commit with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from flask_idempotency import NotAtomic, Retryable, StepError, current_operation
+from tests.web.leased.records import steps
+
+
+class TestInATransaction:
+    """``step(..., atomic=True)``."""
+
+    def test_its_writes_commit_with_it(self, world, add_json):
+        def pay():
+            world.db.session.add(world.Payment(amount=5))
+            world.db.session.commit()
+            assert world.count() == 0, "it is committed with the step, not before"
+            assert current_operation.connection.in_transaction()
+            return {"paid": 5}
+
+        def view():
+            result = current_operation.step("pay", pay, atomic=True)
+            assert (world.count(), steps(world)) == (1, [("pay", 1)])
+            if current_operation.attempt == 1:
+                raise Retryable
+            return result
+
+        add_json(view)
+        assert world.post().status_code == 503
+        assert world.post().json == {"paid": 5}
+        assert world.count() == 1
+
+    def test_if_it_fails_nothing_of_it_is_there(self, world, add_json):
+        def pay():
+            world.db.session.add(world.Payment(amount=5))
+            world.db.session.commit()
+            raise LookupError
+
+        def view():
+            with pytest.raises(LookupError):
+                current_operation.step("pay", pay, atomic=True)
+            return {}
+
+        add_json(view)
+        assert world.post().status_code == 201
+        assert (world.count(), steps(world)) == (0, [])
+
+    def test_a_result_that_is_not_json_undoes_it(self, world, add_json):
+        def pay():
+            world.db.session.add(world.Payment(amount=5))
+            world.db.session.commit()
+            return object()
+
+        def view():
+            with pytest.raises(StepError):
+                current_operation.step("pay", pay, atomic=True)
+            return {}
+
+        add_json(view)
+        assert world.post().status_code == 201
+        assert (world.count(), steps(world)) == (0, [])
+
+    def test_who_was_taken_over_begins_nothing(self, world, add_json):
+        def view():
+            world.sql("update idempotency_record set owner = 'somebody else'")
+            current_operation.step("pay", lambda: pytest.fail("it ran"), atomic=True)
+
+        add_json(view)
+        assert world.post().status_code == 409
+
+    def test_nobody_takes_over_while_it_runs(self, world, add_json, gate, background):
+        def view():
+            world.sql("update idempotency_record set lease_expires_at = clock_timestamp()")
+            current_operation.step("pay", gate, atomic=True)
+
+        add_json(view, on_interrupted="retry")
+        first = background(world.post)
+        gate.wait_until_reached()
+        assert world.sql("select lease_expires_at <= clock_timestamp() from idempotency_record") == [
+            (True,)
+        ]
+        assert world.post().status_code == 409
+        gate.open()
+        assert first.result().status_code == 201
+
+    def test_it_may_not_leave_the_transaction(self, world, add_json):
+        def pay():
+            world.db.session.execute(world.db.text("COMMIT"))
+
+        def view():
+            with pytest.raises(NotAtomic):
+                current_operation.step("pay", pay, atomic=True)
+            return {}
+
+        add_json(view)
+        assert world.post().status_code == 201
+        assert steps(world) == []
+
+    def test_work_that_is_not_committed_before_it_is_refused(self, world, add_json):
+        def view():
+            world.db.session.add(world.Payment(amount=5))
+            world.db.session.flush()
+            with pytest.raises(NotAtomic, match="commit"):
+                current_operation.step("pay", dict, atomic=True)
+            return {}
+
+        add_json(view)
+        assert world.post().status_code == 201

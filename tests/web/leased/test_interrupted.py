@@ -1,0 +1,116 @@
+"""Operations that are not atomic: an interrupted one is nobody's to guess."""
+
+from __future__ import annotations
+
+import pytest
+
+from flask_idempotency import current_operation, operation_interrupted
+from tests.killed import Killed
+from tests.web.leased.records import end_lease
+
+
+def interrupt(world, add, **options):
+    """A view that is killed in its first attempt; its lease is over."""
+    killed = []
+
+    def view():
+        if not killed:
+            killed.append(True)
+            raise Killed
+        return {"attempt": current_operation.attempt}, 201
+
+    runs = add(view, **options)
+    with pytest.raises(Killed):
+        world.post()
+    end_lease(world)
+    return runs
+
+
+def test_a_worker_that_is_told_to_exit_leaves_the_operation_interrupted_at_once(world, add):
+    def view():
+        raise SystemExit
+
+    add(view)
+    with pytest.raises(SystemExit):
+        world.post()
+    assert world.post().status_code == 409
+    assert world.sql("select lease_expires_at <= clock_timestamp() from idempotency_record") == [
+        (True,)
+    ]
+
+
+def test_an_interrupted_operation_is_held(world, add, assert_problem):
+    runs = interrupt(world, add)
+    events = []
+    with operation_interrupted.connected_to(lambda _app, event: events.append(event), world.app):
+        assert_problem(world.post(), 409, "operation-interrupted")
+    assert [event.name for event in events] == ["charge"]
+    assert_problem(world.post(json={"amount": 6}), 422, "key-reused")
+    assert runs == [1]
+
+
+def test_an_interrupted_operation_is_run_again_where_the_route_says_so(world, add):
+    runs = interrupt(world, add, on_interrupted="retry")
+    assert world.post().json == {"attempt": 2}
+    assert world.post().json == {"attempt": 2}
+    assert runs == [1, 2]
+
+
+def test_an_interrupted_operation_fails_where_the_route_says_so(world, add, assert_problem):
+    runs = interrupt(world, add, on_interrupted="fail", store=lambda _response: False)
+    first, retry = world.post(), world.post()
+    assert_problem(first, 500, "operation-failed")
+    assert retry.data == first.data
+    assert retry.headers["Cache-Control"] == "no-store"
+    assert (runs, world.records()[0].state) == ([1], "failed")
+
+
+def test_the_application_may_find_out_what_came_of_it(world, add):
+    asked = []
+
+    def find_out(operation):
+        asked.append((operation.key, operation.attempt, current_operation.attempt))
+        return ({"found": True}, 201) if len(asked) == 2 else None
+
+    runs = interrupt(world, add, on_interrupted=find_out)
+    assert world.post().json == {"attempt": 2}  # None: run it again
+    assert runs == [1, 2]
+    runs.clear()
+    world.sql("update idempotency_record set state = 'in_progress', status = null")
+    end_lease(world)
+    assert [world.post().json for _ in range(2)] == [{"found": True}] * 2
+    assert runs == []
+    assert asked == [("key-1", 2, 2), ("key-1", 3, 3)]
+
+
+def test_what_the_application_found_out_may_be_a_step(world, add):
+    def find_out(operation):
+        operation.step("charge", lambda: "found")
+
+    killed = []
+
+    def view():
+        if not killed:
+            killed.append(True)
+            raise Killed
+        return {"charge": current_operation.step("charge", lambda: pytest.fail("it ran"))}, 201
+
+    add(view, on_interrupted=find_out)
+    with pytest.raises(Killed):
+        world.post()
+    assert world.post().json == {"charge": "found"}
+
+
+def test_who_could_not_find_out_is_asked_again(world, add):
+    answers = [LookupError("the provider is away"), ({"found": True}, 201)]
+
+    def find_out(_operation):
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    runs = interrupt(world, add, on_interrupted=find_out)
+    assert world.post().status_code == 500
+    assert world.post().json == {"found": True}
+    assert runs == [1]
