@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from example import demo
-from flask_idempotency import idempotent
 from tests.integration.apps import gunicorn_conf, worker_shop
 from tests.integration.shops import Shop
+from tests.integration.views import protect
 
 APPLICATION = "tests.integration.apps.worker_shop:create_app()"
 CLIENTS = 12
@@ -80,7 +80,7 @@ def view(world: Any) -> Callable[..., Any]:
     """Register a function as the protected view of POST /payments; gives the world back."""
 
     def register(function: Callable[..., Any], **options: Any) -> Any:
-        world.app.add_url_rule("/payments", "pay", idempotent(**options)(function), methods=["POST"])
+        protect(world, function, **options)
         world.app.testing = True
         return world
 

@@ -19,15 +19,12 @@ from sqlalchemy.pool.base import _AdhocProxiedConnection
 from flask_idempotency import current_operation, idempotent
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.records import Claim
+from tests.integration.views import protect
 
 
 @pytest.fixture(params=["postgres"])
 def store(request):
     return request.param
-
-
-def protect(world, view, **options):
-    world.app.add_url_rule("/payments", "pay", idempotent(**options)(view), methods=["POST"])
 
 
 def pay_once(world):
