@@ -36,13 +36,18 @@ redis.call('PERSIST', KEYS[1])
 return attempt
 """
 
-CLAIM = f"""{_NOW}
-if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+# Every script may be sent twice, as its reply may be lost: who comes again is known by its token.
+_FIND = f"""{_NOW}
+local held = redis.call('HMGET', KEYS[1], 'owner', 'state', 'lease', 'attempt')
+if held[1] == ARGV[1] and held[2] == 'in_progress' then return tonumber(held[4]) end
+"""
+
+CLAIM = f"""{_FIND}
+if held[1] then return 0 end
 local attempt = 1
 {_BEGIN}"""
 
-TAKE_OVER = f"""{_NOW}
-local held = redis.call('HMGET', KEYS[1], 'owner', 'state', 'lease', 'attempt')
+TAKE_OVER = f"""{_FIND}
 if held[1] ~= ARGV[7] or held[2] ~= 'in_progress' then return 0 end
 if held[3] and tonumber(held[3]) > now then return 0 end
 local attempt = held[4] + 1
@@ -56,7 +61,9 @@ if held[1] ~= ARGV[1] or held[2] ~= 'in_progress' then return 0 end
 """
 )
 
-FINISH = f"""{_MINE}
+# No look at the state: the second time it is finished, by this attempt.
+FINISH = """
+if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
 redis.call('HDEL', KEYS[1], 'lease', 'request')
 redis.call('HSET', KEYS[1], 'state', ARGV[3], 'status', ARGV[4])
 if ARGV[5] ~= '' then redis.call('HSET', KEYS[1], 'headers', ARGV[5]) end
@@ -101,13 +108,19 @@ class RedisRecords:
         """Nothing to wait for: every record in progress has a lease."""
 
     def run(self, script: str, key: bytes, *arguments: Any) -> Any:
-        """A script's reply. Raises ``StoreUnavailable`` whatever goes wrong."""
-        try:
-            if self._client is None:
-                self._client = self._make_client()
-            return self._client.eval(script, 1, f"{self._prefix}record:{key.hex()}", *arguments)
-        except Exception as error:
-            raise StoreUnavailable from error
+        """A script's reply, at the second try if there is none at the first.
+
+        Raises ``StoreUnavailable`` whatever goes wrong; it may have been carried out all the same.
+        """
+        for another_try in (True, False):
+            try:
+                if self._client is None:
+                    self._client = self._make_client()
+                return self._client.eval(script, 1, f"{self._prefix}record:{key.hex()}", *arguments)
+            except Exception as error:
+                if not another_try:
+                    raise StoreUnavailable from error
+        raise AssertionError("unreachable")
 
     def _lease(self, script: str, claim: Claim, *more: Any) -> RedisLease | None:
         fingerprint = claim.fingerprint.version, claim.fingerprint.digest
