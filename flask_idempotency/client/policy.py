@@ -50,9 +50,9 @@ class RetryPolicy:
     to ``backoff_max`` ("full jitter": clients that failed together do not come back together). It is
     never shorter than the server's ``Retry-After``.
 
-    :param retries: the most attempts after the first.
-    :param deadline: for the whole call. No attempt begins after it, and a wait that would end after it
-        is not begun: the call then ends with what it has.
+    :param retries: the most attempts after the first. They are counted anew for a redirect.
+    :param deadline: for the whole call, with its redirects. No attempt begins after it, and a wait that
+        would end after it is not begun: the call then ends with what it has.
     :param backoff: the longest wait after the first failure.
     :param backoff_max: the longest wait of its own choice after any failure.
     :param header: the server's ``IDEMPOTENCY_HEADER``.

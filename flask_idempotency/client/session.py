@@ -36,7 +36,8 @@ class IdempotentSession(requests.Session):
     the key: ``response.request.headers["Idempotency-Key"]``, ``error.request.headers[…]``.
 
     A body that is a file or an iterator is read into memory first, as each attempt must send the same
-    bytes. A redirect that is followed is a call of its own, with the same key.
+    bytes. A redirect that is followed belongs to the call: it has the same key, the same deadline, and
+    attempts of its own.
 
     :param policy: when a call is sent again, and for how long.
     :param timeout: seconds that each attempt may wait for a connection, and then for each piece of the
@@ -48,20 +49,23 @@ class IdempotentSession(requests.Session):
     ) -> None:
         super().__init__()
         self.policy = policy or RetryPolicy()
+        self._timeout = timeout
         for prefix in ("https://", "http://"):
-            self.mount(prefix, _Adapter(self.policy, timeout))
+            self.mount(prefix, _Adapter(self.policy))
 
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
         """Send a prepared request, with a key if it needs one. Sent twice, it has the same key."""
-        self.policy.give_key(request.method, request.headers)
+        if self.policy.give_key(request.method, request.headers):
+            given = kwargs.get("timeout")
+            # requests hands it on when it follows a redirect or signs in: one call, one deadline.
+            kwargs["timeout"] = _Limit.of(self.policy, self._timeout if given is None else given)
         return super().send(request, **kwargs)
 
 
 class _Adapter(HTTPAdapter):
-    def __init__(self, policy: RetryPolicy, timeout: float | tuple[float, float]) -> None:
+    def __init__(self, policy: RetryPolicy) -> None:
         super().__init__()
         self._policy = policy
-        self._timeout = timeout
 
     def send(
         self,
@@ -75,9 +79,8 @@ class _Adapter(HTTPAdapter):
         if self._policy.header not in request.headers:
             return super().send(request, stream, timeout, verify, cert, proxies)
         _keep_body(request)
-        call = Call(self._policy)
-        limit = _Limit(call, self._timeout if timeout is None else timeout)
-        retries: Retry = _Retries.of(call)
+        limit = _Limit.of(self._policy, timeout)
+        retries: Retry = _Retries.of(limit.call)
         while True:
             attempts = _Attempts(self, retries)
             response = attempts.send(request, stream, limit, verify, cert, proxies)  # type: ignore[arg-type]
@@ -154,16 +157,21 @@ class _Limit(Timeout):
 
     def __init__(self, call: Call, given: Limit) -> None:
         super().__init__()
-        self._call = call
+        self.call = call
         if isinstance(given, Timeout):
             self._given = given
         else:
             connect, read = given if isinstance(given, tuple) else (given, given)
             self._given = Timeout(connect=connect, read=read)
 
+    @classmethod
+    def of(cls, policy: RetryPolicy, given: Limit) -> Self:
+        """The limit of a call that begins; or ``given``, if that is the limit of one under way."""
+        return given if isinstance(given, cls) else cls(Call(policy), given)
+
     def clone(self) -> Timeout:
         limit = self._given.clone()
-        left = self._call.left
+        left = self.call.left
         limit.total = min(limit.total, left) if isinstance(limit.total, int | float) else left
         return limit
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, closing
 from typing import Final
@@ -19,6 +20,9 @@ RETRIED: Final = (
 )
 """The other transport errors are mistakes in the request, and come again."""
 
+_CALL: Final = "flask_idempotency.call"
+"""The extension of a request that says to which call it belongs."""
+
 
 class IdempotentTransport(httpx.BaseTransport):
     """A transport for ``httpx.Client`` whose POST and PATCH calls may safely be sent again, and are.
@@ -32,7 +36,8 @@ class IdempotentTransport(httpx.BaseTransport):
 
     The bodies of a call with a key are held in memory: the request's, as each attempt must send the
     same bytes, and the answer's, as an answer that breaks off is asked for again. A redirect that is
-    followed is a call of its own, with the same key.
+    followed belongs to the call: it has the same key, the same deadline, and attempts of its own.
+    A sign-in that the server asks for (digest) has the same key, and a deadline of its own.
 
     :param wrapped: what sends each attempt; ``httpx.HTTPTransport()`` if left out.
     :param policy: when a call is sent again, and for how long.
@@ -49,19 +54,19 @@ class IdempotentTransport(httpx.BaseTransport):
         if not self._policy.give_key(request.method, request.headers):
             return self._wrapped.handle_request(request)
         request.read()
-        attempts = _Attempts(self._policy, request)
-        while True:
-            attempts.begin()
-            try:
-                with closing(self._wrapped.handle_request(request)) as response:
-                    answer = _whole(response, b"".join(response.iter_raw()))
-            except RETRIED:
-                if (seconds := attempts.wait()) is None:
-                    raise
-            else:
-                if (seconds := attempts.wait(answer)) is None:
-                    return answer
-            self._policy.sleep(seconds)
+        with _Attempts(self._policy, request) as attempts:
+            while True:
+                attempts.begin()
+                try:
+                    with closing(self._wrapped.handle_request(request)) as response:
+                        answer = _whole(response, b"".join(response.iter_raw()))
+                except RETRIED:
+                    if (seconds := attempts.wait()) is None:
+                        raise
+                else:
+                    if (seconds := attempts.wait(answer)) is None:
+                        return answer
+                self._policy.sleep(seconds)
 
     def close(self) -> None:
         """Close the connections."""
@@ -92,19 +97,21 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
         if not self._policy.give_key(request.method, request.headers):
             return await self._wrapped.handle_async_request(request)
         await request.aread()
-        attempts = _Attempts(self._policy, request)
-        while True:
-            attempts.begin()
-            try:
-                async with aclosing(await self._wrapped.handle_async_request(request)) as response:
-                    answer = _whole(response, b"".join([part async for part in response.aiter_raw()]))
-            except RETRIED:
-                if (seconds := attempts.wait()) is None:
-                    raise
-            else:
-                if (seconds := attempts.wait(answer)) is None:
-                    return answer
-            await self._sleep(seconds)
+        with _Attempts(self._policy, request) as attempts:
+            while True:
+                attempts.begin()
+                try:
+                    sent = await self._wrapped.handle_async_request(request)
+                    async with aclosing(sent) as response:
+                        body = b"".join([part async for part in response.aiter_raw()])
+                    answer = _whole(response, body)
+                except RETRIED:
+                    if (seconds := attempts.wait()) is None:
+                        raise
+                else:
+                    if (seconds := attempts.wait(answer)) is None:
+                        return answer
+                await self._sleep(seconds)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -112,14 +119,25 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
 
 
 class _Attempts:
-    """The attempts of one call, whoever sends them."""
+    """The attempts to send a request, whoever sends them. In this context it has their time limits."""
 
     def __init__(self, policy: RetryPolicy, request: httpx.Request) -> None:
         self._policy = policy
-        self._call = Call(policy)
         self._request = request
-        self._limits: dict[str, float | None] = request.extensions.get("timeout", {})
+        self._own = request.extensions
+        self._limits: dict[str, float | None] = self._own.get("timeout", {})
         self._begun = 0
+        # httpx makes the request of a redirect out of the one before, with its extensions: that is the
+        # same call still. The very same request is there if it is sent once more: that is another one.
+        before: weakref.ref[httpx.Request] | None
+        before, call = self._own.get(_CALL, (None, None))
+        self._call: Call = Call(policy) if call is None or before() is request else call
+
+    def __enter__(self) -> _Attempts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._request.extensions = {**self._own, _CALL: (weakref.ref(self._request), self._call)}
 
     def begin(self) -> None:
         """Let the next attempt take no longer than the call has left."""
@@ -129,7 +147,7 @@ class _Attempts:
             name: left if (given := self._limits.get(name)) is None else min(given, left)
             for name in ("connect", "read", "write", "pool")
         }
-        self._request.extensions = {**self._request.extensions, "timeout": limits}
+        self._request.extensions = {**self._own, "timeout": limits}
 
     def wait(self, answer: httpx.Response | None = None) -> float | None:
         """Seconds until the next attempt, or None if there is none. ``answer`` is None for an error."""

@@ -243,7 +243,7 @@ def with_requests(time: Time, timeout: float = 5, **options: Any) -> Caller:
 def with_httpx(time: Time, timeout: float = 5, **options: Any) -> Caller:
     network = httpx.HTTPTransport(verify=False)  # saves reading certificates
     transport = IdempotentTransport(network, policy=time.policy(**options))
-    client = httpx.Client(transport=transport, timeout=timeout)
+    client = httpx.Client(transport=transport, timeout=timeout, follow_redirects=True)
 
     def call(method: str, url: str, **kwargs: Any) -> Answer:
         response = client.request(method, url, **kwargs)
@@ -262,7 +262,7 @@ def with_async_httpx(time: Time, timeout: float = 5, **options: Any) -> Caller:
         policy = time.policy(**options)
         transport = AsyncIdempotentTransport(network, policy=policy, sleep=sleep)
         async with httpx.AsyncClient(transport=transport, timeout=timeout) as client:
-            response = await client.request(method, url, **kwargs)
+            response = await client.request(method, url, follow_redirects=True, **kwargs)
             return Answer(response.status_code, response.content, response)
 
     return lambda *args, **kwargs: asyncio.run(send(*args, **kwargs))

@@ -14,7 +14,7 @@ import requests
 from requests.exceptions import ChunkedEncodingError
 from urllib3 import Timeout
 
-from flask_idempotency.client import IdempotentSession, was_replayed
+from flask_idempotency.client import IdempotentSession, IdempotentTransport, was_replayed
 from tests.client.conftest import (
     LOST,
     answer,
@@ -224,6 +224,21 @@ class TestWaits:
             make_caller(timeout=9, deadline=0.2, clock=real_time.monotonic)("POST", server.url)
         assert real_time.monotonic() - begun < 5
 
+    def test_the_deadline_counts_over_a_redirect(self, make_caller, server, time):
+        moved = answer(307, Location="/there")
+        server.script += [answer(503, Retry_After="40"), moved, answer(503, Retry_After="30")]
+        got = make_caller(deadline=60)("POST", server.url)
+        assert (got.status, time.waits) == (503, [40])
+        assert [seen.path for seen in server.seen] == ["/", "/", "/there"]
+
+    def test_a_redirect_waits_no_longer_than_the_call_has_left(self, make_caller, server):
+        server.script += [answer(307, Location="/there"), hang]
+        begun = real_time.monotonic()
+        with pytest.raises(LOST):
+            make_caller(timeout=9, deadline=0.5, clock=real_time.monotonic)("POST", server.url)
+        assert real_time.monotonic() - begun < 5
+        assert server.seen[-1].path == "/there"
+
     def test_the_next_call_has_time_of_its_own(self, make_caller, server, time):
         call = make_caller(deadline=60)
         server.script += [answer(503, Retry_After="40"), work, answer(503, Retry_After="40")]
@@ -306,6 +321,14 @@ class TestSession:
         assert was_replayed(response)
         assert server.keys == server.done * 4
 
+    def test_the_deadline_counts_over_the_sign_in(self, server, time):
+        challenge = answer(401, WWW_Authenticate='Digest realm="r", nonce="n", qop="auth"')
+        server.script += [answer(503, Retry_After="40"), challenge, answer(503, Retry_After="30")]
+        with IdempotentSession(time.policy(deadline=60)) as session:
+            session.trust_env = False
+            response = session.post(server.url, auth=requests.auth.HTTPDigestAuth("alice", "pw"))
+        assert (response.status_code, time.waits) == (503, [40])
+
     def test_a_prepared_request_that_is_sent_again_keeps_its_key(self, server, time):
         prepared = requests.Request("POST", server.url).prepare()
         with IdempotentSession(time.policy()) as session:
@@ -319,3 +342,21 @@ class TestSession:
             session.trust_env = False
             retries = session.post(server.url).raw.retries
         assert [past.status for past in retries.history] == [None, 503]
+
+
+class TestTransport:
+    """What only the transport of httpx has."""
+
+    def test_a_request_that_is_sent_again_has_time_of_its_own(self, server, time):
+        """The error of a call that ended at its deadline has the request, to be sent again later."""
+        server.script += [answer(503, Retry_After="59"), drop_before]
+        transport = IdempotentTransport(policy=time.policy(deadline=60))
+        with httpx.Client(transport=transport, timeout=5, trust_env=False) as client:
+            with pytest.raises(httpx.TransportError) as lost:
+                client.post(server.url)
+            request = lost.value.request
+            assert request.extensions["timeout"]["read"] == 5
+            server.script += [answer(503, Retry_After="59")]
+            assert client.send(request).status_code == 201
+        assert time.waits == [59, 59]
+        assert len(set(server.keys)) == 1
