@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from contextlib import closing
 
 import pytest
 import stripe
@@ -84,6 +86,8 @@ class TestSession:
         assert (changed.status_code, time.waits) == (422, [])
 
 
+# Stripe's way to hand its body to httpx, which would like another.
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 class TestStripe:
     """An independent client: it makes its own keys, retries, and reads the replay header."""
 
@@ -113,48 +117,60 @@ class TestStripe:
         seen, busy = [], [True, False]
         return seen
 
-    @pytest.fixture
-    def client(self, shop, serve, monkeypatch):
-        http = stripe.RequestsClient()
+    @pytest.fixture(params=["requests", "httpx", "async httpx"])
+    def create(self, request, shop, serve, monkeypatch):
+        """The call that makes a customer, with each HTTP client that the SDK can use."""
         monkeypatch.setattr("stripe.HTTPClient.INITIAL_DELAY", 0.01)
         monkeypatch.setattr("stripe.HTTPClient.MAX_DELAY", 0.01)
         monkeypatch.setattr("stripe.enable_telemetry", False)
         monkeypatch.setattr("stripe.api_base", serve.url)
         monkeypatch.setattr("stripe.api_key", "sk_test_alice")
         monkeypatch.setattr("stripe.max_network_retries", 2)
-        monkeypatch.setattr("stripe.default_http_client", http)
         monkeypatch.setenv("NO_PROXY", "*")
-        yield stripe
-        http.close()
+        if request.param == "requests":
+            http = stripe.RequestsClient()
+        else:
+            http = stripe.HTTPXClient(allow_sync_methods=request.param == "httpx")
+        monkeypatch.setattr("stripe.default_http_client", http)
+        with closing(asyncio.new_event_loop()) as loop:
+            if request.param == "async httpx":
+                make = stripe.Customer.create_async
+                yield lambda **values: loop.run_until_complete(make(**values))
+            else:
+                yield stripe.Customer.create
+            if request.param != "requests":
+                loop.run_until_complete(http.close_async())
+        if request.param != "async httpx":
+            http.close()
 
-    def test_a_call_after_a_lost_answer_has_one_effect(self, world, client, shop, serve):
+    def test_a_call_after_a_lost_answer_has_one_effect(self, world, create, shop, serve):
         serve.lose_answer(b"POST /v1/customers")
-        customer = client.Customer.create(email="a@example.com")
+        customer = create(email="a@example.com")
         assert customer.id == "cus_1"
         assert customer.last_response.headers["Idempotent-Replayed"] == "true"
         assert len(shop) == 2
         assert len(set(shop)) == 1
         assert world.count() == 1
 
-    def test_each_call_has_a_key_of_its_own(self, world, client, shop):
-        one = client.Customer.create(email="a@example.com")
-        two = client.Customer.create(email="b@example.com")
+    def test_each_call_has_a_key_of_its_own(self, world, create, shop):
+        one = create(email="a@example.com")
+        two = create(email="b@example.com")
         assert "Idempotent-Replayed" not in one.last_response.headers
         assert (one.id, two.id) == ("cus_1", "cus_2")
         assert len(set(shop)) == 2
 
-    def test_an_answer_that_was_not_kept_is_asked_again(self, world, client, shop):
-        customer = client.Customer.create(email="a@example.com", name="busy")
+    def test_an_answer_that_was_not_kept_is_asked_again(self, world, create, shop):
+        customer = create(email="a@example.com", name="busy")
         assert customer.email == "a@example.com"
         assert len(shop) == 2
         assert len(set(shop)) == 1
         assert world.count() == 1
 
-    def test_a_key_of_the_callers_is_replayed_and_guarded(self, world, client, shop):
-        first = client.Customer.create(email="a@example.com", idempotency_key="mine")
-        again = client.Customer.create(email="a@example.com", idempotency_key="mine")
+    def test_a_key_of_the_callers_is_replayed_and_guarded(self, world, create, shop):
+        first = create(email="a@example.com", idempotency_key="mine")
+        again = create(email="a@example.com", idempotency_key="mine")
         assert again.to_dict() == first.to_dict()
         assert again.last_response.headers["Idempotent-Replayed"] == "true"
         with pytest.raises(stripe.IdempotencyError, match="used before for a different request"):
-            client.Customer.create(email="b@example.com", idempotency_key="mine")
+            create(email="b@example.com", idempotency_key="mine")
         assert shop == ["mine"] * 3
