@@ -91,6 +91,7 @@ def assert_complete(operation, kept="200", *, required=True):
         assert problem["schema"] == {"$ref": "#/components/schemas/IdempotencyProblem"}
         assert ("Retry-After" in responses[code].get("headers", {})) is (code in {"409", "503"})
     assert REPLAYED in responses[kept]["headers"]
+    assert not {"401", "403"} & responses.keys(), "who may call is the application's to say"
 
 
 @pytest.mark.parametrize("version", ["3.0.3", "3.1.0"])
