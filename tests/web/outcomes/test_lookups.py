@@ -10,6 +10,7 @@ from flask_sqlalchemy import SQLAlchemy
 
 import servers
 from flask_idempotency import Idempotency, idempotent
+from flask_idempotency.cli import cli
 from flask_idempotency.outcomes import outcomes_blueprint
 
 
@@ -21,6 +22,17 @@ def test_another_user_gets_no_hint(world, look, add_view, assert_problem):
         assert assert_problem(other, 404, "outcome-unknown") == assert_problem(
             look("never-sent"), 404, "outcome-unknown"
         )
+
+
+def test_an_operation_of_run_is_found_by_the_commands_alone(world, look, add_view, assert_problem):
+    add_view(world)
+    with world.app.app_context():
+        world.idempotency.run("key-1", dict, scope="alice", name="invoice")
+    assert_problem(look(operation="invoice"), 404, "outcome-unknown")
+    runner = world.app.test_cli_runner()
+    listed = runner.invoke(cli, ["list", "--operation", "invoice"])
+    digits = listed.output.splitlines()[1].split()[0]
+    assert "completed" in runner.invoke(cli, ["show", digits]).output
 
 
 def test_a_stranger_is_told_so_and_no_more(world, look, add_view, assert_problem):
