@@ -14,9 +14,10 @@ import weakref
 from typing import Any
 
 from psycopg2.extensions import TRANSACTION_STATUS_INERROR
-from sqlalchemy import Connection, Engine, exc
+from sqlalchemy import Connection, Engine, event, exc
 from sqlalchemy.pool import StaticPool
 
+from ..core.sqltext import ends_transaction
 from ..errors import NotAtomic, StoreUnavailable
 
 _TRANSACTION = 22  # SQLITE_TRANSACTION (Python names it from 3.11 on)
@@ -79,6 +80,8 @@ class Joinable:
         """From now on the transaction is others' to use, and only ours to end."""
         if self._is_sqlite:
             self._driver.set_authorizer(self._authorize)
+        else:
+            event.listen(self.connection, "before_cursor_execute", _refuse_end)
 
     def raise_if_ended(self) -> None:
         """Raise ``NotAtomic`` if somebody has ended the transaction all the same."""
@@ -128,6 +131,15 @@ class Joinable:
     def _end_turn(self) -> None:
         if self._turn is not None:
             self._turn.release()
+
+
+def _refuse_end(_connection: Connection, _cursor: Any, statement: str, *_how: object) -> None:
+    """What SQLite's authorizer does, for a database that has none. The transaction goes on."""
+    if ends_transaction(statement):
+        raise NotAtomic(
+            "the view sent a statement that begins or ends a transaction; inside an atomic operation"
+            " use db.session.commit(), rollback() or begin_nested()"
+        )
 
 
 _turns: weakref.WeakKeyDictionary[Engine, threading.Lock] = weakref.WeakKeyDictionary()

@@ -237,6 +237,25 @@ def test_a_failed_transaction_is_no_success(shop, store, postgres, tmp_path, red
         shop.db.engine.dispose()
 
 
+@pytest.mark.parametrize("words", ["COMMIT", "select 1; -- x\nEND", "/* c */ rollback", "begin"])
+@pytest.mark.parametrize("store", ["memory", "postgres"], indirect=True)
+def test_postgres_is_not_told_to_end_the_transaction(store, words, postgres):
+    shop = Shop(store, postgres.database(f"ended_{store}"), "", PROPAGATE_EXCEPTIONS=True)
+
+    def view():
+        shop.pay()
+        shop.db.session.execute(sa.text(words))
+        return {}, 201
+
+    shop.view(view)
+    with pytest.raises(NotAtomic, match="begins or ends a transaction"):
+        shop.post()
+    assert shop.count() == 0
+    with shop.app.app_context():
+        assert shop.db.engine.pool.checkedout() == 0
+        shop.db.engine.dispose()
+
+
 def test_a_database_in_memory_is_used_by_one_after_the_other():
     """All share one connection there: who is second must not touch the first one's transaction."""
     shop = Shop("memory", "sqlite:///:memory:", "")
