@@ -157,7 +157,7 @@ class MemoryHold(_Held):
         return None
 
     def complete(self, answer: Answer) -> None:
-        """Commit, then store the answer: nobody is between, and if the process ends both are gone."""
+        """Commit, then store the answer: nobody takes over what is held, so nobody comes between."""
         self._commit(lambda: self._store(answer, State.COMPLETED))
 
     def record(self, step: str, result: bytes) -> None:
@@ -180,9 +180,8 @@ class MemoryHold(_Held):
     def _commit(self, then: Callable[[], None]) -> None:
         try:
             self._there().raise_if_ended()
+            self._there().commit()
             with self._records.changed:
-                self._check()
-                self._there().commit()
                 then()
         finally:
             self.abandon()

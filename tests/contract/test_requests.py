@@ -279,6 +279,33 @@ def test_a_database_in_memory_is_used_by_one_after_the_other():
     assert shop.count() == 4
 
 
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_a_commit_that_takes_long_delays_no_other_key(shop):
+    committing, go_on = threading.Event(), threading.Event()
+    shop.view(lambda: (shop.pay(), ({}, 201))[1])
+    assert shop.post("done").status_code == 201
+    with shop.app.app_context():
+        engine = shop.db.engine
+
+    @sa.event.listens_for(engine, "commit")
+    def take_long(_connection):
+        committing.set()
+        assert go_on.wait(10)
+
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(shop.post, "slow")
+        try:
+            assert committing.wait(10)
+            replay = pool.submit(shop.post, "done").result(5)
+            assert replay.headers["Idempotent-Replayed"] == "true"
+            assert shop.post("slow").status_code == 409
+        finally:
+            go_on.set()
+        assert slow.result().status_code == 201
+    assert shop.post("slow").headers["Idempotent-Replayed"] == "true"
+    assert shop.count() == 2
+
+
 def test_what_is_not_atomic_keeps_its_steps(shop):
     calls = []
 
