@@ -6,6 +6,7 @@ Also what tests of an application share: the usual view, a gate inside it, and w
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -29,6 +30,11 @@ PATIENCE_SECONDS = 10
 """How long a test waits for what ought to happen at once. Longer than any machine is slow."""
 
 NOT_COMPARED = {"date", "idempotent-replayed"}
+
+# What a shell may have set for other programs: a proxy would be asked for servers on this machine.
+for _name in tuple(os.environ):
+    if re.match(r"FLASK_|GUNICORN_|WEB_CONCURRENCY$|\w+_proxy$", _name, re.IGNORECASE):
+        del os.environ[_name]
 
 _numbers = itertools.count(1)
 
