@@ -61,7 +61,8 @@ def write_rows(rows: list[dict[str, Any]], as_json: bool, none: str = "no record
         click.echo(none)
     else:
         cells = [[_cell(_time(value, " ")) for value in row.values()] for row in rows]
-        _align(list(rows[0]), cells, [isinstance(value, int) for value in rows[0].values()])
+        columns = zip(*(row.values() for row in rows), strict=True)
+        _align(list(rows[0]), cells, [any(isinstance(v, int) for v in column) for column in columns])
 
 
 def _align(names: list[str], cells: list[list[str]], right: list[bool]) -> None:

@@ -156,10 +156,24 @@ def test_a_locked_table_is_waited_for_briefly(make_world, known):
 
 
 def test_a_table_locked_between_the_claim_and_its_lock_is_waited_for_briefly(make_world):
+    """The claim waits for one lock, and another is asked for behind it: that one comes in between."""
     impatient = {"connect_args": {"options": "-c statement_timeout=3000"}}
     world = make_world(SQLALCHEMY_ENGINE_OPTIONS=impatient)
     protect(world, lambda: ({}, 201))
     world.post(key="key-0")
+    for _ in range(30):
+        world.sql("delete from idempotency_record")
+        status, seconds = answer_while_locked(world)
+        assert status in (201, 503)
+        assert seconds < 2
+        # A claim that timed out itself, on a busy machine, has left no record.
+        if status == 503 and world.records():
+            return
+    pytest.fail("never: the table was locked between the claim and its lock")
+
+
+def answer_while_locked(world):
+    """The answer's status, and how long it took."""
     waiting = sa.text(
         "select count(*) from pg_locks where not granted and database ="
         " (select oid from pg_database where datname = current_database())"
@@ -189,9 +203,7 @@ def test_a_table_locked_between_the_claim_and_its_lock_is_waited_for_briefly(mak
         sender.join(10)
         altered.set()
         alterer.join(10)
-    ((status, seconds),) = answers
-    assert status in (201, 503)
-    assert seconds < 2
+    return answers[0]
 
 
 def test_the_number_of_an_attempt_is_durable_before_the_view_runs(world):
