@@ -115,4 +115,4 @@ def test_an_operation_that_is_free_again_is_not_finished(world, look, add_view):
 
     add_view(world, during=fail, atomic=False)
     world.post()
-    assert look().json["state"] != "completed"
+    assert look().json["state"] == "in_progress"
