@@ -50,7 +50,6 @@ class Operation:
         running = _running.get()
         if running is None or running.operation is not self:
             raise RuntimeError("the operation has no transaction open, so it has no connection")
-        running.expose()
         return running.connection
 
     def step(
@@ -105,15 +104,14 @@ class Operation:
 class Running:
     """An operation while its transaction is open: what the request's sessions join.
 
-    ``expose`` is called before a view gets the connection itself. ``other_binds`` are engines it may
-    write to besides. ``sessions`` are those that joined, and whether each holds changes that it
-    flushed and did not commit; ``options`` are the engine's execution options they came with.
-    ``broken`` is why nothing may be committed any more; it stays when the view catches the error.
+    ``other_binds`` are engines that the view may write to besides. ``sessions`` are those that joined,
+    and whether each holds changes that it flushed and did not commit; ``options`` are the engine's
+    execution options they came with. ``broken`` is why nothing may be committed any more; it stays
+    when the view catches the error.
     """
 
     operation: Operation
     connection: Connection
-    expose: Callable[[], None]
     other_binds: frozenset[Engine] = frozenset()
     sessions: dict[Any, bool] = field(default_factory=dict)
     options: Mapping[str, Any] | None = None

@@ -46,14 +46,6 @@ class JoiningSession:
         self.join_transaction_mode = "create_savepoint"
         return running.connection
 
-    def connection(self, *args: Any, **kwargs: Any) -> Connection:
-        """As SQLAlchemy's; the view may do with it what passes by the savepoints held back."""
-        running = running_operation()
-        connection: Connection = super().connection(*args, **kwargs)  # type: ignore[misc]
-        if running is not None:
-            running.expose()
-        return connection
-
 
 def _join(session: Any, engine: Engine, running: Running) -> None:
     """Let a session work on the operation's connection as it would on its engine's.
@@ -273,7 +265,7 @@ def prove(db: SQLAlchemy, running: Running, table: Table) -> None:
     session = db.session.session_factory()
     root = running.connection.get_transaction()
     try:
-        joined = Session.connection(session, bind_arguments={"clause": table}) is running.connection
+        joined = session.connection(bind_arguments={"clause": table}) is running.connection
         session.commit()
     except NotAtomic:
         joined = False

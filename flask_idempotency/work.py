@@ -29,7 +29,7 @@ class Work:
         self._running: Running | None = None
         try:
             binds = state.engines_of(other_binds)
-            self._running = Running(operation, hold.connection, hold.expose, binds)
+            self._running = Running(operation, hold.connection, binds)
             state.prove_join(self._running)
         except BaseException:
             self.abandon()

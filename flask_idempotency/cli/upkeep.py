@@ -152,7 +152,7 @@ def _examine_claim(state: AppState) -> Iterator[Finding]:
             yield Finding("ok", subject, "a record was claimed and its row locked")
             subject = "db.session"
             operation = Operation(checks.TRIAL, "", None, "", hold.attempt)
-            running = Running(operation, hold.connection, hold.expose)
+            running = Running(operation, hold.connection)
             try:
                 state.prove_join(running)
             finally:

@@ -37,10 +37,6 @@ class Transaction(Hold, Protocol):
         """The connection whose transaction holds the row."""
         ...
 
-    def expose(self) -> None:
-        """The view has asked for the connection itself: hold nothing back on it any more."""
-        ...
-
     def complete(self, answer: Answer) -> None:
         """Store the answer and commit it together with everything written on ``connection``.
 
@@ -98,10 +94,6 @@ class Step(Protocol):
     @property
     def connection(self) -> Any:
         """The connection whose transaction this is."""
-        ...
-
-    def expose(self) -> None:
-        """See :meth:`Transaction.expose`."""
         ...
 
     def record(self, step: str, result: bytes) -> None:

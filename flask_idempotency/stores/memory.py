@@ -149,9 +149,6 @@ class MemoryHold(_Held):
         """The transaction's."""
         return self._there().connection
 
-    def expose(self) -> None:
-        """Nothing is held back here."""
-
     def explain(self, error: BaseException | None) -> Exception | None:  # noqa: ARG002
         """No error means more than it says."""
         return None

@@ -10,10 +10,12 @@ savepoint before it never ran.)
 
 All statements of the connection pass here, so this is also where a view's own ``COMMIT``,
 ``ROLLBACK`` or ``BEGIN``, sent as text or through the connection, is refused: it would end the
-transaction that holds the record's row.
+transaction that holds the record's row. A view that reaches for the driver's connection
+(``connection.connection``) gets one that refuses ``commit()`` and ``rollback()`` itself.
 
-Both hooks are public: the ``do_...`` methods of SQLAlchemy's dialect, and psycopg2's
-``connection.cursor_factory``, with a subclass of whatever cursor the application has chosen.
+The hooks are public: the ``do_...`` methods of SQLAlchemy's dialect, the ``connection`` of its
+connections, and psycopg2's ``connection.cursor_factory``, with a subclass of whatever cursor the
+application has chosen.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import Any, NoReturn, cast
 
-from psycopg2 import extensions
+from psycopg2 import ProgrammingError, extensions
 from sqlalchemy import Connection as SqlConnection
-from sqlalchemy import Dialect
+from sqlalchemy import Dialect, PoolProxiedConnection
 
 from ..core.sqltext import ends_transaction
 from ..errors import NotAtomic
@@ -32,20 +34,31 @@ from ..errors import NotAtomic
 Connection = extensions.connection
 Cursor = extensions.cursor
 
-_ROOM = "flask_idempotency"  # in SQLAlchemy's ``connection.info``
+
+class WatchedConnection(SqlConnection):
+    """SQLAlchemy's connection; its room hears of whoever reaches for the driver's."""
+
+    room: Room | None = None
+
+    @property
+    def connection(self) -> PoolProxiedConnection:
+        """The driver's connection, through the pool."""
+        if self.room is not None:
+            self.room.expose()
+        return super().connection
 
 
 class Room:
     """The statements that wait, for one connection during one operation."""
 
-    def __init__(self, connection: SqlConnection) -> None:
+    def __init__(self, connection: WatchedConnection) -> None:
         driver = connection.connection.driver_connection
         assert isinstance(driver, Connection)  # noqa: S101 -- init_app refuses other drivers
         self.driver = driver
         self.broken: NotAtomic | None = None
         self._held: list[str] = []
-        self.exposed = False
-        self._info = connection.info
+        self._connection = connection
+        self._exposed = False
         self._before: Any = driver.cursor_factory
         if type(driver) is Connection:
             self._factory = _subclass(Cursor if self._before is None else self._before)
@@ -54,12 +67,12 @@ class Room:
 
     def open(self) -> None:
         """Hold savepoints back from now on, and watch every cursor that the connection makes."""
-        self._info[_ROOM] = self
+        self._connection.room = self
         self.driver.cursor_factory = self._make
 
     def close(self) -> None:
         """Give the connection its own cursors back; forget what is held."""
-        self._info.pop(_ROOM, None)
+        self._connection.room = None
         self.driver.cursor_factory = self._before
         self._held.clear()
 
@@ -68,14 +81,18 @@ class Room:
         cursor.room = self
         return cursor  # type: ignore[no-any-return]
 
-    def hold(self, statement: str) -> None:
-        """Keep a statement that answers nothing until the next one is sent."""
-        self._held.append(statement)
+    def hold(self, statement: str) -> bool:
+        """Keep a statement that answers nothing until the next one is sent; or say that it cannot."""
+        if not self._exposed:
+            self._held.append(statement)
+        return not self._exposed
 
     def expose(self) -> None:
-        """Hold nothing back any more: the view may use the connection in ways that pass by here."""
-        self.exposed = True
-        self.flush()
+        """Hold nothing back any more: the view may use the driver in ways that pass by here."""
+        if not self._exposed:
+            self.flush()
+            self.show()
+            self._exposed = True
 
     def guard(self, query: Any) -> None:
         """Raise :class:`NotAtomic` for a query that would begin or end a transaction.
@@ -108,10 +125,34 @@ class Room:
             with Cursor(self.driver) as cursor:
                 cursor.execute(self.take())
 
-    def leave_autocommit(self) -> None:
-        """Let psycopg2 see the transaction: it refuses a named cursor in autocommit."""
+    def show(self) -> None:
+        """Let psycopg2 see the transaction, as one of two phases, of which it commits no part itself.
+
+        In autocommit mode its ``commit()`` and ``rollback()`` would do nothing, without a word, and a
+        named cursor would be refused. It sends a BEGIN of its own, which changes nothing (the server
+        warns).
+        """
         if self.driver.autocommit:
             self.driver.autocommit = False
+            try:
+                self.driver.tpc_begin(self.driver.xid(0, "flask-idempotency", ""))
+            except BaseException:
+                self.driver.autocommit = True
+                raise
+
+    def explain(self, error: BaseException | None) -> NotAtomic | None:
+        """What it means that the driver refused to end the transaction, if ``error`` is that."""
+        if isinstance(error, ProgrammingError) and "two-phase transaction" in str(error):
+            return NotAtomic(
+                "the view called commit() or rollback() of the driver's connection, which would end the"
+                " operation's transaction: use those of db.session"
+            )
+        return self.broken
+
+    def restore(self) -> None:
+        """Undo :meth:`show`, once the transaction is over."""
+        if self.driver.status != extensions.STATUS_READY:
+            self.driver.tpc_rollback()
 
 
 def hold_back(dialect: Dialect) -> None:
@@ -138,11 +179,9 @@ def _holding(
 
     @wraps(send)
     def hold_or_send(connection: SqlConnection, name: str) -> None:
-        room: Room | None = connection.info.get(_ROOM)
-        if room is None or room.exposed:
+        room: Room | None = getattr(connection, "room", None)
+        if room is None or not room.hold(f"{words} {quote(name)}"):
             send(connection, name)
-        else:
-            room.hold(f"{words} {quote(name)}")
 
     return hold_or_send
 
@@ -171,7 +210,7 @@ def _subclass(base: type[Cursor]) -> type[Cursor]:
             self.room.guard(query)
             if self.name is not None:
                 self.room.flush()
-                self.room.leave_autocommit()
+                self.room.show()
                 return super().execute(query, vars)
             prefix = self.room.take()
             return super().execute(prefix + self.mogrify(query, vars))

@@ -196,8 +196,8 @@ class SqlHold:
         self._began = time.monotonic()
         self.connection: Connection = wire.connection
         # SQLAlchemy's own view of the transaction that is open already; sends nothing.
-        wire.room.open()
         self._root = wire.connection.begin()
+        wire.room.open()
 
     def complete(self, answer: Answer) -> None:
         """Store the answer and commit, in one message."""
@@ -220,6 +220,7 @@ class SqlHold:
             if cursor.statusmessage != "COMMIT":  # COMMIT of a failed transaction says ROLLBACK
                 raise NotAtomic("the transaction had failed, so nothing was committed")
             wire.room.close()
+            wire.room.restore()
             self._root.commit()  # tells SQLAlchemy; the driver has nothing left to do
         except psycopg2.Error as error:
             raise self._finish_error(error) from error
@@ -232,14 +233,10 @@ class SqlHold:
             self._open = False
             self._wire.close()
 
-    def expose(self) -> None:
-        """The view uses the connection itself from now on."""
-        self._wire.room.expose()
-
     def explain(self, error: BaseException | None) -> Exception | None:
         """What an error that left the view (or None) means for the operation as a whole."""
-        if self._wire.room.broken:
-            return self._wire.room.broken
+        if found := self._wire.room.explain(error):
+            return found
         if self._wire.lost:
             return StoreUnavailable()
         return problem(error)

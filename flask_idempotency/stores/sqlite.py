@@ -176,9 +176,6 @@ class SqliteHold:
         """The transaction's."""
         return self._transaction.connection
 
-    def expose(self) -> None:
-        """Nothing is held back here."""
-
     def explain(self, error: BaseException | None) -> Exception | None:  # noqa: ARG002
         """No error means more than it says."""
         return None

@@ -18,14 +18,13 @@ from psycopg2.extensions import (
     ISOLATION_LEVEL_REPEATABLE_READ,
     ISOLATION_LEVEL_SERIALIZABLE,
     STATUS_BEGIN,
-    STATUS_READY,
     TRANSACTION_STATUS_IDLE,
 )
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
 
 from ..errors import NotAtomic
 from .failures import is_lost
-from .savepoints import Cursor, Room
+from .savepoints import Cursor, Room, WatchedConnection
 
 LEVELS = {
     None: "",
@@ -43,7 +42,7 @@ class Wire:
     def __init__(self, engine: Engine) -> None:
         """Check a connection out; SQLAlchemy's errors come as they are."""
         self.closed = True
-        self.connection: Connection = engine.connect()
+        self.connection = WatchedConnection(engine)
         try:
             self.room = Room(self.connection)
             self.driver = self.room.driver
@@ -102,8 +101,7 @@ class Wire:
             if not self.lost:
                 if self.in_transaction:
                     self.send("ROLLBACK")
-                if self.driver.status != STATUS_READY:  # left autocommit for a named cursor
-                    self.driver.rollback()
+                self.room.restore()
                 self.driver.autocommit = self._autocommit
                 clean = not self.in_transaction
         except psycopg2.Error as error:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import psycopg2
 import pytest
 import sqlalchemy as sa
 from psycopg2 import extensions
+from psycopg2.extras import execute_values
 from sqlalchemy.orm import sessionmaker
 
 from flask_idempotency import ConfigurationError, NotAtomic, current_operation, idempotent
@@ -83,6 +85,67 @@ def test_committing_the_operations_connection_is_refused(world, view):
     view(pay)
     with pytest.raises(NotAtomic, match="ended the operation's transaction"):
         world.post()
+
+
+def commit_in_a_with(raw):
+    with raw.driver_connection:
+        pass
+
+
+def commit_after_a_named_cursor(raw):
+    cursor = raw.cursor("named")
+    cursor.execute("select 1")
+    cursor.close()
+    raw.driver_connection.commit()
+
+
+ENDS = {
+    "commit": lambda raw: raw.commit(),
+    "rollback": lambda raw: raw.rollback(),
+    "driver": lambda raw: raw.driver_connection.commit(),
+    "with": commit_in_a_with,
+    "named": commit_after_a_named_cursor,
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize("caught", [False, True])
+def test_the_drivers_connection_does_not_end_the_transaction(world, view, end, caught):
+    def pay():
+        raw = world.db.session.connection().connection
+        execute_values(raw.cursor(), "insert into payment (amount) values %s", [(1,), (2,)])
+        try:
+            end(raw)
+        except psycopg2.ProgrammingError:
+            if not caught:
+                raise
+            world.db.session.rollback()
+            world.db.session.add(world.Payment(amount=3))
+            world.db.session.commit()
+        return {}, 201
+
+    view(pay)
+    if not caught:
+        with pytest.raises(NotAtomic, match=r"commit\(\) or rollback\(\) of the driver's connection"):
+            world.post()
+        assert world.count() == 0
+    else:
+        assert [world.post().status_code for _ in range(2)] == [201, 201]
+        assert world.count() == 1
+    world.assert_clean()
+
+
+def test_what_a_driver_wrote_commits_with_the_session(world, view):
+    def pay():
+        raw = world.db.session.connection().connection
+        execute_values(raw.cursor(), "insert into payment (amount) values %s", [(1,), (2,)])
+        world.db.session.commit()
+        return {}, 201
+
+    view(pay)
+    assert world.post().status_code == 201
+    assert world.count() == 2
+    world.assert_clean()
 
 
 def test_a_session_with_a_bind_of_its_own_is_refused(world, view):
