@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from typing import Any
 
@@ -85,6 +86,9 @@ def read_body(request: Request) -> None:
         raise BodyIncomplete
     if chunked and len(body) == request.max_content_length and request.input_stream.read(1):
         raise RequestEntityTooLarge
+    if untouched:  # for a view that reads the stream, or makes a request of its own out of the environ
+        request.environ["wsgi.input"] = io.BytesIO(body)
+        request.__dict__["stream"] = io.BytesIO(body)
 
 
 def fingerprint(request: Request, route: Route) -> fp.Fingerprint:

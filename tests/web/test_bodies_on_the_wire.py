@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
-from flask import request
+from flask import Request, request
 
 from flask_idempotency import ConfigurationError, idempotent
 
@@ -161,3 +161,29 @@ def test_without_a_key_the_body_is_the_views_business(world, echo):
     seen = echo(world, required=False)
     assert post(world, BODY[:10], chunked=True, key=None).status_code == 201
     assert seen == [BODY[:10]]
+
+
+READERS = {
+    "stream": lambda asked: asked.stream.read(),
+    "in pieces": lambda asked: b"".join(iter(lambda: asked.stream.read(7), b"")),
+    "stream, then data": lambda asked: asked.stream.read() and asked.get_data(),
+    "environ": lambda asked: asked.environ["wsgi.input"].read(),
+    "another request": lambda asked: Request(asked.environ).get_data(),
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_view_may_read_the_body_as_a_stream(world, read, chunked):
+    seen = []
+
+    @world.app.post("/payments")
+    @idempotent
+    def view():
+        seen.append(read(request))
+        return {}, 201
+
+    length = None if chunked else len(BODY)
+    for _ in range(2):
+        assert post(world, BODY, chunked=chunked, length=length).status_code == 201
+    assert seen == [BODY]
