@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from flask import g, has_app_context, has_request_context, request
@@ -53,15 +54,15 @@ class Operation:
         return running.connection
 
     def step(
-        self, name: str, function: Callable[..., T], *args: Any, atomic: bool = False, **kwargs: Any
+        self, name: str, function: Callable[..., T], /, *args: Any, atomic: bool = False, **kwargs: Any
     ) -> T:
         """Run ``function(*args, **kwargs)`` once for this operation, and keep its result.
 
         If the operation runs again after a crash, the result is given back and the function is not
         called. For operations with ``atomic=False``. ``name`` has 1 to 255 characters, and each step a
-        name of its own. The result must be JSON; what comes back is the decoded JSON, the first time
-        too. Each finished step renews the lease. With ``atomic=True`` the function's writes in
-        ``db.session`` commit together with the step.
+        name of its own, and they do not nest. The result must be JSON; what comes back is the decoded
+        JSON, the first time too. Each finished step renews the lease. With ``atomic=True`` the
+        function's writes in ``db.session`` commit together with the step, whether or not it says so.
 
         A call that is cut off in the middle is made again: pass the other side a key of
         :meth:`derive_key` by which it can tell.
@@ -72,10 +73,11 @@ class Operation:
         """
         return cast("T", self._running_steps("step").run(name, function, args, kwargs, atomic=atomic))
 
-    def extend(self, seconds: float) -> None:
-        """Let the lease run for at least ``seconds`` from now on.
+    def extend(self, seconds: float | timedelta) -> None:
+        """Let the lease run for at least ``seconds`` (a number or a timedelta) from now on.
 
-        For operations with ``atomic=False``. Raises ``LeaseLost`` and ``StoreUnavailable``.
+        For operations with ``atomic=False``. Raises ``LeaseLost``, ``StoreUnavailable``, and
+        ``ConfigurationError`` for what would not do as ``lease``.
         """
         self._running_steps("extend").extend(seconds)
 
@@ -216,7 +218,7 @@ def _current() -> Operation:
     if operation is None:
         raise RuntimeError(
             "current_operation is only there while a view protected by @idempotent runs for a"
-            " request that carries an idempotency key"
+            " request that carries an idempotency key, or a function in Idempotency.run()"
         )
     return operation
 

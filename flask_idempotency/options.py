@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
+from uuid import UUID
 
 from flask import Response
 
@@ -24,7 +25,7 @@ class RouteOptions(TypedDict, total=False):
     * ``required``: a request without a key gets 400; ``False`` lets it through unprotected.
     * ``ttl``: seconds or ``timedelta``; how long a finished record replays.
     * ``wait``: seconds a concurrent duplicate waits for the first to finish before its 409.
-    * ``key``: callable giving the key (``str`` or ``int``; ``None`` for no key), or
+    * ``key``: callable giving the key (``str``, ``int``, ``UUID``; ``None`` for no key), or
       ``"json:/pointer"`` or ``"form:name"`` for a natural key in the request, in place of the header.
     * ``scope``: callable, or ``None`` for one tenant, in place of the application's.
     * ``fingerprint``: ``"request"``, ``"json"``, a list of JSON pointers, or a callable giving bytes.
@@ -50,7 +51,7 @@ class RouteOptions(TypedDict, total=False):
     required: bool
     ttl: float | timedelta
     wait: float | timedelta
-    key: str | Callable[[], str | int | None]
+    key: str | Callable[[], str | int | UUID | None]
     scope: ScopeCallable | None
     fingerprint: str | Sequence[str] | Callable[[], bytes]
     store: Callable[[Response], bool]
@@ -91,7 +92,7 @@ class Route:
     required: bool | None = None
     ttl: float | None = None
     wait: float | None = None
-    key: Callable[[], str | int | None] | Pointer | FormField | None = None
+    key: Callable[[], str | int | UUID | None] | Pointer | FormField | None = None
     has_scope: bool = False
     scope: ScopeCallable | None = None
     fingerprint: str | tuple[Pointer, ...] | Callable[[], bytes] = "request"
@@ -143,6 +144,12 @@ def read_options(options: RouteOptions, methods: frozenset[str] | None = None) -
                 " its worker dies, the database rolls it back at once"
             )
     return Route(**values, has_scope="scope" in values, methods=methods)
+
+
+def read_lease(seconds: Any) -> float:
+    """How long a lease is to run. Raises ``ConfigurationError`` as for the option ``lease``."""
+    setting = next(setting for setting in SETTINGS if setting.name == "LEASE")
+    return cast("float", checked("lease", seconds, setting.read, setting.allowed))
 
 
 def _callable(value: Any) -> Any:

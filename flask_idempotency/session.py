@@ -132,13 +132,14 @@ def watch(engine: Engine) -> None:
 
 
 def _before_statement(connection: Connection, _cursor: Any, statement: str, *_how: object) -> None:
-    running = running_operation()
+    here = running_operation()
+    running = here or outer_operation()
     if running is None or connection is running.connection or not may_write(statement):
         return
     if connection.engine.pool is running.connection.engine.pool:
         # A raw connection is somebody's decision; it also serves logs that must survive a rollback.
         _warn_once(running)
-    elif connection.engine not in running.other_binds:
+    elif here is not None and connection.engine not in running.other_binds:
         running.broken = NotAtomic(
             f"the view of {running.operation.name} wrote to another bind, which cannot commit together"
             " with the record; nothing was committed. If a lost or doubled write there does no harm,"
@@ -154,8 +155,9 @@ def _warn_once(running: Running) -> None:
     if running.operation.name not in _warned:
         _warned.add(running.operation.name)
         log.warning(
-            "the view of %s writes on a connection of its own (db.engine): that is not part of the"
-            " operation, and a retry may repeat it. Use db.session or current_operation.connection",
+            "the view of %s writes on a connection of its own (db.engine, or db.session in another"
+            " request's context): that is not part of the operation, and a retry may repeat it. Use the"
+            " view's db.session or current_operation.connection",
             running.operation.name,
         )
 
@@ -209,6 +211,12 @@ def end_reads(db: SQLAlchemy) -> bool:
         return False
     transaction.close()
     return True
+
+
+def commit(db: SQLAlchemy) -> None:
+    """Commit what the present session has left uncommitted."""
+    if db.session.registry.has():
+        db.session.commit()
 
 
 def end_view(db: SQLAlchemy, name: str) -> None:

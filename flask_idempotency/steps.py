@@ -7,8 +7,12 @@ statement that asks the same again.
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import timedelta
 from typing import Any
 
 from . import session
@@ -16,8 +20,14 @@ from .core.ports import Lease
 from .core.records import Claim
 from .errors import StepError
 from .operation import Operation
+from .options import read_lease
 from .state import AppState
 from .work import Work
+
+_present: ContextVar[tuple[Steps, str, bool] | None] = ContextVar(
+    "flask_idempotency_step", default=None
+)
+"""The step whose function runs, and whether it is atomic. Of this thread: a view may have several."""
 
 
 class Steps:
@@ -47,8 +57,12 @@ class Steps:
         atomic: bool,
     ) -> Any:
         """See :meth:`Operation.step`."""
-        if not isinstance(name, str) or not 1 <= len(name) <= 255:
-            raise StepError(f"a step's name has 1 to 255 characters; this is {name!r}")
+        if not isinstance(name, str) or not 1 <= len(name) <= 255 or "\0" in name:
+            raise StepError(f"a step's name has 1 to 255 characters and no NUL; this is {name!r}")
+        if inspect.iscoroutinefunction(function):
+            raise StepError(f"the function of step {name!r} is async def; allowed is one that is not")
+        if (present := self._present()) is not None:
+            raise StepError(f"step {name!r} was called inside step {present[0]!r}: steps do not nest")
         if name in self._used:
             raise StepError(
                 f"two steps of one operation are named {name!r}: run again, the second would be given"
@@ -64,7 +78,8 @@ class Steps:
         else:
             session.end_reads(self._state.db)
             self._lease.extend(self._seconds)
-            result = _encoded(name, function(*args, **kwargs))
+            with self._named(name, atomic=False):
+                result = _encoded(name, function(*args, **kwargs))
             session.end_reads(self._state.db)
             self._lease.record(name, self._sealed(name, result))
         recorded[name] = self._sealed(name, result)
@@ -76,9 +91,28 @@ class Steps:
         """The view comes now, after ``on_interrupted``: it may ask for the steps that this recorded."""
         self._used.clear()
 
-    def extend(self, seconds: float) -> None:
+    def extend(self, seconds: float | timedelta) -> None:
         """See :meth:`Operation.extend`."""
+        seconds = read_lease(seconds)
+        if (present := self._present()) is not None and present[1]:
+            raise StepError(
+                f"extend() was called inside step {present[0]!r}, which is atomic: its transaction"
+                " holds the record. Call it before; the end of the step renews the lease"
+            )
         self._lease.extend(seconds)
+
+    def _present(self) -> tuple[str, bool] | None:
+        """The name of the step whose function calls this, and whether it is atomic."""
+        found = _present.get()
+        return found[1:] if found is not None and found[0] is self else None
+
+    @contextmanager
+    def _named(self, name: str, *, atomic: bool) -> Iterator[None]:
+        token = _present.set((self, name, atomic))
+        try:
+            yield
+        finally:
+            _present.reset(token)
 
     def _run_in_transaction(
         self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -89,7 +123,9 @@ class Steps:
             work = Work(self._state, self._operation, hold, self._other_binds)
             try:
                 try:
-                    result = _encoded(name, function(*args, **kwargs))
+                    with self._named(name, atomic=True):
+                        result = _encoded(name, function(*args, **kwargs))
+                        session.commit(self._state.db)
                 except Exception as error:
                     work.raise_if_void(error)
                     raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flask_idempotency import NotAtomic, Retryable, StepError, current_operation
+from flask_idempotency import NotAtomic, Retryable, StepError, current_operation, idempotent
 from tests.web.leased.records import steps
 
 
@@ -107,3 +107,69 @@ class TestInATransaction:
 
         add_json(view)
         assert world.post().status_code == 201
+
+    def test_what_it_has_not_committed_is_committed_with_it(self, world, add_json):
+        def pay():
+            world.db.session.add(world.Payment(amount=5))
+            return {"paid": 5}
+
+        add_json(lambda: current_operation.step("pay", pay, atomic=True))
+        assert world.post().status_code == 201
+        assert (world.count(), steps(world)) == (1, [("pay", 1)])
+
+    def test_what_it_has_rolled_back_is_not(self, world, add_json):
+        def pay():
+            world.db.session.add(world.Payment(amount=5))
+            world.db.session.rollback()
+
+        add_json(lambda: current_operation.step("pay", pay, atomic=True))
+        assert world.post().status_code == 201
+        assert (world.count(), steps(world)) == (0, [("pay", 1)])
+
+
+class TestNesting:
+    """A step inside a step, which would wait for the record that the outer one holds."""
+
+    @pytest.mark.parametrize("outer", [False, True])
+    @pytest.mark.parametrize("inner", [False, True])
+    def test_a_step_inside_a_step_is_refused(self, world, add_json, outer, inner):
+        def nest():
+            with pytest.raises(StepError, match="step 'inner' was called inside step 'outer'"):
+                current_operation.step("inner", dict, atomic=inner)
+            return 1
+
+        def view():
+            current_operation.step("outer", nest, atomic=outer)
+            return current_operation.step("inner", dict, atomic=inner)
+
+        add_json(view)
+        assert world.post().status_code == 201
+        assert [name for name, _ in steps(world)] == ["outer", "inner"]
+
+    def test_extend_inside_a_step(self, world, add_json):
+        def refused():
+            with pytest.raises(StepError, match="inside step 'atomic', which is atomic"):
+                current_operation.extend(30)
+
+        def view():
+            current_operation.step("plain", current_operation.extend, 30)
+            current_operation.step("atomic", refused, atomic=True)
+
+        add_json(view)
+        assert world.post().status_code == 201
+
+    def test_another_operation_inside_a_step_has_steps_of_its_own(self, world, add_json):
+        @world.app.post("/inner")
+        @idempotent(atomic=False)
+        def inner():
+            return {"inner": current_operation.step("inner", lambda: 1)}
+
+        def call():
+            return (
+                world.app.test_client()
+                .post("/inner", headers={"Idempotency-Key": "inner", "X-User": "alice"})
+                .json
+            )
+
+        add_json(lambda: current_operation.step("outer", call))
+        assert world.post().json == {"inner": 1}

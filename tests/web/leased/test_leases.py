@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
-from flask_idempotency import LeaseLost, current_operation
+from flask_idempotency import ConfigurationError, LeaseLost, current_operation
 from flask_idempotency.stores import admin
 from tests.web.leased.records import end_lease
 
@@ -109,3 +111,26 @@ def test_a_late_end_that_nobody_overtook_counts(world, add, gate, background):
     gate.open()
     assert first.result().status_code == 201
     assert world.post().status_code == 201
+
+
+@pytest.mark.parametrize("seconds", [None, "30", 0, -1, True, float("nan"), float("inf"), 10**12])
+def test_a_lease_that_could_not_be_one_is_refused(world, add, seconds):
+    def view():
+        with pytest.raises(ConfigurationError, match="lease is .*; allowed: seconds"):
+            current_operation.extend(seconds)
+        return {}, 201
+
+    add(view, lease=20)
+    assert world.post().status_code == 201
+
+
+def test_a_lease_may_be_extended_by_a_timedelta(world, add):
+    def view():
+        current_operation.extend(timedelta(hours=1))
+        ((left,),) = world.sql(
+            "select extract(epoch from lease_expires_at - now()) from idempotency_record"
+        )
+        return {"long": left > 3500}, 201
+
+    add(view, lease=20)
+    assert world.post().json == {"long": True}

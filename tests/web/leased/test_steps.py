@@ -87,7 +87,7 @@ def test_two_steps_of_one_name_are_an_error(world, add_json, provider):
     assert len(errors) == len(provider.calls) == 1
 
 
-@pytest.mark.parametrize("name", ["", "x" * 256, None, 5])
+@pytest.mark.parametrize("name", ["", "x" * 256, "a\0b", None, 5])
 def test_a_step_has_a_name(world, add_json, provider, name):
     def view():
         with pytest.raises(StepError, match="1 to 255 characters"):
@@ -97,6 +97,34 @@ def test_a_step_has_a_name(world, add_json, provider, name):
     add_json(view)
     assert world.post().status_code == 201
     assert provider.calls == []
+
+
+def test_a_step_passes_every_argument_on(world, add_json):
+    def create(name, function, /, *, self):
+        return [name, function, self]
+
+    def greet(name, function="hello"):
+        return f"{function} {name}"
+
+    add_json(
+        lambda: [
+            current_operation.step("create", create, "a", "b", self="c"),
+            current_operation.step("greet", greet, name="Alice", function="hi"),
+        ]
+    )
+    assert world.post().json == [["a", "b", "c"], "hi Alice"]
+
+
+def test_a_step_calls_no_async_function(world, add_json):
+    async def charge():
+        raise AssertionError
+
+    def view():
+        with pytest.raises(StepError, match="async def"):
+            current_operation.step("charge", charge)
+
+    add_json(view)
+    assert world.post().status_code == 201
 
 
 def test_a_step_that_fails_leaves_the_finished_ones_and_may_be_tried_again(world, add_json, provider):
