@@ -5,10 +5,13 @@ One object instead of many arguments: a field that is added later breaks no rece
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
 from blinker import Namespace
+
+log = logging.getLogger("flask_idempotency")
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,9 @@ store_failed = _signals.signal("store-failed", "Redis or Postgres did not do wha
 
 
 def send(signal: Any, app: Any, event: Event) -> None:
-    """Send ``event`` if anybody listens."""
+    """Send ``event`` if anybody listens. A receiver that fails is logged: the answer stands."""
     if signal.receivers:
-        signal.send(app, event=event)
+        try:
+            signal.send(app, event=event)
+        except Exception:
+            log.exception("a receiver of %s failed", signal.name)

@@ -47,6 +47,12 @@ class WatchedConnection(SqlConnection):
             self.room.expose()
         return super().connection
 
+    def close(self) -> None:
+        """Give the driver's connection back; refused while the operation needs it."""
+        if self.room is not None:
+            self.room.refuse("the view closed the operation's connection")
+        super().close()
+
 
 class Room:
     """The statements that wait, for one connection during one operation."""

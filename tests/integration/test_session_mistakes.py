@@ -9,7 +9,7 @@ from psycopg2 import extensions
 from psycopg2.extras import execute_values
 from sqlalchemy.orm import sessionmaker
 
-from flask_idempotency import ConfigurationError, NotAtomic, current_operation, idempotent
+from flask_idempotency import ConfigurationError, NotAtomic, current_operation, idempotent, session
 
 
 def test_work_that_was_never_committed_is_lost_as_without_us(world, view, caplog):
@@ -169,6 +169,41 @@ def test_a_raw_connection_is_warned_about_once(world, view, caplog):
     view(pay, name=f"raw-{world.store}")
     assert world.post().status_code == world.post(key="key-2").status_code == 201
     assert caplog.text.count("connection of its own") == 1
+
+
+def test_a_session_in_another_requests_context_is_warned_about_once(world, view, caplog, monkeypatch):
+    monkeypatch.setattr(session, "_warned", set())
+
+    def pay():
+        with world.app.test_request_context():
+            world.db.session.add(world.Payment(amount=1))
+            world.db.session.commit()
+        return {}, 500
+
+    view(pay)
+    assert [world.post().status_code for _ in range(2)] == [500, 500]
+    assert world.count() == 2
+    assert caplog.text.count("in another request's context") == 1
+
+
+@pytest.mark.parametrize("how", ["close", "with"])
+def test_closing_the_operations_connection_is_refused(world, view, how):
+    def pay():
+        world.db.session.add(world.Payment(amount=1))
+        world.db.session.commit()
+        connection = world.db.session.connection()
+        if how == "close":
+            connection.close()
+        else:
+            with connection:
+                pass
+        return {}, 201
+
+    view(pay)
+    with pytest.raises(NotAtomic, match="closed the operation's connection"):
+        world.post()
+    assert world.count() == 0
+    world.assert_clean()
 
 
 @pytest.mark.parametrize("allowed", [False, True])

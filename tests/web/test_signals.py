@@ -47,6 +47,18 @@ def test_an_execution_and_its_replay_are_signalled(world, add_view, heard):
     assert executed.problem is replayed.problem is None
 
 
+def test_a_receiver_that_fails_changes_no_answer(world, add_view, assert_replayed, caplog):
+    def fail(app, event):
+        raise LookupError
+
+    add_view(world)
+    with flask_idempotency.operation_executed.connected_to(fail, world.app):
+        first = world.post()
+    assert first.status_code == 201
+    assert_replayed(first, world.post())
+    assert "a receiver of operation-executed failed" in caplog.text
+
+
 def test_an_execution_is_signalled_after_its_commit(world, add_view):
     counts = []
 
