@@ -228,8 +228,10 @@ def read_settings(config: Mapping[str, Any], *, redis_given: bool) -> Settings:
 
 def checked(name: str, value: Any, read: Callable[[Any], Any], allowed: str) -> Any:
     """``read(value)``; raises ``ConfigurationError`` with name, value and what is allowed."""
+    shown = "(not shown)" if name in SECRET else repr(value)
     try:
         return read(value)
+    except ConfigurationError as error:  # says what is wrong inside the value
+        raise ConfigurationError(f"{name} is {shown}: {error}") from None
     except (ValueError, TypeError):
-        shown = "(not shown)" if name in SECRET else repr(value)
         raise ConfigurationError(f"{name} is {shown}; allowed: {allowed}") from None

@@ -8,7 +8,7 @@ from typing import Any
 
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import MetaData, make_url
+from sqlalchemy import URL, MetaData, make_url
 from sqlalchemy.exc import ArgumentError
 
 from .errors import ConfigurationError
@@ -23,15 +23,26 @@ def database_uri(app: Flask, bind_key: str | None) -> tuple[Any, str]:
     return (uri.get("url") if isinstance(uri, dict) else uri), f"SQLALCHEMY_BINDS[{bind_key!r}]"
 
 
-def check_driver(app: Flask, bind_key: str | None, store: Any) -> None:
-    """Refuse what the store cannot work on. Raises ``ConfigurationError`` with the cure."""
+def _configured(app: Flask, bind_key: str | None) -> tuple[URL, str]:
+    """Like :func:`database_uri`, read. Raises ``ConfigurationError`` if it is not there or no URL."""
     uri, where = database_uri(app, bind_key)
+    if uri is None and bind_key is not None:
+        known = [*(app.config.get("SQLALCHEMY_BINDS") or {}), None]
+        raise ConfigurationError(
+            f"IDEMPOTENCY_BIND_KEY is {bind_key!r}; allowed: {', '.join(map(repr, known))}"
+            " (the keys of SQLALCHEMY_BINDS)"
+        )
     if uri is None:
         raise ConfigurationError(f"{where} is not set, so there is no database for the records")
     try:
-        url = make_url(uri)
+        return make_url(uri), where
     except ArgumentError:
         raise ConfigurationError(f"{where} is not a database URL") from None
+
+
+def check_driver(app: Flask, bind_key: str | None, store: Any) -> None:
+    """Refuse what the store cannot work on. Raises ``ConfigurationError`` with the cure."""
+    url, where = _configured(app, bind_key)
     kind = url.get_backend_name()
     if store in ("memory", "redis") or not isinstance(store, str):
         return

@@ -87,6 +87,8 @@ class Idempotency:
             raise ConfigurationError("this application already has an Idempotency")
         registered: SQLAlchemy | None = app.extensions.get("sqlalchemy")
         db = db or self._db or registered
+        if db is not None and not isinstance(db, SQLAlchemy):
+            raise ConfigurationError(f"db is {db!r}; allowed: a flask_sqlalchemy.SQLAlchemy object")
         if db is None or registered is not db:
             raise ConfigurationError(
                 "this application has no Flask-SQLAlchemy yet: call db.init_app(app) before"
@@ -112,7 +114,14 @@ class Idempotency:
         It stands above the views' own decorators: a ``@login_required`` below it does not guard a
         replay, so ``scope`` must find nobody for a stranger (401), or ``authorize_replay`` refuse.
         A view with ``@idempotent`` of its own keeps it, one with :meth:`exempt` is left out.
+
+        Raises ``ConfigurationError`` for a wrong option. A ``name`` is for one view alone; if there are
+        more, the first request to one of them is told so.
         """
+        if not isinstance(target, (Flask, Blueprint)):
+            raise ConfigurationError(
+                f"protect() was given {target!r}; allowed: an application or a blueprint object"
+            )
         self._protections.append((target, read_options(options, PROTECTED_METHODS)))
 
     def run(
@@ -140,7 +149,7 @@ class Idempotency:
         """
         return cast("T", run.run(key, function, args, scope, payload, options))
 
-    def after_commit(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+    def after_commit(self, function: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
         """Call ``function(*args, **kwargs)`` once the present operation has committed.
 
         Not for a replay, and not after a rollback. It is called before the answer leaves, after the
@@ -155,7 +164,14 @@ class Idempotency:
             operation.afterwards.append(partial(function, *args, **kwargs))
 
     def exempt(self, view: T) -> T:
-        """Leave a view (a function or a view class) out of :meth:`protect`. Serves as a decorator."""
+        """Leave a view (a function or a view class) out of :meth:`protect`. Serves as a decorator.
+
+        Raises ``ConfigurationError`` for anything else, such as a blueprint.
+        """
+        if not callable(view):
+            raise ConfigurationError(
+                f"exempt() was given {view!r}; allowed: a view function or a class of views"
+            )
         setattr(view, routes.EXEMPT, True)
         return view
 

@@ -22,7 +22,7 @@ from .errors import IdempotencyError, Problem
 from .http import problem_response
 from .operation import known_state, request_state
 from .options import Route
-from .routes import ROUTE, covering_route, is_open, route_of
+from .routes import ROUTE, covering_route, is_open, refuse_shared_name, route_of
 from .server import warn_if_short
 from .signals import Event, operation_rejected, send
 from .state import AppState
@@ -100,6 +100,7 @@ class Hooks:
         view = self._state.app.view_functions[endpoint]
         covering = covering_route(self._state, endpoint)
         if covering is not None and not hasattr(view, ROUTE):
+            refuse_shared_name(self._state, covering)
             methods = frozenset(name for name in covering.methods or () if is_open(view, name))
             if methods:
                 view = protected(view, replace(covering, methods=methods))

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 from typing import Any
+from uuid import UUID
 
 from flask import Flask, Request, Response
 from werkzeug.datastructures import Headers
@@ -53,7 +54,15 @@ def natural_key(request: Request, route: Route, settings: Settings) -> str | Non
             return fp.natural_key(values[0], longest) if values else None
         case function if callable(function):
             value = function()
-            return None if value is None else fp.natural_key(value, longest)
+            if value is None:
+                return None
+            # Any kind of JSON may be what a client has sent; the rest is a mistake of ours.
+            if not isinstance(value, str | int | float | list | dict | UUID):
+                raise ConfigurationError(
+                    "The callable of the option key must return a str, int, UUID or None, not"
+                    f" {type(value).__name__}."
+                )
+            return fp.natural_key(str(value) if isinstance(value, UUID) else value, longest)
     return header_key(request, settings)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from .errors import ConfigurationError
 from .options import Route
 from .state import AppState
 
@@ -58,6 +59,19 @@ def covering_route(state: AppState, endpoint: str) -> Route | None:
     while (parent := names[-1].rpartition(".")[0]) != "":
         names.append(parent)
     return state.protection(names[1:])
+
+
+def refuse_shared_name(state: AppState, covering: Route) -> None:
+    """Raise ``ConfigurationError`` if the name that ``protect`` was given would cover several views."""
+    if covering.name is None:
+        return
+    endpoints = {each.endpoint for each in protected_routes(state) if each.route is covering}
+    if len(endpoints) > 1:
+        raise ConfigurationError(
+            f"protect() was given name={covering.name!r}, which would make one operation of"
+            f" {', '.join(sorted(endpoints))}: a key used for one would count as used for the others."
+            " Give each a name with @idempotent(name=...), or none"
+        )
 
 
 def is_open(view: Any, method: str) -> bool:

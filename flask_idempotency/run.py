@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ from flask import Response, current_app
 from .begin import claim_or_answer
 from .core.fingerprint import Fingerprint, by_value
 from .core.keys import Scope
-from .errors import ConfigurationError, IdempotencyError, KeyMalformed, OperationFailed
+from .errors import ConfigurationError, IdempotencyError, KeyMalformed, OperationFailed, ScopeUnknown
 from .operation import Operation, RequestState, present_operation, request_state
 from .options import Route, RouteOptions, RunOptions, read_options
 from .state import AppState, app_state
@@ -29,6 +30,11 @@ def run(
     """See :meth:`Idempotency.run`."""
     state = app_state(current_app)
     route = _route(state, function, options)
+    if inspect.iscoroutinefunction(function):
+        raise ConfigurationError(
+            f"run() calls the function and keeps its result, and {route.name} is an async def function:"
+            " give one that is not, such as asyncio.run in a function of its own"
+        )
     if not isinstance(key, str) or not key:
         raise KeyMalformed("The key is not a string of at least one character.")
     if (outer := present_operation()) is not None:
@@ -112,6 +118,8 @@ def _scope(state: AppState, scope: Any) -> Scope:
                 "run() needs scope=...: whose key it is, as a str, int or UUID, or None for nobody's"
             )
         return None
+    if scope == "":
+        raise ScopeUnknown("The scope given to run() is empty, so this is nobody's key.")
     return cast("Scope", scope)
 
 

@@ -13,6 +13,7 @@ works on every Redis since 2.6 and on Valkey (``SET ... NX GET PX`` needs Redis 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -176,19 +177,27 @@ def client_from_url(url: str) -> Callable[[], Client]:
         "retry": Retry(NoBackoff(), 0),
     }
     scheme, _, rest = url.partition("://")
+    wrong = f"the scheme {scheme!r} is not known"
     try:
         parts = urlsplit(url)
         if scheme in ("redis", "rediss", "unix"):
-            client = Redis.from_url(url, **options)
-            return lambda: client
-        if scheme == "redis+cluster" and parts.hostname:
-            return lambda: RedisCluster.from_url(f"redis://{rest}", **options)
-        if scheme == "redis+sentinel" and (master := _sentinel(url, options)):
-            return lambda: master
+            wrong = "its port, its database or one of its options cannot be read"
+            if scheme == "unix" or re.fullmatch(r"/?\d*/?", parts.path):
+                client = Redis.from_url(url, **options)
+                return lambda: client
+        if scheme == "redis+cluster":
+            wrong = "its host or its port cannot be read"
+            host, _port = parts.hostname, parts.port
+            if host:
+                return lambda: RedisCluster.from_url(f"redis://{rest}", **options)
+        if scheme == "redis+sentinel":
+            wrong = "its hosts, its service or its database cannot be read"
+            if master := _sentinel(url, options):
+                return lambda: master
     except ValueError:
-        pass  # says no more than the message below, but may quote the password
+        pass  # it may quote the password
     raise ConfigurationError(
-        f"IDEMPOTENCY_REDIS_URL with scheme {scheme!r} cannot be used: allowed are redis://host:port/0,"
+        f"IDEMPOTENCY_REDIS_URL cannot be used: {wrong}. Allowed are redis://host:port/0,"
         " rediss://host:port/0, unix:///path?db=0, redis+cluster://host:port and"
         " redis+sentinel://host:port/service"
     )

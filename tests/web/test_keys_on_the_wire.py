@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 from flask import request
+
+from flask_idempotency import ConfigurationError
 
 MALFORMED = {
     "": "is empty",
@@ -124,12 +128,21 @@ def test_a_callable_may_give_the_key(world, add_view, assert_problem, assert_rep
     assert_problem(world.post(key=None, headers={"X-Order": "canary" * 50}), 400, "key-malformed")
 
 
-def test_a_callable_may_give_a_number(world, add_view, assert_problem, assert_replayed):
-    answers = [7, 7, 7.5, True, b"canary", ["canary"]]
+@pytest.mark.parametrize("key", [7, UUID(int=7)])
+def test_a_callable_may_give_a_number(world, add_view, assert_problem, assert_replayed, key):
+    answers = [key, key, 7.5, True, ["canary"]]
     add_view(world, key=lambda: answers.pop(0))
     assert_replayed(world.post(), world.post())
     while answers:
         assert_problem(world.post(), 400, "key-malformed")
+
+
+@pytest.mark.parametrize("key", [b"canary", object()])
+def test_a_callable_that_gives_no_key_is_the_applications_mistake(world, add_view, key):
+    add_view(world, key=lambda: key)
+    world.app.testing = True
+    with pytest.raises(ConfigurationError, match="The callable of the option key must return"):
+        world.post()
 
 
 def test_a_field_of_a_json_body_may_be_the_key(world, add_view, assert_problem, assert_replayed):

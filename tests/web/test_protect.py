@@ -204,3 +204,32 @@ def test_an_async_view_and_a_class_are_protected_too(world, add, is_protected):
 def test_a_wrong_option_is_refused_where_it_is_given(world):
     with pytest.raises(ConfigurationError, match="ttl is -1"):
         world.idempotency.protect(world.app, ttl=-1)
+
+
+@pytest.mark.parametrize("target", ["orders", None, 5, Blueprint])
+def test_only_an_application_or_a_blueprint_is_protected(world, target):
+    with pytest.raises(ConfigurationError, match="allowed: an application or a blueprint"):
+        world.idempotency.protect(target)
+
+
+@pytest.mark.parametrize("target", ["orders", Blueprint("orders", __name__)])
+def test_only_a_view_is_exempt(world, target):
+    with pytest.raises(ConfigurationError, match="allowed: a view function or a class"):
+        world.idempotency.exempt(target)
+
+
+def test_a_name_is_for_one_view_alone(world, add):
+    one, two = Blueprint("one", __name__), Blueprint("two", __name__)
+    for target in one, two:
+        world.idempotency.protect(target, name="shared")
+    add("/a", one)
+    add("/b", one)
+    add("/c", two)
+    for target in one, two:
+        world.app.register_blueprint(target)
+    world.app.testing = True
+    for path in "/a", "/b", "/a":
+        with pytest.raises(ConfigurationError, match=r"one operation of one\.a, one\.b"):
+            world.post(path)
+    assert [world.post("/c").json for _ in range(2)] == [{"name": "shared"}] * 2
+    assert world.count() == 1

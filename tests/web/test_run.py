@@ -17,6 +17,7 @@ from flask_idempotency import (
     OperationInterrupted,
     RequestInProgress,
     Retryable,
+    ScopeUnknown,
     current_operation,
     idempotent,
 )
@@ -172,6 +173,10 @@ def named():
     return 1
 
 
+async def coroutine():
+    return 1
+
+
 def test_wrong_arguments_are_named(world, run):
     with pytest.raises(ConfigurationError, match="needs scope="):
         world.idempotency.run("key", named)
@@ -181,6 +186,10 @@ def test_wrong_arguments_are_named(world, run):
         run("key", named, payload=object())
     with pytest.raises(ConfigurationError, match="atomic=False"):
         run("key", named, lease=5)
+    with pytest.raises(ConfigurationError, match="async def"):
+        run("key", coroutine)
+    with pytest.raises(ScopeUnknown):
+        world.idempotency.run("key", named, scope="")
     for key in ("", None, 5):
         with pytest.raises(KeyMalformed):
             run(key, named)
