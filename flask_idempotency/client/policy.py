@@ -21,6 +21,9 @@ NEED_KEY: Final = frozenset({"POST", "PATCH"})
 TRANSIENT: Final = frozenset({408, 425, 429})
 """Below 500, the answers that say "not now"."""
 
+LAST: Final = 1.0
+"""Seconds. What a call that waits for its first attempt keeps of its time, to ask once more."""
+
 SHORTEST: Final = 0.001
 """Seconds. A time limit of 0 would be refused; an attempt that may still begin fails at once."""
 
@@ -48,11 +51,13 @@ class RetryPolicy:
 
     The wait before the next attempt is random between 0 and ``backoff``, doubled with every failure up
     to ``backoff_max`` ("full jitter": clients that failed together do not come back together). It is
-    never shorter than the server's ``Retry-After``.
+    never shorter than the server's ``Retry-After``; except after a 409 ``request-in-progress``, where
+    that is no use: the first attempt may end at any moment before.
 
     :param retries: the most attempts after the first. They are counted anew for a redirect.
     :param deadline: for the whole call, with its redirects. No attempt begins after it, and a wait that
-        would end after it is not begun: the call then ends with what it has.
+        would end after it is not begun: the call then ends with what it has. The wait after a 409
+        ``request-in-progress`` is shortened, so that the call asks once more.
     :param backoff: the longest wait after the first failure.
     :param backoff_max: the longest wait of its own choice after any failure.
     :param header: the server's ``IDEMPOTENCY_HEADER``.
@@ -62,7 +67,7 @@ class RetryPolicy:
     :param random: between 0 and 1; a test gives another.
     """
 
-    retries: int = 8
+    retries: int = 20
     deadline: float = 60
     backoff: float = 0.5
     backoff_max: float = 10
@@ -105,18 +110,23 @@ class Call:
         """Seconds that the next attempt may take."""
         return max(self._ends - self.policy.clock(), SHORTEST)
 
-    def wait(self, failures: int, headers: Mapping[str, str]) -> float | None:
+    def wait(self, failures: int, status: int, headers: Mapping[str, str]) -> float | None:
         """Seconds to wait after so many failures, or None if the call ends here.
 
         :param failures: attempts so far, 1 or more.
+        :param status: of the last answer, which is not final; 0 if there was none.
         :param headers: of the last answer; empty if there was none.
         """
         policy = self.policy
         if failures > policy.retries:
             return None
         longest = min(policy.backoff_max, policy.backoff * 2.0 ** (failures - 1))
-        seconds = max(policy.random() * longest, retry_after(headers))
-        return seconds if policy.clock() + seconds < self._ends else None
+        seconds, left = policy.random() * longest, self._ends - policy.clock()
+        if status == RequestInProgress.status:  # no other of this status is not final
+            # Retry-After is how long it may take: the rest of a lease, or a guess.
+            return min(seconds, left - LAST) if left > LAST else None
+        seconds = max(seconds, retry_after(headers))
+        return seconds if seconds < left else None
 
 
 def retry_after(headers: Mapping[str, str]) -> float:

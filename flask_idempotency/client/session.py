@@ -140,8 +140,10 @@ class _Retries(Retry):
         _stacktrace: TracebackType | None = None,
     ) -> Self:
         new = super().increment(method, url, response, error, _pool, _stacktrace)
-        headers = response.headers if response is not None and error is None else {}
-        delay = self.call.wait(len(new.history), headers)
+        if response is None or error is not None:
+            delay = self.call.wait(len(new.history), 0, {})
+        else:
+            delay = self.call.wait(len(new.history), response.status, response.headers)
         if delay is None:
             reason = error or ResponseError("the call's deadline")
             raise MaxRetryError(_pool, url or "", reason) from reason  # type: ignore[arg-type]

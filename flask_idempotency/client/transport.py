@@ -152,12 +152,12 @@ class _Attempts:
     def wait(self, answer: httpx.Response | None = None) -> float | None:
         """Seconds until the next attempt, or None if there is none. ``answer`` is None for an error."""
         if answer is None:
-            return self._call.wait(self._begun, {})
+            return self._call.wait(self._begun, 0, {})
         if answer.is_success or self._policy.is_final(
             answer.status_code, answer.headers, _decoded(answer)
         ):
             return None
-        return self._call.wait(self._begun, answer.headers)
+        return self._call.wait(self._begun, answer.status_code, answer.headers)
 
 
 def _whole(response: httpx.Response, body: bytes) -> httpx.Response:

@@ -180,11 +180,29 @@ class TestWaits:
         make_caller(backoff=1)("POST", server.url)
         assert time.waits == [0.25, 0.5]
 
-    @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 503])
+    @pytest.mark.parametrize("status", [408, 425, 429, 500, 503])
     def test_retry_after_is_the_least(self, call, server, time, status):
         server.script += [answer(status, "request-in-progress", Retry_After="7")]
         call("POST", server.url)
         assert time.waits == [7]
+
+    @pytest.mark.parametrize("after", [{}, {"Retry_After": "1"}, {"Retry_After": "60"}])
+    def test_but_not_while_the_first_attempt_runs(self, call, server, time, after):
+        server.script += [answer(409, "request-in-progress", **after)] * 3
+        assert call("POST", server.url).status == 201
+        assert time.waits == [0.5, 1, 2]
+
+    def test_a_running_attempt_is_asked_for_until_the_deadline(self, make_caller, server, time):
+        server.script += [answer(409, "request-in-progress", Retry_After="60")] * 30
+        assert make_caller(deadline=60)("POST", server.url).status == 409
+        assert time.now == 59  # the last attempt has a second
+        assert time.waits[-2:] == [10, 3.5]
+
+    def test_chance_does_not_end_the_call_long_before_its_deadline(self, make_caller, server, time):
+        time.chance = 0.4
+        server.script += [answer(409, "request-in-progress")] * 30
+        assert make_caller(deadline=60)("POST", server.url).status == 409
+        assert time.now == 59
 
     def test_retry_after_can_be_a_date_by_the_servers_clock(self, call, server, time):
         dates = {

@@ -117,7 +117,7 @@ class TestJavaScript:
 
     def test_it_sends_the_same_key_again_whatever_happens(self, pay, server):
         again = [answer(status) for status in (408, 425, 429, 500, 503)]
-        again += [answer(409, "request-in-progress", Retry_After="1")]
+        again += [answer(409, "request-in-progress", Retry_After="60")]
         server.script += [drop_before, *again, break_off]
         got = pay()
         assert (got["status"], json.loads(got["body"]), got["replayed"]) == (201, {"id": 1}, True)
