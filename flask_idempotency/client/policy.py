@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 import time
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from ..errors import OperationFailed, RequestInProgress
 from .keys import new_key
@@ -65,6 +66,8 @@ class RetryPolicy:
     :param sleep: waits; a test gives another.
     :param clock: seconds that only grow; a test gives another.
     :param random: between 0 and 1; a test gives another.
+    :raises ValueError: for a value outside of its range.
+    :raises TypeError: for a value of another type.
     """
 
     retries: int = 20
@@ -76,6 +79,14 @@ class RetryPolicy:
     sleep: Callable[[float], object] = time.sleep
     clock: Callable[[], float] = time.monotonic
     random: Callable[[], float] = random.random
+
+    def __post_init__(self) -> None:
+        for name, (kinds, in_range, allowed) in _ALLOWED.items():
+            value = getattr(self, name)
+            right = isinstance(value, kinds) and not isinstance(value, bool)
+            if not right or not in_range(value):
+                error = ValueError if right else TypeError
+                raise error(f"{name} is {value!r}; allowed: {allowed}")
 
     def give_key(self, method: str | None, headers: MutableMapping[str, str]) -> bool:
         """Give the request a key if it needs one and has none. Returns whether it has one now."""
@@ -96,6 +107,30 @@ class RetryPolicy:
         if status >= 500:
             return problem_type(headers, body) == OperationFailed.type
         return status not in TRANSIENT
+
+
+_Rule: TypeAlias = tuple[tuple[type, ...], Callable[[Any], bool], str]
+
+_NUMBER: Final = (int, float)
+_SECONDS: Final[_Rule] = _NUMBER, lambda value: 0 <= value < math.inf, "a number of seconds, 0 or more"
+_HEADER: Final[_Rule] = (
+    (str,),
+    lambda value: re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", value, re.ASCII) is not None,  # RFC 9110, 5.6.2
+    "the name of an HTTP header",
+)
+_CALLABLE: Final[_Rule] = ((Callable,), lambda _value: True, "a callable")  # type: ignore[assignment]
+
+_ALLOWED: Final[Mapping[str, _Rule]] = {
+    "retries": ((int,), lambda value: value >= 0, "a whole number, 0 or more"),
+    "deadline": (_NUMBER, lambda value: 0 < value < math.inf, "a number of seconds above 0"),
+    "backoff": _SECONDS,
+    "backoff_max": _SECONDS,
+    "header": _HEADER,
+    "replayed_header": _HEADER,
+    "sleep": _CALLABLE,
+    "clock": _CALLABLE,
+    "random": _CALLABLE,
+}
 
 
 class Call:
@@ -120,7 +155,7 @@ class Call:
         policy = self.policy
         if failures > policy.retries:
             return None
-        longest = min(policy.backoff_max, policy.backoff * 2.0 ** (failures - 1))
+        longest = min(policy.backoff_max, policy.backoff * 2.0 ** min(failures - 1, 99))
         seconds, left = policy.random() * longest, self._ends - policy.clock()
         if status == RequestInProgress.status:  # no other of this status is not final
             # Retry-After is how long it may take: the rest of a lease, or a guess.

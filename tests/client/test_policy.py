@@ -1,0 +1,64 @@
+"""A policy that could not work is refused where it is made, not in the first call that fails."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import timedelta
+
+import pytest
+
+from flask_idempotency.client import RetryPolicy
+from flask_idempotency.client.policy import Call
+
+
+class TestRetryPolicy:
+    @pytest.mark.parametrize(
+        ("name", "value", "allowed"),
+        [
+            ("retries", -1, "a whole number, 0 or more"),
+            ("deadline", 0, "a number of seconds above 0"),
+            ("deadline", -1.5, "a number of seconds above 0"),
+            ("deadline", math.nan, "a number of seconds above 0"),
+            ("deadline", math.inf, "a number of seconds above 0"),
+            ("backoff", -0.1, "a number of seconds, 0 or more"),
+            ("backoff", math.nan, "a number of seconds, 0 or more"),
+            ("backoff_max", math.inf, "a number of seconds, 0 or more"),
+            ("header", "", "the name of an HTTP header"),
+            ("header", "Idempotency Key", "the name of an HTTP header"),
+            ("replayed_header", "Idempotent-Replayed:", "the name of an HTTP header"),
+        ],
+    )
+    def test_a_value_outside_of_its_range_is_named_with_what_is_allowed(self, name, value, allowed):
+        text = f"{name} is {value!r}; allowed: {allowed}"
+        with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+            RetryPolicy(**{name: value})
+
+    @pytest.mark.parametrize(
+        ("name", "value", "allowed"),
+        [
+            ("retries", 1.0, "a whole number, 0 or more"),
+            ("retries", None, "a whole number, 0 or more"),
+            ("retries", True, "a whole number, 0 or more"),
+            ("deadline", None, "a number of seconds above 0"),
+            ("deadline", timedelta(seconds=5), "a number of seconds above 0"),
+            ("backoff", "x", "a number of seconds, 0 or more"),
+            ("backoff_max", None, "a number of seconds, 0 or more"),
+            ("header", None, "the name of an HTTP header"),
+            ("replayed_header", b"Replayed", "the name of an HTTP header"),
+            ("sleep", 1, "a callable"),
+            ("clock", 1.0, "a callable"),
+            ("random", 0.5, "a callable"),
+        ],
+    )
+    def test_so_is_one_of_another_type(self, name, value, allowed):
+        text = f"{name} is {value!r}; allowed: {allowed}"
+        with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+            RetryPolicy(**{name: value})
+
+    def test_the_ends_of_the_ranges_are_taken(self):
+        RetryPolicy(retries=0, deadline=0.001, backoff=0, backoff_max=0)
+
+    def test_a_wait_after_very_many_failures_is_the_longest(self, time):
+        call = Call(time.policy(retries=5000, backoff=0.1, backoff_max=7))
+        assert call.wait(5000, 503, {}) == 7
