@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import signals
+from celery.app.utils import find_app
 from rq import SimpleWorker
 
 from flask_idempotency import Retryable, current_operation, idempotent
-from tests.docs.pages import ROOT, blocks
+from tests.docs.pages import ROOT, blocks, commands
+from tests.waiting import wait_until
 
 
 class TestQueues:
@@ -39,6 +46,65 @@ class TestQueues:
         for name in ("shop", "celery_tasks", "rq_tasks"):
             sys.modules.pop(name, None)
 
+    @pytest.fixture
+    def reader(self, tmp_path) -> Callable[[str], str]:
+        """Types a command into the reader's shell; what it printed."""
+        environment = {
+            **os.environ,  # with the addresses of the servers
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "no_proxy": "*",
+        }
+
+        def type_it(command: str) -> str:
+            done = subprocess.run(
+                ["bash", "-c", command],  # noqa: S607
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=30,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        return type_it
+
+    def command(self, program: str) -> str:
+        """The page's command that starts this program's worker."""
+        [line] = [
+            command
+            for block in blocks(self.PAGE, "console")
+            for command, _ in commands(block.text)
+            if command.startswith(f"{program} ")
+        ]
+        return line
+
+    @contextmanager
+    def held(self, shop, key) -> Iterator[list[Any]]:
+        """Another worker is at Alice's operation until the context is left; then its results."""
+        running, go_on, results = threading.Event(), threading.Event(), []
+
+        def slowly(order):
+            running.set()
+            assert go_on.wait(20)
+            return shop.write_invoice(order)
+
+        def other_worker():
+            options = {"scope": "alice", "name": "shop.write_invoice"}
+            with shop.app.app_context():
+                results.append(shop.idempotency.run(key, slowly, 7, **options))
+
+        other = threading.Thread(target=other_worker)
+        other.start()
+        try:
+            assert running.wait(20)
+            yield results
+        finally:
+            go_on.set()
+            other.join()
+
     def invoices(self, shop) -> int:
         with shop.app.app_context():
             return shop.db.session.query(shop.Invoice).count()
@@ -54,34 +120,18 @@ class TestQueues:
     def test_a_celery_task_beside_another_is_tried_again(self, modules):
         tasks, shop = modules("celery_tasks"), modules("shop")
         tasks.celery.conf.task_always_eager = True
-        running, go_on, retries = threading.Event(), threading.Event(), []
+        retries = []
+        with ExitStack() as running:
+            held = running.enter_context(self.held(shop, "order-7"))
 
-        def slowly(order):
-            running.set()
-            assert go_on.wait(20)
-            return shop.write_invoice(order)
+            def retried(sender, **_rest):
+                retries.append(sender)
+                running.close()
 
-        def other_worker():
-            options = {"scope": "alice", "name": "shop.write_invoice"}
-            with shop.app.app_context():
-                shop.idempotency.run("order-7", slowly, 7, **options)
-
-        other = threading.Thread(target=other_worker)
-
-        def retried(sender, **_rest):
-            retries.append(sender)
-            go_on.set()
-            other.join()
-
-        other.start()
-        assert running.wait(20)
-        with_retries = signals.task_retry.connect(retried, weak=False)
-        try:
+            signals.task_retry.connect(retried, weak=False)
+            running.callback(signals.task_retry.disconnect, retried)
             assert tasks.invoice.delay("alice", 7).get() == {"invoice": 1}
-        finally:
-            signals.task_retry.disconnect(with_retries)
-            go_on.set()
-            other.join()
+        assert held == [{"invoice": 1}]
         assert len(retries) == 1
         assert self.invoices(shop) == 1
 
@@ -92,6 +142,26 @@ class TestQueues:
         worker.work(burst=True, logging_level="WARNING")
         assert [job.return_value() for job in jobs] == [{"invoice": 1}] * 3
         assert self.invoices(modules("shop")) == 1
+
+    def test_celery_s_command_finds_the_application(self, modules, reader):
+        tasks = modules("celery_tasks")
+        worker = self.command("celery")
+        assert worker == "celery -A celery_tasks worker"
+        assert find_app("celery_tasks", imp=modules) is tasks.celery
+        reader(worker.replace("worker", "report"))  # needs the application, and no broker
+
+    def test_rq_s_command_runs_the_job_and_its_retries(self, modules, reader):
+        """Without its scheduler RQ would leave a retry that has to wait where it is, for ever."""
+        tasks, shop = modules("rq_tasks"), modules("shop")
+        with ThreadPoolExecutor() as background:
+            with self.held(shop, "order-7") as held:
+                job = tasks.enqueue_invoice("alice", 7)
+                worker = background.submit(reader, f"{self.command('rq')} --max-jobs 2")
+                wait_until(lambda: tasks.queue.scheduled_job_registry.count, "the job has failed once")
+            worker.result()
+        assert job.get_status(refresh=True) == "finished"
+        assert (job.return_value(), held) == ({"invoice": 1}, [{"invoice": 1}])
+        assert self.invoices(shop) == 1
 
     def test_a_function_after_the_commit_is_not_called_for_a_replay(self, page):
         shop = page("queues.md")
