@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import uuid
+from collections.abc import Callable
+from importlib import import_module
+from typing import cast
 
 from ..core.keys import digest
 
@@ -12,11 +15,23 @@ from ..core.keys import digest
 def new_key() -> str:
     """A new idempotency key: make one for each call, and keep it until the call has its answer.
 
-    :return: a random UUID. With Python 3.14 and later it is of version 7, which begins with the time,
-        so that keys sort in the order they were made; before, of version 4.
+    :return: a random UUID. It is of version 7, which begins with the time, so that keys sort in the
+        order they were made, if Python makes that (3.14 and later) or uuid-utils is installed, which
+        comes with the extras ``requests`` and ``httpx``; otherwise of version 4.
     """
-    make = getattr(uuid, "uuid7", uuid.uuid4)
-    return str(make())
+    return str(_uuid_maker()())
+
+
+def _uuid_maker() -> Callable[[], object]:
+    if hasattr(uuid, "uuid7"):
+        return cast("Callable[[], object]", uuid.uuid7)
+    try:
+        library = import_module("uuid_utils")
+    except ImportError:
+        return uuid.uuid4
+    # Before 0.14, processes that were forked made the same ones: two calls with one key.
+    first, second, *_ = library.__version__.split(".")
+    return library.uuid7 if (int(first), int(second)) >= (0, 14) else uuid.uuid4
 
 
 def derive_key(operation: str, params: object) -> str:

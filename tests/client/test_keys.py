@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import uuid
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -22,14 +24,55 @@ plain = st.recursive(
 
 
 class TestNewKey:
-    def test_it_is_a_uuid_of_the_newest_kind_that_python_makes(self):
-        assert uuid.UUID(new_key()).version == (7 if hasattr(uuid, "uuid7") else 4)
-        assert len({new_key() for _ in range(1000)}) == 1000
+    MADE = uuid.UUID("01890a5d-ac96-774b-bcce-b302099a8057")
+
+    def test_it_is_a_uuid_and_those_of_version_7_are_in_order(self):
+        keys = [new_key() for _ in range(1000)]
+        assert len(set(keys)) == 1000
+        [version] = {uuid.UUID(key).version for key in keys}
+        assert version in ({7} if hasattr(uuid, "uuid7") else {4, 7})
+        assert (keys == sorted(keys)) == (version == 7)
 
     def test_it_takes_the_time_ordered_kind_where_python_has_it(self, monkeypatch):
-        made = uuid.UUID("01890a5d-ac96-774b-bcce-b302099a8057")
-        monkeypatch.setattr(uuid, "uuid7", lambda: made, raising=False)
-        assert new_key() == str(made)
+        monkeypatch.setattr(uuid, "uuid7", lambda: self.MADE, raising=False)
+        monkeypatch.setitem(sys.modules, "uuid_utils", None)
+        assert new_key() == str(self.MADE)
+
+    def test_and_that_of_uuid_utils_where_python_has_not(self, monkeypatch):
+        monkeypatch.delattr(uuid, "uuid7", raising=False)
+        library = SimpleNamespace(uuid7=lambda: self.MADE, __version__="0.14.0")
+        monkeypatch.setitem(sys.modules, "uuid_utils", library)
+        assert new_key() == str(self.MADE)
+
+    def test_and_a_random_one_where_neither_is_there(self, monkeypatch):
+        monkeypatch.delattr(uuid, "uuid7", raising=False)
+        monkeypatch.setitem(sys.modules, "uuid_utils", None)
+        assert uuid.UUID(new_key()).version == 4
+
+    def test_and_where_the_library_would_make_the_same_ones_after_a_fork(self, monkeypatch):
+        monkeypatch.delattr(uuid, "uuid7", raising=False)
+        library = SimpleNamespace(uuid7=lambda: self.MADE, __version__="0.13.9")
+        monkeypatch.setitem(sys.modules, "uuid_utils", library)
+        assert uuid.UUID(new_key()).version == 4
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+    def test_processes_that_were_forked_make_different_ones(self):
+        code = (
+            "import os\n"
+            "from flask_idempotency.client import new_key\n"
+            "new_key()\n"
+            "children = [os.fork(), os.fork()]\n"
+            "os.write(1, (new_key()[-12:] + '\\n').encode())\n"
+            "[os.waitpid(child, 0) for child in children if child]\n"
+        )
+        made = subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        assert len(set(made)) == len(made) == 4
 
 
 class TestDeriveKey:
