@@ -50,17 +50,20 @@ def derive_key(operation: str, params: object) -> str:
         after a restart.
     """
     text = json.dumps(params, sort_keys=True, allow_nan=False, separators=(",", ":"))
-    _refuse_other_names(params)
+    _refuse_what_json_changes(params)
     return base64.urlsafe_b64encode(digest("client", operation, text)).rstrip(b"=").decode()
 
 
-def _refuse_other_names(value: object) -> None:
-    # json writes the names 1, True and None as text, which would make different parameters alike.
+def _refuse_what_json_changes(value: object) -> None:
+    # json writes tuples as lists, and the names 1, True and None as text: different parameters would
+    # be alike.
     if isinstance(value, dict):
         for name, item in value.items():
             if not isinstance(name, str):
                 raise TypeError(f"The names in params must be str, not {type(name).__name__}.")
-            _refuse_other_names(item)
-    elif isinstance(value, list | tuple):
+            _refuse_what_json_changes(item)
+    elif isinstance(value, list):
         for item in value:
-            _refuse_other_names(item)
+            _refuse_what_json_changes(item)
+    elif isinstance(value, tuple):
+        raise TypeError("The params must hold lists, not tuples.")

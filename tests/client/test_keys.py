@@ -139,7 +139,12 @@ class TestDeriveKey:
         with pytest.raises(TypeError, match="not JSON serializable"):
             derive_key("pay", {"value": value})
 
-    @pytest.mark.parametrize("params", [{1: "a"}, [{"a": ({True: 1},)}], {None: 1}])
+    @pytest.mark.parametrize("params", [(1, 2), {"a": [(1,)]}, {"a": {"b": ()}}])
+    def test_a_tuple_is_no_plain_json(self, params):
+        with pytest.raises(TypeError, match="params must hold lists, not tuples"):
+            derive_key("pay", params)
+
+    @pytest.mark.parametrize("params", [{1: "a"}, [{"a": [{True: 1}]}], {None: 1}])
     def test_names_must_be_text(self, params):
         with pytest.raises(TypeError, match="names in params must be str"):
             derive_key("pay", params)
