@@ -16,8 +16,7 @@ from werkzeug.test import EnvironBuilder, run_wsgi_app
 from .errors import SealBroken
 from .http import REQUEST, RESUMED
 from .state import AppState
-from .stores import admin
-from .stores.sql import SqlRecords
+from .stores.admin import Admin
 
 log = logging.getLogger("flask_idempotency")
 
@@ -37,7 +36,7 @@ class Resumed:
 
 
 def resume(
-    state: AppState, records: SqlRecords, *, limit: int, max_attempts: int, backoff_seconds: float
+    state: AppState, store: Admin, *, limit: int, max_attempts: int, backoff_seconds: float
 ) -> Iterator[Resumed]:
     """Send the requests of at most ``limit`` operations that nobody works on again.
 
@@ -47,7 +46,7 @@ def resume(
     once: each operation is claimed like any other. A request that cannot be unsealed is logged and
     counts as answered with 500. Raises ``StoreUnavailable``.
     """
-    for due in admin.resumable(records, limit, max_attempts, backoff_seconds):
+    for due in store.resumable(limit, max_attempts, backoff_seconds):
         status = 500
         try:
             head, _, body = state.sealer.open_bytes(due.request, due.key, REQUEST).partition(b"\n")

@@ -13,7 +13,7 @@ from flask.cli import AppGroup
 from ..errors import IdempotencyError, Problem
 from ..state import AppState, app_state
 from ..stores import checks
-from ..stores.sql import SqlRecords
+from ..stores.admin import Admin, NothingToDo, admin_of
 
 
 class _Group(AppGroup):
@@ -22,6 +22,8 @@ class _Group(AppGroup):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except NothingToDo as note:
+            click.echo(note.detail)
         except IdempotencyError as error:
             raise click.ClickException(explain(error)) from error
 
@@ -39,13 +41,9 @@ def current_state() -> AppState:
     return app_state(current_app)
 
 
-def sql_records(state: AppState) -> SqlRecords:
-    """The records in PostgreSQL; an application that has them elsewhere is told so."""
-    if not isinstance(state.records, SqlRecords):
-        raise IdempotencyError(
-            f"this command is for records in PostgreSQL; IDEMPOTENCY_STORE is {state.settings.store!r}"
-        )
-    return state.records
+def admin(state: AppState) -> Admin:
+    """The application's store, as the commands need it; a store that has no commands is told so."""
+    return admin_of(state.records, state.settings.store)
 
 
 def explain(error: IdempotencyError) -> str:

@@ -11,8 +11,8 @@ import click
 from ..core.records import State
 from ..errors import IdempotencyError, UnknownRecord
 from ..leased import fail_record
-from ..stores import admin
-from .group import as_json_option, cli, current_state, in_utc, sql_records, write_rows
+from ..stores.admin import find
+from .group import admin, as_json_option, cli, current_state, in_utc, write_rows
 
 STATES = (*(state.value for state in State), "interrupted")
 
@@ -27,9 +27,8 @@ def create_table() -> None:
     part of db.metadata.
     """
     state = current_state()
-    records, engine = sql_records(state), state.db.engines[state.settings.bind_key]
-    for line in admin.create(records, engine) or ["nothing to do"]:
-        click.echo(f"{records.table.fullname}: {line}")
+    for line in admin(state).create() or ["nothing to do"]:
+        click.echo(f"{state.table.fullname}: {line}")
 
 
 @cli.command()
@@ -40,7 +39,7 @@ def stats(as_json: bool) -> None:
     For each operation and state: how many records there are, how many of them have expired and wait
     for a purge, the bytes of their answers' bodies, and when the oldest began. Reads the whole table.
     """
-    write_rows([asdict(group) for group in admin.stats(sql_records(current_state()))], as_json)
+    write_rows([asdict(group) for group in admin(current_state()).stats()], as_json)
 
 
 @cli.command("list")
@@ -56,7 +55,7 @@ def list_records(operation: str | None, state: str | None, limit: int, as_json: 
     behind of an atomic operation; the next request with the key takes it over. One that is not atomic
     is "interrupted" then, once its lease is over.
     """
-    found = admin.newest(sql_records(current_state()), operation, state, limit)
+    found = admin(current_state()).newest(operation, state, limit)
     write_rows([asdict(line) for line in found], as_json)
 
 
@@ -70,7 +69,7 @@ def show(key: str, as_json: bool) -> None:
     step is shown. Of an interrupted operation the steps tell how far it came: the step after the last
     one may or may not have happened.
     """
-    line, steps = admin.find(sql_records(current_state()), _digits(key))
+    line, steps = find(admin(current_state()), _digits(key))
     if as_json:
         write_rows([{**asdict(line), "steps": [in_utc(asdict(step)) for step in steps]}], as_json)
         return
@@ -93,10 +92,9 @@ def release(key: str, fail: bool) -> None:
     nothing: their next retry takes over.
     """
     state = current_state()
-    records, digits = sql_records(state), _digits(key)
-    line, _ = admin.find(records, digits)
-    owner = secrets.token_urlsafe(16)
-    found = admin.reopen(records, digits, owner, state.settings.ttl)
+    store, digits = admin(state), _digits(key)
+    line, _ = find(store, digits)
+    found = store.reopen(bytes.fromhex(digits), secrets.token_urlsafe(16), state.settings.ttl)
     if found is None:
         raise IdempotencyError(
             f"{line.key} is {line.state.replace('_', ' ')}: only what is interrupted or failed can be"

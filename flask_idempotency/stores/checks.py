@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Literal, cast
+from dataclasses import replace
+from typing import cast
 
 import psycopg2
 from sqlalchemy import exc, text
@@ -15,6 +15,7 @@ from ..core.fingerprint import Fingerprint
 from ..core.ports import Glance
 from ..core.records import Claim
 from ..errors import IdempotencyError, NotAtomic, StoreUnavailable
+from .admin import Finding
 from .failures import original
 from .redis import NoLock, RedisLock
 from .shape import MIGRATE, Shape, shape_of, wrong_columns
@@ -22,7 +23,7 @@ from .sql import SqlHold, SqlRecords
 from .table import FILLFACTOR
 
 TRIAL = "flask idempotency check"
-"""The name of the record that :func:`trial` claims."""
+"""The name of the record that a check claims."""
 
 POOLER = "a pooler such as PgBouncer must pool transactions or sessions, not statements"
 """Advice where a connection is lost or changes under a transaction."""
@@ -35,16 +36,6 @@ _SERVER = """SELECT current_setting('server_version'),
        current_setting('server_version_num')::int, current_database()::text, current_user::text,
        pg_is_in_recovery(), current_setting('default_transaction_read_only') = 'on',
        current_setting('synchronous_commit')"""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one check found, and what to do about it."""
-
-    level: Literal["ok", "advice", "FAILED"]
-    subject: str
-    text: str
-    remedy: str = ""
 
 
 def examine(records: SqlRecords) -> Iterator[Finding]:
@@ -123,7 +114,7 @@ def trial(records: SqlRecords) -> Iterator[SqlHold]:
 
     Raises what a request would raise, and ``NotAtomic`` if two messages are not one transaction.
     """
-    claim = _trial_claim()
+    claim = trial_claim()
     try:
         hold = cast("SqlHold | None", records.claim(claim))
         if hold is None:
@@ -150,8 +141,8 @@ def examine_lock(lock: RedisLock | NoLock) -> Iterator[Finding]:
         remedy = f"see that the server runs, and that its URL and password are right. {_SLOWER}"
         yield Finding("FAILED", "Redis", _line(error), remedy)
         return
-    first = _trial_claim()
-    second = replace(_trial_claim(), key=first.key)
+    first = trial_claim()
+    second = replace(trial_claim(), key=first.key)
     glances = [lock.acquire(first), lock.acquire(second)]
     lock.release(first)
     glances.append(lock.acquire(second))
@@ -186,6 +177,7 @@ def _line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def _trial_claim() -> Claim:
+def trial_claim() -> Claim:
+    """A claim that is nobody else's, for a moment."""
     owner = secrets.token_urlsafe(16)
     return Claim(secrets.token_bytes(32), TRIAL, Fingerprint(0, bytes(32)), owner, _TRIAL_SECONDS)

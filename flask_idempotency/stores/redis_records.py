@@ -4,7 +4,8 @@ Redis may forget what it was told: a restart, a failover or an eviction loses re
 runs the view again. Nothing commits together with a record here, so every operation has a lease, as
 others have with ``atomic=False``, and every change compares the owner's token. Times are the server's.
 
-A record is one hash: its fields, and ``step:<name>`` for each finished step. It has no time to live
+A record is one hash: its fields, and for each finished step ``step:<name>``, its result, and
+``end:<name>``, the attempt and the time that finished it. It has no time to live
 while it is in progress: what was interrupted is not forgotten by the clock.
 """
 
@@ -13,31 +14,35 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.fingerprint import Fingerprint
 from ..core.records import Answer, Claim, Record, State
 from ..errors import LeaseLost, NotAtomic, StoreUnavailable
 from .redis import Client
 
-_NOW = """
+if TYPE_CHECKING:
+    from .redis_admin import RedisAdmin
+
+NOW = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 """
 
 # -> the server's time in milliseconds, and all fields with their values
-LOOK = _NOW + "return {now, redis.call('HGETALL', KEYS[1])}"
+LOOK = NOW + "return {now, redis.call('HGETALL', KEYS[1])}"
 
 _BEGIN = """
 redis.call('HSET', KEYS[1], 'state', 'in_progress', 'owner', ARGV[1], 'name', ARGV[2],
            'version', ARGV[3], 'digest', ARGV[4], 'attempt', attempt, 'lease', now + ARGV[5],
            'request', ARGV[6])
+redis.call('HSETNX', KEYS[1], 'created', now)
 redis.call('PERSIST', KEYS[1])
 return attempt
 """
 
 # Every script may be sent twice, as its reply may be lost: who comes again is known by its token.
-_FIND = f"""{_NOW}
+_FIND = f"""{NOW}
 local held = redis.call('HMGET', KEYS[1], 'owner', 'state', 'lease', 'attempt')
 if held[1] == ARGV[1] and held[2] == 'in_progress' then return tonumber(held[4]) end
 """
@@ -54,7 +59,7 @@ local attempt = held[4] + 1
 {_BEGIN}"""
 
 _MINE = (
-    _NOW
+    NOW
     + """
 local held = redis.call('HMGET', KEYS[1], 'owner', 'state', 'lease')
 if held[1] ~= ARGV[1] or held[2] ~= 'in_progress' then return 0 end
@@ -62,10 +67,10 @@ if held[1] ~= ARGV[1] or held[2] ~= 'in_progress' then return 0 end
 )
 
 # No look at the state: the second time it is finished, by this attempt.
-FINISH = """
+FINISH = f"""{NOW}
 if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
 redis.call('HDEL', KEYS[1], 'lease', 'request')
-redis.call('HSET', KEYS[1], 'state', ARGV[3], 'status', ARGV[4])
+redis.call('HSET', KEYS[1], 'state', ARGV[3], 'status', ARGV[4], 'completed', now)
 if ARGV[5] ~= '' then redis.call('HSET', KEYS[1], 'headers', ARGV[5]) end
 if ARGV[6] == '1' then redis.call('HSET', KEYS[1], 'body', ARGV[7]) end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
@@ -73,7 +78,10 @@ return 1"""
 
 RENEW = f"""{_MINE}
 redis.call('HSET', KEYS[1], 'lease', math.max(tonumber(held[3]) or 0, now + ARGV[2]))
-if ARGV[3] then redis.call('HSET', KEYS[1], 'step:' .. ARGV[3], ARGV[4]) end
+if ARGV[3] then
+  redis.call('HSET', KEYS[1], 'step:' .. ARGV[3], ARGV[4],
+             'end:' .. ARGV[3], redis.call('HGET', KEYS[1], 'attempt') .. ':' .. now)
+end
 return 1"""
 
 END = f"{_MINE} redis.call('HSET', KEYS[1], 'lease', now) return 1"
@@ -88,8 +96,15 @@ class RedisRecords:
     """Records in Redis. ``client`` is called once, at the first use; it must not decode answers."""
 
     def __init__(self, client: Callable[[], Client], prefix: str) -> None:
-        self._make_client, self._prefix = client, prefix
+        self.prefix = f"{prefix}record:"
+        self._make_client = client
         self._client: Client | None = None
+
+    def admin(self) -> RedisAdmin:
+        """What the commands need."""
+        from .redis_admin import RedisAdmin
+
+        return RedisAdmin(self)
 
     def look(self, key: bytes) -> Record | None:
         """The record."""
@@ -114,17 +129,21 @@ class RedisRecords:
         """
         for another_try in (True, False):
             try:
-                if self._client is None:
-                    self._client = self._make_client()
-                return self._client.eval(script, 1, f"{self._prefix}record:{key.hex()}", *arguments)
+                return self.connected().eval(script, 1, self.prefix + key.hex(), *arguments)
             except Exception as error:
                 if not another_try:
                     raise StoreUnavailable from error
         raise AssertionError("unreachable")
 
+    def connected(self) -> Client:
+        """The client. Raises what making it does."""
+        if self._client is None:
+            self._client = self._make_client()
+        return self._client
+
     def _lease(self, script: str, claim: Claim, *more: Any) -> RedisLease | None:
         fingerprint = claim.fingerprint.version, claim.fingerprint.digest
-        lease = _ms(claim.lease_seconds or 0)
+        lease = milliseconds(claim.lease_seconds or 0)
         values = claim.owner, claim.name, *fingerprint, lease, claim.request or b"", *more
         attempt = self.run(script, claim.key, *values)
         return RedisLease(self, claim, attempt=int(attempt)) if attempt else None
@@ -143,7 +162,9 @@ class RedisLease:
         state = State.FAILED if answer.status >= 500 else State.COMPLETED
         headers = "" if answer.headers is None else json.dumps(answer.headers)
         body = (1, answer.body) if answer.body is not None else (0, b"")
-        self._change(FINISH, _ms(self._claim.ttl_seconds), state.value, answer.status, headers, *body)
+        self._change(
+            FINISH, milliseconds(self._claim.ttl_seconds), state.value, answer.status, headers, *body
+        )
         self._open = False
 
     def abandon(self) -> None:
@@ -155,12 +176,12 @@ class RedisLease:
 
     def release(self) -> None:
         """Give the operation back."""
-        self._change(RELEASE, _ms(self._claim.ttl_seconds))
+        self._change(RELEASE, milliseconds(self._claim.ttl_seconds))
         self._open = False
 
     def extend(self, seconds: float) -> None:
         """Renew the lease."""
-        self._change(RENEW, _ms(seconds))
+        self._change(RENEW, milliseconds(seconds))
 
     def steps(self) -> dict[str, bytes]:
         """The results of the finished steps."""
@@ -170,7 +191,7 @@ class RedisLease:
 
     def record(self, step: str, result: bytes) -> None:
         """Record a finished step and renew the lease."""
-        self._change(RENEW, _ms(self._claim.lease_seconds or 0), step, result)
+        self._change(RENEW, milliseconds(self._claim.lease_seconds or 0), step, result)
 
     def begin(self) -> Any:
         """There is no transaction that a step could commit with."""
@@ -204,5 +225,6 @@ def _record(key: bytes, now: int, fields: dict[bytes, bytes]) -> Record | None:
     )
 
 
-def _ms(seconds: float) -> int:
+def milliseconds(seconds: float) -> int:
+    """As the scripts take it."""
     return max(1, int(seconds * 1000))

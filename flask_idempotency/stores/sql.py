@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg2
 from sqlalchemy import Connection, Engine, Table, exc
@@ -35,6 +35,9 @@ from .rows import answer_values, claim_values, record_of
 from .savepoints import hold_back
 from .wire import Wire
 
+if TYPE_CHECKING:
+    from .sql_admin import SqlAdmin
+
 T = TypeVar("T")
 
 # Timed out (by the application's statement_timeout, perhaps), or at a strict default isolation the
@@ -52,6 +55,12 @@ class SqlRecords:
         self.steps = steps
         self._settings: str | None = None
         self._cache: dict[tuple[str, str], str] = {}
+
+    def admin(self) -> SqlAdmin:
+        """What the commands need."""
+        from .sql_admin import SqlAdmin
+
+        return SqlAdmin(self)
 
     def look(self, key: bytes) -> Record | None:
         """The record, without a lock, in one plain read."""

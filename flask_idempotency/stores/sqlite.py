@@ -11,7 +11,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine, Table, exc
 
@@ -21,6 +21,9 @@ from . import sqlite_statements
 from .joinable import Joinable
 from .leases import Lease
 from .rows import answer_values, claim_values, record_of
+
+if TYPE_CHECKING:
+    from .sqlite_admin import SqliteAdmin
 
 POLL_SECONDS = 0.01
 """How often a request that waits looks: SQLite tells nobody of a lock that is free again."""
@@ -34,6 +37,12 @@ class SqliteRecords:
 
     def __init__(self, engine: Engine, table: Table, steps: Table) -> None:
         self.engine, self.table, self.steps = engine, table, steps
+
+    def admin(self) -> SqliteAdmin:
+        """What the commands need."""
+        from .sqlite_admin import SqliteAdmin
+
+        return SqliteAdmin(self)
 
     def look(self, key: bytes) -> Record | None:
         """The record, in one plain read."""
@@ -113,21 +122,21 @@ class SqliteRecords:
             with self.engine.connect() as connection:
                 return list(connection.exec_driver_sql(self._prepared(template), values))
         except exc.SQLAlchemyError as error:
-            raise self._error(error) from error
+            raise self.error(error) from error
 
     def execute(self, transaction: Joinable, template: str, values: dict[str, Any]) -> Any:
         """Run one of our statements in a transaction; the driver's cursor."""
         try:
             return transaction.execute(self._prepared(template), values)
         except sqlite3.Error as error:
-            raise self._error(error) from error
+            raise self.error(error) from error
 
     def commit(self, transaction: Joinable) -> None:
         """Commit what is ours alone."""
         try:
             transaction.commit()
         except (sqlite3.Error, exc.SQLAlchemyError) as error:
-            raise self._error(error) from error
+            raise self.error(error) from error
 
     def _hold(self, claim: Claim) -> SqliteHold | SqliteLease | None:
         if claim.lease_seconds is not None:
@@ -153,11 +162,13 @@ class SqliteRecords:
         name = self.engine.dialect.identifier_preparer.format_table
         return template.replace("{table}", name(self.table)).replace("{steps}", name(self.steps))
 
-    def _error(self, error: Exception) -> Exception:
+    def error(self, error: Exception) -> Exception:
+        """What an error of the database, or of its driver, means."""
         if "no such table" in str(error) or "no such column" in str(error):
             return ConfigurationError(
-                f"the table {self.table.fullname} is missing or not up to date: call db.create_all(),"
-                " or make a migration (the table is part of db.metadata)"
+                f"the table {self.table.fullname} is missing or not up to date: run `flask"
+                " idempotency create-table`, call db.create_all(), or make a migration (the table is"
+                " part of db.metadata)"
             )
         return StoreUnavailable()
 

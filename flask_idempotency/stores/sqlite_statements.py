@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
-_IN_TTL = "strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', :ttl))"
+IN_TTL = "strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', :ttl))"
 _LEASE = "strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', :lease))"
 _LEASE = f"CASE WHEN :lease IS NOT NULL THEN {_LEASE} END"
 _EXPIRED = f"(expires_at <= {NOW} AND lease_expires_at IS NULL)"
@@ -16,7 +16,7 @@ LOOK = f"""SELECT key, name, state, fingerprint_version, fingerprint, attempt, o
 INSERT = f"""INSERT OR IGNORE INTO {{table}}
        (key, name, state, fingerprint_version, fingerprint, attempt, owner, created_at, expires_at,
         lease_expires_at, request)
-VALUES (:key, :name, 'in_progress', :version, :digest, 1, :owner, {NOW}, {_IN_TTL},
+VALUES (:key, :name, 'in_progress', :version, :digest, 1, :owner, {NOW}, {IN_TTL},
         {_LEASE}, :request)"""
 
 _SEEN = f"""WHERE key = :key AND owner = :seen AND (state = 'in_progress' OR {_EXPIRED})
@@ -29,7 +29,7 @@ TAKE_OVER = f"""UPDATE {{table}} SET
        name = :name, state = 'in_progress', fingerprint_version = :version, fingerprint = :digest,
        owner = :owner, attempt = CASE WHEN {_EXPIRED} THEN 1 ELSE attempt + 1 END,
        created_at = CASE WHEN {_EXPIRED} THEN {NOW} ELSE created_at END,
-       expires_at = {_IN_TTL}, lease_expires_at = {_LEASE}, request = :request,
+       expires_at = {IN_TTL}, lease_expires_at = {_LEASE}, request = :request,
        completed_at = NULL, status = NULL, headers = NULL, body = NULL
  {_SEEN}"""
 
@@ -38,7 +38,7 @@ ATTEMPT = f"SELECT attempt FROM {{table}} {_MINE}"
 FINISH = f"""UPDATE {{table}} SET
        state = CASE WHEN :status >= 500 AND lease_expires_at IS NOT NULL
                     THEN 'failed' ELSE 'completed' END,
-       completed_at = {NOW}, lease_expires_at = NULL, request = NULL, expires_at = {_IN_TTL},
+       completed_at = {NOW}, lease_expires_at = NULL, request = NULL, expires_at = {IN_TTL},
        status = :status, headers = :headers, body = :body
  WHERE key = :key AND owner = :owner"""
 
@@ -46,7 +46,7 @@ EXTEND = f"""UPDATE {{table}} SET
        lease_expires_at = max(coalesce(lease_expires_at, ''), {_LEASE}) {_MINE}"""
 END = f"UPDATE {{table}} SET lease_expires_at = {NOW} {_MINE}"
 RELEASE = f"""UPDATE {{table}} SET
-       lease_expires_at = NULL, completed_at = {NOW}, expires_at = {_IN_TTL} {_MINE}"""
+       lease_expires_at = NULL, completed_at = {NOW}, expires_at = {IN_TTL} {_MINE}"""
 
 STEPS = "SELECT name, result FROM {steps} WHERE key = :key"
 RECORD_STEP = f"""INSERT OR REPLACE INTO {{steps}} (key, name, attempt, created_at, result)
@@ -55,3 +55,4 @@ VALUES (:key, :step, :attempt, {NOW}, :result)"""
 _EXPIRED_KEYS = f"SELECT key FROM {{table}} WHERE {_EXPIRED} ORDER BY expires_at LIMIT :batch"
 PURGE_STEPS = f"DELETE FROM {{steps}} WHERE key IN ({_EXPIRED_KEYS})"
 PURGE = f"DELETE FROM {{table}} WHERE key IN ({_EXPIRED_KEYS})"
+FORGET = "DELETE FROM {table} WHERE key = :key AND owner = :owner"

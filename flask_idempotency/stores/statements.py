@@ -139,36 +139,6 @@ WITH gone AS (
 steps AS (DELETE FROM {{steps}} AS step USING gone WHERE step.key = gone.key)
 SELECT count(*) FROM gone"""
 
-_STATE = """CASE WHEN state = 'in_progress' AND lease_expires_at <= clock_timestamp()
-       THEN 'interrupted' ELSE state END"""
-
-STATS = f"""SELECT name, {_STATE} AS state, count(*), count(*) FILTER (WHERE {EXPIRED}),
-       coalesce(sum(length(body)), 0)::bigint, min(created_at)
-  FROM {{table}} GROUP BY 1, 2 ORDER BY 1, 2"""
-
-# Eight digits tell records apart, and are too few to try keys against.
-_LINE = f"""SELECT encode(substring(key for 4), 'hex'), name, {_STATE}, attempt, status,
-       length(body), created_at, CASE WHEN state <> 'in_progress' THEN completed_at END,
-       expires_at, {EXPIRED}
-  FROM {{table}}"""
-
-# By the digits that LIST shows, as a range of keys.
-_BY_DIGITS = """key BETWEEN decode(rpad(%(digits)s, 64, '0'), 'hex')
-               AND decode(rpad(%(digits)s, 64, 'f'), 'hex')"""
-
-SHOW = f"{_LINE} WHERE {_BY_DIGITS} LIMIT 2"
-
-SHOW_STEPS = f"""SELECT name, attempt, length(result), created_at FROM {{steps}}
- WHERE {_BY_DIGITS} ORDER BY created_at"""
-
-# Another owner: whoever held it before writes nothing more. The retention begins again, for the sake
-# of the finished steps.
-REOPEN = f"""UPDATE {{table}} SET state = 'in_progress', owner = %(owner)s,
-       lease_expires_at = NULL, completed_at = clock_timestamp(),
-       expires_at = greatest(expires_at, clock_timestamp() + %(ttl)s * interval '1 second'),
-       status = NULL, headers = NULL, body = NULL
- WHERE {_BY_DIGITS} AND {_STATE} IN ('interrupted', 'failed') RETURNING key"""
-
 # Each that is picked is put off at once, as after an attempt: one that is refused again and again (it
 # is held, or its headers are not enough) lets the others pass, and two that do this share the work.
 RESUMABLE = """WITH due AS (
@@ -181,8 +151,3 @@ RESUMABLE = """WITH due AS (
      LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
   RETURNING key, name, attempt, request, created_at)
 SELECT key, name, attempt, request FROM due ORDER BY created_at"""
-
-LIST = f"""{_LINE}
- WHERE (%(name)s::text IS NULL OR name = %(name)s)
-   AND (%(state)s::text IS NULL OR {_STATE} = %(state)s)
- ORDER BY created_at DESC LIMIT %(limit)s"""

@@ -11,7 +11,6 @@ from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.records import Answer, Claim, State
 from flask_idempotency.engine import Claimed, Engine, InProgress, Mismatch, Replay
 from flask_idempotency.errors import NotAtomic, RequestInProgress, StoreUnavailable
-from flask_idempotency.stores import admin
 from flask_idempotency.stores.redis import NoLock, RedisLock
 from tests.faults.explore.schedules import Actor, Choice, Kind, Stage, Violation
 from tests.faults.explore.steps import ANSWER_LOST, TIMES_OUT, Servers, SteppedRedis
@@ -91,7 +90,7 @@ class World:
             self._add_purge()
 
     def _add_purge(self) -> None:
-        self._stage.add("purge", lambda: next(admin.purge(self._servers.records, 10), 0))
+        self._stage.add("purge", lambda: next(self._servers.records.admin().purge(10), 0))
 
     # What the attempts do
 

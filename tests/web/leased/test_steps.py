@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from flask_idempotency import Retryable, StepError, current_operation, idempotent
-from flask_idempotency.stores import admin
 from tests.web.leased.records import steps
 
 
@@ -241,7 +240,7 @@ def test_steps_go_with_their_record(world, add_json, provider):
     world.post(), world.post(key="key-2")
     world.sql("update idempotency_record set expires_at = now() where attempt = 1 and ctid ="
               " (select min(ctid) from idempotency_record)")  # fmt: skip
-    assert sum(admin.purge(world.app.extensions["idempotency"].records, 100)) == 1
+    assert sum(world.app.extensions["idempotency"].records.admin().purge(100)) == 1
     assert steps(world) == [("charge", 1)]
 
 

@@ -1,0 +1,49 @@
+"""The SQL of the commands, in the manner of :mod:`.statements`, for both of the databases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class AdminStatements:
+    """The statements of one dialect, in the manner of :mod:`.statements`."""
+
+    stats: str
+    newest: str
+    starting: str
+    steps: str
+    reopen: str
+    reopened: str
+
+
+def admin_statements(*, now: str, in_ttl: str, later: str, digits: str) -> AdminStatements:
+    """Fill in how a database tells the time, that in ``ttl`` seconds, the later of two, and digits."""
+    expired = f"(expires_at <= {now} AND lease_expires_at IS NULL)"
+    state = f"""CASE WHEN state = 'in_progress' AND lease_expires_at <= {now}
+       THEN 'interrupted' ELSE state END"""
+    # Eight digits tell records apart, and are too few to try keys against.
+    line = f"""SELECT {digits}, name, {state}, attempt, status, length(body), created_at,
+       CASE WHEN state <> 'in_progress' THEN completed_at END, expires_at, {expired}
+  FROM {{table}}"""
+    starting = "key BETWEEN %(low)s AND %(high)s"
+    reopened = f"{starting} AND {state} IN ('interrupted', 'failed')"
+    return AdminStatements(
+        stats=f"""SELECT name, {state}, count(*), count(CASE WHEN {expired} THEN 1 END),
+       CAST(coalesce(sum(length(body)), 0) AS bigint), min(created_at)
+  FROM {{table}} GROUP BY 1, 2 ORDER BY 1, 2""",
+        newest=f"""{line}
+ WHERE (CAST(%(name)s AS text) IS NULL OR name = %(name)s)
+   AND (CAST(%(state)s AS text) IS NULL OR {state} = %(state)s)
+ ORDER BY created_at DESC LIMIT %(limit)s""",
+        starting=f"{line} WHERE {starting} LIMIT 2",
+        steps=f"""SELECT name, attempt, length(result), created_at FROM {{steps}}
+ WHERE {starting} ORDER BY created_at""",
+        # Another owner: whoever held it before writes nothing more. The retention begins again, for
+        # the sake of the finished steps.
+        reopen=f"""UPDATE {{table}} SET state = 'in_progress', owner = %(owner)s,
+       lease_expires_at = NULL, completed_at = {now}, expires_at = {later}(expires_at, {in_ttl}),
+       status = NULL, headers = NULL, body = NULL
+ WHERE {reopened}""",
+        reopened=f"SELECT key FROM {{table}} WHERE {reopened}",
+    )

@@ -1,0 +1,307 @@
+"""The commands where the records are not in PostgreSQL: SQLite, Redis, a process, or one's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+import sqlalchemy as sa
+from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
+
+import servers
+from flask_idempotency import Idempotency, Retryable, current_operation, idempotent
+from tests.integration.commands.running import ANSWER, findings, not_ok, runner
+from tests.killed import Killed
+
+KEY = "canary-key-7f3a"
+
+
+class Shop:
+    """An application with a view that is not atomic, killed after its first step at its first run."""
+
+    def __init__(self, store: Any, folder: Any, url: str, **config: Any) -> None:
+        self.app = Flask("shop")
+        self.app.config.update(
+            SQLALCHEMY_DATABASE_URI=f"sqlite:///{folder}/shop.db",
+            IDEMPOTENCY_STORE=store,
+            IDEMPOTENCY_REDIS_PREFIX=f"{folder.name}[*]:",
+            PROPAGATE_EXCEPTIONS=False,
+            **config,
+        )
+        if store == "redis":
+            self.app.config["IDEMPOTENCY_REDIS_URL"] = url
+        self.db = SQLAlchemy(self.app)
+        Idempotency(self.app, self.db, scope=None)
+        self.run, self.calls = runner(self.app), []
+        self.app.post("/orders", endpoint="order")(idempotent(atomic=False)(self.order))
+        answers = {"ok": ({"secret": ANSWER}, 201), "wrong": ({"secret": ANSWER}, 500)}
+        for name, answer in answers.items():
+            view = idempotent(atomic=False)(lambda answer=answer: answer)
+            self.app.add_url_rule(f"/{name}", name, view, methods=["POST"])
+        self.app.post("/free", endpoint="free")(idempotent(atomic=False)(self.give_back))
+
+    def order(self) -> Any:
+        current_operation.step("charge", lambda: self.calls.append(1) or ANSWER)
+        if current_operation.attempt == 1:
+            raise Killed
+        return {"attempt": current_operation.attempt}, 201
+
+    def give_back(self) -> Any:
+        raise Retryable
+
+    def post(self, path: str = "/orders", key: str = KEY) -> Any:
+        return self.app.test_client().post(path, json={}, headers={"Idempotency-Key": key})
+
+    def interrupt(self, key: str = KEY) -> str:
+        """Interrupt an order; its digits."""
+        with pytest.raises(Killed):
+            self.post(key=key)
+        return str(self.listed("--operation", "order", "--limit", "1")[0]["key"])
+
+    def listed(self, *options: str) -> Any:
+        result = self.run("list", "--json", *options)
+        assert result.exit_code == 0, result.output
+        return json.loads(result.output)
+
+
+@pytest.fixture(params=["sql", "redis"])
+def store(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+def shop(store: str, tmp_path: Any, redis_server: Any) -> Iterator[Shop]:
+    shop = Shop(store, tmp_path, redis_server.url)
+    if store == "sql":
+        assert shop.run("create-table").exit_code == 0
+    yield shop
+    with shop.app.app_context():
+        assert shop.db.engine.pool.checkedout() == 0
+        shop.db.engine.dispose()
+
+
+def test_an_operator_sees_how_far_it_came_and_lets_it_run_again(shop):
+    key = shop.interrupt()
+    assert shop.post().status_code == 409
+    (line,) = shop.listed("--state", "interrupted")
+    assert (line["key"], line["operation"], line["attempt"]) == (key, "order", 1)
+    assert (line["status"], line["bytes"], line["completed"], line["expired"]) == (
+        None,
+        None,
+        None,
+        False,
+    )
+    (record,) = json.loads(shop.run("show", key, "--json").output)
+    (step,) = record.pop("steps")
+    assert record == line
+    assert (step["name"], step["attempt"]) == ("charge", 1)
+    assert line["created"] <= step["finished"]
+    assert shop.run("release", key).output == f"{key}: may be run again\n"
+    assert shop.post().json == {"attempt": 2}
+    assert shop.post().headers["Idempotent-Replayed"] == "true"
+    assert shop.calls == [1]
+    (line,) = shop.listed()
+    assert (line["state"], line["status"], line["attempt"]) == ("completed", 201, 2)
+    assert line["created"] <= line["completed"] < line["expires"]
+    result = shop.run("release", key)
+    assert result.exit_code == 1
+    assert "is completed: only what is interrupted or failed" in result.output
+
+
+def test_an_operator_ends_it_and_thinks_better_of_it(shop):
+    key = shop.interrupt()
+    assert shop.run("release", "--fail", key).output == f"{key}: failed for good\n"
+    first, second = shop.post(), shop.post()
+    assert (first.status_code, second.data) == (500, first.data)
+    assert first.json["type"].endswith("operation-failed")
+    assert shop.listed()[0]["state"] == "failed"
+    assert shop.run("release", key).output == f"{key}: may be run again\n"
+    assert shop.post().json == {"attempt": 3}
+    assert shop.calls == [1]
+
+
+def test_what_is_released_is_out_of_its_holders_hands(shop, store, redis_server):
+    def slow() -> Any:
+        current_operation.steps._lease.abandon()  # as if the lease were over
+        (line,) = shop.listed("--state", "interrupted")
+        assert shop.run("release", line["key"]).exit_code == 0
+        return {}, 201
+
+    shop.app.post("/slow", endpoint="slow")(idempotent(atomic=False)(slow))
+    assert shop.post("/slow").status_code == 409
+    assert shop.listed("--operation", "slow")[0]["state"] != "completed"
+
+
+def test_what_runs_is_left_alone(shop):
+    def slow() -> Any:
+        (line,) = shop.listed("--state", "in_progress")
+        assert shop.run("release", line["key"]).exit_code == 1
+        assert shop.listed("--state", "interrupted") == []
+        return {}, 201
+
+    shop.app.post("/slow", endpoint="slow")(idempotent(atomic=False)(slow))
+    assert shop.post("/slow").status_code == 201
+
+
+def test_list_shows_the_newest_first_and_stats_counts(shop):
+    for number in range(3):
+        shop.post("/ok", f"key-{number}")
+    shop.post("/wrong", "key")
+    shop.interrupt()
+    lines = shop.listed()
+    assert [line["operation"] for line in lines] == ["order", "wrong", "ok", "ok", "ok"]
+    assert shop.listed("--limit", "2") == lines[:2]
+    assert [line["state"] for line in shop.listed("--operation", "wrong")] == ["failed"]
+    assert shop.listed("--operation", "ok", "--state", "failed") == []
+    groups = json.loads(shop.run("stats", "--json").output)
+    counted = [(group["operation"], group["state"], group["count"]) for group in groups]
+    assert counted == [("ok", "completed", 3), ("order", "interrupted", 1), ("wrong", "failed", 1)]
+    assert [g["bytes"] > 0 for g in groups] == [True, False, True]
+    assert groups[0]["oldest"] == lines[-1]["created"]
+    assert shop.run("list").output.splitlines()[1].split()[:3] == [
+        lines[0]["key"],
+        "order",
+        "interrupted",
+    ]
+    assert "there is no record whose digits are 00000000" in shop.run("show", "00000000").output
+
+
+def test_no_command_shows_a_key_or_an_answer(shop):
+    key = shop.interrupt()
+    shop.post("/ok")
+    commands = ["stats", "list", "list --json", f"show {key}", f"show {key} --json", "check", "purge"]
+    output = "".join(shop.run(*command.split()).output for command in commands)
+    assert key in output
+    assert KEY not in output
+    assert ANSWER not in output
+
+
+def test_check_passes_a_healthy_application_and_leaves_nothing(shop, store):
+    result = shop.run("check")
+    assert not_ok(result).keys() <= {"persistence"}  # the tests' Redis keeps nothing on disk
+    assert shop.listed() == []
+    there = {"sql": ["SQLite", "columns", "index", "claim", "db.session", "Redis"]}
+    assert list(findings(result)) == there.get(store, ["Redis", "memory", "persistence", "claim"])
+
+
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
+def test_sqlite_is_purged(shop):
+    shop.post("/ok", "expires")
+    shop.interrupt()
+    sql(shop, "update idempotency_record set expires_at = '2000-01-01 00:00:00.000'")
+    assert [line["expired"] for line in shop.listed()] == [False, True], "the interrupted one stays"
+    assert json.loads(shop.run("stats", "--json").output)[0]["expired"] == 1
+    assert shop.run("purge").output == "1 expired record deleted\n"
+    assert shop.run("purge").output == "0 expired records deleted\n"
+    assert [line["operation"] for line in shop.listed()] == ["order"]
+
+
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
+def test_sqlite_is_told_how_to_get_its_tables(shop):
+    assert shop.run("create-table").output == "idempotency_record: nothing to do\n"
+    sql(shop, "drop index ix_idempotency_record_expires_at")
+    assert not_ok(shop.run("check")) == {"index": "FAILED"}
+    assert "created the index ix_idempotency_record_expires_at" in shop.run("create-table").output
+    sql(shop, "drop table idempotency_record_step")
+    assert not_ok(shop.run("check")) == {"steps": "FAILED"}
+    assert "created the table of its steps" in shop.run("create-table").output
+    sql(shop, "drop table idempotency_record")
+    result = shop.run("list")
+    assert result.exit_code == 1
+    assert "the table idempotency_record is missing" in result.output
+    assert "flask idempotency create-table" in result.output
+    assert not_ok(shop.run("check")) == {"table": "FAILED"}
+    assert shop.run("create-table").output == "idempotency_record: created the table\n"
+    sql(shop, "alter table idempotency_record drop column owner")
+    assert not_ok(shop.run("check")).get("columns") == "FAILED"
+    result = shop.run("create-table")
+    assert (result.exit_code, "make a migration" in result.output) == (1, True)
+
+
+def sql(shop: Shop, statement: str) -> None:
+    with shop.app.app_context(), shop.db.engine.begin() as connection:
+        connection.execute(sa.text(statement))
+
+
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
+def test_a_locked_sqlite_file_is_said_in_one_line(shop, tmp_path):
+    key = shop.interrupt()
+    with shop.app.app_context(), shop.db.engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA busy_timeout = 0")
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
+    with engine.connect() as other:
+        other.exec_driver_sql("BEGIN IMMEDIATE")
+        result = shop.run("release", key)
+    engine.dispose()
+    assert result.exit_code == 1
+    assert result.output == "Error: database is locked\n"
+
+
+@pytest.mark.parametrize("store", ["redis"], indirect=True)
+def test_redis_needs_neither_tables_nor_a_purge(shop):
+    shop.post("/ok")
+    for arguments in ("purge",), ("purge", "--every", "60"):
+        result = shop.run(*arguments)
+        assert result.exit_code == 0
+        assert "Redis deletes expired records by itself" in result.output
+    result = shop.run("create-table")
+    assert result.exit_code == 0
+    assert "there is no table to create" in result.output
+
+
+@pytest.mark.parametrize("store", ["redis"], indirect=True)
+def test_redis_is_asked_for_our_records_alone(shop, redis_server, tmp_path):
+    shop.post("/ok")
+    with redis.Redis.from_url(redis_server.url) as client:
+        (name,) = client.keys(f"{tmp_path.name}\\[[*]]:record:*")
+        client.set(name + b"0", "somebody's")
+        client.set(f"{tmp_path.name}*:record:{'0' * 64}", "another application's")
+        client.set(f"{tmp_path.name}[*]:{'0' * 64}", "a lock")
+    assert len(shop.listed()) == 1
+    assert shop.run("show", "00000000").exit_code == 1
+
+
+def test_redis_that_is_full_or_forgets_does_not_pass(tmp_path):
+    with servers.Redis() as server:
+        shop = Shop("redis", tmp_path, server.url)
+        with redis.Redis.from_url(server.url) as client:
+            client.config_set("maxmemory", "100mb")
+            client.config_set("maxmemory-policy", "volatile-lru")
+            assert not_ok(shop.run("check"))["memory"] == "FAILED"
+            client.config_set("maxmemory-policy", "noeviction")
+            assert "memory" not in not_ok(shop.run("check"))
+            client.replicaof("127.0.0.1", servers.free_port())
+            assert not_ok(shop.run("check"))["claim"] == "FAILED"
+        server.stop()
+        assert not_ok(shop.run("check")) == {"Redis": "FAILED"}
+        for command in "list", "stats":
+            result = shop.run(command)
+            assert (result.exit_code, result.output.count("\n")) == (1, 1)
+            assert "refused" in result.output
+            assert server.password not in result.output
+
+
+class Own:
+    """A store of one's own, which has no commands."""
+
+    def look(self, key: bytes) -> Any: ...
+
+    claim = take_over = wait = look
+
+
+@pytest.mark.parametrize(("store", "said"), [
+    ("memory", "in the memory of the process that serves the requests"),
+    (Own(), "a store of your own has them if it has a method admin()"),
+])  # fmt: skip
+def test_a_store_without_commands_is_named_with_a_way_out(store, said, tmp_path, redis_server):
+    shop = Shop(store, tmp_path, redis_server.url)
+    for command in ("list", "show 00000000", "release 00000000", "stats", "purge", "check",
+                    "create-table", "resume"):  # fmt: skip
+        result = shop.run(*command.split())
+        assert result.exit_code == 1
+        assert said in result.output
+        assert result.output.count("\n") == 1
