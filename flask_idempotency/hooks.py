@@ -33,7 +33,7 @@ def register(app: Flask, state: AppState, worker_timeout: float) -> None:
     hooks = Hooks(state, worker_timeout)
     for endpoint, view in app.view_functions.items():
         if (route := getattr(view, ROUTE, None)) is not None:
-            state.refuse_atomic(route, endpoint)  # of a view that comes later the first request tells
+            state.refuse(route, endpoint)  # of a view that comes later the first request tells
     # First: a function of the application that parses the body may not come before its check.
     app.before_request_funcs.setdefault(None, []).insert(0, hooks.before)
     app.after_request(hooks.after)

@@ -45,7 +45,8 @@ class RouteOptions(TypedDict, total=False):
     With either:
 
     * ``resumable``: ``True``, or a list of request headers to keep besides ``Content-Type`` and the
-      key's: keep the request while it is not finished, for ``flask idempotency resume``.
+      key's: keep the request while it is not finished, for ``flask idempotency resume``. Not with
+      the store ``redis``.
     """
 
     required: bool

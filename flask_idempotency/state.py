@@ -52,7 +52,7 @@ class AppState:
 
     def claim(self, route: Route, operation: Operation, fingerprint: Fingerprint) -> Claim:
         """What a new attempt at ``operation`` asks for. Raises ``ConfigurationError``: see below."""
-        self.refuse_atomic(route, operation.name)
+        self.refuse(route, operation.name)
         return Claim(
             key=operation.hashed_key(),
             name=operation.name,
@@ -62,13 +62,19 @@ class AppState:
             lease_seconds=None if route.atomic else route.lease or self.settings.lease,
         )
 
-    def refuse_atomic(self, route: Route, name: str) -> None:
+    def refuse(self, route: Route, name: str) -> None:
         """Raise ``ConfigurationError`` if the route promises what the store cannot keep."""
         if route.atomic and self.settings.store == "redis":
             raise ConfigurationError(
                 f"{name} is atomic, which the store 'redis' cannot be: nothing commits together with a"
                 " record in Redis. Say @idempotent(atomic=False) and read what that means, or use"
                 " another store"
+            )
+        if route.resumable is not None and not getattr(self.records, "takes_resumable", False):
+            raise ConfigurationError(
+                f"{name} is resumable, but `flask idempotency resume` cannot find the requests that the"
+                f" store {self.settings.store!r} keeps: leave the option resumable out, or use another"
+                " store ('hybrid', 'postgres' or 'sql')"
             )
 
     def engines_of(self, bind_keys: Sequence[str | None]) -> frozenset[Engine]:

@@ -40,6 +40,9 @@ class _Entry:
 class MemoryRecords:
     """The records of one process. ``clock`` gives seconds that never go back."""
 
+    takes_resumable = True
+    """For tests of routes that say so: nothing is resumed, as nothing outlives the process."""
+
     def __init__(self, engine: Engine, clock: Clock = time.monotonic) -> None:
         self.engine, self.clock = engine, clock
         self._entries: dict[bytes, _Entry] = {}

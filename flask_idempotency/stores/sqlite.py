@@ -35,6 +35,8 @@ LINE_SECONDS = 5.0
 class SqliteRecords:
     """The table of records in a SQLite file, reached through an engine of the application."""
 
+    takes_resumable = True
+
     def __init__(self, engine: Engine, table: Table, steps: Table) -> None:
         self.engine, self.table, self.steps = engine, table, steps
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -44,12 +44,19 @@ class SqliteAdmin(TableAdmin):
     def reopen(self, start: bytes, owner: str, ttl_seconds: float) -> bytes | None:
         """Let a record be run again."""
         values = {**between(start), "owner": owner, "ttl": ttl_seconds}
-        found = self._change((self.sql.reopened, values), (self.sql.reopen, values))
+        with self._transaction() as run:
+            found = run(self.sql.reopened, values)
+            run(self.sql.reopen, values)
         return bytes(found[0][0]) if found else None
 
-    def resumable(self, *_how: object) -> list[Due]:
-        """Put off what is to be resumed now, and give it."""
-        raise IdempotencyError("the records in SQLite cannot be resumed")
+    def resumable(self, limit: int, max_attempts: int, backoff_seconds: float) -> list[Due]:
+        """Put off what is to be resumed now, and give it. Who writes here knows that no view runs."""
+        values = {"limit": limit, "max_attempts": max_attempts, "backoff": backoff_seconds}
+        with self._transaction() as run:
+            found = [Due(bytes(row[0]), *row[1:]) for row in run(sqlite_statements.RESUMABLE, values)]
+            for due in found:
+                run(sqlite_statements.PUT_OFF, {"key": due.key})
+        return found
 
     def purge(self, batch: int) -> Iterator[int]:
         """Delete expired records in batches."""
@@ -123,8 +130,8 @@ class SqliteAdmin(TableAdmin):
             finally:
                 hold.abandon()
         finally:
-            with suppress(IdempotencyError):
-                self._change((sqlite_statements.FORGET, {"key": claim.key, "owner": claim.owner}))
+            with suppress(IdempotencyError), self._transaction() as run:
+                run(sqlite_statements.FORGET, {"key": claim.key, "owner": claim.owner})
 
     def _missing_columns(self) -> list[str]:
         table = self._records.table
@@ -138,16 +145,17 @@ class SqliteAdmin(TableAdmin):
             (index for index in table.indexes if index.name not in there), key=lambda i: str(i.name)
         )
 
-    def _change(self, *statements: tuple[str, dict[str, Any]]) -> list[Any]:
-        """Run statements in one transaction; all of their rows."""
-        transaction, rows = self._records.begin(), []
+    @contextmanager
+    def _transaction(self) -> Iterator[Callable[[str, dict[str, Any]], list[Any]]]:
+        """The one that writes: gives a function that runs a statement. Commits at the end."""
+        transaction = self._records.begin()
         try:
-            for sql, values in statements:
-                rows += self._records.execute(transaction, _named(sql), values).fetchall()
+            yield lambda sql, values: list(
+                self._records.execute(transaction, _named(sql), values).fetchall()
+            )
             self._records.commit(transaction)
         finally:
             transaction.abandon()
-        return rows
 
     def _fetch(self, template: str, values: dict[str, Any]) -> list[Any]:
         return self._records.fetch(_named(template), values)

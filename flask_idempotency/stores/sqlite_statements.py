@@ -55,4 +55,14 @@ VALUES (:key, :step, :attempt, {NOW}, :result)"""
 _EXPIRED_KEYS = f"SELECT key FROM {{table}} WHERE {_EXPIRED} ORDER BY expires_at LIMIT :batch"
 PURGE_STEPS = f"DELETE FROM {{steps}} WHERE key IN ({_EXPIRED_KEYS})"
 PURGE = f"DELETE FROM {{table}} WHERE key IN ({_EXPIRED_KEYS})"
+# As in PostgreSQL: each that is picked is put off at once.
+_LAST = "max(coalesce(lease_expires_at, ''), coalesce(completed_at, ''), created_at)"
+_PAUSE = "min(:backoff * (1 << min(attempt - 1, 30)), 3600)"
+RESUMABLE = f"""SELECT key, name, attempt, request FROM (
+  SELECT * FROM {{table}}
+   WHERE request IS NOT NULL AND state = 'in_progress' AND attempt < :max_attempts
+     AND (julianday('now') - julianday({_LAST})) * 86400.0 >= {_PAUSE}
+   ORDER BY {_LAST} LIMIT :limit) ORDER BY created_at"""
+PUT_OFF = f"UPDATE {{table}} SET completed_at = {NOW} WHERE key = :key"
+
 FORGET = "DELETE FROM {table} WHERE key = :key AND owner = :owner"

@@ -285,6 +285,68 @@ def test_redis_that_is_full_or_forgets_does_not_pass(tmp_path):
             assert server.password not in result.output
 
 
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
+def test_sqlite_resumes_what_was_abandoned(shop):
+    answers = [500, 500, 201]
+    resumable = idempotent(resumable=True)(lambda: ({}, answers.pop(0)))
+    shop.app.add_url_rule("/pay", "pay", resumable, methods=["POST"])
+    shop.app.post("/resumed", endpoint="resumed")(
+        idempotent(atomic=False, on_interrupted="retry", resumable=True)(shop.order)
+    )
+    assert shop.post("/pay").status_code == 500
+    assert resumed(shop) == [], "too soon"
+    make_due(shop)
+    with pytest.raises(Killed):
+        shop.post("/resumed")
+    make_due(shop)
+    assert resumed(shop, "--max-attempts", "1") == []
+    assert resumed(shop, "--limit", "1") == [("pay", 1, 500)]
+    assert resumed(shop) == [("pay", 2, 201), ("resumed", 1, 201)]
+    assert resumed(shop) == []
+    assert shop.post("/pay").headers["Idempotent-Replayed"] == "true"
+    assert shop.post("/resumed").json == {"attempt": 2}
+    assert shop.calls == [1]
+
+
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
+def test_what_runs_in_sqlite_is_not_resumed(shop):
+    seen = []
+
+    def slow() -> Any:
+        sql(shop, "update idempotency_record set created_at = '2000-01-01 00:00:00.000'")
+        seen.append(resumed(shop))
+        return {}, 201
+
+    view = idempotent(atomic=False, resumable=True)(slow)
+    shop.app.add_url_rule("/slow", "slow", view, methods=["POST"])
+    assert shop.post("/slow").status_code == 201
+    assert seen == [[]]
+
+
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
+def test_what_sqlite_could_not_resume_is_put_off(shop):
+    held = idempotent(atomic=False, resumable=True)(shop.order)
+    shop.app.add_url_rule("/held", "held", held, methods=["POST"])
+    with pytest.raises(Killed):
+        shop.post("/held")
+    make_due(shop)
+    assert resumed(shop) == [("held", 1, 409)]
+    assert resumed(shop, "--backoff", "60") == []
+
+
+def resumed(shop: Shop, *options: str) -> list[Any]:
+    result = shop.run("resume", "--backoff", "0.1", "--json", *options)
+    assert result.exit_code == 0, result.output
+    return [(line["operation"], line["attempt"], line["status"]) for line in json.loads(result.output)]
+
+
+def make_due(shop: Shop) -> None:
+    """An hour goes by for every operation."""
+    for name in "created_at", "completed_at", "lease_expires_at":
+        ago = f"strftime('%Y-%m-%d %H:%M:%f', {name}, '-1 hour')"
+        sql(shop, f"update idempotency_record set {name} = {ago}")
+
+
 class Own:
     """A store of one's own, which has no commands."""
 
