@@ -55,6 +55,8 @@ def resume(
             log.error("operation %s: its request cannot be read: %s", due.operation, error)
         except Exception:  # no reason to leave the others unfinished
             log.exception("operation %s cannot be resumed", due.operation)
+        if status >= 400:
+            store.put_off(due.key)
         yield Resumed(due.key[:4].hex(), due.operation, due.attempt, status)
 
 

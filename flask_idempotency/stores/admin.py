@@ -115,6 +115,10 @@ class Admin(Protocol):
         """Put off the operations to resume now, and give them; none that somebody holds."""
         ...
 
+    def put_off(self, key: bytes) -> None:
+        """Leave an operation alone whose attempt has failed, as after :meth:`resumable`."""
+        ...
+
     def purge(self, batch: int) -> Iterator[int]:
         """Delete expired records, at most ``batch`` in each transaction, until none is left.
 

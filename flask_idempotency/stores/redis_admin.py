@@ -104,6 +104,9 @@ class RedisAdmin:
         """Refuse: routes cannot be resumable here."""
         raise IdempotencyError("the store 'redis' keeps no requests to resume")
 
+    def put_off(self, key: bytes) -> None:
+        """Nothing is put off where nothing is resumed."""
+
     def purge(self, batch: int) -> Iterator[int]:  # noqa: ARG002
         """Say that Redis does it."""
         raise NothingToDo("Redis deletes expired records by itself: there is nothing to purge")

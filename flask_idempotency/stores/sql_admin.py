@@ -57,6 +57,10 @@ class SqlAdmin(TableAdmin):
         rows = self._fetch(statements.RESUMABLE, values)
         return [Due(bytes(key), name, attempt, bytes(request)) for key, name, attempt, request in rows]
 
+    def put_off(self, key: bytes) -> None:
+        """Put one off that nobody holds."""
+        self._records.run(statements.PUT_OFF, {"key": key})
+
     def purge(self, batch: int) -> Iterator[int]:
         """Delete expired records in batches."""
         while deleted := self._fetch(statements.PURGE, {"batch": batch})[0][0]:

@@ -58,6 +58,11 @@ class SqliteAdmin(TableAdmin):
                 run(sqlite_statements.PUT_OFF, {"key": due.key})
         return found
 
+    def put_off(self, key: bytes) -> None:
+        """Put one off."""
+        with self._transaction() as run:
+            run(sqlite_statements.PUT_OFF, {"key": key})
+
     def purge(self, batch: int) -> Iterator[int]:
         """Delete expired records in batches."""
         while deleted := self._records.purge(batch):

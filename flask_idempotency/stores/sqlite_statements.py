@@ -63,6 +63,6 @@ RESUMABLE = f"""SELECT key, name, attempt, request FROM (
    WHERE request IS NOT NULL AND state = 'in_progress' AND attempt < :max_attempts
      AND (julianday('now') - julianday({_LAST})) * 86400.0 >= {_PAUSE}
    ORDER BY {_LAST} LIMIT :limit) ORDER BY created_at"""
-PUT_OFF = f"UPDATE {{table}} SET completed_at = {NOW} WHERE key = :key"
+PUT_OFF = f"UPDATE {{table}} SET completed_at = {NOW} WHERE key = :key AND state = 'in_progress'"
 
 FORGET = "DELETE FROM {table} WHERE key = :key AND owner = :owner"

@@ -151,3 +151,8 @@ RESUMABLE = """WITH due AS (
      LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
   RETURNING key, name, attempt, request, created_at)
 SELECT key, name, attempt, request FROM due ORDER BY created_at"""
+
+# Of an atomic attempt that was rolled back nothing else would tell when it was.
+PUT_OFF = """UPDATE {table} SET completed_at = clock_timestamp() WHERE key = (
+  SELECT key FROM {table} WHERE key = %(key)s AND state = 'in_progress' AND lease_expires_at IS NULL
+     FOR UPDATE SKIP LOCKED)"""

@@ -301,7 +301,9 @@ def test_sqlite_resumes_what_was_abandoned(shop):
     make_due(shop)
     assert resumed(shop, "--max-attempts", "1") == []
     assert resumed(shop, "--limit", "1") == [("pay", 1, 500)]
-    assert resumed(shop) == [("pay", 2, 201), ("resumed", 1, 201)]
+    assert resumed(shop, "--backoff", "60") == [("resumed", 1, 201)], "the other is put off"
+    make_due(shop)
+    assert resumed(shop) == [("pay", 2, 201)]
     assert resumed(shop) == []
     assert shop.post("/pay").headers["Idempotent-Replayed"] == "true"
     assert shop.post("/resumed").json == {"attempt": 2}

@@ -198,6 +198,17 @@ def test_an_atomic_operation_is_resumed_too(world, run, interrupted):
     assert "nothing to resume" in run("resume")
 
 
+def test_a_failure_that_rolls_back_is_left_alone_for_longer_each_time(world, run):
+    attempts = []
+    view = idempotent(resumable=["X-User"])(lambda: (attempts.append(1), ({}, 500))[1])
+    world.app.add_url_rule("/payments", "pay", view, methods=["POST"])
+    world.post()
+    make_due(world)
+    outputs = [run("resume", "--backoff", "60") for _ in range(2)]
+    assert "nothing to resume" in outputs[1]
+    assert len(attempts) == 2
+
+
 def test_what_runs_is_left_alone(world, run):
     seen = []
 
