@@ -84,7 +84,12 @@ class Joinable:
             event.listen(self.connection, "before_cursor_execute", _refuse_end)
 
     def raise_if_ended(self) -> None:
-        """Raise ``NotAtomic`` if somebody has ended the transaction all the same."""
+        """Raise ``NotAtomic`` if somebody has ended the transaction all the same.
+
+        Raises ``StoreUnavailable`` if the connection is lost, and the transaction with it.
+        """
+        if self._is_lost():
+            raise StoreUnavailable
         ended = self.connection.get_transaction() is not self._root or not self._root.is_active
         info = getattr(self._driver, "info", None)  # psycopg2's; it would roll back without a word
         ended = ended or getattr(info, "transaction_status", None) == TRANSACTION_STATUS_INERROR
@@ -95,7 +100,10 @@ class Joinable:
             )
 
     def commit(self) -> None:
-        """Commit, and give the connection back. Raises SQLAlchemy's or the driver's error."""
+        """Commit, and give the connection back. Raises SQLAlchemy's or the driver's error.
+
+        Raises ``StoreUnavailable`` if the connection is lost: then nobody knows the outcome.
+        """
         try:
             if self._is_sqlite:
                 self._driver.set_authorizer(_NO_AUTHORIZER)
@@ -103,6 +111,10 @@ class Joinable:
             self._root.commit()
         except sqlite3.OperationalError as error:  # somebody reads for longer than we wait
             raise StoreUnavailable from error
+        except exc.DBAPIError as error:
+            if error.connection_invalidated:
+                raise StoreUnavailable from error
+            raise
         finally:
             self.abandon()
 
@@ -112,6 +124,16 @@ class Joinable:
             self._open = False
             self._give_back()
 
+    def _is_lost(self) -> bool:
+        """Whether the connection is closed, and what was open on it rolled back."""
+        if not self._is_sqlite:
+            return bool(getattr(self._driver, "closed", False))
+        try:
+            self._driver.total_changes  # noqa: B018 -- asks nothing but whether it is open
+        except sqlite3.ProgrammingError:
+            return True
+        return False
+
     def _authorize(self, action: int, *_what: object) -> int:
         """Deny BEGIN, COMMIT and ROLLBACK; and all, once a statement's OR ROLLBACK has ended it."""
         denied = action == _TRANSACTION or not self._driver.in_transaction
@@ -119,7 +141,9 @@ class Joinable:
 
     def _give_back(self) -> None:
         try:
-            if self._is_sqlite:
+            if self._is_lost():
+                self.connection.invalidate()
+            elif self._is_sqlite:
                 self._driver.set_authorizer(_NO_AUTHORIZER)
                 if self._driver.in_transaction:
                     self._driver.execute("ROLLBACK")
