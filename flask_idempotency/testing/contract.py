@@ -4,16 +4,24 @@
 
     class TestMyStore(StoreContract):
         @pytest.fixture
-        def records(self):
-            return MyRecords(...)
+        def engine(self, tmp_path):
+            engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path}/shop.db")
+            yield engine
+            engine.dispose()
 
-Set ``atomic = False`` if the store has leases only. What a test waits for is a short lease or retention
-by the store's own clock.
+        @pytest.fixture
+        def records(self, engine):
+            return MyRecords(engine)
+
+A store with leases only sets ``atomic = False`` and gives no ``engine``. Of an atomic store ``engine``
+is the SQLAlchemy engine that its transactions are on, with a pool of several connections (not SQLite in
+memory): the tests make tables of their own there, write on the holds' connections, and look from
+others at what is committed. What a test waits for is a short lease or retention by the store's own
+clock.
 """
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,35 +31,27 @@ from typing import Any
 
 import pytest
 
-from ..core.fingerprint import Fingerprint
 from ..core.ports import Hold, Lease, Records
-from ..core.records import Answer, Claim, Record, State
+from ..core.records import Answer, Claim, State
 from ..errors import LeaseLost
+from .claims import ANSWER, PATIENCE_SECONDS, SAME, SHORT_SECONDS, a_claim, again, seen, wait_until
+from .transactions import TransactionContract
 
-PATIENCE_SECONDS = 10.0
 THREADS = 8
-SHORT_SECONDS = 0.05
-
-ANSWER = Answer(201, (("X-Same", "1"), ("X-Same", "2"), ("X-Odd", "ü\u2028")), bytes(range(256)))
-SAME = Fingerprint(1, b"\x00\xff" * 16)
 
 
-def a_claim(*, ttl: float = 60.0, lease: float | None = None, key: bytes | None = None) -> Claim:
-    """A claim for a key that nobody has used."""
-    key = secrets.token_bytes(32) if key is None else key
-    return Claim(key, "pay", SAME, secrets.token_urlsafe(16), ttl, lease)
-
-
-def again(claim: Claim) -> Claim:
-    """Another attempt's claim to the same key."""
-    return replace(claim, owner=secrets.token_urlsafe(16))
-
-
-class StoreContract:
+class StoreContract(TransactionContract):
     """The tests. Each works on a key of its own, so the store need not be empty."""
 
     atomic = True
     """Whether the store holds operations in transactions, and not in leases alone."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not cls.atomic:  # then there is nothing to collect, and nothing to skip
+            for name in vars(TransactionContract):
+                if name.startswith("test_"):
+                    setattr(cls, name, None)
 
     @pytest.fixture
     def records(self) -> Records:
@@ -81,7 +81,7 @@ class StoreContract:
             return hold
 
         yield note
-        for hold in holds:
+        for hold in reversed(holds):
             hold.abandon()
 
     def test_a_key_that_nobody_used_has_no_record(self, records: Records) -> None:
@@ -90,7 +90,7 @@ class StoreContract:
     def test_who_claims_first_holds(self, records: Records, claim: Claim, held: Any) -> None:
         assert held(records.claim(claim)).attempt == 1
         assert records.claim(again(claim)) is None
-        record = _seen(records, claim)
+        record = seen(records, claim)
         assert (record.state, record.attempt, record.owner) == (State.IN_PROGRESS, 1, claim.owner)
         assert (record.name, record.fingerprint, record.answer) == ("pay", SAME, None)
         assert (record.lease_left is None) is (claim.lease_seconds is None)
@@ -99,11 +99,11 @@ class StoreContract:
         self, records: Records, claim: Claim, held: Any
     ) -> None:
         held(records.claim(claim))
-        assert records.take_over(again(claim), _seen(records, claim)) is None
+        assert records.take_over(again(claim), seen(records, claim)) is None
 
     def test_an_answer_comes_back_as_it_was(self, records: Records, claim: Claim, held: Any) -> None:
         held(records.claim(claim)).complete(ANSWER)
-        record = _seen(records, claim)
+        record = seen(records, claim)
         assert (record.state, record.answer, record.lease_left) == (State.COMPLETED, ANSWER, None)
         assert records.claim(again(claim)) is None
         assert records.take_over(again(claim), record) is None
@@ -115,36 +115,36 @@ class StoreContract:
         self, records: Records, claim: Claim, held: Any, answer: Answer
     ) -> None:
         held(records.claim(claim)).complete(answer)
-        assert _seen(records, claim).answer == answer
+        assert seen(records, claim).answer == answer
 
     def test_what_was_abandoned_is_taken_over_once(
         self, records: Records, claim: Claim, held: Any
     ) -> None:
         held(records.claim(claim)).abandon()
-        before = _seen(records, claim)
+        before = seen(records, claim)
         second = again(claim)
         hold = held(records.take_over(second, before))
         assert hold.attempt == 2
         assert records.take_over(again(claim), before) is None
         hold.complete(ANSWER)
-        assert _seen(records, claim).attempt == 2
+        assert seen(records, claim).attempt == 2
 
     def test_a_look_that_is_old_takes_nothing_over(
         self, records: Records, claim: Claim, held: Any
     ) -> None:
         held(records.claim(claim)).abandon()
-        before = _seen(records, claim)
+        before = seen(records, claim)
         held(records.take_over(again(claim), before)).abandon()
         assert records.take_over(again(claim), before) is None
 
     def test_what_has_expired_begins_anew(self, records: Records, claim: Claim, held: Any) -> None:
         claim = replace(claim, ttl_seconds=SHORT_SECONDS)
         held(records.claim(claim)).complete(ANSWER)
-        _wait_until(lambda: (found := records.look(claim.key)) is None or found.expired)
+        wait_until(lambda: (found := records.look(claim.key)) is None or found.expired)
         found, fresh = records.look(claim.key), replace(again(claim), ttl_seconds=60.0)
         hold = held(records.claim(fresh) if found is None else records.take_over(fresh, found))
         assert hold.attempt == 1
-        assert _seen(records, claim).answer is None
+        assert seen(records, claim).answer is None
 
     def test_of_many_at_once_one_claims(self, records: Records, claim: Claim, held: Any) -> None:
         got = _at_once(lambda: records.claim(again(claim)))
@@ -152,7 +152,7 @@ class StoreContract:
 
     def test_of_many_at_once_one_takes_over(self, records: Records, claim: Claim, held: Any) -> None:
         held(records.claim(claim)).abandon()
-        before = _seen(records, claim)
+        before = seen(records, claim)
         got = _at_once(lambda: records.take_over(again(claim), before))
         assert len([held(hold) for hold in got if hold is not None]) == 1
 
@@ -164,20 +164,20 @@ class StoreContract:
             waiting = pool.submit(records.wait, claim.key, PATIENCE_SECONDS)
             hold.complete(ANSWER)
             waiting.result(PATIENCE_SECONDS)
-        assert _seen(records, claim).state is State.COMPLETED
+        assert seen(records, claim).state is State.COMPLETED
 
     def test_a_failure_is_kept_as_one(self, records: Records, held: Any) -> None:
         claim = a_claim(lease=60)
         held(records.claim(claim)).complete(replace(ANSWER, status=500))
-        assert _seen(records, claim).state is State.FAILED
+        assert seen(records, claim).state is State.FAILED
 
     def test_a_lease_that_is_over_is_taken_over_and_its_holder_loses(
         self, records: Records, held: Any
     ) -> None:
         claim = a_claim(lease=SHORT_SECONDS, ttl=SHORT_SECONDS)
         first: Lease = held(records.claim(claim))
-        _wait_until(lambda: (_seen(records, claim).lease_left or 0) <= 0)
-        record = _seen(records, claim)
+        wait_until(lambda: (seen(records, claim).lease_left or 0) <= 0)
+        record = seen(records, claim)
         assert not record.expired, "what was interrupted does not expire"
         second = replace(again(claim), lease_seconds=60.0)
         assert held(records.take_over(second, record)).attempt == 2
@@ -190,7 +190,7 @@ class StoreContract:
         with pytest.raises(LeaseLost):
             first.release()
         first.abandon()
-        record = _seen(records, claim)
+        record = seen(records, claim)
         assert (record.owner, record.attempt, record.answer) == (second.owner, 2, None)
         assert (record.lease_left or 0) > 30, "nor may it end the other's lease"
 
@@ -199,7 +199,7 @@ class StoreContract:
         lease: Lease = held(records.claim(claim))
         for seconds in (1000, 1):
             lease.extend(seconds)
-            assert 900 < (_seen(records, claim).lease_left or 0) < 1001
+            assert 900 < (seen(records, claim).lease_left or 0) < 1001
 
     def test_what_was_given_back_is_taken_over_with_its_steps(
         self, records: Records, held: Any
@@ -213,7 +213,7 @@ class StoreContract:
         first.record("mail ü", b"null")
         first.release()
         time.sleep(0.7)
-        record = _seen(records, claim)
+        record = seen(records, claim)
         assert not record.expired
         assert (record.state, record.lease_left) == (State.IN_PROGRESS, None)
         second = held(records.take_over(again(claim), record))
@@ -225,7 +225,7 @@ class StoreContract:
         first: Lease = held(records.claim(claim))
         first.record("charge", b"1")
         first.complete(ANSWER)
-        _wait_until(lambda: (found := records.look(claim.key)) is None or found.expired)
+        wait_until(lambda: (found := records.look(claim.key)) is None or found.expired)
         found, fresh = records.look(claim.key), replace(again(claim), ttl_seconds=60.0)
         hold = held(records.claim(fresh) if found is None else records.take_over(fresh, found))
         assert hold.steps() == {}
@@ -233,7 +233,7 @@ class StoreContract:
     def test_who_abandons_a_lease_ends_it_at_once(self, records: Records, held: Any) -> None:
         claim = a_claim(lease=60)
         held(records.claim(claim)).abandon()
-        left = _seen(records, claim).lease_left
+        left = seen(records, claim).lease_left
         assert left is not None
         assert left <= 0.01
 
@@ -242,20 +242,7 @@ class StoreContract:
         hold.complete(ANSWER)
         hold.abandon()
         hold.abandon()
-        assert _seen(records, claim).answer == ANSWER
-
-
-def _seen(records: Records, claim: Claim) -> Record:
-    record = records.look(claim.key)
-    assert record is not None
-    return record
-
-
-def _wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "the store's clock does not go on"
-        time.sleep(SHORT_SECONDS / 10)
+        assert seen(records, claim).answer == ANSWER
 
 
 def _at_once(work: Callable[[], Hold | None]) -> list[Hold | None]:

@@ -20,29 +20,50 @@ def make(tmp_path, **config):
     return app
 
 
-class OnAnApplication(StoreContract):
+class OnSqlite(StoreContract):
     @pytest.fixture
-    def records(self, app):
-        yield app.extensions["idempotency"].records
+    def engine(self, app):
         with app.app_context():
             engine = app.extensions["sqlalchemy"].engine
+            yield engine
             assert engine.pool.checkedout() == 0
             engine.dispose()
 
+    @pytest.fixture
+    def records(self, app, engine):
+        return app.extensions["idempotency"].records
 
-class TestMemory(OnAnApplication):
+
+class OnPostgres(StoreContract):
+    @pytest.fixture
+    def engine(self, world):
+        with world.app.app_context():
+            return world.db.engine
+
+    @pytest.fixture
+    def records(self, world):
+        return world.app.extensions["idempotency"].records
+
+
+class TestMemory(OnSqlite):
     @pytest.fixture
     def app(self, tmp_path):
         return make(tmp_path, IDEMPOTENCY_STORE="memory")
 
 
-class TestSqlite(OnAnApplication):
+class TestMemoryOnPostgres(OnPostgres):
+    @pytest.fixture
+    def store(self):
+        return "memory"
+
+
+class TestSqlite(OnSqlite):
     @pytest.fixture
     def app(self, tmp_path):
         return make(tmp_path, IDEMPOTENCY_STORE="sql")
 
 
-class TestRedis(OnAnApplication):
+class TestRedis(OnSqlite):
     atomic = False
 
     @pytest.fixture
@@ -50,13 +71,9 @@ class TestRedis(OnAnApplication):
         return make(tmp_path, IDEMPOTENCY_STORE="redis", IDEMPOTENCY_REDIS_URL=redis_server.url)
 
 
-class TestPostgres(StoreContract):
+class TestPostgres(OnPostgres):
     """Also the records of ``hybrid``, whose lock is none of a record's business, and of ``sql``."""
 
     @pytest.fixture(params=["postgres", "sql"])
     def store(self, request):
         return request.param
-
-    @pytest.fixture
-    def records(self, world):
-        return world.app.extensions["idempotency"].records

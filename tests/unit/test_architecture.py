@@ -93,9 +93,11 @@ FLOORS = [
         "testing.__init__",
         "testing.answers",
         "testing.checks",
+        "testing.claims",
         "testing.contract",
         "testing.crashes",
         "testing.memory",
+        "testing.transactions",
         "testing.watch",
     },
 ]

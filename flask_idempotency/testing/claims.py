@@ -1,0 +1,43 @@
+"""What the tests of a store are made of: claims to keys that nobody has used, and looks at records."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..core.fingerprint import Fingerprint
+from ..core.ports import Records
+from ..core.records import Answer, Claim, Record
+
+PATIENCE_SECONDS = 10.0
+SHORT_SECONDS = 0.05
+
+ANSWER = Answer(201, (("X-Same", "1"), ("X-Same", "2"), ("X-Odd", "ü\u2028")), bytes(range(256)))
+SAME = Fingerprint(1, b"\x00\xff" * 16)
+
+
+def a_claim(*, ttl: float = 60.0, lease: float | None = None) -> Claim:
+    """A claim for a key that nobody has used."""
+    return Claim(secrets.token_bytes(32), "pay", SAME, secrets.token_urlsafe(16), ttl, lease)
+
+
+def again(claim: Claim) -> Claim:
+    """Another attempt's claim to the same key."""
+    return replace(claim, owner=secrets.token_urlsafe(16))
+
+
+def seen(records: Records, claim: Claim) -> Record:
+    """The record, which is there."""
+    record = records.look(claim.key)
+    assert record is not None
+    return record
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Let time pass by the store's own clock."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "the store's clock does not go on"
+        time.sleep(SHORT_SECONDS / 10)

@@ -1,0 +1,70 @@
+"""The contract catches what it is there for: stores that break a promise fail it, each in its place."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+STORES = Path(__file__).parent / "broken_stores.py"
+
+CAUGHT = {
+    "AnswersWithoutWrites": "writes_commit_with_the_record_and_not_before[operation]",
+    "RecordsStepsWithoutWrites": "writes_commit_with_the_record_and_not_before[step]",
+    "StoresTheAnswerFirst": "nothing_is_there_when_the_connection_ends[operation]",
+    "CommitsEachWrite": "writes_commit_with_the_record_and_not_before[operation]",
+    "CommitsWhatIsAbandoned": "what_is_abandoned_was_never_written[operation]",
+    "LetsALateAttemptFinish": "who_finishes_after_another_has_begun_writes_nothing[operation]",
+    "LetsTheViewEndTheTransaction": "what_the_view_has_ended_cannot_be_finished[operation]",
+    "TakesEveryErrorForItsOwn": "an_ordinary_error_means_nothing_special[operation]",
+    "KeepsConnections": "connections_are_given_back[operation]",
+    "DoesNotLockTheRecordForAStep": "nobody_takes_over_in_the_middle_of_a_step",
+    "BeginsAStepForWhoWasTakenOver": "who_was_taken_over_begins_no_step",
+    "DoesNotRenewTheLease": "a_step_renews_the_lease",
+}
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What each test said that failed, by store and name: all of the sound one's, one of each other."""
+    report = tmp_path_factory.mktemp("broken") / "report.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    chosen = [f"{STORES}::Test{store}::test_{name}" for store, name in CAUGHT.items()]
+    done = subprocess.run(
+        [*command, f"{STORES}::TestSound", *chosen],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert report.exists(), done.stdout + done.stderr
+    found = {}
+    for case in ET.parse(report).iter("testcase"):  # noqa: S314 -- written by pytest
+        store = case.get("classname").rpartition(".Test")[2]
+        found[store, case.get("name").removeprefix("test_")] = [bad.get("message") for bad in case]
+    return found
+
+
+def test_the_store_that_they_are_made_from_passes(said):
+    sound = [messages for (store, _), messages in said.items() if store == "Sound"]
+    assert len(sound) > 50
+    assert not any(sound)
+
+
+@pytest.mark.parametrize(("store", "name"), CAUGHT.items(), ids=CAUGHT)
+def test_a_broken_store_is_caught(said, store, name):
+    (message,) = said[store, name]
+    assert re.match("AssertionError|assert |Failed: DID NOT RAISE", message), "for another reason"
+
+
+def test_each_of_them_is_looked_at():
+    stores = re.findall(r"(?m)^class Test(\w+)", STORES.read_text(encoding="utf-8"))
+    assert sorted(stores) == sorted(["Sound", *CAUGHT])
