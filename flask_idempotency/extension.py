@@ -249,13 +249,27 @@ def _records(
 ) -> Records:
     """The store of the records that the settings name, or are."""
     if not isinstance(store, str):
-        return cast("Records", store(engine) if callable(store) else store)
+        return _checked_records(store(engine) if callable(store) else store)
     if store == "memory":
         return MemoryRecords(engine)
     if store == "redis":
         return RedisRecords(client, prefix)
     kind = SqliteRecords if engine.dialect.name == "sqlite" else SqlRecords
     return kind(engine, table, define_steps(table))
+
+
+def _checked_records(records: Any) -> Records:
+    """A store of the application's own. Raises ``ConfigurationError`` for what is none."""
+    verbs = ("look", "claim", "take_over", "wait")
+    missing = [verb for verb in verbs if not callable(getattr(records, verb, None))]
+    if not isinstance(getattr(records, "atomic", None), bool):
+        missing.append("atomic (True, or False if the store has leases only)")
+    if missing:
+        raise ConfigurationError(
+            f"IDEMPOTENCY_STORE is a store {type(records).__name__!r} without {', '.join(missing)}: see"
+            " flask_idempotency.core.ports.Records"
+        )
+    return cast("Records", records)
 
 
 _states: weakref.WeakSet[AppState] = weakref.WeakSet()

@@ -64,11 +64,13 @@ class AppState:
 
     def refuse(self, route: Route, name: str) -> None:
         """Raise ``ConfigurationError`` if the route promises what the store cannot keep."""
-        if route.atomic and self.settings.store == "redis":
+        if route.atomic and not self.records.atomic:
+            store = self.settings.store
+            store = store if isinstance(store, str) else type(self.records).__name__
             raise ConfigurationError(
-                f"{name} is atomic, which the store 'redis' cannot be: nothing commits together with a"
-                " record in Redis. Say @idempotent(atomic=False) and read what that means, or use"
-                " another store"
+                f"{name} is atomic, which the store {store!r} cannot be: nothing commits together with"
+                " its records. Say @idempotent(atomic=False) and read what that means, or use another"
+                " store"
             )
         if route.resumable is not None and not getattr(self.records, "takes_resumable", False):
             raise ConfigurationError(

@@ -84,7 +84,10 @@ class Lease(Hold, Protocol):
         ...
 
     def begin(self) -> Step:
-        """Begin a transaction for a step whose writes commit with it."""
+        """Begin a transaction for a step whose writes commit with it.
+
+        Raises ``NotAtomic`` if the store has leases only.
+        """
         ...
 
 
@@ -110,7 +113,16 @@ class Step(Protocol):
 
 
 class Records(Protocol):
-    """The truth: one record for each key."""
+    """The truth: one record for each key. ``IDEMPOTENCY_STORE`` may be one of your own."""
+
+    @property
+    def atomic(self) -> bool:
+        """Whether there are :class:`Transaction` holds: writes that commit together with a record.
+
+        False for a store with leases only. Routes that are atomic are refused then, so every claim
+        names a lease.
+        """
+        ...
 
     def look(self, key: bytes) -> Record | None:
         """The record, without a lock, in one plain read."""
@@ -128,7 +140,10 @@ class Records(Protocol):
         ...
 
     def wait(self, key: bytes, seconds: float) -> None:
-        """Return when the row's present holder has ended, or after ``seconds``."""
+        """Return when the transaction that holds the record has ended, or after ``seconds``.
+
+        A store with leases only may return at once: whoever waits for a lease looks again by itself.
+        """
         ...
 
 

@@ -40,6 +40,7 @@ class _Entry:
 class MemoryRecords:
     """The records of one process. ``clock`` gives seconds that never go back."""
 
+    atomic = True
     takes_resumable = True
     """For tests of routes that say so: nothing is resumed, as nothing outlives the process."""
 

@@ -95,6 +95,8 @@ return 1"""
 class RedisRecords:
     """Records in Redis. ``client`` is called once, at the first use; it must not decode answers."""
 
+    atomic = False
+
     def __init__(self, client: Callable[[], Client], prefix: str) -> None:
         self.prefix = f"{prefix}record:"
         self._make_client = client

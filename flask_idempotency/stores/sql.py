@@ -49,6 +49,7 @@ _NOT_OURS = CONFLICTS | {LOCK_NOT_AVAILABLE}
 class SqlRecords:
     """The table of records, reached through an engine of the application."""
 
+    atomic = True
     takes_resumable = True
 
     def __init__(self, engine: Engine, table: Table, steps: Table) -> None:

@@ -35,6 +35,7 @@ LINE_SECONDS = 5.0
 class SqliteRecords:
     """The table of records in a SQLite file, reached through an engine of the application."""
 
+    atomic = True
     takes_resumable = True
 
     def __init__(self, engine: Engine, table: Table, steps: Table) -> None:

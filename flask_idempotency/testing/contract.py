@@ -33,7 +33,7 @@ import pytest
 
 from ..core.ports import Hold, Lease, Records
 from ..core.records import Answer, Claim, State
-from ..errors import LeaseLost
+from ..errors import LeaseLost, NotAtomic
 from .claims import ANSWER, PATIENCE_SECONDS, SAME, SHORT_SECONDS, a_claim, again, seen, wait_until
 from .transactions import TransactionContract
 
@@ -83,6 +83,15 @@ class StoreContract(TransactionContract):
         yield note
         for hold in reversed(holds):
             hold.abandon()
+
+    def test_the_records_say_whether_they_have_transactions(self, records: Records, held: Any) -> None:
+        assert records.atomic is self.atomic
+        lease: Lease = held(records.claim(a_claim(lease=60)))
+        if self.atomic:
+            held(lease.begin())
+        else:
+            with pytest.raises(NotAtomic):
+                lease.begin()
 
     def test_a_key_that_nobody_used_has_no_record(self, records: Records) -> None:
         assert records.look(a_claim().key) is None

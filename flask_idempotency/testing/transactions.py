@@ -136,7 +136,6 @@ class TransactionContract:
 
     def test_so_do_writes_past_sqlalchemy(self, writes: Writes, work: Work) -> None:
         with work.connection.begin_nested():
-            work.transaction.expose()
             writes.write_past_sqlalchemy(work.connection, "a")
         savepoint = work.connection.begin_nested()
         writes.write_past_sqlalchemy(work.connection, "b")

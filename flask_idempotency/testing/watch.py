@@ -65,6 +65,7 @@ class WatchedRecords:
 
     def __init__(self, records: Records, watch: Watch) -> None:
         self._records, self._watch = records, watch
+        self.atomic = records.atomic
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._records, name)

@@ -390,6 +390,29 @@ def test_a_store_of_ones_own_is_handed_over_as_it_is(tmp_path):
         shop.db.engine.dispose()
 
 
+def test_a_store_of_ones_own_with_leases_only_refuses_to_be_atomic(tmp_path):
+    class LeasesOnly(MemoryRecords):
+        atomic = False
+
+    shop = Shop(LeasesOnly, f"sqlite:///{tmp_path}/shop.db", "")
+    shop.view(dict, atomic=True)
+    shop.app.config["PROPAGATE_EXCEPTIONS"] = True
+    with pytest.raises(ConfigurationError, match="atomic, which the store 'LeasesOnly' cannot be"):
+        shop.post()
+    with shop.app.app_context():
+        shop.db.engine.dispose()
+
+
+def test_a_store_of_ones_own_says_whether_it_is_atomic(tmp_path):
+    class Silent(MemoryRecords):
+        atomic = None
+
+    with pytest.raises(ConfigurationError, match="'Silent' without atomic"):
+        Shop(Silent, f"sqlite:///{tmp_path}/shop.db", "")
+    with pytest.raises(ConfigurationError, match="'int' without look, claim, take_over, wait, atomic"):
+        Shop(lambda _engine: 5, f"sqlite:///{tmp_path}/shop.db", "")
+
+
 @pytest.mark.parametrize("wrong", [object(), "mysql", 5])
 def test_what_is_no_store_is_named(tmp_path, wrong):
     with pytest.raises(

@@ -14,6 +14,9 @@ import pytest
 import servers
 from tests.docs.pages import ROOT, blocks, commands, looks_like
 
+# As if it were installed, whether or not it is.
+PLUGIN = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_flask_idempotency"}
+
 
 class TestTutorials:
     """A tutorial is typed, command by command, into a shell in an empty folder."""
@@ -22,9 +25,10 @@ class TestTutorials:
         self.type_page("tutorial", tmp_path, postgres.database("docs_tutorial"), redis_server.url)
 
     def test_and_those_of_the_one_about_testing(self, tmp_path):
-        # As if it were installed, whether or not it is.
-        plugin = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_flask_idempotency"}
-        self.type_page("testing", tmp_path, "", "", **plugin)
+        self.type_page("testing", tmp_path, "", "", **PLUGIN)
+
+    def test_and_those_of_the_one_about_stores(self, tmp_path):
+        self.type_page("own-store", tmp_path, "", "", **PLUGIN)
 
     def type_page(self, page, folder, database_url, redis_url, **environment):
         port = str(servers.free_port())
