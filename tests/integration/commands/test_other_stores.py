@@ -352,6 +352,8 @@ def make_due(shop: Shop) -> None:
 class Own:
     """A store of one's own, which has no commands."""
 
+    atomic = False
+
     def look(self, key: bytes) -> Any: ...
 
     claim = take_over = wait = look
