@@ -13,6 +13,7 @@ from ..errors import IdempotencyError, UnknownRecord
 from ..leased import fail_record
 from ..stores.admin import find
 from .group import admin, as_json_option, cli, current_state, in_utc, write_rows
+from .keys import possible_hashes
 
 STATES = (*(state.value for state in State), "interrupted")
 
@@ -46,30 +47,54 @@ def stats(as_json: bool) -> None:
 @click.option("--operation", metavar="NAME", help="Only this operation, such as an endpoint.")
 @click.option("--state", type=click.Choice(STATES), help="Only this state.")
 @click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, metavar="N")
+@click.option("--key", metavar="KEY", help="Only the record of this key, as the client sent it; needs"
+              " --operation, and --scope unless there is one tenant.")  # fmt: skip
+@click.option("--scope", metavar="SCOPE", help="Whose --key it is: the id of a tenant or user.")
+@click.option("--namespace", metavar="NAMESPACE", help="The namespace of --key, if it is not that of"
+              " the route or the application.")  # fmt: skip
 @as_json_option
-def list_records(operation: str | None, state: str | None, limit: int, as_json: bool) -> None:
-    """List the newest records.
+def list_records(
+    operation: str | None,
+    state: str | None,
+    limit: int,
+    key: str | None,
+    scope: str | None,
+    namespace: str | None,
+    as_json: bool,
+) -> None:
+    """List the newest records, or find that of a key.
 
     A key is never shown, nor is an answer: the first column has the first 8 digits of the hash that
     stands for scope, operation and key. "in_progress" is also what a worker that died has left
     behind of an atomic operation; the next request with the key takes it over. One that is not atomic
     is "interrupted" then, once its lease is over.
     """
-    found = admin(current_state()).newest(operation, state, limit)
-    write_rows([asdict(line) for line in found], as_json)
+    app, none = current_state(), "no records"
+    store = admin(app)
+    if key is not None and operation is not None:
+        hashes = possible_hashes(app, key, operation, scope, namespace)
+        lines = [line for each in hashes for line in store.starting(each)]
+        found = [line for line in lines if state in (None, line.state)]
+        found.sort(key=lambda line: line.created, reverse=True)
+        none = "no record of this key, operation, scope and namespace"
+    elif key is scope is namespace is None:
+        found = store.newest(operation, state, limit)
+    else:
+        raise click.UsageError("a record is found by --key and --operation, with its --scope")
+    write_rows([asdict(line) for line in found], as_json, none)
 
 
 @cli.command()
-@click.argument("key")
+@click.argument("digits")
 @as_json_option
-def show(key: str, as_json: bool) -> None:
+def show(digits: str, as_json: bool) -> None:
     """Show one record and its finished steps.
 
-    KEY is the 8 digits that `list` shows. Neither the key itself nor an answer or the result of a
-    step is shown. Of an interrupted operation the steps tell how far it came: the step after the last
-    one may or may not have happened.
+    DIGITS are the 8 digits that `list` shows, also for a client's key. Neither the key itself nor an
+    answer or the result of a step is shown. Of an interrupted operation the steps tell how far it came:
+    the step after the last one may or may not have happened.
     """
-    line, steps = find(admin(current_state()), _digits(key))
+    line, steps = find(admin(current_state()), _checked(digits))
     if as_json:
         write_rows([{**asdict(line), "steps": [in_utc(asdict(step)) for step in steps]}], as_json)
         return
@@ -80,19 +105,19 @@ def show(key: str, as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("key")
+@click.argument("digits")
 @click.option("--fail", is_flag=True, help="Store a failure as its answer; it never runs again.")
-def release(key: str, fail: bool) -> None:
+def release(digits: str, fail: bool) -> None:
     """Let an operation that was interrupted, or has failed, be run again.
 
-    KEY is the 8 digits that `list` shows. Find out first what came of it, at the other service for
-    example: the next retry runs the view again, with its finished steps left out. If it must not run
-    again, use --fail: every retry gets a 500 of the type operation-failed then. An operation whose
-    lease still runs is left alone, and so is one that is completed. Operations that are atomic need
-    nothing: their next retry takes over.
+    DIGITS are the 8 digits that `list` shows, also for a client's key. Find out first what came of it,
+    at the other service for example: the next retry runs the view again, with its finished steps left
+    out. If it must not run again, use --fail: every retry gets a 500 of the type operation-failed then.
+    An operation whose lease still runs is left alone, and so is one that is completed. Operations that
+    are atomic need nothing: their next retry takes over.
     """
     state = current_state()
-    store, digits = admin(state), _digits(key)
+    store, digits = admin(state), _checked(digits)
     line, _ = find(store, digits)
     found = store.reopen(bytes.fromhex(digits), secrets.token_urlsafe(16), state.settings.ttl)
     if found is None:
@@ -105,9 +130,11 @@ def release(key: str, fail: bool) -> None:
     click.echo(f"{line.key}: {'failed for good' if fail else 'may be run again'}")
 
 
-def _digits(key: str) -> str:
-    if not re.fullmatch("[0-9a-f]{8}", key):
+def _checked(digits: str) -> str:
+    if not re.fullmatch("[0-9a-fA-F]{8}", digits):  # not repeated: it may be a client's key
         raise UnknownRecord(
-            "KEY is the 8 digits, 0 to 9 and a to f, that `flask idempotency list` shows"
+            "DIGITS are the 8 digits, 0 to 9 and a to f, that `flask idempotency list` shows, not the"
+            " client's key; by that a record is found with"
+            " `flask idempotency list --key KEY --operation NAME --scope SCOPE`"
         )
-    return key
+    return digits.lower()

@@ -78,6 +78,7 @@ FLOORS = [
         "resume",
         "cli.__init__",
         "cli.group",
+        "cli.keys",
         "cli.records",
         "cli.upkeep",
         "wtf",

@@ -188,6 +188,13 @@ def test_check_passes_a_healthy_application_and_leaves_nothing(shop, store):
     assert list(findings(result)) == there.get(store, ["Redis", "memory", "persistence", "claim"])
 
 
+def test_a_record_is_found_by_its_key(shop):
+    shop.post("/ok", "another")
+    key = shop.interrupt()
+    assert [line["key"] for line in shop.listed("--key", KEY, "--operation", "order")] == [key]
+    assert shop.listed("--key", "another", "--operation", "order") == []
+
+
 @pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_sqlite_is_purged(shop):
     shop.post("/ok", "expires")

@@ -111,8 +111,9 @@ def test_what_is_released_is_out_of_its_holders_hands(world, run):
 
 def test_a_record_that_is_not_there_is_named(run, interrupted):
     assert "there is no record whose digits are 0123abcd" in run("show", "0123abcd", fails=True)
-    for wrong in ("", "0123ABCD", "0123abc", "%" * 8):
-        assert "KEY is the 8 digits" in run("show", wrong, fails=True)
+    assert "there is no record whose digits are 0123abcd" in run("show", "0123ABCD", fails=True)
+    for wrong in ("", "0123abc", "0123abcde", "%" * 8):
+        assert "DIGITS are the 8 digits" in run("show", wrong, fails=True)
 
 
 def resume(run, *arguments):

@@ -1,0 +1,52 @@
+"""From what an operator knows of an operation to the hash that its record is found by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from uuid import UUID
+
+from ..core.keys import Scope, hash_key, parse_key
+from ..errors import KeyMalformed
+from ..routes import protected_routes
+from ..state import AppState
+
+
+def possible_hashes(
+    state: AppState, key: str, operation: str, scope: str | None, namespace: str | None
+) -> list[bytes]:
+    """The hashes of all that these texts may stand for.
+
+    A key may have been copied from its header with the quotes. A scope may be a ``str``, an ``int`` or
+    a ``UUID``. Where no namespace is given, it is the application's or that of the operation's route.
+    """
+    return [
+        hash_key(place, operation, whose, text)
+        for place in sorted(_namespaces(state, operation) if namespace is None else {namespace})
+        for whose in _scopes(scope)
+        for text in _keys(key, state.settings.max_key_length)
+    ]
+
+
+def _namespaces(state: AppState, operation: str) -> set[str]:
+    routes = [found.route for found in protected_routes(state) if found.operation == operation]
+    return {state.settings.namespace, *(route.namespace_in(state.settings) for route in routes)}
+
+
+def _scopes(text: str | None) -> list[Scope]:
+    if text is None:
+        return [None]
+    scopes: list[Scope] = [text]
+    kinds: tuple[Callable[[str], Scope], ...] = (int, UUID)
+    for kind in kinds:
+        try:
+            scopes.append(kind(text))
+        except ValueError:
+            continue
+    return scopes
+
+
+def _keys(text: str, longest: int) -> set[str]:
+    try:
+        return {text, parse_key(text, longest)}
+    except KeyMalformed:
+        return {text}
