@@ -15,7 +15,7 @@ from ..stores.admin import find
 from .group import admin, as_json_option, cli, current_state, in_utc, write_rows
 from .keys import possible_hashes
 
-STATES = (*(state.value for state in State), "interrupted")
+STATES = (*(state.value for state in State), "interrupted", "released")
 
 
 @cli.command("create-table")
@@ -67,7 +67,7 @@ def list_records(
     A key is never shown, nor is an answer: the first column has the first 8 digits of the hash that
     stands for scope, operation and key. "in_progress" is also what a worker that died has left
     behind of an atomic operation; the next request with the key takes it over. One that is not atomic
-    is "interrupted" then, once its lease is over.
+    is "interrupted" then, once its lease is over, and "released" once it has been given back.
     """
     app, none = current_state(), "no records"
     store = admin(app)
@@ -120,6 +120,8 @@ def release(digits: str, fail: bool) -> None:
     store, digits = admin(state), _checked(digits)
     line, _ = find(store, digits)
     found = store.reopen(bytes.fromhex(digits), secrets.token_urlsafe(16), state.settings.ttl)
+    if found is None and line.state == "released":
+        raise IdempotencyError(f"{line.key} has been released: its next retry runs the view again")
     if found is None:
         raise IdempotencyError(
             f"{line.key} is {line.state.replace('_', ' ')}: only what is interrupted or failed can be"

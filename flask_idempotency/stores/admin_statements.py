@@ -20,11 +20,15 @@ class AdminStatements:
 def admin_statements(*, now: str, in_ttl: str, later: str, digits: str) -> AdminStatements:
     """Fill in how a database tells the time, that in ``ttl`` seconds, the later of two, and digits."""
     expired = f"(expires_at <= {now} AND lease_expires_at IS NULL)"
-    state = f"""CASE WHEN state = 'in_progress' AND lease_expires_at <= {now}
-       THEN 'interrupted' ELSE state END"""
+    # Who runs an operation has a lease, or has nothing written of an end (completed_at is null).
+    state = f"""CASE WHEN state <> 'in_progress' THEN state
+       WHEN lease_expires_at <= {now} THEN 'interrupted'
+       WHEN lease_expires_at IS NULL AND completed_at IS NOT NULL THEN 'released'
+       ELSE state END"""
     # Eight digits tell records apart, and are too few to try keys against.
     line = f"""SELECT {digits}, name, {state}, attempt, status, length(body), created_at,
-       CASE WHEN state <> 'in_progress' THEN completed_at END, expires_at, {expired}
+       CASE WHEN state <> 'in_progress' THEN completed_at END,
+       CASE WHEN lease_expires_at IS NULL THEN expires_at END, {expired}
   FROM {{table}}"""
     starting = "key BETWEEN %(low)s AND %(high)s"
     reopened = f"{starting} AND {state} IN ('interrupted', 'failed')"

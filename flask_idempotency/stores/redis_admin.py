@@ -175,8 +175,8 @@ class RedisAdmin:
         if found is None:
             return None
         name, state, attempt, status, size, created, completed, lease, now, left = found
-        if state == b"in_progress" and lease is not None and float(lease) <= now:
-            state = b"interrupted"
+        if state == b"in_progress":
+            state = _state(lease, now)
         return Line(
             key[:4].hex(),
             name.decode(),
@@ -189,6 +189,13 @@ class RedisAdmin:
             _time(now + left) if left >= 0 else None,
             expired=False,
         )
+
+
+def _state(lease: bytes | None, now: int) -> bytes:
+    """What is in progress, more exactly."""
+    if lease is None:
+        return b"released"
+    return b"in_progress" if float(lease) > now else b"interrupted"
 
 
 def _time(milliseconds: Any) -> datetime:

@@ -95,12 +95,19 @@ def test_an_operator_sees_how_far_it_came_and_lets_it_run_again(shop):
         None,
         False,
     )
+    assert line["expires"] is None, "what is interrupted does not expire"
     (record,) = json.loads(shop.run("show", key, "--json").output)
     (step,) = record.pop("steps")
     assert record == line
     assert (step["name"], step["attempt"]) == ("charge", 1)
     assert line["created"] <= step["finished"]
     assert shop.run("release", key).output == f"{key}: may be run again\n"
+    (line,) = shop.listed("--state", "released")
+    assert (line["key"], line["completed"]) == (key, None)
+    assert line["expires"] > line["created"]
+    assert shop.listed("--state", "in_progress") == []
+    result = shop.run("release", key)
+    assert (result.exit_code, "has been released: its next retry" in result.output) == (1, True)
     assert shop.post().json == {"attempt": 2}
     assert shop.post().headers["Idempotent-Replayed"] == "true"
     assert shop.calls == [1]
@@ -136,9 +143,16 @@ def test_what_is_released_is_out_of_its_holders_hands(shop, store, redis_server)
     assert shop.listed("--operation", "slow")[0]["state"] != "completed"
 
 
+def test_what_the_view_gave_back_is_released(shop):
+    assert shop.post("/free").status_code == 503
+    assert [(line["operation"], line["state"]) for line in shop.listed()] == [("free", "released")]
+    assert json.loads(shop.run("stats", "--json").output)[0]["state"] == "released"
+
+
 def test_what_runs_is_left_alone(shop):
     def slow() -> Any:
         (line,) = shop.listed("--state", "in_progress")
+        assert line["expires"] is None, "not before its end"
         assert shop.run("release", line["key"]).exit_code == 1
         assert shop.listed("--state", "interrupted") == []
         return {}, 201

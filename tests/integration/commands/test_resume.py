@@ -81,7 +81,12 @@ def test_show_tells_how_far_it_came(run, interrupted):
 def test_release_lets_it_run_again_without_its_finished_steps(world, run, interrupted):
     calls = interrupted()
     assert world.post(key="canary").status_code == 409
-    assert "may be run again" in run("release", digits(run, state="interrupted"))
+    key = digits(run, state="interrupted", expires=None)
+    assert "may be run again" in run("release", key)
+    assert "has been released: its next retry" in run(
+        "release", digits(run, state="released"), fails=True
+    )
+    assert run("list", "--state", "released").count(key) == 1
     assert world.post(key="canary").json == {"result": "charged", "attempt": 2}
     assert calls == [1]
     key = digits(run, state="completed")
@@ -208,6 +213,9 @@ def test_a_failure_that_rolls_back_is_left_alone_for_longer_each_time(world, run
     outputs = [run("resume", "--backoff", "60") for _ in range(2)]
     assert "nothing to resume" in outputs[1]
     assert len(attempts) == 2
+    assert digits(run, state="released"), "nobody holds it"
+    world.post()
+    assert digits(run, state="in_progress"), "who knows"
 
 
 def test_what_runs_is_left_alone(world, run):
