@@ -102,7 +102,10 @@ class RedisAdmin:
 
     def resumable(self, *_how: object) -> list[Due]:
         """Refuse: routes cannot be resumable here."""
-        raise IdempotencyError("the store 'redis' keeps no requests to resume")
+        raise IdempotencyError(
+            "the store 'redis' keeps no requests to resume, and no route is resumable there; the stores"
+            " 'hybrid', 'postgres' and 'sql' have that"
+        )
 
     def put_off(self, key: bytes) -> None:
         """Nothing is put off where nothing is resumed."""

@@ -272,6 +272,9 @@ def test_redis_needs_neither_tables_nor_a_purge(shop):
     result = shop.run("create-table")
     assert result.exit_code == 0
     assert "there is no table to create" in result.output
+    result = shop.run("resume")
+    assert result.exit_code == 1
+    assert "no route is resumable there; the stores 'hybrid'" in result.output
 
 
 @pytest.mark.parametrize("store", ["redis"], indirect=True)
@@ -355,6 +358,20 @@ def test_what_sqlite_could_not_resume_is_put_off(shop):
     make_due(shop)
     assert resumed(shop) == [("held", 1, 409)]
     assert resumed(shop, "--backoff", "60") == []
+
+
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
+def test_two_that_resume_at_once_share_the_work(shop):
+    held = idempotent(atomic=False, resumable=True)(shop.order)
+    shop.app.add_url_rule("/held", "held", held, methods=["POST"])
+    for key in "one", "two", "three":
+        with pytest.raises(Killed):
+            shop.post("/held", key)
+    make_due(shop)
+    admin = shop.app.extensions["idempotency"].records.admin()
+    found = [admin.resumable(limit, 9, 1.0) for limit in (2, 2, 2)]
+    assert [len(dues) for dues in found] == [2, 1, 0]
+    assert len({due.key for dues in found for due in dues}) == 3
 
 
 def resumed(shop: Shop, *options: str) -> list[Any]:
