@@ -35,7 +35,10 @@ autodoc_preserve_defaults = True
 nitpick_ignore_regex = [
     (
         r"py:.*",
-        r"(blinker|collections|datetime|flask|flask_sqlalchemy|httpx|requests|sqlalchemy|uuid|werkzeug)\..*",
+        (
+            r"(blinker|collections|contextlib|datetime|flask|flask_sqlalchemy|httpx|requests|sqlalchemy|uuid"
+            r"|werkzeug)\..*"
+        ),
     ),
     (r"py:.*", r"dict\[.*"),
     (r"py:.*", r"(Connection|Engine|Flask|Blueprint|SQLAlchemy|Response|UUID|Unpack|T|View|Scope)"),

@@ -1,7 +1,7 @@
 """What an application's own tests, and a store's, are written with. Needs pytest."""
 
 from .checks import NotConcurrentWarning, assert_idempotent
-from .crashes import CRASH_POINTS, Crash, crash_at
+from .crashes import CRASH_POINTS, Crash, crash_at, every_crash
 from .memory import Clock, memory_store
 
 __all__ = [
@@ -11,5 +11,6 @@ __all__ = [
     "NotConcurrentWarning",
     "assert_idempotent",
     "crash_at",
+    "every_crash",
     "memory_store",
 ]

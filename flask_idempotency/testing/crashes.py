@@ -8,9 +8,10 @@ of the dead is older than ``IDEMPOTENCY_PROBE_AFTER``, and a lease is over.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal, get_args
 
@@ -28,7 +29,7 @@ from .watch import Watch, watched
 Point = Literal["after-claim", "in-view", "before-commit", "after-commit"]
 
 CRASH_POINTS: tuple[Point, ...] = get_args(Point)
-"""Every point of :func:`crash_at`, for ``pytest.mark.parametrize``."""
+"""Every point of :func:`crash_at`, for ``pytest.mark.parametrize``; in the view, its first place."""
 
 _claim: ContextVar[Claim | None] = ContextVar("flask_idempotency_crash_claim", default=None)
 
@@ -37,30 +38,69 @@ class Crash(BaseException):
     """The worker dies here. No ``Exception``, so that no handler for errors takes it for one."""
 
 
-@contextmanager
-def crash_at(point: Point, app: Flask | None = None, *, place: int = 1) -> Iterator[CrashPoint]:
+def crash_at(
+    point: Point, app: Flask | None = None, *, place: int | None = None
+) -> AbstractContextManager[CrashPoint]:
     """Let the first protected request inside the ``with`` block die at a point.
 
     * ``"after-claim"``: the key is claimed, the view has not begun.
     * ``"in-view"``: at the view's first place, or the one that ``place`` counts. A place is right after
-      a ``db.session.commit()``, and between a step and its record. A view with fewer of them dies where
-      it returns.
+      a ``db.session.commit()``, and between a step and its record. Without ``place``, a view that has
+      none dies where it returns.
     * ``"before-commit"``: the view has returned, nothing is committed yet.
     * ``"after-commit"``: writes and answer are committed, the client has not heard of it.
 
     :func:`assert_idempotent` in the block sends the request that dies, retries it, and asserts one
     effect and one answer. A plain request ends the block by its death, as with ``pytest.raises``; the
     retry comes after the block. ``app`` is the application that crashes; left out, the first of all.
-    The block is given an object whose ``happened`` says whether a request has died yet.
+    The block is given an object whose ``happened`` says whether a request has died yet; ``point`` and
+    ``place`` are its arguments.
 
-    Raises ``AssertionError`` at the end of the block if nothing came to the point.
+    Raises ``AssertionError`` at the end of the block if nothing came to the point, or the view has no
+    such place.
     """
     if point not in CRASH_POINTS:
         raise ValueError(f"crash_at({point!r}): there are {', '.join(CRASH_POINTS)}")
-    targets = states() if app is None else [app_state(app)]
-    crash = CrashPoint(point, place, targets)
+    if place is not None and (point != "in-view" or place < 1):
+        raise ValueError(f"crash_at({point!r}, place={place!r}): places are in 'in-view', from 1 on")
+    return _crashing(CrashPoint(point, place, _targets(app)))
+
+
+def every_crash(app: Flask | None = None) -> Iterator[AbstractContextManager[CrashPoint]]:
+    """Every crash that a view can meet: :func:`crash_at` each point, and each place in the view.
+
+    .. code-block:: python
+
+        for crash in every_crash():
+            with crash:
+                assert_idempotent(...)
+
+    Each block must send an operation of its own, which has a key that is new. In the view it goes on
+    until a place is not there; that block's request is answered as any other. Raises what
+    :func:`crash_at` raises for all that is not reached otherwise.
+    """
+    for point in CRASH_POINTS:
+        for place in itertools.count(1) if point == "in-view" else (None,):
+            crash = CrashPoint(point, place, _targets(app), is_probe=point == "in-view")
+            yield _crashing(crash)
+            if not crash.began:
+                raise RuntimeError(
+                    "every_crash() gives blocks for with: for crash in ...: with crash: ..."
+                )
+            if not crash.happened:
+                break
+
+
+def _targets(app: Flask | None) -> list[AppState]:
+    return states() if app is None else [app_state(app)]
+
+
+@contextmanager
+def _crashing(crash: CrashPoint) -> Iterator[CrashPoint]:
+    """The block in which a request dies."""
+    crash.began = True
     with ExitStack() as stack:
-        for state in targets:
+        for state in crash.targets:
             stack.enter_context(watched(state, crash))
             stack.enter_context(_commits_watched(state.db, crash))
         armed.append(crash)
@@ -72,23 +112,28 @@ def crash_at(point: Point, app: Flask | None = None, *, place: int = 1) -> Itera
         finally:
             armed.remove(crash)
             crash.clear()
-    if not crash.happened:
+    if not crash.happened and not crash.has_passed_the_last_place:
         raise AssertionError(crash.not_reached())
 
 
 class CrashPoint(Watch):
     """A point at which one attempt dies; what dies there is dead in all that it tries afterwards."""
 
-    def __init__(self, point: Point, place: int, targets: list[AppState]) -> None:
-        self.point = point
-        self._places_left = place
-        self._targets = targets
+    def __init__(
+        self, point: Point, place: int | None, targets: list[AppState], *, is_probe: bool = False
+    ) -> None:
+        self.point, self.place, self.targets = point, place, targets
+        self.began = False
+        self._is_probe = is_probe
+        self._attempt = self._passed = 0
+        self._has_returned = False
         self._dead: Claim | None = None
         self._left_behind: list[Callable[[], None]] = []
         self._once = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"crash_at({self.point!r})"
+        place = "" if self.place is None else f", place={self.place}"
+        return f"crash_at({self.point!r}{place})"
 
     @property
     def happened(self) -> bool:
@@ -97,18 +142,40 @@ class CrashPoint(Watch):
 
     def covers(self, state: AppState) -> bool:
         """Whether it lies in this application."""
-        return any(target is state for target in self._targets)
+        return any(target is state for target in self.targets)
+
+    @property
+    def where(self) -> str:
+        """The point, for a message."""
+        return repr(self.point) if self.place is None else f"{self.point!r} (place {self.place})"
+
+    @property
+    def has_passed_the_last_place(self) -> bool:
+        """Whether a place was only looked for, and a whole run of the view has none of that number."""
+        return self._is_probe and self._has_returned and self._attempt == 1 and not self.happened
 
     def not_reached(self) -> str:
         """What it means that nothing died."""
+        if self.place is not None and self._has_returned:
+            if self._attempt > 1:
+                return (
+                    f"{self!r} was not reached by attempt {self._attempt} of an operation, which does"
+                    " not repeat what is recorded: give each crash an operation with a key that is new"
+                )
+            return (
+                f"{self!r} was not reached: the view has {self._passed} of these places. They are right"
+                " after a db.session.commit(), and between a step and its record"
+            )
         return (
             f"{self!r} was not reached: no protected request came that far. Is @idempotent on the view,"
             " is its answer kept (below 500), and is the request's key a new one?"
         )
 
-    def claimed(self, claim: Claim) -> None:
+    def claimed(self, claim: Claim, attempt: int) -> None:
         """The first point."""
         _claim.set(claim)
+        if not self.happened:
+            self._attempt, self._passed, self._has_returned = attempt, 0, False
         self._at("after-claim", claim)
 
     def recording(self, claim: Claim) -> None:
@@ -121,8 +188,10 @@ class CrashPoint(Watch):
             self._in_view(claim)
 
     def completing(self, claim: Claim) -> None:
-        """The view has returned; it may have had too few places."""
-        self._at("in-view", claim)
+        """The view has returned."""
+        self._has_returned = True
+        if self.place is None:
+            self._at("in-view", claim)
         self._at("before-commit", claim)
 
     def completed(self, claim: Claim) -> None:
@@ -151,8 +220,8 @@ class CrashPoint(Watch):
         return self._dead is not None and self._dead.owner == claim.owner
 
     def _in_view(self, claim: Claim) -> None:
-        self._places_left -= 1
-        if self._places_left <= 0 or self._is_dead(claim):
+        self._passed += 1
+        if self._passed >= (self.place or 1) or self._is_dead(claim):
             self._at("in-view", claim)
 
     def _at(self, point: Point, claim: Claim) -> None:

@@ -20,7 +20,7 @@ from ..state import AppState
 class Watch:
     """Is told what happens to an operation. What it raises comes out where it was told."""
 
-    def claimed(self, claim: Claim) -> None:
+    def claimed(self, claim: Claim, attempt: int) -> None:
         """The operation is held, and its view has not begun."""
 
     def recording(self, claim: Claim) -> None:
@@ -90,7 +90,7 @@ class WatchedRecords:
         if hold is None:
             return None
         try:
-            self._watch.claimed(claim)
+            self._watch.claimed(claim, hold.attempt)
         except BaseException:
             hold.abandon()
             raise

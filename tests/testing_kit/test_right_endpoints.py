@@ -12,7 +12,7 @@ from flask.testing import FlaskClient
 from flask.views import MethodView
 
 from flask_idempotency import OperationInterrupted, current_operation, idempotent
-from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, checks, crash_at
+from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, checks, crash_at, every_crash
 
 
 def test_a_view_that_writes_through_the_session(shop):
@@ -39,6 +39,43 @@ def test_steps_with_a_derived_key(shop, point):
     shop.view(view, atomic=False, on_interrupted="retry")
     with crash_at(point):
         assert_idempotent(shop.client, "POST", "/payments", json={"a": 5}, effects=shop.effects)
+
+
+def crashes(shop, **kwargs):
+    """Where the view died, one crash after the other, up to the place that is not there."""
+    died = []
+    for crash in every_crash():
+        with crash as at:
+            status = kwargs["status"](at.point) if "status" in kwargs else None
+            assert_idempotent(
+                shop.client, "POST", "/payments", json={}, effects=shop.effects, status=status
+            )
+        died.append(at.where if at.happened else "nowhere")
+    return died
+
+
+def test_every_crash_in_one_go(shop):
+    def view():
+        current_operation.step("charge", shop.charge, current_operation.derive_key("charge"))
+        current_operation.step("pay", lambda: shop.pay()[0], atomic=True)
+        return {}, 201
+
+    shop.view(view, atomic=False, on_interrupted="retry")
+    places = [f"'in-view' (place {number})" for number in (1, 2, 3)]
+    assert crashes(shop) == ["'after-claim'", *places, "nowhere", "'before-commit'", "'after-commit'"]
+
+
+@pytest.mark.parametrize("store", ["memory", "postgres"], indirect=True)
+def test_every_crash_of_a_view_without_places_and_of_one_that_is_held(shop):
+    outside = ["'before-commit'", "'after-commit'"]
+    shop.view(lambda: ({}, 201))
+    shop.effects = dict
+    assert crashes(shop) == ["'after-claim'", "nowhere", *outside]
+    shop.app.view_functions["pay"] = idempotent(atomic=False)(shop.pay)
+    status = {"after-commit": 201}
+    assert crashes(shop, status=lambda point: status.get(point, 409)) == [
+        "'after-claim'", "'in-view' (place 1)", "nowhere", *outside
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("policy", "status"), [("hold", 409), ("fail", 500)])

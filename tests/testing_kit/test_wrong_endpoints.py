@@ -11,13 +11,13 @@ import sqlalchemy as sa
 from flask import request
 
 from flask_idempotency import IdempotencyError, Retryable, current_operation
-from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, crash_at
+from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, crash_at, every_crash
 
 
-def message(shop, point=None, **kwargs):
+def message(shop, point=None, crash=None, **kwargs):
     """What the kit says, to somebody who counts everything."""
     kwargs = {"json": {"amount": 5}, "effects": shop.effects, **kwargs}
-    crash = crash_at(point) if point else nullcontext()
+    crash = crash or (crash_at(point) if point else nullcontext())
     with pytest.raises(AssertionError) as error, crash:
         assert_idempotent(shop.client, "POST", "/payments", **kwargs)
     return str(error.value)
@@ -94,8 +94,65 @@ def test_a_later_step_that_commits_by_itself(shop):
     for place in (2, 3):
         with pytest.raises(AssertionError, match="rose by 2"), crash_at("in-view", place=place):
             assert_idempotent(*request, json={}, effects=shop.payments)
-    with crash_at("in-view", place=9):
-        assert_idempotent(*request, json={}, effects=shop.payments)
+    said = message(shop, effects=shop.payments, crash=crash_at("in-view", place=4))
+    assert "the first request was answered 201" in said
+    assert "crash_at('in-view', place=4) was not reached: the view has 3 of these places" in said
+
+
+def test_each_place_is_found_without_being_counted(shop):
+    def view():
+        current_operation.step("charge", shop.charge, current_operation.derive_key("charge"))
+        current_operation.step("pay", lambda: shop.pay()[0])
+        return {}, 201
+
+    shop.view(view, atomic=False, on_interrupted="retry")
+    blocks = every_crash()
+    for _ in ("after-claim", "in-view (place 1)"):
+        with next(blocks):
+            assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.effects)
+    said = message(shop, crash=next(blocks))
+    assert said.startswith("POST /payments: after a crash at 'in-view' (place 2) and a retry and 3 dup")
+    assert "payments rose by 2" in said
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+class TestEveryCrash:
+    def test_is_a_block_each(self, shop):
+        with pytest.raises(RuntimeError, match="with crash"):
+            list(every_crash())
+
+    def test_needs_an_operation_of_its_own_for_each(self, shop):
+        def view():
+            current_operation.step("a", lambda: 1)
+            current_operation.step("b", lambda: 1)
+            return {}, 201
+
+        shop.view(view, atomic=False, on_interrupted="retry")
+
+        def crash_everywhere():
+            for crash in every_crash():
+                with crash:
+                    shop.client.post("/payments", headers={"Idempotency-Key": "a"})
+
+        with pytest.raises(AssertionError, match="place=3.* attempt 4 .*a key that is new"):
+            crash_everywhere()
+
+    def test_is_not_content_with_a_request_that_is_no_operation(self, shop):
+        shop.view(shop.pay)
+        blocks = every_crash()
+        with next(blocks):
+            shop.client.post("/payments", headers={"Idempotency-Key": "a"})
+        with (
+            pytest.raises(AssertionError, match="place=1.* was not reached: no protected"),
+            next(blocks),
+        ):
+            shop.client.get("/payments")
+
+
+@pytest.mark.parametrize(("point", "place"), [("after-claim", 1), ("in-view", 0), ("in-view", -1)])
+def test_a_place_that_can_be_nowhere(point, place):
+    with pytest.raises(ValueError, match="places are in 'in-view', from 1 on"):
+        crash_at(point, place=place)
 
 
 def test_an_after_request_function_that_adds_what_each_run_makes(shop):

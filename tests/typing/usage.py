@@ -30,7 +30,14 @@ from flask_idempotency import (
 )
 from flask_idempotency.openapi import add_idempotency
 from flask_idempotency.outcomes import outcomes_blueprint
-from flask_idempotency.testing import CRASH_POINTS, Clock, assert_idempotent, crash_at, memory_store
+from flask_idempotency.testing import (
+    CRASH_POINTS,
+    Clock,
+    assert_idempotent,
+    crash_at,
+    every_crash,
+    memory_store,
+)
 
 db = SQLAlchemy()
 idempotency = Idempotency()
@@ -155,3 +162,6 @@ def tests_of_its_own(app: Flask) -> None:
             assert_idempotent(client, "POST", "/payments", effects=lambda: 1, changed={"json": [1]})
             clock.advance(timedelta(days=1))
         assert_type(crash.happened, bool)
+    for block in every_crash(app):
+        with block as crash:
+            assert_type(crash.place, "int | None")
