@@ -88,7 +88,8 @@ def assert_idempotent(
       effect may be missing, and an operation that ``on_interrupted`` holds (409) is not replayed.
     * ``changed`` is what makes the other request: arguments that replace those in ``kwargs``. True
       makes one up, False leaves this check out.
-    * ``ignore_headers`` may differ between the answers, as ``Date`` and ``Set-Cookie`` may.
+    * ``ignore_headers`` may differ between the answers, as ``Date``, ``Set-Cookie`` and the
+      ``Vary: Cookie`` of Flask's session may.
 
     Returns the first answer. Raises ``AssertionError``, which says what differs and where to look.
     """

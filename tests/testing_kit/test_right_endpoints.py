@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 import sqlalchemy as sa
-from flask import g, request
+from flask import g, request, session
 from flask.testing import FlaskClient
 from flask.views import MethodView
 
@@ -180,6 +180,29 @@ def test_the_clients_of_the_application_are_taken_as_they_are(shop):
         g.pop("begun")
         assert_idempotent(client, "POST", "/payments", json={}, effects=shop.payments)
         assert request.path == "/last"
+
+
+@pytest.mark.parametrize("store", ["memory", "postgres"], indirect=True)
+@pytest.mark.parametrize("vary", [None, "Accept"])
+def test_a_view_that_reads_or_writes_the_session(shop, vary):
+    """Flask says Vary: Cookie after a view that did, and a replay runs no view."""
+    shop.app.secret_key = "secret"
+
+    def view():
+        answer = shop.app.make_response(({"user": session.get("user")}, 201))
+        if vary:
+            answer.vary.add(vary)
+        if request.headers.get("X-Write"):
+            session["user"] = "alice"
+        shop.pay()
+        return answer
+
+    shop.view(view)
+    for headers in ({}, {"X-Write": "1"}):
+        first = assert_idempotent(
+            shop.client, "POST", "/payments", json={}, effects=shop.payments, headers=headers
+        )
+        assert "Cookie" in first.headers["Vary"]
 
 
 @pytest.mark.parametrize("store", ["hybrid"], indirect=True)

@@ -180,6 +180,20 @@ def test_an_after_request_function_that_adds_what_each_run_makes(shop):
     assert re.search(r"body: first at \d+, then at \d+", said)
 
 
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_a_vary_that_is_not_the_sessions(shop):
+    shop.view(shop.pay)
+    names = iter(["Cookie, X-First", *["X-Later"] * 9])
+
+    @shop.app.after_request
+    def vary(response):
+        response.headers["Vary"] = next(names)
+        return response
+
+    said = message(shop, effects=None, duplicates=0)
+    assert "header Vary: first X-First, then X-Later" in said
+
+
 def test_an_effect_before_the_view(shop):
     shop.view(shop.pay)
     shop.app.before_request(shop.charge)
