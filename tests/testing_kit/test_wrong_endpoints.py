@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from flask import request
 
-from flask_idempotency import IdempotencyError, Retryable, current_operation
+from flask_idempotency import IdempotencyError, Retryable, current_operation, idempotent
 from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, crash_at, every_crash
 
 
@@ -266,10 +266,53 @@ def test_a_crash_that_never_comes(shop):
 
 
 @pytest.mark.parametrize("store", ["memory"], indirect=True)
-def test_effects_that_count_nothing(shop):
+class TestWhatIsMissing:
+    def test_because_it_is_not_counted(self, shop):
+        shop.view(shop.pay)
+        for point in (None, "after-claim", "in-view"):
+            said = message(shop, point, effects=lambda: {"mails": 0})
+            assert "mails rose by 0, not by 1\n" in said
+            assert "Does effects() count it, and see what is committed?" in said
+            assert "before_request" not in said
+            assert "is still done" not in said
+
+    def test_because_the_answer_is_not_kept(self, shop):
+        shop.view(shop.pay, store=lambda response: False)
+        said = message(shop, effects=shop.payments)
+        assert "effects() rose by 0, not by 1" in said
+        assert "An answer that store=... does not keep rolls the view's writes back" in said
+        assert "before_request" not in said
+
+    def test_because_it_was_to_follow_the_commit(self, shop):
+        def view():
+            shop.idempotency.after_commit(shop.charge)
+            return shop.pay()
+
+        shop.view(view)
+        said = message(shop, "after-commit")
+        assert "charges rose by 0, not by 1" in said
+        assert "what was to follow it, such as a function given to after_commit, is lost" in said
+        assert "is still done" not in said
+        assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.effects)
+
+    def test_while_something_else_is_there_twice(self, shop):
+        shop.view(shop.charge)
+        shop.app.view_functions["pay"] = idempotent(lambda: (shop.charge(), ({}, 201))[1])
+        said = message(shop, "before-commit")
+        assert "payments rose by 0, not by 1\n  charges rose by 2, not by 1\n" in said
+        assert "is still done" in said
+        assert "Does effects() count it" in said
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("point", CRASH_POINTS)
+def test_an_effect_before_the_view_is_not_put_down_to_the_crash(shop, point):
     shop.view(shop.pay)
-    said = message(shop, effects=lambda: {"mails": 0})
-    assert "mails rose by 0, not by 1: does effects() see what is committed?" in said
+    shop.app.before_request(shop.charge)
+    said = message(shop, point)
+    assert "charges rose by 5, not by 1" in said
+    assert "before_request" in said
+    assert "is still done" not in said
 
 
 @pytest.mark.parametrize("store", ["memory"], indirect=True)
