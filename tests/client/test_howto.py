@@ -88,10 +88,20 @@ class TestCurl:
     @pytest.fixture
     def pay(self, server, tmp_path):
         [_, script] = blocks("bash")
-        script = aimed_at(server, script)
+        noted = 'sleep() { echo "$1" >> waits; SECONDS=$((SECONDS + $1)); }\n'  # does not wait
+        script = noted + aimed_at(server, script)
         return lambda: run(tmp_path, "bash", "-c", script).split("\n", 1)
 
-    @pytest.mark.parametrize("trouble", [drop_after, answer(503), answer(409, "request-in-progress")])
+    @pytest.mark.parametrize(
+        "trouble",
+        [
+            drop_before,
+            drop_after,
+            break_off,
+            *(answer(status) for status in (408, 425, 429, 500, 502, 503, 599)),
+            answer(409, "request-in-progress", Retry_After="60"),
+        ],
+    )
     def test_it_sends_the_same_key_again(self, pay, server, tmp_path, trouble):
         server.script += [trouble]
         status, body = pay()
@@ -99,12 +109,43 @@ class TestCurl:
         key = (tmp_path / "payment.key").read_text().strip()
         assert server.keys == [key, key]
         assert json.loads(server.seen[0].body) == {"amount": 500}
+        assert (tmp_path / "waits").read_text().split() == ["1"]
 
-    @pytest.mark.parametrize("final", [answer(422, "key-reused"), answer(409, "response-not-kept")])
+    @pytest.mark.parametrize(
+        "final",
+        [
+            answer(422, "key-reused"),
+            answer(409, "response-not-kept"),
+            answer(500, "operation-failed"),
+            answer(503, Idempotent_Replayed="true"),
+        ],
+    )
     def test_it_takes_no_for_an_answer(self, pay, server, final):
         server.script += [final]
-        assert pay()[0] in {"409", "422"}
+        assert pay()[0] in {"409", "422", "500", "503"}
         assert len(server.seen) == 1
+
+    def test_it_waits_twice_as_long_each_time_and_no_less_than_it_is_told(self, pay, server, tmp_path):
+        dated = answer(503, Retry_After="Fri, 01 Jan 2038 00:00:30 GMT")
+        server.script += [answer(503), answer(429, Retry_After="7"), *[dated] * 4]
+        assert pay()[0] == "201"
+        assert (tmp_path / "waits").read_text().split() == ["1", "7", "4", "8", "10", "10"]
+
+    def test_an_earlier_answer_is_not_taken_for_the_last_one(self, pay, server):
+        bare = lambda handler: handler.answer(409, {}, b"")  # noqa: E731
+        server.script += [answer(409, "request-in-progress"), bare]
+        assert pay() == ["409", ""]
+
+    def test_the_last_answer_before_the_deadline_is_shown(self, pay, server, tmp_path):
+        server.script += [answer(503)] * 30
+        assert pay()[0] == "503"
+        waits = [int(seconds) for seconds in (tmp_path / "waits").read_text().split()]
+        assert waits == [1, 2, 4, 8, 10, 10, 10, 10]
+
+    def test_no_answer_until_the_deadline_is_an_error(self, pay, server):
+        server.script += [drop_before] * 30
+        with pytest.raises(AssertionError, match="curl: "):
+            pay()
 
 
 class TestJavaScript:
