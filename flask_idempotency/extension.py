@@ -25,7 +25,7 @@ from .database import check_driver, default_prefix, metadata_of
 from .engine import Engine as IdempotencyEngine
 from .errors import ConfigurationError
 from .operation import present_operation
-from .options import Route, RouteOptions, RunOptions, ScopeCallable, read_options
+from .options import NOT_GIVEN, Route, RouteOptions, RunOptions, ScopeCallable, read_options
 from .sealing import AnswerSealer, NoSealer, Sealer
 from .server import warn_if_short, worker_timeout
 from .signals import Event, send, store_failed
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 T = TypeVar("T")
-
-_NO_DEFAULT: Any = ...
 
 PROTECTED_METHODS = frozenset({"POST", "PATCH"})
 """What ``protect`` covers: the methods that are not idempotent by themselves (RFC 9110 section
@@ -66,7 +64,7 @@ class Idempotency:
         app: Flask | None = None,
         db: SQLAlchemy | None = None,
         *,
-        scope: ScopeCallable | None = _NO_DEFAULT,
+        scope: ScopeCallable | None = NOT_GIVEN,
         redis: Any = None,
     ) -> None:
         self._db, self._scope, self._redis = db, scope, redis
@@ -79,7 +77,7 @@ class Idempotency:
         app: Flask,
         db: SQLAlchemy | None = None,
         *,
-        scope: ScopeCallable | None = _NO_DEFAULT,
+        scope: ScopeCallable | None = NOT_GIVEN,
         redis: Any = None,
     ) -> None:
         """Set the extension up on ``app``. Arguments: see the class."""
@@ -94,7 +92,7 @@ class Idempotency:
                 "this application has no Flask-SQLAlchemy yet: call db.init_app(app) before"
                 " idempotency.init_app(app, db, ...)"
             )
-        scope = _checked_scope(self._scope if scope is _NO_DEFAULT else scope)
+        scope = _checked_scope(self._scope if scope is NOT_GIVEN else scope)
         client = _checked_client(self._redis if redis is None else redis)
         settings = read_settings(app.config, redis_given=client is not None)
         check_driver(app, settings.bind_key, settings.store)
@@ -129,7 +127,7 @@ class Idempotency:
         key: str,
         function: Callable[..., T],
         *args: Any,
-        scope: Scope = _NO_DEFAULT,
+        scope: Scope = NOT_GIVEN,
         payload: Any = None,
         **options: Unpack[RunOptions],
     ) -> T:
@@ -177,7 +175,7 @@ class Idempotency:
 
 
 def _checked_scope(scope: Any) -> ScopeCallable | None:
-    if scope is _NO_DEFAULT:
+    if scope is NOT_GIVEN:
         raise ConfigurationError(
             "scope is missing. It says whose an idempotency key is: without it, one customer who"
             " happens to use another's key would be given the other's stored answer. Give a callable"

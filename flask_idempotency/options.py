@@ -19,6 +19,15 @@ ScopeCallable = Callable[[], Any]
 """Gives ``str | int | UUID``; ``None`` or ``""`` for "nobody is signed in"."""
 
 
+class _NotGiven:
+    def __repr__(self) -> str:
+        return "NOT_GIVEN"
+
+
+NOT_GIVEN: Any = _NotGiven()
+"""The default of an argument for which None means something."""
+
+
 class RouteOptions(TypedDict, total=False):
     """The keyword arguments of ``@idempotent`` and ``protect``; each one left out has its default.
 

@@ -15,7 +15,7 @@ from .core.fingerprint import Fingerprint, by_value
 from .core.keys import Scope
 from .errors import ConfigurationError, IdempotencyError, KeyMalformed, OperationFailed, ScopeUnknown
 from .operation import Operation, RequestState, present_operation, request_state
-from .options import Route, RouteOptions, RunOptions, read_options
+from .options import NOT_GIVEN, Route, RouteOptions, RunOptions, read_options
 from .state import AppState, app_state
 
 
@@ -112,7 +112,7 @@ def _fingerprint(payload: Any) -> Fingerprint:
 
 def _scope(state: AppState, scope: Any) -> Scope:
     """The scope itself: the application's callable asks a request, and there may be none."""
-    if scope is ...:
+    if scope is NOT_GIVEN:
         if state.scope is not None:
             raise ConfigurationError(
                 "run() needs scope=...: whose key it is, as a str, int or UUID, or None for nobody's"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 import pytest
@@ -38,6 +39,17 @@ def test_the_api_page_has_every_public_name():
     )
     elsewhere = {"idempotency_field", *(name for name in shown if "." in name)}
     assert sorted(set(shown) - elsewhere) == sorted(flask_idempotency.__all__)
+
+
+def test_no_signature_shows_a_name_that_is_not_public():
+    """The API page has the defaults as the source has them."""
+    for path in sorted((ROOT / "flask_idempotency").rglob("*.py")):
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(function, ast.FunctionDef) and re.match(r"[a-z]|__init__$", function.name):
+                defaults = [*function.args.defaults, *filter(None, function.args.kw_defaults)]
+                assert not any(ast.unparse(default).startswith("_") for default in defaults), (
+                    f"{path.name}: {function.name}"
+                )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
