@@ -15,7 +15,7 @@ from tests.docs.how_to import Page
 
 @pytest.fixture
 def names(postgres: Any, redis_server: Any) -> Iterator[dict[str, Any]]:
-    """An application, as on the first page."""
+    """An application, as the pages' examples have it."""
     app, db, idempotency = Flask("docs"), SQLAlchemy(), Idempotency()
     app.config["SQLALCHEMY_DATABASE_URI"] = postgres.database("docs_names")
     app.config["IDEMPOTENCY_REDIS_URL"] = redis_server.url

@@ -52,6 +52,7 @@ def test_each_part_of_a_request_changed_alone_makes_another(compare):
     assert not same(BASE, {**BASE, "path": "/shops/a/orders?q=1&q=2"})
     assert not same(BASE, {**BASE, "path": "/shops/a/orders?q=2&q=1&r=3"})
     assert not same(BASE, {**BASE, "path": "/shops/a/orders"})
+    assert not same(*({**BASE, "path": f"/shops/a/orders?q={space}"} for space in ("+", "%20")))
     assert not same(BASE, {**BASE, "data": b'{"a": 2}'})
     assert not same(BASE, {**BASE, "data": b'{"a":1}'})
     assert not same(BASE, {**BASE, "data": b""})

@@ -59,6 +59,12 @@ def test_it_runs_once_and_gives_the_same_result(world, run, pay):
     assert run("other", pay)["id"] == 3
 
 
+def test_its_key_is_any_text_of_any_length(run, pay):
+    for key in ["Ä 1", "\n", "\ud800", "k" * 10_000]:
+        assert run(key, pay) == run(key, pay)
+    assert pay.runs == 4
+
+
 @pytest.mark.parametrize("result", [None, 0, "", [], "text", {"a": [1.5, None]}])
 def test_any_json_comes_back(run, result):
     assert [run("key", lambda: result) for _ in range(2)] == [result] * 2
