@@ -163,6 +163,9 @@ class RedisAdmin:
         try:
             for name in self._records.connected().scan_iter(match=pattern, count=1000):
                 digits = name[len(prefix) :]
+                digits = (
+                    digits.encode() if isinstance(digits, str) else digits
+                )  # by the client's set-up
                 if _KEY.fullmatch(digits) and digits not in seen:
                     seen.add(digits)  # SCAN may give one twice
                     yield bytes.fromhex(digits.decode())

@@ -93,7 +93,7 @@ return 1"""
 
 
 class RedisRecords:
-    """Records in Redis. ``client`` is called once, at the first use; it must not decode answers."""
+    """Records in Redis. ``client`` is called once, at the first use."""
 
     atomic = False
 
@@ -131,7 +131,8 @@ class RedisRecords:
         """
         for another_try in (True, False):
             try:
-                return self.connected().eval(script, 1, self.prefix + key.hex(), *arguments)
+                command = "EVAL", script, 1, self.prefix + key.hex(), *arguments
+                return self.connected().execute_command(*command, NEVER_DECODE=True)
             except Exception as error:
                 if not another_try:
                     raise StoreUnavailable from error

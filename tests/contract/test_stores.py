@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import redis
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency
+from flask_idempotency.stores.redis_records import RedisRecords
 from flask_idempotency.testing.contract import StoreContract
 
 
@@ -69,6 +71,17 @@ class TestRedis(OnSqlite):
     @pytest.fixture
     def app(self, tmp_path, redis_server):
         return make(tmp_path, IDEMPOTENCY_STORE="redis", IDEMPOTENCY_REDIS_URL=redis_server.url)
+
+
+class TestRedisWithAClientOfOnesOwn(StoreContract):
+    """Which may be set up to decode all answers, for the application's own use of it."""
+
+    atomic = False
+
+    @pytest.fixture(params=[{"decode_responses": True}, {"protocol": 3}])
+    def records(self, request, tmp_path, redis_server):
+        with redis.Redis.from_url(redis_server.url, **request.param) as client:
+            yield RedisRecords(lambda: client, f"{tmp_path.name}:")
 
 
 class TestPostgres(OnPostgres):

@@ -289,6 +289,18 @@ def test_redis_is_asked_for_our_records_alone(shop, redis_server, tmp_path):
     assert shop.run("show", "00000000").exit_code == 1
 
 
+def test_a_client_that_decodes_answers_does_no_harm(tmp_path, redis_server):
+    shop = Shop("redis", tmp_path, redis_server.url)
+    key = shop.interrupt()
+    with redis.Redis.from_url(redis_server.url, decode_responses=True) as client:
+        shop.app.extensions["idempotency"].records._client = client
+        assert [line["key"] for line in shop.listed()] == [key]
+        assert "charge" in shop.run("show", key).output
+        assert not_ok(shop.run("check")).keys() <= {"persistence"}
+        assert shop.run("release", key).exit_code == 0
+        assert shop.post().json == {"attempt": 2}
+
+
 def test_redis_that_is_full_or_forgets_does_not_pass(tmp_path):
     with servers.Redis() as server:
         shop = Shop("redis", tmp_path, server.url)
