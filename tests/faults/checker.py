@@ -33,13 +33,14 @@ class Violation:
 
 @dataclass(frozen=True)
 class Limits:
-    """``settle_seconds``: how soon after the faults have stopped each key has its answer."""
+    """How soon after the faults have stopped each key has its answer."""
 
     longest_view_seconds: float
 
-    @property
-    def settle_seconds(self) -> float:
-        return PROBE_SECONDS + self.longest_view_seconds + 1.0
+    def settle_seconds(self, history: History) -> float:
+        """A second for some tries, and more of it where the machine is slow: as long as 50 replays."""
+        tries = max(1.0, 50 * history.replay_seconds())
+        return PROBE_SECONDS + self.longest_view_seconds + tries
 
 
 def violations(history: History, truth: Truth, limits: Limits) -> list[Violation]:
@@ -184,6 +185,7 @@ def _attempts(history: History, runs: list[Run]) -> Found:
 
 def _settled(history: History, asked: list[Request], limits: Limits) -> Found:
     """Each request's body has its definite answer soon after the faults have stopped."""
+    settle_seconds = limits.settle_seconds(history)
     for body in {request.body for request in asked}:
         of_body = [request for request in asked if request.body == body]
         if body not in {request.body for request in asked if request.is_definite}:
@@ -191,7 +193,7 @@ def _settled(history: History, asked: list[Request], limits: Limits) -> Found:
             continue
         known = min(request.returned for request in of_body if request.is_definite)
         begun = max(history.healed, min(request.at for request in of_body))
-        if known - begun > limits.settle_seconds:
+        if known - begun > settle_seconds:
             yield STUCK, "no final answer in time"
 
 
