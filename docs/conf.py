@@ -10,6 +10,7 @@ sys.path.insert(0, str(HERE / "_ext"))
 metadata = configparser.ConfigParser()
 metadata.read(HERE.parent / "setup.cfg", encoding="utf-8")
 
+smartquotes_action = "qe"  # quotes and ellipses, not the dashes of options
 project = "Flask-Idempotency"
 author = "The Flask-Idempotency authors"
 copyright = author
