@@ -57,17 +57,7 @@ class Steps:
         atomic: bool,
     ) -> Any:
         """See :meth:`Operation.step`."""
-        if not isinstance(name, str) or not 1 <= len(name) <= 255 or "\0" in name:
-            raise StepError(f"a step's name has 1 to 255 characters and no NUL; this is {name!r}")
-        if inspect.iscoroutinefunction(function):
-            raise StepError(f"the function of step {name!r} is async def; allowed is one that is not")
-        if (present := self._present()) is not None:
-            raise StepError(f"step {name!r} was called inside step {present[0]!r}: steps do not nest")
-        if name in self._used:
-            raise StepError(
-                f"two steps of one operation are named {name!r}: run again, the second would be given"
-                " the first one's result"
-            )
+        self._check(name, function)
         recorded = self._lease.steps() if self._recorded is None else self._recorded
         self._recorded = None  # ask again if this does not end well: it may be recorded all the same
         stored = recorded.get(name)
@@ -100,6 +90,20 @@ class Steps:
                 " holds the record. Call it before; the end of the step renews the lease"
             )
         self._lease.extend(seconds)
+
+    def _check(self, name: object, function: Callable[..., Any]) -> None:
+        """Raise ``StepError`` for what cannot be a step, before anything is done."""
+        if not isinstance(name, str) or not 1 <= len(name) <= 255 or "\0" in name:
+            raise StepError(f"a step's name has 1 to 255 characters and no NUL; this is {name!r}")
+        if inspect.iscoroutinefunction(function):
+            raise StepError(f"the function of step {name!r} is async def; allowed is one that is not")
+        if (present := self._present()) is not None:
+            raise StepError(f"step {name!r} was called inside step {present[0]!r}: steps do not nest")
+        if name in self._used:
+            raise StepError(
+                f"two steps of one operation are named {name!r}: run again, the second would be given"
+                " the first one's result"
+            )
 
     def _present(self) -> tuple[str, bool] | None:
         """The name of the step whose function calls this, and whether it is atomic."""
