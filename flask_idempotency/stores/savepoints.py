@@ -47,6 +47,11 @@ class WatchedConnection(SqlConnection):
             self.room.expose()
         return super().connection
 
+    @property
+    def info(self) -> dict[Any, Any]:
+        """What the application notes about the connection, which reaches for no driver."""
+        return super().connection.info
+
     def close(self) -> None:
         """Give the driver's connection back; refused while the operation needs it."""
         if self.room is not None:
@@ -64,7 +69,7 @@ class Room:
         self.broken: NotAtomic | None = None
         self._held: list[str] = []
         self._connection = connection
-        self._exposed = False
+        self.exposed = False
         self._before: Any = driver.cursor_factory
         if type(driver) is Connection:
             self._factory = _subclass(Cursor if self._before is None else self._before)
@@ -89,16 +94,16 @@ class Room:
 
     def hold(self, statement: str) -> bool:
         """Keep a statement that answers nothing until the next one is sent; or say that it cannot."""
-        if not self._exposed:
+        if not self.exposed:
             self._held.append(statement)
-        return not self._exposed
+        return not self.exposed
 
     def expose(self) -> None:
         """Hold nothing back any more: the view may use the driver in ways that pass by here."""
-        if not self._exposed:
+        if not self.exposed:
             self.flush()
             self.show()
-            self._exposed = True
+            self.exposed = True
 
     def guard(self, query: Any) -> None:
         """Raise :class:`NotAtomic` for a query that would begin or end a transaction.
@@ -136,9 +141,11 @@ class Room:
 
         In autocommit mode its ``commit()`` and ``rollback()`` would do nothing, without a word, and a
         named cursor would be refused. It sends a BEGIN of its own, which changes nothing (the server
-        warns).
+        warns). In a transaction that has failed the server would refuse that, and the view's own error
+        would be lost: there it waits for the view's ROLLBACK TO.
         """
-        if self.driver.autocommit:
+        failed = self.driver.info.transaction_status == extensions.TRANSACTION_STATUS_INERROR
+        if self.driver.autocommit and not failed:
             self.driver.autocommit = False
             try:
                 self.driver.tpc_begin(self.driver.xid(0, "flask-idempotency", ""))
@@ -219,7 +226,10 @@ def _subclass(base: type[Cursor]) -> type[Cursor]:
                 self.room.show()
                 return super().execute(query, vars)
             prefix = self.room.take()
-            return super().execute(prefix + self.mogrify(query, vars))
+            result = super().execute(prefix + self.mogrify(query, vars))
+            if self.room.exposed:
+                self.room.show()
+            return result
 
         def executemany(self, query: Any, vars_list: Any) -> Any:
             self.room.guard(query)

@@ -8,6 +8,7 @@ import threading
 import pytest
 import redis
 from flask import request
+from sqlalchemy import event
 
 import servers
 from flask_idempotency import idempotent
@@ -74,6 +75,18 @@ def test_a_first_request_takes_no_more_messages_than_the_bare_view(counted):
     answer, messages, evals = count(world.post)
     assert answer.status_code == 201
     assert (messages, evals) == EXPECTED_FIRST[world.store]
+
+
+def test_a_listener_that_notes_something_about_the_connection_costs_no_message(counted, store):
+    world, count = counted
+
+    def note(connection, *_what):
+        connection.info["statements"] = connection.info.get("statements", 0) + 1
+
+    with world.app.app_context():
+        event.listen(world.db.engine, "before_cursor_execute", note)
+    answer, *messages = count(lambda: world.post(key="noted"))
+    assert (answer.status_code, tuple(messages)) == (201, EXPECTED_FIRST[store])
 
 
 def test_a_replay_takes_one_plain_read(counted):

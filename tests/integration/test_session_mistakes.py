@@ -148,6 +148,38 @@ def test_what_a_driver_wrote_commits_with_the_session(world, view):
     world.assert_clean()
 
 
+@pytest.mark.parametrize("reach", ["connection", "info"])
+def test_who_looks_at_a_failed_transaction_does_not_hide_its_error(world, view, reach):
+    def pay():
+        session = world.db.session
+        session.add_all([world.Payment(amount=1, note="a"), world.Payment(amount=2, note="a")])
+        with pytest.raises(sa.exc.IntegrityError):
+            session.commit()
+        session.rollback()
+        session.add(world.Payment(amount=3))
+        session.commit()
+        if reach == "connection":
+            session.execute(sa.insert(world.Payment).values(amount=4))
+            with pytest.raises(psycopg2.ProgrammingError):
+                reached[0].commit()
+            session.rollback()
+        return {}, 201
+
+    reached = []
+
+    def look(context):
+        reached.append(getattr(context.connection, reach))
+
+    with world.app.app_context():
+        engine = world.db.engine
+    sa.event.listen(engine, "handle_error", look)
+    view(pay)
+    assert world.post().status_code == 201
+    assert len(reached) == 1
+    assert world.sql("select amount from payment") == [(3,)]
+    world.assert_clean()
+
+
 def test_a_session_with_a_bind_of_its_own_is_refused(world, view):
     def pay():
         with world.db.engine.connect() as connection:
