@@ -190,6 +190,19 @@ def end_earlier_work(db: SQLAlchemy) -> None:
     transaction.close()
 
 
+def refuse_unsaved(db: SQLAlchemy, step: str) -> None:
+    """Raise ``NotAtomic`` if the present session holds changes that ``step`` would commit as its own.
+
+    After a crash the view would make them once more, and the step would not be repeated.
+    """
+    if db.session.registry.has() and _has_unsaved(db.session(), flushed=False):
+        raise NotAtomic(
+            f"db.session held changes when step {step!r} began, which would have committed with it, and"
+            " once more when the operation is run again: commit them before the step, or make them in"
+            " its function"
+        )
+
+
 def end_reads(db: SQLAlchemy) -> bool:
     """Give the connection of the present session back, if it has only been read with.
 

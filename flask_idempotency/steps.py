@@ -122,6 +122,7 @@ class Steps:
         self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bytes:
         session.end_earlier_work(self._state.db)
+        session.refuse_unsaved(self._state.db, name)
         hold = self._lease.begin()
         try:
             work = Work(self._state, self._operation, hold, self._other_binds)

@@ -97,16 +97,20 @@ class TestInATransaction:
         assert world.post().status_code == 201
         assert steps(world) == []
 
-    def test_work_that_is_not_committed_before_it_is_refused(self, world, add_json):
+    @pytest.mark.parametrize("flushed", [True, False])
+    def test_work_that_is_not_committed_before_it_is_refused(self, world, add_json, flushed):
         def view():
             world.db.session.add(world.Payment(amount=5))
-            world.db.session.flush()
+            if flushed:
+                world.db.session.flush()
             with pytest.raises(NotAtomic, match="commit"):
                 current_operation.step("pay", dict, atomic=True)
-            return {}
+            world.db.session.commit()
+            return current_operation.step("pay", dict, atomic=True)
 
         add_json(view)
         assert world.post().status_code == 201
+        assert (world.count(), steps(world)) == (1, [("pay", 1)])
 
     def test_what_it_has_not_committed_is_committed_with_it(self, world, add_json):
         def pay():
