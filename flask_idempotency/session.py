@@ -267,7 +267,8 @@ def leave(running: Running) -> None:
 
 def _has_unsaved(session: Session, *, flushed: bool) -> bool:
     """Whether the session holds changes that were never committed."""
-    return bool(flushed or session.new or session.dirty or session.deleted)
+    changed = any(map(session.is_modified, session.dirty))
+    return bool(flushed or session.new or session.deleted or changed)
 
 
 def undo(running: Running) -> None:

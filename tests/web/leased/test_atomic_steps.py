@@ -112,6 +112,17 @@ class TestInATransaction:
         assert world.post().status_code == 201
         assert (world.count(), steps(world)) == (1, [("pay", 1)])
 
+    def test_an_object_that_was_set_to_what_it_was_is_not_in_its_way(self, world, add_json):
+        def view():
+            payment = world.Payment(amount=5)
+            world.db.session.add(payment)
+            world.db.session.commit()
+            payment.amount = payment.amount
+            return current_operation.step("pay", dict, atomic=True)
+
+        add_json(view)
+        assert world.post().status_code == 201
+
     def test_what_it_has_not_committed_is_committed_with_it(self, world, add_json):
         def pay():
             world.db.session.add(world.Payment(amount=5))
