@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psycopg2
@@ -54,7 +54,7 @@ class Postgres(Server):
         Returns:
             Its URL for SQLAlchemy; ``servers.plain_dsn`` turns it into psycopg2's.
         """
-        make_database(self.dsn, name)
+        make_database(self.dsn, name, copy_files=self._fsync == "off")
         return sqlalchemy_url(self.dsn, database=name)
 
     def _prepare(self) -> None:
@@ -76,7 +76,8 @@ class Postgres(Server):
         secret.write_text(self.password)
         self._account.own(secret)
         command: list[str | Path] = [self._bin / "initdb", "-D", self._data, "-U", "postgres"]
-        command += ["-A", "scram-sha-256", f"--pwfile={secret}", "--no-sync"]
+        # SCRAM hashes 4096 times to protect weak passwords, at each connect; ours is long and random.
+        command += ["-A", "md5", f"--pwfile={secret}", "--no-sync"]
         command += ["-E", "UTF8", "--locale=C"]  # C: the wheels are built without ICU
         done = self._account.run(command, self.folder)
         secret.unlink()
@@ -121,22 +122,38 @@ class Postgres(Server):
             ctypes.CDLL(None).shmctl(int(line.split()[1]), 0, None)  # 0 is IPC_RMID
 
 
-def make_database(dsn: str, name: str) -> None:
-    """Drop the database if it is there, with its clients' connections, and make it anew."""
-    _administer(dsn, "DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
-    _administer(dsn, "CREATE DATABASE {} TEMPLATE template0", name)
+def make_database(dsn: str, name: str, *, copy_files: bool = False) -> None:
+    """Drop the database if it is there, with its clients' connections, and make it anew.
+
+    ``copy_files`` takes a quarter of the time on a server that flushes nothing.
+    """
+    with _administrator(dsn) as connection:
+        _run(connection, _DROP, name)
+        # Before 15 there was no other way, and no word for it.
+        by_files = copy_files and connection.server_version >= 150000
+        _run(connection, f"{_CREATE} STRATEGY file_copy" if by_files else _CREATE, name)
 
 
 def drop_database(dsn: str, name: str) -> None:
     """Drop the database if it is there, with its clients' connections."""
-    _administer(dsn, "DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
+    with _administrator(dsn) as connection:
+        _run(connection, _DROP, name)
 
 
-def _administer(dsn: str, statement: str, name: str) -> None:
+_DROP = "DROP DATABASE IF EXISTS {} WITH (FORCE)"
+_CREATE = "CREATE DATABASE {} TEMPLATE template0"
+
+
+@contextlib.contextmanager
+def _administrator(dsn: str) -> Iterator[psycopg2.extensions.connection]:
     connection = psycopg2.connect(dsn, connect_timeout=2)
     try:
-        connection.autocommit = True  # neither statement may run in a transaction
-        with connection.cursor() as cursor:
-            cursor.execute(sql.SQL(statement).format(sql.Identifier(name)))
+        connection.autocommit = True  # none of this may run in a transaction
+        yield connection
     finally:
         connection.close()
+
+
+def _run(connection: psycopg2.extensions.connection, statement: str, name: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(sql.SQL(statement).format(sql.Identifier(name)))
