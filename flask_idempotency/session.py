@@ -20,7 +20,6 @@ from sqlalchemy import Connection, Engine, Table, event, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 
-from .core.sqltext import may_write
 from .errors import ConfigurationError, NotAtomic
 from .operation import Running, outer_operation, running_operation
 
@@ -123,43 +122,6 @@ def _note(session: Session, *, unsaved: bool) -> None:
     running = running_operation()
     if running is not None and session in running.sessions:
         running.sessions[session] = unsaved
-
-
-def watch(engine: Engine) -> None:
-    """Notice statements that an operation sends past its own connection."""
-    if not event.contains(engine, "before_cursor_execute", _before_statement):
-        event.listen(engine, "before_cursor_execute", _before_statement)
-
-
-def _before_statement(connection: Connection, _cursor: Any, statement: str, *_how: object) -> None:
-    here = running_operation()
-    running = here or outer_operation()
-    if running is None or connection is running.connection or not may_write(statement):
-        return
-    if connection.engine.pool is running.connection.engine.pool:
-        # A raw connection is somebody's decision; it also serves logs that must survive a rollback.
-        _warn_once(running)
-    elif here is not None and connection.engine not in running.other_binds:
-        running.broken = NotAtomic(
-            f"the view of {running.operation.name} wrote to another bind, which cannot commit together"
-            " with the record; nothing was committed. If a lost or doubled write there does no harm,"
-            ' allow it with @idempotent(other_binds=["..."])'
-        )
-        raise running.broken
-
-
-_warned: set[str] = set()
-
-
-def _warn_once(running: Running) -> None:
-    if running.operation.name not in _warned:
-        _warned.add(running.operation.name)
-        log.warning(
-            "the view of %s writes on a connection of its own (db.engine, or db.session in another"
-            " request's context): that is not part of the operation, and a retry may repeat it. Use the"
-            " view's db.session or current_operation.connection",
-            running.operation.name,
-        )
 
 
 def end_earlier_work(db: SQLAlchemy) -> None:

@@ -11,7 +11,7 @@ from flask import Blueprint, Flask
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import Engine, Table
 
-from . import session
+from . import escapes, session
 from .config import Settings
 from .core.fingerprint import Fingerprint
 from .core.policy import Pace
@@ -92,7 +92,7 @@ class AppState:
         """Make sure, before the first view runs, that its session cannot escape the operation."""
         if not self._proved:
             for engine in self.engines.values():
-                session.watch(engine)
+                escapes.watch(engine)
             session.prove(self.db, running, self.table)
             self._proved = True
         elif not session.is_joining(self.db):

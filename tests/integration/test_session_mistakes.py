@@ -9,7 +9,7 @@ from psycopg2 import extensions
 from psycopg2.extras import execute_values
 from sqlalchemy.orm import sessionmaker
 
-from flask_idempotency import ConfigurationError, NotAtomic, current_operation, idempotent, session
+from flask_idempotency import ConfigurationError, NotAtomic, current_operation, escapes, idempotent
 
 
 def test_work_that_was_never_committed_is_lost_as_without_us(world, view, caplog):
@@ -204,7 +204,7 @@ def test_a_raw_connection_is_warned_about_once(world, view, caplog):
 
 
 def test_a_session_in_another_requests_context_is_warned_about_once(world, view, caplog, monkeypatch):
-    monkeypatch.setattr(session, "_warned", set())
+    monkeypatch.setattr(escapes, "_warned", set())
 
     def pay():
         with world.app.test_request_context():

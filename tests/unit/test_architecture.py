@@ -56,6 +56,7 @@ FLOORS = [
         "signals",
         "http",
         "session",
+        "escapes",
         "server",
         "database",
         "state",
