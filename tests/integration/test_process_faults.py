@@ -122,7 +122,7 @@ def test_a_worker_killed_while_its_commit_is_on_its_way(
         (proxy,) = proxies
         first = clients.submit(shop.pay, "key-1", HELD)
         worker = int(shop.arrived.read_text())
-        proxy.hold(b"COMMIT\x00")
+        proxy.hold(b";\nCOMMIT\x00")  # the operation's; a worker that still starts sends one alone
         shop.go_on.write_text("go on")
         proxy.wait_until_held()
         os.kill(worker, signal.SIGKILL)
