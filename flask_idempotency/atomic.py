@@ -21,7 +21,7 @@ class AtomicAttempt(Attempt):
 
     def __exit__(self, *exc: object) -> None:
         super().__exit__(*exc)
-        if self._work is not None:
+        if self._work is not None and self._waiting is None and not self._is_above:
             self._work.leave_context()  # an async view's end ran in a copy of this context
 
     def fail(self, error: Exception) -> Response:
@@ -61,7 +61,7 @@ class AtomicAttempt(Attempt):
 
     def _begin(self) -> None:
         hold = cast("Transaction", self._execution.hold)
-        self._work = Work(self._state, self._operation, hold, self._route.other_binds)
+        self._work = Work(self._state, self._operation, hold, self._route.other_binds, self._before)
 
     def _end(self, answer: Answer | None) -> None:
         self._raise_if_void(None)
@@ -69,8 +69,15 @@ class AtomicAttempt(Attempt):
             self.abandon()
             return
         if self._work is not None:
+            self._work.refuse_leftovers(answer.status)
             self._work.leave()
         self._complete(answer)
+
+    def _is_settled(self) -> bool:
+        return self._work is None or self._work.is_settled()
+
+    def _is_undone(self) -> bool:
+        return self._work is not None and self._work.is_undone()
 
     def _is_kept(self, status: int) -> bool:
         return is_kept(status)

@@ -14,6 +14,7 @@ from .engine import Execution
 from .errors import Problem, StoreUnavailable
 from .operation import Operation, RequestState
 from .options import Route
+from .session import SetAside
 from .signals import Event, operation_executed, operation_taken_over, send, store_failed
 from .state import AppState
 
@@ -39,11 +40,18 @@ class Attempt:
         self._operation, self._execution = operation, execution
         self._started = time.monotonic()
         self._in_view = False
+        self._waiting: Answer | None = None
+        self._is_above = False  # an error of the view is on its way through the decorators
+        self._before: SetAside | None = None
         now.clean_up = self.clean_up
         operation.attempt = execution.hold.attempt
 
-    def begin(self) -> Attempt | Response:
-        """Make everything ready for the view. What is answered at once is a response."""
+    def begin(self, before: SetAside | None = None) -> Attempt | Response:
+        """Make everything ready for the view. What is answered at once is a response.
+
+        ``before`` is what ``db.session`` was in the middle of.
+        """
+        self._before = before
         try:
             if self._execution.took_over:
                 event = Event(self._operation.name, self._operation.attempt)
@@ -59,20 +67,21 @@ class Attempt:
 
     def __exit__(self, *exc: object) -> None:
         self._in_view = False
-        self.abandon()
+        if self._waiting is None and not self._is_above:
+            self.abandon()
 
     def clean_up(self) -> None:
         """Abandon what the wrapper around the view could not.
 
         Not while the view runs: then a copy of the request's context ends, in a thread of the view.
         """
-        if not self._in_view:
+        if not self._in_view and self._waiting is None and not self._is_above:
             self.abandon()
 
-    def succeed(self, result: Any, *, handled: bool = False) -> Response:
+    def succeed(self, result: Any, *, handled: bool = False, waits: bool = True) -> Response:
         """The view returned ``result``: keep the answer, or give the key back.
 
-        ``handled`` says that an error handler made it.
+        ``handled`` says that an error handler made it; ``waits``, that a commit above the view may follow.
         """
         app = self._state.app
         try:
@@ -83,14 +92,50 @@ class Attempt:
             if handled:
                 raise
             return self.fail(error)  # a generator's body may fail as well as the view
+        if waits and kept and self._route is self._now.dispatched and not self._is_settled():
+            self._waiting, self._now.waiting = answer, self
+            return response
+        self._end_with(answer if kept else None)
+        return response
+
+    def finish(self) -> None:
+        """Store the answer that waited for what the application does above its views.
+
+        Unless that has undone the work it tells of. Raises what :meth:`succeed` would have raised.
+        """
+        answer, self._waiting = self._waiting, None
         try:
-            self._end(answer if kept else None)
+            if answer is not None:
+                self._end_with(None if answer.status < 400 and self._is_undone() else answer)
+        finally:
+            self.abandon()
+
+    def hand_up(self) -> bool:
+        """Let an error of the view through the decorators above it, if it comes back; see ``answer``."""
+        self._is_above = self._route is self._now.dispatched
+        if self._is_above:
+            self._now.raised = self
+        return self._is_above
+
+    def answer(self, error: Exception) -> Response:
+        """The error came out above all decorators."""
+        self._is_above = False
+        with self:
+            return self.fail(error)
+
+    def give_up(self) -> None:
+        """Something above the view failed, or took its error away: nothing is stored."""
+        self._waiting, self._is_above = None, False
+        self.abandon()
+
+    def _end_with(self, answer: Answer | None) -> None:
+        try:
+            self._end(answer)
         except Problem as problem:
             self._now.problem = problem
             if isinstance(problem, StoreUnavailable):
                 report(self._state, self._operation, problem)
             raise
-        return response
 
     def fail(self, error: Exception) -> Response:
         """The view raised ``error``."""
@@ -109,6 +154,14 @@ class Attempt:
 
     def _end(self, answer: Answer | None) -> None:
         """Store the answer, or (None) give the key back."""
+        raise NotImplementedError
+
+    def _is_undone(self) -> bool:
+        """Whether what the view left for a commit above it was dropped there."""
+        return False
+
+    def _is_settled(self) -> bool:
+        """Whether the view has left nothing that a commit above it could be meant for."""
         raise NotImplementedError
 
     def _is_kept(self, status: int) -> bool:

@@ -126,11 +126,26 @@ def claim_or_answer(
     claim: Claim,
 ) -> Attempt | Response | None:
     """Ask the engine who runs the operation, and do what it decides. None: run it unprotected."""
+    if not route.atomic:
+        with session.parked(state.db, state.pool):
+            return _decide(state, route, now, operation, claim, None)
+    before = session.set_aside(state.db, state.pool)
+    try:
+        return _decide(state, route, now, operation, claim, before)
+    finally:
+        if before is not None:
+            before.end()
+
+
+def _decide(
+    state: AppState,
+    route: Route,
+    now: RequestState,
+    operation: Operation,
+    claim: Claim,
+    before: session.SetAside | None,
+) -> Attempt | Response | None:
     settings = state.settings
-    if route.atomic:
-        session.end_earlier_work(state.db)
-    else:
-        session.end_reads(state.db)
     pace = state.pace[operation.name]
     try:
         wait = settings.wait if route.wait is None else route.wait
@@ -159,7 +174,7 @@ def claim_or_answer(
             return response
         case Claimed(execution):
             kind = AtomicAttempt if route.atomic else LeasedAttempt
-            return kind(state, route, now, operation, execution).begin()
+            return kind(state, route, now, operation, execution).begin(before)
         case impossible:
             assert_never(impossible)
 

@@ -54,6 +54,8 @@ def protected(view: View, route: Route) -> View:
                 try:
                     result = await view(*args, **kwargs)
                 except Exception as error:
+                    if begun.hand_up():
+                        raise
                     # An error handler may be async too, and cannot run in this thread's event loop.
                     return await asyncio.to_thread(begun.fail, error)
                 return await asyncio.to_thread(begun.succeed, result)
@@ -70,6 +72,8 @@ def protected(view: View, route: Route) -> View:
                 try:
                     result = view(*args, **kwargs)
                 except Exception as error:
+                    if begun.hand_up():
+                        raise
                     return begun.fail(error)
                 return begun.succeed(result)
 

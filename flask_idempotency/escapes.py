@@ -1,4 +1,7 @@
-"""Notice what a view sends past its operation: on another connection, or to another bind."""
+"""Notice what a view sends past its operation: on another connection, or to another bind.
+
+And what a request's statements do before its view, of which the operation has to know.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, event
 
+from . import earlier
 from .core.sqltext import may_write
-from .errors import NotAtomic
 from .operation import Running, outer_operation, running_operation
+from .units import StandIn
 
 log = logging.getLogger("flask_idempotency")
 
@@ -20,21 +24,25 @@ def watch(engine: Engine) -> None:
         event.listen(engine, "before_cursor_execute", _before_statement)
 
 
-def _before_statement(connection: Connection, _cursor: Any, statement: str, *_how: object) -> None:
+def _before_statement(
+    connection: Connection, cursor: Any, statement: str, parameters: Any, *_how: object
+) -> None:
+    if isinstance(connection.connection, StandIn):
+        return
+    earlier.note(connection, cursor, statement, parameters)
     here = running_operation()
     running = here or outer_operation()
-    if running is None or connection is running.connection or not may_write(statement):
+    if running is None or not may_write(statement):
         return
-    if connection.engine.pool is running.connection.engine.pool:
+    if connection.engine.pool is running.units.pool:
         # A raw connection is somebody's decision; it also serves logs that must survive a rollback.
         _warn_once(running)
     elif here is not None and connection.engine not in running.other_binds:
-        running.broken = NotAtomic(
+        running.refuse(
             f"the view of {running.operation.name} wrote to another bind, which cannot commit together"
             " with the record; nothing was committed. If a lost or doubled write there does no harm,"
             ' allow it with @idempotent(other_binds=["..."])'
         )
-        raise running.broken
 
 
 _warned: set[str] = set()

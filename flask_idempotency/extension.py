@@ -17,7 +17,7 @@ from flask_sqlalchemy import SQLAlchemy
 from redis import Redis, RedisCluster
 from sqlalchemy import Engine, MetaData, Table
 
-from . import flashes, forms, hooks, routes, run, session
+from . import escapes, flashes, forms, hooks, routes, run, session
 from .config import Settings, read_settings
 from .core.keys import Scope
 from .core.ports import Records
@@ -100,6 +100,8 @@ class Idempotency:
         warn_if_short(settings.lease, timeout, "IDEMPOTENCY_LEASE")
         state = _compose(app, db, scope, settings, client, self._protections)
         session.install(db)
+        for engine in state.engines.values():
+            escapes.watch(engine)
         hooks.register(app, state, timeout)
         flashes.watch(app)
         app.add_template_global(forms.idempotency_field)

@@ -10,22 +10,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from dataclasses import replace
+from functools import wraps
 from typing import Any
 
-from flask import Flask, Response, request
+from flask import Flask, Response, got_request_exception, request
 from flask.typing import ResponseReturnValue
 
 from .begin import prepare
 from .decorator import protected
 from .errors import IdempotencyError, Problem
 from .http import problem_response
-from .operation import known_state, request_state
+from .operation import RequestState, known_state, request_state
 from .options import Route
 from .routes import ROUTE, covering_route, is_open, refuse_shared_name, route_of
 from .server import warn_if_short
 from .signals import Event, operation_rejected, send
 from .state import AppState
+
+_ENVELOPE = "__idempotency_envelope__"
 
 
 def register(app: Flask, state: AppState, worker_timeout: float) -> None:
@@ -36,8 +41,10 @@ def register(app: Flask, state: AppState, worker_timeout: float) -> None:
             state.refuse(route, endpoint)  # of a view that comes later the first request tells
     # First: a function of the application that parses the body may not come before its check.
     app.before_request_funcs.setdefault(None, []).insert(0, hooks.before)
-    app.after_request(hooks.after)
+    # Flask runs these from the last to the first: so ours is the last, and what others did is done.
+    app.after_request_funcs.setdefault(None, []).insert(0, hooks.after)
     app.teardown_request(hooks.teardown)
+    got_request_exception.connect(hooks.give_up, app)
     handlers = app.error_handler_spec[None][None]
     # On the base class: a handler of the application's own for any class of ours is more exact and
     # wins, and one for this class takes the place.
@@ -58,12 +65,18 @@ class Hooks:
             return
         route = self._route(request.endpoint, request.method)
         if route is not None:
-            prepare(self._state, route, request_state())
+            now = request_state()
+            now.dispatched = route
+            prepare(self._state, route, now)
 
     def after(self, response: Response) -> Response:
-        """Mark a problem as not to be cached, whoever formatted it."""
+        """End an operation that waited for this; mark a problem as not to be cached."""
         now = known_state()
-        if now is None or now.problem is None:
+        if now is None:
+            return response
+        if now.waiting is not None:
+            response = self._finish(now, response)
+        if now.problem is None:
             return response
         problem = now.problem
         response.headers.setdefault("Cache-Control", "no-store")
@@ -73,10 +86,93 @@ class Hooks:
         send(operation_rejected, self._state.app, event)
         return response
 
-    def teardown(self, _error: BaseException | None) -> None:
-        """Roll back what is still open."""
+    def _finish(self, now: RequestState, response: Response) -> Response:
+        """Store the response of a view whose work was committed, or not, above it.
+
+        A problem is answered as one of the view's is. The application's ``after_request`` functions run
+        once more then, on that response. Other errors go to Flask.
+        """
+        waiting, now.waiting = now.waiting, None
+        try:
+            if waiting is not None:
+                waiting.finish()
+        except Problem as problem:
+            app = self._state.app
+            response = app.make_response(app.handle_user_exception(problem))
+            for name in (*request.blueprints, None):
+                for function in reversed(app.after_request_funcs.get(name, ())):
+                    if function != self.after:
+                        response = app.ensure_sync(function)(response)
+        return response
+
+    def give_up(self, _app: Flask, **_what: Any) -> None:
+        """Hear of an error that nobody handled: a response that waits is not stored."""
+        now = known_state()
+        if now is not None and now.waiting is not None:
+            waiting, now.waiting = now.waiting, None
+            waiting.give_up()
+
+    def _enveloped(self, view: Any) -> Any:
+        """The view, with an ear for errors that come out above its decorators.
+
+        An error of the view itself has passed them, as it does without us, and is answered now. After one of
+        theirs a response that waits is not stored.
+        """
+        if inspect.iscoroutinefunction(view):
+
+            @wraps(view)
+            async def async_envelope(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    result = await view(*args, **kwargs)
+                except BaseException as error:
+                    return await asyncio.to_thread(self._answer, error)
+                self._drop_error()
+                return result
+
+            envelope: Any = async_envelope
+        else:
+
+            @wraps(view)
+            def sync_envelope(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    result = view(*args, **kwargs)
+                except BaseException as error:
+                    return self._answer(error)
+                self._drop_error()
+                return result
+
+            envelope = sync_envelope
+        setattr(envelope, _ENVELOPE, True)
+        return envelope
+
+    def _answer(self, error: BaseException) -> Any:
+        """The response to an error of the view, if it is one; raises it if not."""
+        now = request_state()
+        raised, now.raised = now.raised, None
+        if raised is not None and isinstance(error, Exception):
+            return raised.answer(error)
+        self.give_up(self._state.app)
+        if raised is not None:
+            raised.give_up()
+        raise error
+
+    def _drop_error(self) -> None:
+        """A decorator has made a response of the view's error: that is not stored."""
+        now = known_state()
+        if now is not None and now.raised is not None:
+            raised, now.raised = now.raised, None
+            raised.give_up()
+
+    def teardown(self, error: BaseException | None) -> None:
+        """Roll back what is still open.
+
+        Without an error a response that waits goes on waiting: what ends here is a copy of the request's
+        context, in a thread that the view has begun.
+        """
         now = known_state()
         if now is not None and now.clean_up is not None:
+            if error is not None:
+                self.give_up(self._state.app)
             now.clean_up()
 
     def answer(self, error: IdempotencyError) -> ResponseReturnValue:
@@ -106,6 +202,9 @@ class Hooks:
                 view = protected(view, replace(covering, methods=methods))
                 self._state.app.view_functions[endpoint] = view
         route = route_of(self._state, endpoint, method)
+        if route is not None and not hasattr(view, _ENVELOPE):
+            view = self._enveloped(view)
+            self._state.app.view_functions[endpoint] = view
         if route is not None and route.lease is not None:
             warn_if_short(route.lease, self._worker_timeout, f"the one of {endpoint}")
         return view, route

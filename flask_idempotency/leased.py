@@ -70,7 +70,7 @@ class LeasedAttempt(Attempt):
                 raise
             # What Flask does with it, but with the answer kept before it is out.
             answer = app.handle_user_exception(InternalServerError(original_exception=error))
-            response = self.succeed(answer, handled=True)
+            response = self.succeed(answer, handled=True, waits=False)
             propagates = app.config["PROPAGATE_EXCEPTIONS"]
             if propagates or (propagates is None and (app.testing or app.debug)):
                 raise
@@ -132,7 +132,12 @@ class LeasedAttempt(Attempt):
         return response
 
     def _end(self, answer: Answer | None) -> None:
-        session.end_view(self._state.db, self._operation.name)
+        state = self._state
+        session.end_view(state.db, self._operation.name)
+        with session.parked(state.db, state.pool):
+            self._end_lease(answer)
+
+    def _end_lease(self, answer: Answer | None) -> None:
         if answer is None and self._judges:
             self.abandon()  # who could not tell now is asked again: it stays interrupted
         elif answer is None:
@@ -142,6 +147,9 @@ class LeasedAttempt(Attempt):
                 self._operation.afterwards.clear()  # what should follow success does not follow this
             self._operation.steps = self._now.operation = None  # what follows is no part of it
             self._complete(answer)
+
+    def _is_settled(self) -> bool:
+        return session.is_settled_outside(self._state.db)
 
     def _is_kept(self, status: int) -> bool:
         return is_kept(status) or status >= 500

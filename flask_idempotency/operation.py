@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
 
-from flask import g, has_app_context, has_request_context, request
+from flask import Response, g, has_app_context, has_request_context, request
 from sqlalchemy import Connection, Engine
 from werkzeug.local import LocalProxy
 
 from .core.keys import Scope, derive_key, hash_key
 from .errors import NotAtomic, Problem
+from .units import Units
 
 if TYPE_CHECKING:
     from .forms import FormKey
@@ -51,7 +52,7 @@ class Operation:
         running = _running.get()
         if running is None or running.operation is not self:
             raise RuntimeError("the operation has no transaction open, so it has no connection")
-        return running.connection
+        return cast("Connection", running.hold.connection)
 
     def step(
         self, name: str, function: Callable[..., T], /, *args: Any, atomic: bool = False, **kwargs: Any
@@ -106,22 +107,20 @@ class Operation:
 class Running:
     """An operation while its transaction is open: what the request's sessions join.
 
-    ``other_binds`` are engines that the view may write to besides. ``sessions`` are those that joined,
-    and whether each holds changes that it flushed and did not commit; ``options`` are the engine's
-    execution options they came with. ``broken`` is why nothing may be committed any more; it stays
-    when the view catches the error.
+    ``hold`` is the transaction, ``units`` are what the view's transactions are in it. ``other_binds`` are
+    engines that the view may write to besides. ``sessions`` are those that joined.
     """
 
     operation: Operation
-    connection: Connection
+    hold: Any
+    units: Units
     other_binds: frozenset[Engine] = frozenset()
-    sessions: dict[Any, bool] = field(default_factory=dict)
-    options: Mapping[str, Any] | None = None
-    broken: NotAtomic | None = None
+    sessions: dict[Any, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.is_open = True
-        self._home, self._outer = _home(), _running.get()
+        self._request, self._context = _request(), _context()
+        self._outer = _running.get()
         _running.set(self)
 
     def end(self) -> None:
@@ -137,7 +136,33 @@ class Running:
 
     def is_here(self) -> bool:
         """Whether it is the present request's: not that of a view that sent a request of its own."""
-        return self._home is _home()
+        return self._request is _request()
+
+    def has_session(self, session: Any) -> bool:
+        """Whether a session's work is the view's.
+
+        That of a request which the view makes to its own application is, too, if the two share their
+        application context, and so ``db.session``.
+        """
+        return self.is_here() or session in self.sessions or self._context is _context()
+
+    def refuse(self, what: str) -> NoReturn:
+        """Break the operation for good, and raise ``NotAtomic``."""
+        self.units.broken = NotAtomic(what)
+        raise self.units.broken
+
+
+class Waiting(Protocol):
+    """An attempt whose answer waits for what the application does above its view."""
+
+    def finish(self) -> None:
+        """Store the answer."""
+
+    def answer(self, error: Exception) -> Response:
+        """The error of the view, above all decorators."""
+
+    def give_up(self) -> None:
+        """Undo all of it."""
 
 
 class RequestState:
@@ -149,6 +174,9 @@ class RequestState:
         self.checked = False
         self.operation: Operation | None = None  # one that is not atomic, while it runs
         self.refusal: Exception | None = None
+        self.dispatched: Any = None  # the options that the request's endpoint is protected with
+        self.waiting: Waiting | None = None
+        self.raised: Waiting | None = None  # whose view's error is on its way up
         self.clean_up: Callable[[], None] | None = None  # rolls back what is still open
         self.problem: Problem | None = None
         self.field: FormKey | None = None  # where the key comes from a form
@@ -176,13 +204,23 @@ _running: ContextVar[Running | None] = ContextVar("flask_idempotency_running", d
 
 
 def running_operation() -> Running | None:
-    """The operation that runs in this request, or None. Asked for each statement.
+    """The operation that runs in this request, or None.
 
     A request that a view makes to its own application, and a thread, are not part of it.
     """
     running = _running.get()
-    if running is None or not running.is_here():
+    return _still_open(running) if running is not None and running.is_here() else None
+
+
+def joined_operation(session: Any) -> Running | None:
+    """The operation that a session's work is part of, or None. Asked for each statement."""
+    running = _running.get()
+    if running is None or not running.has_session(session):
         return None
+    return _still_open(running)
+
+
+def _still_open(running: Running) -> Running:
     if not running.is_open:
         raise NotAtomic(
             f"the operation {running.operation.name} has ended, and work that its view began goes on in"
@@ -197,11 +235,19 @@ def outer_operation() -> Running | None:
     return running if running is not None and running.is_open else None
 
 
+def _request() -> Any:
+    """The present request, or None."""
+    return request._get_current_object() if has_request_context() else None  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _context() -> Any:
+    """What the present application context is known by, or None."""
+    return g._get_current_object() if has_app_context() else None  # noqa: SLF001
+
+
 def _home() -> Any:
     """Where the state is kept: with the request, which a nested application context shares."""
-    if has_request_context():
-        return request._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001
-    return g._get_current_object() if has_app_context() else None  # noqa: SLF001
+    return _request() or _context()
 
 
 def present_operation() -> Operation | None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from flask import Blueprint, Flask
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import Engine, Table
+from sqlalchemy import Engine, Pool, Table
 
-from . import escapes, session
+from . import session
 from .config import Settings
 from .core.fingerprint import Fingerprint
 from .core.policy import Pace
@@ -41,6 +41,11 @@ class AppState:
     protections: list[tuple[Flask | Blueprint, Route]]
     pace: dict[str, Pace] = field(default_factory=lambda: defaultdict(Pace))
     _proved: bool = False
+
+    @property
+    def pool(self) -> Pool:
+        """Where the connections to the database of the records come from."""
+        return self.engines[self.settings.bind_key].pool
 
     def protection(self, blueprints: Sequence[str]) -> Route | None:
         """The options of the ``protect`` call that covers an endpoint; a blueprint's comes first."""
@@ -91,8 +96,6 @@ class AppState:
     def prove_join(self, running: Running) -> None:
         """Make sure, before the first view runs, that its session cannot escape the operation."""
         if not self._proved:
-            for engine in self.engines.values():
-                escapes.watch(engine)
             session.prove(self.db, running, self.table)
             self._proved = True
         elif not session.is_joining(self.db):

@@ -66,12 +66,12 @@ class Steps:
         elif atomic:
             result = self._run_in_transaction(name, function, args, kwargs)
         else:
-            session.end_reads(self._state.db)
-            self._lease.extend(self._seconds)
+            with session.parked(self._state.db, self._state.pool):
+                self._lease.extend(self._seconds)
             with self._named(name, atomic=False):
                 result = _encoded(name, function(*args, **kwargs))
-            session.end_reads(self._state.db)
-            self._lease.record(name, self._sealed(name, result))
+            with session.parked(self._state.db, self._state.pool):
+                self._lease.record(name, self._sealed(name, result))
         recorded[name] = self._sealed(name, result)
         self._recorded = recorded
         self._used.add(name)
@@ -121,16 +121,31 @@ class Steps:
     def _run_in_transaction(
         self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bytes:
-        session.end_earlier_work(self._state.db)
         session.refuse_unsaved(self._state.db, name)
+        state = self._state
+        before = session.set_aside(state.db, state.pool)
+        try:
+            return self._run_joined(name, function, args, kwargs, before)
+        finally:
+            if before is not None:
+                before.end()
+
+    def _run_joined(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        before: session.SetAside | None,
+    ) -> bytes:
         hold = self._lease.begin()
         try:
-            work = Work(self._state, self._operation, hold, self._other_binds)
+            work = Work(self._state, self._operation, hold, self._other_binds, before)
             try:
                 try:
                     with self._named(name, atomic=True):
                         result = _encoded(name, function(*args, **kwargs))
-                        session.commit(self._state.db)
+                        work.commit()
                 except Exception as error:
                     work.raise_if_void(error)
                     raise

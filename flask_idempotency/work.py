@@ -8,14 +8,17 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from . import session
 from .core.ports import Step, Transaction
+from .errors import NotAtomic
 from .operation import Operation, Running
 from .state import AppState
+from .units import units_of
 
 
 class Work:
     """``db.session`` joined to the transaction of ``hold``, until :meth:`leave` or :meth:`abandon`.
 
-    Raises ``ConfigurationError`` if it does not join, or if a bind is not there.
+    ``before`` is what the session was in the middle of. Raises ``ConfigurationError`` if it does not join,
+    or if a bind is not there.
     """
 
     def __init__(
@@ -24,23 +27,67 @@ class Work:
         operation: Operation,
         hold: Transaction | Step,
         other_binds: Sequence[str | None],
+        before: session.SetAside | None = None,
     ) -> None:
-        self._hold = hold
+        self._state, self._hold = state, hold
         self._running: Running | None = None
+        self._left: tuple[int, int] | None = None
         try:
             binds = state.engines_of(other_binds)
-            self._running = Running(operation, hold.connection, binds)
+            self._running = Running(operation, hold, units_of(hold), binds)
             state.prove_join(self._running)
+            if before is not None:
+                before.go_on(self._running.units)
         except BaseException:
             self.abandon()
             raise
+
+    def commit(self) -> None:
+        """Commit what the function has left uncommitted in ``db.session``."""
+        if self._running is not None:
+            session.commit(self._state.db, self._running)
+
+    def is_settled(self) -> bool:
+        """Whether everything is committed, so that a commit above the view has nothing left to do."""
+        running = self._running
+        if running is None or session.is_settled(self._state.db, running):
+            return True
+        if session.has_leftovers(self._state.db, running):
+            self._left = running.units.commits, running.units.rollbacks
+        return False
+
+    def is_undone(self) -> bool:
+        """Whether what was left then has been dropped since."""
+        running = self._running
+        if running is None or self._left is None:
+            return False
+        commits, rollbacks = self._left
+        if running.units.rollbacks > rollbacks:
+            return True
+        return running.units.commits == commits and not session.has_leftovers(self._state.db, running)
+
+    def refuse_leftovers(self, status: int) -> None:
+        """Raise ``NotAtomic`` if changes are left that nobody committed, with a response of success.
+
+        Beside a rejection they are undone, as without us: unless the application commits in a teardown.
+        """
+        running = self._running
+        if running is None or (status >= 400 and not session.commits_in_teardown(self._state.app)):
+            return
+        if session.has_leftovers(self._state.db, running):
+            name = running.operation.name
+            raise NotAtomic(
+                f"the view of {name} answered {status} and left changes in db.session that nobody"
+                " committed: commit them in the view, in a decorator or in an after_request function (a"
+                " teardown is too late), or drop them with db.session.rollback()"
+            )
 
     def raise_if_void(self, error: Exception | None) -> None:
         """Raise what makes the work void, now that it ended with ``error`` (or None).
 
         It cannot commit then, whatever came of it.
         """
-        broken = self._running.broken if self._running is not None else None
+        broken = self._running.units.broken if self._running is not None else None
         found = broken or self._hold.explain(error)
         if found is not None and found is not error:
             raise found from error
@@ -50,7 +97,7 @@ class Work:
         if self._running is None:
             return
         try:
-            session.leave(self._running)
+            session.leave(self._state.db, self._running)
         except SQLAlchemyError as error:  # the connection is lost: nothing can be undone or kept
             self.raise_if_void(error)
             raise

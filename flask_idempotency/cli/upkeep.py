@@ -19,6 +19,7 @@ from ..state import AppState
 from ..stores import checks
 from ..stores.admin import Admin, Finding
 from ..stores.redis import NoLock, RedisLock
+from ..units import units_of
 from .group import admin, as_json_option, cli, current_state, explain, write_rows
 
 
@@ -162,7 +163,7 @@ def _examine_claim(state: AppState, store: Admin) -> Iterator[Finding]:
             yield Finding("ok", subject, "a record was claimed and its row locked")
             subject = "db.session"
             operation = Operation(checks.TRIAL, "", None, "", hold.attempt)
-            running = Running(operation, hold.connection)
+            running = Running(operation, hold, units_of(hold))
             try:
                 state.prove_join(running)
             finally:

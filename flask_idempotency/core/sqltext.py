@@ -2,48 +2,484 @@
 
 A message may hold several statements. Literals, quoted names and comments are taken out first, in
 one pass from left to right, so that nothing inside them is taken for a statement.
+
+A text cannot tell everything: a function may write, lock or set something that its call does not
+show. :func:`traits_of` says ``UNSURE`` then, and whoever needs to know asks the server.
 """
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
-_NOISE = re.compile(
-    r"--[^\n]*"
-    r"|/\*.*?(?:\*/|\Z)"
-    r"|\b[eE]'(?:[^'\\]|\\.|'')*(?:'|\Z)"
-    r"|'[^']*(?:'|\Z)"
-    r'|"[^"]*(?:"|\Z)'
-    r"|\$(?P<tag>[A-Za-z_]\w*|)\$.*?(?:\$(?P=tag)\$|\Z)",
-    re.DOTALL,
-)
+READS = 0
+"""Nothing but reads of tables: no trait at all."""
+UNSURE = 1
+"""Calls a function that is not known to only read."""
+WRITES = 2
+"""May change data or definitions, or is anything else than a read."""
+LOCKS = 4
+"""Takes a lock that outlasts the statement: on rows, on a table, or an advisory one."""
+SETS = 8
+"""Changes a setting or the role, for the transaction or for the connection."""
+CONSTRAINTS = 16
+"""Says when constraints are checked (``SET CONSTRAINTS``), or makes one that can be deferred."""
+ON_COMMIT = 32
+"""Makes a temporary table that the end of the transaction empties or drops."""
+CURSOR = 64
+"""Opens a cursor that is read by later statements."""
+SIGNALS = 128
+"""``NOTIFY``, ``LISTEN`` or ``UNLISTEN``."""
+SAVEPOINT = 256
+"""Sets, releases or goes back to a savepoint."""
+
+_QUOTED = r"""|"[^"]*(?:"|\Z)|(?<![\w$])\$(?P<tag>[A-Za-z_]\w*|)\$.*?(?:\$(?P=tag)\$|\Z)"""
+_ESCAPED = r"'(?:[^'\\]|\\.|'')*(?:'|\Z)"
+_NOISE = re.compile(rf"--[^\n]*|/\*|\b[eE]{_ESCAPED}|'[^']*(?:'|\Z)" + _QUOTED, re.DOTALL)
+_NOISE_WITH_BACKSLASHES = re.compile(rf"--[^\n]*|/\*|{_ESCAPED}" + _QUOTED, re.DOTALL)
+_COMMENT_EDGE = re.compile(r"/\*|\*/")
+
 _SUSPECT = re.compile(r"\b(?:COMMIT|END|ABORT|ROLLBACK|BEGIN|START|PREPARE)\b", re.IGNORECASE)
 _ENDS = re.compile(
     r"(?:COMMIT|END|ABORT|BEGIN|START\s+TRANSACTION|PREPARE\s+TRANSACTION"
     r"|ROLLBACK(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b))\b",
     re.IGNORECASE,
 )
+# CREATE FUNCTION ... BEGIN ATOMIC ...; ... END: its semicolons and its END are part of the definition.
+_ATOMIC_BODY = re.compile(r"\bBEGIN\s+ATOMIC\b", re.IGNORECASE)
+_BLOCK = re.compile(r"\b(?:BEGIN\s+ATOMIC|CASE|END)\b", re.IGNORECASE)
 _READS = re.compile(
     r"[\s(]*(?:SELECT|SHOW|EXPLAIN|VALUES|TABLE|SET|RESET|DECLARE|FETCH|MOVE|CLOSE|PRAGMA"
     r"|SAVEPOINT|RELEASE|ROLLBACK|COMMIT|BEGIN|START|WITH(?!.*\b(?:INSERT|UPDATE|DELETE|MERGE)\b))\b",
     re.IGNORECASE | re.DOTALL,
 )
 
+_SELECTS = re.compile(r"[\s(]*(?:SELECT|VALUES|TABLE|WITH)\b", re.IGNORECASE)
+_SAVEPOINT = re.compile(
+    r"(?P<verb>SAVEPOINT|RELEASE|ROLLBACK)\s+(?:(?:WORK|TRANSACTION)\s+)?(?:TO\s+)?(?:SAVEPOINT\s+)?"
+    r'(?P<name>\w+|"[^"]+")$',
+    re.IGNORECASE,
+)
+_TRAITS = re.compile(
+    r"\b(?:(?P<writes>INSERT|DELETE|MERGE|INTO|(?<!FOR )(?<!KEY )UPDATE)\b"
+    r"|FOR\s+(?P<locks>UPDATE|NO\s+KEY|SHARE|KEY\s+SHARE)\b"
+    r"|(?P<call>[A-Za-z_][\w$]*)\s*\()",
+    re.IGNORECASE,
+)
+_BY_FIRST_WORD = (
+    (re.compile(r"SET\s+CONSTRAINTS\b", re.IGNORECASE), CONSTRAINTS),
+    (re.compile(r"SET\s+(?:LOCAL\s+)?TRANSACTION\b", re.IGNORECASE), WRITES | SETS),
+    (re.compile(r"(?:SET|RESET|DISCARD)\b", re.IGNORECASE), SETS),
+    (re.compile(r"LOCK\b", re.IGNORECASE), LOCKS),
+    (re.compile(r"(?:NOTIFY|LISTEN|UNLISTEN)\b", re.IGNORECASE), SIGNALS),
+    (re.compile(r"DECLARE\b", re.IGNORECASE), CURSOR | UNSURE),
+    (re.compile(r"(?:FETCH|MOVE|CLOSE)\b", re.IGNORECASE), CURSOR),
+    (re.compile(r"(?:SHOW|PRAGMA)\b", re.IGNORECASE), READS),
+)
+_DEFERS = re.compile(r"\bDEFERR(?:ABLE|ED)\b", re.IGNORECASE)
+_ENDS_WITH_COMMIT = re.compile(r"\bON\s+COMMIT\s+(?:DELETE\s+ROWS|DROP)\b", re.IGNORECASE)
 
-def _statements(text: str) -> list[str]:
-    return [part.strip() for part in _NOISE.sub(" ", text).split(";") if part.strip()]
+# Keywords that stand before a parenthesis, types with a length, and functions of the server that only
+# read (or, as a sequence's, are not undone by a rollback either).
+_HARMLESS = frozenset(
+    [
+        "all",
+        "and",
+        "any",
+        "array",
+        "as",
+        "between",
+        "bigint",
+        "bit",
+        "by",
+        "case",
+        "cast",
+        "char",
+        "character",
+        "check",
+        "distinct",
+        "else",
+        "exists",
+        "filter",
+        "from",
+        "group",
+        "grouping",
+        "having",
+        "ilike",
+        "in",
+        "interval",
+        "is",
+        "join",
+        "key",
+        "like",
+        "limit",
+        "not",
+        "null",
+        "numeric",
+        "decimal",
+        "float",
+        "of",
+        "offset",
+        "on",
+        "or",
+        "order",
+        "over",
+        "partition",
+        "row",
+        "rows",
+        "select",
+        "set",
+        "sets",
+        "similar",
+        "some",
+        "table",
+        "then",
+        "time",
+        "timestamp",
+        "to",
+        "union",
+        "using",
+        "values",
+        "varchar",
+        "varying",
+        "when",
+        "where",
+        "window",
+        "with",
+        "within",
+        "abs",
+        "age",
+        "array_agg",
+        "array_length",
+        "array_position",
+        "ascii",
+        "avg",
+        "bool_and",
+        "bool_or",
+        "btrim",
+        "cardinality",
+        "ceil",
+        "ceiling",
+        "char_length",
+        "chr",
+        "clock_timestamp",
+        "coalesce",
+        "col_description",
+        "concat",
+        "concat_ws",
+        "count",
+        "cume_dist",
+        "current_database",
+        "current_schema",
+        "current_schemas",
+        "current_setting",
+        "currval",
+        "date",
+        "date_bin",
+        "date_part",
+        "date_trunc",
+        "decode",
+        "dense_rank",
+        "div",
+        "encode",
+        "every",
+        "exp",
+        "extract",
+        "first_value",
+        "floor",
+        "format",
+        "gcd",
+        "gen_random_uuid",
+        "generate_series",
+        "greatest",
+        "initcap",
+        "isfinite",
+        "json_agg",
+        "json_array_elements",
+        "json_build_array",
+        "json_build_object",
+        "json_object_agg",
+        "jsonb_agg",
+        "jsonb_array_elements",
+        "jsonb_build_array",
+        "jsonb_build_object",
+        "jsonb_object_agg",
+        "jsonb_set",
+        "jsonb_typeof",
+        "json_typeof",
+        "lag",
+        "last_value",
+        "lastval",
+        "lead",
+        "least",
+        "left",
+        "length",
+        "ln",
+        "log",
+        "lower",
+        "lpad",
+        "ltrim",
+        "make_date",
+        "max",
+        "md5",
+        "min",
+        "mod",
+        "nextval",
+        "now",
+        "ntile",
+        "nullif",
+        "octet_length",
+        "overlay",
+        "percent_rank",
+        "pg_backend_pid",
+        "pg_sleep",
+        "pg_typeof",
+        "position",
+        "power",
+        "quote_ident",
+        "quote_literal",
+        "random",
+        "rank",
+        "regexp_match",
+        "regexp_matches",
+        "regexp_replace",
+        "regexp_split_to_table",
+        "repeat",
+        "replace",
+        "reverse",
+        "right",
+        "round",
+        "row_number",
+        "row_to_json",
+        "rpad",
+        "rtrim",
+        "sign",
+        "split_part",
+        "sqrt",
+        "stddev",
+        "string_agg",
+        "string_to_array",
+        "strpos",
+        "substr",
+        "substring",
+        "sum",
+        "to_char",
+        "to_date",
+        "to_json",
+        "to_jsonb",
+        "to_number",
+        "to_regclass",
+        "to_timestamp",
+        "to_tsquery",
+        "to_tsvector",
+        "transaction_timestamp",
+        "translate",
+        "trim",
+        "trunc",
+        "txid_current",
+        "txid_current_if_assigned",
+        "pg_current_xact_id",
+        "pg_current_xact_id_if_assigned",
+        "unnest",
+        "upper",
+        "uuid_generate_v4",
+        "variance",
+        "version",
+        "width_bucket",
+        "date",
+        "datetime",
+        "strftime",
+        "julianday",
+        "total",
+        "group_concat",
+        "ifnull",
+        "instr",
+        "typeof",
+        "changes",
+    ]
+)
+_CALLS = {
+    "set_config": SETS,
+    "pg_export_snapshot": LOCKS,
+    "pg_notify": SIGNALS,
+    "pg_advisory_lock": LOCKS,
+    "pg_advisory_lock_shared": LOCKS,
+    "pg_advisory_xact_lock": LOCKS,
+    "pg_advisory_xact_lock_shared": LOCKS,
+    "pg_try_advisory_lock": LOCKS,
+    "pg_try_advisory_lock_shared": LOCKS,
+    "pg_try_advisory_xact_lock": LOCKS,
+    "pg_try_advisory_xact_lock_shared": LOCKS,
+}
+
+_SET = re.compile(
+    r"SET\s+(?:SESSION\s+(?!AUTHORIZATION\b|CHARACTERISTICS\b))?"
+    r"(?!LOCAL\b|TRANSACTION\b|CONSTRAINTS\b|SESSION\s+CHARACTERISTICS\b)"
+    r"(?P<name>TIME\s+ZONE\b|SESSION\s+AUTHORIZATION\b|[\w.$]+|\"[^\"]+\")",
+    re.IGNORECASE,
+)
+_SET_LOCAL = re.compile(
+    r"SET\s+LOCAL\s+(?P<name>TIME\s+ZONE\b|SESSION\s+AUTHORIZATION\b|[\w.$]+|\"[^\"]+\")", re.IGNORECASE
+)
+_RESET = re.compile(
+    r"(?:RESET\s+(?P<name>SESSION\s+AUTHORIZATION\b|[\w.$]+)|DISCARD\s+ALL)", re.IGNORECASE
+)
+_SET_CONFIG = re.compile(
+    r"\bset_config\s*\(\s*'(?P<name>[^']+)'(?:::\w+)?\s*,\s*(?:[^()']|'(?:[^']|'')*'|\([^()]*\))*?"
+    r",\s*'?(?P<local>[A-Za-z01]+)'?(?:::\w+)?\s*\)",
+    re.IGNORECASE,
+)
+_ISOLATION = re.compile(
+    r"SET\s+(?:LOCAL\s+|SESSION\s+)?(?:TRANSACTION\b.*(?:ISOLATION|SNAPSHOT|DEFERRABLE)"
+    r"|CHARACTERISTICS\b|TRANSACTION_(?:ISOLATION|DEFERRABLE)\b|DEFAULT_TRANSACTION_\w+)",
+    re.IGNORECASE | re.DOTALL,
+)
+_FALSE = frozenset({"f", "false", "n", "no", "off", "0", "of", "fa", "fal", "fals"})
+_OTHER_NAMES = {
+    "time zone": "timezone",
+    "names": "client_encoding",
+    "session authorization": "session_authorization",
+    "all": "*",
+}
+
+_ON_COMMIT_TABLE = re.compile(
+    r"CREATE\s+(?:(?:LOCAL|GLOBAL)\s+)?TEMP(?:ORARY)?\s+TABLE\s+(?:IF\s+NOT\s+EXISTS\s+)?"
+    r"(?:pg_temp\s*\.\s*)?(?P<name>\w+|\"[^\"]+\").*?\bON\s+COMMIT\s+(?P<what>DELETE\s+ROWS|DROP)\b",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
-def ends_transaction(text: str) -> bool:
+def _without_noise(text: str, *, backslashes: bool = False) -> str:
+    """The text without comments, which nest in PostgreSQL, without literals and quoted names."""
+    noise = _NOISE_WITH_BACKSLASHES if backslashes else _NOISE
+    kept, place = [], 0
+    while (found := noise.search(text, place)) is not None:
+        kept.append(text[place : found.start()])
+        place = found.end()
+        if found.group() == "/*":
+            depth = 1
+            while depth and (edge := _COMMENT_EDGE.search(text, place)) is not None:
+                depth += 1 if edge.group() == "/*" else -1
+                place = edge.end()
+            if depth:
+                place = len(text)
+    kept.append(text[place:])
+    return " ".join(kept)
+
+
+def _statements(text: str, *, backslashes: bool = False) -> list[str]:
+    plain = _without_noise(text, backslashes=backslashes)
+    if _ATOMIC_BODY.search(plain) is not None:
+        plain = _without_bodies(plain)
+    return [part.strip() for part in plain.split(";") if part.strip()]
+
+
+def _without_bodies(text: str) -> str:
+    """The text without the bodies of SQL-standard functions (``BEGIN ATOMIC ... END``)."""
+    kept, place, depth = [], 0, 0
+    for word in _BLOCK.finditer(text):
+        opens = not word.group().upper().startswith("END")
+        if depth == 0 and (not opens or word.group().upper() == "CASE"):
+            continue
+        if depth == 0:
+            kept.append(text[place : word.start()])
+        depth += 1 if opens else -1
+        place = word.end()
+    kept.append(text[place:] if depth == 0 else "")
+    return " ".join(kept)
+
+
+def is_suspect(text: str) -> bool:
+    """Whether the message contains a word that could end a transaction. Cheap; nearly always False."""
+    return _SUSPECT.search(text) is not None
+
+
+def ends_transaction(text: str, *, backslashes: bool = False) -> bool:
     """Whether a statement of the message begins, ends or prepares a transaction.
 
-    ``ROLLBACK TO`` a savepoint does not.
+    ``ROLLBACK TO`` a savepoint does not. ``backslashes`` says that a backslash escapes in every
+    literal, as on a server with ``standard_conforming_strings = off``.
     """
-    if _SUSPECT.search(text) is None:  # nearly always, and much cheaper
+    if not is_suspect(text):
         return False
-    return any(_ENDS.match(statement) for statement in _statements(text))
+    return any(_ENDS.match(part) for part in _statements(text, backslashes=backslashes))
 
 
 def may_write(text: str) -> bool:
     """Whether a statement of the message is any other than a plain read."""
     return not all(_READS.match(statement) for statement in _statements(text))
+
+
+@lru_cache(maxsize=1024)
+def traits_of(text: str) -> int:
+    """What the message may do besides reading tables: the constants above, added up."""
+    traits = READS
+    for statement in _statements(text):
+        traits |= _traits_of_statement(statement)
+    if traits & WRITES and _DEFERS.search(text) is not None:
+        traits |= CONSTRAINTS
+    return traits
+
+
+def _traits_of_statement(statement: str) -> int:
+    for pattern, traits in _BY_FIRST_WORD:
+        if pattern.match(statement):
+            return traits
+    if _SAVEPOINT.match(statement):
+        return SAVEPOINT
+    traits = READS if _SELECTS.match(statement) else WRITES
+    if traits and _ENDS_WITH_COMMIT.search(statement) is not None:
+        traits |= ON_COMMIT
+    for found in _TRAITS.finditer(statement):
+        call = found["call"]
+        if found["writes"]:
+            traits |= WRITES
+        elif found["locks"]:
+            traits |= LOCKS
+        elif call is not None and (name := call.lower()) not in _HARMLESS:
+            traits |= _CALLS.get(name, UNSURE)
+    return traits
+
+
+def savepoint_of(text: str) -> tuple[str, str] | None:
+    """The verb (``SAVEPOINT``, ``RELEASE``, ``ROLLBACK``) and name, if that is all the message is."""
+    found = _SAVEPOINT.match(text.strip())
+    return None if found is None else (found["verb"].upper(), found["name"])
+
+
+def settings_of(text: str) -> tuple[frozenset[str], frozenset[str]]:
+    """The settings that the message, with its values bound, changes: for the connection, for the transaction.
+
+    In lower case; ``*`` for all. What a function on the server sets is not among them.
+    """
+    session, local = set(), set()
+    for found in _SET_CONFIG.finditer(text):
+        (session if found["local"].lower() in _FALSE else local).add(found["name"])
+    for statement in _statements(_keep_names(text)):
+        if (found := _SET.match(statement) or _RESET.match(statement)) is not None:
+            session.add(found["name"] or "*")
+        elif (found := _SET_LOCAL.match(statement)) is not None:
+            local.add(found["name"])
+    return _plain(session), _plain(local)
+
+
+def chooses_isolation(text: str) -> bool:
+    """Whether the message chooses an isolation level, a snapshot or DEFERRABLE for its transaction."""
+    return any(_ISOLATION.match(statement) for statement in _statements(text))
+
+
+def _plain(names: set[str]) -> frozenset[str]:
+    plain = (" ".join(name.strip('"').lower().split()) for name in names)
+    return frozenset(_OTHER_NAMES.get(name, name) for name in plain)
+
+
+def _keep_names(text: str) -> str:
+    """The text with quoted names bare, so that they are not taken out with the literals."""
+    return re.sub(r'"([\w.$]+)"', r"\1", text)
+
+
+def on_commit_tables(text: str) -> list[tuple[str, bool]]:
+    """The temporary tables that the message makes, and whether the commit drops (or empties) them."""
+    return [
+        (found["name"], found["what"].upper() == "DROP") for found in _ON_COMMIT_TABLE.finditer(text)
+    ]

@@ -11,10 +11,14 @@ from sqlalchemy import exc
 
 from ..errors import ConfigurationError, IdempotencyError, StoreUnavailable, TransactionConflict
 
-CONFLICTS = frozenset({"40001", "40P01"})  # serialization failure, deadlock
+SERIALIZATION_FAILURE = "40001"
+CONFLICTS = frozenset({SERIALIZATION_FAILURE, "40P01"})  # and deadlock
 LOCK_NOT_AVAILABLE = "55P03"
 DIVISION_BY_ZERO = "22012"
 ABORTED = "25P02"
+NO_SAVEPOINT = "3B001"
+UNREAD = frozenset({"42601", "22021", "22P05"})
+"""A syntax error, or characters the server cannot take: with these, no statement of a message may have run."""
 READ_ONLY = "25006"  # a standby, or default_transaction_read_only
 
 _UNAVAILABLE = (
@@ -26,8 +30,8 @@ _UNAVAILABLE = (
     "58",  # system error
     "XX",  # internal error
 )
-_NO_TABLE = ("42P01", "42703")  # undefined table, undefined column
-_NO_RIGHT = "42501"
+NO_TABLE = ("42P01", "42703")  # undefined table, undefined column
+NO_RIGHT = "42501"
 
 Connection = psycopg2.extensions.connection
 
@@ -65,15 +69,16 @@ def store_error(error: Exception, table: str) -> Exception:
     """The error to raise when a statement of the store itself failed."""
     driver_error = original(error)
     code = getattr(driver_error, "pgcode", None) or ""
-    if code in _NO_TABLE:
+    if code in NO_TABLE:
         return ConfigurationError(
             f"the table {table} is missing or not up to date: run `flask idempotency create-table`,"
             " or make a migration (the table is part of db.metadata)"
         )
-    if code == _NO_RIGHT:
+    if code == NO_RIGHT:
         return ConfigurationError(
-            f"the database user may not use the table {table}:"
-            " grant it SELECT, INSERT, UPDATE and DELETE"
+            f"the database user, or the role that a request has set with SET ROLE and left on its pooled"
+            f" connection, may not use the table {table}: grant it SELECT, INSERT, UPDATE and DELETE, or"
+            " end what sets the role with RESET ROLE"
         )
     if found := problem(error):
         return found

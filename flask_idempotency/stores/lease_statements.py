@@ -83,6 +83,7 @@ ON CONFLICT (key, name) DO UPDATE SET result = excluded.result"""
 # row, at most the lock_timeout: others hold it for the moment of an UPDATE only.
 BEGIN_STEP = "BEGIN {begin};\n" + statements.LOCK_ROW.replace(" SKIP LOCKED", "")
 
+_RECORD = RECORD_STEP.removeprefix(_ALONE).removeprefix("WITH ")
 FINISH_STEP = f"""{statements.STILL_OURS}
-{RECORD_STEP.removeprefix(_ALONE)};
-COMMIT"""
+WITH {_RECORD.replace(chr(10) + "INSERT", "," + chr(10) + "done AS (INSERT")} RETURNING 1)
+{statements.ONE_ROW}"""

@@ -1,140 +1,362 @@
-"""Savepoints held back, and a watch on the transaction: what happens on an operation's connection.
+"""Units of work in PostgreSQL: savepoints held back, and a transaction's end imitated.
 
-The view's session works in savepoints, so that its ``commit()`` and ``rollback()`` leave the
-operation's transaction alone. SQLAlchemy sends each SAVEPOINT, RELEASE and ROLLBACK TO as a message
-of its own. None of them answers anything, so they are kept here and travel in front of the next
-statement: a view costs no more round trips than without us. A statement that fails leaves the
-savepoints before it in place, because the server runs a message's statements one by one. (It parses
-the whole message first. A syntax error is a mistake in the code, and ends the operation: the
-savepoint before it never ran.)
+Each unit of the view (see :mod:`..units`) is a savepoint. SAVEPOINT and RELEASE answer nothing, so they
+are kept here and travel in front of the next statement: a view costs no more round trips than without
+us. Two things make that safe:
+
+* A message of several statements is parsed as a whole before the first one runs. So nothing waits in
+  front of a statement that was never parsed: what waits is sent on its own before it, once for each text.
+* What waits is forgotten once the server has it, and not before: values that cannot be bound lose nothing.
+
+ROLLBACK TO frees locks, which somebody may be waiting for, so it is sent at once.
 
 All statements of the connection pass here, so this is also where a view's own ``COMMIT``,
-``ROLLBACK`` or ``BEGIN``, sent as text or through the connection, is refused: it would end the
-transaction that holds the record's row. A view that reaches for the driver's connection
-(``connection.connection``) gets one that refuses ``commit()`` and ``rollback()`` itself.
+``ROLLBACK`` or ``BEGIN``, sent as text, is refused: it would end the transaction that holds the
+record's row. A view that reaches for the driver's connection gets one that refuses ``commit()`` and
+``rollback()`` itself.
 
-The hooks are public: the ``do_...`` methods of SQLAlchemy's dialect, the ``connection`` of its
-connections, and psycopg2's ``connection.cursor_factory``, with a subclass of whatever cursor the
-application has chosen.
+The hooks are public: psycopg2's ``connection.cursor_factory``, with a subclass of whatever cursor the
+application has chosen, and the methods of SQLAlchemy's dialect that set an isolation level.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import lru_cache, wraps
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
+import psycopg2
 from psycopg2 import ProgrammingError, extensions
-from sqlalchemy import Connection as SqlConnection
-from sqlalchemy import Dialect, PoolProxiedConnection
+from sqlalchemy import Dialect
 
-from ..core.sqltext import ends_transaction
-from ..errors import NotAtomic
+from .. import session_statements as sql
+from ..core import sqltext
+from ..core.sqltext import CONSTRAINTS, CURSOR, ON_COMMIT, READS, SETS, UNSURE, WRITES
+from ..errors import IdempotencyError, NotAtomic, TransactionConflict
+from ..units import NAME, StandIn, Units
+from .failures import NO_SAVEPOINT, SERIALIZATION_FAILURE, UNREAD
+
+if TYPE_CHECKING:
+    from .wire import Wire
 
 Connection = extensions.connection
 Cursor = extensions.cursor
 
+_BEGIN = f"SAVEPOINT {NAME}"
+_RELEASE = f"RELEASE SAVEPOINT {NAME}"
+_UNDO = (f"ROLLBACK TO SAVEPOINT {NAME}", _RELEASE)
 
-class WatchedConnection(SqlConnection):
-    """SQLAlchemy's connection; its room hears of whoever reaches for the driver's."""
+_ENDED = extensions.TRANSACTION_STATUS_IDLE
+_FAILED = extensions.TRANSACTION_STATUS_INERROR
 
-    room: Room | None = None
+_parsed: dict[str, None] = {}
+_PARSED = 4096
+"""How many texts of statements are known to be parsed by the server. Beyond, the memory begins anew."""
 
-    @property
-    def connection(self) -> PoolProxiedConnection:
-        """The driver's connection, through the pool."""
-        if self.room is not None:
-            self.room.expose()
-        return super().connection
-
-    @property
-    def info(self) -> dict[Any, Any]:
-        """What the application notes about the connection, which reaches for no driver."""
-        return super().connection.info
-
-    def close(self) -> None:
-        """Give the driver's connection back; refused while the operation needs it."""
-        if self.room is not None:
-            self.room.refuse("the view closed the operation's connection")
-        super().close()
+_ON_COMMIT = "idempotency_on_commit"
+"""Where a pooled connection notes which temporary tables a COMMIT empties or drops."""
 
 
-class Room:
-    """The statements that wait, for one connection during one operation."""
+@dataclass(frozen=True)
+class Facts:
+    """What was asked once of an engine's database.
 
-    def __init__(self, connection: WatchedConnection) -> None:
-        driver = connection.connection.driver_connection
-        assert isinstance(driver, Connection)  # noqa: S101 -- init_app refuses other drivers
-        self.driver = driver
-        self.broken: NotAtomic | None = None
-        self._held: list[str] = []
-        self._connection = connection
+    ``settings`` are statements that a transaction of ours begins with; the others see
+    :data:`..session_statements.FACTS`.
+    """
+
+    settings: str = ""
+    deferred: tuple[str, ...] = ()
+    has_deferrable: bool = False
+    set_in_functions: frozenset[str] = frozenset()
+
+
+class PostgresUnits(Units):
+    """The units of one operation. ``isolation`` is its transaction's, as the server names it."""
+
+    def __init__(self, wire: Wire, facts: Facts, isolation: str) -> None:
+        super().__init__(wire.pool, wire.fairy)
+        self.driver: Connection = wire.driver
         self.exposed = False
-        self._before: Any = driver.cursor_factory
-        if type(driver) is Connection:
-            self._factory = _subclass(Cursor if self._before is None else self._before)
-        else:  # a class of the application's may have cursors of its own, such as LoggingConnection
-            self._factory = _subclass(cast("Any", type(driver.cursor())))
-
-    def open(self) -> None:
-        """Hold savepoints back from now on, and watch every cursor that the connection makes."""
-        self._connection.room = self
+        self.top = StandIn(self, is_top=True)
+        self._facts, self._isolation = facts, isolation
+        self._held: list[str] = []
+        self._carried: dict[StandIn, str] = {}
+        self._remembered: set[str] = set()
+        self._kept: set[str] = set()
+        self._checks_out = wire.has_listener
+        self._checking_out = False
+        self._on_commit: dict[str, bool] = self.fairy.info.setdefault(_ON_COMMIT, {})
+        self._reached_by = self.top
+        self._ours: BaseException | None = None
+        self._before: Any = self.driver.cursor_factory
         self.driver.cursor_factory = self._make
 
     def close(self) -> None:
         """Give the connection its own cursors back; forget what is held."""
-        self._connection.room = None
+        super().close()
         self.driver.cursor_factory = self._before
         self._held.clear()
 
+    def adopt(self, stand_in: StandIn, settings: str = "") -> None:
+        """See :class:`Units`."""
+        stand_in.units = self
+        if settings:
+            self._carried[stand_in] = settings
+
+    def cursor(self, owner: StandIn, *args: Any, **kwargs: Any) -> Any:
+        """A cursor of the application's class, whose statements pass here."""
+        own = kwargs.pop("cursor_factory", None)
+        cursor: Any = self.driver.cursor(
+            *args, cursor_factory=_subclass(own) if own else self._factory(), **kwargs
+        )
+        cursor.units, cursor.owner = self, owner
+        return cursor
+
+    def _factory(self) -> type[Cursor]:
+        if self._before is not None:
+            return _subclass(self._before)
+        if type(self.driver) is Connection:
+            return _subclass(Cursor)
+        # A class of the application's may have cursors of its own, such as LoggingConnection.
+        self.driver.cursor_factory = None
+        try:
+            return _subclass(type(self.driver.cursor()))
+        finally:
+            self.driver.cursor_factory = self._make
+
     def _make(self, *args: Any, **kwargs: Any) -> Cursor:
-        cursor: Any = self._factory(*args, **kwargs)
-        cursor.room = self
-        return cursor  # type: ignore[no-any-return]
+        """A cursor for whoever asks the driver's connection itself."""
+        cursor: Any = self._factory()(*args, **kwargs)
+        cursor.units, cursor.owner = self, self._reached_by
+        return cast("Cursor", cursor)
 
-    def hold(self, statement: str) -> bool:
-        """Keep a statement that answers nothing until the next one is sent; or say that it cannot."""
-        if not self.exposed:
-            self._held.append(statement)
-        return not self.exposed
+    def admit(self, owner: StandIn, text: str, message: bytes | None = None) -> None:
+        """A statement is about to be sent. ``message`` is the text with its values, if that is at hand."""
+        if self.is_closed:
+            raise NotAtomic("the operation has ended: this connection was part of it, and is no more")
+        if sqltext.is_suspect(text) and sqltext.ends_transaction(text, backslashes=self._backslashes()):
+            self.refuse("the view sent a statement that begins or ends a transaction")
+        if self.has_ended():
+            self.refuse("the view ended the operation's transaction through the driver's connection")
+        traits = sqltext.traits_of(text)
+        if not self._checking_out:
+            self._take_turn(owner, traits)
+        expected = SETS | UNSURE | ON_COMMIT | (WRITES if self._on_commit else 0)
+        if traits & expected and (self._checking_out or not owner.is_top):
+            self._expect(traits, text if message is None else message.decode("latin-1"))
 
-    def expose(self) -> None:
+    def _expect(self, traits: int, text: str) -> None:
+        """Note what the end of the unit has to put right."""
+        if traits & UNSURE:
+            self._remember(self._facts.set_in_functions)
+        if traits & SETS:
+            if sqltext.chooses_isolation(text):
+                self.refuse("the view chose the isolation of its transaction, which has begun already")
+            for_connection, for_transaction = sqltext.settings_of(text)
+            if both := for_connection & for_transaction:
+                self.refuse(
+                    f"the view set {min(both)} in two ways in one message, which cannot be told apart"
+                )
+            if not for_connection | for_transaction:
+                self.refuse(
+                    "the view sent a statement that changes a setting whose name cannot be read"
+                )
+            self._kept |= for_connection
+            # What was set for the connection just before comes back: so it is remembered anew.
+            self._remembered -= for_transaction & self._kept
+            self._kept -= for_transaction
+            self._remember(for_transaction)
+        for name in [name for name in self._on_commit if name in text]:
+            del self._on_commit[name]  # dropped, or made anew
+        if traits & ON_COMMIT:
+            tables = sqltext.on_commit_tables(text)
+            if not tables:
+                self.refuse("the view made a temporary table with ON COMMIT in a way that is not known")
+            self._on_commit.update(tables)
+
+    def _remember(self, names: Iterable[str]) -> None:
+        new = set(names) - self._remembered
+        if new:
+            self._remembered |= new
+            self._hold(sql.remember(new))
+
+    def _begin(self, owner: StandIn) -> None:
+        self._remembered.clear()
+        self._kept.clear()
+        self._hold(_BEGIN)
+        if self._checks_out:
+            self._check_out()
+        settings = self._carried.pop(owner, None)
+        if settings is not None:
+            for_connection, for_transaction = sqltext.settings_of(settings)
+            self._kept |= for_connection
+            self._remember(for_transaction)
+            self._hold(settings)
+            self.traits |= SETS
+
+    def _check_out(self) -> None:
+        """Let the pool's listeners do what they do for each transaction: it begins with a check-out."""
+        self._checking_out = True
+        try:
+            self.pool.dispatch.checkout(  # type: ignore[attr-defined]
+                self.driver,
+                self.fairy._connection_record,  # type: ignore[attr-defined]  # noqa: SLF001
+                self.fairy,
+            )
+        finally:
+            self._checking_out = False
+
+    def _release(self) -> None:
+        if _BEGIN in self._held:  # nothing was sent in it
+            del self._held[self._held.index(_BEGIN) :]
+            return
+        facts = self._facts
+        checks = facts.deferred and self.traits & (WRITES | UNSURE)
+        if checks or self.traits & CONSTRAINTS:
+            self._check_constraints()
+            self._held += sql.constraints_back(facts.deferred, others=facts.has_deferrable)
+        if back := self._remembered - self._kept:
+            self._held.append(sql.settings_back(back))
+        self._hold(_RELEASE)
+        if self.traits & CURSOR:
+            self._held.append("CLOSE ALL")
+        if self._on_commit:
+            self._held += [_after_commit(name, drops) for name, drops in self._on_commit.items()]
+
+    def _check_constraints(self) -> None:
+        """Raise what a COMMIT would, and undo the unit as a COMMIT that fails does."""
+        try:
+            self._send(sql.CHECK)
+        except psycopg2.Error as error:
+            self.note(error)
+            self._open, self.traits = None, READS
+            if not self.is_lost():
+                self._undo()
+            raise
+
+    def _undo(self, *, at_once: bool = True) -> None:
+        if _BEGIN in self._held:
+            del self._held[self._held.index(_BEGIN) :]
+            return
+        self._held[:] = _UNDO
+        if at_once and not self._leaving:
+            self.flush()
+
+    def _has_only_read(self) -> bool:
+        """Ask the server where the text of a statement does not tell."""
+        if self.traits & ~UNSURE:
+            return False
+        if self.traits == READS:
+            return True
+        self.flush()  # what the texts do not tell, the server knows
+        with Cursor(self.driver) as cursor:
+            cursor.execute(sql.DID_MORE_THAN_READ)
+            return cursor.fetchone() == (False,)
+
+    def savepoint(self, owner: StandIn, text: str) -> bool:
+        """Keep a statement about a savepoint, or forget what it makes needless; whether that will do."""
+        if sqltext.savepoint_of(text) is None or self.is_failed():
+            return False
+        self.admit(owner, "")
+        found = self.note_savepoint(text)
+        if found is None:
+            return False
+        verb, name = found
+        made = f"SAVEPOINT {name}"
+        if verb == "ROLLBACK" and made not in self._held:
+            return False  # it frees locks: at once
+        if verb == "SAVEPOINT" or made not in self._held:
+            self._hold(text)
+            return True
+        place = len(self._held) - 1 - self._held[::-1].index(made)  # nothing was sent in it
+        del self._held[place if verb == "RELEASE" else place + 1 :]
+        return True
+
+    def _hold(self, statement: str) -> None:
+        self._held.append(statement)
+        if self.exposed:
+            self.flush()
+
+    def prefix(self, text: str, message: bytes) -> bytes:
+        """What waits, if it may travel in front of ``message``; otherwise it is sent now."""
+        if not self._held:
+            return b""
+        if text not in _parsed or not (message.isascii() or self._speaks_utf8()):
+            self.flush()
+            return b""
+        return self.waiting()
+
+    def waiting(self) -> bytes:
+        """What waits, as a prefix. It is forgotten with :meth:`sent`."""
+        return "".join(statement + ";" for statement in self._held).encode(self._encoding())
+
+    def sent(self, text: str | None = None) -> None:
+        """The server has what was waiting, and the statement with the text was parsed."""
+        self._held.clear()
+        if text is not None and text not in _parsed and len(text) < 10_000:
+            if len(_parsed) >= _PARSED:
+                _parsed.clear()
+            _parsed[text] = None
+
+    def flush(self) -> None:
+        """Send what waits on its own."""
+        if self._held:
+            try:
+                with Cursor(self.driver) as cursor:
+                    cursor.execute(self.waiting())
+            except psycopg2.Error as error:
+                self.note(error)
+                raise
+            finally:
+                self.sent()
+
+    def _send(self, statement: str) -> None:
+        self._held.append(statement)
+        self.flush()
+
+    def note(self, error: psycopg2.Error) -> None:
+        """A statement on the operation's connection has failed."""
+        self._ours = error
+        if error.pgcode == NO_SAVEPOINT:
+            self.broken = NotAtomic(
+                "a savepoint of the operation is gone: a statement of the view ended it, or the server"
+                " could not read the message that it travelled in"
+            )
+        if error.pgcode == SERIALIZATION_FAILURE and self._isolation in (
+            "repeatable read",
+            "serializable",
+        ):
+            # The snapshot is the operation's: no retry in the view can succeed on it.
+            self.broken = TransactionConflict()
+
+    def is_ours(self, error: BaseException | None) -> bool:
+        """Whether the driver's error came from the operation's connection."""
+        return error is not None and error is self._ours
+
+    def is_lost(self) -> bool:
+        """Whether the connection is gone."""
+        return bool(self.driver.closed) or self.fairy.dbapi_connection is None
+
+    def has_ended(self) -> bool:
+        """Whether the driver's own doors have ended the transaction."""
+        return self.driver.get_transaction_status() == _ENDED
+
+    def is_failed(self) -> bool:
+        """Whether a statement has failed and nobody has rolled back."""
+        return self.driver.get_transaction_status() == _FAILED
+
+    def expose(self, owner: StandIn) -> None:
         """Hold nothing back any more: the view may use the driver in ways that pass by here."""
+        if self.is_closed:
+            return
+        self._reached_by = owner
+        self._take_turn(owner, UNSURE)
         if not self.exposed:
             self.flush()
             self.show()
             self.exposed = True
-
-    def guard(self, query: Any) -> None:
-        """Raise :class:`NotAtomic` for a query that would begin or end a transaction.
-
-        Reads the query as the view wrote it, without the values, which are a client's.
-        """
-        if isinstance(query, bytes):
-            query = query.decode("latin-1")
-        elif not isinstance(query, str):  # psycopg2.sql
-            query = query.as_string(self.driver)
-        if ends_transaction(query):
-            self.refuse("the view sent a statement that begins or ends a transaction")
-
-    def refuse(self, what: str) -> NoReturn:
-        """Break the operation for good: what the view did would split it from its record."""
-        self.broken = NotAtomic(
-            f"{what}; inside an atomic operation use db.session.commit(), rollback() or begin_nested()"
-        )
-        raise self.broken
-
-    def take(self) -> bytes:
-        """What waits, as a prefix for the next statement."""
-        prefix = "".join(statement + ";" for statement in self._held)
-        self._held.clear()
-        return prefix.encode()
-
-    def flush(self) -> None:
-        """Send what waits on its own, before a call that cannot carry a prefix."""
-        if self._held:
-            with Cursor(self.driver) as cursor:
-                cursor.execute(self.take())
 
     def show(self) -> None:
         """Let psycopg2 see the transaction, as one of two phases, of which it commits no part itself.
@@ -144,8 +366,7 @@ class Room:
         warns). In a transaction that has failed the server would refuse that, and the view's own error
         would be lost: there it waits for the view's ROLLBACK TO.
         """
-        failed = self.driver.info.transaction_status == extensions.TRANSACTION_STATUS_INERROR
-        if self.driver.autocommit and not failed:
+        if self.driver.autocommit and not self.is_failed():
             self.driver.autocommit = False
             try:
                 self.driver.tpc_begin(self.driver.xid(0, "flask-idempotency", ""))
@@ -153,7 +374,7 @@ class Room:
                 self.driver.autocommit = True
                 raise
 
-    def explain(self, error: BaseException | None) -> NotAtomic | None:
+    def explain(self, error: BaseException | None) -> IdempotencyError | None:
         """What it means that the driver refused to end the transaction, if ``error`` is that."""
         if isinstance(error, ProgrammingError) and "two-phase transaction" in str(error):
             return NotAtomic(
@@ -162,95 +383,179 @@ class Room:
             )
         return self.broken
 
-    def restore(self) -> None:
-        """Undo :meth:`show`, once the transaction is over."""
-        if self.driver.status != extensions.STATUS_READY:
-            self.driver.tpc_rollback()
+    def check_isolation(self, what: str, value: Any) -> None:
+        """Refuse an isolation level, or read only, for a connection inside the operation.
+
+        The operation's transaction has begun already, on what the engine is set to.
+        """
+        level = str(value).replace("_", " ").lower() if what == "isolation level" else value
+        if level in (self._isolation, False, None):
+            return
+        self.refuse(
+            f"the view chose another {what} for its connection ({value}), and the operation's"
+            f" transaction has begun already ({self._isolation}): set it on the engine"
+            " (SQLALCHEMY_ENGINE_OPTIONS)"
+        )
+
+    def _backslashes(self) -> bool:
+        return self._parameter("standard_conforming_strings") == "off"
+
+    def _speaks_utf8(self) -> bool:
+        return self._parameter("server_encoding") == self._parameter("client_encoding") == "UTF8"
+
+    def _encoding(self) -> str:
+        return extensions.encodings.get(self.driver.encoding, "utf-8")
+
+    def _parameter(self, name: str) -> str | None:
+        return self.driver.info.parameter_status(name)
 
 
-def hold_back(dialect: Dialect) -> None:
-    """Let a dialect leave its savepoints with the room, where a connection has one.
+def _after_commit(name: str, drops: bool) -> str:
+    """What a COMMIT does to a temporary table, if it is there."""
+    bare = name.strip('"')
+    what = f"DROP TABLE pg_temp.{name}" if drops else f"DELETE FROM pg_temp.{name}"
+    return (
+        f"DO $idempotency$ BEGIN IF EXISTS (SELECT FROM pg_class WHERE relnamespace = pg_my_temp_schema()"
+        f" AND relname = {sql.literal(bare if name.startswith(chr(34)) else bare.lower())}) THEN {what};"
+        " END IF; END $idempotency$"
+    )
 
-    It also refuses to commit or roll back the transaction that the room is there for.
-    """
-    if hasattr(dialect.do_savepoint, "__wrapped__"):
-        return
-    for method, words in (
-        ("do_savepoint", "SAVEPOINT"),
-        ("do_release_savepoint", "RELEASE SAVEPOINT"),
-        ("do_rollback_to_savepoint", "ROLLBACK TO SAVEPOINT"),
+
+def guard_isolation(dialect: Dialect) -> None:
+    """Let the dialect refuse another isolation level for a connection inside an operation."""
+    for method, what in (
+        ("set_isolation_level", "isolation level"),
+        ("set_readonly", "read only"),
+        ("set_deferrable", "deferrable"),
     ):
-        setattr(dialect, method, _holding(getattr(dialect, method), words, dialect))
-    for method in ("do_commit", "do_rollback"):
-        setattr(dialect, method, _refusing(getattr(dialect, method)))
+        before = getattr(dialect, method)
+        if not hasattr(before, "__wrapped__"):
+            setattr(dialect, method, _checking(before, what))
 
 
-def _holding(
-    send: Callable[[SqlConnection, str], None], words: str, dialect: Dialect
-) -> Callable[[SqlConnection, str], None]:
-    quote = dialect.identifier_preparer.quote
+def _checking(change: Callable[[Any, Any], None], what: str) -> Callable[[Any, Any], None]:
+    @wraps(change)
+    def change_or_refuse(driver: Any, value: Any) -> None:
+        units = getattr(getattr(driver, "cursor_factory", None), "__self__", None)
+        if isinstance(units, PostgresUnits):
+            units.check_isolation(what, value)
+        else:
+            change(driver, value)
 
-    @wraps(send)
-    def hold_or_send(connection: SqlConnection, name: str) -> None:
-        room: Room | None = getattr(connection, "room", None)
-        if room is None or not room.hold(f"{words} {quote(name)}"):
-            send(connection, name)
-
-    return hold_or_send
-
-
-def _refusing(end: Callable[[Any], None]) -> Callable[[Any], None]:
-    @wraps(end)
-    def end_or_refuse(connection: Any) -> None:
-        # SQLAlchemy hands over a pooled connection, a stand-in for one, or the driver's.
-        driver = getattr(connection, "driver_connection", connection)
-        room = getattr(getattr(driver, "cursor_factory", None), "__self__", None)
-        if isinstance(room, Room):
-            room.refuse("the view ended the operation's transaction")
-        end(connection)
-
-    return end_or_refuse
+    return change_or_refuse
 
 
 @lru_cache(maxsize=16)
 def _subclass(base: type[Cursor]) -> type[Cursor]:
-    """The application's cursor class, with its statements passing through a room."""
+    """The application's cursor class, with its statements passing through the units."""
+    takes_text = base is not Cursor  # a class of one's own may put a comment in front
 
     class OperationCursor(base):  # type: ignore[valid-type, misc]
-        room: Room
+        units: PostgresUnits
+        owner: StandIn
+
+        @property
+        def connection(self) -> Any:
+            """The driver's connection, and note of whoever reaches for more than its state."""
+            return _Door(self.units, self.owner)
 
         def execute(self, query: Any, vars: Any = None) -> Any:  # noqa: A002
-            self.room.guard(query)
+            units = self.units
+            text = _text(query, units.driver)
+            if "SAVEPOINT" in text and units.savepoint(self.owner, text):
+                return None
             if self.name is not None:
-                self.room.flush()
-                self.room.show()
-                return super().execute(query, vars)
-            prefix = self.room.take()
-            result = super().execute(prefix + self.mogrify(query, vars))
-            if self.room.exposed:
-                self.room.show()
+                self._admit(text, CURSOR)
+                units.show()
+                return _noting(units, super().execute, query, vars)
+            message: bytes = self.mogrify(query, vars)  # bound first: this may fail
+            units.admit(self.owner, text, message)
+            message = units.prefix(text, message) + message
+            given: Any = message.decode(units._encoding()) if takes_text else message  # noqa: SLF001
+            result = _noting(units, super().execute, given, text=text)
+            if units.exposed:
+                units.show()
             return result
 
         def executemany(self, query: Any, vars_list: Any) -> Any:
-            self.room.guard(query)
-            self.room.flush()
-            return super().executemany(query, vars_list)
+            self._admit(_text(query, self.units.driver))
+            return _noting(self.units, super().executemany, query, vars_list)
 
         def callproc(self, procname: Any, parameters: Any = None) -> Any:
-            self.room.flush()
-            return super().callproc(procname, parameters)
+            self._admit("call")
+            return _noting(self.units, super().callproc, procname, parameters)
 
         def copy_expert(self, sql: Any, *args: Any, **kwargs: Any) -> Any:
-            self.room.guard(sql)
-            self.room.flush()
-            return super().copy_expert(sql, *args, **kwargs)
+            self._admit(_text(sql, self.units.driver))
+            return _noting(self.units, super().copy_expert, sql, *args, **kwargs)
 
         def copy_from(self, *args: Any, **kwargs: Any) -> Any:
-            self.room.flush()
-            return super().copy_from(*args, **kwargs)
+            self._admit("copy")
+            return _noting(self.units, super().copy_from, *args, **kwargs)
 
         def copy_to(self, *args: Any, **kwargs: Any) -> Any:
-            self.room.flush()
-            return super().copy_to(*args, **kwargs)
+            self._admit("select")
+            return _noting(self.units, super().copy_to, *args, **kwargs)
+
+        def _admit(self, text: str, traits: int = READS) -> None:
+            """For calls that cannot carry a prefix."""
+            self.units.admit(self.owner, text)
+            self.units.traits |= traits
+            self.units.flush()
 
     return OperationCursor
+
+
+_STATE = frozenset(
+    {
+        "notices",
+        "notifies",
+        "encoding",
+        "info",
+        "closed",
+        "status",
+        "dsn",
+        "server_version",
+        "log",
+        "filter",
+    }
+)
+
+
+class _Door:
+    """The driver's connection, as a cursor knows it. SQLAlchemy looks at the notices of each statement."""
+
+    def __init__(self, units: PostgresUnits, owner: StandIn) -> None:
+        self.__dict__.update(_units=units, _owner=owner)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _STATE:
+            self._units.expose(self._owner)
+        return getattr(self._units.driver, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._units.expose(self._owner)
+        setattr(self._units.driver, name, value)
+
+
+def _noting(
+    units: PostgresUnits, call: Callable[..., Any], *args: Any, text: str | None = None, **kwargs: Any
+) -> Any:
+    """Send something; what waited in front of it is with the server then, if it was read at all."""
+    try:
+        result = call(*args, **kwargs)
+    except psycopg2.Error as error:
+        units.note(error)
+        units.sent(None if error.pgcode in UNREAD else text)
+        raise
+    units.sent(text)
+    return result
+
+
+def _text(query: Any, driver: Connection) -> str:
+    """The query as the view wrote it, without the values, which are a client's."""
+    if isinstance(query, str):
+        return query
+    if isinstance(query, bytes):
+        return query.decode("latin-1")
+    return str(query.as_string(driver))  # psycopg2.sql

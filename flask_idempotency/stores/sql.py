@@ -11,19 +11,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg2
 from sqlalchemy import Connection, Engine, Table, exc
 
+from .. import session_statements
 from ..core.records import Answer, Claim, Record
 from ..errors import NotAtomic, RequestInProgress, StoreUnavailable, TransactionConflict
+from ..units import operation_engine
 from . import lease_statements, statements
 from .failures import (
     ABORTED,
     CONFLICTS,
     DIVISION_BY_ZERO,
     LOCK_NOT_AVAILABLE,
+    NO_RIGHT,
+    NO_TABLE,
     READ_ONLY,
     is_lost,
     original,
@@ -32,7 +37,7 @@ from .failures import (
 )
 from .leases import SqlLease
 from .rows import answer_values, claim_values, record_of
-from .savepoints import hold_back
+from .savepoints import Facts, PostgresUnits, guard_isolation
 from .wire import Wire
 
 if TYPE_CHECKING:
@@ -43,6 +48,7 @@ T = TypeVar("T")
 # Timed out (by the application's statement_timeout, perhaps), or at a strict default isolation the
 # row has changed: in each case the next look tells.
 _WAIT_IS_OVER = CONFLICTS | {LOCK_NOT_AVAILABLE, "57014"}
+_SET_LOCAL = f"SET LOCAL lock_timeout = '{statements.LOCK_TIMEOUT}';"
 _NOT_OURS = CONFLICTS | {LOCK_NOT_AVAILABLE}
 
 
@@ -56,8 +62,10 @@ class SqlRecords:
         self.engine = engine
         self.table = table
         self.steps = steps
-        self._settings: str | None = None
+        self._facts: Facts | None = None
         self._cache: dict[tuple[str, str], str] = {}
+        self._schema: str | None = None
+        self._as_login = False
 
     def admin(self) -> SqlAdmin:
         """What the commands need."""
@@ -130,7 +138,7 @@ class SqlRecords:
             try:
                 row = wire.send(self.prepared(template, wire), values).fetchone()
                 if row is not None:
-                    hold = SqlHold(self, wire, claim, attempt=row[0], xid=row[1])
+                    hold = SqlHold(self, wire, claim, Locked(*row[:7]))
             except psycopg2.Error as error:
                 if error.pgcode not in _NOT_OURS:
                     raise
@@ -152,6 +160,13 @@ class SqlRecords:
                 return use(Wire(self.engine))
             except (psycopg2.Error, exc.SQLAlchemyError) as error:
                 driver_error = original(error)
+                if getattr(driver_error, "pgcode", None) == NO_RIGHT and another_try != self._as_login:
+                    self._as_login = another_try  # tried, and given up again if that did not help
+                    self._cache.clear()
+                    if another_try:
+                        continue
+                if getattr(driver_error, "pgcode", None) in NO_TABLE:
+                    self._forget_schema()  # it may have moved
                 if not is_lost(driver_error) and getattr(driver_error, "pgcode", None) != READ_ONLY:
                     raise store_error(error, self.table.fullname) from error
                 # As SQLAlchemy does: if one pooled connection is dead, the server went away and the
@@ -167,22 +182,46 @@ class SqlRecords:
         begin = wire.begin if "{begin}" in template else ""
         prepared = self._cache.get((template, begin))
         if prepared is None:
-            settings = self._first_use(wire) if "{settings}" in template else ""
-            name = self.engine.dialect.identifier_preparer.format_table
-            tables = {"table": name(self.table), "steps": name(self.steps)}
-            prepared = template.format(**tables, begin=begin, settings=settings)
-            self._cache[template, begin] = prepared
+            settings = self.facts(wire).settings if "{settings}" in template else ""
+            names = {"table": self._name(self.table, wire), "steps": self._name(self.steps, wire)}
+            role = statements.AS_LOGIN if self._as_login else statements.AS_ANYONE
+            prepared = template.format(**names, begin=begin, settings=settings, role=role)
+            if self._as_login:
+                prepared = prepared.replace(_SET_LOCAL, statements.LOGIN + _SET_LOCAL)
+            if self._schema is not None or self.table.schema:
+                self._cache[template, begin] = prepared
         return prepared
 
-    def _first_use(self, wire: Wire) -> str:
-        """Make the engine ready, and find out what its transactions have to set for themselves.
+    def _name(self, table: Table, wire: Wire) -> str:
+        """The table with its schema, which is found once: a request may leave any search path behind."""
+        preparer = self.engine.dialect.identifier_preparer
+        if self._schema is None and not self.table.schema:
+            self._schema = self._find_schema(preparer.format_table(self.table), wire)
+        place = "" if self.table.schema or self._schema is None else f"{self._schema}."
+        return place + preparer.format_table(table)
+
+    def _forget_schema(self) -> None:
+        self._schema = None
+        self._cache.clear()
+
+    def _find_schema(self, table: str, wire: Wire) -> str | None:
+        for question in (session_statements.WHERE_TABLE_IS, session_statements.WHERE_TABLE_IS_NOW):
+            schema: str | None = wire.send(question, {"table": table}).fetchall()[0][0]
+            if schema is not None:
+                return schema
+        return None
+
+    def facts(self, wire: Wire) -> Facts:
+        """Make the engine ready, and find out what depends on its database.
 
         Without a lock, which must not be held over a message: requests that come first at the same
         time each ask, and get the same answer.
         """
-        if self._settings is None:
-            hold_back(wire.connection.dialect)
-            synchronous, watching = wire.send(statements.SETTINGS).fetchall()[0]
+        if self._facts is None:
+            guard_isolation(self.engine.dialect)
+            synchronous, watching, deferred, has_deferrable, set_in_functions = wire.send(
+                session_statements.FACTS
+            ).fetchall()[0]
             settings = statements.SYNCHRONOUS if synchronous == "off" else ""
             if watching == "0":  # not set by the operator; None before Postgres 14
                 try:
@@ -192,24 +231,44 @@ class SqlRecords:
                     if is_lost(error, wire.driver):
                         raise
                     wire.send("ROLLBACK")
-            self._settings = settings
-        return self._settings
+            self._facts = Facts(
+                settings, tuple(deferred), has_deferrable, frozenset(set_in_functions or ())
+            )
+        return self._facts
+
+
+@dataclass(frozen=True, slots=True)
+class Locked:
+    """What came back with the row's lock: see ``statements.LOCK_ROW``."""
+
+    attempt: int
+    xid: int
+    isolation: str
+    session_user: str
+    role: str
+    search_path: str
+    synchronous_commit: str
 
 
 class SqlHold:
     """A transaction that holds the row of a record that is ours: an atomic operation's, or a step's."""
 
-    def __init__(
-        self, records: SqlRecords, wire: Wire, claim: Claim, *, attempt: int, xid: int
-    ) -> None:
-        self.attempt = attempt
-        self._records, self._wire, self._claim, self._xid = records, wire, claim, xid
-        self._open = True
+    def __init__(self, records: SqlRecords, wire: Wire, claim: Claim, locked: Locked) -> None:
+        self.attempt = locked.attempt
+        self._records, self._wire, self._claim, self._locked = records, wire, claim, locked
+        self._open, self._committed = True, False
         self._began = time.monotonic()
-        self.connection: Connection = wire.connection
-        # SQLAlchemy's own view of the transaction that is open already; sends nothing.
-        self._root = wire.connection.begin()
-        wire.room.open()
+        self.units = PostgresUnits(wire, records.facts(wire), locked.isolation)
+        self._connection: Connection | None = None
+
+    @property
+    def connection(self) -> Connection:
+        """A connection in the transaction, and in none of the view's units of work."""
+        if self._connection is None:
+            top = operation_engine(self._records.engine, lambda: self.units.top)
+            self._connection = top.connect()
+            self._connection.begin()  # the transaction that is open already: sends nothing
+        return self._connection
 
     def complete(self, answer: Answer) -> None:
         """Store the answer and commit, in one message."""
@@ -223,17 +282,23 @@ class SqlHold:
         self._finish(lease_statements.FINISH_STEP, values)
 
     def _finish(self, template: str, values: dict[str, Any]) -> None:
-        wire = self._wire
+        wire, locked = self._wire, self._locked
         try:
             self._check()
-            values = {**claim_values(self._claim), "xid": self._xid, **values}
+            values = {
+                **claim_values(self._claim),
+                "xid": locked.xid,
+                "session_user": locked.session_user,
+                "role": locked.role,
+                "search_path": locked.search_path,
+                "synchronous_commit": locked.synchronous_commit,
+                **values,
+            }
             sql = self._records.prepared(template, wire)
-            cursor = wire.send(wire.room.take() + wire.mogrify(sql, values))
+            cursor = wire.send(self.units.waiting() + wire.mogrify(sql, values))
             if cursor.statusmessage != "COMMIT":  # COMMIT of a failed transaction says ROLLBACK
                 raise NotAtomic("the transaction had failed, so nothing was committed")
-            wire.room.close()
-            wire.room.restore()
-            self._root.commit()  # tells SQLAlchemy; the driver has nothing left to do
+            self._committed = True
         except psycopg2.Error as error:
             raise self._finish_error(error) from error
         finally:
@@ -243,21 +308,23 @@ class SqlHold:
         """Roll back what is open and give the connection back."""
         if self._open:
             self._open = False
+            self._wire.is_spoiled = not self._committed and self.units.has_ended()
+            self.units.close()
             self._wire.close()
 
     def explain(self, error: BaseException | None) -> Exception | None:
         """What an error that left the view (or None) means for the operation as a whole."""
-        if found := self._wire.room.explain(error):
+        if found := self.units.explain(error):
             return found
         if self._wire.lost:
             return StoreUnavailable()
-        return problem(error)
+        return problem(error) if self.units.is_ours(original(error)) else None
 
     def _check(self) -> None:
         """Refuse to finish a transaction that is not the one we began."""
         if found := self.explain(None):
             raise found
-        if not self._wire.in_transaction or self.connection.get_transaction() is not self._root:
+        if not self._wire.in_transaction:
             raise NotAtomic(
                 "the view ended the operation's transaction: inside an atomic operation use"
                 " db.session.commit() and rollback(), not those of current_operation.connection"
@@ -285,7 +352,7 @@ class SqlHold:
         row = self._records.run(statements.OWNER, {"key": self._claim.key})[0]
         if row == (self._claim.owner,):
             return NotAtomic(
-                "the view ended the operation's transaction and began another, so what it wrote and"
-                " the record do not commit together"
+                "the view ended the operation's transaction and began another, or hid the record from"
+                " its role, so what it wrote and the record do not commit together"
             )
         return RequestInProgress(retry_after=1)

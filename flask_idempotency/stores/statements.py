@@ -67,14 +67,26 @@ TAKE_OVER_ROW = f"""UPDATE {{table}} SET
 # - A backend that is busy in a statement notices a dead client only if it looks for it; without that
 #   a kill -9 would block the key until the statement ends (see WATCH).
 # All of it is local to the transaction, so it works through a pooler such as PgBouncer.
-LOCK_ROW = f"""{{settings}}SELECT
+# - What the view may change and our last message needs is read here: the role, the search path, how a
+#   commit waits for the disk.
+LOCK_ROW = f"""{{settings}}SELECT set_config('idempotency.role', current_setting('role'), true),
+       set_config('role', coalesce({{role}}, current_setting('role')), true),
        set_config('idempotency.lock_timeout', current_setting('lock_timeout'), true),
        set_config('lock_timeout', '{LOCK_TIMEOUT}', true);
-SELECT attempt, txid_current(),
+SELECT attempt, txid_current(), current_setting('transaction_isolation'),
+       session_user::text, current_setting('role'), current_setting('search_path'),
+       current_setting('synchronous_commit'),
+       set_config('role', current_setting('idempotency.role'), true),
        set_config('lock_timeout', current_setting('idempotency.lock_timeout'), true)
   FROM {{table}} WHERE key = %(key)s AND owner = %(owner)s
    FOR UPDATE SKIP LOCKED"""
 _HOLD = "COMMIT;\nBEGIN {begin};\n" + LOCK_ROW
+
+# Where a request has left a role on its pooled connection that may not use the table, our statements are
+# sent as the user who has logged in; the view gets the role back.
+AS_ANYONE = "NULL"
+AS_LOGIN = "'none'"
+LOGIN = "SET LOCAL ROLE NONE;\n"
 
 # Asked once for each engine: what a transaction that holds a record must set for itself.
 # The first is to be changed if it is 0, and fails where the server's sockets cannot tell. Half a
@@ -82,26 +94,32 @@ _HOLD = "COMMIT;\nBEGIN {begin};\n" + LOCK_ROW
 WATCH = "SET LOCAL client_connection_check_interval = '500ms';\n"
 # A server that commits asynchronously by default must not do so with an answer that was given.
 SYNCHRONOUS = "SET LOCAL synchronous_commit = on;\n"
-SETTINGS = """SELECT current_setting('synchronous_commit'),
-       current_setting('client_connection_check_interval', true)"""
-
 CLAIM = _OPEN + INSERT + _HOLD
 TAKE_OVER = _OPEN + TAKE_OVER_ROW + _HOLD
 
-# Completing and committing in one message. If this is still the transaction that locked the row, then
-# nobody can have changed it, and the UPDATE finds it. If not (a statement of the view ended it), the
-# first statement fails (division by zero) and nothing is committed. A row count would not do: that of
-# an UPDATE sent together with COMMIT is lost.
-STILL_OURS = "SELECT 1 / (txid_current() = %(xid)s)::int;"
+# Completing and committing in one message. The view may have set a role that may not see the record, or
+# a commit that does not wait for the disk: put right first. If this is still the transaction that locked
+# the row, then nobody can have changed it, and the UPDATE changes exactly one row. If either is not so, a
+# statement fails (division by zero) and nothing is committed. A row count would not do: that of an UPDATE
+# sent together with COMMIT is lost.
+STILL_OURS = """SELECT set_config('session_authorization', %(session_user)s, true),
+       set_config('role', %(role)s, true), set_config('search_path', %(search_path)s, true),
+       set_config('synchronous_commit', %(synchronous_commit)s, true);
+SELECT 1 / (txid_current() = %(xid)s)::int;"""
+ONE_ROW = """SELECT 1 / (SELECT count(*) FROM done)::int;
+COMMIT"""
 _COMPLETE = (
     STILL_OURS
     + """
-UPDATE {table} SET state = 'completed', completed_at = clock_timestamp(),
+WITH done AS (UPDATE {table} SET state = 'completed', completed_at = clock_timestamp(),
        status = %(status)s, headers = %(headers)s, body = %(body)s, request = NULL"""
 )
-_COMMIT = """
- WHERE key = %(key)s AND owner = %(owner)s;
-COMMIT"""
+_COMMIT = (
+    """
+ WHERE key = %(key)s AND owner = %(owner)s RETURNING 1)
+"""
+    + ONE_ROW
+)
 
 FINISH = _COMPLETE + _COMMIT
 

@@ -18,67 +18,77 @@ from psycopg2.extensions import (
     ISOLATION_LEVEL_REPEATABLE_READ,
     ISOLATION_LEVEL_SERIALIZABLE,
     STATUS_BEGIN,
+    STATUS_READY,
     TRANSACTION_STATUS_IDLE,
 )
-from sqlalchemy import Engine
+from sqlalchemy import Engine, Pool, PoolProxiedConnection
 
 from ..errors import NotAtomic
 from .failures import is_lost
-from .savepoints import Cursor, Room, WatchedConnection
+from .savepoints import Connection, Cursor
 
-LEVELS = {
+_LEVELS = {
     None: "",
-    ISOLATION_LEVEL_READ_UNCOMMITTED: "ISOLATION LEVEL READ UNCOMMITTED",
-    ISOLATION_LEVEL_READ_COMMITTED: "ISOLATION LEVEL READ COMMITTED",
-    ISOLATION_LEVEL_REPEATABLE_READ: "ISOLATION LEVEL REPEATABLE READ",
-    ISOLATION_LEVEL_SERIALIZABLE: "ISOLATION LEVEL SERIALIZABLE",
+    ISOLATION_LEVEL_READ_UNCOMMITTED: "READ UNCOMMITTED",
+    ISOLATION_LEVEL_READ_COMMITTED: "READ COMMITTED",
+    ISOLATION_LEVEL_REPEATABLE_READ: "REPEATABLE READ",
+    ISOLATION_LEVEL_SERIALIZABLE: "SERIALIZABLE",
 }
-"""The application's isolation level, named in our BEGIN, which would drop it otherwise."""
+
+_AUTOCOMMIT = "AUTOCOMMIT"
 
 
 class Wire:
-    """One checked-out connection. Whoever opens a wire closes it, whatever happens."""
+    """One checked-out connection. Whoever opens a wire closes it, whatever happens.
+
+    ``has_listener`` says that a listener of the pool has begun a transaction on it, to set something.
+    """
 
     def __init__(self, engine: Engine) -> None:
-        """Check a connection out; SQLAlchemy's errors come as they are."""
-        self.closed = True
-        self.connection = WatchedConnection(engine)
+        """Check a connection out; the driver's and SQLAlchemy's errors come as they are."""
+        self.is_spoiled = False  # past us: then nobody knows what is left on it
+        self.closed = True  # until there is something to close
+        self.pool: Pool = engine.pool
+        self._chosen = engine.get_execution_options().get("isolation_level")
+        self.fairy: PoolProxiedConnection = engine.raw_connection()
         try:
-            self.room = Room(self.connection)
-            self.driver = self.room.driver
-            if self.driver.status == STATUS_BEGIN:  # a connect listener's SET: keep it
-                self.driver.commit()
-            self._autocommit: bool = self.driver.autocommit
+            driver = self.fairy.driver_connection
+            assert isinstance(driver, Connection)  # noqa: S101 -- init_app refuses other drivers
+            self.driver = driver
+            self.has_listener = driver.status == STATUS_BEGIN
+            if self.has_listener:  # of the pool's; what it set for the connection is kept
+                driver.commit()
+            self._autocommit: bool = driver.autocommit
             self.closed = False
-            self.driver.autocommit = True
+            driver.autocommit = True
         except BaseException:
-            self.connection.invalidate()
-            self.connection.close()
-            self.closed = True
+            self._throw_away()
             raise
 
     @property
     def begin(self) -> str:
         """What follows BEGIN so that the transaction is as isolated as the application asked."""
-        if self._autocommit:
+        if self._autocommit or self._chosen == _AUTOCOMMIT:
             raise NotAtomic(
                 "the engine's isolation_level is AUTOCOMMIT, so a view's writes cannot commit together"
                 " with the record: give the idempotent routes' engine a transactional level"
             )
-        return LEVELS[self.driver.isolation_level]
+        level = self._chosen or _LEVELS[self.driver.isolation_level]
+        words = f"ISOLATION LEVEL {level}" if level else ""
+        return f"{words} DEFERRABLE".strip() if self.driver.deferrable else words
 
     @property
     def lost(self) -> bool:
         """Whether the connection is gone."""
-        return bool(self.driver.closed) or self.connection.invalidated
+        return bool(self.driver.closed) or self.fairy.dbapi_connection is None
 
     @property
     def in_transaction(self) -> bool:
         """Whether the server has a transaction open on it, failed or not."""
-        return self.driver.info.transaction_status != TRANSACTION_STATUS_IDLE
+        return self.driver.get_transaction_status() != TRANSACTION_STATUS_IDLE
 
     def send(self, sql: str | bytes, values: dict[str, Any] | None = None) -> Cursor:
-        """One message to the server, past the room. Raises the driver's errors."""
+        """One message to the server, past the units. Raises the driver's errors."""
         cursor = Cursor(self.driver)
         cursor.execute(sql, values)
         return cursor
@@ -91,17 +101,18 @@ class Wire:
         # An exception from a signal handler can strike between two lines. The pool's own reset would
         # then put a connection back with its transaction, and the row's lock, still open.
         if not self.closed:
-            self.connection.invalidate()
+            self._throw_away()
 
     def close(self) -> None:
         """Roll back what is open and give the connection back as it was taken, or throw it away."""
+        if self.closed:
+            return
         clean = False
         try:
-            self.room.close()
-            if not self.lost:
+            if not self.lost and not self.is_spoiled:
                 if self.in_transaction:
                     self.send("ROLLBACK")
-                self.room.restore()
+                self.restore()
                 self.driver.autocommit = self._autocommit
                 clean = not self.in_transaction
         except psycopg2.Error as error:
@@ -109,7 +120,17 @@ class Wire:
             if not is_lost(error, self.driver):
                 raise
         finally:
-            if not clean:
-                self.connection.invalidate()
-            self.connection.close()
             self.closed = True
+            if clean:
+                self.fairy.close()
+            else:
+                self._throw_away()
+
+    def _throw_away(self) -> None:
+        if self.fairy.dbapi_connection is not None:
+            self.fairy.invalidate()
+
+    def restore(self) -> None:
+        """Undo what psycopg2 was shown of the transaction, once that is over."""
+        if self.driver.status != STATUS_READY:
+            self.driver.tpc_rollback()

@@ -177,7 +177,7 @@ def test_the_session_works_as_without_us(shop):
         shop.pay("four")
         session.add(shop.Payment(note="never committed"))
         session.flush()
-        return {"notes": list(session.scalars(sa.select(shop.Payment.note)))}, 201
+        return {"notes": list(session.scalars(sa.select(shop.Payment.note)))}, 409
 
     shop.view(view)
     assert shop.post().json == {"notes": ["one", "two", "four", "never committed"]}

@@ -83,8 +83,9 @@ def test_records_and_writes_on_a_bind_commit_together_there(bound):
     def pay():
         bound.db.session.add(bound.Entry())
         bound.db.session.commit()
-        with_session = bound.db.session.connection(bind_arguments={"mapper": bound.Entry.__mapper__})
-        assert with_session is current_operation.connection
+        session, numbers = bound.db.session, sa.select(sa.func.txid_current())
+        of_session = session.scalar(numbers, bind_arguments={"mapper": bound.Entry.__mapper__})
+        assert of_session == current_operation.connection.scalar(numbers)
         return {}, 201
 
     assert [bound.post().status_code for _ in range(2)] == [201, 201]

@@ -268,7 +268,7 @@ def test_a_connection_class_keeps_its_cursors(make_world):
         return {"lines": len(driver.lines) - before}
 
     protect(world, pay)
-    assert world.post().json == {"lines": 2}, "the savepoint and the select"
+    assert world.post().json == {"lines": 1}, "what the view sent"
 
 
 def test_a_connection_that_is_not_yet_pooled_may_be_rolled_back(world):

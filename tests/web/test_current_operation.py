@@ -76,13 +76,12 @@ def test_two_idempotent_functions_in_one_plain_view_run_once_each(world, pay):
 
 
 def test_a_request_that_a_view_makes_to_its_own_application_is_another_operation(world, pay):
-    """Afterwards the view's writes are part of its own operation again, and go when that goes."""
+    """Afterwards the view's writes are part of its own operation, and go when that goes."""
     world.app.post("/inner")(idempotent(pay))
 
     @world.app.post("/outer")
     @idempotent
     def outer():
-        pay()
         assert world.post("/inner").status_code == 201
         assert current_operation.name == "outer"
         pay()

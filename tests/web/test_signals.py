@@ -131,7 +131,7 @@ def test_neither_key_nor_body_is_logged(make_world, store, heard, caplog):
         world.db.session.flush()  # never committed, so it is undone with a warning
         if fail:
             raise RuntimeError("a view's own error")
-        return "canary-answer", 201, {"X-Secret": "canary-header"}
+        return "canary-answer", 409, {"X-Secret": "canary-header"}
 
     body = {"card": "canary-body"}
     with caplog.at_level(logging.DEBUG):

@@ -8,7 +8,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from flask_idempotency import idempotent
 
 
-def test_what_the_view_rolled_back_or_never_committed_is_not_kept(world):
+def test_what_the_view_rolled_back_is_not_kept(world):
     @world.app.post("/payments")
     @idempotent
     def pay():
@@ -18,14 +18,10 @@ def test_what_the_view_rolled_back_or_never_committed_is_not_kept(world):
         session.add(world.Payment(amount=2))
         session.flush()
         session.rollback()
-        session.add(world.Payment(amount=3))
-        if request.json["amount"] == 6:
-            session.flush()
         return {}, 201
 
-    assert world.post(key="a").status_code == 201
-    assert world.post(key="b", json={"amount": 6}).status_code == 201
-    assert world.sql("select amount from payment") == [(1,), (1,)]
+    assert world.post().status_code == 201
+    assert world.sql("select amount from payment") == [(1,)]
 
 
 def add_taken_note(world):
@@ -96,7 +92,7 @@ def test_a_deferred_constraint_that_fails_at_the_commit_keeps_nothing(world):
         return {}, 201
 
     assert [world.post().status_code for _ in range(2)] == [409, 409]
-    assert caught == ["23505"] * 2
+    assert caught == ["23505"], "the view's own commit raised it, so its response is stored"
     world.sql("delete from payment")
-    assert world.post().status_code == 201
+    assert world.post(key="key-2").status_code == 201
     assert world.count() == 1

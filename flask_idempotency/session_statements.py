@@ -1,0 +1,121 @@
+"""The SQL about what a transaction leaves behind: settings, the role, deferred constraints, locks.
+
+Inside an operation a ``COMMIT`` of the view is a RELEASE, which ends none of these. So they are put
+right with statements of our own, which travel in front of the view's. Settings are known by their names,
+which are read from the statements that change them: the server lists its own settings in half a
+millisecond, and an application's (``app.tenant``) not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+CHECK = "SET CONSTRAINTS ALL IMMEDIATE"
+"""Every deferred check now, as a COMMIT makes them."""
+
+_SETS_IN_FUNCTIONS = """(SELECT array_agg(DISTINCT lower(found[1])) FROM (
+           SELECT regexp_matches(prosrc, '(?:set_config\\s*\\(\\s*''|\\mset\\s+(?:local\\s+|session\\s+)?)([\\w.]+)',
+                                 'gi') AS found
+             FROM pg_proc JOIN pg_language ON pg_language.oid = prolang
+            WHERE lanname NOT IN ('internal', 'c')
+              AND pronamespace <> ALL (ARRAY['pg_catalog'::regnamespace, 'information_schema'::regnamespace])
+              AND prosrc ~* '\\mset') AS functions
+         WHERE found[1] ~ '[.]' OR lower(found[1]) IN (SELECT lower(name) FROM pg_settings)
+            OR lower(found[1]) = 'role')"""
+
+FUNCTIONS = f"SELECT {_SETS_IN_FUNCTIONS}"
+"""The settings that functions of the application change, as far as their texts name them."""
+
+FACTS = f"""SELECT current_setting('synchronous_commit'),
+       current_setting('client_connection_check_interval', true),
+       ARRAY(SELECT format('%I.%I', nspname, conname) FROM pg_constraint
+               JOIN pg_namespace AS place ON place.oid = connamespace
+              WHERE condeferrable AND condeferred AND has_schema_privilege(place.oid, 'USAGE')),
+       EXISTS (SELECT FROM pg_constraint WHERE condeferrable AND NOT condeferred),
+       {_SETS_IN_FUNCTIONS}"""
+"""Asked once for each engine: two settings, the constraints that are checked at COMMIT unless told
+otherwise, whether there are deferrable ones besides, and which settings functions change."""
+
+WHERE_TABLE_IS = """SELECT set_config('search_path', (SELECT reset_val FROM pg_settings
+         WHERE name = 'search_path'), true), current_setting('search_path');
+SELECT (SELECT format('%%I', nspname) FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+         WHERE pg_class.oid = to_regclass(%(table)s))"""
+"""The schema of the table on the path that a connection begins with, whatever a request left on it."""
+
+WHERE_TABLE_IS_NOW = """SELECT (SELECT format('%%I', nspname) FROM pg_class
+          JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE pg_class.oid = to_regclass(%(table)s))"""
+"""The same on the present path: a listener may have chosen it when the connection was made."""
+
+EARLIER = """SELECT txid_current_if_assigned() IS NOT NULL,
+       current_setting('transaction_isolation'),
+       current_setting('transaction_read_only') = 'on' OR current_setting('transaction_deferrable') = 'on',
+       EXISTS (SELECT FROM pg_cursors),
+       EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND granted
+                  AND (locktype = 'advisory' OR locktype = 'relation' AND mode <> 'AccessShareLock'))"""
+"""What a transaction that was begun before the view has besides reads."""
+
+HAS_WRITTEN = "SELECT txid_current_if_assigned() IS NOT NULL"
+
+DID_MORE_THAN_READ = """SELECT count(*) > 1 FROM pg_locks
+ WHERE pid = pg_backend_pid() AND locktype = 'transactionid' AND mode = 'ExclusiveLock'"""
+"""Whether the open unit has written, or locked a row. A subtransaction that did either has a number of
+its own, and holds the lock on it until it ends (Postgres manual, "Subtransactions")."""
+
+
+def literal(text: str) -> str:
+    """The text as a literal of SQL, whatever the server takes a backslash for."""
+    quoted = text.replace("'", "''")
+    if "\\" not in quoted:
+        return f"'{quoted}'"
+    return "E'" + quoted.replace("\\", "\\\\") + "'"
+
+
+def _memory(name: str) -> str:
+    """Where the value of a setting is kept until the end of the unit."""
+    return literal("idempotency.was_" + name.replace(".", "__"))
+
+
+def remember(names: Iterable[str]) -> str:
+    """A statement that keeps how settings are, before a statement of the view changes them."""
+    calls = [
+        f"set_config({_memory(name)}, '=' || coalesce(current_setting({literal(name)}, true), ''), true)"
+        for name in sorted(names)
+    ]
+    return "SELECT " + ", ".join(calls)
+
+
+def settings_back(names: Iterable[str]) -> str:
+    """A statement that sets them to what they were. The role first: it may forbid the others.
+
+    What was remembered in a savepoint that was rolled back is forgotten, and so is what was set there.
+    """
+    calls = [
+        f"set_config({literal(name)}, CASE WHEN current_setting({_memory(name)}, true) LIKE '=%'"
+        f" THEN substr(current_setting({_memory(name)}), 2) ELSE current_setting({literal(name)}, true)"
+        " END, true)"
+        for name in sorted(names, key=lambda name: (name != "role", name))
+    ]
+    return "SELECT " + ", ".join(calls)
+
+
+def constraints_back(deferred: tuple[str, ...], *, others: bool) -> list[str]:
+    """Statements after :data:`CHECK`: each constraint is checked again when its definition says."""
+    if not deferred:
+        return []
+    return [f"SET CONSTRAINTS {', '.join(deferred) if others else 'ALL'} DEFERRED"]
+
+
+def current_settings(names: Iterable[str]) -> str:
+    """A statement that asks for the values of settings, in the order of the sorted names."""
+    return "SELECT " + ", ".join(
+        f"coalesce(current_setting({literal(name)}, true), '')" for name in sorted(names)
+    )
+
+
+def carried(settings: Mapping[str, str], for_connection: frozenset[str]) -> str:
+    """A statement that sets what another transaction had set. The role last: it may forbid the others."""
+    calls = [
+        f"set_config({literal(name)}, {literal(value)}, {'false' if name in for_connection else 'true'})"
+        for name, value in sorted(settings.items(), key=lambda item: (item[0] == "role", item))
+    ]
+    return "SELECT " + ", ".join(calls)
