@@ -81,7 +81,8 @@ class Attempt:
     def succeed(self, result: Any, *, handled: bool = False, waits: bool = True) -> Response:
         """The view returned ``result``: keep the answer, or give the key back.
 
-        ``handled`` says that an error handler made it; ``waits``, that a commit above the view may follow.
+        ``handled`` says that an error handler made it; ``waits``, that a commit above the view may
+        follow.
         """
         app = self._state.app
         try:
@@ -111,7 +112,7 @@ class Attempt:
             self.abandon()
 
     def hand_up(self) -> bool:
-        """Let an error of the view through the decorators above it, if it comes back; see ``answer``."""
+        """Let an error of the view pass the decorators above it, if it comes back to ``answer``."""
         self._is_above = self._route is self._now.dispatched
         if self._is_above:
             self._now.raised = self

@@ -15,8 +15,18 @@ from psycopg2.errors import InFailedSqlTransaction
 from sqlalchemy import Connection, PoolProxiedConnection
 
 from . import session_statements as sql
-from .core.sqltext import CONSTRAINTS, CURSOR, LOCKS, READS, SETS, SIGNALS, UNSURE
-from .core.sqltext import chooses_isolation, settings_of, traits_of
+from .core.sqltext import (
+    CONSTRAINTS,
+    CURSOR,
+    LOCKS,
+    READS,
+    SETS,
+    SIGNALS,
+    UNSURE,
+    chooses_isolation,
+    settings_of,
+    traits_of,
+)
 from .errors import NotAtomic, StoreUnavailable
 from .units import StandIn
 
@@ -85,7 +95,8 @@ class Earlier:
 
 
 WRITTEN = (
-    "db.session had written, but not committed, before the idempotent view began: commit before the view,"
+    "db.session had written, but not committed, before the idempotent view began: commit before"
+    " the view,"
     " or write inside it"
 )
 
@@ -115,8 +126,10 @@ def _examine(pooled: PoolProxiedConnection, noted: Noted) -> str:
         if isolation in _STRICT:
             raise NotAtomic(
                 f"db.session had read before the idempotent view began, at {isolation.upper()}: what it"
-                " read belongs to another snapshot than what the view would write, and no conflict would"
-                " be noticed. End that transaction before the view (db.session.rollback()), or read inside"
+                " read belongs to another snapshot than what the view would write, and no conflict"
+                " would"
+                " be noticed. End that transaction before the view (db.session.rollback()), or"
+                " read inside"
             )
         what = (
             ("chose READ ONLY or DEFERRABLE for its transaction", special),
@@ -137,7 +150,8 @@ def _examine(pooled: PoolProxiedConnection, noted: Noted) -> str:
                 )
         if both := noted.for_connection & noted.for_transaction:
             raise NotAtomic(
-                f"db.session had set {min(both)} for its transaction and for the connection, too, before the"
+                f"db.session had set {min(both)} for its transaction and for the connection, too,"
+                " before the"
                 " idempotent view began, and only one of them can be carried into the operation"
             )
         names = (noted.for_connection | noted.for_transaction) - {"*"}
@@ -150,7 +164,8 @@ def _examine(pooled: PoolProxiedConnection, noted: Noted) -> str:
         return sql.carried(settings, frozenset(noted.for_connection))
     except InFailedSqlTransaction as error:
         raise NotAtomic(
-            "a statement in db.session had failed before the idempotent view began, and nobody had rolled"
+            "a statement in db.session had failed before the idempotent view began, and nobody had"
+            " rolled"
             " back: call db.session.rollback() where the error is caught"
         ) from error
     except PostgresError as error:

@@ -115,8 +115,8 @@ class Hooks:
     def _enveloped(self, view: Any) -> Any:
         """The view, with an ear for errors that come out above its decorators.
 
-        An error of the view itself has passed them, as it does without us, and is answered now. After one of
-        theirs a response that waits is not stored.
+        An error of the view itself has passed them, as it does without us, and is answered now. After
+        one of theirs a response that waits is not stored.
         """
         if inspect.iscoroutinefunction(view):
 
@@ -166,8 +166,8 @@ class Hooks:
     def teardown(self, error: BaseException | None) -> None:
         """Roll back what is still open.
 
-        Without an error a response that waits goes on waiting: what ends here is a copy of the request's
-        context, in a thread that the view has begun.
+        Without an error a response that waits goes on waiting: what ends here is a copy of the
+        request's context, in a thread that the view has begun.
         """
         now = known_state()
         if now is not None and now.clean_up is not None:

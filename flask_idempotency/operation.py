@@ -107,8 +107,8 @@ class Operation:
 class Running:
     """An operation while its transaction is open: what the request's sessions join.
 
-    ``hold`` is the transaction, ``units`` are what the view's transactions are in it. ``other_binds`` are
-    engines that the view may write to besides. ``sessions`` are those that joined.
+    ``hold`` is the transaction, ``units`` are what the view's transactions are in it. ``other_binds``
+    are engines that the view may write to besides. ``sessions`` are those that joined.
     """
 
     operation: Operation

@@ -1,8 +1,8 @@
 """The application's own session, in the operation's transaction.
 
 While an operation runs, every session of its view works on the operation's connection, each of its
-transactions in a savepoint (see :mod:`.stores.units`): ``commit()`` releases a savepoint, ``rollback()``
-goes back to one, and nothing but the extension ends the transaction.
+transactions in a savepoint (see :mod:`.stores.units`): ``commit()`` releases a savepoint,
+``rollback()`` goes back to one, and nothing but the extension ends the transaction.
 
 Handing a connection to a session does not do it: Flask-SQLAlchemy's ``get_bind`` looks engines up by
 bind key and ignores it. So the session's class gets a ``get_bind`` on top, in the private class that
@@ -44,7 +44,7 @@ class JoiningSession:
     """Put before the application's session class: works on a running operation's connection."""
 
     def get_bind(self, *args: Any, **kwargs: Any) -> Engine | Connection:
-        """The operation's engine in place of the application's; an engine of another database as it is."""
+        """The operation's engine in place of the application's; another database's as it is."""
         bind: Engine | Connection = super().get_bind(*args, **kwargs)  # type: ignore[misc]
         running = joined_operation(self)
         if running is None or bind.engine.pool is not running.units.pool:
@@ -61,7 +61,8 @@ def _join(session: Any, bind: Engine | Connection, running: Running) -> Engine |
     if begun is not None or isinstance(bind, Connection):
         running.refuse(
             f"a session of the view of {running.operation.name} uses a connection of its own, so its"
-            " writes cannot commit together with the record: do not hand it a bind, nor one that it began"
+            " writes cannot commit together with the record: do not hand it a bind, nor one that"
+            " it began"
             " to use before the view"
         )
     return running.units.bind(bind)

@@ -1,9 +1,9 @@
 """The SQL about what a transaction leaves behind: settings, the role, deferred constraints, locks.
 
 Inside an operation a ``COMMIT`` of the view is a RELEASE, which ends none of these. So they are put
-right with statements of our own, which travel in front of the view's. Settings are known by their names,
-which are read from the statements that change them: the server lists its own settings in half a
-millisecond, and an application's (``app.tenant``) not at all.
+right with statements of our own, which travel in front of the view's. Settings are known by their
+names, which are read from the statements that change them: the server lists its own settings in half
+a millisecond, and an application's (``app.tenant``) not at all.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ CHECK = "SET CONSTRAINTS ALL IMMEDIATE"
 """Every deferred check now, as a COMMIT makes them."""
 
 _SETS_IN_FUNCTIONS = """(SELECT array_agg(DISTINCT lower(found[1])) FROM (
-           SELECT regexp_matches(prosrc, '(?:set_config\\s*\\(\\s*''|\\mset\\s+(?:local\\s+|session\\s+)?)([\\w.]+)',
-                                 'gi') AS found
+           SELECT regexp_matches(prosrc,
+                    '(?:set_config\\s*\\(\\s*''|\\mset\\s+(?:local\\s+|session\\s+)?)([\\w.]+)',
+                    'gi') AS found
              FROM pg_proc JOIN pg_language ON pg_language.oid = prolang
             WHERE lanname NOT IN ('internal', 'c')
-              AND pronamespace <> ALL (ARRAY['pg_catalog'::regnamespace, 'information_schema'::regnamespace])
+              AND pronamespace NOT IN (SELECT oid FROM pg_namespace
+                                        WHERE nspname IN ('pg_catalog', 'information_schema'))
               AND prosrc ~* '\\mset') AS functions
          WHERE found[1] ~ '[.]' OR lower(found[1]) IN (SELECT lower(name) FROM pg_settings)
             OR lower(found[1]) = 'role')"""
@@ -43,12 +45,13 @@ SELECT (SELECT format('%%I', nspname) FROM pg_class JOIN pg_namespace ON pg_name
 """The schema of the table on the path that a connection begins with, whatever a request left on it."""
 
 WHERE_TABLE_IS_NOW = """SELECT (SELECT format('%%I', nspname) FROM pg_class
-          JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE pg_class.oid = to_regclass(%(table)s))"""
+          JOIN pg_namespace ON pg_namespace.oid = relnamespace
+         WHERE pg_class.oid = to_regclass(%(table)s))"""
 """The same on the present path: a listener may have chosen it when the connection was made."""
 
 EARLIER = """SELECT txid_current_if_assigned() IS NOT NULL,
        current_setting('transaction_isolation'),
-       current_setting('transaction_read_only') = 'on' OR current_setting('transaction_deferrable') = 'on',
+       'on' IN (current_setting('transaction_read_only'), current_setting('transaction_deferrable')),
        EXISTS (SELECT FROM pg_cursors),
        EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND granted
                   AND (locktype = 'advisory' OR locktype = 'relation' AND mode <> 'AccessShareLock'))"""
@@ -78,7 +81,8 @@ def _memory(name: str) -> str:
 def remember(names: Iterable[str]) -> str:
     """A statement that keeps how settings are, before a statement of the view changes them."""
     calls = [
-        f"set_config({_memory(name)}, '=' || coalesce(current_setting({literal(name)}, true), ''), true)"
+        f"set_config({_memory(name)}, '=' || coalesce(current_setting({literal(name)}, true), ''),"
+        " true)"
         for name in sorted(names)
     ]
     return "SELECT " + ", ".join(calls)
@@ -113,9 +117,13 @@ def current_settings(names: Iterable[str]) -> str:
 
 
 def carried(settings: Mapping[str, str], for_connection: frozenset[str]) -> str:
-    """A statement that sets what another transaction had set. The role last: it may forbid the others."""
+    """A statement that sets what another transaction had set; the role last: it may forbid."""
     calls = [
-        f"set_config({literal(name)}, {literal(value)}, {'false' if name in for_connection else 'true'})"
+        f"set_config({literal(name)}, {literal(value)}, {_is_local(name, for_connection)})"
         for name, value in sorted(settings.items(), key=lambda item: (item[0] == "role", item))
     ]
     return "SELECT " + ", ".join(calls)
+
+
+def _is_local(name: str, for_connection: frozenset[str]) -> str:
+    return "false" if name in for_connection else "true"

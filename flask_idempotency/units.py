@@ -15,7 +15,6 @@ Otherwise the operation fails, because what is committed inside another's savepo
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, NoReturn
 
 from psycopg2 import InterfaceError
@@ -61,7 +60,7 @@ class StandIn(PoolProxiedConnection):
         self.is_returned = True
         self.rollback()
 
-    def _close_special(self, transaction_reset: bool = False) -> None:
+    def _close_special(self, *_how: object, **_more: object) -> None:
         """See :meth:`close`."""
         self.close()
 
@@ -87,9 +86,7 @@ class StandIn(PoolProxiedConnection):
     @property
     def driver_connection(self) -> Any:  # type: ignore[override]
         """The driver's own connection, for what SQLAlchemy lacks."""
-        units = self._there()
-        units.expose(self)
-        return units.fairy.driver_connection
+        return self._there().door(self)
 
     @property
     def dbapi_connection(self) -> Any:  # type: ignore[override]
@@ -97,12 +94,12 @@ class StandIn(PoolProxiedConnection):
         return self.driver_connection
 
     @property
-    def info(self) -> dict[Any, Any]:  # type: ignore[override]
+    def info(self) -> dict[Any, Any]:
         """What the application notes about the pooled connection."""
         return self._there().fairy.info
 
     @property
-    def record_info(self) -> dict[Any, Any] | None:  # type: ignore[override]
+    def record_info(self) -> dict[Any, Any] | None:
         """See :attr:`info`."""
         return self._there().fairy.record_info
 
@@ -122,15 +119,15 @@ class StandIn(PoolProxiedConnection):
 class Units:
     """The units of work on one connection. This one sends each savepoint, on any database.
 
-    ``fairy`` is the pooled connection, in a transaction that is ours to end. ``traits`` are what the
-    open unit did (see :mod:`.core.sqltext`), and ``wrote`` says whether an earlier one, which was
-    committed, did more than read. ``commits`` and ``rollbacks`` count units; of the latter, those that had
-    written. ``broken`` is why the operation cannot commit any more; it stays when
-    the view catches the error.
+    ``engine`` is the store's, ``fairy`` the pooled connection, in a transaction that is ours to end.
+    ``traits`` are what the open unit did (see :mod:`.core.sqltext`), and ``wrote`` says whether an
+    earlier one, which was committed, did more than read. ``commits`` and ``rollbacks`` count units;
+    of the latter, those that had written. ``broken`` is why the operation cannot commit any more; it
+    stays when the view catches the error.
     """
 
-    def __init__(self, pool: Pool, fairy: PoolProxiedConnection) -> None:
-        self.pool, self.fairy = pool, fairy
+    def __init__(self, engine: Engine, fairy: PoolProxiedConnection) -> None:
+        self.engine, self.fairy = engine, fairy
         self.broken: IdempotencyError | None = None
         self.is_closed = False
         self.traits = READS
@@ -141,8 +138,13 @@ class Units:
         self._leaving = False
         self._engines: dict[Engine, Engine] = {}
 
+    @property
+    def pool(self) -> Pool:
+        """Where the database's connections come from now: ``dispose()`` gives an engine a new one."""
+        return self.engine.pool
+
     def bind(self, engine: Engine) -> Engine:
-        """The engine that a session works on in place of ``engine``, for as long as the operation runs."""
+        """The engine that a session works on in place of ``engine`` while the operation runs."""
         bound = self._engines.get(engine)
         if bound is None:
             bound = self._engines[engine] = operation_engine(engine, lambda: StandIn(self))
@@ -263,15 +265,17 @@ class Units:
         )
         raise self.broken
 
-    def expose(self, owner: StandIn) -> None:
-        """Somebody reaches for the driver's own connection, past the statements that are watched."""
+    def door(self, owner: StandIn) -> Any:
+        """The driver's own connection, past the statements that are watched."""
         self._take_turn(owner, UNSURE)
+        return self.fairy.driver_connection
 
     def invalidate(self, error: BaseException | None) -> None:
         """Throw a lost connection away. Refused while it is not lost."""
         if not self.is_lost():
             self.refuse("the view invalidated the operation's connection")
-        self.fairy.invalidate(error)
+        if self.fairy.dbapi_connection is not None:
+            self.fairy.invalidate(error)
 
     def explain(self, error: BaseException | None) -> IdempotencyError | None:  # noqa: ARG002
         """Why the operation as a whole cannot commit, or None."""
@@ -349,7 +353,7 @@ def units_of(hold: Any) -> Units:
     if units is not None:
         return units
     connection: Connection = hold.connection
-    return Units(connection.engine.pool, connection.connection)
+    return Units(connection.engine, connection.connection)
 
 
 def is_joined(connection: Connection, units: Units) -> bool:
@@ -359,14 +363,20 @@ def is_joined(connection: Connection, units: Units) -> bool:
 
 
 def operation_engine(engine: Engine, connect: Callable[[], StandIn]) -> Engine:
-    """An engine like ``engine``, with its events and options, whose connections stand on ``connect``."""
+    """An engine with the events and options of ``engine``, whose connections stand on ``connect``."""
     engine.dispatch  # noqa: B018 -- made when first asked for, and then shared by the two
     bound: Any = object.__new__(_kind(type(engine)))
     bound.__dict__.update(engine.__dict__)
-    bound.raw_connection = connect
+    bound.raw_connection, bound.source = connect, engine
     return bound  # type: ignore[no-any-return]
 
 
-@lru_cache(maxsize=16)
+_kinds: dict[type[Engine], type[Engine]] = {}
+
+
 def _kind(base: type[Engine]) -> type[Engine]:
-    return type("OperationEngine", (base,), {"raw_connection": None})
+    if base in _kinds:
+        return _kinds[base]
+    pool = property(lambda self: self.source.pool)  # not the one of when it was made
+    kind = type("OperationEngine", (base,), {"raw_connection": None, "pool": pool})
+    return _kinds.setdefault(base, kind)

@@ -17,8 +17,8 @@ from .units import units_of
 class Work:
     """``db.session`` joined to the transaction of ``hold``, until :meth:`leave` or :meth:`abandon`.
 
-    ``before`` is what the session was in the middle of. Raises ``ConfigurationError`` if it does not join,
-    or if a bind is not there.
+    ``before`` is what the session was in the middle of. Raises ``ConfigurationError`` if it does not
+    join, or if a bind is not there.
     """
 
     def __init__(

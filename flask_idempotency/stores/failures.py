@@ -18,7 +18,7 @@ DIVISION_BY_ZERO = "22012"
 ABORTED = "25P02"
 NO_SAVEPOINT = "3B001"
 UNREAD = frozenset({"42601", "22021", "22P05"})
-"""A syntax error, or characters the server cannot take: with these, no statement of a message may have run."""
+"""A syntax error, or characters the server cannot take: perhaps no statement of the message ran."""
 READ_ONLY = "25006"  # a standby, or default_transaction_read_only
 
 _UNAVAILABLE = (
@@ -76,8 +76,10 @@ def store_error(error: Exception, table: str) -> Exception:
         )
     if code == NO_RIGHT:
         return ConfigurationError(
-            f"the database user, or the role that a request has set with SET ROLE and left on its pooled"
-            f" connection, may not use the table {table}: grant it SELECT, INSERT, UPDATE and DELETE, or"
+            "the database user, or the role that a request has set with SET ROLE and left on its"
+            " pooled"
+            f" connection, may not use the table {table}: grant it SELECT, INSERT, UPDATE and"
+            " DELETE, or"
             " end what sets the role with RESET ROLE"
         )
     if found := problem(error):

@@ -5,15 +5,17 @@ are kept here and travel in front of the next statement: a view costs no more ro
 us. Two things make that safe:
 
 * A message of several statements is parsed as a whole before the first one runs. So nothing waits in
-  front of a statement that was never parsed: what waits is sent on its own before it, once for each text.
-* What waits is forgotten once the server has it, and not before: values that cannot be bound lose nothing.
+  front of a statement that was never parsed: what waits is sent on its own before it, once for each
+  text.
+* What waits is forgotten once the server has it, and not before: values that cannot be bound lose
+  nothing.
 
 ROLLBACK TO frees locks, which somebody may be waiting for, so it is sent at once.
 
 All statements of the connection pass here, so this is also where a view's own ``COMMIT``,
 ``ROLLBACK`` or ``BEGIN``, sent as text, is refused: it would end the transaction that holds the
-record's row. A view that reaches for the driver's connection gets one that refuses ``commit()`` and
-``rollback()`` itself.
+record's row. A view that reaches for the driver's connection gets a door to it (:class:`DriverDoor`),
+whose ``commit()`` and ``rollback()`` are the unit's.
 
 The hooks are public: psycopg2's ``connection.cursor_factory``, with a subclass of whatever cursor the
 application has chosen, and the methods of SQLAlchemy's dialect that set an isolation level.
@@ -23,17 +25,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache, wraps
+from functools import wraps
 from typing import TYPE_CHECKING, Any, cast
 
 import psycopg2
-from psycopg2 import ProgrammingError, extensions
+from psycopg2 import extensions
 from sqlalchemy import Dialect
 
 from .. import session_statements as sql
 from ..core import sqltext
 from ..core.sqltext import CONSTRAINTS, CURSOR, ON_COMMIT, READS, SETS, UNSURE, WRITES
-from ..errors import IdempotencyError, NotAtomic, TransactionConflict
+from ..errors import NotAtomic, TransactionConflict
 from ..units import NAME, StandIn, Units
 from .failures import NO_SAVEPOINT, SERIALIZATION_FAILURE, UNREAD
 
@@ -76,9 +78,8 @@ class PostgresUnits(Units):
     """The units of one operation. ``isolation`` is its transaction's, as the server names it."""
 
     def __init__(self, wire: Wire, facts: Facts, isolation: str) -> None:
-        super().__init__(wire.pool, wire.fairy)
+        super().__init__(wire.engine, wire.fairy)
         self.driver: Connection = wire.driver
-        self.exposed = False
         self.top = StandIn(self, is_top=True)
         self._facts, self._isolation = facts, isolation
         self._held: list[str] = []
@@ -88,7 +89,6 @@ class PostgresUnits(Units):
         self._checks_out = wire.has_listener
         self._checking_out = False
         self._on_commit: dict[str, bool] = self.fairy.info.setdefault(_ON_COMMIT, {})
-        self._reached_by = self.top
         self._ours: BaseException | None = None
         self._before: Any = self.driver.cursor_factory
         self.driver.cursor_factory = self._make
@@ -120,20 +120,21 @@ class PostgresUnits(Units):
         if type(self.driver) is Connection:
             return _subclass(Cursor)
         # A class of the application's may have cursors of its own, such as LoggingConnection.
-        self.driver.cursor_factory = None
+        driver: Any = self.driver
+        driver.cursor_factory = None
         try:
-            return _subclass(type(self.driver.cursor()))
+            return _subclass(type(driver.cursor()))
         finally:
-            self.driver.cursor_factory = self._make
+            driver.cursor_factory = self._make
 
     def _make(self, *args: Any, **kwargs: Any) -> Cursor:
-        """A cursor for whoever asks the driver's connection itself."""
+        """A cursor for a listener of the pool, which is given the driver's connection itself."""
         cursor: Any = self._factory()(*args, **kwargs)
-        cursor.units, cursor.owner = self, self._reached_by
+        cursor.units, cursor.owner = self, self.top
         return cast("Cursor", cursor)
 
     def admit(self, owner: StandIn, text: str, message: bytes | None = None) -> None:
-        """A statement is about to be sent. ``message`` is the text with its values, if that is at hand."""
+        """A statement is about to be sent; ``message`` is the text with its values bound."""
         if self.is_closed:
             raise NotAtomic("the operation has ended: this connection was part of it, and is no more")
         if sqltext.is_suspect(text) and sqltext.ends_transaction(text, backslashes=self._backslashes()):
@@ -168,8 +169,9 @@ class PostgresUnits(Units):
             self._remembered -= for_transaction & self._kept
             self._kept -= for_transaction
             self._remember(for_transaction)
-        for name in [name for name in self._on_commit if name in text]:
-            del self._on_commit[name]  # dropped, or made anew
+        if text.lstrip()[:4].lower() in ("crea", "drop"):
+            for name in [name for name in self._on_commit if name in text]:
+                del self._on_commit[name]
         if traits & ON_COMMIT:
             tables = sqltext.on_commit_tables(text)
             if not tables:
@@ -200,11 +202,8 @@ class PostgresUnits(Units):
         """Let the pool's listeners do what they do for each transaction: it begins with a check-out."""
         self._checking_out = True
         try:
-            self.pool.dispatch.checkout(  # type: ignore[attr-defined]
-                self.driver,
-                self.fairy._connection_record,  # type: ignore[attr-defined]  # noqa: SLF001
-                self.fairy,
-            )
+            record = self.fairy._connection_record  # noqa: SLF001
+            self.pool.dispatch.checkout(self.driver, record, self.fairy)
         finally:
             self._checking_out = False
 
@@ -256,12 +255,12 @@ class PostgresUnits(Units):
             return cursor.fetchone() == (False,)
 
     def savepoint(self, owner: StandIn, text: str) -> bool:
-        """Keep a statement about a savepoint, or forget what it makes needless; whether that will do."""
-        if sqltext.savepoint_of(text) is None or self.is_failed():
-            return False
-        self.admit(owner, "")
+        """Keep a statement about a savepoint, or forget what it makes needless. Whether that is all."""
+        failed = self.is_failed()
+        if not failed:
+            self.admit(owner, "")
         found = self.note_savepoint(text)
-        if found is None:
+        if found is None or failed:
             return False
         verb, name = found
         made = f"SAVEPOINT {name}"
@@ -276,8 +275,6 @@ class PostgresUnits(Units):
 
     def _hold(self, statement: str) -> None:
         self._held.append(statement)
-        if self.exposed:
-            self.flush()
 
     def prefix(self, text: str, message: bytes) -> bytes:
         """What waits, if it may travel in front of ``message``; otherwise it is sent now."""
@@ -347,24 +344,22 @@ class PostgresUnits(Units):
         """Whether a statement has failed and nobody has rolled back."""
         return self.driver.get_transaction_status() == _FAILED
 
-    def expose(self, owner: StandIn) -> None:
-        """Hold nothing back any more: the view may use the driver in ways that pass by here."""
-        if self.is_closed:
-            return
-        self._reached_by = owner
-        self._take_turn(owner, UNSURE)
-        if not self.exposed:
-            self.flush()
-            self.show()
-            self.exposed = True
+    def door(self, owner: StandIn) -> DriverDoor:
+        """The driver's own connection."""
+        return DriverDoor(self, owner)
+
+    def reach(self, owner: StandIn) -> None:
+        """Somebody uses the driver in a way that does not pass here: a large object, for example."""
+        self._take_turn(owner, WRITES)
+        self.flush()
+        self.show()
 
     def show(self) -> None:
         """Let psycopg2 see the transaction, as one of two phases, of which it commits no part itself.
 
-        In autocommit mode its ``commit()`` and ``rollback()`` would do nothing, without a word, and a
-        named cursor would be refused. It sends a BEGIN of its own, which changes nothing (the server
-        warns). In a transaction that has failed the server would refuse that, and the view's own error
-        would be lost: there it waits for the view's ROLLBACK TO.
+        In autocommit mode it refuses named cursors and large objects. It sends a BEGIN of its own,
+        which changes nothing (the server warns); in a transaction that has failed the server would
+        refuse that.
         """
         if self.driver.autocommit and not self.is_failed():
             self.driver.autocommit = False
@@ -373,15 +368,6 @@ class PostgresUnits(Units):
             except BaseException:
                 self.driver.autocommit = True
                 raise
-
-    def explain(self, error: BaseException | None) -> IdempotencyError | None:
-        """What it means that the driver refused to end the transaction, if ``error`` is that."""
-        if isinstance(error, ProgrammingError) and "two-phase transaction" in str(error):
-            return NotAtomic(
-                "the view called commit() or rollback() of the driver's connection, which would end the"
-                " operation's transaction: use those of db.session"
-            )
-        return self.broken
 
     def check_isolation(self, what: str, value: Any) -> None:
         """Refuse an isolation level, or read only, for a connection inside the operation.
@@ -415,8 +401,10 @@ def _after_commit(name: str, drops: bool) -> str:
     bare = name.strip('"')
     what = f"DROP TABLE pg_temp.{name}" if drops else f"DELETE FROM pg_temp.{name}"
     return (
-        f"DO $idempotency$ BEGIN IF EXISTS (SELECT FROM pg_class WHERE relnamespace = pg_my_temp_schema()"
-        f" AND relname = {sql.literal(bare if name.startswith(chr(34)) else bare.lower())}) THEN {what};"
+        "DO $idempotency$ BEGIN IF EXISTS (SELECT FROM pg_class WHERE relnamespace ="
+        " pg_my_temp_schema()"
+        f" AND relname = {sql.literal(bare if name.startswith(chr(34)) else bare.lower())}) THEN"
+        f" {what};"
         " END IF; END $idempotency$"
     )
 
@@ -436,17 +424,24 @@ def guard_isolation(dialect: Dialect) -> None:
 def _checking(change: Callable[[Any, Any], None], what: str) -> Callable[[Any, Any], None]:
     @wraps(change)
     def change_or_refuse(driver: Any, value: Any) -> None:
-        units = getattr(getattr(driver, "cursor_factory", None), "__self__", None)
-        if isinstance(units, PostgresUnits):
-            units.check_isolation(what, value)
+        if isinstance(driver, DriverDoor):
+            driver.__dict__["_units"].check_isolation(what, value)
         else:
             change(driver, value)
 
     return change_or_refuse
 
 
-@lru_cache(maxsize=16)
+_subclasses: dict[type[Cursor], type[Cursor]] = {}
+
+
 def _subclass(base: type[Cursor]) -> type[Cursor]:
+    if base not in _subclasses:
+        _subclasses[base] = _operation_cursor(base)
+    return _subclasses[base]
+
+
+def _operation_cursor(base: type[Cursor]) -> type[Cursor]:  # noqa: C901 -- a class, each method short
     """The application's cursor class, with its statements passing through the units."""
     takes_text = base is not Cursor  # a class of one's own may put a comment in front
 
@@ -457,7 +452,7 @@ def _subclass(base: type[Cursor]) -> type[Cursor]:
         @property
         def connection(self) -> Any:
             """The driver's connection, and note of whoever reaches for more than its state."""
-            return _Door(self.units, self.owner)
+            return DriverDoor(self.units, self.owner)
 
         def execute(self, query: Any, vars: Any = None) -> Any:  # noqa: A002
             units = self.units
@@ -465,17 +460,14 @@ def _subclass(base: type[Cursor]) -> type[Cursor]:
             if "SAVEPOINT" in text and units.savepoint(self.owner, text):
                 return None
             if self.name is not None:
-                self._admit(text, CURSOR)
+                self._admit(text, READS if self.withhold else CURSOR)
                 units.show()
                 return _noting(units, super().execute, query, vars)
             message: bytes = self.mogrify(query, vars)  # bound first: this may fail
             units.admit(self.owner, text, message)
             message = units.prefix(text, message) + message
             given: Any = message.decode(units._encoding()) if takes_text else message  # noqa: SLF001
-            result = _noting(units, super().execute, given, text=text)
-            if units.exposed:
-                units.show()
-            return result
+            return _noting(units, super().execute, given, text=text)
 
         def executemany(self, query: Any, vars_list: Any) -> Any:
             self._admit(_text(query, self.units.driver))
@@ -506,35 +498,75 @@ def _subclass(base: type[Cursor]) -> type[Cursor]:
     return OperationCursor
 
 
-_STATE = frozenset(
-    {
-        "notices",
-        "notifies",
-        "encoding",
-        "info",
-        "closed",
-        "status",
-        "dsn",
-        "server_version",
-        "log",
-        "filter",
-    }
-)
+_STATE = {
+    *("notices", "notifies", "encoding", "info", "closed", "dsn", "server_version", "log", "filter"),
+    *("get_transaction_status", "get_parameter_status", "get_backend_pid", "get_dsn_parameters"),
+    *("isolation_level", "readonly", "deferrable", "cursor_factory", "protocol_version"),
+}
+"""What may be asked of the driver's connection at any time."""
+
+_ENDINGS = {
+    *("set_isolation_level", "set_session", "reset", "set_client_encoding"),
+    *("tpc_begin", "tpc_prepare", "tpc_commit", "tpc_rollback", "tpc_recover"),
+}
+"""What would end the operation's transaction, or change what it is."""
+
+_MODES = ("autocommit", "isolation_level", "readonly", "deferrable")
 
 
-class _Door:
-    """The driver's connection, as a cursor knows it. SQLAlchemy looks at the notices of each statement."""
+class DriverDoor:
+    """The driver's connection, as a view reaches it: commit and rollback are the unit's.
+
+    It is no psycopg2 connection to psycopg2's own functions (``register_type``, ``quote_ident``): those
+    take a cursor as well.
+    """
 
     def __init__(self, units: PostgresUnits, owner: StandIn) -> None:
         self.__dict__.update(_units=units, _owner=owner)
 
+    def cursor(self, *args: Any, **kwargs: Any) -> Any:
+        """See psycopg2."""
+        return self._owner.cursor(*args, **kwargs)
+
+    def commit(self) -> None:
+        """Commit the unit."""
+        self._owner.commit()
+
+    def rollback(self) -> None:
+        """Roll the unit back."""
+        self._owner.rollback()
+
+    def close(self) -> None:
+        """Close the connection, and lose the operation."""
+        self._units.driver.close()
+
+    def __enter__(self) -> DriverDoor:
+        return self
+
+    def __exit__(self, kind: object, *_error: object) -> None:
+        self.commit() if kind is None else self.rollback()
+
+    @property
+    def autocommit(self) -> bool:
+        """False: it is only our way of sending."""
+        return False
+
+    @property
+    def status(self) -> int:
+        """A transaction is open."""
+        return extensions.STATUS_BEGIN
+
     def __getattr__(self, name: str) -> Any:
+        units = self._units
+        if name in _ENDINGS:
+            units.refuse(f"the view called {name}() of the driver's connection")
         if name not in _STATE:
-            self._units.expose(self._owner)
-        return getattr(self._units.driver, name)
+            units.reach(self._owner)
+        return getattr(units.driver, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._units.expose(self._owner)
+        if name in _MODES and value != getattr(self, name):
+            self._units.refuse(f"the view set {name} of the driver's connection")
         setattr(self._units.driver, name, value)
 
 

@@ -193,7 +193,7 @@ class SqlRecords:
         return prepared
 
     def _name(self, table: Table, wire: Wire) -> str:
-        """The table with its schema, which is found once: a request may leave any search path behind."""
+        """The table with its schema, found once: a request may leave any search path behind."""
         preparer = self.engine.dialect.identifier_preparer
         if self._schema is None and not self.table.schema:
             self._schema = self._find_schema(preparer.format_table(self.table), wire)

@@ -82,8 +82,8 @@ SELECT attempt, txid_current(), current_setting('transaction_isolation'),
    FOR UPDATE SKIP LOCKED"""
 _HOLD = "COMMIT;\nBEGIN {begin};\n" + LOCK_ROW
 
-# Where a request has left a role on its pooled connection that may not use the table, our statements are
-# sent as the user who has logged in; the view gets the role back.
+# Where a request has left a role on its pooled connection that may not use the table, our statements
+# are sent as the user who has logged in; the view gets the role back.
 AS_ANYONE = "NULL"
 AS_LOGIN = "'none'"
 LOGIN = "SET LOCAL ROLE NONE;\n"
@@ -97,11 +97,11 @@ SYNCHRONOUS = "SET LOCAL synchronous_commit = on;\n"
 CLAIM = _OPEN + INSERT + _HOLD
 TAKE_OVER = _OPEN + TAKE_OVER_ROW + _HOLD
 
-# Completing and committing in one message. The view may have set a role that may not see the record, or
-# a commit that does not wait for the disk: put right first. If this is still the transaction that locked
-# the row, then nobody can have changed it, and the UPDATE changes exactly one row. If either is not so, a
-# statement fails (division by zero) and nothing is committed. A row count would not do: that of an UPDATE
-# sent together with COMMIT is lost.
+# Completing and committing in one message. The view may have set a role that may not see the record,
+# or a commit that does not wait for the disk: put right first. If this is still the transaction that
+# locked the row, then nobody can have changed it, and the UPDATE changes exactly one row. If either
+# is not so, a statement fails (division by zero) and nothing is committed. A row count would not do:
+# that of an UPDATE sent together with COMMIT is lost.
 STILL_OURS = """SELECT set_config('session_authorization', %(session_user)s, true),
        set_config('role', %(role)s, true), set_config('search_path', %(search_path)s, true),
        set_config('synchronous_commit', %(synchronous_commit)s, true);

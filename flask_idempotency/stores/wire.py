@@ -21,7 +21,7 @@ from psycopg2.extensions import (
     STATUS_READY,
     TRANSACTION_STATUS_IDLE,
 )
-from sqlalchemy import Engine, Pool, PoolProxiedConnection
+from sqlalchemy import Engine, PoolProxiedConnection
 
 from ..errors import NotAtomic
 from .failures import is_lost
@@ -48,7 +48,7 @@ class Wire:
         """Check a connection out; the driver's and SQLAlchemy's errors come as they are."""
         self.is_spoiled = False  # past us: then nobody knows what is left on it
         self.closed = True  # until there is something to close
-        self.pool: Pool = engine.pool
+        self.engine = engine
         self._chosen = engine.get_execution_options().get("isolation_level")
         self.fairy: PoolProxiedConnection = engine.raw_connection()
         try:

@@ -21,7 +21,7 @@ from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Answer, Claim
 from flask_idempotency.errors import StoreUnavailable
 from flask_idempotency.stores import redis, statements
-from flask_idempotency.stores.sql import SqlHold, SqlRecords
+from flask_idempotency.stores.sql import Locked, SqlHold, SqlRecords
 from flask_idempotency.stores.wire import Wire
 
 
@@ -50,7 +50,8 @@ def _in_any_case(self: SqlRecords, claim: Claim) -> SqlHold:
     """A transaction that holds nothing."""
     wire = Wire(self.engine)
     (xid,) = wire.send("BEGIN; SELECT txid_current()").fetchone() or (0,)
-    return SqlHold(self, wire, claim, attempt=1, xid=xid)
+    locked = Locked(1, xid, "read committed", "postgres", "none", "public", "on")
+    return SqlHold(self, wire, claim, locked)
 
 
 def empty_is_free(_app: Flask) -> None:
@@ -108,7 +109,6 @@ def two_transactions(_app: Flask) -> None:
         return super(session.JoiningSession, self).get_bind(*args, **kwargs)
 
     session.JoiningSession.get_bind = get_bind  # type: ignore[method-assign]
-    session._refuse_escape = lambda *args: None
     session.prove = lambda *args: None
 
 

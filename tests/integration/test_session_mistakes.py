@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import psycopg2
+from contextlib import suppress
+
 import pytest
 import sqlalchemy as sa
 from flask import request
@@ -83,7 +84,7 @@ def test_a_transaction_statement_sent_as_text_is_refused(world, view, words):
 
 def test_a_commit_past_every_guard_fails_the_finish(world, view):
     def pay():
-        driver = current_operation.connection.connection.driver_connection
+        driver = current_operation.connection.connection.units.driver  # no way that a view knows
         extensions.cursor(driver).execute("commit; begin")
         return {}, 201
 
@@ -116,36 +117,60 @@ def commit_after_a_named_cursor(raw):
 
 
 ENDS = {
-    "driver": lambda raw: raw.driver_connection.commit(),
-    "with": commit_in_a_with,
-    "named": commit_after_a_named_cursor,
+    "the pool's": (lambda raw: raw.commit(), 3),
+    "the driver's": (lambda raw: raw.driver_connection.commit(), 3),
+    "a with block's": (commit_in_a_with, 3),
+    "after a named cursor": (commit_after_a_named_cursor, 3),
+    "a cursor's": (lambda raw: raw.cursor().connection.commit(), 3),
+    "rollback of the pool's": (lambda raw: raw.rollback(), 1),
+    "rollback of the driver's": (lambda raw: raw.driver_connection.rollback(), 1),
+    "rollback of a cursor's": (lambda raw: raw.cursor().connection.rollback(), 1),
 }
 
 
-@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
-@pytest.mark.parametrize("caught", [False, True])
-def test_the_drivers_connection_does_not_end_the_transaction(world, view, end, caught):
+@pytest.mark.parametrize(("end", "rows"), ENDS.values(), ids=ENDS)
+def test_the_drivers_own_commit_and_rollback_are_the_sessions(world, view, end, rows):
     def pay():
         raw = world.db.session.connection().connection
         execute_values(raw.cursor(), "insert into payment (amount) values %s", [(1,), (2,)])
-        try:
-            end(raw)
-        except psycopg2.ProgrammingError:
-            if not caught:
-                raise
-            world.db.session.rollback()
-            world.db.session.add(world.Payment(amount=3))
-            world.db.session.commit()
+        end(raw)
+        world.db.session.rollback()
+        world.db.session.add(world.Payment(amount=3))
+        world.db.session.commit()
         return {}, 201
 
     view(pay)
-    if not caught:
-        with pytest.raises(NotAtomic, match=r"commit\(\) or rollback\(\) of the driver's connection"):
-            world.post()
-        assert world.count() == 0
-    else:
-        assert [world.post().status_code for _ in range(2)] == [201, 201]
-        assert world.count() == 1
+    assert [world.post().status_code for _ in range(2)] == [201, 201]
+    assert world.count() == rows
+    world.assert_clean()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda driver: driver.set_isolation_level(extensions.ISOLATION_LEVEL_AUTOCOMMIT),
+        lambda driver: driver.reset(),
+        lambda driver: driver.set_session(autocommit=True),
+        lambda driver: setattr(driver, "autocommit", True),
+        lambda driver: setattr(driver, "isolation_level", extensions.ISOLATION_LEVEL_SERIALIZABLE),
+        lambda driver: driver.tpc_begin(driver.xid(1, "a", "b")),
+    ],
+)
+def test_what_would_end_the_transaction_in_the_driver_is_refused(world, view, spoil):
+    def pay():
+        world.db.session.add(world.Payment(amount=1))
+        world.db.session.commit()
+        with suppress(NotAtomic):
+            spoil(world.db.session.connection().connection.driver_connection)
+        world.db.session.rollback()
+        world.db.session.add(world.Payment(amount=2))
+        world.db.session.commit()
+        return {}, 201
+
+    view(pay)
+    with pytest.raises(NotAtomic, match="driver's connection"):
+        world.post()
+    assert world.count() == 0
     world.assert_clean()
 
 
