@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test lint docs bench faults pgbouncer clean help
+.PHONY: demo test lint docs bench faults differential pgbouncer clean help
 
 demo: .venv/.has-test  ## run the example shop with a real PostgreSQL and Redis
 	@$(RUN) example.demo $(ARGS)
@@ -32,6 +32,9 @@ bench: .venv/.has-test  ## measure against the unprotected view
 
 faults: .venv/.has-test  ## crash workers and servers for a minute and check every promise
 	@$(RUN) tests.faults $(ARGS)
+
+differential: .venv/.has-test  ## run random views plain and protected, and compare
+	@$(RUN) tests.differential $(ARGS)
 
 pgbouncer: .venv/.has-test  ## test behind PgBouncer, which must be installed
 	@$(RUN) pytest -q tests/pgbouncer $(ARGS)

@@ -76,6 +76,10 @@ class AtomicAttempt(Attempt):
     def _is_settled(self) -> bool:
         return self._work is None or self._work.is_settled()
 
+    def has_committed(self) -> bool:
+        """See :class:`Attempt`."""
+        return self._work is not None and self._work.has_committed()
+
     def _is_undone(self) -> bool:
         return self._work is not None and self._work.is_undone()
 

@@ -93,7 +93,7 @@ class Attempt:
             if handled:
                 raise
             return self.fail(error)  # a generator's body may fail as well as the view
-        if waits and kept and self._route is self._now.dispatched and not self._is_settled():
+        if waits and kept and self._now.is_dispatched and not self._is_settled():
             self._waiting, self._now.waiting = answer, self
             return response
         self._end_with(answer if kept else None)
@@ -113,7 +113,7 @@ class Attempt:
 
     def hand_up(self) -> bool:
         """Let an error of the view pass the decorators above it, if it comes back to ``answer``."""
-        self._is_above = self._route is self._now.dispatched
+        self._is_above = self._now.is_dispatched
         if self._is_above:
             self._now.raised = self
         return self._is_above
@@ -123,6 +123,10 @@ class Attempt:
         self._is_above = False
         with self:
             return self.fail(error)
+
+    def has_committed(self) -> bool:
+        """Whether giving up undoes something that the view has committed."""
+        return False
 
     def give_up(self) -> None:
         """Something above the view failed, or took its error away: nothing is stored."""

@@ -25,6 +25,7 @@ from .errors import (
     IdempotencyError,
     KeyRequired,
     KeyReused,
+    NotAtomic,
     OperationInterrupted,
     Problem,
     ReplayForbidden,
@@ -33,7 +34,13 @@ from .errors import (
     StoreUnavailable,
 )
 from .leased import LeasedAttempt
-from .operation import Operation, RequestState, present_operation, request_state
+from .operation import (
+    Operation,
+    RequestState,
+    is_outermost_request,
+    present_operation,
+    request_state,
+)
 from .options import Route
 from .signals import Event, operation_interrupted, operation_replayed, send
 from .state import AppState, app_state
@@ -48,6 +55,11 @@ def begin(route: Route) -> Attempt | Response | None:
     """
     state = app_state(current_app)
     now = request_state()
+    if now.waiting is not None or now.raised is not None:
+        raise NotAtomic(
+            "a second idempotent view was called in one request, before what the first one left in"
+            " db.session was committed: commit it in the first"
+        )
     if (
         present_operation() is not None
         or not state.settings.enabled
@@ -129,7 +141,12 @@ def claim_or_answer(
     if not route.atomic:
         with session.parked(state.db, state.pool):
             return _decide(state, route, now, operation, claim, None)
-    before = session.set_aside(state.db, state.pool)
+    try:
+        before = session.set_aside(state.db, state.pool)
+    except NotAtomic:
+        if is_outermost_request():
+            session.drop(state.db)
+        raise
     try:
         return _decide(state, route, now, operation, claim, before)
     finally:

@@ -30,8 +30,6 @@ from .core.sqltext import (
 from .errors import NotAtomic, StoreUnavailable
 from .units import StandIn
 
-_STRICT = ("repeatable read", "serializable")
-
 
 @dataclass
 class Noted:
@@ -55,7 +53,8 @@ def note(connection: Connection, cursor: Any, statement: str, parameters: Any) -
     if traits & SETS and hasattr(cursor, "mogrify"):
         text = cursor.mogrify(statement, parameters or None).decode("latin-1")
         for_connection, for_transaction = settings_of(text)
-        if chooses_isolation(text) or not for_connection | for_transaction:
+        unclear = not for_connection | for_transaction and not traits & UNSURE
+        if chooses_isolation(text) or unclear:
             noted.traits |= CURSOR  # stands for what cannot be carried
         noted.for_connection |= for_connection
         noted.for_transaction |= for_transaction
@@ -69,11 +68,12 @@ class Earlier:
 
     def __init__(self, connection: Connection) -> None:
         pooled = connection.connection
+        self.settings: sql.Carried | None
         noted = _noted.get(connection, Noted())
         if connection.dialect.name == "postgresql":
             self.settings = _examine(pooled, noted)
         else:
-            self.settings = ""
+            self.settings = None
             if getattr(pooled.driver_connection, "in_transaction", True):
                 raise NotAtomic(WRITTEN)
         pooled.rollback()
@@ -87,17 +87,16 @@ class Earlier:
     def go_back(self) -> None:
         """There is no operation to go on in: give the connection a pooled one again, set as it was."""
         pooled = self._connection.engine.raw_connection()
-        if self.settings:
+        if self.settings is not None:
             cursor = pooled.cursor()
-            cursor.execute(self.settings)
+            cursor.execute(self.settings.everything)
             cursor.close()
         self._connection._dbapi_connection = pooled  # noqa: SLF001
 
 
 WRITTEN = (
-    "db.session had written, but not committed, before the idempotent view began: commit before"
-    " the view,"
-    " or write inside it"
+    "db.session had written, locked rows or drawn from a sequence, but not committed, before the"
+    " idempotent view began: commit before the view, or do it inside"
 )
 
 
@@ -117,22 +116,21 @@ def _ask(pooled: PoolProxiedConnection, statement: str) -> Any:
         cursor.close()
 
 
-def _examine(pooled: PoolProxiedConnection, noted: Noted) -> str:
-    """Refuse what cannot be carried into the operation; the SQL that carries the rest."""
+def _examine(pooled: PoolProxiedConnection, noted: Noted) -> sql.Carried | None:
+    """Refuse what cannot be carried into the operation; what is to be set again there."""
     try:
         written, isolation, special, has_cursor, has_locks = _ask(pooled, sql.EARLIER)
         if written:
             raise NotAtomic(WRITTEN)
-        if isolation in _STRICT:
+        if isolation in sql.STRICT:
             raise NotAtomic(
                 f"db.session had read before the idempotent view began, at {isolation.upper()}: what it"
                 " read belongs to another snapshot than what the view would write, and no conflict"
-                " would"
-                " be noticed. End that transaction before the view (db.session.rollback()), or"
-                " read inside"
+                " would be noticed. End that transaction before the view (db.session.rollback()),"
+                " or read inside"
             )
         what = (
-            ("chose READ ONLY or DEFERRABLE for its transaction", special),
+            ("chosen READ ONLY or DEFERRABLE for its transaction", special),
             ("opened a cursor on the server that is still open (a stream)", has_cursor),
             (
                 "taken a lock (advisory, LOCK TABLE, or a session-level one left on the connection)",
@@ -151,22 +149,20 @@ def _examine(pooled: PoolProxiedConnection, noted: Noted) -> str:
         if both := noted.for_connection & noted.for_transaction:
             raise NotAtomic(
                 f"db.session had set {min(both)} for its transaction and for the connection, too,"
-                " before the"
-                " idempotent view began, and only one of them can be carried into the operation"
+                " before the idempotent view began, and only one of them can be carried into it"
             )
         names = (noted.for_connection | noted.for_transaction) - {"*"}
         if noted.traits & UNSURE:
             names |= set(_ask(pooled, sql.FUNCTIONS)[0] or ())
         if not names:
-            return ""
+            return None
         values = _ask(pooled, sql.current_settings(names))
         settings = dict(zip(sorted(names), values, strict=True))
-        return sql.carried(settings, frozenset(noted.for_connection))
+        return sql.Carried(settings, frozenset(noted.for_connection))
     except InFailedSqlTransaction as error:
         raise NotAtomic(
             "a statement in db.session had failed before the idempotent view began, and nobody had"
-            " rolled"
-            " back: call db.session.rollback() where the error is caught"
+            " rolled back: call db.session.rollback() where the error is caught"
         ) from error
     except PostgresError as error:
         raise StoreUnavailable from error

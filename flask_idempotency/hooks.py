@@ -21,10 +21,10 @@ from flask.typing import ResponseReturnValue
 
 from .begin import prepare
 from .decorator import protected
-from .errors import IdempotencyError, Problem
+from .errors import IdempotencyError, NotAtomic, Problem
 from .http import problem_response
-from .operation import RequestState, known_state, request_state
-from .options import Route
+from .operation import RequestState, known_state, note_outermost_request, request_state
+from .options import SAFE_METHODS, Route
 from .routes import ROUTE, covering_route, is_open, refuse_shared_name, route_of
 from .server import warn_if_short
 from .signals import Event, operation_rejected, send
@@ -61,13 +61,12 @@ class Hooks:
 
     def before(self) -> None:
         """Check the request to a protected endpoint, as far as that needs nobody and nothing."""
+        note_outermost_request()
         if request.endpoint is None or not self._state.settings.enabled:
             return
         route = self._route(request.endpoint, request.method)
         if route is not None:
-            now = request_state()
-            now.dispatched = route
-            prepare(self._state, route, now)
+            prepare(self._state, route, request_state())
 
     def after(self, response: Response) -> Response:
         """End an operation that waited for this; mark a problem as not to be cached."""
@@ -122,24 +121,24 @@ class Hooks:
 
             @wraps(view)
             async def async_envelope(*args: Any, **kwargs: Any) -> Any:
+                request_state().is_dispatched = True
                 try:
                     result = await view(*args, **kwargs)
                 except BaseException as error:
                     return await asyncio.to_thread(self._answer, error)
-                self._drop_error()
-                return result
+                return self._after_error(result)
 
             envelope: Any = async_envelope
         else:
 
             @wraps(view)
             def sync_envelope(*args: Any, **kwargs: Any) -> Any:
+                request_state().is_dispatched = True
                 try:
                     result = view(*args, **kwargs)
                 except BaseException as error:
                     return self._answer(error)
-                self._drop_error()
-                return result
+                return self._after_error(result)
 
             envelope = sync_envelope
         setattr(envelope, _ENVELOPE, True)
@@ -156,12 +155,24 @@ class Hooks:
             raised.give_up()
         raise error
 
-    def _drop_error(self) -> None:
-        """A decorator has made a response of the view's error: that is not stored."""
+    def _after_error(self, result: Any) -> Any:
+        """A decorator may have made a response of the view's error: that is not stored.
+
+        Raises ``NotAtomic`` if it tells of success, and what the view committed is rolled back.
+        """
         now = known_state()
-        if now is not None and now.raised is not None:
-            raised, now.raised = now.raised, None
-            raised.give_up()
+        if now is None or now.raised is None:
+            return result
+        raised, now.raised = now.raised, None
+        response = self._state.app.make_response(result)
+        has_committed = raised.has_committed()
+        raised.give_up()
+        if response.status_code < 400 and has_committed:
+            raise NotAtomic(
+                f"a decorator above the view of {now.name} answered {response.status_code} to an error of"
+                " the view, after which nothing that it committed can be kept: put it below @idempotent"
+            )
+        return response
 
     def teardown(self, error: BaseException | None) -> None:
         """Roll back what is still open.
@@ -202,7 +213,8 @@ class Hooks:
                 view = protected(view, replace(covering, methods=methods))
                 self._state.app.view_functions[endpoint] = view
         route = route_of(self._state, endpoint, method)
-        if route is not None and not hasattr(view, _ENVELOPE):
+        if method not in SAFE_METHODS and not hasattr(view, _ENVELOPE):
+            # Every one: below a decorator that hides it a protected view cannot be recognised.
             view = self._enveloped(view)
             self._state.app.view_functions[endpoint] = view
         if route is not None and route.lease is not None:

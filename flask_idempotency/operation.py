@@ -164,6 +164,9 @@ class Waiting(Protocol):
     def give_up(self) -> None:
         """Undo all of it."""
 
+    def has_committed(self) -> bool:
+        """Whether the view has committed something that giving up would undo."""
+
 
 class RequestState:
     """What the extension knows about one request (or, outside of one, application context)."""
@@ -174,7 +177,7 @@ class RequestState:
         self.checked = False
         self.operation: Operation | None = None  # one that is not atomic, while it runs
         self.refusal: Exception | None = None
-        self.dispatched: Any = None  # the options that the request's endpoint is protected with
+        self.is_dispatched = False  # Flask has called its view, and will call the hook after it
         self.waiting: Waiting | None = None
         self.raised: Waiting | None = None  # whose view's error is on its way up
         self.clean_up: Callable[[], None] | None = None  # rolls back what is still open
@@ -238,6 +241,20 @@ def outer_operation() -> Running | None:
 def _request() -> Any:
     """The present request, or None."""
     return request._get_current_object() if has_request_context() else None  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+_OUTERMOST = "_flask_idempotency_request"
+
+
+def note_outermost_request() -> None:
+    """Remember which request an application context belongs to: a view's own requests share it."""
+    if _OUTERMOST not in g:
+        setattr(g, _OUTERMOST, _request())
+
+
+def is_outermost_request() -> bool:
+    """Whether the session of the present request is not that of a view that made it."""
+    return getattr(g, _OUTERMOST, None) is _request()
 
 
 def _context() -> Any:

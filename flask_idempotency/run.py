@@ -76,7 +76,7 @@ def _run(
         except Exception as error:
             begun.note_failure(error)
             raise
-        return _result(begun.succeed(response, handled=True))
+        return _result(begun.succeed(response, handled=True, waits=False))
 
 
 def _route(state: AppState, function: Callable[..., Any], options: RunOptions) -> Route:

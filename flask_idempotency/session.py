@@ -135,7 +135,7 @@ class SetAside:
         """There is no operation to go on in. Loaded objects stay usable, and what was set stays set."""
         if self._transaction is not None:
             transaction, self._transaction = self._transaction, None
-            if self._earlier.settings:
+            if self._earlier.settings is not None:
                 self._earlier.go_back()
             else:
                 transaction.close()
@@ -309,8 +309,10 @@ def leave(db: SQLAlchemy, running: Running) -> None:
             )
             _end_transactions(session)
             _forget_changes(session)
-        elif (transaction := session.get_transaction()) is not None and (
-            session in running.sessions or _connections(session)
+        elif (
+            (transaction := session.get_transaction()) is not None
+            and transaction.is_active  # one that has failed waits for the application's rollback()
+            and (session in running.sessions or _connections(session))
         ):
             transaction.close()
 
@@ -321,14 +323,22 @@ def has_unsaved(session: Session) -> bool:
     return bool(session.new or session.deleted or changed)
 
 
-def undo(running: Running) -> None:
+def drop(db: SQLAlchemy) -> None:
+    """Undo what the request's session holds: it has been refused, and nobody above is to commit that."""
+    if db.session.registry.has():
+        session = db.session()
+        _end_transactions(session)
+        _forget_changes(session)
+
+
+def undo(db: SQLAlchemy, running: Running) -> None:
     """Undo all of the view's part: also what it committed is rolled back with the operation.
 
     What the view committed is gone, but an error handler may still want to show it: objects keep the
     values that a commit would have left them with.
     """
     lost = running.units.is_lost() or running.units.broken is not None
-    for session in list(running.sessions):
+    for session in _all(db, running):
         loaded = {} if lost else _loaded(session)
         _end_transactions(session)
         if not lost:

@@ -9,6 +9,10 @@ a millisecond, and an application's (``app.tenant``) not at all.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+STRICT = ("repeatable read", "serializable")
+"""Levels of isolation at which a transaction goes on seeing what it saw at first."""
 
 CHECK = "SET CONSTRAINTS ALL IMMEDIATE"
 """Every deferred check now, as a COMMIT makes them."""
@@ -114,6 +118,30 @@ def current_settings(names: Iterable[str]) -> str:
     return "SELECT " + ", ".join(
         f"coalesce(current_setting({literal(name)}, true), '')" for name in sorted(names)
     )
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What another transaction had set: the values by name, and which are for the connection."""
+
+    settings: Mapping[str, str]
+    for_connection: frozenset[str]
+
+    @property
+    def for_transaction(self) -> frozenset[str]:
+        """The others."""
+        return frozenset(self.settings) - self.for_connection
+
+    @property
+    def everything(self) -> str:
+        """A statement that sets all of it."""
+        return carried(self.settings, self.for_connection)
+
+    @property
+    def lasting(self) -> str:
+        """A statement that sets what outlives a commit; or nothing."""
+        left = {name: self.settings[name] for name in self.settings if name in self.for_connection}
+        return carried(left, self.for_connection) if left else ""
 
 
 def carried(settings: Mapping[str, str], for_connection: frozenset[str]) -> str:

@@ -24,6 +24,7 @@ from sqlalchemy import Connection, Engine, Pool, PoolProxiedConnection
 from .core import sqltext
 from .core.sqltext import LOCKS, READS, UNSURE, WRITES, ends_transaction, savepoint_of, traits_of
 from .errors import IdempotencyError, NotAtomic
+from .session_statements import Carried
 
 NAME = "idempotency_unit"
 """The savepoint of the open unit. One name will do, as there is one unit at a time."""
@@ -132,7 +133,7 @@ class Units:
         self.is_closed = False
         self.traits = READS
         self.wrote = False
-        self.commits = self.rollbacks = 0
+        self.begun = self.commits = self.rollbacks = 0
         self._open: StandIn | None = None
         self._nested: list[str] = []
         self._leaving = False
@@ -150,12 +151,12 @@ class Units:
             bound = self._engines[engine] = operation_engine(engine, lambda: StandIn(self))
         return bound
 
-    def adopt(self, stand_in: StandIn, settings: str = "") -> None:
+    def adopt(self, stand_in: StandIn, settings: Carried | None = None) -> None:
         """Let a connection that was in use before the operation go on in it.
 
-        ``settings`` is SQL that sets what its transaction had set.
+        ``settings`` are what its transaction had set.
         """
-        if settings:
+        if settings is not None:
             raise NotAtomic("settings of the transaction before the view cannot be carried into it")
         stand_in.units = self
 
@@ -164,11 +165,15 @@ class Units:
         """Whether the open unit has done anything but read."""
         return self._open is not None and self.traits != READS
 
+    def is_current(self, owner: StandIn, number: int) -> bool:
+        """Whether the owner's unit of that number (``begun``) is still open."""
+        return owner.is_top or (self._open is owner and self.begun == number)
+
     def has_unsaved_writes(self) -> bool:
         """Whether the open unit has changed data. Asks the server where the text does not tell."""
-        if self._open is None or not self.traits & (WRITES | UNSURE) or self.is_failed():
+        if self._open is None or self.is_failed():
             return False
-        return bool(self.traits & WRITES) or not self._has_only_read()
+        return bool(self.traits & WRITES) or (bool(self.traits & UNSURE) and self._did_more_than_read())
 
     def is_bound(self, bind: object) -> bool:
         """Whether ``bind`` is one of :meth:`bind`."""
@@ -194,6 +199,7 @@ class Units:
             if self._open is not None:
                 self._give_way()
             self._open, self.traits, self._nested = owner, READS, []
+            self.begun += 1
             self._begin(owner)
         self.traits |= traits & ~sqltext.SAVEPOINT
 
@@ -239,15 +245,17 @@ class Units:
 
     def _give_way(self) -> None:
         """Let another connection have its turn, if the open unit has nothing to lose."""
-        if self._nested or not self._has_only_read():
+        unsure = self.traits == UNSURE and not self._did_more_than_read()
+        if self._nested or (self.traits != READS and not unsure):
             self.refuse(
                 "two sessions or connections of the view have uncommitted work at the same time:"
                 " commit one before using the other"
             )
         self._undo(at_once=False)
 
-    def _has_only_read(self) -> bool:
-        return self.traits == READS
+    def _did_more_than_read(self) -> bool:
+        """Ask the server what the texts of the open unit's statements do not tell."""
+        return True
 
     def leave(self) -> None:
         """From now on what is rolled back goes along with the operation's last message."""

@@ -56,6 +56,10 @@ class Work:
             self._left = running.units.commits, running.units.rollbacks
         return False
 
+    def has_committed(self) -> bool:
+        """Whether a unit of the view that did more than read was committed."""
+        return self._running is not None and self._running.units.wrote
+
     def is_undone(self) -> bool:
         """Whether what was left then has been dropped since."""
         running = self._running
@@ -108,7 +112,7 @@ class Work:
         if self._running is not None:
             try:
                 if self._running.is_open:
-                    session.undo(self._running)
+                    session.undo(self._state.db, self._running)
             finally:
                 self._running.end()
 

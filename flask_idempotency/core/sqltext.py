@@ -54,6 +54,7 @@ _READS = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 
+_ANY = re.IGNORECASE | re.DOTALL
 _SELECTS = re.compile(r"[\s(]*(?:SELECT|VALUES|TABLE|WITH)\b", re.IGNORECASE)
 _SAVEPOINT = re.compile(
     r"(?P<verb>SAVEPOINT|RELEASE|ROLLBACK)\s+(?:(?:WORK|TRANSACTION)\s+)?(?:TO\s+)?(?:SAVEPOINT\s+)?"
@@ -68,7 +69,10 @@ _TRAITS = re.compile(
 )
 _BY_FIRST_WORD = (
     (re.compile(r"SET\s+CONSTRAINTS\b", re.IGNORECASE), CONSTRAINTS),
-    (re.compile(r"SET\s+(?:LOCAL\s+)?TRANSACTION\b", re.IGNORECASE), WRITES | SETS),
+    (
+        re.compile(r"SET\s+(?:LOCAL\s+)?TRANSACTION\b(?!.*(?:ISOLATION|SNAPSHOT|DEFERR))", _ANY),
+        READS,  # READ ONLY: a savepoint has its own, and who asks the server before the view is told
+    ),
     (re.compile(r"(?:SET|RESET|DISCARD)\b", re.IGNORECASE), SETS),
     (re.compile(r"LOCK\b", re.IGNORECASE), LOCKS),
     (re.compile(r"(?:NOTIFY|LISTEN|UNLISTEN)\b", re.IGNORECASE), SIGNALS),
@@ -149,6 +153,11 @@ _OTHER_NAMES = {
     "all": "*",
 }
 
+_DO = re.compile(r"\s*DO\b", re.IGNORECASE)
+_DOLLARS = re.compile(r"\$\w*\$")
+_BLOCK_WORDS = re.compile(r"\b(?:BEGIN|THEN|ELSE|LOOP|PERFORM)\b", re.IGNORECASE)
+_SETS_SOMETHING = re.compile(r"\bset_config\b|\bSET\s+\w", re.IGNORECASE)
+
 _ON_COMMIT_TABLE = re.compile(
     r"CREATE\s+(?:(?:LOCAL|GLOBAL)\s+)?TEMP(?:ORARY)?\s+TABLE\s+(?:IF\s+NOT\s+EXISTS\s+)?"
     r"(?:pg_temp\s*\.\s*)?(?P<name>\w+|\"[^\"]+\").*?\bON\s+COMMIT\s+(?P<what>DELETE\s+ROWS|DROP)\b",
@@ -223,6 +232,8 @@ def traits_of(text: str) -> int:
     traits = READS
     for statement in _statements(text):
         traits |= _traits_of_statement(statement)
+        if _DO.match(statement):
+            traits |= UNSURE | (SETS if _SETS_SOMETHING.search(text) else READS)
     if traits & WRITES and _DEFERS.search(text) is not None:
         traits |= CONSTRAINTS
     return traits
@@ -261,6 +272,8 @@ def settings_of(text: str) -> tuple[frozenset[str], frozenset[str]]:
     """
     session: set[str] = set()
     local: set[str] = set()
+    if _DO.match(text):
+        text = _DOLLARS.sub(";", _BLOCK_WORDS.sub(";", text))
     for call in _SET_CONFIG.finditer(text):
         (session if call["local"].lower() in _FALSE else local).add(call["name"])
     for statement in _statements(_keep_names(text)):
@@ -278,7 +291,8 @@ def chooses_isolation(text: str) -> bool:
 
 def _plain(names: set[str]) -> frozenset[str]:
     plain = (" ".join(name.strip('"').lower().split()) for name in names)
-    return frozenset(_OTHER_NAMES.get(name, name) for name in plain)
+    named = frozenset(_OTHER_NAMES.get(name, name) for name in plain)
+    return frozenset(name for name in named if not name.startswith("transaction_"))
 
 
 def _keep_names(text: str) -> str:

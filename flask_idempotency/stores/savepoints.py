@@ -83,7 +83,7 @@ class PostgresUnits(Units):
         self.top = StandIn(self, is_top=True)
         self._facts, self._isolation = facts, isolation
         self._held: list[str] = []
-        self._carried: dict[StandIn, str] = {}
+        self._carried: dict[StandIn, sql.Carried] = {}
         self._remembered: set[str] = set()
         self._kept: set[str] = set()
         self._checks_out = wire.has_listener
@@ -99,18 +99,36 @@ class PostgresUnits(Units):
         self.driver.cursor_factory = self._before
         self._held.clear()
 
-    def adopt(self, stand_in: StandIn, settings: str = "") -> None:
+    def adopt(self, stand_in: StandIn, settings: sql.Carried | None = None) -> None:
         """See :class:`Units`."""
         stand_in.units = self
-        if settings:
+        if settings is not None:
             self._carried[stand_in] = settings
+
+    def commit(self, owner: StandIn) -> None:
+        """See :class:`Units`. What was set before the operation outlasts a commit that comes first."""
+        settings = self._carried.pop(owner, None)
+        if settings is not None and settings.lasting and not self.is_closed:
+            self._hold(settings.lasting)
+        super().commit(owner)
+
+    def rollback(self, owner: StandIn) -> None:
+        """See :class:`Units`."""
+        self._carried.pop(owner, None)
+        constraints = self._open is owner and self.traits & CONSTRAINTS
+        super().rollback(owner)
+        if (
+            constraints
+        ):  # what was said in a savepoint that was released is not taken back by the server
+            self._held += self._constraints_back()
 
     def cursor(self, owner: StandIn, *args: Any, **kwargs: Any) -> Any:
         """A cursor of the application's class, whose statements pass here."""
         own = kwargs.pop("cursor_factory", None)
-        cursor: Any = self.driver.cursor(
-            *args, cursor_factory=_subclass(own) if own else self._factory(), **kwargs
-        )
+        kind = _subclass(own) if own else self._factory()
+        if args or kwargs.get("name") is not None:
+            kind = _named(kind)
+        cursor: Any = self.driver.cursor(*args, cursor_factory=kind, **kwargs)
         cursor.units, cursor.owner = self, owner
         return cursor
 
@@ -160,7 +178,7 @@ class PostgresUnits(Units):
                 self.refuse(
                     f"the view set {min(both)} in two ways in one message, which cannot be told apart"
                 )
-            if not for_connection | for_transaction:
+            if not for_connection | for_transaction and not traits & UNSURE:
                 self.refuse(
                     "the view sent a statement that changes a setting whose name cannot be read"
                 )
@@ -192,10 +210,9 @@ class PostgresUnits(Units):
             self._check_out()
         settings = self._carried.pop(owner, None)
         if settings is not None:
-            for_connection, for_transaction = sqltext.settings_of(settings)
-            self._kept |= for_connection
-            self._remember(for_transaction)
-            self._hold(settings)
+            self._kept |= settings.for_connection
+            self._remember(settings.for_transaction)
+            self._hold(settings.everything)
             self.traits |= SETS
 
     def _check_out(self) -> None:
@@ -208,21 +225,25 @@ class PostgresUnits(Units):
             self._checking_out = False
 
     def _release(self) -> None:
-        if _BEGIN in self._held:  # nothing was sent in it
+        if _BEGIN in self._held and not self.traits & SETS:  # nothing was sent in it
             del self._held[self._held.index(_BEGIN) :]
             return
         facts = self._facts
         checks = facts.deferred and self.traits & (WRITES | UNSURE)
         if checks or self.traits & CONSTRAINTS:
             self._check_constraints()
-            self._held += sql.constraints_back(facts.deferred, others=facts.has_deferrable)
+            self._held += self._constraints_back()
         if back := self._remembered - self._kept:
             self._held.append(sql.settings_back(back))
         self._hold(_RELEASE)
         if self.traits & CURSOR:
             self._held.append("CLOSE ALL")
+            self.flush()  # what reads on asks the server itself
         if self._on_commit:
             self._held += [_after_commit(name, drops) for name, drops in self._on_commit.items()]
+
+    def _constraints_back(self) -> list[str]:
+        return sql.constraints_back(self._facts.deferred, others=self._facts.has_deferrable)
 
     def _check_constraints(self) -> None:
         """Raise what a COMMIT would, and undo the unit as a COMMIT that fails does."""
@@ -243,16 +264,21 @@ class PostgresUnits(Units):
         if at_once and not self._leaving:
             self.flush()
 
-    def _has_only_read(self) -> bool:
-        """Ask the server where the text of a statement does not tell."""
-        if self.traits & ~UNSURE:
-            return False
-        if self.traits == READS:
-            return True
-        self.flush()  # what the texts do not tell, the server knows
+    def _give_way(self) -> None:
+        if self.is_failed():
+            self.refuse("a session of the view had failed, without rollback(), when another was used")
+        if self._isolation in sql.STRICT:
+            self.refuse(
+                f"two sessions or connections of the view at {self._isolation.upper()}, which would see"
+                " what the other one commits"
+            )
+        super()._give_way()
+
+    def _did_more_than_read(self) -> bool:
+        self.flush()
         with Cursor(self.driver) as cursor:
             cursor.execute(sql.DID_MORE_THAN_READ)
-            return cursor.fetchone() == (False,)
+            return cursor.fetchone() != (False,)
 
     def savepoint(self, owner: StandIn, text: str) -> bool:
         """Keep a statement about a savepoint, or forget what it makes needless. Whether that is all."""
@@ -316,15 +342,12 @@ class PostgresUnits(Units):
     def note(self, error: psycopg2.Error) -> None:
         """A statement on the operation's connection has failed."""
         self._ours = error
-        if error.pgcode == NO_SAVEPOINT:
+        if error.pgcode == NO_SAVEPOINT and NAME in str(error):
             self.broken = NotAtomic(
                 "a savepoint of the operation is gone: a statement of the view ended it, or the server"
                 " could not read the message that it travelled in"
             )
-        if error.pgcode == SERIALIZATION_FAILURE and self._isolation in (
-            "repeatable read",
-            "serializable",
-        ):
+        if error.pgcode == SERIALIZATION_FAILURE and self._isolation in sql.STRICT:
             # The snapshot is the operation's: no retry in the view can succeed on it.
             self.broken = TransactionConflict()
 
@@ -461,6 +484,8 @@ def _operation_cursor(base: type[Cursor]) -> type[Cursor]:  # noqa: C901 -- a cl
                 return None
             if self.name is not None:
                 self._admit(text, READS if self.withhold else CURSOR)
+                if units.is_failed():  # the server says so; psycopg2 would speak of something else
+                    return _noting(units, Cursor(units.driver).execute, "SELECT 1")
                 units.show()
                 return _noting(units, super().execute, query, vars)
             message: bytes = self.mogrify(query, vars)  # bound first: this may fail
@@ -565,9 +590,51 @@ class DriverDoor:
         return getattr(units.driver, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _MODES and value != getattr(self, name):
-            self._units.refuse(f"the view set {name} of the driver's connection")
+        if name in _MODES:
+            if value != getattr(self, name):
+                self._units.refuse(f"the view set {name} of the driver's connection")
+            return
         setattr(self._units.driver, name, value)
+
+
+_named_kinds: dict[type[Cursor], type[Cursor]] = {}
+
+
+def _named(base: type[Cursor]) -> type[Cursor]:
+    """A cursor on the server: it ends with its unit, as psycopg2 says without us."""
+    if base in _named_kinds:
+        return _named_kinds[base]
+
+    class NamedCursor(base):  # type: ignore[valid-type, misc]
+        unit = 0
+
+        def execute(self, query: Any, vars: Any = None) -> Any:  # noqa: A002
+            result = super().execute(query, vars)
+            self.unit = self.units.begun
+            return result
+
+        def _raise_if_ended(self) -> None:
+            units = self.units
+            if not self.withhold and not units.is_current(self.owner, self.unit):
+                raise psycopg2.ProgrammingError("named cursor isn't valid anymore")
+
+        def fetchone(self) -> Any:
+            self._raise_if_ended()
+            return super().fetchone()
+
+        def fetchmany(self, *args: Any, **kwargs: Any) -> Any:
+            self._raise_if_ended()
+            return super().fetchmany(*args, **kwargs)
+
+        def fetchall(self) -> Any:
+            self._raise_if_ended()
+            return super().fetchall()
+
+        def __next__(self) -> Any:
+            self._raise_if_ended()
+            return super().__next__()
+
+    return _named_kinds.setdefault(base, NamedCursor)
 
 
 def _noting(

@@ -1,0 +1,238 @@
+"""One program in both applications: equal, refused by name with nothing committed, or different."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from servers.postgresql import drop_database
+from tests.differential.programs import Program
+from tests.differential.steps import MISTAKES, Run
+from tests.differential.twins import LEAKED, Request, Twin, make_twin
+from tests.differential.worlds import NOT_KEPT
+
+
+@dataclass
+class Observed:
+    """What one application did with a program: the first request, its retry if there is a key."""
+
+    first: Request
+    state: list[list[str]]
+    completed: bool = False
+    retry: Request | None = None
+
+    @property
+    def again(self) -> Request:
+        """The retry with the same key."""
+        assert self.retry is not None
+        return self.retry
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the application broke by itself: SQLAlchemy cannot always close a session."""
+        return self.first.status == 0 or LEAKED in self.lines
+
+    @property
+    def lines(self) -> set[str]:
+        """What is not as on a new connection, on whichever it is."""
+        return {line for connection in self.state for line in connection}
+
+
+def observe(twin: Twin, program: Program, key: str) -> Observed:
+    """Run the program in one application, and leave that as it was."""
+    twin.clear()
+    observed = Observed(twin.post(program, key), twin.state())
+    if twin.protected:
+        observed.completed = twin.is_completed()
+        observed.retry = twin.post(program, key)
+    if observed.state or not twin.is_fresh():
+        twin.forget_connections()
+    return observed
+
+
+def nothing_done(run: Run) -> list[Any]:
+    """The rows as they were when the protected part began, and what other connections committed."""
+    rows = [row for row in run.baseline or () if row[0] != "tally"]
+    rows += [("audit", label, "", "") for label in run.audits]
+    rows += [
+        ("tally", label, str(int(amount) + run.counted), owner)
+        for table, label, amount, owner in run.baseline or ()
+        if table == "tally"
+    ]
+    return sorted(rows)
+
+
+def by_view(rows: list[Any]) -> list[Any]:
+    """Without what programs write above the view, where nobody promises an answer that is not kept."""
+    return [row for row in rows if not row[1].startswith("z")]
+
+
+def differences(program: Program, plain: Observed, protected: Observed) -> list[str]:
+    """Where the protected application was neither equal nor refused by name with nothing committed."""
+    first = protected.first
+    if plain.is_broken:
+        return []
+    if first.refusal:
+        return list(_of_refused(plain, protected))
+    found = list(_of_first_answers(plain.first, first))
+    to_keep = first.status < 500 and first.status not in NOT_KEPT
+    # A success whose work was undone above its view is not stored.
+    undone = bool(first.status < 400 and program.surroundings and not protected.completed)
+    failed = first.run.failed_outside and protected.completed
+    if protected.completed != to_keep and not (failed or undone):
+        is_kept = "kept" if protected.completed else "not kept"
+        found.append(f"record: a {first.status} is {is_kept}")
+    return [*found, *(_of_kept if protected.completed else _of_not_kept)(program, plain, protected)]
+
+
+def _answer(request: Request) -> tuple[int, str, bool]:
+    return request.status, request.text, request.replayed
+
+
+def _rerun(request: Request) -> tuple[int, int]:
+    return request.status, request.run.views
+
+
+def _of_refused(plain: Observed, protected: Observed) -> Iterator[str]:
+    first, retry = protected.first, protected.again
+    if protected.completed:
+        yield "record: kept though refused"
+    if first.run.baseline is not None:
+        yield from _unequal("rows of a refused request", nothing_done(first.run), by_view(first.rows))
+    if not first.run.program.before:
+        yield from (f"state: {line}" for line in sorted(protected.lines - plain.lines))
+    # What stays on a connection, such as a prepared statement, may stop the retry earlier.
+    is_comparable = not (first.run.program.before or protected.lines)
+    if retry.replayed or (retry.status != first.status and is_comparable):
+        yield f"retry: {retry.status} {retry.errors_by_name} after {first.status}"
+
+
+def _of_first_answers(plain: Request, protected: Request) -> Iterator[str]:
+    voided = protected.run.failed_outside and protected.status >= 500  # nobody is told of the view
+    for part in () if voided else ("before", "view"):
+        for mine, other in zip_longest(plain.run.saw(part), protected.run.saw(part)):
+            if mine != other:
+                yield f"{part}: {mine} in plain, {other} in protected"
+                break
+    # What is not stored is rolled back before anything above the view could fail to commit it.
+    never_tried = protected.status in NOT_KEPT and plain.run.failed_outside
+    if plain.status != protected.status and not never_tried:
+        yield (
+            f"status: {plain.status} {plain.errors_by_name} in plain,"
+            f" {protected.status} {protected.errors_by_name} in protected"
+        )
+    elif plain.text != protected.text and not never_tried:
+        yield "body"
+
+
+def _of_kept(program: Program, plain: Observed, protected: Observed) -> Iterator[str]:
+    first, retry = protected.first, protected.again
+    for part in ("above", "after"):
+        yield from _unequal(part, plain.first.run.saw(part), first.run.saw(part))
+    yield from _unequal("rows", plain.first.rows, first.rows)
+    if program.uses_other_connections:
+        yield from (f"state: {line}" for line in sorted(protected.lines - plain.lines))
+    else:
+        yield from _unequal("state", plain.state, protected.state)
+    if retry.run.views:
+        yield "retry: the view ran again"
+    failed_outside = first.run.failed_outside or retry.run.failed_outside
+    if not (failed_outside or (program.before and retry.refusal)):
+        yield from _unequal("retry", (first.status, first.text, True), _answer(retry))
+    if not program.surroundings:
+        yield from _unequal("rows of the retry", first.rows, retry.rows)
+
+
+def _of_not_kept(program: Program, plain: Observed, protected: Observed) -> Iterator[str]:
+    first, retry = protected.first, protected.again
+    if first.run.baseline is not None and not _commits_what_was_before(program, plain, first):
+        yield from _unequal("rows", by_view(nothing_done(first.run)), by_view(first.rows))
+    yield from (f"state: {line}" for line in sorted(protected.lines - plain.lines))
+    if retry.replayed:
+        yield "retry: replayed though not kept"
+    if not (program.before or protected.lines or retry.run.failed_outside):
+        yield from _unequal("retry", _rerun(first), _rerun(retry))
+    if not (program.surroundings or protected.lines or first.run.counted):
+        yield from _unequal("what the retry saw", first.run.seen, retry.run.seen)
+
+
+def _commits_what_was_before(program: Program, plain: Observed, first: Request) -> bool:
+    """Whether a commit above the view has kept what the application had changed before it."""
+    return bool(program.before and (program.above or program.after)) and first.rows == plain.first.rows
+
+
+def _unequal(what: str, expected: Any, found: Any) -> list[str]:
+    if expected == found:
+        return []
+    if isinstance(expected, list) and isinstance(found, list):
+        missing = [each for each in expected if each not in found]
+        extra = [each for each in found if each not in expected]
+        return [f"{what}: {missing} missing, {extra} extra"]
+    return [f"{what}: {expected} expected, {found} found"]
+
+
+@dataclass
+class Verdict:
+    """What became of a program: equal, refused by a name, or different."""
+
+    program: Program
+    plain: Observed
+    protected: Observed
+    differences: list[str]
+
+    @property
+    def refusal(self) -> str:
+        """By which name it was refused, if it was."""
+        return self.protected.first.refusal
+
+    @property
+    def executed(self) -> Counter[str]:
+        """How often each kind of step was done in the plain application."""
+        return self.plain.first.run.executed
+
+    def __str__(self) -> str:
+        lines = [f"  {line}" for line in self.differences] or [f"  {self.refusal or 'equal'}"]
+        return "\n".join([str(self.program), *lines])
+
+
+class Twins:
+    """Pairs of applications, one for each isolation level, on one server."""
+
+    def __init__(self, postgres: Any, name: str, redis_url: str | None = None) -> None:
+        self._postgres, self._name, self._redis_url = postgres, name, redis_url
+        self._pairs: dict[str, tuple[Twin, Twin]] = {}
+        self._databases: list[str] = []
+        self._keys = itertools.count(1)
+
+    def compare(self, program: Program) -> Verdict:
+        """Run the program in a plain and a protected application."""
+        plain, protected = self._pair(program.isolation)
+        key = f"key-{next(self._keys)}"
+        observed = observe(plain, program, key), observe(protected, program, key)
+        mistakes = [what for _, _, what in observed[0].first.run.seen if str(what) in MISTAKES]
+        assert not mistakes, f"{mistakes} in {program}"
+        return Verdict(program, *observed, differences(program, *observed))
+
+    def _pair(self, isolation: str) -> tuple[Twin, Twin]:
+        if isolation not in self._pairs:
+            pair = self._make(isolation, protected=False), self._make(isolation, protected=True)
+            self._pairs[isolation] = pair
+        return self._pairs[isolation]
+
+    def _make(self, isolation: str, *, protected: bool) -> Twin:
+        name = f"{self._name}_{len(self._databases)}"
+        self._databases.append(name)
+        url = self._postgres.database(name)
+        return make_twin(url, isolation, protected=protected, redis_url=self._redis_url)
+
+    def close(self) -> None:
+        """Close every connection and drop the databases."""
+        for pair in self._pairs.values():
+            for twin in pair:
+                twin.close()
+        for name in self._databases:
+            drop_database(self._postgres.dsn, name)

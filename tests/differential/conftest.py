@@ -1,0 +1,46 @@
+"""The laboratory of the differential suite, and how a case becomes a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.differential.harness import Case, Databases, Laboratory, Outcome
+
+
+@pytest.fixture(scope="session")
+def databases(postgres: Any) -> Iterator[Databases]:
+    """Empty databases for all cases of the session."""
+    databases = Databases(postgres)
+    yield databases
+    databases.drop()
+
+
+@pytest.fixture(scope="module")
+def laboratory(
+    databases: Databases, redis_server: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Laboratory]:
+    """Applications for the cases of a module."""
+    laboratory = Laboratory(databases, redis_server, tmp_path_factory.mktemp("differential"))
+    yield laboratory
+    laboratory.close()
+
+
+@pytest.fixture
+def run_pair(laboratory: Laboratory) -> Callable[[Case, str], Outcome]:
+    """Runs a case with a store in a plain and a protected application."""
+    return laboratory.run_pair
+
+
+@pytest.fixture
+def hold(laboratory: Laboratory) -> Callable[[Case, str], Outcome]:
+    """Runs a case and holds it against its verdict."""
+
+    def check(case: Case, store: str) -> Outcome:
+        outcome = laboratory.run_pair(case, store)
+        assert outcome.problems == [], "\n".join([case.name, *outcome.problems])
+        return outcome
+
+    return check

@@ -1,0 +1,448 @@
+"""The same view in a plain and in a protected application, side by side, and what differs.
+
+Each case sends key 1, key 1 again, key 2 and key 2 again to both applications. After each request the
+rows of the application's tables are read from outside; after the first and the last also what is on
+the pooled connections. At the end an unprotected request writes. The plain application remembers its
+answers in a dictionary (see ``tests.differential.worlds``), so that the requests pair off.
+
+Compared are statuses, bodies, exceptions (those that a view caught and noted, and those that left the
+application), rows, what listeners heard, and what is left on the connections. Rows are compared
+without their ``id``: a sequence does not go back where a try is rolled back.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+
+from servers import plain_dsn, sqlalchemy_url
+from servers.postgresql import drop_database
+from tests.differential.verdicts import (
+    EQUAL,
+    EQUAL_OR_REFUSED,
+    ByDesign,
+    Either,
+    Equal,
+    NothingKept,
+    Refused,
+    Verdict,
+)
+from tests.differential.worlds import Error, Events, Reply, State, World
+
+View = Callable[[World], Any]
+
+__all__ = [
+    "EQUAL",
+    "EQUAL_OR_REFUSED",
+    "ByDesign",
+    "Case",
+    "Either",
+    "Equal",
+    "Error",
+    "Family",
+    "Laboratory",
+    "NothingKept",
+    "Observation",
+    "Outcome",
+    "Refused",
+    "Reply",
+    "State",
+    "Step",
+    "Verdict",
+    "World",
+    "differences",
+]
+
+PAIRS_KEPT = 12
+"""Applications that wait for the next case of their kind. Each keeps a few connections."""
+
+EMPTY = """
+    select pg_terminate_backend(pid) from pg_stat_activity
+        where datname = current_database() and pid <> pg_backend_pid();
+    do $$ declare found_schema text; begin
+        for found_schema in select quote_ident(nspname) from pg_namespace
+            where nspname !~ '^(pg_|information_schema)'
+        loop
+            execute 'drop schema ' || found_schema || ' cascade';
+        end loop;
+        create schema public;
+        grant usage on schema public to public;
+    end $$;
+"""
+"""What makes a used database as good as new."""
+
+WITH_EVENTS = {"hybrid", "postgres"}
+
+NOWHERE = "postgresql+psycopg2://nobody@127.0.0.1:1/nowhere"
+
+MISTAKES = {"AttributeError", "ImportError", "KeyError", "NameError", "TypeError", "UnboundLocalError"}
+"""What a case may not raise unless it says so: it would be equal in both, and prove nothing."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to use the session, and what is expected of it.
+
+    All functions are given the :class:`World` first. ``view`` is the view: what it returns is its
+    answer, and None stands for a 201. ``before`` is a ``before_request`` function, ``after_request``
+    is given the response too, ``teardown`` the error; ``above(world, call)`` stands above
+    ``@idempotent`` and calls it. ``setup`` runs once, in an application context, for an application of
+    its own (cases with the same function share one), ``early`` the same before the extension's
+    ``init_app``. ``seed`` runs before each case, when the tables are empty, ``prelude`` after it.
+
+    ``binds`` are further databases: "other" has the model ``Remote``, and "down" cannot be reached.
+    ``cold`` asks for an application that has not served a request yet; ``events=False`` compares
+    nothing that listeners heard.
+
+    ``session_options`` are Flask-SQLAlchemy's.
+
+    ``status`` is that of the plain application's first answer, so that a case which fails for another
+    reason than meant is noticed; ``mistakes`` allows errors that look like a mistake in the case.
+    """
+
+    name: str
+    view: View
+    before: Callable[[World], Any] | None = None
+    above: Callable[[World, Callable[[], Any]], Any] | None = None
+    after_request: Callable[[World, Any], Any] | None = None
+    teardown: Callable[[World, BaseException | None], Any] | None = None
+    setup: Callable[[World], Any] | None = None
+    engine_options: dict[str, Any] | None = None
+    pool: int = 1
+    expect: Verdict = EQUAL
+    stores: tuple[str, ...] = ("hybrid", "postgres")
+    atomic: bool = True
+    status: int | None = 201
+    early: Callable[[World], Any] | None = None
+    seed: Callable[[World], Any] | None = None
+    prelude: Callable[[World], Any] | None = None
+    json: Any = None
+    config: dict[str, Any] | None = None
+    options: dict[str, Any] | None = None
+    session_options: dict[str, Any] | None = None
+    binds: tuple[str, ...] = ()
+    cold: bool = False
+    events: bool = True
+    mistakes: bool = False
+
+    @property
+    def application(self) -> tuple[Any, ...]:
+        """What makes an application: cases that agree in it can share one."""
+        given = (self.engine_options, self.session_options, self.config, self.options)
+        kind = (repr(given), self.binds, self.pool, self.atomic, self.name if self.cold else "")
+        return (self.setup, self.early, *kind)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One request, and what was there after it."""
+
+    label: str
+    reply: Reply
+    notes: tuple[str, ...]
+    events: Events
+    rows: dict[str, list[str]]
+    state: State
+
+
+@dataclass
+class Observation:
+    """What one application did in one case; ``rows`` and ``state`` are those before the requests."""
+
+    rows: dict[str, list[str]]
+    state: State
+    steps: list[Step] = field(default_factory=list)
+    write: Reply = field(default_factory=lambda: Reply(None, ""))
+    records: list[tuple[str, int | None]] = field(default_factory=list)
+
+
+@dataclass
+class Outcome:
+    """A case in both applications."""
+
+    case: Case
+    store: str
+    plain: Observation
+    protected: Observation
+
+    @property
+    def differences(self) -> list[str]:
+        """What the protected application did otherwise, whatever the case expects."""
+        found = differences(self.plain, self.protected)
+        if self.case.events and self.store in WITH_EVENTS:
+            found += unequal_events(self.plain, self.protected)
+        if self.case.atomic and self.store != "memory":
+            found += _lost_records(self.protected)
+        return found
+
+    @property
+    def refused(self) -> bool:
+        """Whether each request was refused with nothing committed, and nothing was left behind."""
+        return not Refused().problems(self)
+
+    @property
+    def problems(self) -> list[str]:
+        """Where this is not what the case expects; and where the case itself is not what it says."""
+        return self._mistakes() + self.case.expect.problems(self)
+
+    def _mistakes(self) -> list[str]:
+        reply, found = self.plain.steps[0].reply, []
+        if self.case.status is not None and reply.status != self.case.status:
+            found.append(
+                f"the plain application answered {reply}, not {self.case.status}: {reply.errors}"
+            )
+        if not self.case.mistakes:
+            for step in self.plain.steps:
+                names = [error.name for error in step.reply.errors]
+                names += [note.partition("[")[0] for note in step.notes]
+                found += [f"the case has a {name}" for name in names if name in MISTAKES]
+        return found
+
+
+def differences(plain: Observation, protected: Observation) -> list[str]:
+    """What differs, in lines that say plain first and protected second."""
+    found: list[str] = []
+
+    def compare(what: str, here: Any, there: Any) -> None:
+        if here != there:
+            found.append(f"{what}: plain {here}, protected {there}")
+
+    for one, other in zip(plain.steps, protected.steps, strict=True):
+        label, reply, its_reply = one.label, one.reply, other.reply
+        compare(label, str(reply), str(its_reply))
+        compare(f"{label}, type", reply.content_type, its_reply.content_type)
+        compare(f"{label}, replayed", reply.replayed, its_reply.replayed)
+        compare(f"{label}, errors that left", _lines(reply.errors), _lines(its_reply.errors))
+        compare(f"{label}, notes", *_unequal(one.notes, other.notes))
+        for table in sorted(one.rows.keys() | other.rows.keys()):
+            compare(f"{label}, rows of {table}", one.rows.get(table), other.rows.get(table))
+        compare(f"{label}, left behind", *_only(one.state, other.state))
+    compare("the next write", str(plain.write), str(protected.write))
+    compare("the next write, errors", _lines(plain.write.errors), _lines(protected.write.errors))
+    return found
+
+
+def _lines(errors: tuple[Error, ...]) -> list[str]:
+    return [str(error) for error in errors]
+
+
+def _unequal(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """The notes of both without those that are the same in the same place."""
+    if len(one) != len(other):
+        return list(one), list(other)
+    unequal = [pair for pair in zip(one, other, strict=True) if len(set(pair)) == 2]
+    return [pair[0] for pair in unequal], [pair[1] for pair in unequal]
+
+
+def _only(one: State, other: State) -> tuple[list[str], list[str]]:
+    """The lines that only one of them has.
+
+    A transaction that only the plain one left open is no loss: SQLAlchemy leaves one where a listener
+    raises in a commit.
+    """
+    plain = {line for line in one.lines - other.lines if not line.startswith("a transaction")}
+    return sorted(plain), sorted(other.lines - one.lines)
+
+
+def unequal_events(plain: Observation, protected: Observation) -> list[str]:
+    """What listeners of the application heard otherwise: of commits and of rolled back sessions.
+
+    When a transaction begins, and that one ends which was only read in, is no event that an
+    application acts on: the engine's ``begin`` and ``rollback`` are not compared. Nor is what is heard
+    in a replay, which ends what was read before it.
+    """
+    found = []
+    for one, other in zip(plain.steps, protected.steps, strict=True):
+        if one.reply.replayed:
+            continue
+        here, there = one.events.engine.count("commit"), other.events.engine.count("commit")
+        if here != there:
+            found.append(f"{one.label}, commits of the engine heard: plain {here}, protected {there}")
+        for name in ("after_commit", "after_rollback"):
+            here, there = one.events.session[name], other.events.session[name]
+            if here != there:
+                found.append(f"{one.label}, {name} heard: plain {here}, protected {there}")
+    return found
+
+
+def _lost_records(protected: Observation) -> Iterator[str]:
+    """A record for each answer that was replayed, and no more."""
+    replayed = [step.reply.status for step in protected.steps if step.reply.replayed]
+    finished = [status for state, status in protected.records if state == "completed"]
+    if sorted(map(str, replayed)) != sorted(map(str, finished)):
+        yield f"records: {protected.records}, and replayed were {replayed}"
+
+
+class Family:
+    """The cases of one subject. A view becomes one with a decorator; its name is the case's.
+
+    ``options`` hold for all of them, unless a case says otherwise.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.options: dict[str, Any] = {"stores": ("postgres",), **options}
+        self.cases: list[Case] = []
+
+    def __call__(self, **options: Any) -> Callable[[View], View]:
+        """Make a case of a view."""
+
+        def add(view: View) -> View:
+            self.add(view.__name__.replace("_", " "), view, **options)
+            return view
+
+        return add
+
+    def add(self, name: str, view: View, **options: Any) -> None:
+        """Make a case of a view that serves in several."""
+        self.cases.append(Case(name, view, **{**self.options, **options}))
+
+    def in_every_store(self) -> Any:
+        """The parameters ``case`` and ``store`` of a test."""
+        pairs = [(case, store) for case in self.cases for store in case.stores]
+        names = [f"{case.name}, {store}" for case, store in pairs]
+        assert len(set(names)) == len(names), "two cases have one name"
+        return pytest.mark.parametrize(("case", "store"), pairs, ids=names)
+
+
+class Databases:
+    """Empty databases, which are used again: to empty one is quicker than to make one."""
+
+    def __init__(self, postgres: Any) -> None:
+        self._postgres = postgres
+        self._made: list[str] = []
+        self._free: list[str] = []
+
+    def take(self) -> str:
+        """The name of an empty database."""
+        if self._free:
+            name = self._free.pop()
+            with closing(psycopg2.connect(self.dsn(name))) as connection:
+                connection.autocommit = True
+                connection.cursor().execute(EMPTY)
+            return name
+        name = f"differential_{os.getpid()}_{len(self._made)}"
+        self._postgres.database(name)
+        self._made.append(name)
+        return name
+
+    def give_back(self, name: str) -> None:
+        """Nobody uses it any more."""
+        self._free.append(name)
+
+    def dsn(self, name: str) -> str:
+        """The database for psycopg2 itself."""
+        return plain_dsn(self.url(name))
+
+    def url(self, name: str) -> str:
+        """The database for SQLAlchemy."""
+        return sqlalchemy_url(self._postgres.dsn, database=name)
+
+    def drop(self) -> None:
+        """Drop them all."""
+        for name in self._made:
+            drop_database(self._postgres.dsn, name)
+
+
+class Laboratory:
+    """Runs cases. Keeps pairs of applications for the next case that can use them."""
+
+    def __init__(self, databases: Databases, redis_server: Any, folder: Path) -> None:
+        self._databases, self._redis, self._folder = databases, redis_server, folder
+        self._pairs: OrderedDict[Any, tuple[World, World]] = OrderedDict()
+        self._used: dict[int, list[str]] = {}
+
+    def run_pair(self, case: Case, store: str) -> Outcome:
+        """The case in both applications."""
+        pair = self.take(case, store)
+        outcome = None
+        try:
+            outcome = Outcome(case, store, observe(pair[0], case), observe(pair[1], case))
+        finally:
+            if outcome is None or case.cold or any(world.engine.pool.checkedout() for world in pair):
+                self._discard(pair)  # who knows what is open
+            else:
+                for world, seen in zip(pair, (outcome.plain, outcome.protected), strict=True):
+                    if seen.steps[-1].state != seen.state or case.prelude is not None:
+                        world.forget_connections()
+                self.give_back(case, store, pair)
+        return outcome
+
+    def take(self, case: Case, store: str) -> tuple[World, World]:
+        """The plain and the protected application for a case."""
+        return self._pairs.pop((store, *case.application), None) or self._make(case, store)
+
+    def give_back(self, case: Case, store: str, pair: tuple[World, World]) -> None:
+        """Keep two applications for the next case of their kind."""
+        self._pairs[(store, *case.application)] = pair
+        while len(self._pairs) > PAIRS_KEPT:
+            self._discard(self._pairs.popitem(last=False)[1])
+
+    def close(self) -> None:
+        """Let go of all applications."""
+        while self._pairs:
+            self._discard(self._pairs.popitem()[1])
+
+    def _make(self, case: Case, store: str) -> tuple[World, World]:
+        names: list[str] = []
+        plain = self._world(case, store, names, protected=False)
+        protected = self._world(case, store, names, protected=True)
+        self._used[id(plain)] = names
+        if not case.cold:
+            for world in (plain, protected):
+                world.case = Case("warm up", lambda _: None)
+                world.send("warm-up")
+        return plain, protected
+
+    def _world(self, case: Case, store: str, names: list[str], *, protected: bool) -> World:
+        config = {"IDEMPOTENCY_STORE": store}
+        if store == "hybrid":
+            config["IDEMPOTENCY_REDIS_URL"] = self._redis.url
+        if store == "sql":
+            url = f"sqlite:///{self._folder / str(next(_cases))}"
+        else:
+            url = self._database(names)
+        binds = {bind: NOWHERE if bind == "down" else self._database(names) for bind in case.binds}
+        return World(url, case, protected=protected, config=config, binds=binds)
+
+    def _database(self, names: list[str]) -> str:
+        names.append(self._databases.take())
+        return self._databases.url(names[-1])
+
+    def _discard(self, pair: tuple[World, World]) -> None:
+        for world in pair:
+            world.close()
+        for name in self._used.pop(id(pair[0]), ()):
+            self._databases.give_back(name)
+
+
+def observe(world: World, case: Case) -> Observation:
+    """Run one case in one application."""
+    world.begin(case)
+    if case.prelude is not None:
+        case.prelude(world)
+    if case.prelude is not None or world.first_state is None:
+        world.first_state = world.state()
+    seen = Observation(world.rows(), world.first_state)
+    number = next(_cases)
+    for key, label in ((1, "key 1"), (1, "key 1 again"), (2, "key 2"), (2, "key 2 again")):
+        world.notes, world.events = [], Events()
+        reply = world.send(f"case-{number}-{key}")
+        events, notes = world.events, tuple(world.notes)
+        state = seen.steps[-1].state if label in {"key 1 again", "key 2"} else world.state()
+        seen.steps.append(Step(label, reply, notes, events, world.rows(), state))
+    world.events = Events()
+    seen.write = world.send("write", "/write")
+    seen.records = world.records()
+    return seen
+
+
+_cases = itertools.count(1)

@@ -1,0 +1,568 @@
+"""What an application does with its session before the view: it reaches the view, or is refused."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from flask import g
+
+from tests.differential.harness import EQUAL, EQUAL_OR_REFUSED, Either, Family, Refused
+from tests.differential.schemas import (
+    TENANT,
+    deferred_constraints,
+    role_per_tenant,
+    row_level_security,
+    schema_per_tenant,
+)
+
+family = Family()
+REFUSED = Refused("before")
+
+SHOWN = (
+    "app.tenant",
+    "role",
+    "search_path",
+    "lock_timeout",
+    "statement_timeout",
+    "timezone",
+    "synchronous_commit",
+    "transaction_isolation",
+    "transaction_read_only",
+    "transaction_deferrable",
+)
+
+
+def show_and_pay(world):
+    world.show(*SHOWN)
+    world.pay(1)
+    world.commit()
+    world.show(*SHOWN)
+
+
+def pay(world):
+    world.pay(1)
+    world.commit()
+
+
+def sends(statement):
+    """Something that is executed before the view, and not committed."""
+    return lambda world: world.sql(statement)
+
+
+CARRIED = {
+    "a setting of its own": "set local app.tenant = 'a'",
+    "a setting of its own by function": "select set_config('app.tenant', 'a', true)",
+    "a setting of its own for the session": "select set_config('app.tenant', 'a', false)",
+    "a setting for the session": "set app.tenant = 'a'",
+    "a time-out for locks": "set local lock_timeout = '1234ms'",
+    "a time-out for locks for the session": "set lock_timeout = '1234ms'",
+    "a time-out for statements": "set local statement_timeout = '5s'",
+    "less durability": "set local synchronous_commit = off",
+}
+for what, statement in CARRIED.items():
+    both = ("hybrid", "postgres") if what == "a setting of its own" else ("postgres",)
+    family.add(f"{what}, not committed", show_and_pay, before=sends(statement), stores=both)
+
+
+def set_and_commit(statement):
+    def before(world):
+        world.sql(statement)
+        world.commit()
+
+    return before
+
+
+family.add(
+    "a setting for the session, committed", show_and_pay, before=set_and_commit("set app.tenant = 'a'")
+)
+family.add(
+    "a local setting, committed", show_and_pay, before=set_and_commit("set local app.tenant = 'a'")
+)
+for what, statement in {
+    "a search path": "set local search_path = tenant_a",
+    "a search path for the session": "set search_path = tenant_a",
+}.items():
+    family.add(f"{what}, not committed", show_and_pay, before=sends(statement), setup=schema_per_tenant)
+for what, statement in {
+    "a role": f"set local role {TENANT}",
+    "a role for the session": f"set role {TENANT}",
+}.items():
+    family.add(f"{what}, not committed", show_and_pay, before=sends(statement), setup=role_per_tenant)
+
+
+def sign_in(world):
+    """The usual way to row-level security."""
+    world.sql("select set_config('app.tenant', 'b', true)")
+    world.sql(f"set local role {TENANT}")
+
+
+family.add(
+    "the tenant of row level security",
+    pay,
+    before=sign_in,
+    setup=row_level_security,
+    stores=("hybrid", "postgres"),
+)
+
+
+def set_and_roll_back(world):
+    world.sql("set local app.tenant = 'a'")
+    world.sql("set lock_timeout = '1234ms'")
+    world.session.rollback()
+
+
+def set_in_nested(world):
+    with world.session.begin_nested():
+        world.sql("set local app.tenant = 'a'")
+
+
+def set_twice(world):
+    world.sql("set app.tenant = 'session'")
+    world.sql("set local app.tenant = 'local'")
+
+
+def set_and_reset(world):
+    world.sql("set local app.tenant = 'a'")
+    world.sql("reset all")
+
+
+family.add("settings that were rolled back", show_and_pay, before=set_and_roll_back)
+family.add("a setting in a nested transaction", show_and_pay, before=set_in_nested)
+family.add(
+    "a setting of the session and a local one",
+    show_and_pay,
+    before=set_twice,
+    expect=EQUAL_OR_REFUSED,
+)
+family.add("settings that were reset", show_and_pay, before=set_and_reset)
+
+
+def tenant_at_checkout(world):
+    """A listener of the pool, which begins the driver's transaction."""
+
+    @sa.event.listens_for(world.engine, "checkout")
+    def choose(driver, _record, _proxy):
+        with driver.cursor() as cursor:
+            cursor.execute("select set_config('app.tenant', 'a', true)")
+
+
+def tenant_for_the_session_at_checkout(world):
+    @sa.event.listens_for(world.engine, "checkout")
+    def choose(driver, _record, _proxy):
+        with driver.cursor() as cursor:
+            cursor.execute("set app.tenant = 'a'")
+
+
+def role_at_begin(world):
+    role_per_tenant(world)
+
+    @sa.event.listens_for(world.engine, "begin")
+    def choose(connection):
+        connection.exec_driver_sql(f"set local role {TENANT}")
+
+
+def show_first(world):
+    """What a checkout listener set holds in the first transaction of a connection."""
+    world.note(world.sql("select current_setting('app.tenant', true)"))
+    world.pay(1)
+    world.commit()
+
+
+for setup in (tenant_at_checkout, tenant_for_the_session_at_checkout):
+    what = setup.__name__.replace("_", " ")
+    family.add(f"{what}", show_first, setup=setup)
+    family.add(f"{what}, and a read before", show_first, setup=setup, before=sends("select 1"))
+family.add("a role chosen by a listener of the engine", show_and_pay, setup=role_at_begin)
+family.add(
+    "a role chosen by a listener of the engine, and a read before",
+    show_and_pay,
+    setup=role_at_begin,
+    before=sends("select 1"),
+)
+
+
+# What SQLAlchemy keeps for the transaction.
+
+
+def translate(world):
+    options = {"schema_translate_map": {None: "tenant_a"}}
+    world.session.connection(execution_options=options)
+
+
+def pay_in_two_transactions(world):
+    world.pay(1)
+    world.commit()
+    world.pay(2)
+    world.commit()
+
+
+family.add("a schema translate map", pay_in_two_transactions, before=translate, setup=schema_per_tenant)
+
+
+def keep_connection(world):
+    g.connection = world.session.connection()
+
+
+@family(before=keep_connection)
+def a_connection_of_the_session_kept_for_the_view(world):
+    world.pay(1)
+    world.session.flush()
+    world.note(g.connection.scalar(sa.text("select count(*) from payment")) >= 1)
+    g.connection.execute(sa.insert(world.Audit).values(text="kept"))
+    world.commit()
+
+
+def keep_result(world):
+    g.rows = world.session.execute(sa.text("select name from account order by 1"))
+
+
+@family(before=keep_result)
+def a_result_kept_for_the_view(world):
+    world.note([row.name for row in g.rows])
+    pay(world)
+
+
+def keep_objects(world):
+    g.user = world.session.query(world.Account).filter_by(name="alice").one()
+
+
+@family(before=keep_objects, stores=("hybrid", "postgres"))
+def objects_read_before_the_view(world):
+    g.user.balance -= 10
+    world.pay(10)
+    world.commit()
+    return {"balance": g.user.balance}, 201
+
+
+@family(before=keep_objects)
+def objects_read_before_the_view_and_rolled_back_in_it(world):
+    g.user.balance -= 10
+    world.session.flush()
+    world.session.rollback()
+    world.note(g.user.balance)
+    pay(world)
+
+
+@family(before=keep_objects)
+def objects_read_before_the_view_and_detached_in_it(world):
+    world.session.expunge(g.user)
+    world.note(g.user.balance)
+    pay(world)
+
+
+def change_object(world):
+    g.user = world.session.query(world.Account).filter_by(name="alice").one()
+    g.user.balance -= 10
+
+
+@family(before=change_object)
+def changes_not_flushed_before_the_view(world):
+    pay(world)
+
+
+@family(before=change_object, status=409)
+def changes_not_flushed_before_the_view_and_rolled_back_in_it(world):
+    world.session.rollback()
+    return {"balance": g.user.balance}, 409
+
+
+@family(before=lambda world: world.session.begin())
+def a_transaction_begun_before_the_view(world):
+    pay(world)
+
+
+@family(before=lambda world: world.session.connection())
+def a_connection_taken_before_the_view(world):
+    pay(world)
+
+
+def audit_before(world):
+    world.audit("before")
+    world.commit()
+
+
+family.add("a commit before the view", pay, before=audit_before, stores=("hybrid", "postgres"))
+
+
+def fail_before(world):
+    with world.catching():
+        world.sql("select 1 / 0")
+
+
+def fail_in_flush_before(world):
+    with world.catching():
+        world.session.add(world.Payment(amount=None))
+        world.session.flush()
+
+
+def fail_and_roll_back_before(world):
+    fail_before(world)
+    world.session.rollback()
+
+
+family.add("an error before the view, rolled back", pay, before=fail_and_roll_back_before)
+family.add(
+    "an error before the view, not rolled back",
+    pay,
+    before=fail_before,
+    status=500,
+    expect=EQUAL_OR_REFUSED,
+)
+family.add(
+    "a failed flush before the view, not rolled back",
+    pay,
+    before=fail_in_flush_before,
+    status=500,
+    expect=EQUAL_OR_REFUSED,
+)
+
+
+def prepare(world):
+    world.sql("deallocate all")
+    world.sql("prepare pay as insert into payment (amount) values ($1)")
+
+
+@family(before=prepare, expect=Either((EQUAL, Refused("before", leaves="prepared statement"))))
+def a_statement_prepared_before_the_view(world):
+    world.sql("execute pay (3)")
+    world.commit()
+
+
+# What cannot be carried.
+
+
+def writes(world):
+    world.audit("before")
+    world.session.flush()
+
+
+def writes_by_core(world):
+    world.session.execute(sa.insert(world.Audit.__table__).values(text="before"))
+
+
+def writes_nested(world):
+    with world.session.begin_nested():
+        world.audit("before")
+
+
+def locks_a_row(world):
+    world.session.query(world.Account).filter_by(name="alice").with_for_update().one()
+
+
+def streams(world):
+    options = {"stream_results": True, "max_row_buffer": 1}
+    g.rows = world.session.execute(sa.text("select generate_series(1, 500)"), execution_options=options)
+    world.note(g.rows.fetchone())
+
+
+def chooses_isolation(level):
+    return lambda world: world.session.connection(execution_options={"isolation_level": level})
+
+
+def reads_first(statement):
+    """A read, and then something for the transaction."""
+
+    def before(world):
+        world.sql("select 1")
+        world.sql(statement)
+
+    return before
+
+
+REFUSALS = {
+    "an insert flushed": writes,
+    "an insert by core": writes_by_core,
+    "an insert in a nested transaction": writes_nested,
+    "a row lock": locks_a_row,
+    "a row lock as text": sends("select 1 from account where name = 'alice' for no key update"),
+    "a table lock": sends("lock table audit in exclusive mode"),
+    "a weak table lock": sends("lock table audit in access share mode"),
+    "an advisory lock": sends("select pg_advisory_xact_lock(7)"),
+    "an advisory lock that was tried": sends("select pg_try_advisory_xact_lock(7)"),
+    "a notification": sends("select pg_notify('paid', '1')"),
+    "a channel listened to": sends("listen paid"),
+    "a temporary table": sends("create temporary table scratch (a int) on commit drop"),
+    "an exported snapshot": sends("select pg_export_snapshot()"),
+    "an open stream": streams,
+    "an open cursor": sends("declare rows cursor for select * from account"),
+    "a cursor with hold": sends("declare rows cursor with hold for select * from account"),
+    "serializable by an option": chooses_isolation("SERIALIZABLE"),
+    "repeatable read by an option": chooses_isolation("REPEATABLE READ"),
+    "serializable by a statement": sends("set transaction isolation level serializable"),
+    "deferrable by a statement": sends("set transaction deferrable"),
+}
+for what, before in REFUSALS.items():
+    both = ("hybrid", "postgres") if what in {"a row lock", "an advisory lock"} else ("postgres",)
+    family.add(f"{what}, not committed", pay, before=before, expect=REFUSED, stores=both)
+
+
+def chooses_read_only(world):
+    world.session.connection(execution_options={"postgresql_readonly": True})
+
+
+for what, before in {
+    "read only by a statement": sends("set transaction read only"),
+    "read only after a read": reads_first("set transaction read only"),
+    "read only by an option": chooses_read_only,
+}.items():
+    family.add(f"{what}, not committed", pay, before=before, expect=REFUSED, status=500)
+family.add(
+    "read only for the session's transactions, not committed",
+    show_and_pay,
+    status=None,
+    before=sends("set session characteristics as transaction isolation level serializable"),
+    expect=EQUAL_OR_REFUSED,
+)
+for constraint in ("one_position", "all"):
+    for mode in ("deferred", "immediate"):
+        family.add(
+            f"{constraint} constraints {mode}, not committed",
+            pay,
+            setup=deferred_constraints,
+            before=sends(f"set constraints {constraint} {mode}"),
+            expect=REFUSED,
+        )
+
+
+def advisory_for_the_session(world):
+    world.sql("select pg_advisory_lock(8)")
+
+
+@family(before=advisory_for_the_session, expect=Refused("before", leaves="advisory"))
+def an_advisory_lock_of_the_session_not_committed(world):
+    """It outlives every transaction, but not the connection: the view must run on this one."""
+    pay(world)
+    world.sql("select pg_advisory_unlock(8)")
+    world.commit()
+
+
+def committed_advisory_lock(world):
+    advisory_for_the_session(world)
+    world.commit()
+
+
+@family(before=committed_advisory_lock, expect=EQUAL_OR_REFUSED)
+def an_advisory_lock_of_the_session_committed(world):
+    pay(world)
+    world.note(world.sql("select pg_advisory_unlock(8)"))
+    world.commit()
+
+
+# Snapshots.
+
+
+def read_balance(world):
+    g.balance = world.session.query(world.Account).filter_by(name="alice").one().balance
+
+
+def debit(world):
+    """What was read before the view decides."""
+    account = world.session.query(world.Account).filter_by(name="alice").one()
+    account.balance = g.balance - 10
+    pay(world)
+
+
+for level in ("REPEATABLE READ", "SERIALIZABLE"):
+    options = {"isolation_level": level}
+    family.add(
+        f"a read before the view at {level}",
+        debit,
+        before=read_balance,
+        engine_options=options,
+        expect=REFUSED,
+        stores=("hybrid", "postgres"),
+    )
+    family.add(f"no read before the view at {level}", show_and_pay, engine_options=options)
+    family.add(
+        f"a read before the view at {level} that was rolled back",
+        pay,
+        engine_options=options,
+        before=lambda world: read_balance(world) or world.session.rollback(),
+    )
+family.add("a read before the view at READ COMMITTED", debit, before=read_balance)
+
+
+def another_debits_meanwhile(world):
+    """Between the read before the view and the view, as another request would."""
+    read_balance(world)
+    world.admin_run("update account set balance = 40 where name = 'alice'")
+
+
+@family(
+    before=another_debits_meanwhile,
+    engine_options={"isolation_level": "REPEATABLE READ"},
+    status=None,
+    expect=Refused("before", besides=("account",)),
+)
+def two_debits_of_60_from_100(world):
+    account = world.session.query(world.Account).filter_by(name="alice").one()
+    account.balance = g.balance - 60
+    pay(world)
+
+
+# Connections of one's own, taken before the view.
+
+
+def connection_of_the_engine(world):
+    g.own = world.engine.connect()
+    g.seen = g.own.scalar(sa.text("select count(*) from account"))
+
+
+def close_own(world, response):
+    g.own.close()
+
+
+@family(before=connection_of_the_engine, pool=2, after_request=close_own, stores=("hybrid", "postgres"))
+def a_connection_of_the_engine_kept_for_the_view(world):
+    world.pay(g.seen)
+    world.commit()
+    world.note(g.own.scalar(sa.text("select 1")))
+
+
+def raw_lock(world):
+    """A lock on a connection that is not the session's is nobody else's business."""
+    g.own = world.engine.connect()
+    g.own.execute(sa.text("select pg_advisory_xact_lock(9)"))
+
+
+family.add(
+    "an advisory lock on a connection of its own", pay, before=raw_lock, pool=2, after_request=close_own
+)
+
+
+def early_read(world):
+    @world.app.before_request
+    def read():
+        world.note(world.session.query(world.Account).count())
+
+
+family.add("a read in a function registered before the extension", pay, early=early_read)
+
+
+def above_reads(world, call):
+    world.note(world.session.query(world.Account).count())
+    world.sql("set local app.tenant = 'a'")
+    return call()
+
+
+family.add("a setting in a decorator above", show_and_pay, above=above_reads)
+
+
+@family.in_every_store()
+def test_what_came_before_the_view_reaches_it_or_is_refused(hold, case, store):
+    hold(case, store)
+
+
+leased = Family(atomic=False)
+for what in ("a setting of its own", "a setting for the session", "a time-out for locks"):
+    leased.add(f"{what}, not committed", show_and_pay, before=sends(CARRIED[what]))
+for what, before in {
+    "an insert flushed": writes,
+    "a row lock": locks_a_row,
+    "an advisory lock": REFUSALS["an advisory lock"],
+}.items():
+    leased.add(f"{what}, not committed", pay, before=before, pool=2)
+
+
+@leased.in_every_store()
+def test_what_came_before_a_view_that_is_not_atomic_reaches_it(hold, case, store):
+    hold(case, store)

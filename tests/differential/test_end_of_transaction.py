@@ -1,0 +1,682 @@
+"""What ends with a transaction ends with the view's own ``commit()``; what fails there fails there."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from flask_idempotency import current_operation
+from tests.differential.harness import EQUAL, EQUAL_OR_REFUSED, ByDesign, Family
+from tests.differential.schemas import (
+    TENANT,
+    deferred_constraints,
+    role_per_tenant,
+    row_level_security,
+    schema_per_tenant,
+)
+from tests.differential.sentences import TWICE
+
+family = Family()
+
+SHOWN = (
+    "app.tenant",
+    "app.note",
+    "role",
+    "search_path",
+    "lock_timeout",
+    "statement_timeout",
+    "timezone",
+    "synchronous_commit",
+    "row_security",
+    "constraint_exclusion",
+)
+
+
+# Settings.
+
+
+def around_commits(statement):
+    """What holds before a commit, after it, and in a third transaction."""
+
+    def view(world):
+        world.sql(statement)
+        world.pay(1)
+        world.show(*SHOWN)
+        world.commit()
+        world.show(*SHOWN)
+        world.pay(2)
+        world.commit()
+        world.show(*SHOWN)
+
+    return view
+
+
+def around_rollbacks(statement):
+    def view(world):
+        world.sql(statement)
+        world.pay(1)
+        world.session.flush()
+        world.session.rollback()
+        world.show(*SHOWN)
+        world.pay(2)
+        world.commit()
+        world.show(*SHOWN)
+
+    return view
+
+
+def in_nested(statement, *, keep):
+    def view(world):
+        nested = world.session.begin_nested()
+        world.sql(statement)
+        world.pay(1)
+        world.show(*SHOWN)
+        nested.commit() if keep else nested.rollback()
+        world.show(*SHOWN)
+        world.pay(2)
+        world.commit()
+        world.show(*SHOWN)
+
+    return view
+
+
+SETTINGS = {
+    "a local setting": "set local app.tenant = 'a'",
+    "a local setting by function": "select set_config('app.tenant', 'a', true)",
+    "a setting of the session": "set app.tenant = 'a'",
+    "a local time-out": "set local lock_timeout = '777ms'",
+    "a time-out of the session": "set lock_timeout = '777ms'",
+    "a local time-out for statements": "set local statement_timeout = '5s'",
+    "less durability": "set local synchronous_commit = off",
+    "a local time zone": "set local timezone = 'Europe/Berlin'",
+    "both kinds of a setting": "set app.tenant = 'session'; set local app.tenant = 'local'",
+    "a local setting that was there": "set local lock_timeout to default",
+}
+for what, statement in SETTINGS.items():
+    both = ("hybrid", "postgres") if what == "a local setting" else ("postgres",)
+    expect = EQUAL_OR_REFUSED if what == "both kinds of a setting" else EQUAL
+    family.add(f"{what}, and commits", around_commits(statement), stores=both, expect=expect)
+for what in ("a local setting", "a setting of the session", "a time-out of the session"):
+    family.add(f"{what}, and a rollback", around_rollbacks(SETTINGS[what]))
+for what in ("a local setting", "a setting of the session", "a local time-out"):
+    family.add(f"{what}, nested and kept", in_nested(SETTINGS[what], keep=True))
+    family.add(f"{what}, nested and rolled back", in_nested(SETTINGS[what], keep=False))
+family.add(
+    "a local path, and commits",
+    around_commits("set local search_path = tenant_a"),
+    setup=schema_per_tenant,
+    stores=("hybrid", "postgres"),
+)
+family.add(
+    "a path of the session, and commits",
+    around_commits("set search_path = tenant_a"),
+    setup=schema_per_tenant,
+)
+family.add(
+    "a path of the session, and a rollback",
+    around_rollbacks("set search_path = tenant_a"),
+    setup=schema_per_tenant,
+)
+family.add(
+    "a local role, and commits", around_commits(f"set local role {TENANT}"), setup=role_per_tenant
+)
+family.add(
+    "a role of the session, and commits", around_commits(f"set role {TENANT}"), setup=role_per_tenant
+)
+family.add(
+    "a role of the session, and a rollback",
+    around_rollbacks(f"set role {TENANT}"),
+    setup=role_per_tenant,
+)
+
+
+@family(setup=row_level_security, stores=("hybrid", "postgres"))
+def a_tenant_that_was_forgotten_after_a_commit(world):
+    """The second transaction has no tenant: nothing is stored under the first one's name."""
+    world.sql(f"set role {TENANT}")
+    world.sql("set local app.tenant = 'a'")
+    world.pay(1)
+    world.commit()
+    world.sql("insert into payment (amount) values (2)")
+    world.commit()
+
+
+@family()
+def settings_in_a_transaction_that_only_read(world):
+    world.sql("set local app.tenant = 'a'")
+    world.show(*SHOWN)
+    world.commit()
+    world.show(*SHOWN)
+    world.pay(1)
+    world.commit()
+
+
+@family()
+def settings_when_the_session_is_removed(world):
+    world.sql("set local app.tenant = 'a'")
+    world.sql("set app.note = 'kept?'")
+    world.session.remove()
+    world.show(*SHOWN)
+    world.pay(1)
+    world.commit()
+
+
+@family()
+def settings_when_the_session_is_closed(world):
+    world.sql("set local app.tenant = 'a'")
+    world.pay(1)
+    world.session.flush()
+    world.session.close()
+    world.show(*SHOWN)
+    world.pay(2)
+    world.commit()
+
+
+@family(expect=EQUAL_OR_REFUSED)
+def settings_nobody_commits(world):
+    world.sql("set app.tenant = 'a'")
+    world.pay(1)
+    world.session.flush()
+
+
+@family(status=500)
+def settings_before_an_error(world):
+    world.sql("set app.tenant = 'a'")
+    world.pay(1)
+    world.session.flush()
+    raise RuntimeError("no")
+
+
+@family(status=409)
+def settings_committed_with_a_refusal(world):
+    world.sql("set app.tenant = 'a'")
+    world.commit()
+    return {}, 409
+
+
+@family(setup=schema_per_tenant, stores=("hybrid", "postgres"))
+def a_translate_map_until_the_commit(world):
+    world.session.connection(execution_options={"schema_translate_map": {None: "tenant_a"}})
+    world.pay(1)
+    world.commit()
+    world.pay(2)
+    world.commit()
+
+
+@family(setup=schema_per_tenant)
+def a_translate_map_until_the_rollback(world):
+    world.session.connection(execution_options={"schema_translate_map": {None: "tenant_a"}})
+    world.pay(1)
+    world.session.flush()
+    world.session.rollback()
+    world.pay(2)
+    world.commit()
+
+
+@family(setup=schema_per_tenant)
+def a_translate_map_of_one_statement(world):
+    options = {"schema_translate_map": {None: "tenant_a"}}
+    world.session.execute(
+        sa.insert(world.Payment.__table__).values(amount=1), execution_options=options
+    )
+    world.session.execute(sa.insert(world.Payment.__table__).values(amount=2))
+    world.commit()
+
+
+@family()
+def an_option_of_the_connection_until_the_commit(world):
+    world.session.connection(execution_options={"stream_results": True})
+    world.note(world.session.connection().get_execution_options().get("stream_results"))
+    world.commit()
+    world.note(world.session.connection().get_execution_options().get("stream_results"))
+    world.pay(1)
+    world.commit()
+
+
+@family()
+def a_connection_that_was_kept_over_a_commit(world):
+    connection = world.session.connection()
+    world.pay(1)
+    world.commit()
+    with world.catching():
+        connection.scalar(sa.text("select count(*) from payment"))
+    world.pay(2)
+    world.commit()
+
+
+# Tables, cursors, channels.
+
+
+def scratch(on_commit):
+    def view(world):
+        world.sql(f"create temporary table scratch (a int) on commit {on_commit}")
+        world.sql("insert into scratch values (1)")
+        world.note(world.sql("select count(*) from scratch"))
+        world.commit()
+        with world.catching():
+            world.note(world.sql("select count(*) from scratch"))
+        world.session.rollback()
+        world.pay(1)
+        world.commit()
+        world.sql("drop table if exists pg_temp.scratch")
+        world.commit()
+
+    return view
+
+
+for on_commit in ("drop", "delete rows", "preserve rows"):
+    family.add(f"a temporary table, on commit {on_commit}", scratch(on_commit))
+
+
+@family()
+def a_temporary_table_that_stays(world):
+    world.sql("create temporary table if not exists scratch (a int)")
+    world.sql("insert into scratch values (1)")
+    world.note(world.sql("select count(*) from scratch") >= 1)
+    world.pay(1)
+    world.commit()
+
+
+@family()
+def rows_of_a_temporary_table_deleted_at_each_commit(world):
+    world.sql("create temporary table if not exists scratch (a int) on commit delete rows")
+    for number in range(3):
+        world.sql("insert into scratch values (1)")
+        world.note(world.sql("select count(*) from scratch"))
+        world.pay(number)
+        world.commit()
+
+
+@family(expect=EQUAL_OR_REFUSED)
+def a_cursor_that_ends_with_the_commit(world):
+    world.sql("declare rows cursor for select * from account")
+    world.note(world.sql("fetch 1 from rows") is not None)
+    world.pay(1)
+    world.commit()
+    with world.catching():
+        world.sql("fetch 1 from rows")
+    world.session.rollback()
+    world.pay(2)
+    world.commit()
+
+
+@family()
+def a_cursor_with_hold(world):
+    world.sql("declare rows cursor with hold for select name from account order by 1")
+    world.pay(1)
+    world.commit()
+    world.note(world.sql("fetch 1 from rows"))
+    world.sql("close rows")
+    world.commit()
+
+
+@family(expect=EQUAL_OR_REFUSED)
+def a_stream_that_ends_with_the_commit(world):
+    options = {"stream_results": True, "max_row_buffer": 1}
+    rows = world.session.execute(sa.text("select generate_series(1, 500)"), execution_options=options)
+    world.note(rows.fetchone())
+    world.pay(1)
+    world.commit()
+    with world.catching():
+        world.note(len(rows.fetchall()))
+    world.session.rollback()
+    world.pay(2)
+    world.commit()
+
+
+@family()
+def a_channel_listened_to(world):
+    world.sql("listen paid")
+    world.pay(1)
+    world.commit()
+
+
+@family()
+def a_statement_prepared(world):
+    world.sql("deallocate all")
+    world.sql("prepare pay as insert into payment (amount) values ($1)")
+    world.sql("execute pay (1)")
+    world.commit()
+    world.sql("execute pay (2)")
+    world.commit()
+
+
+@family()
+def an_advisory_lock_of_the_session(world):
+    world.sql("select pg_advisory_lock(5)")
+    world.pay(1)
+    world.commit()
+    world.note(world.sql("select pg_advisory_unlock(5)"))
+    world.commit()
+
+
+@family()
+def an_advisory_lock_of_the_session_that_stays(world):
+    world.sql("select pg_advisory_lock(5)")
+    world.pay(1)
+    world.commit()
+
+
+# Constraints that are asked at the commit.
+
+
+def two_of_one_number(world):
+    world.pay(1)
+    for _ in range(2):
+        world.sql("insert into invoice (number) values (1)")
+
+
+def line_of_nothing(world):
+    world.pay(1)
+    world.sql("insert into line (invoice_id) values (999999)")
+
+
+def books_out_of_balance(world):
+    world.session.query(world.Account).filter_by(name="alice").one().balance -= 10
+
+
+def caught(write):
+    """The application's own way to a 409."""
+
+    def view(world):
+        write(world)
+        try:
+            world.commit()
+        except DBAPIError:
+            world.session.rollback()
+            return {"error": "taken"}, 409
+        return None
+
+    return view
+
+
+def not_caught(write):
+    def view(world):
+        write(world)
+        world.commit()
+
+    return view
+
+
+def caught_then_repaired(write):
+    def view(world):
+        with world.catching(DBAPIError):
+            write(world)
+            world.commit()
+        world.session.rollback()
+        world.pay(2)
+        world.commit()
+
+    return view
+
+
+def caught_nested(write):
+    """A nested transaction asks nothing; the commit does."""
+
+    def view(world):
+        with world.catching(DBAPIError), world.session.begin_nested():
+            write(world)
+        with world.catching(DBAPIError):
+            world.commit()
+        world.session.rollback()
+        world.pay(2)
+        world.commit()
+
+    return view
+
+
+def flushed_only(write):
+    def view(world):
+        write(world)
+        world.session.flush()
+
+    return view
+
+
+for write in (two_of_one_number, line_of_nothing, books_out_of_balance):
+    what = write.__name__.replace("_", " ")
+    deferred = {"setup": deferred_constraints}
+    both = ("hybrid", "postgres") if write is two_of_one_number else ("postgres",)
+    family.add(f"{what}, caught", caught(write), status=409, stores=both, **deferred)
+    family.add(f"{what}, not caught", not_caught(write), status=500, **deferred)
+    family.add(f"{what}, caught and gone on", caught_then_repaired(write), **deferred)
+    family.add(f"{what}, nested", caught_nested(write), **deferred)
+    family.add(f"{what}, never committed", flushed_only(write), expect=EQUAL_OR_REFUSED, **deferred)
+
+
+@family(setup=deferred_constraints)
+def an_order_that_is_right_at_the_commit_only(world):
+    world.sql("insert into invoice (number) values (1), (2)")
+    world.sql("update invoice set number = 3 - number")
+    world.sql("insert into line (invoice_id) values (1000000)")
+    world.sql("insert into invoice (id, number) values (1000000, 7)")
+    world.pay(1)
+    world.commit()
+    world.sql("delete from line")
+    world.sql("delete from invoice")
+    world.commit()
+
+
+@family(setup=deferred_constraints, status=409)
+def the_second_commit_fails(world):
+    world.pay(1)
+    world.commit()
+    two_of_one_number(world)
+    try:
+        world.commit()
+    except IntegrityError:
+        world.session.rollback()
+        return {"error": "taken"}, 409
+    return None
+
+
+@family(setup=deferred_constraints)
+def constraints_are_deferred_again_after_a_commit(world):
+    for base in (0, 10):
+        world.sql("insert into invoice (number) values (:a), (:b)", a=base + 1, b=base + 2)
+        world.sql(
+            "update invoice set number = :sum - number where number > :a", sum=2 * base + 3, a=base
+        )
+        world.commit()
+    world.sql("delete from invoice")
+    world.pay(1)
+    world.commit()
+
+
+def positions(world):
+    """Two lines change places, which an immediate constraint does not allow row by row."""
+    world.sql("insert into line (position) values (1), (1)")
+    world.sql("update line set position = 2 where id = (select min(id) from line)")
+
+
+@family(setup=deferred_constraints)
+def constraints_set_deferred_until_the_commit(world):
+    world.sql("set constraints all deferred")
+    positions(world)
+    world.commit()
+    with world.catching(DBAPIError):
+        positions(world)
+    world.session.rollback()
+    world.sql("delete from line")
+    world.pay(1)
+    world.commit()
+
+
+@family(setup=deferred_constraints)
+def constraints_set_immediate_until_the_commit(world):
+    world.sql("set constraints all immediate")
+    with world.catching(DBAPIError):
+        two_of_one_number(world)
+        world.session.flush()
+    world.session.rollback()
+    with world.catching(DBAPIError):
+        two_of_one_number(world)
+        world.session.flush()
+        world.note("deferred again")
+    world.session.rollback()
+    world.pay(1)
+    world.commit()
+
+
+@family(setup=deferred_constraints)
+def constraints_set_immediate_and_committed(world):
+    world.sql("set constraints all immediate")
+    world.pay(1)
+    world.commit()
+    with world.catching(DBAPIError):
+        two_of_one_number(world)
+        world.note("deferred again")
+        world.commit()
+    world.session.rollback()
+    world.pay(2)
+    world.commit()
+
+
+@family(setup=deferred_constraints)
+def constraints_set_in_a_nested_transaction_that_is_rolled_back(world):
+    nested = world.session.begin_nested()
+    world.sql("set constraints all immediate")
+    nested.rollback()
+    with world.catching(DBAPIError):
+        two_of_one_number(world)
+        world.session.flush()
+        world.note("still deferred")
+    world.session.rollback()
+    world.pay(1)
+    world.commit()
+
+
+@family(setup=deferred_constraints, atomic=False, status=None)
+def a_deferred_constraint_in_an_atomic_step(world):
+    def write():
+        two_of_one_number(world)
+        try:
+            world.commit()
+        except IntegrityError:
+            world.session.rollback()
+            return 409
+        return 201
+
+    if world.protected:
+        return {}, current_operation.step("write", write, atomic=True)
+    return {}, write()
+
+
+# Conflicts.
+
+
+def conflict(world, times):
+    """Somebody changes the row between the view's read and its write."""
+    account = world.session.query(world.Account).filter_by(name="alice").one()
+    if world.here.setdefault("conflicts", 0) < times:
+        world.here["conflicts"] += 1
+        world.admin_run("update account set balance = balance - 1 where name = 'alice'")
+    account.balance -= 10
+    world.pay(10)
+    world.commit()
+
+
+def with_retries(world):
+    """The retry loop that the manual of PostgreSQL asks for."""
+    for _ in range(3):
+        try:
+            conflict(world, 1)
+        except DBAPIError as error:
+            world.note(error.orig.pgcode)
+            world.session.rollback()
+        else:
+            return {"tried": True}, 201
+    return {"error": "busy"}, 409
+
+
+def with_a_refusal(world):
+    try:
+        conflict(world, 1)
+    except DBAPIError:
+        world.session.rollback()
+        return {"error": "busy"}, 409
+    return None
+
+
+def without_retries(world):
+    conflict(world, 1)
+
+
+def conflict_then_done(outcome):
+    """503 for the first try; nothing is kept; the retry of the same key runs again, and succeeds."""
+    steps, found = outcome.protected.steps, []
+    first, again = steps[0].reply, steps[1].reply
+    if first.status != 503 or "transaction-conflict" not in first.body:
+        found.append(f"key 1: {first}")
+    if steps[0].rows["payment"]:
+        found.append(f"key 1: rows {steps[0].rows}")
+    if again.status != 201 or again.replayed or len(steps[1].rows["payment"]) != 1:
+        found.append(f"key 1 again: {again}, rows {steps[1].rows}")
+    if steps[2].reply.status != 201 or not steps[3].reply.replayed:
+        found.append(f"key 2: {steps[2].reply}, {steps[3].reply}")
+    return found
+
+
+for level in ("REPEATABLE READ", "SERIALIZABLE"):
+    by_design = {
+        "engine_options": {"isolation_level": level},
+        "expect": ByDesign(TWICE, conflict_then_done),
+    }
+    family.add(
+        f"a retry loop in the view at {level}", with_retries, **by_design, stores=("hybrid", "postgres")
+    )
+    family.add(f"a conflict that the view answers at {level}", with_a_refusal, status=409, **by_design)
+    family.add(
+        f"a conflict that the view lets out at {level}", without_retries, status=500, **by_design
+    )
+family.add("a retry loop in the view at READ COMMITTED", with_retries)
+family.add(
+    "a retry loop without a conflict at SERIALIZABLE",
+    lambda world: conflict(world, 0),
+    engine_options={"isolation_level": "SERIALIZABLE"},
+)
+
+
+@family(engine_options={"isolation_level": "REPEATABLE READ"}, expect=EQUAL_OR_REFUSED)
+def a_second_transaction_at_repeatable_read_sees_what_others_did(world):
+    """The operation's snapshot stays; a view that would notice cannot be imitated."""
+    account = world.session.query(world.Account).filter_by(name="bob").one()
+    world.note(account.balance >= 0)
+    world.pay(1)
+    world.commit()
+    world.pay(2)
+    world.commit()
+
+
+@family(stores=("hybrid", "postgres"))
+def a_statement_that_is_cancelled_and_caught(world):
+    world.pay(1)
+    world.commit()
+    world.sql("set local statement_timeout = '10ms'")
+    with world.catching(DBAPIError):
+        world.sql("select pg_sleep(5)")
+    world.session.rollback()
+    world.show(*SHOWN)
+    world.pay(2)
+    world.commit()
+
+
+@family()
+def a_statement_that_is_cancelled_in_a_nested_transaction(world):
+    world.pay(1)
+    with world.catching(DBAPIError), world.session.begin_nested():
+        world.sql("set local statement_timeout = '10ms'")
+        world.sql("select pg_sleep(5)")
+    world.show(*SHOWN)
+    world.commit()
+
+
+@family(status=500)
+def a_statement_that_is_cancelled_and_not_caught(world):
+    world.sql("set local statement_timeout = '10ms'")
+    world.sql("select pg_sleep(5)")
+
+
+@family.in_every_store()
+def test_what_ends_with_a_transaction_ends_with_the_views_commit(hold, case, store):
+    hold(case, store)

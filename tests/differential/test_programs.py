@@ -1,0 +1,67 @@
+"""Random programs, and those that found something: plain and protected, they do the same.
+
+``make differential`` runs ten thousand; here are some hundred, so that each run of the tests sees
+others. What they are made from is printed: ``PROGRAMS_SEED=7`` makes the same ones again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.differential.comparison import Twins
+from tests.differential.kept import KEPT
+from tests.differential.programs import Program, run_each, shrunk
+from tests.differential.steps import do
+from tests.differential.summary import Summary
+
+PROGRAMS = {"postgres": 200, "hybrid": 100}
+
+
+@pytest.fixture(scope="module", params=PROGRAMS)
+def twins(postgres: Any, redis_server: Any, request: pytest.FixtureRequest) -> Iterator[Twins]:
+    """The applications that all programs of a store run in."""
+    redis_url = redis_server.url if request.param == "hybrid" else None
+    log = logging.getLogger("flask_idempotency")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # of each that fails by name
+    twins = Twins(postgres, f"programs_{request.param}", redis_url)
+    yield twins
+    twins.close()
+    log.setLevel(level)
+
+
+@pytest.mark.parametrize("program", KEPT.values(), ids=KEPT)
+def test_what_once_was_different_is_equal_or_refused(twins: Twins, program: Program) -> None:
+    verdict = twins.compare(program)
+    assert not verdict.differences, str(verdict)
+
+
+def test_random_programs_are_equal_or_refused(twins: Twins, request: pytest.FixtureRequest) -> None:
+    count = PROGRAMS[request.node.callspec.params["twins"]]
+    number = int(os.environ.get("PROGRAMS_SEED") or random.SystemRandom().randrange(10**6))
+    print(f"PROGRAMS_SEED={number}")
+    summary = Summary(twins)
+    summary.run(count, number)
+    print(summary)
+    assert not summary.different, "\n".join(map(str, summary.shrunk(most=3)))
+    assert not summary.emptiness
+
+
+def test_a_seed_makes_the_same_programs_again() -> None:
+    made: list[list[Program]] = [[], [], []]
+    for number, programs in zip([7, 7, 8], made, strict=True):
+        run_each(20, number, programs.append)
+    assert made[0] == made[1] != made[2]
+
+
+def test_a_shrunk_program_has_nothing_that_is_not_needed() -> None:
+    inner = do("nested, kept", do("flush"), do("add", "a"), do("read"))
+    program = Program((do("read"), do("nested, undone", inner), do("commit")), answer="conflict")
+    smallest = shrunk(program, lambda each: {"add", "commit"} <= each.kinds)
+    assert smallest == Program((do("add", "a"), do("commit")))

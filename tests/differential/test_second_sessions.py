@@ -1,0 +1,474 @@
+"""Two sessions in one view, and requests that a view makes to its own application."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from tests.differential.harness import EQUAL_OR_REFUSED, Family, Refused
+
+family = Family(pool=2)
+REFUSED = Refused("session|request to its own application")
+
+
+# What the first session does, and has not committed, when the second one begins.
+
+
+def orm_insert(world):
+    world.pay(1)
+    world.session.flush()
+
+
+def orm_update(world):
+    world.session.query(world.Account).filter_by(name="alice").one().balance -= 10
+    world.session.flush()
+
+
+def core_insert(world):
+    world.session.execute(sa.insert(world.Payment.__table__).values(amount=1))
+
+
+def bulk_insert(world):
+    world.session.bulk_insert_mappings(world.Payment, [{"amount": 1}, {"amount": 2}])
+
+
+def insert_by_model(world):
+    world.session.execute(sa.insert(world.Payment), [{"amount": 1}, {"amount": 2}])
+
+
+def update_by_query(world):
+    world.session.query(world.Account).filter_by(name="bob").update({"balance": 7})
+
+
+def insert_as_text(world):
+    world.sql("insert into payment (amount) values (1)")
+
+
+def write_by_the_connection(world):
+    world.session.connection().execute(sa.text("insert into payment (amount) values (1)"))
+
+
+def lock_a_row(world):
+    world.session.query(world.Account).filter_by(name="alice").with_for_update().one()
+
+
+def take_an_advisory_lock(world):
+    world.sql("select pg_advisory_xact_lock(7)")
+
+
+def release_a_nested_transaction(world):
+    with world.session.begin_nested():
+        world.pay(1)
+
+
+def release_a_nested_core_insert(world):
+    with world.session.begin_nested():
+        core_insert(world)
+
+
+def open_a_nested_transaction(world):
+    world.session.begin_nested()
+    world.pay(1)
+    world.session.flush()
+
+
+def set_something_local(world):
+    world.sql("select set_config('app.tenant', 'a', true)")
+
+
+def notify(world):
+    world.sql("select pg_notify('paid', '1')")
+
+
+WORK = (
+    orm_insert,
+    orm_update,
+    core_insert,
+    bulk_insert,
+    insert_by_model,
+    update_by_query,
+    insert_as_text,
+    write_by_the_connection,
+    lock_a_row,
+    take_an_advisory_lock,
+    release_a_nested_transaction,
+    release_a_nested_core_insert,
+    open_a_nested_transaction,
+    set_something_local,
+    notify,
+)
+
+
+# What the second session does.
+
+
+def helper_that_reads(world):
+    with world.app.app_context():
+        world.note(world.session.query(world.Audit).count())
+
+
+def helper_that_writes(world):
+    with world.app.app_context():
+        world.audit("helper")
+        world.commit()
+
+
+def helper_that_does_not_commit(world):
+    with world.app.app_context():
+        world.audit("helper")
+        world.session.flush()
+
+
+def helper_that_rolls_back(world):
+    with world.app.app_context():
+        world.audit("helper")
+        world.session.flush()
+        world.session.rollback()
+
+
+def session_from_the_factory(world):
+    session = world.session.session_factory()
+    world.note(session.query(world.Audit).count())
+    session.close()
+
+
+def session_from_the_factory_that_writes(world):
+    with world.session.session_factory() as session:
+        session.add(world.Audit(text="second"))
+        session.commit()
+
+
+def helper_in_a_helper(world):
+    with world.app.app_context(), world.app.app_context():
+        world.note(world.session.query(world.Audit).count())
+
+
+SECONDS = (
+    helper_that_reads,
+    helper_that_writes,
+    helper_that_does_not_commit,
+    helper_that_rolls_back,
+    session_from_the_factory,
+    session_from_the_factory_that_writes,
+    helper_in_a_helper,
+)
+
+
+@dataclass
+class Then:
+    """First one, then the other, then a commit of the first."""
+
+    work: object
+    second: object
+    finish: bool = False
+
+    def __call__(self, world):
+        self.work(world)
+        if self.finish:
+            world.commit()
+        self.second(world)
+        world.note(world.session.query(world.Payment).count())
+        world.pay(9)
+        world.commit()
+
+
+def read(world):
+    world.note([account.name for account in world.session.query(world.Account).order_by("name")])
+
+
+def name(function):
+    return function.__name__.replace("_", " ")
+
+
+for work in WORK:
+    stores = ("hybrid", "postgres") if work in {orm_insert, core_insert, lock_a_row} else ("postgres",)
+    family.add(
+        f"{name(work)}, then a helper reads",
+        Then(work, helper_that_reads),
+        expect=REFUSED,
+        stores=stores,
+    )
+for second in SECONDS[1:]:
+    family.add(f"core insert, then a {name(second)}", Then(core_insert, second), expect=REFUSED)
+for second in SECONDS:
+    family.add(f"a read, then a {name(second)}", Then(read, second))
+    view = Then(core_insert, second, finish=True)
+    family.add(f"core insert and a commit, then a {name(second)}", view)
+for work in (
+    orm_insert,
+    release_a_nested_core_insert,
+    update_by_query,
+    lock_a_row,
+    set_something_local,
+):
+    family.add(f"{name(work)} and a commit, then a helper reads", Then(work, helper_that_reads, True))
+
+
+@family(expect=EQUAL_OR_REFUSED)
+def an_object_that_is_not_flushed_yet_then_a_helper_reads(world):
+    world.pay(1)
+    helper_that_reads(world)
+    world.commit()
+
+
+@family(expect=REFUSED)
+def work_in_the_helper_while_the_first_session_reads(world):
+    first = world.session()
+    with world.app.app_context():
+        core_insert(world)
+        world.note(first.query(world.Audit).count())
+        world.commit()
+
+
+@family()
+def objects_of_the_first_session_are_read_after_the_second(world):
+    account = world.session.query(world.Account).filter_by(name="alice").one()
+    helper_that_writes(world)
+    world.session.refresh(account)
+    account.balance -= 1
+    world.commit()
+    return {"balance": account.balance}, 201
+
+
+@family()
+def the_first_session_sees_what_the_second_committed(world):
+    read(world)
+    with world.app.app_context():
+        world.session.query(world.Account).filter_by(name="alice").one().balance = 3
+        world.commit()
+    world.session.expire_all()
+    account = world.session.query(world.Account).filter_by(name="alice").one()
+    world.note(account.balance)
+    account.balance += 1
+    world.commit()
+
+
+@family()
+def helpers_in_turns(world):
+    for number in range(3):
+        world.pay(number)
+        world.commit()
+        helper_that_writes(world)
+        helper_that_rolls_back(world)
+
+
+@family()
+def a_session_that_was_rolled_back_then_a_helper(world):
+    core_insert(world)
+    world.session.rollback()
+    helper_that_reads(world)
+    world.pay(1)
+    world.commit()
+
+
+@family()
+def a_nested_transaction_that_was_rolled_back_then_a_helper(world):
+    with world.catching(), world.session.begin_nested():
+        core_insert(world)
+        raise RuntimeError("no")
+    world.commit()
+    helper_that_reads(world)
+    world.pay(1)
+    world.commit()
+
+
+@family(status=500, expect=EQUAL_OR_REFUSED)
+def a_helper_that_fails(world):
+    with world.app.app_context():
+        world.audit("helper")
+        world.session.flush()
+        raise RuntimeError("no")
+
+
+# Connections of one's own: the view has decided for them.
+
+
+@family(stores=("hybrid", "postgres"))
+def a_session_of_its_own_on_the_engine(world):
+    world.pay(1)
+    world.session.flush()
+    with Session(world.engine) as session:
+        world.note(session.query(world.Payment).count())
+    world.commit()
+
+
+@family(expect=EQUAL_OR_REFUSED)
+def a_session_on_an_engine_with_other_options_after_uncommitted_work(world):
+    core_insert(world)
+    engine = world.engine.execution_options(schema_translate_map={None: "public"})
+    with Session(engine) as session:
+        world.note(session.query(world.Payment).count())
+    world.commit()
+
+
+@family()
+def a_session_on_an_engine_with_other_options_after_a_read(world):
+    read(world)
+    engine = world.engine.execution_options(schema_translate_map={None: "public"})
+    with Session(engine) as session:
+        world.note(session.query(world.Payment).count())
+    world.pay(1)
+    world.commit()
+
+
+@family(expect=EQUAL_OR_REFUSED)
+def a_connection_of_the_sessions_bind_after_uncommitted_work(world):
+    core_insert(world)
+    with world.session.get_bind().connect() as connection:
+        world.note(connection.scalar(sa.text("select count(*) from payment")))
+    world.commit()
+
+
+@family()
+def a_connection_of_the_sessions_bind_after_a_read(world):
+    read(world)
+    with world.session.get_bind().connect() as connection:
+        world.note(connection.scalar(sa.text("select count(*) from payment")))
+    world.pay(1)
+    world.commit()
+
+
+@family()
+def a_connection_of_the_sessions_bind_that_writes(world):
+    world.pay(1)
+    world.commit()
+    with world.session.get_bind().begin() as connection:
+        connection.execute(sa.insert(world.Audit).values(text="log"))
+
+
+@family()
+def a_connection_of_the_engine_that_writes(world):
+    world.pay(1)
+    with world.engine.begin() as connection:
+        connection.execute(sa.insert(world.Audit).values(text="log"))
+    world.commit()
+
+
+@family.in_every_store()
+def test_a_second_session_costs_the_first_nothing_or_is_refused(hold, case, store):
+    hold(case, store)
+
+
+inner = Family(pool=2)
+
+
+def reading(world):
+    return {"count": world.session.query(world.Payment).count()}, 200
+
+
+def writing(world):
+    world.audit("inner")
+    world.commit()
+
+
+def rolling_back(world):
+    world.session.rollback()
+
+
+def failing(world):
+    raise RuntimeError("inner")
+
+
+@dataclass
+class Ask:
+    """Work, then a request to the application itself; what it answers is passed on."""
+
+    work: object
+    function: object
+    protected: bool = False
+    finish: bool = False
+
+    def __call__(self, world):
+        self.work(world)
+        if self.finish:
+            world.commit()
+        answer = world.request(self.function, protected=self.protected)
+        world.note(answer.status_code)
+        if self.protected and answer.status_code >= 500:
+            return {}, 500
+        world.pay(9)
+        world.commit()
+        return {"inner": answer.get_data(as_text=True)}, 201
+
+
+def nothing(world):
+    pass
+
+
+for work in (read, core_insert):
+    for function in (reading, writing, rolling_back):
+        inner.add(
+            f"{name(work)}, then an unprotected request that is {name(function)}", Ask(work, function)
+        )
+inner.add("core insert, then an unprotected request that fails", Ask(core_insert, failing))
+inner.add(
+    "core insert and a commit, then an unprotected request", Ask(core_insert, writing, finish=True)
+)
+for work in (nothing, read):
+    for function in (reading, writing):
+        view = Ask(work, function, protected=True)
+        inner.add(f"{name(work)}, then a protected request that is {name(function)}", view)
+for work in (
+    orm_insert,
+    orm_update,
+    core_insert,
+    bulk_insert,
+    insert_by_model,
+    insert_as_text,
+    lock_a_row,
+    release_a_nested_transaction,
+    release_a_nested_core_insert,
+):
+    inner.add(
+        f"{name(work)}, then a protected request",
+        Ask(work, reading, protected=True),
+        expect=REFUSED,
+        stores=("hybrid", "postgres") if work is core_insert else ("postgres",),
+    )
+for work in (orm_insert, core_insert):
+    view = Ask(work, writing, protected=True, finish=True)
+    inner.add(f"{name(work)} and a commit, then a protected request", view, expect=REFUSED)
+
+
+@inner.in_every_store()
+def test_a_request_to_the_application_itself_costs_the_view_nothing_or_is_refused(hold, case, store):
+    hold(case, store)
+
+
+@dataclass(frozen=True)
+class RefusedInside:
+    """The request inside is refused by name, and nothing of either is committed."""
+
+    def problems(self, outcome):
+        first = outcome.protected.steps[0]
+        found = [] if any(e.name == "NotAtomic" for e in first.reply.errors) else ["nothing refused"]
+        for step in outcome.protected.steps:
+            if step.reply.status != 500:
+                found.append(f"{step.label}: answered {step.reply}")
+            if step.rows != outcome.protected.rows:
+                found.append(f"{step.label}: rows {step.rows}")
+        return found
+
+
+leased = Family(pool=2, atomic=False)
+for work in (core_insert, orm_insert, lock_a_row, release_a_nested_transaction):
+    leased.add(
+        f"{name(work)}, then a protected request",
+        Ask(work, writing, protected=True),
+        expect=RefusedInside(),
+    )
+for work in (nothing, read):
+    leased.add(f"{name(work)}, then a protected request", Ask(work, writing, protected=True))
+leased.add(
+    "core insert and a commit, then a protected request",
+    Ask(core_insert, writing, protected=True, finish=True),
+)
+leased.add("core insert, then an unprotected request", Ask(core_insert, writing))
+leased.add("core insert, then a helper reads", Then(core_insert, helper_that_reads))
+
+
+@leased.in_every_store()
+def test_a_request_inside_a_view_that_is_not_atomic_costs_nothing_or_is_refused(hold, case, store):
+    hold(case, store)

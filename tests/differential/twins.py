@@ -1,0 +1,293 @@
+"""The two applications that programs run in: one plain, one protected.
+
+Both are alike but for the protection, each has a database of its own, and both serve one program
+after the other: between two programs only rows are put back, so that one costs some 40 milliseconds.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+import psycopg2
+import sqlalchemy as sa
+from flask import Flask, Response, got_request_exception
+from flask_sqlalchemy import SQLAlchemy
+
+from flask_idempotency import Idempotency, NotAtomic, idempotent
+from servers import plain_dsn
+from tests.differential.programs import Program
+from tests.differential.steps import Handled, Oops, Run, ended_second_session, name_of
+from tests.differential.worlds import STATE
+
+LOCK_TIMEOUT = "40ms"
+"""How long a view waits for itself, in both applications."""
+
+SET_UP = f"""
+    do $$ begin create role programs_clerk; exception when duplicate_object then null; end $$;
+    do $$ begin
+        execute format('alter database %I set lock_timeout = ''{LOCK_TIMEOUT}''', current_database());
+    end $$;
+    create schema elsewhere;
+    create table elsewhere.item (like public.item including all);
+    grant usage on schema public, elsewhere to programs_clerk;
+    grant all on all tables in schema public, elsewhere to programs_clerk;
+    grant all on all sequences in schema public to programs_clerk;
+"""
+
+ONLY_FOR_THE_OWNER = """
+    revoke all on idempotency_record from programs_clerk;
+    create table elsewhere.idempotency_record (like public.idempotency_record including all);
+"""
+"""Whoever changes role or path no longer finds the record by its bare name."""
+
+ROWS = """
+    select 'item', label, amount::text, owner from public.item
+    union all select 'elsewhere', label, amount::text, owner from elsewhere.item
+    union all select 'place', spot::text, '', '' from place
+    union all select 'tally', label, amount::text, '' from tally
+    union all select 'audit', label, '', '' from audit
+    order by 1, 2, 3, 4
+"""
+
+CUT_OFF = """
+    select pg_terminate_backend(pid, 5000) from pg_stat_activity
+    where datname = current_database() and backend_type = 'client backend'
+        and pid not in (pg_backend_pid(), %s)
+"""
+
+CLEAR = """
+    delete from public.item; delete from elsewhere.item;
+    delete from place; delete from tally; delete from audit;
+    insert into public.item (label, amount) values ('old', 10), ('older', 20);
+    insert into place (spot) values (1);
+    insert into tally values ('till', 0);
+"""
+
+LEAKED = "a connection was not given back"
+
+STATUSES = {"created": 201, "conflict": 409, "forbidden": 403, "error": 500}
+
+
+@dataclass
+class Request:
+    """One request: its answer, what its program saw, and the rows after it.
+
+    The status is 0 where a teardown function failed, which a server would only log.
+    """
+
+    status: int
+    text: str
+    replayed: bool
+    run: Run
+    errors: list[BaseException]
+    rows: list[Any]
+
+    @property
+    def refusal(self) -> str:
+        """By which name it was refused, if it was."""
+        for error in self.errors:
+            if isinstance(error, NotAtomic) and self.status == 500:
+                return f"NotAtomic: {error}"
+        if self.status == 503 and "problem:transaction-conflict" in self.text:
+            return "TransactionConflict"
+        return ""
+
+    @property
+    def errors_by_name(self) -> str:
+        return ", ".join(map(name_of, self.errors)) or "no error"
+
+
+@dataclass
+class Twin:
+    """One of the two applications."""
+
+    app: Flask
+    db: SQLAlchemy
+    item: Any
+    place: Any
+    protected: bool
+    url: str
+    run: Run = field(init=False)
+    errors: list[BaseException] = field(default_factory=list)
+    observer: Any = None
+    """A connection that reads and puts back rows."""
+    holder: Any = None
+    """A connection that holds the row of ``held``."""
+
+    def clear(self) -> None:
+        """Put the rows back, and lock what is always locked."""
+        records = "delete from idempotency_record;" if self.protected else ""
+        with self.observer.cursor() as cursor:
+            cursor.execute(CLEAR + records)
+        with self.holder.cursor() as cursor:
+            cursor.execute("rollback; begin; select * from held for update")
+
+    def rows(self) -> list[Any]:
+        """All committed rows of the application."""
+        with self.observer.cursor() as cursor:
+            cursor.execute(ROWS)
+            return [tuple(row) for row in cursor]
+
+    def is_completed(self) -> bool:
+        """Whether a record holds an answer."""
+        with self.observer.cursor() as cursor:
+            cursor.execute("select 1 from idempotency_record where state = 'completed'")
+            return cursor.fetchone() is not None
+
+    def state(self) -> list[list[str]]:
+        """What is not as on a new connection, for each connection in the pool with such a thing."""
+        with self.app.app_context():
+            pool = self.db.engine.pool
+        if pool.checkedout():
+            return [[LEAKED]]
+        found = []
+        for connection in [pool.connect() for _ in range(pool.checkedin())]:
+            with closing(connection), connection.cursor() as cursor:
+                cursor.execute(STATE)
+                lines = (line for (line,) in cursor if not line.startswith("setting transaction_"))
+                found.append(sorted(lines))
+        return sorted(filter(None, found))
+
+    def is_fresh(self) -> bool:
+        """Whether the next program finds what the first one found: one clean connection at most."""
+        with self.app.app_context():
+            return self.db.engine.pool.checkedin() < 2 and not self.state()
+
+    def forget_connections(self) -> None:
+        """Let the next request begin on a new connection; cut off what was not given back."""
+        with self.app.app_context():
+            leaked = self.db.engine.pool.checkedout()
+            self.db.engine.dispose()
+        if leaked:
+            with self.observer.cursor() as cursor:
+                cursor.execute(CUT_OFF, (self.holder.get_backend_pid(),))
+
+    def post(self, program: Program, key: str) -> Request:
+        """Send one request in which the program runs."""
+        self.run, self.errors = Run(program, self), []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # SQLAlchemy's about programs that do odd things
+            try:
+                answer = self.app.test_client().post("/run", headers={"Idempotency-Key": key})
+            except Exception as error:  # of a teardown function
+                return Request(0, name_of(error), False, self.run, [*self.errors, error], self.rows())
+        replayed = "Idempotent-Replayed" in answer.headers
+        return Request(answer.status_code, answer.text, replayed, self.run, self.errors, self.rows())
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.forget_connections()
+        self.observer.close()
+        self.holder.close()
+
+
+def make_twin(url: str, isolation: str, *, protected: bool, redis_url: str | None) -> Twin:
+    """An application on an empty database."""
+    db = SQLAlchemy()
+
+    class Item(db.Model):  # type: ignore[name-defined, misc]
+        id = sa.Column(sa.Integer, primary_key=True)
+        label = sa.Column(sa.Text, nullable=False, unique=True)
+        amount = sa.Column(sa.Integer, sa.CheckConstraint("amount >= 0"), nullable=False)
+        owner = sa.Column(
+            sa.Text, server_default=sa.text("nullif(current_setting('app.tenant', true), '')")
+        )
+
+    class Place(db.Model):  # type: ignore[name-defined, misc]
+        id = sa.Column(sa.Integer, primary_key=True)
+        spot = sa.Column(sa.Integer, nullable=False)
+        __table_args__ = (sa.UniqueConstraint("spot", deferrable=True, initially="DEFERRED"),)
+
+    sa.Table("tally", db.metadata, sa.Column("label", sa.Text), sa.Column("amount", sa.Integer))
+    sa.Table("audit", db.metadata, sa.Column("label", sa.Text))
+    sa.Table("held", db.metadata, sa.Column("label", sa.Text))
+
+    app = Flask("protected" if protected else "plain")
+    app.logger.disabled = True
+    options = {"isolation_level": isolation} if isolation else {}
+    app.config.update(SQLALCHEMY_DATABASE_URI=url, SQLALCHEMY_ENGINE_OPTIONS=options)
+    db.init_app(app)
+    if protected:
+        app.config["IDEMPOTENCY_STORE"] = "hybrid" if redis_url else "postgres"
+        if redis_url:
+            app.config["IDEMPOTENCY_REDIS_URL"] = redis_url
+        Idempotency().init_app(app, db, scope=None)
+    twin = Twin(app, db, Item, Place, protected, url)
+    _add_surroundings(twin)
+    _add_view(twin)
+    with app.app_context():
+        db.create_all()
+        db.engine.dispose()
+    twin.observer, twin.holder = psycopg2.connect(plain_dsn(url)), psycopg2.connect(plain_dsn(url))
+    twin.observer.autocommit = twin.holder.autocommit = True
+    with twin.observer.cursor() as cursor:
+        cursor.execute("insert into held values ('held');" + SET_UP)
+        if protected:
+            cursor.execute(ONLY_FOR_THE_OWNER)
+    return twin
+
+
+def _add_view(twin: Twin) -> None:
+    """The view, protected or not, and a decorator above it."""
+    app, db = twin.app, twin.db
+
+    def view() -> Any:
+        run = twin.run
+        run.views += 1
+        try:
+            with ended_second_session(run):
+                run.perform_part("view", run.program.view)
+                if run.program.answer == "raise":
+                    raise Oops
+        except Exception as error:
+            if run.program.handler and not isinstance(error, NotAtomic):
+                raise Handled from error
+            raise
+        return run.saw("view"), STATUSES[run.program.answer]
+
+    protected = idempotent(view) if twin.protected else view
+
+    @wraps(view)
+    def outermost() -> Response:
+        run = twin.run
+        run.baseline = twin.rows()
+        begun = db.session.begin() if run.program.begins_above else nullcontext()
+        with begun:
+            response = app.make_response(protected())
+            run.perform_part("above", run.program.above)
+        return response
+
+    app.add_url_rule("/run", "run", outermost, methods=["POST"])
+
+
+def _add_surroundings(twin: Twin) -> None:
+    """The application's own functions before and after the view, and its error handler."""
+    app, db = twin.app, twin.db
+
+    @app.before_request
+    def before() -> None:
+        twin.run.perform_part("before", twin.run.program.before)
+
+    @app.errorhandler(Handled)
+    def handled(error: Handled) -> Any:
+        run = twin.run
+        if run.program.handler == "rolls back":
+            db.session.rollback()
+        return {"handled": name_of(error.__cause__ or error)}, 409
+
+    @app.after_request
+    def after(response: Response) -> Response:
+        run = twin.run
+        if not run.after_has_run:
+            run.after_has_run = True
+            run.perform_part("after", run.program.after)
+        return response
+
+    def note_error(_app: Flask, exception: BaseException, **_: Any) -> None:
+        twin.errors.append(exception)
+
+    got_request_exception.connect(note_error, app, weak=False)

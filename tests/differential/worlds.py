@@ -1,0 +1,527 @@
+"""The application that every case of the differential suite runs in, plain or protected.
+
+Both are made by the same lines. What a case brings (its view, what comes before, above and after it)
+is looked up when a request comes, so that one pair of applications serves many cases.
+
+The plain application remembers its answers in a dictionary and gives them again, without running the
+view: so both can be sent the same four requests, and whatever an application does around its view on
+a retry happens in both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import psycopg2
+import sqlalchemy as sa
+from flask import Flask, Response, g, got_request_exception, request
+from flask_sqlalchemy import SQLAlchemy
+from psycopg2 import extensions
+
+from flask_idempotency import Idempotency, idempotent
+from servers import plain_dsn
+
+if TYPE_CHECKING:
+    from tests.differential.harness import Case
+
+NOT_KEPT = {401, 403, 408, 425, 429}
+LOCK_TIMEOUT = "500ms"
+"""How long a view may wait for itself, in both applications."""
+
+RECORDS = "and relname !~ '^idempotency_record'"
+
+TABLES = f"""
+    select quote_ident(nspname) || '.' || quote_ident(relname)
+    from pg_class join pg_namespace n on n.oid = relnamespace
+    where relkind = 'r' and nspname !~ '^(pg_|information_schema)' {RECORDS}
+    order by 1
+"""
+
+FUNCTIONS = f"""
+    set lock_timeout = '3s';
+    create function pg_temp.rows() returns table (name text, content text) language plpgsql as $$
+    declare found_table text; begin
+        for found_table in {TABLES} loop
+            name := replace(found_table, 'public.', '');
+            content := null;
+            return next;
+            return query execute format(
+                'select %L, (to_jsonb(t) - %L)::text from %s t order by 2', name, 'id', found_table
+            );
+        end loop;
+    end $$;
+    create function pg_temp.empty() returns void language plpgsql as $$
+    declare found_table text; begin
+        for found_table in {TABLES.replace(RECORDS, "")} loop
+            execute 'delete from ' || found_table;
+        end loop;
+        perform setval(c.oid, 1, false) from pg_class c join pg_namespace n on n.oid = relnamespace
+            where relkind = 'S' and nspname !~ '^pg_';
+        insert into account (name, balance) values ('alice', 100), ('bob', 100);
+    end $$;
+"""
+"""For the owner's connection: each is one message where many would be sent."""
+
+SHOW = """
+    select coalesce(nullif(current_setting(name, true), ''), '-')
+    from unnest(:names) with ordinality as names (name, number) order by number
+"""
+
+STATE = """
+    select 'setting ' || name || '=' || setting from pg_settings
+        where source = 'session' and name !~ '^transaction_'
+    union all select 'role ' || current_setting('role') where current_setting('role') <> 'none'
+    union all select 'user ' || session_user where session_user <> 'postgres'
+    union all select 'setting ' || name || '=' || current_setting(name, true)
+        from unnest(array['app.tenant', 'app.note']) name where current_setting(name, true) <> ''
+    union all select 'temporary table ' || relname from pg_class
+        where relnamespace = pg_my_temp_schema() and relkind in ('r', 'p', 'v', 'S')
+    union all select 'lock ' || locktype || ' ' || mode || ' ' || coalesce(relation::regclass::text, '')
+            || coalesce(objid::text, '') from pg_locks
+        where pid = pg_backend_pid() and locktype <> 'virtualxid'
+            and (relation is null or relation >= 16384)
+    union all select 'prepared statement ' || name from pg_prepared_statements
+    union all select 'cursor ' || name from pg_cursors
+    union all select 'channel ' || name from pg_listening_channels() name
+"""
+
+
+DEFAULTS = {
+    ("isolation_level", extensions.ISOLATION_LEVEL_READ_COMMITTED),
+    ("isolation_level", None),
+    ("readonly", False),
+    ("readonly", None),
+    ("deferrable", False),
+    ("deferrable", None),
+}
+"""What the server does unless told otherwise, which psycopg2 may have been told or not."""
+
+SQLITE = {"payment": "amount, note", "account": "name, balance", "audit": "text"}
+"""The tables on SQLite, and what is read of them."""
+
+
+@dataclass(frozen=True)
+class Error:
+    """An exception, without what differs from run to run."""
+
+    name: str
+    code: str | None
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.name}[{self.code}]: {self.message}"
+
+    @classmethod
+    def of(cls, error: BaseException) -> Error:
+        """The class, the SQLSTATE if there is one, and the first line of the message."""
+        code = getattr(error, "pgcode", None) or getattr(getattr(error, "orig", None), "pgcode", None)
+        message = re.sub(r"0x[0-9a-f]{4,}", "0x…", str(error))
+        if type(error).__name__ != "NotAtomic":
+            message = message.partition("\n")[0]
+        return cls(type(error).__name__, code, message)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back: an answer, or an exception that no handler held. And what the log would say."""
+
+    status: int | None
+    body: str
+    content_type: str | None = None
+    replayed: bool = False
+    errors: tuple[Error, ...] = ()
+    raised: Error | None = None
+
+    def __str__(self) -> str:
+        body = "…" if self.body.startswith("<!doctype") else self.body.strip()
+        return f"{self.status} {body}" if self.raised is None else f"raised {self.raised}"
+
+
+@dataclass(frozen=True)
+class State:
+    """What a request left on the pooled connections, as lines."""
+
+    lines: frozenset[str]
+
+
+@dataclass
+class Events:
+    """What listeners of the application heard of SQLAlchemy."""
+
+    engine: list[str] = field(default_factory=list)
+    session: Counter[str] = field(default_factory=Counter)
+
+
+class World:
+    """One application on a database of its own. ``protected`` says which of the two it is."""
+
+    _keys = itertools.count(1)
+
+    def __init__(
+        self, url: str, case: Case, *, protected: bool, config: dict[str, Any], binds: dict[str, str]
+    ) -> None:
+        self.protected, self.url, self.case = protected, url, case
+        self.is_postgres = url.startswith("postgresql")
+        self.notes: list[str] = []
+        self.events = Events()
+        self.kept: dict[str, tuple[int, bytes, str | None]] = {}
+        self._made: tuple[int, bytes, str | None] | None = None
+        self._helpers: list[Callable[[World], Any]] = []
+        self.second: Flask | None = None
+        self.first_state: State | None = None
+        self.here: dict[str, Any] = {}
+        """For what the functions of one case tell each other; emptied before each case."""
+        self.db = SQLAlchemy(session_options=case.session_options)
+        self._define_models()
+        if "other" in binds:
+            self._define_remote()
+        self.app = Flask("shop")
+        options = {"pool_size": case.pool, "max_overflow": 0, "pool_timeout": 2}
+        if self.is_postgres:
+            options["connect_args"] = {"options": f"-c lock_timeout={LOCK_TIMEOUT}"}
+        else:
+            options = {"connect_args": {"timeout": 2}}
+        options.update(case.engine_options or {})
+        self.app.config.update(
+            SQLALCHEMY_DATABASE_URI=url,
+            SQLALCHEMY_ENGINE_OPTIONS=options,
+            SQLALCHEMY_BINDS=binds,
+            PROPAGATE_EXCEPTIONS=False,
+        )
+        self.app.config.update(case.config or {})
+        self.app.logger.disabled = True
+        self.db.init_app(self.app)
+        if case.early is not None:
+            case.early(self)
+        if protected:
+            self.app.config.update(config)
+            Idempotency(self.app, self.db, scope=None)
+        self._add_routes(case)
+        with self.app.app_context():
+            self.engine = self.db.engine
+            self.remote = self.db.engines.get("other")
+            for bind, engine in self.db.engines.items():
+                if bind != "down":
+                    self.db.metadatas[bind].create_all(engine, checkfirst=False)
+        if self.is_postgres:
+            self.admin = psycopg2.connect(plain_dsn(url))
+            self.admin.autocommit = True
+            self.admin_run(FUNCTIONS)
+        if case.setup is not None:
+            with self.app.app_context():
+                case.setup(self)
+        self._listen()
+
+    def _define_models(self) -> None:
+        db = self.db
+
+        class Payment(db.Model):  # type: ignore[name-defined, misc]
+            id = sa.Column(sa.Integer, primary_key=True)
+            amount = sa.Column(sa.Integer, nullable=False)
+            note = sa.Column(sa.String, unique=True)
+
+        class Account(db.Model):  # type: ignore[name-defined, misc]
+            id = sa.Column(sa.Integer, primary_key=True)
+            name = sa.Column(sa.String, unique=True)
+            balance = sa.Column(sa.Integer, sa.CheckConstraint("balance >= 0"), nullable=False)
+
+        class Audit(db.Model):  # type: ignore[name-defined, misc]
+            id = sa.Column(sa.Integer, primary_key=True)
+            text = sa.Column(sa.String)
+
+        self.Payment, self.Account, self.Audit = Payment, Account, Audit
+
+    def _define_remote(self) -> None:
+        db = self.db
+
+        class Remote(db.Model):  # type: ignore[name-defined, misc]
+            __bind_key__ = "other"
+            id = sa.Column(sa.Integer, primary_key=True)
+            text = sa.Column(sa.String, unique=True)
+
+        self.Remote = Remote
+
+    def _add_routes(self, case: Case) -> None:
+        app = self.app
+
+        @app.before_request
+        def before() -> None:
+            if request.path == "/payments" and self.case.before is not None:
+                self.case.before(self)
+
+        @app.after_request
+        def after(response: Response) -> Response:
+            if request.path == "/payments" and self.case.after_request is not None:
+                changed = self.case.after_request(self, response)
+                return changed if isinstance(changed, Response) else response
+            return response
+
+        @app.teardown_request
+        def teardown(error: BaseException | None) -> None:
+            if request.path == "/payments" and self.case.teardown is not None:
+                self.case.teardown(self, error)
+
+        view: Callable[[], Any] = self._view
+        helper: Callable[[], Any] = self._helper
+        protected_helper = helper
+        if self.protected:
+            view = idempotent(atomic=case.atomic, **(case.options or {}))(view)
+            protected_helper = idempotent(helper)
+
+        @wraps(view)
+        def pay() -> Any:
+            return view() if self.case.above is None else self.case.above(self, view)
+
+        def write() -> Any:
+            self.db.session.add(self.Payment(amount=99))
+            self.db.session.commit()
+            return {"count": self.db.session.query(self.Payment).count()}, 201
+
+        app.add_url_rule("/payments", "pay", pay, methods=["POST"])
+        app.add_url_rule("/helper", "helper", helper, methods=["POST"])
+        app.add_url_rule("/protected-helper", "protected", protected_helper, methods=["POST"])
+        app.add_url_rule("/write", "write", write, methods=["POST"])
+
+    def _view(self) -> Any:
+        key = request.headers["Idempotency-Key"]
+        if not self.protected:
+            if key in self.kept:
+                status, body, content_type = self.kept[key]
+                return Response(body, status, content_type=content_type)
+            self._made = None
+        g.view_ran = True
+        result = _result(self.case.view(self))
+        if self.protected:
+            return result
+        response = self.app.make_response(result)
+        self._made = (response.status_code, response.get_data(), response.content_type)
+        return response
+
+    def _helper(self) -> Any:
+        return _result(self._helpers[-1](self))
+
+    def _listen(self) -> None:
+        for name in ("begin", "commit", "rollback"):
+            sa.event.listen(self.engine, name, self._engine_listener(name))
+        for name in ("after_commit", "after_rollback", "after_begin"):
+            sa.event.listen(self.db.session, name, self._session_listener(name))
+
+    def _engine_listener(self, name: str) -> Callable[..., None]:
+        return lambda *_: self.events.engine.append(name)
+
+    def _session_listener(self, name: str) -> Callable[..., None]:
+        def heard(*_: Any) -> None:
+            self.events.session[name] += 1
+
+        return heard
+
+    # What views and their surroundings use.
+
+    @property
+    def session(self) -> Any:
+        """The application's scoped session."""
+        return self.db.session
+
+    @property
+    def view_ran(self) -> bool:
+        """Whether the view has run in this request: it has not on a replay."""
+        return bool(g.get("view_ran", False))
+
+    def sql(self, statement: str, **values: Any) -> Any:
+        """Run SQL in ``db.session``; gives the first column of the first row, or None."""
+        result = self.session.execute(sa.text(statement), values)
+        return result.scalar() if result.returns_rows else None
+
+    def show(self, *names: str) -> None:
+        """Note what these settings are now, as the session sees them."""
+        values = self.session.execute(sa.text(SHOW), {"names": list(names)}).scalars()
+        self.notes += [f"{name} {value}" for name, value in zip(names, values, strict=True)]
+
+    def pay(self, amount: int = 1, note: str | None = None) -> Any:
+        """Add a payment to ``db.session``, which is not flushed yet."""
+        payment = self.Payment(amount=amount, note=note)
+        self.session.add(payment)
+        return payment
+
+    def audit(self, text: str = "seen") -> None:
+        """Add an audit row to ``db.session``, which is not flushed yet."""
+        self.session.add(self.Audit(text=text))
+
+    def commit(self) -> None:
+        """Commit ``db.session``."""
+        self.session.commit()
+
+    def note(self, what: Any) -> None:
+        """Remember what the application saw, to be compared."""
+        self.notes.append(str(what))
+
+    @contextlib.contextmanager
+    def catching(self, *kinds: type[BaseException]) -> Iterator[None]:
+        """Catch what the block raises, and note it (or that it raised nothing)."""
+        try:
+            yield
+        except Exception as error:
+            if kinds and not isinstance(error, kinds):
+                raise
+            self.note(Error.of(error))
+        else:
+            self.note("no error")
+
+    def request(self, function: Callable[[World], Any], *, protected: bool = False) -> Any:
+        """Run ``function`` as the view of a request of its own, which is protected or not.
+
+        Inside a view this is a request to one's own application. Every one has a key of its own.
+        """
+        self._helpers.append(function)
+        path = "/protected-helper" if protected else "/helper"
+        headers = {"Idempotency-Key": f"helper-{next(self._keys)}"}
+        try:
+            return self.app.test_client().post(path, headers=headers)
+        finally:
+            self._helpers.pop()
+
+    # What the harness uses, from outside.
+
+    def admin_run(self, statement: str, *values: Any) -> list[Any]:
+        """Run SQL as the owner, on a connection that the application knows nothing of."""
+        if not self.is_postgres:
+            with contextlib.closing(self.engine.raw_connection()) as raw:
+                cursor = raw.cursor()
+                cursor.execute(statement, values)
+                rows = cursor.fetchall() if cursor.description else []
+                raw.commit()
+                return rows
+        with self.admin.cursor() as cursor:
+            cursor.execute(statement, values or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def begin(self, case: Case) -> None:
+        """Empty the tables for the next case."""
+        self.case = case
+        self.kept.clear()
+        self.here.clear()
+        if self.is_postgres:
+            self.admin_run("select pg_temp.empty()")
+        else:
+            for table in (*SQLITE, *(["idempotency_record"] if self._has_records() else [])):
+                self.admin_run(f"delete from {table}")
+            self.admin_run("insert into account (name, balance) values ('alice', 100), ('bob', 100)")
+        if self.remote is not None:
+            with self.remote.begin() as connection:
+                connection.execute(sa.text("truncate remote"))
+        if case.seed is not None:
+            case.seed(self)
+
+    def rows(self) -> dict[str, list[str]]:
+        """The rows of the application's tables, without their ``id``, in the order of their text."""
+        found: dict[str, list[str]] = {}
+        if not self.is_postgres:
+            for table, columns in SQLITE.items():
+                rows = self.admin_run(f"select {columns} from {table} order by {columns}")
+                found[table] = [str(row) for row in rows]
+            return found
+        for table, row in self.admin_run("select * from pg_temp.rows()"):
+            found.setdefault(table, []).extend([] if row is None else [row])
+        if self.remote is not None:
+            with self.remote.connect() as connection:
+                rows = connection.execute(sa.text("select text from remote order by 1"))
+                found["remote"] = [str(row) for row in rows]
+        return found
+
+    def records(self) -> list[tuple[str, int | None]]:
+        """State and status of each record."""
+        if not self._has_records():
+            return []
+        return [
+            tuple(row)
+            for row in self.admin_run(
+                "select state, status from idempotency_record where name = 'pay' order by created_at"
+            )
+        ]
+
+    def _has_records(self) -> bool:
+        return self.protected and self.app.config["IDEMPOTENCY_STORE"] != "memory"
+
+    def state(self) -> State:
+        """What is on the pooled connections now."""
+        pool: Any = self.engine.pool
+        if not self.is_postgres:
+            return State(frozenset())
+        if pool.checkedout():
+            return State(frozenset({f"{pool.checkedout()} connections are not given back"}))
+        lines: set[str] = set()
+        with contextlib.ExitStack() as stack:
+            for _ in range(max(1, pool.checkedin())):
+                raw = self.engine.raw_connection()
+                stack.callback(raw.close)
+                lines |= _state(raw.driver_connection)
+        return State(frozenset(lines))
+
+    def send(self, key: str, path: str = "/payments") -> Reply:
+        """One request from outside."""
+        errors: list[Error] = []
+        hear = lambda _app, exception, **_: errors.append(Error.of(exception))  # noqa: E731
+        body = {"amount": 5} if self.case.json is None else self.case.json
+        data = json.dumps(body) if not isinstance(body, bytes) else body
+        with got_request_exception.connected_to(hear, self.app):
+            try:
+                answer = self.app.test_client().post(
+                    path, data=data, headers={"Idempotency-Key": key}, content_type="application/json"
+                )
+            except Exception as error:
+                return Reply(None, "", errors=tuple(errors), raised=Error.of(error))
+        replayed = answer.headers.get("Idempotent-Replayed") == "true"
+        if not self.protected and path == "/payments":
+            replayed = key in self.kept
+            if not replayed and self._keeps(answer.status_code):
+                made = (answer.status_code, answer.data, answer.content_type)
+                self.kept[key] = self._made or made
+        return Reply(answer.status_code, answer.text, answer.content_type, replayed, tuple(errors))
+
+    def _keeps(self, status: int) -> bool:
+        """Whether an answer is kept: the rule of the contract."""
+        if status >= 500:
+            return not self.case.atomic
+        return status not in NOT_KEPT
+
+    def forget_connections(self) -> None:
+        """Let the next case begin with connections that nobody has used."""
+        self.engine.dispose()
+        self.first_state = None
+
+    def close(self) -> None:
+        """Let go of the database."""
+        for app in (self.app, self.second):
+            if app is not None:
+                with app.app_context():
+                    for engine in self.db.engines.values():
+                        engine.dispose()
+        if self.is_postgres:
+            self.admin.close()
+
+
+def _result(result: Any) -> Any:
+    return ({"ok": True}, 201) if result is None else result
+
+
+def _state(driver: Any) -> set[str]:
+    lines = set()
+    if (status := driver.info.transaction_status) != 0:
+        lines.add(f"a transaction, of status {status}")
+        driver.rollback()
+    for name in ("autocommit", "isolation_level", "readonly", "deferrable", "cursor_factory", "status"):
+        value = getattr(driver, name)
+        if (name, value) not in DEFAULTS:
+            lines.add(f"driver's {name} {value}")
+    with extensions.cursor(driver) as cursor:
+        cursor.execute(STATE)
+        lines |= {line for (line,) in cursor.fetchall()}
+    return lines
