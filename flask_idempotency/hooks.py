@@ -169,8 +169,9 @@ class Hooks:
         raised.give_up()
         if response.status_code < 400 and has_committed:
             raise NotAtomic(
-                f"a decorator above the view of {now.name} answered {response.status_code} to an error of"
-                " the view, after which nothing that it committed can be kept: put it below @idempotent"
+                f"a decorator above the view of {now.name} answered {response.status_code} to an error"
+                " of the view, after which nothing that it committed can be kept: put it below"
+                " @idempotent"
             )
         return response
 

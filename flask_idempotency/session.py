@@ -324,7 +324,7 @@ def has_unsaved(session: Session) -> bool:
 
 
 def drop(db: SQLAlchemy) -> None:
-    """Undo what the request's session holds: it has been refused, and nobody above is to commit that."""
+    """Undo what a refused request's session holds, so that nobody above it commits that."""
     if db.session.registry.has():
         session = db.session()
         _end_transactions(session)

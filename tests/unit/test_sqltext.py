@@ -6,7 +6,23 @@ import time
 
 import pytest
 
-from flask_idempotency.core.sqltext import ends_transaction, may_write
+from flask_idempotency.core import sqltext
+from flask_idempotency.core.sqltext import (
+    CONSTRAINTS,
+    CURSOR,
+    LOCKS,
+    ON_COMMIT,
+    READS,
+    SETS,
+    SIGNALS,
+    UNSURE,
+    WRITES,
+    ends_transaction,
+    may_write,
+    on_commit_tables,
+    settings_of,
+    traits_of,
+)
 
 ENDS = [
     "COMMIT",
@@ -25,6 +41,9 @@ ENDS = [
     "prepare transaction 'x'",
     "select $$ ; $$; commit",
     "select E'\\''; commit",
+    "/* /* nested */ */ commit",
+    "select a$b$ from t; commit; select '$b$'",
+    "create function f() returns int begin atomic select 1; end; commit",
 ]
 DOES_NOT = [
     "",
@@ -43,6 +62,9 @@ DOES_NOT = [
     "select case when a then b end from t",
     "prepare p as select 1",
     "select commit from t",
+    "/* /* nested */ ; commit */ select 1",
+    "create function f() returns int begin atomic select 1; select 2; end",
+    "create function f(a int) returns int begin atomic select case a when 1 then 2 end; end",
 ]
 
 
@@ -99,3 +121,77 @@ def test_no_text_takes_long_to_read(noise):
     ends_transaction(f"/* {noise} commit")
     may_write(f"with {noise} select 1")
     assert time.process_time() - started < 0.5
+
+
+def test_where_a_backslash_escapes_it_hides_no_commit():
+    text = r"select '\''; commit; --'"
+    assert not ends_transaction(text)
+    assert ends_transaction(text, backslashes=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "traits"),
+    [
+        ("SELECT t.id AS t_id, t.updated_at FROM t WHERE t.id = %(pk)s", READS),
+        ("select count(*), coalesce(max(a), 0) from t where b in (1, 2)", READS),
+        ("with a as (select cast(b as numeric(10, 2)) from t) select * from a", READS),
+        ("select nextval('s')", READS),
+        ("select price(1)", UNSURE),
+        ("call p()", WRITES | UNSURE),
+        ("insert into t values (1)", WRITES),
+        ("with gone as (delete from t returning *) select * from gone", WRITES),
+        ("select * into u from t", WRITES),
+        ("select * from t for update", LOCKS),
+        ("select * from t for no key update of t skip locked", LOCKS),
+        ("select pg_advisory_xact_lock(1)", LOCKS),
+        ("lock table t", LOCKS),
+        ("SET LOCAL a.b = 'c'", SETS),
+        ("select set_config('a.b', 'c', true)", SETS),
+        ("set transaction read only", READS),
+        ("set constraints all immediate", CONSTRAINTS),
+        ("create table t (a int unique deferrable initially deferred)", WRITES | CONSTRAINTS | UNSURE),
+        ("create temp table x (a int) on commit drop", WRITES | ON_COMMIT | UNSURE),
+        ("notify c", SIGNALS),
+        ("select pg_notify('c', '')", SIGNALS),
+        ("declare c cursor for select 1", CURSOR | UNSURE),
+        ("do $$ begin perform set_config('a.b', 'c', true); end $$", WRITES | UNSURE | SETS),
+        ("/* update t */ select 'insert into t'", READS),
+    ],
+)
+def test_what_a_statement_may_do(text, traits):
+    assert traits_of(text) == traits
+
+
+@pytest.mark.parametrize(
+    ("text", "session", "local"),
+    [
+        ("set search_path to a, b", {"search_path"}, set()),
+        ("set session a.b = 'c'; set local d.e = 'f'", {"a.b"}, {"d.e"}),
+        ("select set_config('a.b', 'it''s (c', true), set_config('D.e', '', 'f')", {"d.e"}, {"a.b"}),
+        ("set role r", {"role"}, set()),
+        ("set local role r", set(), {"role"}),
+        ("reset role", {"role"}, set()),
+        ("reset all", {"*"}, set()),
+        ("set time zone 'UTC'", {"timezone"}, set()),
+        ('set local "TimeZone" = 1', set(), {"timezone"}),
+        ("set session authorization r", {"session_authorization"}, set()),
+        ("set local transaction_read_only = on", set(), set()),
+        ("do $$ begin set local a.b = 'c'; end $$", set(), {"a.b"}),
+        ("update t set search_path = 1", set(), set()),
+        ("select 'set a.b = 1'", set(), set()),
+    ],
+)
+def test_which_settings_a_statement_changes(text, session, local):
+    assert settings_of(text) == (session, local)
+
+
+def test_an_isolation_that_is_chosen_is_recognised():
+    assert sqltext.chooses_isolation("set transaction isolation level serializable")
+    assert sqltext.chooses_isolation("set session characteristics as transaction read only")
+    assert sqltext.chooses_isolation("set default_transaction_isolation = 'serializable'")
+    assert not sqltext.chooses_isolation("set transaction read only")
+
+
+def test_temporary_tables_that_end_with_a_transaction():
+    text = 'create temp table if not exists a (b int) on commit delete rows; create temporary table "C" on commit drop as select 1'
+    assert on_commit_tables(text) == [("a", False), ('"C"', True)]
