@@ -634,6 +634,11 @@ def _named(base: type[Cursor]) -> type[Cursor]:
             self._raise_if_ended()
             return super().__next__()
 
+        def close(self) -> None:
+            if self.withhold or not self.unit or self.units.is_current(self.owner, self.unit):
+                super().close()
+            # Otherwise it ended with its unit, and psycopg2's CLOSE would fail the transaction.
+
     return _named_kinds.setdefault(base, NamedCursor)
 
 

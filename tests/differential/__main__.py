@@ -13,6 +13,7 @@ import sys
 
 import servers
 from tests.differential.comparison import Twins
+from tests.differential.mutants import MUTANTS, caught_by
 from tests.differential.summary import Summary
 
 
@@ -26,8 +27,11 @@ def main() -> int:
     )
     parser.add_argument("--shown", type=int, default=10, help="differences to shrink and show")
     parser.add_argument("--kinds", action="store_true", help="count each kind of step")
+    parser.add_argument("--mutants", action="store_true", help="show which kept programs catch which")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
+    if given.mutants:
+        return show_mutants()
     stores = [given.store] if given.store else ["postgres", "hybrid"]
     passed = []
     with servers.postgres(fsync=False) as postgres, servers.redis() as redis:
@@ -45,6 +49,23 @@ def main() -> int:
             passed.append(not summary.different and not summary.emptiness)
             twins.close()
     return 0 if all(passed) else 1
+
+
+def show_mutants() -> int:
+    """Run each mutant against its own programs and all that are kept."""
+    escaped = 0
+    with servers.postgres(fsync=False) as postgres:
+        twins = Twins(postgres, "mutants")
+        print(f"{'mutant':42}caught by")
+        for name, mutant in MUTANTS.items():
+            found = caught_by(twins, mutant)
+            own = [each for each in mutant.programs if each in found]
+            others = len(found) - len(own)
+            escaped += len(own) < len(mutant.programs)
+            caught = ", ".join(own) or "NONE OF ITS OWN"
+            print(f"{name:42}{caught}" + (f", and {others} more" if others else ""), flush=True)
+        twins.close()
+    return 1 if escaped else 0
 
 
 if __name__ == "__main__":

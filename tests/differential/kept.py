@@ -33,6 +33,15 @@ KEPT: dict[str, Program] = {
     "releasing an aborted savepoint": Program(
         view=(do("savepoint"), *_ABORTED, do("release the savepoint"), do("read"))
     ),
+    "a stream read after its unit was rolled back": Program(
+        view=(
+            do("open a stream"),
+            do("rollback"),
+            do("read the stream"),
+            do("rollback"),
+            do("read"),
+        )
+    ),
     "a stream in an aborted transaction": Program(view=(*_ABORTED, do("open a stream"))),
     # What a transaction's end ends
     "a deferred constraint": Program(view=(do("take a place", 1), do("commit"))),

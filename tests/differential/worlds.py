@@ -183,7 +183,7 @@ class World:
         self._define_models()
         if "other" in binds:
             self._define_remote()
-        self.app = Flask("shop")
+        self.app = Flask("differential")
         options = {"pool_size": case.pool, "max_overflow": 0, "pool_timeout": 2}
         if self.is_postgres:
             options["connect_args"] = {"options": f"-c lock_timeout={LOCK_TIMEOUT}"}

@@ -1,0 +1,485 @@
+"""The package with one cure taken away, each in its own way: mutants that programs must tell from it.
+
+A mutant is applied to the loaded modules for as long as a ``with`` lasts, so that the same two
+applications serve one after the other. Each names the programs that come out different under it, and
+equal or refused without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from flask_idempotency import earlier, session, session_statements
+from flask_idempotency.attempt import Attempt
+from flask_idempotency.core import sqltext
+from flask_idempotency.operation import RequestState
+from flask_idempotency.stores import savepoints, statements
+from flask_idempotency.stores.savepoints import PostgresUnits
+from flask_idempotency.stores.sql import SqlRecords
+from flask_idempotency.units import Units
+from flask_idempotency.work import Work
+from tests.differential.comparison import Twins, Verdict
+from tests.differential.kept import KEPT
+from tests.differential.programs import Program
+from tests.differential.steps import STEPS, Hand, do
+
+# What a mutant is
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """``why`` it is wrong, how the package becomes it, and which programs show it."""
+
+    why: str
+    cut: Callable[[Knife], object]
+    programs: dict[str, Program]
+
+
+class Knife:
+    """Changes loaded modules, and puts everything back in the end."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+
+    def replace(self, owner: Any, name: str, new: Any) -> None:
+        """Put something else in the place of what a module or class has by this name."""
+        self._stack.enter_context(patch.object(owner, name, new))
+
+    def pin(self, kind: type, name: str, value: Callable[[], Any]) -> None:
+        """Let an attribute of all objects of a class be this, whatever they set."""
+        pinned = property(lambda _: value(), lambda _, __: None)
+        self._stack.enter_context(patch.object(kind, name, pinned, create=True))
+
+    def forget(self, known: dict[Any, Any]) -> None:
+        """Empty what a module has remembered."""
+        self._stack.enter_context(patch.dict(known, clear=True))
+
+    def rewrite(self, module: Any, old: str, new: str, *names: str) -> None:
+        """Change constants that are texts."""
+        for name in names:
+            before = getattr(module, name)
+            if old not in before:
+                raise RuntimeError(f"{name} does not contain {old!r} any more")
+            self.replace(module, name, before.replace(old, new))
+
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+def shown_by(*kept: str, **written: Program) -> Callable[[Callable[[Knife], object]], Any]:
+    """Register a mutant; ``kept`` are names of :data:`KEPT`, ``written`` are for it alone."""
+
+    def register(cut: Callable[[Knife], object]) -> Any:
+        own = {name.replace("_", " "): program for name, program in written.items()}
+        if twice := own.keys() & KEPT.keys():
+            raise RuntimeError(f"these are names of kept programs: {sorted(twice)}")
+        programs = {name: KEPT[name] for name in kept} | own
+        MUTANTS[cut.__name__.replace("_", " ")] = Mutant(cut.__doc__ or "", cut, programs)
+        return cut
+
+    return register
+
+
+@contextmanager
+def applied(mutant: Mutant) -> Iterator[None]:
+    """While this lasts, the package is the mutant."""
+    with ExitStack() as stack:
+        mutant.cut(Knife(stack))
+        yield
+
+
+def compare(twins: Twins, program: Program) -> Verdict:
+    """As :meth:`Twins.compare`, with the steps that only these programs take."""
+    with patch.dict(STEPS, STEPS_HERE):
+        verdict = twins.compare(program)
+    verdict.differences += kept_though_undone(verdict)
+    return verdict
+
+
+def kept_though_undone(verdict: Verdict) -> list[str]:
+    """A success must not be kept whose work was dropped above its view."""
+    program, protected = verdict.program, verdict.protected
+    undone = program.view and program.view[-1].kind == "insert" and program.above == (do("rollback"),)
+    if undone and protected.completed and protected.first.status < 400:
+        return ["record: a success is kept, and its work was undone above the view"]
+    return []
+
+
+def caught_by(twins: Twins, mutant: Mutant) -> list[str]:
+    """The programs that come out different under a mutant: out of its own, and of all that are kept."""
+    with applied(mutant):
+        programs = {**mutant.programs, **KEPT}
+        return [name for name, each in programs.items() if compare(twins, each).differences]
+
+
+# Steps that random programs do not take
+
+
+def call_the_driver(hand: Hand, name: str, *values: Any) -> None:
+    """A method of psycopg2's connection."""
+    getattr(hand.session.connection().connection.driver_connection, name)(*values)
+
+
+def commit_in_a_teardown(hand: Hand) -> None:
+    """When this request ends, after its response is made."""
+    functions = hand.run.twin.app.teardown_request_funcs.setdefault(None, [])
+
+    def commit(_error: BaseException | None) -> None:
+        functions.remove(commit)
+        hand.session.commit()
+
+    functions.append(commit)
+
+
+STEPS_HERE: dict[str, Callable[..., Any]] = {
+    "call the driver": call_the_driver,
+    "commit in a teardown": commit_in_a_teardown,
+}
+
+WITHOUT_RECORD = do(
+    "send",
+    "do $$ begin delete from public.idempotency_record;"
+    " exception when undefined_table then null; end $$",
+)
+"""The record is out of sight, in the protected application; in the plain one there is none."""
+
+INSERT, COMMIT, ROLLBACK, READ = do("insert", "a"), do("commit"), do("rollback"), do("read")
+HELPER_READS = do("in a helper's context", READ)
+
+
+# The end of the operation
+
+
+@shown_by(a_record_that_is_not_there=Program(view=(WITHOUT_RECORD, INSERT, COMMIT)))
+def finish_without_its_guard(knife: Knife) -> None:
+    """Whether the record was changed does not matter to the COMMIT."""
+    knife.rewrite(statements, statements.ONE_ROW, "SELECT 1;\nCOMMIT", "FINISH", "FINISH_LATE")
+
+
+@shown_by("another path for good")
+def record_out_of_sight(knife: Knife) -> None:
+    """The record is looked for on the view's path, by the view's role, and need not be found."""
+    end = statements.FINISH.rindex("WITH done AS")
+    knife.rewrite(statements, statements.FINISH[:end], "", "FINISH")
+    knife.rewrite(statements, statements.ONE_ROW, "SELECT 1;\nCOMMIT", "FINISH")
+    knife.replace(SqlRecords, "_name", lambda self, table, wire: table.name)
+
+
+@shown_by("another role for good")
+def role_left_for_the_finish(knife: Knife) -> None:
+    """The record is changed by the role that the view has set."""
+    old = (
+        "set_config('session_authorization', %(session_user)s, true),\n"
+        "       set_config('role', %(role)s, true), "
+    )
+    knife.rewrite(statements, old, "", "FINISH", "FINISH_LATE")
+
+
+@shown_by(
+    a_function_that_hides_one_of_the_server=Program(
+        view=(
+            do(
+                "send",
+                "create or replace function elsewhere.txid_current() returns bigint"
+                " language plpgsql as $$ begin raise 'not that of the server'; end $$",
+            ),
+            do("send", "set search_path = elsewhere, pg_catalog, public"),
+            COMMIT,
+        )
+    )
+)
+def path_left_for_the_finish(knife: Knife) -> None:
+    """Our last statements are read on the view's search path."""
+    old = ", set_config('search_path', %(search_path)s, true)"
+    knife.rewrite(statements, old, "", "FINISH", "FINISH_LATE")
+
+
+@shown_by("another role for good")
+def role_left_on_the_connection(knife: Knife) -> None:
+    """What a request leaves on its connection is who our next statements are sent as."""
+    knife.pin(SqlRecords, "_as_login", lambda: False)
+    knife.pin(SqlRecords, "_cache", dict)
+
+
+@shown_by(a_rejection_with_a_write=Program(view=(INSERT,), answer="conflict"))
+def leftovers_of_a_rejection_committed(knife: Knife) -> None:
+    """What the view left is not undone, and the COMMIT that is for the record commits it, too."""
+    knife.replace(session, "leave", lambda db, running: None)
+
+
+# Statements held back
+
+
+@shown_by(
+    a_NUL_in_a_savepoint=Program(
+        view=(INSERT, do("savepoint"), do("fail", "NUL"), do("undo the savepoint"), COMMIT)
+    )
+)
+def forgotten_before_it_is_bound(knife: Knife) -> None:
+    """What was held back is taken before the values are bound, which may fail."""
+
+    def operation_cursor(base: Any) -> Any:
+        class Forgetful(before(base)):
+            def mogrify(self, query: Any, values: Any = None) -> bytes:
+                held = [*self.units._held]
+                self.units._held.clear()
+                message = super().mogrify(query, values)
+                self.units._held[:0] = held
+                return message
+
+        return Forgetful
+
+    before: Any = savepoints._operation_cursor
+    knife.replace(savepoints, "_operation_cursor", operation_cursor)
+    knife.forget(savepoints._subclasses)
+    knife.forget(savepoints._named_kinds)
+
+
+@shown_by(
+    a_syntax_error_after_a_commit=Program(
+        view=(INSERT, COMMIT, do("fail", "syntax"), ROLLBACK, do("insert", "b"), COMMIT)
+    )
+)
+def in_front_of_what_was_never_parsed(knife: Knife) -> None:
+    """What was held back travels in a message that the server may not be able to read."""
+
+    def prefix(self: PostgresUnits, text: str, message: bytes) -> bytes:
+        return self.waiting()
+
+    knife.replace(PostgresUnits, "prefix", prefix)
+
+
+@shown_by("a write's lock after a rollback", "a row's lock after a rollback")
+def rollback_held_back(knife: Knife) -> None:
+    """A rollback waits for the next statement, and locks are held until then."""
+
+    def undo(self: PostgresUnits, *, at_once: bool = True) -> None:
+        before(self, at_once=False)
+
+    before = PostgresUnits._undo
+    knife.replace(PostgresUnits, "_undo", undo)
+
+
+# What a transaction's end ends
+
+
+@shown_by("a local setting after a commit")
+def settings_outlive_the_commit(knife: Knife) -> None:
+    """What was set for a transaction is there in the next one."""
+    knife.replace(PostgresUnits, "_remember", lambda self, names: None)
+
+
+@shown_by("a deferred constraint", "a deferred constraint, by ORM")
+def deferred_checks_come_late(knife: Knife) -> None:
+    """The view's commit does not check what it should."""
+    knife.replace(PostgresUnits, "_check_constraints", lambda self: None)
+
+
+@shown_by(
+    a_place_taken_twice_after_a_commit=Program(view=(INSERT, COMMIT, do("take a place", 1), ROLLBACK))
+)
+def constraints_stay_immediate(knife: Knife) -> None:
+    """After a commit, deferred constraints are no longer deferred."""
+    knife.replace(PostgresUnits, "_constraints_back", lambda self: [])
+
+
+@shown_by("a temporary table emptied by a commit")
+def temporary_tables_outlive_the_commit(knife: Knife) -> None:
+    """ON COMMIT does nothing at the view's commit."""
+    knife.replace(savepoints, "_after_commit", lambda name, drops: "SELECT 1")
+
+
+@shown_by(
+    a_cursor_after_a_commit=Program(
+        view=(do("send", "declare numbers cursor for select 1"), COMMIT, do("send", "fetch numbers"))
+    )
+)
+def cursors_outlive_the_commit(knife: Knife) -> None:
+    """Cursors on the server are not closed."""
+    knife.replace(savepoints, "CURSOR", 0)
+
+
+@shown_by("a stream after a commit")
+def streams_outlive_the_commit(knife: Knife) -> None:
+    """A stream goes on, also in the next transaction."""
+    cursors_outlive_the_commit(knife)
+    knife.replace(Units, "is_current", lambda self, owner, number: True)
+
+
+@shown_by("a commit that PostgreSQL makes a rollback")
+def failures_forgotten_at_the_commit(knife: Knife) -> None:
+    """Nobody asks whether a statement of the transaction has failed."""
+    knife.replace(PostgresUnits, "is_failed", lambda self: False)
+
+
+# Several sessions
+
+
+@shown_by("a second session commits beside an update", "a helper reads what is not committed")
+def writes_give_way(knife: Knife) -> None:
+    """What another session has not committed is undone, and nobody says so."""
+    knife.replace(PostgresUnits, "_give_way", lambda self: self._undo(at_once=False))
+
+
+@shown_by(
+    a_function_that_writes_beside_a_helper=Program(
+        view=(
+            do("send", "select lo_create(4711)"),
+            HELPER_READS,
+            do("send", "select lo_unlink(4711)"),
+            COMMIT,
+        )
+    )
+)
+def functions_only_read(knife: Knife) -> None:
+    """What a text does not tell was surely nothing."""
+    knife.replace(PostgresUnits, "_did_more_than_read", lambda self: False)
+
+
+@shown_by("a helper's commit in the snapshot")
+def one_snapshot_for_two(knife: Knife) -> None:
+    """At REPEATABLE READ a session sees what another one commits."""
+    knife.replace(PostgresUnits, "_give_way", Units._give_way)
+
+
+@shown_by(
+    a_retry_in_the_view=Program(
+        view=(do("count up by engine"), do("count up"), ROLLBACK, do("count up"), COMMIT),
+        isolation="REPEATABLE READ",
+    )
+)
+def conflicts_are_the_views_own(knife: Knife) -> None:
+    """A view at REPEATABLE READ may catch a conflict, and go on in the same snapshot."""
+    knife.replace(savepoints, "SERIALIZATION_FAILURE", "none")
+
+
+# Before the view
+
+
+@shown_by("a setting before the view", "a path before the view")
+def settings_before_the_view_lost(knife: Knife) -> None:
+    """What was set before the view is not set in it."""
+
+    def adopt(self: PostgresUnits, stand_in: Any, settings: Any = None) -> None:
+        stand_in.units = self
+
+    knife.replace(PostgresUnits, "adopt", adopt)
+
+
+@shown_by("a setting for good before the view")
+def settings_before_the_view_end_with_it(knife: Knife) -> None:
+    """What was set for the connection does not outlast a commit that comes first."""
+    knife.replace(session_statements.Carried, "lasting", "")
+
+
+@shown_by("an advisory lock before the view")
+def locks_before_the_view_lost(knife: Knife) -> None:
+    """What was locked before the view is not locked in it, and nobody says so."""
+    found = session_statements.EARLIER.index("EXISTS (SELECT FROM pg_locks")
+    knife.rewrite(session_statements, session_statements.EARLIER[found:], "false", "EARLIER")
+    knife.replace(earlier, "LOCKS", 0)
+
+
+@shown_by(
+    a_snapshot_that_another_one_follows=Program(
+        before=(READ, do("in a helper's context", do("add", "b"), COMMIT)),
+        view=(READ,),
+        isolation="REPEATABLE READ",
+    )
+)
+def snapshots_before_the_view_lost(knife: Knife) -> None:
+    """What was read before the view belongs to another snapshot than what it writes."""
+    knife.rewrite(
+        session_statements, "current_setting('transaction_isolation')", "'read committed'", "EARLIER"
+    )
+
+
+@shown_by(a_write_after_read_only=Program(before=(do("set", "read only"),), view=(INSERT, COMMIT)))
+def read_only_before_the_view_lost(knife: Knife) -> None:
+    """The view writes in what was chosen to be read only."""
+    old = (
+        "'on' IN (current_setting('transaction_read_only'), current_setting('transaction_deferrable'))"
+    )
+    knife.rewrite(session_statements, old, "false", "EARLIER")
+
+
+@shown_by("a write before the view, committed after it")
+def refused_and_left_for_a_commit(knife: Knife) -> None:
+    """What a refused request's session holds is committed above it."""
+    knife.replace(session, "drop", lambda db: None)
+
+
+# Above the view
+
+
+@shown_by("a setting after the view")
+def nothing_waits(knife: Knife) -> None:
+    """Every view is done with its session when it returns."""
+    knife.replace(session, "is_settled", lambda db, running: True)
+
+
+@shown_by(a_commit_too_late=Program(view=(INSERT, do("commit in a teardown"))))
+def leftovers_of_a_success_dropped(knife: Knife) -> None:
+    """A success with changes that nobody has committed is kept."""
+    knife.replace(Work, "refuse_leftovers", lambda self, status: None)
+
+
+@shown_by(a_rollback_in_a_decorator=Program(view=(INSERT,), above=(ROLLBACK,)))
+def undone_and_kept(knife: Knife) -> None:
+    """What tells of a work that was undone above the view is kept all the same."""
+    knife.replace(Work, "is_undone", lambda self: False)
+
+
+@shown_by("a commit after the request of what is not kept")
+def undone_and_still_pending(knife: Knife) -> None:
+    """What was undone is still in the session, for the next commit."""
+    knife.replace(session, "_forget_changes", lambda session: None)
+
+
+@shown_by("a decorator above a handled error")
+def errors_answered_below_the_decorators(knife: Knife) -> None:
+    """A decorator above the view sees the answer to its error, not the error."""
+    knife.replace(Attempt, "hand_up", lambda self: False)
+
+
+@shown_by("a decorator above a handled error", "a setting after the view")
+def no_envelope(knife: Knife) -> None:
+    """Nobody knows whether there are decorators above the view."""
+    knife.pin(RequestState, "is_dispatched", lambda: False)
+
+
+# Doors
+
+
+@shown_by(a_COMMIT_as_text=Program(view=(INSERT, do("send", "commit"))))
+def commit_as_text_sent(knife: Knife) -> None:
+    """A statement of the view ends the operation's transaction."""
+    knife.replace(sqltext, "ends_transaction", lambda text, *, backslashes=False: False)
+
+
+@shown_by(
+    the_driver_commits_for_itself=Program(view=(INSERT, do("call the driver", "tpc_commit"), COMMIT))
+)
+def doors_of_the_driver_open(knife: Knife) -> None:
+    """The driver's own ways to end a transaction are there."""
+    knife.replace(savepoints, "_ENDINGS", frozenset())
+
+
+@shown_by(the_driver_rolls_back=Program(view=(INSERT, do("call the driver", "rollback"), COMMIT, READ)))
+def the_drivers_rollback_is_its_own(knife: Knife) -> None:
+    """Whoever reaches for the driver's connection gets the operation's."""
+    knife.replace(PostgresUnits, "door", Units.door)
+
+
+@shown_by(
+    settings_read_at_another_isolation=Program(
+        view=(do("ask for serializable"), do("read settings"), COMMIT)
+    )
+)
+def isolation_by_option_ignored(knife: Knife) -> None:
+    """The view asks for another isolation, and nobody says that it does not get it."""
+    knife.replace(PostgresUnits, "check_isolation", lambda self, what, value: None)
