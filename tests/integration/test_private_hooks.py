@@ -1,4 +1,4 @@
-"""What of SQLAlchemy is used although it is private: a new version that changes it must turn these red."""
+"""What is private in SQLAlchemy and used all the same: a version that changes it turns these red."""
 
 from __future__ import annotations
 

@@ -193,5 +193,8 @@ def test_an_isolation_that_is_chosen_is_recognised():
 
 
 def test_temporary_tables_that_end_with_a_transaction():
-    text = 'create temp table if not exists a (b int) on commit delete rows; create temporary table "C" on commit drop as select 1'
+    text = (
+        "create temp table if not exists a (b int) on commit delete rows;"
+        'create temporary table "C" on commit drop as select 1'
+    )
     assert on_commit_tables(text) == [("a", False), ('"C"', True)]
