@@ -142,7 +142,7 @@ def claim_or_answer(
         with session.parked(state.db, state.pool):
             return _decide(state, route, now, operation, claim, None)
     try:
-        before = session.set_aside(state.db, state.pool)
+        before = session.set_aside(state.db, state.pool, state.engines_of(route.other_binds))
     except NotAtomic:
         if is_outermost_request():
             session.drop(state.db)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from psycopg2 import Error as PostgresError
+from psycopg2 import extensions
 from psycopg2.errors import InFailedSqlTransaction
 from sqlalchemy import Connection, PoolProxiedConnection
 
@@ -108,7 +109,8 @@ def has_written(connection: Connection) -> bool:
 
 
 def _ask(pooled: PoolProxiedConnection, statement: str) -> Any:
-    cursor = pooled.cursor()
+    is_psycopg2 = isinstance(pooled.driver_connection, extensions.connection)
+    cursor = pooled.cursor(cursor_factory=extensions.cursor) if is_psycopg2 else pooled.cursor()
     try:
         cursor.execute(statement)
         return cursor.fetchone()

@@ -27,7 +27,6 @@ from sqlalchemy.orm.attributes import set_committed_value
 from sqlalchemy.orm.exc import ObjectDeletedError
 from sqlalchemy.orm.session import SessionTransactionOrigin
 
-from .core.sqltext import UNSURE, WRITES
 from .earlier import Earlier, has_written
 from .errors import ConfigurationError, NotAtomic, StoreUnavailable
 from .operation import Running, joined_operation, outer_operation
@@ -141,11 +140,14 @@ class SetAside:
                 transaction.close()
 
 
-def set_aside(db: SQLAlchemy, pool: Any) -> SetAside | None:
+def set_aside(
+    db: SQLAlchemy, pool: Any, other_binds: frozenset[Engine] = frozenset()
+) -> SetAside | None:
     """Take the connection from the request's session, so that the operation needs no second one.
 
-    Changes that are not flushed yet go along. Raises ``NotAtomic`` if something was written, locked, or
-    chosen for its transaction: ending that would split the operation, or lose it.
+    Changes that are not flushed yet go along; so does what was written on ``other_binds``. Raises
+    ``NotAtomic`` if something was written, locked, or chosen for its transaction: ending that would
+    split the operation, or lose it.
     """
     outer = outer_operation()
     session = db.session() if db.session.registry.has() else None
@@ -164,7 +166,15 @@ def set_aside(db: SQLAlchemy, pool: Any) -> SetAside | None:
     transaction = None if session is None else session.get_transaction()
     if session is None or transaction is None:
         return None
-    begun = {c for c in _connections(session).values() if c.engine.pool is pool}
+    every = set(_connections(session).values())
+    begun = {connection for connection in every if connection.engine.pool is pool}
+    for connection in every - begun:
+        if connection.engine not in other_binds and has_written(connection):
+            raise NotAtomic(
+                "db.session had written on another bind, but not committed, before the idempotent view"
+                " began, which cannot commit together with the record: commit before the view, or allow"
+                ' it with @idempotent(other_binds=["..."])'
+            )
     if not begun:
         return None
     if outer is not None and all(is_joined(connection, outer.units) for connection in begun):
@@ -300,10 +310,10 @@ def leave(db: SQLAlchemy, running: Running) -> None:
     Loaded objects stay usable for ``after_request`` functions, unless the session holds changes that
     were never committed.
     """
-    has_written = bool(running.units.traits & (WRITES | UNSURE)) and running.units.has_open_work
+    left = running.units.has_unsaved_writes()
     running.units.leave()
     for session in _all(db, running):
-        if has_unsaved(session) or (has_written and session.in_transaction()):
+        if has_unsaved(session) or (left and session.in_transaction()):
             log.warning(
                 "the view of %s left changes it did not commit; they are undone", running.operation.name
             )

@@ -26,7 +26,7 @@ _SETS_IN_FUNCTIONS = """(SELECT array_agg(DISTINCT lower(found[1])) FROM (
               AND pronamespace NOT IN (SELECT oid FROM pg_namespace
                                         WHERE nspname IN ('pg_catalog', 'information_schema'))
               AND prosrc ~* '\\mset') AS functions
-         WHERE found[1] ~ '[.]' OR lower(found[1]) IN (SELECT lower(name) FROM pg_settings)
+         WHERE found[1] ~ '[.]\\w+$' OR lower(found[1]) IN (SELECT lower(name) FROM pg_settings)
             OR lower(found[1]) = 'role')"""
 
 FUNCTIONS = f"SELECT {_SETS_IN_FUNCTIONS}"

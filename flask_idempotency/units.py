@@ -14,6 +14,7 @@ Otherwise the operation fails, because what is committed inside another's savepo
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -189,6 +190,8 @@ class Units:
             raise NotAtomic("the operation has ended: this connection was part of it, and is no more")
         if ends_transaction(text):
             self.refuse("the view sent a statement that begins or ends a transaction")
+        if self.has_ended():
+            self.refuse("a statement of the view, or a trigger, ended the operation's transaction")
         self._take_turn(owner, traits_of(text))
 
     def _take_turn(self, owner: StandIn, traits: int) -> None:
@@ -298,8 +301,8 @@ class Units:
         )
 
     def has_ended(self) -> bool:
-        """Whether somebody has ended the operation's transaction past us."""
-        return False
+        """Whether somebody has ended the operation's transaction: on SQLite a trigger may."""
+        return getattr(self.fairy.driver_connection, "in_transaction", True) is False
 
     def is_failed(self) -> bool:
         """Whether a statement of the transaction has failed, so that it refuses all others."""
@@ -333,7 +336,12 @@ class WatchedCursor:
     def execute(self, statement: Any, *args: Any) -> Any:
         """See the driver's."""
         self._enter(statement)
-        return self._cursor.execute(statement, *args)
+        try:
+            return self._cursor.execute(statement, *args)
+        except sqlite3.DatabaseError as error:
+            if "not authorized" in str(error):  # by the store, which lets nobody end the transaction
+                self._units.refuse("the view sent a statement that begins or ends a transaction")
+            raise
 
     def executemany(self, statement: Any, *args: Any) -> Any:
         """See the driver's."""

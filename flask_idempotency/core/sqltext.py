@@ -73,7 +73,7 @@ _BY_FIRST_WORD = (
         re.compile(r"SET\s+(?:LOCAL\s+)?TRANSACTION\b(?!.*(?:ISOLATION|SNAPSHOT|DEFERR))", _ANY),
         READS,  # READ ONLY: a savepoint has its own, and who asks the server before the view is told
     ),
-    (re.compile(r"(?:SET|RESET|DISCARD)\b", re.IGNORECASE), SETS),
+    (re.compile(r"(?:SET|RESET|DISCARD\s+ALL)\b", re.IGNORECASE), SETS),
     (re.compile(r"LOCK\b", re.IGNORECASE), LOCKS),
     (re.compile(r"(?:NOTIFY|LISTEN|UNLISTEN)\b", re.IGNORECASE), SIGNALS),
     (re.compile(r"DECLARE\b.*\bWITH\s+HOLD\b", re.IGNORECASE | re.DOTALL), UNSURE),
@@ -291,8 +291,7 @@ def chooses_isolation(text: str) -> bool:
 
 def _plain(names: set[str]) -> frozenset[str]:
     plain = (" ".join(name.strip('"').lower().split()) for name in names)
-    named = frozenset(_OTHER_NAMES.get(name, name) for name in plain)
-    return frozenset(name for name in named if not name.startswith("transaction_"))
+    return frozenset(_OTHER_NAMES.get(name, name) for name in plain)
 
 
 def _keep_names(text: str) -> str:

@@ -52,6 +52,9 @@ _UNDO = (f"ROLLBACK TO SAVEPOINT {NAME}", _RELEASE)
 _ENDED = extensions.TRANSACTION_STATUS_IDLE
 _FAILED = extensions.TRANSACTION_STATUS_INERROR
 
+_AT_ONCE = {"idle_in_transaction_session_timeout", "idle_session_timeout", "transaction_timeout"}
+"""Settings that work while nothing is sent."""
+
 _parsed: dict[str, None] = {}
 _PARSED = 4096
 """How many texts of statements are known to be parsed by the server. Beyond, the memory begins anew."""
@@ -90,13 +93,13 @@ class PostgresUnits(Units):
         self._checking_out = False
         self._on_commit: dict[str, bool] = self.fairy.info.setdefault(_ON_COMMIT, {})
         self._ours: BaseException | None = None
-        self._before: Any = self.driver.cursor_factory
+        self.cursor_factory: Any = self.driver.cursor_factory
         self.driver.cursor_factory = self._make
 
     def close(self) -> None:
         """Give the connection its own cursors back; forget what is held."""
         super().close()
-        self.driver.cursor_factory = self._before
+        self.driver.cursor_factory = self.cursor_factory
         self._held.clear()
 
     def adopt(self, stand_in: StandIn, settings: sql.Carried | None = None) -> None:
@@ -133,8 +136,8 @@ class PostgresUnits(Units):
         return cursor
 
     def _factory(self) -> type[Cursor]:
-        if self._before is not None:
-            return _subclass(self._before)
+        if self.cursor_factory is not None:
+            return _subclass(self.cursor_factory)
         if type(self.driver) is Connection:
             return _subclass(Cursor)
         # A class of the application's may have cursors of its own, such as LoggingConnection.
@@ -197,7 +200,8 @@ class PostgresUnits(Units):
             self._on_commit.update(tables)
 
     def _remember(self, names: Iterable[str]) -> None:
-        new = set(names) - self._remembered
+        # Those of the transaction itself come back with the savepoint.
+        new = {name for name in names if not name.startswith("transaction_")} - self._remembered
         if new:
             self._remembered |= new
             self._hold(sql.remember(new))
@@ -238,7 +242,8 @@ class PostgresUnits(Units):
         self._hold(_RELEASE)
         if self.traits & CURSOR:
             self._held.append("CLOSE ALL")
-            self.flush()  # what reads on asks the server itself
+        if self.traits & CURSOR or back & _AT_ONCE:
+            self.flush()  # what reads on asks the server itself, and a time-out does not wait
         if self._on_commit:
             self._held += [_after_commit(name, drops) for name, drops in self._on_commit.items()]
 
@@ -585,11 +590,16 @@ class DriverDoor:
         units = self._units
         if name in _ENDINGS:
             units.refuse(f"the view called {name}() of the driver's connection")
+        if name == "cursor_factory":
+            return units.cursor_factory
         if name not in _STATE:
             units.reach(self._owner)
         return getattr(units.driver, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "cursor_factory":
+            self._units.cursor_factory = value
+            return
         if name in _MODES:
             if value != getattr(self, name):
                 self._units.refuse(f"the view set {name} of the driver's connection")

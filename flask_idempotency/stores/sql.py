@@ -16,16 +16,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg2
 from sqlalchemy import Connection, Engine, Table, exc
+from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from .. import session_statements
 from ..core.records import Answer, Claim, Record
-from ..errors import NotAtomic, RequestInProgress, StoreUnavailable, TransactionConflict
+from ..errors import (
+    ConfigurationError,
+    NotAtomic,
+    RequestInProgress,
+    StoreUnavailable,
+    TransactionConflict,
+)
 from ..units import operation_engine
 from . import lease_statements, statements
 from .failures import (
     ABORTED,
     CONFLICTS,
     DIVISION_BY_ZERO,
+    INTEGRITY,
     LOCK_NOT_AVAILABLE,
     NO_RIGHT,
     NO_TABLE,
@@ -59,6 +67,12 @@ class SqlRecords:
     takes_resumable = True
 
     def __init__(self, engine: Engine, table: Table, steps: Table) -> None:
+        if isinstance(engine.pool, (StaticPool, SingletonThreadPool)):
+            raise ConfigurationError(
+                f"the engine's pool is a {type(engine.pool).__name__}, which hands one connection"
+                " to all who ask: what a view writes on db.engine would be part of its operation."
+                " Use QueuePool (the default) or NullPool"
+            )
         self.engine = engine
         self.table = table
         self.steps = steps
@@ -199,6 +213,10 @@ class SqlRecords:
             self._schema = self._find_schema(preparer.format_table(self.table), wire)
         place = "" if self.table.schema or self._schema is None else f"{self._schema}."
         return place + preparer.format_table(table)
+
+    def forget_facts(self) -> None:
+        """Ask the database again: it has changed since."""
+        self._facts = None
 
     def _forget_schema(self) -> None:
         self._schema = None
@@ -342,6 +360,8 @@ class SqlHold:
                 "a statement of the view failed and its error was caught without"
                 " db.session.rollback(), so the transaction cannot commit"
             )
+        if (error.pgcode or "").startswith(INTEGRITY):
+            self._records.forget_facts()  # a constraint that can be deferred is new in the database
         if error.pgcode == DIVISION_BY_ZERO:
             self.abandon()
             return self._successor()

@@ -175,7 +175,7 @@ def test_what_a_statement_may_do(text, traits):
         ("set time zone 'UTC'", {"timezone"}, set()),
         ('set local "TimeZone" = 1', set(), {"timezone"}),
         ("set session authorization r", {"session_authorization"}, set()),
-        ("set local transaction_read_only = on", set(), set()),
+        ("set local transaction_read_only = on", set(), {"transaction_read_only"}),
         ("do $$ begin set local a.b = 'c'; end $$", set(), {"a.b"}),
         ("update t set search_path = 1", set(), set()),
         ("select 'set a.b = 1'", set(), set()),
