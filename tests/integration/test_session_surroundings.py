@@ -1,4 +1,4 @@
-"""What stands around the view's session: pools, cursors, functions, time-outs, other binds, triggers."""
+"""Around the session: pools, cursor classes, functions, time-outs, other binds and triggers."""
 
 from __future__ import annotations
 
