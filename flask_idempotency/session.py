@@ -348,12 +348,12 @@ def undo(db: SQLAlchemy, running: Running) -> None:
     values that a commit would have left them with.
     """
     lost = running.units.is_lost() or running.units.broken is not None
+    running.units.leave()  # nothing of it need be sent: the operation's ROLLBACK follows
     for session in _all(db, running):
         loaded = {} if lost else _loaded(session)
         _end_transactions(session)
         if not lost:
             loaded |= _read_again(session, loaded)
-            running.units.leave()
             _end_transactions(session)
         _forget_changes(session)
         for instance, values in loaded.items():
@@ -364,8 +364,14 @@ def undo(db: SQLAlchemy, running: Running) -> None:
 
 def _end_transactions(session: Session) -> None:
     """Without the events of a rollback that the application did not ask for."""
-    while (transaction := session.get_nested_transaction() or session.get_transaction()) is not None:
-        transaction.close()
+    before = None
+    while True:
+        transaction = session.get_nested_transaction() or session.get_transaction()
+        if transaction is None or transaction is before:
+            return
+        before = transaction
+        with suppress(SQLAlchemyError):  # the connection is lost, and everything undone
+            transaction.close()
 
 
 def _forget_changes(session: Session) -> None:

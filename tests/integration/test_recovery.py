@@ -59,7 +59,7 @@ def test_a_worker_killed_in_its_view_blocks_nobody_for_long(world, place):
     assert answers[-1].status_code == 201
     assert answers[-1].json == {"attempt": 2}
     assert world.count() == 1
-    assert time.monotonic() - started < 1.5, "probe age and a little"
+    assert time.monotonic() - started < 2.5, "probe age, and what a busy machine adds"
     assert world.post().json == {"attempt": 2}
 
 
