@@ -80,7 +80,8 @@ class Wire:
     @property
     def lost(self) -> bool:
         """Whether the connection is gone."""
-        return bool(self.driver.closed) or self.fairy.dbapi_connection is None
+        is_invalid = not self.closed and self.fairy.dbapi_connection is None
+        return bool(self.driver.closed) or is_invalid
 
     @property
     def in_transaction(self) -> bool:
