@@ -1,7 +1,7 @@
 """The application's own session, in the operation's transaction.
 
 While an operation runs, every session of its view works on the operation's connection, each of its
-transactions in a savepoint (see :mod:`.stores.units`): ``commit()`` releases a savepoint,
+transactions in a savepoint (see :mod:`.units`): ``commit()`` releases a savepoint,
 ``rollback()`` goes back to one, and nothing but the extension ends the transaction.
 
 Handing a connection to a session does not do it: Flask-SQLAlchemy's ``get_bind`` looks engines up by
