@@ -92,6 +92,7 @@ class PostgresUnits(Units):
         self._checks_out = wire.has_listener
         self._checking_out = False
         self._on_commit: dict[str, bool] = self.fairy.info.setdefault(_ON_COMMIT, {})
+        self._on_commit_before: dict[str, bool] | None = None  # the statement that is being sent
         self._ours: BaseException | None = None
         self.cursor_factory: Any = self.driver.cursor_factory
         self.driver.cursor_factory = self._make
@@ -163,6 +164,7 @@ class PostgresUnits(Units):
         if self.has_ended():
             self.refuse("the view ended the operation's transaction through the driver's connection")
         traits = sqltext.traits_of(text)
+        self._on_commit_before = None
         if not self._checking_out:
             self._take_turn(owner, traits)
         expected = SETS | UNSURE | ON_COMMIT | (WRITES if self._on_commit else 0)
@@ -190,6 +192,7 @@ class PostgresUnits(Units):
             self._remembered -= for_transaction & self._kept
             self._kept -= for_transaction
             self._remember(for_transaction)
+        self._on_commit_before = dict(self._on_commit)
         if text.lstrip()[:4].lower() in ("crea", "drop"):
             for name in [name for name in self._on_commit if name in text]:
                 del self._on_commit[name]
@@ -347,6 +350,9 @@ class PostgresUnits(Units):
     def note(self, error: psycopg2.Error) -> None:
         """A statement on the operation's connection has failed."""
         self._ours = error
+        if self._on_commit_before is not None:
+            self._on_commit.clear()
+            self._on_commit.update(self._on_commit_before)
         if error.pgcode == NO_SAVEPOINT and NAME in str(error):
             self.broken = NotAtomic(
                 "a savepoint of the operation is gone: a statement of the view ended it, or the server"

@@ -340,6 +340,8 @@ class SqlHold:
 
     def _check(self) -> None:
         """Refuse to finish a transaction that is not the one we began."""
+        if not self._open:  # the connection may be another request's by now
+            raise NotAtomic("the operation's transaction was rolled back before it was finished")
         if found := self.explain(None):
             raise found
         if not self._wire.in_transaction:

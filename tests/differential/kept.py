@@ -59,6 +59,13 @@ KEPT: dict[str, Program] = {
             do("fill the temporary table"),
         )
     ),
+    "a temporary table that could not be made": Program(
+        view=(
+            do("make a temporary table", "for good"),
+            do("nested, undone", do("make a temporary table", "dropped")),
+            do("commit"),
+        )
+    ),
     "a temporary table emptied by a commit": Program(
         view=(
             do("make a temporary table", "for a transaction"),

@@ -255,8 +255,8 @@ def _add_view(twin: Twin) -> None:
     def outermost() -> Response:
         run = twin.run
         run.baseline = twin.rows()
-        begun = db.session.begin() if run.program.begins_above else nullcontext()
-        with begun:
+        run.failed_outside |= run.program.begins_above and db.session.registry().in_transaction()
+        with db.session.begin() if run.program.begins_above else nullcontext():
             response = app.make_response(protected())
             run.perform_part("above", run.program.above)
         return response
