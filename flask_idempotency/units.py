@@ -163,8 +163,8 @@ class Units:
 
     @property
     def has_open_work(self) -> bool:
-        """Whether the open unit has done anything but read."""
-        return self._open is not None and self.traits != READS
+        """Whether the open unit has done anything but read, or has failed."""
+        return self._open is not None and (self.traits != READS or self.is_failed())
 
     def is_current(self, owner: StandIn, number: int) -> bool:
         """Whether the owner's unit of that number (``begun``) is still open."""

@@ -293,10 +293,13 @@ class PostgresUnits(Units):
         failed = self.is_failed()
         if not failed:
             self.admit(owner, "")
+        known = {*self._nested}
         found = self.note_savepoint(text)
         if found is None or failed:
             return False
         verb, name = found
+        if verb == "RELEASE" and name not in known:
+            return False  # the server's to refuse, now
         made = f"SAVEPOINT {name}"
         if verb == "ROLLBACK" and made not in self._held:
             return False  # it frees locks: at once

@@ -43,6 +43,9 @@ KEPT: dict[str, Program] = {
         )
     ),
     "a stream in an aborted transaction": Program(view=(*_ABORTED, do("open a stream"))),
+    "a release of a savepoint that is not there": Program(
+        view=(do("send", "release savepoint s1"),), after=(do("insert", "z0"),)
+    ),
     # What a transaction's end ends
     "a deferred constraint": Program(view=(do("take a place", 1), do("commit"))),
     "a deferred constraint, by ORM": Program(view=(do("take a place by ORM", 1), do("commit"))),
