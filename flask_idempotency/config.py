@@ -164,6 +164,9 @@ SETTINGS = (
     Setting("ENCRYPTION_KEYS", (), _sequence, "a list of keys, newest first",
             "If set, answers are encrypted at rest (AES-256-GCM) with the first key and read with any."
             " Each is 32 bytes, or their URL-safe base64."),
+    Setting("ACCEPT_UNSEALED", False, boolean, "True or False",
+            "With encryption keys set, nothing that is stored unencrypted is used. `True` allows it,"
+            " for one retention after turning encryption on."),
     Setting("ON_STORE_ERROR", "reject", _one_of("reject", "allow"), "'reject' or 'allow'",
             "When Postgres cannot be reached before the view: answer 503, or run the view"
             " unprotected (logged, and signalled as `store_failed`)."),
@@ -195,6 +198,7 @@ class Settings:
     namespace: str
     problem_base: str
     encryption_keys: tuple[bytes | str, ...]
+    accept_unsealed: bool
     on_store_error: str
     enabled: bool
 

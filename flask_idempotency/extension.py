@@ -227,7 +227,7 @@ def _compose(
             on_failure=lambda error: send(store_failed, app, Event("", error=error)),
         )
     keys = settings.encryption_keys
-    sealer = AnswerSealer(Sealer(keys)) if keys else None
+    sealer = AnswerSealer(Sealer(keys), accept_unsealed=settings.accept_unsealed) if keys else None
     engine = IdempotencyEngine(records, lock, sealer)
     return AppState(
         app,

@@ -91,10 +91,12 @@ class AnswerSealer:
     """Seals headers and body of answers, each bound to its record and its status.
 
     :param sealer: what encrypts.
+    :param accept_unsealed: whether to open also what was stored without encryption. Then whoever can
+        write to the store can forge responses.
     """
 
-    def __init__(self, sealer: Sealer) -> None:
-        self._sealer = sealer
+    def __init__(self, sealer: Sealer, *, accept_unsealed: bool = False) -> None:
+        self._sealer, self._accept_unsealed = sealer, accept_unsealed
 
     def seal(self, answer: Answer, claim: Claim) -> Answer:
         """The answer as it is stored: its status in clear, the rest in ``body``."""
@@ -104,11 +106,12 @@ class AnswerSealer:
         return Answer(answer.status, None, self._sealer.seal(plain, context))
 
     def open(self, answer: Answer, record: Record) -> Answer:
-        """The answer as it was. One stored before there were keys comes as it is.
+        """The answer as it was.
 
-        :raises SealBroken: as :meth:`Sealer.open`.
+        :raises SealBroken: as :meth:`Sealer.open`, and for an unsealed one if those are not accepted.
         """
         if answer.headers is not None:
+            self._check_accepted("response")
             return answer
         context = _context(record.key, record.fingerprint, answer.status)
         lines, _, body = self._sealer.open(answer.body or b"", context).partition(b"\n")
@@ -121,13 +124,22 @@ class AnswerSealer:
         return self._sealer.seal(plain, purpose.encode() + b" " + key)
 
     def open_bytes(self, stored: bytes, key: bytes, purpose: str) -> bytes:
-        """What :meth:`seal_bytes` was given. What was stored before there were keys comes as it is.
+        """What :meth:`seal_bytes` was given.
 
-        :raises SealBroken: as :meth:`Sealer.open`.
+        :raises SealBroken: as :meth:`open`.
         """
         if not stored.startswith(_FORMAT):
+            self._check_accepted(purpose)
             return stored
         return self._sealer.open(stored, purpose.encode() + b" " + key)
+
+    def _check_accepted(self, what: str) -> None:
+        if not self._accept_unsealed:
+            raise SealBroken(
+                f"The stored {what} is not encrypted, so anyone with access to the store may have"
+                " written it. If it is from before IDEMPOTENCY_ENCRYPTION_KEYS was set, set"
+                " IDEMPOTENCY_ACCEPT_UNSEALED = True for one retention (IDEMPOTENCY_TTL)."
+            )
 
 
 class NoSealer:

@@ -46,9 +46,10 @@ def test_the_table_holds_nothing_readable(sealed_world, assert_replayed):
     assert world.count() == 1
 
 
-def with_keys(world, sealed_world, *keys):
+def with_keys(world, sealed_world, *keys, **config):
     """The same database after a deploy with other keys."""
-    return sealed_world(*keys, SQLALCHEMY_DATABASE_URI=world.app.config["SQLALCHEMY_DATABASE_URI"])
+    config["SQLALCHEMY_DATABASE_URI"] = world.app.config["SQLALCHEMY_DATABASE_URI"]
+    return sealed_world(*keys, **config)
 
 
 def test_a_rotated_key_still_opens_what_it_sealed(sealed_world, assert_replayed):
@@ -72,11 +73,37 @@ def test_a_key_that_was_taken_away_opens_nothing_and_runs_nothing(sealed_world):
     assert after.count() == 1
 
 
-def test_answers_from_before_there_were_keys_are_replayed(make_world, sealed_world, assert_replayed):
+def test_an_answer_from_before_there_were_keys_is_refused_by_name(sealed_world, caplog):
+    before = sealed_world()
+    assert before.post("/payments/ann").status_code == 201
+    after = with_keys(before, sealed_world, NEW)
+    refused = after.post("/payments/ann")
+    assert refused.status_code == 500
+    assert b"paid" not in refused.data
+    assert "SealBroken: The stored response is not encrypted" in caplog.text
+    assert "IDEMPOTENCY_ACCEPT_UNSEALED" in caplog.text
+    assert after.count() == 1
+
+
+def test_an_answer_from_before_there_were_keys_is_replayed_where_the_setting_allows_it(
+    sealed_world, assert_replayed
+):
     before = sealed_world()
     first = before.post("/payments/ann")
     assert "paid by ann" in dump(before)
-    assert_replayed(first, with_keys(before, sealed_world, NEW).post("/payments/ann"))
+    after = with_keys(before, sealed_world, NEW, IDEMPOTENCY_ACCEPT_UNSEALED=True)
+    assert_replayed(first, after.post("/payments/ann"))
+    assert after.count() == 1
+
+
+def test_a_row_that_somebody_writes_in_plain_is_never_given(sealed_world):
+    world = sealed_world(NEW)
+    assert world.post("/payments/ann").status_code == 201
+    world.sql("update idempotency_record set headers = '[]', body = 'canary'")
+    response = world.post("/payments/ann")
+    assert response.status_code == 500
+    assert b"canary" not in response.data
+    assert world.count() == 1
 
 
 def test_answers_swapped_in_the_table_stay_shut(sealed_world):

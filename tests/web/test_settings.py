@@ -71,6 +71,7 @@ WRONG_SETTINGS = [
     ("NAMESPACE", "v 1", "visible ASCII"),
     ("PROBLEM_BASE", "https://example.com/a b", "URI"),
     ("ON_STORE_ERROR", "ignore", "'reject' or 'allow'"),
+    ("ACCEPT_UNSEALED", "yes", "True or False"),
     ("ENABLED", 0, "True or False"),
 ]
 

@@ -235,6 +235,28 @@ def test_results_are_sealed_where_answers_are(world, add_json, provider):
     assert len(provider.calls) == 1
 
 
+@pytest.mark.parametrize("config", [{"IDEMPOTENCY_ENCRYPTION_KEYS": [b"k" * 32]}])
+def test_a_result_that_somebody_writes_in_plain_is_not_used(world, add_json, provider, caplog):
+    def view():
+        result = current_operation.step("charge", provider.charge, 5)
+        if current_operation.attempt == 1:
+            raise Retryable
+        return current_operation.step("mail", provider.charge, result["id"])
+
+    add_json(view)
+    world.post()
+    ((sealed,),) = world.sql("select result from idempotency_record_step")
+    world.sql("update idempotency_record_step set result = :forged", forged=b'{"id": 666}')
+    assert world.post().status_code == 500
+    assert "SealBroken: The stored step charge is not encrypted" in caplog.text
+    assert [amount for amount, _ in provider.calls] == [5]
+    assert [record.state for record in world.records()] == ["in_progress"]
+    world.sql("update idempotency_record_step set result = :sealed", sealed=bytes(sealed))
+    world.sql("update idempotency_record set lease_expires_at = null")
+    assert world.post().status_code == 201
+    assert [amount for amount, _ in provider.calls] == [5, 1]
+
+
 def test_steps_go_with_their_record(world, add_json, provider):
     add_json(lambda: current_operation.step("charge", provider.charge, 5))
     world.post(), world.post(key="key-2")
