@@ -220,11 +220,11 @@ class Engine:
         record = _there(record)
         if compare(record, claim.fingerprint) is Comparison.UNKNOWN:
             log.warning(
-                "operation %s: the stored fingerprint is of version %s, this one of version %s;"
+                "operation %s: the stored fingerprint is of %s, this one of %s;"
                 " they cannot be compared, the stored answer is given",
                 record.name,
-                record.fingerprint.version,
-                claim.fingerprint.version,
+                record.fingerprint.origin,
+                claim.fingerprint.origin,
             )
         return Replay(self._opened(record), record.attempt)
 

@@ -1,9 +1,10 @@
-"""Answers encrypted at rest: AES-256-GCM under keys of the operator's own."""
+"""Answers encrypted at rest, and fingerprints keyed, under keys of the operator's own."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import hmac
 import json
 import os
 import re
@@ -52,6 +53,7 @@ class Sealer:
         secrets = [_secret(key, position) for position, key in enumerate(keys)]
         self._ciphers: dict[bytes, AESGCM] = {_key_id(s): AESGCM(s) for s in secrets}
         self._newest = _key_id(secrets[0])
+        self.fingerprint_keys = [(_key_id(s), _fingerprint_key(s)) for s in secrets]
 
     def seal(self, plain: bytes, context: bytes) -> bytes:
         """Encrypt under the newest key.
@@ -97,6 +99,10 @@ class AnswerSealer:
 
     def __init__(self, sealer: Sealer, *, accept_unsealed: bool = False) -> None:
         self._sealer, self._accept_unsealed = sealer, accept_unsealed
+
+    def keyed(self, fingerprint: Fingerprint) -> Fingerprint:
+        """A request's fingerprint as it is stored: who reads it cannot guess at the request."""
+        return fingerprint.keyed(self._sealer.fingerprint_keys)
 
     def seal(self, answer: Answer, claim: Claim) -> Answer:
         """The answer as it is stored: its status in clear, the rest in ``body``."""
@@ -145,6 +151,10 @@ class AnswerSealer:
 class NoSealer:
     """Leaves things as they are, and does not give out what somebody else has sealed."""
 
+    def keyed(self, fingerprint: Fingerprint) -> Fingerprint:
+        """As it is."""
+        return fingerprint
+
     def seal_bytes(self, plain: bytes, key: bytes, purpose: str) -> bytes:  # noqa: ARG002
         """As it is: text, which never begins like something sealed."""
         return plain
@@ -165,6 +175,10 @@ def _context(key: bytes, fingerprint: Fingerprint, status: int) -> bytes:
 
 def _key_id(secret: bytes) -> bytes:
     return hashlib.sha256(b"flask-idempotency key id:" + secret).digest()[:_KEY_ID_BYTES]
+
+
+def _fingerprint_key(secret: bytes) -> bytes:
+    return hmac.digest(secret, b"flask-idempotency fingerprints", "sha256")
 
 
 def _secret(key: bytes | str, position: int) -> bytes:

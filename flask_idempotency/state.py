@@ -61,7 +61,7 @@ class AppState:
         return Claim(
             key=operation.hashed_key(),
             name=operation.name,
-            fingerprint=fingerprint,
+            fingerprint=self.sealer.keyed(fingerprint),
             owner=secrets.token_urlsafe(16),
             ttl_seconds=self.settings.ttl if route.ttl is None else route.ttl,
             lease_seconds=None if route.atomic else route.lease or self.settings.lease,

@@ -58,7 +58,7 @@ def define_table(metadata: MetaData, name: str) -> Table:
         Column("state", String(16), nullable=False),
         Column("owner", String(22), nullable=False, comment="random, of the present attempt"),
         Column("name", String(255), nullable=False, comment="the operation's, e.g. the endpoint"),
-        Column("fingerprint", LargeBinary(32), nullable=False),
+        Column("fingerprint", LargeBinary, nullable=False),
         Column("headers", JSON, comment="list of pairs; null when the answer is sealed"),
         Column("body", LargeBinary, comment="null when it was too large to keep"),
         Column("request", LargeBinary, comment="of resumable operations, until they end"),

@@ -133,3 +133,28 @@ def test_neither_a_body_nor_a_digest_shows_in_a_repr() -> None:
     )
     assert repr(part("note", b"hi")) == "FormPart(name='note', filename=None, content_type='')"
     assert repr(by_request(PAYMENT)) == "Fingerprint(version=1)"
+
+
+OLD, NEW, GONE = ((bytes([number]) * 8, bytes([number]) * 32) for number in range(3))
+
+
+def test_a_keyed_fingerprint_is_compared_under_the_key_that_made_the_stored_one() -> None:
+    same, other = by_value(b"same"), by_value(b"other")
+    for stored_under in ([OLD], [OLD, NEW], [NEW, OLD]):
+        stored = Fingerprint(same.version, same.keyed(stored_under).digest)
+        assert same.keyed([NEW, OLD]).matches(stored) is True
+        assert other.keyed([NEW, OLD]).matches(stored) is False
+
+
+@pytest.mark.parametrize(("stored_under", "under"), [([], [NEW]), ([OLD], []), ([GONE], [NEW, OLD])])
+def test_fingerprints_under_different_keys_cannot_be_compared(stored_under: Any, under: Any) -> None:
+    value = by_value(b"same")
+    stored = value.keyed(stored_under) if stored_under else value
+    assert (value.keyed(under) if under else value).matches(stored) is None
+
+
+def test_a_keyed_fingerprint_says_nothing_without_its_key() -> None:
+    value = by_value(b"0000")
+    assert value.digest not in value.keyed([NEW]).digest
+    assert value.keyed([(NEW[0], OLD[1])]).matches(value.keyed([NEW])) is False
+    assert repr(value.keyed([NEW, OLD])) == repr(value) == "Fingerprint(version=4)"

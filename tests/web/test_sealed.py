@@ -8,6 +8,7 @@ import pytest
 from flask import Response
 
 from flask_idempotency import idempotent
+from flask_idempotency.core.fingerprint import Fingerprint, RequestParts, by_request
 from flask_idempotency.resume import resume
 
 OLD, NEW = secrets.token_bytes(32), secrets.token_urlsafe(32)
@@ -139,6 +140,62 @@ def test_an_answer_changed_in_the_table_stays_shut(sealed_world, forgery):
     assert response.status_code == 500
     assert b"paid" not in response.data
     assert world.count() == 1
+
+
+def stored_fingerprint(world):
+    (record,) = world.records()
+    return Fingerprint(record.fingerprint_version, bytes(record.fingerprint))
+
+
+def guesses():
+    """What everybody who reads a row can try in a moment: all requests there can be."""
+    for pin in range(10_000):
+        body = b'{"pin":"%04d"}' % pin
+        yield by_request(RequestParts("POST", None, "/payments/ann", b"", "application/json", body))
+
+
+@pytest.mark.parametrize("keys", [(), (NEW,)], ids=["in plain", "keyed"])
+def test_what_is_in_a_request_can_be_guessed_from_its_row_only_without_keys(sealed_world, keys):
+    world = sealed_world(*keys)
+    body = {"data": b'{"pin":"4711"}', "content_type": "application/json"}
+    assert world.post("/payments/ann", **body).status_code == 201
+    digest = stored_fingerprint(world).digest
+    assert any(guess.digest in digest for guess in guesses()) == (not keys)
+    assert world.post("/payments/ann", **body).headers["Idempotent-Replayed"] == "true"
+
+
+def test_a_changed_request_is_told_under_every_key_of_the_list(sealed_world, assert_problem):
+    before = sealed_world(OLD)
+    assert before.post("/payments/ann").status_code == 201
+    for keys in ((OLD,), (OLD, NEW), (NEW, OLD)):
+        world = with_keys(before, sealed_world, *keys)
+        assert_problem(world.post("/payments/ann", json={"amount": 6}), 422, "key-reused")
+        assert world.post("/payments/ann").status_code == 201
+    assert before.count() == 1
+
+
+@pytest.mark.parametrize("keys", [((), (NEW,)), ((OLD,), (NEW,)), ((NEW,), ())])
+def test_an_operation_under_way_runs_again_though_its_fingerprint_cannot_be_compared(
+    sealed_world, keys
+):
+    """Keys that came, went or changed between two releases make no error out of a retry."""
+    before, after = keys
+    world = sealed_world(*before)
+    statuses = [503, 201]
+    deploys = [world, with_keys(world, sealed_world, *after)]
+    for deployed in deploys:
+        deployed.app.post("/answer")(idempotent(name="a")(lambda: ("", statuses.pop(0))))
+    assert [deployed.post("/answer").status_code for deployed in deploys] == [503, 201]
+
+
+def test_a_stored_answer_is_given_and_logged_where_fingerprints_cannot_be_compared(
+    sealed_world, assert_replayed, caplog
+):
+    before = sealed_world()
+    first = before.post("/payments/ann")
+    after = with_keys(before, sealed_world, NEW, IDEMPOTENCY_ACCEPT_UNSEALED=True)
+    assert_replayed(first, after.post("/payments/ann"))
+    assert "the stored fingerprint is of version 1, this one of version 1 under key" in caplog.text
 
 
 def test_an_answer_too_large_to_keep_is_told_without_its_secrets(sealed_world, assert_problem):
