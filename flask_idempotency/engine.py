@@ -154,7 +154,7 @@ class Engine:
     def look(self, key: bytes) -> Record | None:
         """The record as it is now, with its answer opened. Nothing is claimed, nobody is asked.
 
-        Raises ``StoreUnavailable``, and ``SealBroken`` if the answer cannot be opened.
+        Raises ``StoreUnavailable``, and ``SealBroken`` or ``RecordBroken`` for one that was changed.
         """
         record = self._records.look(key)
         if record is None or record.answer is None:
@@ -234,6 +234,7 @@ class Engine:
             answer = self._sealer.open(answer, record)
         if answer.headers is None:
             raise SealBroken("the stored answer is sealed, but IDEMPOTENCY_ENCRYPTION_KEYS is empty")
+        answer.check()
         return answer
 
 

@@ -32,6 +32,16 @@ class SealBroken(IdempotencyError):
     """A stored answer that is encrypted cannot be opened."""
 
 
+class RecordBroken(IdempotencyError):
+    """A stored record is not one that this extension writes."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(
+            f"The stored record is not one that this extension writes: {fault}. Restore it, or delete"
+            " it if the operation may run again."
+        )
+
+
 class Problem(IdempotencyError):
     """An answer to the client, in the form of RFC 9457 (Problem Details).
 

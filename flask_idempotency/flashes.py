@@ -14,6 +14,7 @@ from flask.json.tag import TaggedJSONSerializer
 
 from .core.policy import FLASHES
 from .core.records import Headers
+from .errors import RecordBroken
 from .operation import present_operation, request_state
 
 
@@ -37,17 +38,19 @@ def stored() -> Headers:
         return ((FLASHES, _JSON.dumps([(category, str(message)) for category, message in kept])),)
 
 
-def flash_again(headers: Headers) -> Headers:
-    """Flash what was stored, except what the session still holds; the headers without it."""
+def flash_again(headers: Headers) -> None:
+    """Flash what was stored, except what the session still holds. Raises ``RecordBroken``."""
     texts = [value for name, value in headers if name == FLASHES]
-    if not texts:
-        return headers
-    if has_request_context() and not _has_no_session():
-        waiting = list(session.get("_flashes", []))
-        for category, message in _JSON.loads(texts[0]):
-            if (category, message) not in waiting:
-                flash(message, category)
-    return tuple(line for line in headers if line[0] != FLASHES)
+    if not texts or not has_request_context() or _has_no_session():
+        return
+    waiting = list(session.get("_flashes", []))
+    try:
+        flashed = [(category, message) for category, message in _JSON.loads(texts[0])]
+    except (TypeError, ValueError) as error:
+        raise RecordBroken("its flashed messages cannot be read") from error
+    for category, message in flashed:
+        if (category, message) not in waiting:
+            flash(message, category)
 
 
 _JSON = TaggedJSONSerializer()

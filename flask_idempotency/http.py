@@ -24,7 +24,14 @@ from .core import fingerprint as fp
 from .core.keys import parse_key
 from .core.policy import POINTERS, storable
 from .core.records import Answer
-from .errors import BodyIncomplete, ConfigurationError, KeyMalformed, Problem, ResponseNotKept
+from .errors import (
+    BodyIncomplete,
+    ConfigurationError,
+    IdempotencyError,
+    KeyMalformed,
+    Problem,
+    ResponseNotKept,
+)
 from .options import FormField, Route
 
 RESUMED = "flask_idempotency.resumed"
@@ -178,7 +185,14 @@ def packed(request: Request, route: Route, settings: Settings, form_key: str | N
 
 
 def capture(response: Response, settings: Settings) -> Answer:
-    """The answer to store. Reads a generator's body to its end; the response keeps what it gave."""
+    """The answer to store. Reads a generator's body to its end; the response keeps what it gave.
+
+    Raises ``IdempotencyError`` for a status that no client understands.
+    """
+    if not 100 <= response.status_code <= 599:
+        raise IdempotencyError(
+            f"the view answered with the status {response.status_code}; allowed: 100 to 599"
+        )
     response.direct_passthrough = False
     body = response.get_data()
     too_large = len(body) > settings.max_response_bytes
@@ -188,12 +202,13 @@ def capture(response: Response, settings: Settings) -> Answer:
 
 def replay(app: Flask, answer: Answer, settings: Settings) -> Response:
     """The stored answer again. Raises ``ResponseNotKept`` if its body was too large to keep."""
-    headers = answer.headers or ()
+    # Somebody else may have written the record.
+    headers = storable(answer.headers or (), settings.unstored_headers)
     if answer.body is None:
         raise ResponseNotKept(headers=tuple(h for h in headers if h[0].lower() in POINTERS))
     response = app.response_class(answer.body, status=answer.status)
-    # Headers refuses line breaks, so a forged record is no second answer.
-    response.headers = Headers(flashes.flash_again(headers))
+    response.headers = Headers(headers)
+    flashes.flash_again(answer.headers or ())
     response.headers[settings.replayed_header] = "true"
     return response
 

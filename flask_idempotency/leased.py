@@ -29,6 +29,7 @@ from .errors import (
     LeaseLost,
     OperationFailed,
     Problem,
+    RecordBroken,
     Retryable,
     SealBroken,
     TransactionConflict,
@@ -41,7 +42,7 @@ from .steps import Steps
 _UNDONE = (Retryable, TransactionConflict)
 """What says that the operation may be tried again: the view, or the database of a step."""
 
-_NOT_THE_OPERATIONS = (ConfigurationError, SealBroken)
+_NOT_THE_OPERATIONS = (ConfigurationError, RecordBroken, SealBroken)
 """Errors of the set-up, which somebody repairs: the operation is interrupted by them, not failed."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable
 
 from .records import Headers
@@ -36,6 +37,11 @@ NEVER_STORED = frozenset(
 )
 """Header names, in lower case, that say nothing about the operation."""
 
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 section 5.6.2
+_VALUE = re.compile(
+    r"[\t -~\x80-\xff]*"
+)  # RFC 9110 section 5.5: a line break would begin another header
+
 POINTERS = frozenset({"location", "content-location", "link"})
 """The headers that still say where the result is, when the body was too large to keep."""
 
@@ -46,11 +52,17 @@ def is_kept(status: int) -> bool:
 
 
 def storable(headers: Iterable[tuple[str, str]], unstored: Collection[str]) -> Headers:
-    """The headers that may be stored: all but :data:`NEVER_STORED` and ``unstored`` (lower case)."""
+    """The headers that may be stored, and be sent when somebody else may have stored them.
+
+    All but :data:`NEVER_STORED`, ``unstored`` (lower case), and what no HTTP message can carry.
+    """
     return tuple(
         (name, value)
         for name, value in headers
-        if name.lower() not in NEVER_STORED and name.lower() not in unstored
+        if name.lower() not in NEVER_STORED
+        and name.lower() not in unstored
+        and _NAME.fullmatch(name)
+        and _VALUE.fullmatch(value)
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from ..errors import RecordBroken
 from .fingerprint import Fingerprint
 
 Headers = tuple[tuple[str, str], ...]
@@ -35,6 +36,23 @@ class Answer:
     status: int
     headers: Headers | None
     body: bytes | None
+
+    def check(self) -> None:
+        """Raise ``RecordBroken`` if this, opened, is no HTTP response: then somebody else wrote it."""
+        if not isinstance(self.status, int) or not 100 <= self.status <= 599:
+            raise RecordBroken("its status is not an integer from 100 to 599")
+        if not isinstance(self.body, bytes | None):
+            raise RecordBroken("its body is not bytes")
+        if not isinstance(self.headers, tuple | list) or not all(map(_is_pair, self.headers)):
+            raise RecordBroken("its headers are not pairs of texts")
+
+
+def _is_pair(line: object) -> bool:
+    match line:
+        case (str(), str()):
+            return True
+        case _:
+            return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from ..core.fingerprint import Fingerprint
 from ..core.records import Answer, Claim, Record, State
 from ..errors import LeaseLost, NotAtomic, StoreUnavailable
 from .redis import Client
+from .rows import legible, pairs_of
 
 if TYPE_CHECKING:
     from .redis_admin import RedisAdmin
@@ -209,23 +210,24 @@ class RedisLease:
 
 
 def _record(key: bytes, now: int, fields: dict[bytes, bytes]) -> Record | None:
+    """Raises ``RecordBroken``."""
     if not fields:
         return None
-    lease, answer = fields.get(b"lease"), None
-    if b"status" in fields:
-        headers = fields.get(b"headers")
-        pairs = None if headers is None else tuple((n, v) for n, v in json.loads(headers))
-        answer = Answer(int(fields[b"status"]), pairs, fields.get(b"body"))
-    return Record(
-        key,
-        fields[b"name"].decode(),
-        State(fields[b"state"].decode()),
-        Fingerprint(int(fields[b"version"]), fields[b"digest"]),
-        int(fields[b"attempt"]),
-        fields[b"owner"].decode(),
-        lease_left=None if lease is None else (float(lease) - now) / 1000,
-        answer=answer,
-    )
+    with legible():
+        lease, answer = fields.get(b"lease"), None
+        if b"status" in fields:
+            pairs = pairs_of(fields.get(b"headers"))
+            answer = Answer(int(fields[b"status"]), pairs, fields.get(b"body"))
+        return Record(
+            key,
+            fields[b"name"].decode(),
+            State(fields[b"state"].decode()),
+            Fingerprint(int(fields[b"version"]), fields[b"digest"]),
+            int(fields[b"attempt"]),
+            fields[b"owner"].decode(),
+            lease_left=None if lease is None else (float(lease) - now) / 1000,
+            answer=answer,
+        )
 
 
 def milliseconds(seconds: float) -> int:

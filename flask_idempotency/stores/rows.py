@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..core.fingerprint import Fingerprint
-from ..core.records import Answer, Claim, Record, State
+from ..core.records import Answer, Claim, Headers, Record, State
+from ..errors import RecordBroken
 
 
 def claim_values(claim: Claim) -> dict[str, Any]:
@@ -33,13 +36,28 @@ def answer_values(answer: Answer) -> dict[str, Any]:
 
 
 def record_of(row: tuple[Any, ...]) -> Record:
-    """A row of ``statements.COLUMNS``."""
+    """A row of ``statements.COLUMNS``. Raises ``RecordBroken``."""
     key, name, state, version, digest, attempt, owner, expired, lease_left, *answered = row
-    status, headers, body = answered
-    answer = None
-    if status is not None:
-        pairs = None if headers is None else tuple((str(n), str(v)) for n, v in json.loads(headers))
-        answer = Answer(status, pairs, None if body is None else bytes(body))
-    fingerprint = Fingerprint(version, bytes(digest))
-    found = bytes(key), name, State(state), fingerprint, attempt, owner, bool(expired), lease_left
-    return Record(*found, answer)
+    with legible():
+        found = bytes(key), name, State(state), Fingerprint(version, bytes(digest)), attempt, owner
+        return Record(*found, bool(expired), lease_left, _answer_of(*answered))
+
+
+def _answer_of(status: int | None, headers: str | None, body: bytes | None) -> Answer | None:
+    if status is None:
+        return None
+    return Answer(status, pairs_of(headers), None if body is None else bytes(body))
+
+
+def pairs_of(headers: str | bytes | None) -> Headers | None:
+    """The lines of a stored header. Raises ``TypeError`` or ``ValueError`` for what is none."""
+    return None if headers is None else tuple((name, value) for name, value in json.loads(headers))
+
+
+@contextmanager
+def legible() -> Iterator[None]:
+    """Raise ``RecordBroken`` where a stored value cannot be read."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordBroken("one of its fields cannot be read") from error

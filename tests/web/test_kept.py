@@ -209,6 +209,20 @@ def test_an_answer_that_is_no_answer_keeps_nothing(world):
     assert world.post().status_code == 201
 
 
+@pytest.mark.parametrize("status", [0, 99, 600, 99999])
+def test_a_status_that_no_client_understands_keeps_nothing_and_is_named(world, caplog, status):
+    @world.app.post("/payments")
+    @idempotent(store=lambda response: True)
+    def pay():
+        world.db.session.add(world.Payment(amount=5))
+        world.db.session.commit()
+        return "", status
+
+    assert world.post().status_code == 500
+    assert f"the view answered with the status {status}; allowed: 100 to 599" in caplog.text
+    assert world.count() == 0
+
+
 def test_an_error_in_after_request_comes_after_the_commit(world, add_view):
     """The first client is told 500; the retry gets what was committed."""
     failures = [RuntimeError("too late")]

@@ -1,0 +1,134 @@
+"""Rows that something else wrote: what no response of ours holds reaches no client, on any store."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import redis
+import sqlalchemy as sa
+
+from flask_idempotency.core.records import Answer
+from tests.contract.test_requests import STORES, Shop
+
+KEYS = {"IDEMPOTENCY_ENCRYPTION_KEYS": [b"k" * 32], "IDEMPOTENCY_ACCEPT_UNSEALED": True}
+
+HEADERS = [
+    ("X-Real", "1"),
+    ("Set-Cookie", "session=forged"),
+    ("SET-COOKIE", "session=forged"),
+    ("Connection", "close"),
+    ("Transfer-Encoding", "chunked"),
+    ("Content-Length", "1"),
+    ("X-Internal", "forged"),
+    ("Idempotent-Replayed", "forged"),
+    ("X-A", "1\r\nSet-Cookie: session=forged"),
+    ("X-B", "1\nforged"),
+    ("X-C", "\0forged"),
+    ("X-D\r\nSet-Cookie", "session=forged"),
+    ("X-E: forged\r\nX-F", "1"),
+    ("X G", "forged"),
+    ("", "forged"),
+    ("X-H", "forged \u2028"),
+    ("X-\u00fc", "forged"),
+    ("X-Real", "B\u00fcro\t2"),
+]
+
+
+@pytest.fixture(params=STORES)
+def store(request):
+    return request.param
+
+
+@pytest.fixture(params=[{}, KEYS], ids=["in-plain", "with-keys"])
+def shop(request, store, tmp_path, postgres, redis_server):
+    uri = f"sqlite:///{tmp_path}/shop.db"
+    if store in ("hybrid", "postgres"):
+        uri = postgres.database(f"forged_{tmp_path.name[-40:]}".lower().replace("-", "_"))
+    config = {"IDEMPOTENCY_UNSTORED_HEADERS": ["X-Internal"], **request.param}
+    shop = Shop(store, uri, redis_server.url, **config)
+    shop.runs = []
+    shop.view(lambda: (shop.runs.append(1), ({}, 201))[1])
+    assert shop.post().status_code == 201
+    yield shop
+    with shop.app.app_context():
+        shop.db.engine.dispose()
+
+
+def forge(shop, store, *, status=200, headers=(), body=b"forged", state="completed"):
+    """Write into the only record, past the extension."""
+    records = shop.app.extensions["idempotency"].records
+    if store == "memory":
+        (entry,) = records._entries.values()
+        entry.record = replace(entry.record, answer=Answer(status, headers, body))
+        return
+    values = {"status": status, "headers": json.dumps(headers), "body": body, "state": state}
+    if store == "redis":
+        client = redis.Redis.from_url(shop.app.config["IDEMPOTENCY_REDIS_URL"])
+        (name,) = client.keys(f"{records.prefix}*")
+        client.hset(name, mapping={name: value for name, value in values.items() if value is not None})
+        if body is None:
+            client.hdel(name, "body")
+        return
+    table = shop.app.extensions["idempotency"].table.name
+    with shop.app.app_context(), shop.db.engine.begin() as connection:
+        changes = ", ".join(f"{name} = :{name}" for name in values)
+        connection.execute(sa.text(f"update {table} set {changes}"), values)
+
+
+def test_headers_that_are_never_stored_are_never_sent(shop, store):
+    forge(shop, store, headers=HEADERS)
+    response = shop.post()
+    assert (response.status_code, response.data) == (200, b"forged")
+    assert response.headers.getlist("X-Real") == ["1", "B\u00fcro\t2"]
+    assert response.headers["Idempotent-Replayed"] == "true"
+    assert {name for name, _ in response.headers} == {
+        "X-Real",
+        "Idempotent-Replayed",
+        "Content-Length",
+    }
+    assert "forged" not in str(response.headers)
+    assert shop.runs == [1]
+
+
+def test_nor_are_they_where_the_body_was_not_kept(shop, store):
+    links = [("Location", "/\r\nSet-Cookie: forged"), ("Link", "</1>"), ("Link", "forged\u2028")]
+    forge(shop, store, headers=links, body=None)
+    response = shop.post()
+    assert response.json["type"].endswith("response-not-kept")
+    assert response.headers.getlist("Link") == ["</1>"]
+    assert "forged" not in str(response.headers)
+    assert shop.runs == [1]
+
+
+FORGERIES = [
+    {"status": 0},
+    {"status": 99},
+    {"status": 600},
+    {"status": -200},
+    {"headers": {"X-Real": "1"}},
+    {"headers": 7},
+    {"headers": [["X-Real"]]},
+]
+UNTYPED = [{"status": "ok"}, {"body": "text"}]  # what not every store can hold
+
+
+def test_a_response_that_is_none_is_refused_by_name(shop, store, caplog):
+    loosely = {"memory": UNTYPED, "sql": UNTYPED, "redis": UNTYPED[:1]}.get(store, [])
+    for forgery in [*FORGERIES, *loosely]:
+        caplog.clear()
+        forge(shop, store, **forgery)
+        response = shop.post()
+        assert response.status_code == 500, forgery
+        assert b"forged" not in response.data
+        assert "RecordBroken: The stored record" in caplog.text, forgery
+    assert shop.runs == [1]
+
+
+@pytest.mark.parametrize("store", [store for store in STORES if store != "memory"], indirect=True)
+def test_a_record_that_cannot_be_read_is_refused_by_name(shop, store, caplog):
+    forge(shop, store, state="done")
+    assert shop.post().status_code == 500
+    assert "RecordBroken: The stored record" in caplog.text
+    assert shop.runs == [1]
