@@ -152,16 +152,17 @@ class Idempotency:
     def after_commit(self, function: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
         """Call ``function(*args, **kwargs)`` once the present operation has committed.
 
-        Not for a replay, and not after a rollback. It is called before the answer leaves, after the
-        answer is stored: if it raises, that is logged and the answer stands. It is lost if the
-        process dies between the commit and the call; what must not be lost belongs into a table, in
-        the same transaction. Outside of an operation it is called at once.
+        Not for a replay, not after a rollback, and not if the step whose function called this failed.
+        It is called before the answer leaves, after the answer is stored: if it raises, that is logged
+        and the answer stands. It is lost if the process dies between the commit and the call; what
+        must not be lost belongs into a table, in the same transaction. Outside of an operation it is
+        called at once.
         """
         operation = present_operation()
         if operation is None:
             function(*args, **kwargs)
         else:
-            operation.afterwards.append(partial(function, *args, **kwargs))
+            operation.note_afterwards(partial(function, *args, **kwargs))
 
     def exempt(self, view: T) -> T:
         """Leave a view (a function or a view class) out of :meth:`protect`. Serves as a decorator.

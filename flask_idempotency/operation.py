@@ -60,17 +60,19 @@ class Operation:
         """Run ``function(*args, **kwargs)`` once for this operation, and keep its result.
 
         If the operation runs again after a crash, the result is given back and the function is not
-        called. For operations with ``atomic=False``. ``name`` has 1 to 255 characters, and each step a
-        name of its own, and they do not nest. The result must be JSON; what comes back is the decoded
-        JSON, the first time too. Each finished step renews the lease. With ``atomic=True`` the
-        function's writes in ``db.session`` commit together with the step, whether or not it says so.
+        called. For operations with ``atomic=False``. ``name`` has 1 to 255 characters, no NUL and no
+        lone surrogate. Each step has a name of its own, runs in one thread, and does not nest. The
+        result must be JSON; what comes back is the decoded JSON, the first time too. Each finished step
+        renews the lease. With ``atomic=True`` the function's writes in ``db.session`` commit together
+        with the step, whether or not it says so.
 
         A call that is cut off in the middle is made again: pass the other side a key of
         :meth:`derive_key` by which it can tell.
 
         Raises ``LeaseLost`` if another request has taken the operation over, ``StepError`` for a name
-        that was used before or a result that is not JSON, ``StoreUnavailable`` if the database cannot
-        be reached, and what the function raises.
+        that cannot be one, that was used before or whose step is running in another thread, and for a
+        result that is not JSON, ``StoreUnavailable`` if the database cannot be reached, and what the
+        function raises.
         """
         return cast("T", self._running_steps("step").run(name, function, args, kwargs, atomic=atomic))
 
@@ -81,6 +83,10 @@ class Operation:
         ``ConfigurationError`` for what would not do as ``lease``.
         """
         self._running_steps("extend").extend(seconds)
+
+    def note_afterwards(self, function: Callable[[], object]) -> None:
+        """Call ``function`` once this has committed, and the step whose function asks for it, too."""
+        (self.afterwards if self.steps is None else self.steps.afterwards()).append(function)
 
     def derive_key(self, name: str) -> str:
         """A key to send to another API for the call ``name`` of this operation.

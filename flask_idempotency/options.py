@@ -191,10 +191,20 @@ def _fingerprint(value: Any) -> Any:
     return tuple(parse_pointer(pointer) for pointer in value)
 
 
-def _name(value: Any) -> str:
+NAMES = "a string of 1 to 255 characters, without NUL and lone surrogates"
+
+
+def is_name(value: object) -> bool:
+    """Whether every store can keep ``value`` as a name: see :data:`NAMES`."""
     if not isinstance(value, str) or not 1 <= len(value) <= 255:
+        return False
+    return not any(character == "\0" or "\ud800" <= character <= "\udfff" for character in value)
+
+
+def _name(value: Any) -> str:
+    if not is_name(value):
         raise ValueError
-    return value
+    return cast("str", value)
 
 
 def _binds(value: Any) -> tuple[str | None, ...]:
@@ -230,7 +240,7 @@ _CHECKS: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
     ),
     ("store", _callable, "a callable that takes the response and gives True or False"),
     ("authorize_replay", _callable, "a callable that takes the operation and gives True or False"),
-    ("name", _name, "a string of 1 to 255 characters"),
+    ("name", _name, NAMES),
     ("other_binds", _binds, "a list of Flask-SQLAlchemy bind keys"),
     ("atomic", boolean, "True or False"),
     ("on_interrupted", _policy, "'hold', 'retry', 'fail', or a callable that takes the operation"),

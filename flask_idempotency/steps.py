@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import inspect
 import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from . import session
@@ -20,18 +23,28 @@ from .core.ports import Lease
 from .core.records import Claim
 from .errors import StepError
 from .operation import Operation
-from .options import read_lease
+from .options import NAMES, is_name, read_lease
 from .state import AppState
 from .work import Work
 
-_present: ContextVar[tuple[Steps, str, bool] | None] = ContextVar(
-    "flask_idempotency_step", default=None
-)
-"""The step whose function runs, and whether it is atomic. Of this thread: a view may have several."""
+
+@dataclass(eq=False)
+class PresentStep:
+    """A step that runs. ``afterwards`` is what its function wants called after the commit."""
+
+    steps: Steps
+    name: str
+    atomic: bool
+    function: Callable[[], Any]
+    afterwards: list[Callable[[], object]] = field(default_factory=list)
+
+
+_present: ContextVar[PresentStep | None] = ContextVar("flask_idempotency_step", default=None)
+"""The step whose function runs. Of this thread: a view may have several."""
 
 
 class Steps:
-    """The steps of one attempt."""
+    """The steps of one attempt. Several threads of the view may call different ones at once."""
 
     def __init__(
         self,
@@ -46,6 +59,8 @@ class Steps:
         self._seconds = claim.lease_seconds or 0.0
         self._recorded: dict[str, bytes] | None = {} if operation.attempt == 1 else None
         self._used: set[str] = set()
+        self._running: set[str] = set()
+        self._lock = threading.Lock()
 
     def run(
         self,
@@ -58,24 +73,51 @@ class Steps:
     ) -> Any:
         """See :meth:`Operation.step`."""
         self._check(name, function)
-        recorded = self._lease.steps() if self._recorded is None else self._recorded
-        self._recorded = None  # ask again if this does not end well: it may be recorded all the same
-        stored = recorded.get(name)
-        if stored is not None:
-            result = self._state.sealer.open_bytes(stored, self._claim.key, _purpose(name))
-        elif atomic:
-            result = self._run_in_transaction(name, function, args, kwargs)
-        else:
-            with session.parked(self._state.db, self._state.pool):
-                self._lease.extend(self._seconds)
-            with self._named(name, atomic=False):
-                result = _encoded(name, function(*args, **kwargs))
-            with session.parked(self._state.db, self._state.pool):
-                self._lease.record(name, self._sealed(name, result))
-        recorded[name] = self._sealed(name, result)
-        self._recorded = recorded
-        self._used.add(name)
+        step = PresentStep(self, name, atomic, partial(function, *args, **kwargs))
+        with self._only_here(name):
+            result = self._recorded_result(name)
+            if result is None:
+                result = self._run(step)
+            self._used.add(name)
+        self._operation.afterwards += step.afterwards  # if it failed, they go with it
         return json.loads(result)
+
+    def _run(self, step: PresentStep) -> bytes:
+        try:
+            result = self._run_in_transaction(step) if step.atomic else self._run_outside(step)
+        except BaseException:
+            with self._lock:
+                self._recorded = None  # ask again: it may be recorded all the same
+            raise
+        with self._lock:
+            if self._recorded is not None:
+                self._recorded[step.name] = self._sealed(step.name, result)
+        return result
+
+    def _run_outside(self, step: PresentStep) -> bytes:
+        with session.parked(self._state.db, self._state.pool):
+            self._lease.extend(self._seconds)
+        with self._present_step(step):
+            result = _encoded(step.name, step.function())
+        with session.parked(self._state.db, self._state.pool):
+            self._lease.record(step.name, self._sealed(step.name, result))
+        return result
+
+    def _recorded_result(self, name: str) -> bytes | None:
+        """The result that is recorded, if there is one."""
+        with self._lock:
+            if self._recorded is None:
+                with session.parked(self._state.db, self._state.pool):
+                    self._recorded = self._lease.steps()
+            stored = self._recorded.get(name)
+        if stored is None:
+            return None
+        return self._state.sealer.open_bytes(stored, self._claim.key, _purpose(name))
+
+    def afterwards(self) -> list[Callable[[], object]]:
+        """Where to put what is to be called after the commit: a step that fails takes its own along."""
+        present = self._present()
+        return self._operation.afterwards if present is None else present.afterwards
 
     def begin_again(self) -> None:
         """The view comes now, after ``on_interrupted``: it may ask for the steps that this recorded."""
@@ -84,74 +126,80 @@ class Steps:
     def extend(self, seconds: float | timedelta) -> None:
         """See :meth:`Operation.extend`."""
         seconds = read_lease(seconds)
-        if (present := self._present()) is not None and present[1]:
+        if (present := self._present()) is not None and present.atomic:
             raise StepError(
-                f"extend() was called inside step {present[0]!r}, which is atomic: its transaction"
+                f"extend() was called inside step {present.name!r}, which is atomic: its transaction"
                 " holds the record. Call it before; the end of the step renews the lease"
             )
         self._lease.extend(seconds)
 
     def _check(self, name: object, function: Callable[..., Any]) -> None:
         """Raise ``StepError`` for what cannot be a step, before anything is done."""
-        if not isinstance(name, str) or not 1 <= len(name) <= 255 or "\0" in name:
-            raise StepError(f"a step's name has 1 to 255 characters and no NUL; this is {name!r}")
+        if not is_name(name):
+            raise StepError(f"a step's name is {name!r}; allowed: {NAMES}")
         if inspect.iscoroutinefunction(function):
             raise StepError(f"the function of step {name!r} is async def; allowed is one that is not")
         if (present := self._present()) is not None:
-            raise StepError(f"step {name!r} was called inside step {present[0]!r}: steps do not nest")
-        if name in self._used:
-            raise StepError(
-                f"two steps of one operation are named {name!r}: run again, the second would be given"
-                " the first one's result"
-            )
+            raise StepError(f"step {name!r} was called inside step {present.name!r}: steps do not nest")
 
-    def _present(self) -> tuple[str, bool] | None:
-        """The name of the step whose function calls this, and whether it is atomic."""
+    def _present(self) -> PresentStep | None:
+        """The step whose function calls this."""
         found = _present.get()
-        return found[1:] if found is not None and found[0] is self else None
+        return found if found is not None and found.steps is self else None
 
     @contextmanager
-    def _named(self, name: str, *, atomic: bool) -> Iterator[None]:
-        token = _present.set((self, name, atomic))
+    def _present_step(self, step: PresentStep) -> Iterator[None]:
+        token = _present.set(step)
         try:
             yield
         finally:
             _present.reset(token)
 
-    def _run_in_transaction(
-        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> bytes:
-        session.refuse_unsaved(self._state.db, name)
+    @contextmanager
+    def _only_here(self, name: str) -> Iterator[None]:
+        """Raise ``StepError`` if the step has been called before, or runs in another thread."""
+        with self._lock:
+            if name in self._used:
+                raise StepError(
+                    f"two steps of one operation are named {name!r}: run again, the second would be"
+                    " given the first one's result"
+                )
+            if name in self._running:
+                raise StepError(
+                    f"step {name!r} is running in another thread: call each step once, and wait for it"
+                )
+            self._running.add(name)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running.discard(name)
+
+    def _run_in_transaction(self, step: PresentStep) -> bytes:
+        session.refuse_unsaved(self._state.db, step.name)
         state = self._state
         before = session.set_aside(state.db, state.pool)
         try:
-            return self._run_joined(name, function, args, kwargs, before)
+            return self._run_joined(step, before)
         finally:
             if before is not None:
                 before.end()
 
-    def _run_joined(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        before: session.SetAside | None,
-    ) -> bytes:
+    def _run_joined(self, step: PresentStep, before: session.SetAside | None) -> bytes:
         hold = self._lease.begin()
         try:
             work = Work(self._state, self._operation, hold, self._other_binds, before)
             try:
                 try:
-                    with self._named(name, atomic=True):
-                        result = _encoded(name, function(*args, **kwargs))
+                    with self._present_step(step):
+                        result = _encoded(step.name, step.function())
                         work.commit()
                 except Exception as error:
                     work.raise_if_void(error)
                     raise
                 work.raise_if_void(None)
                 work.leave()
-                hold.record(name, self._sealed(name, result))
+                hold.record(step.name, self._sealed(step.name, result))
             finally:
                 work.abandon()
         finally:

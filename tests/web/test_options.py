@@ -25,6 +25,8 @@ WRONG_OPTIONS = [
     ("authorize_replay", True, "a callable that takes the operation"),
     ("name", "", "1 to 255 characters"),
     ("name", "x" * 256, "1 to 255 characters"),
+    ("name", "a\0b", "without NUL"),
+    ("name", "a\ud800b", "lone surrogates"),
     ("other_binds", "log", "a list of Flask-SQLAlchemy bind keys"),
     ("other_binds", 7, "a list of Flask-SQLAlchemy bind keys"),
 ]

@@ -13,11 +13,13 @@ from flask_idempotency import (
     IdempotencyError,
     KeyMalformed,
     KeyReused,
+    NotAtomic,
     OperationFailed,
     OperationInterrupted,
     RequestInProgress,
     Retryable,
     ScopeUnknown,
+    StepError,
     current_operation,
     idempotent,
 )
@@ -270,6 +272,65 @@ class TestAfterCommit:
             return {}, 500
 
         world.post()
+        assert seen == []
+
+    @pytest.mark.parametrize("atomic", [True, False])
+    def test_what_a_step_registered_goes_with_the_step_that_failed(self, world, atomic):
+        seen = []
+
+        def step(fails, result=None):
+            world.idempotency.after_commit(seen.append, f"in a step, fails={fails}")
+            if fails:
+                raise LookupError
+            return result
+
+        @world.app.post("/payments")
+        @idempotent(atomic=False)
+        def pay():
+            world.idempotency.after_commit(seen.append, "before")
+            for _ in range(2):
+                with pytest.raises(LookupError):
+                    current_operation.step("pay", step, True, atomic=atomic)
+            with pytest.raises(StepError):
+                current_operation.step("pay", step, False, object(), atomic=atomic)
+            current_operation.step("pay", step, False, atomic=atomic)
+            world.idempotency.after_commit(seen.append, "after")
+            return {}, 201
+
+        assert world.post().status_code == 201
+        assert seen == ["before", "in a step, fails=False", "after"]
+
+    def test_what_a_step_registered_goes_with_a_transaction_that_cannot_commit(self, world):
+        seen = []
+
+        def step():
+            world.idempotency.after_commit(seen.append, "in a step")
+            world.db.session.execute(world.db.text("COMMIT"))
+
+        @world.app.post("/payments")
+        @idempotent(atomic=False)
+        def pay():
+            with pytest.raises(NotAtomic):
+                current_operation.step("pay", step, atomic=True)
+            return {}, 201
+
+        assert world.post().status_code == 201
+        assert seen == []
+
+    @pytest.mark.parametrize("atomic", [True, False])
+    def test_not_if_the_view_raises(self, world, atomic):
+        seen = []
+
+        @world.app.post("/payments")
+        @idempotent(atomic=atomic)
+        def pay():
+            if not atomic:
+                current_operation.step("a", world.idempotency.after_commit, seen.append, "in a step")
+            world.idempotency.after_commit(seen.append, 1)
+            raise LookupError
+
+        world.app.config["PROPAGATE_EXCEPTIONS"] = False
+        assert world.post().status_code == 500
         assert seen == []
 
     def test_outside_of_an_operation_at_once(self, world):

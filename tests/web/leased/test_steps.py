@@ -86,11 +86,12 @@ def test_two_steps_of_one_name_are_an_error(world, add_json, provider):
     assert len(errors) == len(provider.calls) == 1
 
 
-@pytest.mark.parametrize("name", ["", "x" * 256, "a\0b", None, 5])
-def test_a_step_has_a_name(world, add_json, provider, name):
+@pytest.mark.parametrize("atomic", [False, True])
+@pytest.mark.parametrize("name", ["", "x" * 256, "a\0b", "a\ud800b", None, 5])
+def test_a_step_has_a_name(world, add_json, provider, name, atomic):
     def view():
         with pytest.raises(StepError, match="1 to 255 characters"):
-            current_operation.step(name, provider.charge, 1)
+            current_operation.step(name, provider.charge, 1, atomic=atomic)
         return {}
 
     add_json(view)
@@ -217,6 +218,22 @@ def test_one_connection_is_enough(world, add_json, provider):
 
     add_json(view)
     assert world.post().status_code == 201
+
+
+@pytest.mark.parametrize(
+    "config", [{"SQLALCHEMY_ENGINE_OPTIONS": {"pool_size": 1, "max_overflow": 0, "pool_timeout": 2}}]
+)
+def test_one_connection_is_enough_to_find_the_recorded_steps(world, add_json, provider):
+    def view():
+        assert world.db.session.scalar(world.db.select(world.db.func.count(world.Payment.id))) == 0
+        charge = current_operation.step("charge", provider.charge, 5)
+        if current_operation.attempt == 1:
+            raise Retryable
+        return charge
+
+    add_json(view)
+    assert [world.post().status_code for _ in range(2)] == [503, 201]
+    assert len(provider.calls) == 1
 
 
 @pytest.mark.parametrize("config", [{"IDEMPOTENCY_ENCRYPTION_KEYS": [b"k" * 32]}])
