@@ -141,7 +141,8 @@ class Idempotency:
         later call. ``scope`` says whose key it is (``str``, ``int``, ``UUID`` or None); it may be left
         out if the application has one tenant. ``payload`` is anything that is JSON: the same key with
         another payload is refused. Options: ``ttl``, ``wait``, ``namespace``, ``name`` (default: the
-        function's module and name), ``other_binds``, ``atomic``, ``lease``, ``on_interrupted``.
+        function's module and name; to be given where those differ between processes, in a script),
+        ``other_binds``, ``atomic``, ``lease``, ``on_interrupted``, ``interrupted_by``, ``released_by``.
 
         Raises what the function raises, :class:`RequestInProgress`, :class:`KeyReused`,
         :class:`OperationInterrupted`, :class:`StoreUnavailable`, and :class:`OperationFailed` where an

@@ -1,8 +1,9 @@
 """The attempt at an operation that is not atomic: its effects may be out in the world at any time.
 
 So every end is kept, a failure too, except where the view says that the operation may be tried again
-(``Retryable``, or an answer that is about the caller and not about the operation). What ends without
-an answer, because the worker is told to exit for example, is interrupted.
+(``Retryable``, what a queue takes for that, or an answer that is about the caller and not about the
+operation). What ends without an answer, because the worker is told to exit or has run out of time for
+example, is interrupted.
 """
 
 from __future__ import annotations
@@ -57,11 +58,9 @@ class LeasedAttempt(Attempt):
         Raises ``Retryable`` and other problems of ours as they are, and where Flask is set to let
         exceptions out (in tests, for example) the error itself, after its answer is kept.
         """
-        if isinstance(error, _UNDONE):
-            self._end(None)
         if isinstance(error, Problem):
             self._now.problem = error
-        if isinstance(error, (Problem, *_NOT_THE_OPERATIONS)):
+        if self._stays_open_after(error):
             raise error
         app = self._state.app
         try:
@@ -81,10 +80,17 @@ class LeasedAttempt(Attempt):
 
     def note_failure(self, error: Exception) -> None:
         """Outside of a request: keep that the function failed, if it says no better."""
-        if isinstance(error, _UNDONE):
-            self._end(None)
-        elif not isinstance(error, (Problem, *_NOT_THE_OPERATIONS)):
+        if not self._stays_open_after(error):
             self._keep(OperationFailed(f"The operation failed with {type(error).__name__}."))
+
+    def _stays_open_after(self, error: Exception) -> bool:
+        """Whether no end is stored after ``error``: the operation is released here, or interrupted."""
+        if self._route.is_interrupted_by(error):
+            return True
+        if isinstance(error, _UNDONE) or self._route.is_released_by(error):
+            self._end(None)
+            return True
+        return isinstance(error, (Problem, *_NOT_THE_OPERATIONS))
 
     def abandon(self) -> None:
         """Leave the operation as interrupted, if it has not ended."""

@@ -12,11 +12,15 @@ from flask import Response
 
 from .config import SETTINGS, Settings, boolean, checked
 from .core.fingerprint import Pointer, parse_pointer
+from .core.policy import interrupts, releases
 from .errors import ConfigurationError
 from .operation import Operation
 
 ScopeCallable = Callable[[], Any]
 """Gives ``str | int | UUID``; ``None`` or ``""`` for "nobody is signed in"."""
+
+Errors = type[Exception] | Sequence[type[Exception]]
+"""One class of exceptions, or several."""
 
 
 class _NotGiven:
@@ -50,6 +54,10 @@ class RouteOptions(TypedDict, total=False):
     * ``lease``: seconds or ``timedelta`` without a sign of life after which it counts as interrupted.
     * ``on_interrupted``: ``"hold"``, ``"retry"``, ``"fail"``, or a callable ``(operation)`` that gives
       a response, or None to run the view again.
+    * ``interrupted_by``: an exception class, or several: raised by the view, nobody knows whether its
+      effect happened, and the operation is interrupted. Those of queues need not be named.
+    * ``released_by``: an exception class, or several: raised by the view, the key is free, and the
+      next request runs it again, as after ``Retryable``. Those of queues need not be named.
 
     With either:
 
@@ -72,6 +80,8 @@ class RouteOptions(TypedDict, total=False):
     atomic: bool
     lease: float | timedelta
     on_interrupted: Literal["hold", "retry", "fail"] | Callable[[Operation], Any]
+    interrupted_by: Errors
+    released_by: Errors
     resumable: bool | Sequence[str]
 
 
@@ -86,6 +96,8 @@ class RunOptions(TypedDict, total=False):
     atomic: bool
     lease: float | timedelta
     on_interrupted: Literal["hold", "retry", "fail"] | Callable[[Operation], Any]
+    interrupted_by: Errors
+    released_by: Errors
 
 
 @dataclass(frozen=True)
@@ -114,12 +126,24 @@ class Route:
     atomic: bool = True
     lease: float | None = None
     on_interrupted: str | Callable[[Operation], Any] = "hold"
+    interrupted_by: tuple[type[Exception], ...] = ()
+    released_by: tuple[type[Exception], ...] = ()
     resumable: tuple[str, ...] | None = None
     methods: frozenset[str] | None = None
 
     def is_required(self, settings: Settings) -> bool:
         """Whether a request without a key is refused."""
         return settings.required if self.required is None else self.required
+
+    def is_interrupted_by(self, error: Exception) -> bool:
+        """Whether nobody knows, after ``error``, what came of an operation that is not atomic."""
+        if isinstance(error, self.interrupted_by):
+            return True
+        return interrupts(error) and not isinstance(error, self.released_by)
+
+    def is_released_by(self, error: Exception) -> bool:
+        """Whether such an operation is to be run again after ``error``."""
+        return isinstance(error, self.released_by) or releases(error)
 
     def namespace_in(self, settings: Settings) -> str:
         """The version of the route's meaning."""
@@ -147,7 +171,7 @@ def read_options(options: RouteOptions, methods: frozenset[str] | None = None) -
     for name, read, allowed in _CHECKS:
         if name in values:
             values[name] = checked(name, values[name], read, allowed)
-    for name in ("lease", "on_interrupted"):
+    for name in ("lease", "on_interrupted", "interrupted_by", "released_by"):
         if name in values and values.get("atomic", True):
             raise ConfigurationError(
                 f"{name} is an option of operations with atomic=False; an atomic one needs none: when"
@@ -217,6 +241,13 @@ def _policy(value: Any) -> Any:
     return value if value in ("hold", "retry", "fail") else _callable(value)
 
 
+def _errors(value: Any) -> tuple[type[Exception], ...]:
+    errors = (value,) if isinstance(value, type) else tuple(value)
+    if not all(isinstance(each, type) and issubclass(each, Exception) for each in errors):
+        raise ValueError
+    return errors
+
+
 def _resumable(value: Any) -> tuple[str, ...] | None:
     if isinstance(value, bool):
         return () if value else None
@@ -224,6 +255,8 @@ def _resumable(value: Any) -> tuple[str, ...] | None:
         raise ValueError
     return tuple(value)
 
+
+ERRORS = "a class of exceptions below Exception, or a list of such classes"
 
 _CHECKS: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
     *(
@@ -244,5 +277,7 @@ _CHECKS: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
     ("other_binds", _binds, "a list of Flask-SQLAlchemy bind keys"),
     ("atomic", boolean, "True or False"),
     ("on_interrupted", _policy, "'hold', 'retry', 'fail', or a callable that takes the operation"),
+    ("interrupted_by", _errors, ERRORS),
+    ("released_by", _errors, ERRORS),
     ("resumable", _resumable, "True, False or a list of names of request headers to keep"),
 )

@@ -18,6 +18,9 @@ from .operation import Operation, RequestState, present_operation, request_state
 from .options import NOT_GIVEN, Route, RouteOptions, RunOptions, read_options
 from .state import AppState, app_state
 
+STARTED = ("__main__", "__mp_main__")
+"""How Python calls the module that was started, and multiprocessing in a process that it spawns."""
+
 
 def run(
     key: str,
@@ -84,13 +87,8 @@ def _route(state: AppState, function: Callable[..., Any], options: RunOptions) -
     if foreign := options.keys() - RunOptions.__annotations__.keys():
         known = ", ".join(RunOptions.__annotations__)
         raise ConfigurationError(f"{min(foreign)} is not an option of run(); there are: {known}")
-    name = getattr(function, "__qualname__", "<")
     if "name" not in values:
-        if "<" in name:
-            raise ConfigurationError(
-                "run() cannot name this function, which is a lambda, local or partial: give name=..."
-            )
-        values["name"] = f"{function.__module__}.{name}"
+        values["name"] = _name(function)
     route = read_options(cast("RouteOptions", values))
     policy = route.on_interrupted
     if not callable(policy):
@@ -101,6 +99,23 @@ def _route(state: AppState, function: Callable[..., Any], options: RunOptions) -
         return None if result is None else _response(state, result)
 
     return replace(route, on_interrupted=found)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    """The function's name, the same in every process. Raises ``ConfigurationError`` if it has none."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<")
+    if module in STARTED:
+        raise ConfigurationError(
+            f"run() cannot name {name}: it belongs to {module}, the program that was started, and a"
+            " process that imports it would know it by another name, and do the work of a key once"
+            f" more. Give a name that is the same everywhere: name={name!r}"
+        )
+    if module is None or "<" in f"{module}.{name}":
+        raise ConfigurationError(
+            "run() cannot name this function, which is a lambda, local, partial or of no module: give"
+            " name=..."
+        )
+    return f"{module}.{name}"
 
 
 def _fingerprint(payload: Any) -> Fingerprint:

@@ -46,6 +46,44 @@ POINTERS = frozenset({"location", "content-location", "link"})
 """The headers that still say where the result is, when the body was too large to keep."""
 
 
+INTERRUPTING = frozenset(
+    {
+        "billiard.exceptions.SoftTimeLimitExceeded",  # Celery
+        "rq.timeouts.JobTimeoutException",
+        "rq.exceptions.ShutDownImminentException",  # an Exception before RQ 3
+        "huey.exceptions.TaskTimeout",
+    }
+)
+"""What queues raise in the middle of a job: nobody knows whether its effect happened. (Those that no
+``except Exception`` catches need not be here: dramatiq's, asyncio's, ``SystemExit``.)"""
+
+RELEASING = {
+    "celery.exceptions.Retry": None,
+    "celery.exceptions.Reject": "requeue",
+    "dramatiq.errors.Retry": None,
+    "huey.exceptions.RetryTask": None,
+    "huey.exceptions.CancelExecution": "retry",
+    "arq.worker.Retry": None,
+}
+"""What a job raises that asks its queue to be run again; of some, only if this attribute is true."""
+
+
+def interrupts(error: BaseException) -> bool:
+    """Whether a queue has stopped the job by ``error``."""
+    return not INTERRUPTING.isdisjoint(_names(error))
+
+
+def releases(error: BaseException) -> bool:
+    """Whether the job has asked its queue by ``error`` to be run again."""
+    flags = (RELEASING[name] for name in _names(error) if name in RELEASING)
+    return any(flag is None or getattr(error, flag, False) for flag in flags)
+
+
+def _names(error: BaseException) -> list[str]:
+    """The names of its classes: no queue need be installed."""
+    return [f"{each.__module__}.{each.__qualname__}" for each in type(error).__mro__]
+
+
 def is_kept(status: int) -> bool:
     """Whether an answer of this status is kept (and its writes committed) by default."""
     return status < 500 and status not in NOT_KEPT

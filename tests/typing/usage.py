@@ -133,7 +133,9 @@ def steps() -> tuple[dict[str, Any], int]:
     return charge, 201
 
 
-@idempotent(atomic=False, on_interrupted="retry", resumable=True)
+@idempotent(
+    atomic=False, on_interrupted="retry", resumable=True, interrupted_by=OSError, released_by=[KeyError]
+)
 def retried() -> str:
     return ""
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
+import subprocess
+import sys
 import threading
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -175,6 +179,94 @@ def test_the_name_is_the_functions(world):
     for nameless in (lambda: 1, functools.partial(named)):
         with pytest.raises(ConfigurationError, match="name="):
             world.idempotency.run("key", nameless, scope=None)
+
+
+@pytest.mark.parametrize("module", ["__main__", "__mp_main__", "<run_path>", None])
+def test_a_function_whose_name_depends_on_the_process_needs_a_name(world, module):
+    """The script defines it as __main__.pay; a worker that imports the script knows it as shop.pay."""
+    pay = types.FunctionType(named.__code__, {} if module is None else {"__name__": module})
+    assert pay.__module__ == module
+    with pytest.raises(ConfigurationError, match="(?i)give .*name="):
+        world.idempotency.run("key", pay, scope=None)
+    assert world.records() == []
+    assert world.idempotency.run("key", pay, scope=None, name="shop.pay") == 1
+
+
+def test_a_script_and_a_worker_that_imports_it_share_the_operation(make_world, tmp_path):
+    """Two processes, one file: the second one must not charge again."""
+    world = make_world()
+    (tmp_path / "shop.py").write_text(SCRIPT, encoding="utf-8")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
+        "DATABASE_URL": world.app.config["SQLALCHEMY_DATABASE_URI"],
+    }
+
+    def python(*arguments):
+        command = [sys.executable, *arguments]
+        options = {"env": environment, "cwd": tmp_path, "capture_output": True, "text": True}
+        done = subprocess.run(command, check=False, **options)
+        return done.stdout + done.stderr
+
+    assert "the same everywhere: name='charge'" in python("shop.py")
+    assert "the same everywhere: name='charge'" in python("-m", "shop")
+    assert world.records() == []
+    assert python("-c", "import shop; shop.main()") == "charged\n"
+    assert [record.name for record in world.records()] == ["shop.charge"]
+
+
+SCRIPT = """
+import os
+from flask import Flask
+from flask_idempotency import Idempotency
+from flask_sqlalchemy import SQLAlchemy
+
+app = Flask("shop")
+app.config["SQLALCHEMY_DATABASE_URI"] = os.environ["DATABASE_URL"]
+idempotency = Idempotency(app, SQLAlchemy(app), scope=None)
+
+def charge():
+    print("charged")
+
+def main():
+    with app.app_context():
+        idempotency.run("order-1", charge)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+class Shop:
+    def method(self):
+        return 1
+
+    @classmethod
+    def of_the_class(cls):
+        return 1
+
+    @staticmethod
+    def of_nobody():
+        return 1
+
+
+class Branch(Shop):
+    pass
+
+
+def test_a_function_has_one_name_however_it_is_reached(world):
+    """By another name for it, an instance, its class or a subclass, a decorator or a cache."""
+    reached = {
+        "named": [named, functools.wraps(named)(lambda: 1), functools.lru_cache(named)],
+        "Shop.method": [Shop().method, Branch().method],
+        "Shop.of_the_class": [Shop.of_the_class, Branch.of_the_class, Shop().of_the_class],
+        "Shop.of_nobody": [Shop.of_nobody, Branch().of_nobody],
+    }
+    for name, functions in reached.items():
+        for function in functions:
+            world.idempotency.run(name, function, scope=None)
+        assert [r.name for r in world.records()][-1] == f"{__name__}.{name}"
+    assert len(world.records()) == len(reached)
 
 
 def named():

@@ -1,0 +1,210 @@
+"""``run(atomic=False)`` in a queue's worker, whose exceptions say more than that a job failed."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+
+import pytest
+from billiard.exceptions import SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject, Retry
+from rq.timeouts import JobTimeoutException, UnixSignalDeathPenalty
+
+from flask_idempotency import (
+    ConfigurationError,
+    OperationFailed,
+    OperationInterrupted,
+    current_operation,
+    idempotent,
+)
+from tests.conftest import PATIENCE_SECONDS
+
+
+def of(module, name, base=Exception, **attributes):
+    """A class as the package has it, which is not installed for these tests."""
+    return type(name, (base,), {"__module__": module, **attributes})
+
+
+Interrupt = of("dramatiq.threading", "Interrupt", BaseException)
+
+INTERRUPTS = [
+    SoftTimeLimitExceeded(),
+    JobTimeoutException(),
+    of("rq.exceptions", "ShutDownImminentException")(),
+    of("dramatiq.middleware.time_limit", "TimeLimitExceeded", Interrupt)(),
+    of("dramatiq.middleware.shutdown", "Shutdown", Interrupt)(),
+    of("huey.exceptions", "TaskTimeout")(),
+    asyncio.CancelledError(),
+    SystemExit(),
+    KeyboardInterrupt(),
+]
+"""What stops a function in its middle: nobody knows whether its effect happened."""
+
+RELEASES = [
+    Retry(),
+    Reject(requeue=True),
+    of("dramatiq.errors", "Retry")(),
+    of("huey.exceptions", "RetryTask")(),
+    of("huey.exceptions", "CancelExecution", retry=True)(),
+    of("arq.worker", "Retry", RuntimeError)(),
+]
+"""What a function raises that asks to be run again."""
+
+FAILS = [
+    LookupError(),
+    Ignore(),
+    Reject(requeue=False),
+    of("huey.exceptions", "CancelExecution", retry=None)(),
+    of("shop.errors", "Retry")(),
+]
+
+
+def name_of(error):
+    return f"{type(error).__module__}.{type(error).__name__}"
+
+
+class Declined(Exception):
+    pass
+
+
+class Unreachable(OSError):
+    pass
+
+
+@pytest.fixture
+def world(make_world):
+    world = make_world(IDEMPOTENCY_PROBE_AFTER=0, PROPAGATE_EXCEPTIONS=False)
+    with world.app.app_context():
+        yield world
+
+
+@pytest.fixture
+def run(world):
+    return functools.partial(world.idempotency.run, "key", name="job", scope=None, atomic=False)
+
+
+def job(error, *, fails_at=1):
+    """A function with two steps that raises ``error`` between them, in one of its attempts."""
+
+    def function():
+        current_operation.step("first", function.calls.append, "first")
+        if current_operation.attempt == fails_at:
+            raise error
+        current_operation.step("second", function.calls.append, "second")
+        return current_operation.attempt
+
+    function.calls = []
+    return function
+
+
+@pytest.mark.parametrize("error", INTERRUPTS, ids=name_of)
+def test_what_stops_a_function_leaves_it_interrupted(run, error):
+    function = job(error)
+    with pytest.raises(type(error)):
+        run(function)
+    with pytest.raises(OperationInterrupted):
+        run(function)
+    assert run(function, on_interrupted="retry") == 2
+    assert function.calls == ["first", "second"]
+
+
+def test_a_job_that_runs_out_of_time_is_interrupted_where_it_stands(run):
+    def slow():
+        current_operation.step("charge", calls.append, 1)
+        threading.Event().wait(PATIENCE_SECONDS)
+
+    calls = []
+    with pytest.raises(JobTimeoutException), UnixSignalDeathPenalty(1, JobTimeoutException):
+        run(slow)
+    with pytest.raises(OperationInterrupted):
+        run(slow)
+    assert run(job(None), on_interrupted="retry") == 2
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("error", RELEASES, ids=name_of)
+def test_who_asks_to_be_run_again_is_run_again(run, error):
+    function = job(error)
+    with pytest.raises(type(error)):
+        run(function)
+    assert run(function) == 2
+    assert function.calls == ["first", "second"]
+
+
+@pytest.mark.parametrize("error", FAILS, ids=name_of)
+def test_every_other_error_is_kept(run, error):
+    function = job(error)
+    with pytest.raises(type(error)):
+        run(function)
+    with pytest.raises(OperationFailed, match=type(error).__name__):
+        run(function)
+    assert function.calls == ["first"]
+
+
+@pytest.mark.parametrize("error", [*INTERRUPTS, *RELEASES], ids=name_of)
+def test_in_an_atomic_operation_everything_is_rolled_back(world, run, error):
+    def function():
+        world.db.session.add(world.Payment(amount=5))
+        world.db.session.commit()
+        if current_operation.attempt == 1:
+            raise error
+        return "paid"
+
+    with pytest.raises(type(error)):
+        run(function, atomic=True)
+    assert world.count() == 0
+    assert run(function, atomic=True) == "paid"
+
+
+def test_the_options_come_before_what_is_known_of_queues(run):
+    class OverQuota(Declined):
+        pass
+
+    options = {"released_by": [Declined], "interrupted_by": (Unreachable, Retry)}
+    with pytest.raises(OverQuota):
+        run(job(OverQuota()), **options)
+    for attempt, error in enumerate([Unreachable(), Retry()], 2):
+        with pytest.raises(type(error)):
+            run(job(error, fails_at=attempt), **options, on_interrupted="retry")
+        with pytest.raises(OperationInterrupted):
+            run(job(error), **options)
+    with pytest.raises(OSError, match="another"):
+        run(job(OSError("another"), fails_at=4), **options, on_interrupted="retry")
+    with pytest.raises(OperationFailed, match="OSError"):
+        run(job(None), **options)
+
+
+@pytest.mark.parametrize(("error", "again"), [(Declined, 201), (Unreachable, 409), (LookupError, 500)])
+def test_a_view_has_them_too(world, error, again):
+    attempts = []
+
+    @world.app.errorhandler(Declined)
+    def declined(_error):
+        return {"declined": True}, 402
+
+    @world.app.post("/payments")
+    @idempotent(atomic=False, released_by=Declined, interrupted_by=[Unreachable])
+    def pay():
+        attempts.append(current_operation.attempt)
+        if len(attempts) == 1:
+            raise error
+        return {}, 201
+
+    assert world.post().status_code == (402 if error is Declined else 500)
+    assert world.post().status_code == again
+    assert attempts == ([1, 2] if again == 201 else [1])
+
+
+@pytest.mark.parametrize("option", ["released_by", "interrupted_by"])
+@pytest.mark.parametrize("wrong", ["OSError", 5, [OSError()], [SystemExit], None])
+def test_what_is_no_exception_is_refused(run, option, wrong):
+    for use in (functools.partial(run, dict), idempotent):
+        with pytest.raises(ConfigurationError, match=f"{option} is .*; allowed: a class of exceptions"):
+            use(**{"atomic": False, option: wrong})
+
+
+@pytest.mark.parametrize("option", ["released_by", "interrupted_by"])
+def test_they_are_not_for_atomic_operations(run, option):
+    with pytest.raises(ConfigurationError, match=f"{option} is an option of operations with atomic"):
+        run(dict, atomic=True, **{option: OSError})
