@@ -139,6 +139,11 @@ def claim_or_answer(
 ) -> Attempt | Response | None:
     """Ask the engine who runs the operation, and do what it decides. None: run it unprotected."""
     if not route.atomic:
+        if state.is_in_its_own_way():
+            raise NotAtomic(
+                f"db.session had written, but not committed, when {operation.name} began: on SQLite"
+                " nobody else can write until it has, the record too: commit before the operation"
+            )
         with session.parked(state.db, state.pool):
             return _decide(state, route, now, operation, claim, None)
     try:

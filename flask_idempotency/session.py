@@ -254,9 +254,15 @@ def end_view(db: SQLAlchemy, name: str) -> None:
         _forget_changes(session)
 
 
-def _has_written(session: Session) -> bool:
+def has_open_writes(db: SQLAlchemy, pool: Any) -> bool:
+    """Whether the present session has written to the pool's database, and not committed."""
+    return db.session.registry.has() and _has_written(db.session(), pool)
+
+
+def _has_written(session: Session, pool: Any = None) -> bool:
     try:
-        return any(map(has_written, set(_connections(session).values())))
+        begun = set(_connections(session).values())
+        return any(has_written(each) for each in begun if pool in (None, each.engine.pool))
     except Exception:  # it has failed, or its connection is lost: there is nothing to ask it
         return False
 

@@ -84,6 +84,11 @@ class AppState:
                 " store ('hybrid', 'postgres' or 'sql')"
             )
 
+    def is_in_its_own_way(self) -> bool:
+        """Whether ``db.session`` keeps the records from being written: SQLite has one writer."""
+        one_writer = getattr(self.records, "one_writer", False)
+        return one_writer and session.has_open_writes(self.db, self.pool)
+
     def engines_of(self, bind_keys: Sequence[str | None]) -> frozenset[Engine]:
         """The engines of some binds. Raises ``ConfigurationError`` for one that is not there."""
         try:

@@ -95,13 +95,32 @@ class Steps:
         return result
 
     def _run_outside(self, step: PresentStep) -> bytes:
-        with session.parked(self._state.db, self._state.pool):
+        state = self._state
+        self._refuse_open_writes(f"step {step.name!r}")
+        with session.parked(state.db, state.pool):
             self._lease.extend(self._seconds)
         with self._present_step(step):
             result = _encoded(step.name, step.function())
-        with session.parked(self._state.db, self._state.pool):
+        left_open = state.is_in_its_own_way()
+        if left_open:
+            session.drop(state.db)
+        with session.parked(state.db, state.pool):
             self._lease.record(step.name, self._sealed(step.name, result))
+        if left_open:
+            raise StepError(
+                f"step {step.name!r} was done, and left changes in db.session that it did not commit."
+                " On SQLite nobody else can write until they are, the step's record too: so they are"
+                " undone. Commit in its function, or call the step with atomic=True"
+            )
         return result
+
+    def _refuse_open_writes(self, what: str) -> None:
+        """Raise ``StepError`` if the record could not be written, because the session has written."""
+        if self._state.is_in_its_own_way():
+            raise StepError(
+                f"db.session had written, but not committed, when {what} was called: on SQLite nobody"
+                " else can write until it has, the record too: commit before it"
+            )
 
     def _recorded_result(self, name: str) -> bytes | None:
         """The result that is recorded, if there is one."""
@@ -131,6 +150,7 @@ class Steps:
                 f"extend() was called inside step {present.name!r}, which is atomic: its transaction"
                 " holds the record. Call it before; the end of the step renews the lease"
             )
+        self._refuse_open_writes("extend()")
         self._lease.extend(seconds)
 
     def _check(self, name: object, function: Callable[..., Any]) -> None:

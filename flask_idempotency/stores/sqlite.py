@@ -37,6 +37,7 @@ class SqliteRecords:
 
     atomic = True
     takes_resumable = True
+    one_writer = True
 
     def __init__(self, engine: Engine, table: Table, steps: Table) -> None:
         self.engine, self.table, self.steps = engine, table, steps

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 import sqlalchemy as sa
 
-from flask_idempotency import current_operation, idempotent
+from flask_idempotency import NotAtomic, StepError, current_operation, idempotent
 
 pytestmark = pytest.mark.parametrize("store", ["sql"], indirect=True)
 
@@ -103,6 +103,71 @@ def test_a_step_whose_row_is_no_longer_its_own_commits_nothing(world, assert_pro
 
     assert_problem(world.post(), 409, "request-in-progress", retry=True)
     assert world.count() == 0
+
+
+def leave_open(world):
+    """Write, and do not commit: nobody else can write until then."""
+    world.db.session.add(world.Payment(amount=1))
+    world.db.session.flush()
+
+
+def test_a_step_that_leaves_a_write_open_is_recorded_and_told(world, caplog):
+    effects = []
+
+    def charge():
+        effects.append(1)
+        leave_open(world)
+
+    @world.app.post("/payments")
+    @idempotent(atomic=False, on_interrupted="retry")
+    def view():
+        current_operation.step("charge", charge)
+        return {}, 201
+
+    assert [world.post().status_code for _ in range(3)] == [500, 500, 500]
+    assert "StepError: step 'charge' was done, and left changes in db.session" in caplog.text
+    assert (effects, world.count()) == ([1], 0)
+    assert world.sql("select name from idempotency_record_step") == [("charge",)]
+
+
+def test_who_catches_that_goes_on_from_there(world):
+    @world.app.post("/payments")
+    @idempotent(atomic=False)
+    def view():
+        with pytest.raises(StepError):
+            current_operation.step("charge", lambda: leave_open(world))
+        current_operation.step("save", lambda: pay(world))
+        return {}, 201
+
+    assert world.post().status_code == 201
+    assert world.count() == 1
+
+
+def test_a_write_that_is_open_before_a_step_is_refused_before_the_step(world):
+    @world.app.post("/payments")
+    @idempotent(atomic=False)
+    def view():
+        leave_open(world)
+        with pytest.raises(StepError, match="commit before it"):
+            current_operation.step("charge", lambda: pytest.fail("it ran"))
+        with pytest.raises(StepError, match="commit before it"):
+            current_operation.extend(100)
+        world.db.session.commit()
+        current_operation.extend(100)
+        return {"charge": current_operation.step("charge", lambda: "once")}, 201
+
+    assert world.post().json == {"charge": "once"}
+    assert world.count() == 1
+
+
+def test_a_write_that_is_open_before_the_operation_is_refused_before_it(world):
+    with world.app.app_context():
+        leave_open(world)
+        with pytest.raises(NotAtomic, match="commit before the operation"):
+            world.idempotency.run("key", pytest.fail, name="pay", scope=None, atomic=False)
+        world.db.session.commit()
+        assert world.idempotency.run("key", dict, name="pay", scope=None, atomic=False) == {}
+    assert world.count() == 1
 
 
 @pytest.mark.parametrize("behind", [DELETED, TAKEN_OVER])

@@ -170,6 +170,25 @@ def test_a_finished_step_renews_the_lease(world, add_json, provider):
     assert 98 <= seen[0] <= 100
 
 
+def test_what_a_step_leaves_uncommitted_is_the_views_to_commit(world, add_json):
+    def write(amount):
+        world.db.session.add(world.Payment(amount=amount))
+        world.db.session.flush()
+
+    def view():
+        write(1)
+        current_operation.step("two", write, 2)
+        current_operation.extend(100)
+        current_operation.step("three", write, 3)
+        assert world.count() == 0
+        world.db.session.commit()
+        return {}
+
+    add_json(view)
+    assert world.post().status_code == 201
+    assert (world.count(), len(steps(world))) == (3, 2)
+
+
 def test_derived_keys_are_the_same_for_every_attempt_and_tell_nothing(world, add_json):
     keys = []
 
