@@ -30,13 +30,7 @@ class AtomicAttempt(Attempt):
         Raises what they leave unhandled, after everything is rolled back.
         """
         self._raise_if_void(error)
-        if isinstance(error, Problem):
-            self._now.problem = error
-        try:
-            raise error
-        except Exception:
-            handled = self._state.app.handle_user_exception(error)
-        return self.succeed(handled, handled=True)
+        return self.succeed(self._handle(error), handled=True)
 
     def note_failure(self, error: Exception) -> None:
         """Raise what says more than the error, if there is something."""

@@ -146,6 +146,16 @@ class Attempt:
         """The view raised ``error``."""
         raise NotImplementedError
 
+    def _handle(self, error: Exception) -> Any:
+        """What the application's error handlers answer. Raises what they leave unhandled."""
+        if isinstance(error, Problem):
+            self._now.problem = error
+            return http.handle_problem(self._state.app, error)
+        try:
+            raise error  # Flask raises it again, and in a thread of an async view it is not present
+        except Exception:
+            return self._state.app.handle_user_exception(error)
+
     def note_failure(self, error: Exception) -> None:
         """The function of :meth:`Idempotency.run` raised ``error``, which goes to its caller."""
         raise NotImplementedError

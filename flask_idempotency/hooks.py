@@ -22,9 +22,9 @@ from flask.typing import ResponseReturnValue
 from .begin import prepare
 from .decorator import protected
 from .errors import IdempotencyError, NotAtomic, Problem
-from .http import problem_response
+from .http import handle_problem, problem_response
 from .operation import RequestState, known_state, note_outermost_request, request_state
-from .options import SAFE_METHODS, Route
+from .options import Route
 from .routes import ROUTE, covering_route, is_open, refuse_shared_name, route_of
 from .server import warn_if_short
 from .signals import Event, operation_rejected, send
@@ -97,7 +97,7 @@ class Hooks:
                 waiting.finish()
         except Problem as problem:
             app = self._state.app
-            response = app.make_response(app.handle_user_exception(problem))
+            response = app.make_response(handle_problem(app, problem))
             for name in (*request.blueprints, None):
                 for function in reversed(app.after_request_funcs.get(name, ())):
                     if function != self.after:
@@ -145,6 +145,13 @@ class Hooks:
         return envelope
 
     def _answer(self, error: BaseException) -> Any:
+        """The response to an error of the view, and to a problem whoever raised it; raises others."""
+        try:
+            return self._answer_view(error)
+        except Problem as problem:
+            return handle_problem(self._state.app, problem)
+
+    def _answer_view(self, error: BaseException) -> Any:
         """The response to an error of the view, if it is one; raises it if not."""
         now = request_state()
         raised, now.raised = now.raised, None
@@ -214,7 +221,7 @@ class Hooks:
                 view = protected(view, replace(covering, methods=methods))
                 self._state.app.view_functions[endpoint] = view
         route = route_of(self._state, endpoint, method)
-        if method not in SAFE_METHODS and not hasattr(view, _ENVELOPE):
+        if not hasattr(view, _ENVELOPE):
             # Every one: below a decorator that hides it a protected view cannot be recognised.
             view = self._enveloped(view)
             self._state.app.view_functions[endpoint] = view

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from flask import Flask, Request, Response
+from flask import request as present_request
+from flask.typing import ResponseReturnValue
 from werkzeug.datastructures import Headers
 from werkzeug.exceptions import (
     ClientDisconnected,
@@ -211,6 +213,22 @@ def replay(app: Flask, answer: Answer, settings: Settings) -> Response:
     flashes.flash_again(answer.headers or ())
     response.headers[settings.replayed_header] = "true"
     return response
+
+
+def handle_problem(app: Flask, problem: Problem) -> ResponseReturnValue:
+    """What the handler answers that Flask would find for a problem, among those for our own classes.
+
+    A handler for all exceptions does not get it, nor does ``app.handle_user_exception``: frameworks
+    replace that with one that answers 500 to what it does not know.
+    """
+    ours = [each for each in type(problem).__mro__ if issubclass(each, IdempotencyError)]
+    handlers = (
+        app.error_handler_spec[name][None].get(each)
+        for name in (*present_request.blueprints, None)
+        for each in ours
+    )
+    handler = next(filter(None, handlers))  # the application has ours, or one in its place
+    return cast("ResponseReturnValue", app.ensure_sync(handler)(problem))
 
 
 def problem_response(app: Flask, problem: Problem, settings: Settings) -> Response:

@@ -64,7 +64,7 @@ class LeasedAttempt(Attempt):
             raise error
         app = self._state.app
         try:
-            return self.succeed(app.handle_user_exception(error), handled=True)
+            return self.succeed(self._handle(error), handled=True)
         except Exception as unhandled:
             if unhandled is not error:
                 raise
