@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from flask import Response
+from flask.globals import request_ctx
 
 from . import http
 from .core.records import Answer
@@ -43,6 +44,8 @@ class Attempt:
         self._waiting: Answer | None = None
         self._is_above = False  # an error of the view is on its way through the decorators
         self._before: SetAside | None = None
+        self._registered: list[Any] = []  # with flask.after_this_request
+        self._outside = 0  # how many of these before the view
         now.clean_up = self.clean_up
         operation.attempt = execution.hold.attempt
 
@@ -60,6 +63,11 @@ class Attempt:
         except BaseException:
             self.abandon()
             raise
+
+    def watch_registered(self) -> None:
+        """From now on, what is registered with ``flask.after_this_request`` is the view's."""
+        self._registered = request_ctx._after_request_functions  # noqa: SLF001
+        self._outside = len(self._registered)
 
     def __enter__(self) -> Attempt:
         self._in_view = True
@@ -87,12 +95,14 @@ class Attempt:
         app = self._state.app
         try:
             response: Response = app.make_response(result)
+            while len(self._registered) > self._outside:
+                response = app.ensure_sync(self._registered.pop(self._outside))(response)
             answer = http.capture(response, self._state.settings)
             kept = self._route.store(response) if self._route.store else self._is_kept(answer.status)
         except Exception as error:
             if handled:
                 raise
-            return self.fail(error)  # a generator's body may fail as well as the view
+            return self.fail(error)  # a generator, or what the view registered, fails as the view may
         if waits and kept and self._now.is_dispatched and not self._is_settled():
             self._waiting, self._now.waiting = answer, self
             return response

@@ -79,7 +79,10 @@ def begin(route: Route) -> Attempt | Response | None:
         if route.resumable is not None:
             plain = http.packed(request, route, state.settings, now.field.key if now.field else None)
             claim = replace(claim, request=state.sealer.seal_bytes(plain, claim.key, http.REQUEST))
-        return claim_or_answer(state, route, now, operation, claim)
+        begun = claim_or_answer(state, route, now, operation, claim)
+        if isinstance(begun, Attempt):
+            begun.watch_registered()
+        return begun
     except Problem as problem:
         now.problem = problem
         raise

@@ -17,6 +17,7 @@ from functools import wraps
 from typing import Any
 
 from flask import Flask, Response, got_request_exception, request
+from flask.globals import request_ctx
 from flask.typing import ResponseReturnValue
 
 from .begin import prepare
@@ -89,7 +90,7 @@ class Hooks:
         """Store the response of a view whose work was committed, or not, above it.
 
         A problem is answered as one of the view's is. The application's ``after_request`` functions run
-        once more then, on that response. Other errors go to Flask.
+        once more then, on that response; what the view registered does not. Other errors go to Flask.
         """
         waiting, now.waiting = now.waiting, None
         try:
@@ -98,10 +99,12 @@ class Hooks:
         except Problem as problem:
             app = self._state.app
             response = app.make_response(handle_problem(app, problem))
+            functions = [*request_ctx._after_request_functions]  # noqa: SLF001
             for name in (*request.blueprints, None):
-                for function in reversed(app.after_request_funcs.get(name, ())):
-                    if function != self.after:
-                        response = app.ensure_sync(function)(response)
+                functions += reversed(app.after_request_funcs.get(name, ()))
+            for function in functions:
+                if function != self.after:
+                    response = app.ensure_sync(function)(response)
         return response
 
     def give_up(self, _app: Flask, **_what: Any) -> None:

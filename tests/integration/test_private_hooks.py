@@ -1,8 +1,10 @@
-"""What is private in SQLAlchemy and used all the same: a version that changes it turns these red."""
+"""What is private in SQLAlchemy and Flask and used all the same: another version may turn these red."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
+from flask import after_this_request
+from flask.globals import request_ctx
 
 from flask_idempotency.units import StandIn
 
@@ -33,3 +35,16 @@ def test_a_pool_can_be_asked_to_tell_its_listeners_of_a_check_out(world):
         fairy = connection.connection
         world.db.engine.pool.dispatch.checkout(fairy.driver_connection, fairy._connection_record, fairy)
         assert heard == [(fairy.driver_connection, fairy._connection_record, fairy)]
+
+
+def test_a_request_keeps_what_was_registered_for_after_it_in_one_list_in_their_order(world):
+    with world.app.test_request_context():
+        functions = request_ctx._after_request_functions
+        assert functions == []
+        added = [lambda response: response, lambda response: response]
+        for function in added:
+            after_this_request(function)
+        assert request_ctx._after_request_functions is functions
+        assert functions == added
+        functions.clear()
+        assert world.app.process_response(world.app.response_class("as it was")).data == b"as it was"
