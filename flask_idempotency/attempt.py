@@ -103,9 +103,11 @@ class Attempt:
             if handled:
                 raise
             return self.fail(error)  # a generator, or what the view registered, fails as the view may
-        if waits and kept and self._now.is_dispatched and not self._is_settled():
-            self._waiting, self._now.waiting = answer, self
-            return response
+        if waits and kept and self._now.is_dispatched:
+            self._now.response = response
+            if not self._is_settled():
+                self._waiting, self._now.waiting = answer, self
+                return response
         self._end_with(answer if kept else None)
         return response
 

@@ -33,7 +33,10 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
 
     Works bare or with options (see :class:`RouteOptions`), on function views, blueprint views,
     ``MethodView`` classes (``decorators = [idempotent]``) and their methods, and ``async def`` views.
-    GET, HEAD and OPTIONS pass through untouched. Raises ``ConfigurationError`` for a wrong option.
+    GET, HEAD and OPTIONS pass through untouched. It returns a response, so a decorator that works with
+    the view's return value, such as ``marshal_with``, belongs below it.
+
+    Raises ``ConfigurationError`` for a wrong option.
     """
     if view is not None and not callable(view):
         raise ConfigurationError("@idempotent takes a view, or options by name")

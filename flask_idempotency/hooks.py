@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from dataclasses import replace
 from functools import wraps
 from typing import Any
@@ -23,13 +24,21 @@ from flask.typing import ResponseReturnValue
 from .begin import prepare
 from .decorator import protected
 from .errors import IdempotencyError, NotAtomic, Problem
-from .http import handle_problem, problem_response
-from .operation import RequestState, known_state, note_outermost_request, request_state
+from .http import handle_problem, is_made_from, problem_response
+from .operation import (
+    RequestState,
+    Waiting,
+    known_state,
+    note_outermost_request,
+    request_state,
+)
 from .options import Route
 from .routes import ROUTE, covering_route, is_open, refuse_shared_name, route_of
 from .server import warn_if_short
 from .signals import Event, operation_rejected, send
 from .state import AppState
+
+log = logging.getLogger("flask_idempotency")
 
 _ENVELOPE = "__idempotency_envelope__"
 
@@ -59,6 +68,7 @@ class Hooks:
     def __init__(self, state: AppState, worker_timeout: float) -> None:
         self._state, self._worker_timeout = state, worker_timeout
         self._known: dict[tuple[str, str], tuple[Any, Route | None]] = {}
+        self._warned: set[str] = set()
 
     def before(self) -> None:
         """Check the request to a protected endpoint, as far as that needs nobody and nothing."""
@@ -129,7 +139,7 @@ class Hooks:
                     result = await view(*args, **kwargs)
                 except BaseException as error:
                     return await asyncio.to_thread(self._answer, error)
-                return self._after_error(result)
+                return self._after_view(result)
 
             envelope: Any = async_envelope
         else:
@@ -141,7 +151,7 @@ class Hooks:
                     result = view(*args, **kwargs)
                 except BaseException as error:
                     return self._answer(error)
-                return self._after_error(result)
+                return self._after_view(result)
 
             envelope = sync_envelope
         setattr(envelope, _ENVELOPE, True)
@@ -165,15 +175,40 @@ class Hooks:
             raised.give_up()
         raise error
 
-    def _after_error(self, result: Any) -> Any:
+    def _after_view(self, result: Any) -> Any:
+        """What came out above the view's decorators."""
+        now = request_state()
+        if now.raised is not None:
+            return self._after_error(now, now.raised, result)
+        if now.response is not None and now.response is not result:
+            self._warn_if_replaced(now.name, now.response, result)
+        return result
+
+    def _warn_if_replaced(self, name: str, stored: Response, result: Any) -> None:
+        """Log, once for each view, that a decorator made another response of the stored one."""
+        if name in self._warned or self._route(request.endpoint or "", request.method) is None:
+            return  # a view that calls a protected function makes a response of its own
+        try:
+            response = self._state.app.make_response(result)
+        except Exception:  # it is no response, as Flask will say
+            return
+        if not is_made_from(response, stored):
+            self._warned.add(name)
+            log.warning(
+                "the response of %s that is stored (%d) is not the one that came out above the view's"
+                " decorators (%d): one of them, such as marshal_with, made another of it. Put that"
+                " decorator below @idempotent",
+                name,
+                stored.status_code,
+                response.status_code,
+            )
+
+    def _after_error(self, now: RequestState, raised: Waiting, result: Any) -> Any:
         """A decorator may have made a response of the view's error: that is not stored.
 
         Raises ``NotAtomic`` if it tells of success, and what the view committed is rolled back.
         """
-        now = known_state()
-        if now is None or now.raised is None:
-            return result
-        raised, now.raised = now.raised, None
+        now.raised = None
         response = self._state.app.make_response(result)
         has_committed = raised.has_committed()
         raised.give_up()

@@ -215,6 +215,29 @@ def replay(app: Flask, answer: Answer, settings: Settings) -> Response:
     return response
 
 
+def is_made_from(response: Response, stored: Response) -> bool:
+    """Whether a response has what a stored one says: its status, and its body or JSON, perhaps inside.
+
+    In doubt it has: what is streamed cannot be looked at, and what is encoded not be read.
+    """
+    if response is stored:
+        return True
+    if response.status_code != stored.status_code:
+        return False
+    if response.is_streamed or response.direct_passthrough or response.content_encoding:
+        return True
+    return stored.get_data() in response.get_data() or _holds(
+        response.get_json(silent=True), stored.get_json(silent=True)
+    )
+
+
+def _holds(value: Any, part: Any) -> bool:
+    if value == part:
+        return part is not None
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(_holds(each, part) for each in inner)
+
+
 def handle_problem(app: Flask, problem: Problem) -> ResponseReturnValue:
     """What the handler answers that Flask would find for a problem, among those for our own classes.
 

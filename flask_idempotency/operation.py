@@ -184,6 +184,7 @@ class RequestState:
         self.operation: Operation | None = None  # one that is not atomic, while it runs
         self.refusal: Exception | None = None
         self.is_dispatched = False  # Flask has called its view, and will call the hook after it
+        self.response: Response | None = None  # the view's, which is stored
         self.waiting: Waiting | None = None
         self.raised: Waiting | None = None  # whose view's error is on its way up
         self.clean_up: Callable[[], None] | None = None  # rolls back what is still open
