@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flask import Blueprint, Response, after_this_request, current_app, jsonify, request
@@ -14,6 +15,7 @@ from .core.machine import Seen, seen
 from .core.policy import POINTERS
 from .core.records import Answer, Record, State
 from .errors import (
+    ConfigurationError,
     KeyRequired,
     OutcomeUnknown,
     Problem,
@@ -22,7 +24,7 @@ from .errors import (
     StoreUnavailable,
 )
 from .operation import Operation
-from .options import Route
+from .options import Route, ScopeCallable
 from .published import policy
 from .routes import protected_routes
 from .state import AppState, app_state
@@ -35,20 +37,36 @@ _SAYS = {
 }
 
 
-def outcomes_blueprint(name: str = "idempotency", *, publish_policy: bool = True) -> Blueprint:
+def outcomes_blueprint(
+    name: str = "idempotency",
+    *,
+    publish_policy: bool = True,
+    decorators: Sequence[Callable[[Any], Any]] = (),
+) -> Blueprint:
     """A blueprint, below ``/idempotency`` if it is not registered with another ``url_prefix``.
 
     ``GET <prefix>/<key>?operation=<name>`` (or ``GET <prefix>?operation=<name>`` with the key in its
     header) tells what became of an operation of the caller's scope. ``GET
     <prefix>/idempotency-policy`` publishes header, retention, scope and every protected route;
-    ``publish_policy=False`` leaves it out.
+    ``publish_policy=False`` leaves it out. ``decorators``, such as ``[login_required]``, are put around
+    each page, the last one outermost.
     """
+    if not isinstance(decorators, list | tuple) or not all(map(callable, decorators)):
+        raise ConfigurationError(f"decorators={decorators!r}; allowed: a list of decorators")
     blueprint = Blueprint(name, __name__, url_prefix=f"/{name}")
     if publish_policy:
-        blueprint.add_url_rule("/idempotency-policy", view_func=idempotency_policy)
-    blueprint.add_url_rule("", "outcome_by_header", outcome)
-    blueprint.add_url_rule("/<path:key>", view_func=outcome)
+        policy_page = _decorated(idempotency_policy, decorators)
+        blueprint.add_url_rule("/idempotency-policy", "idempotency_policy", policy_page)
+    page = _decorated(outcome, decorators)
+    blueprint.add_url_rule("", "outcome_by_header", page)
+    blueprint.add_url_rule("/<path:key>", "outcome", page)
     return blueprint
+
+
+def _decorated(view: Callable[..., Any], decorators: Sequence[Callable[[Any], Any]]) -> Any:
+    for decorator in decorators:
+        view = decorator(view)
+    return view
 
 
 def idempotency_policy() -> Response:
@@ -80,7 +98,8 @@ def _outcome(state: AppState, key: str | None) -> tuple[dict[str, Any], int | No
     """The members of the answer, and in how many seconds to ask again. Raises a :class:`Problem`."""
     key = _read_key(state, key)
     name, route = _route(state)
-    operation = Operation(name, route.namespace_in(state.settings), _scope(state, route), key, 0)
+    scope = _scope(route.scope if route.has_scope else state.scope)
+    operation = Operation(name, route.namespace_in(state.settings), scope, key, 0)
     try:
         record = state.engine.look(operation.hashed_key())
     except StoreUnavailable as error:
@@ -115,15 +134,15 @@ def _route(state: AppState) -> tuple[str, Route]:
     """The operation that the query names, or the only one there is."""
     routes = {found.operation: found.route for found in reversed([*protected_routes(state)])}
     name = request.args.get("operation") or (next(iter(routes)) if len(routes) == 1 else None)
+    if name in routes:
+        return name, routes[name]
+    _scope(state.scope)  # who is not signed in does not learn what there is
     if name is None:
         raise OutcomeUnknown("Say which operation it was: ?operation=<its name>.")
-    if name not in routes:
-        raise OutcomeUnknown("There is no operation of this name.")
-    return name, routes[name]
+    raise OutcomeUnknown("There is no operation of this name.")
 
 
-def _scope(state: AppState, route: Route) -> Scope:
-    scope_of = route.scope if route.has_scope else state.scope
+def _scope(scope_of: ScopeCallable | None) -> Scope:
     if scope_of is None:
         return None
     scope: Scope = scope_of()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 
+import flask_login
 import pytest
-from flask import Flask, current_app
+from flask import Blueprint, Flask, abort, current_app, request
 from flask_sqlalchemy import SQLAlchemy
 
 import servers
-from flask_idempotency import Idempotency, idempotent
+from flask_idempotency import ConfigurationError, Idempotency, idempotent
 from flask_idempotency.cli import cli
 from flask_idempotency.outcomes import outcomes_blueprint
 
@@ -150,3 +152,79 @@ def test_every_store_can_be_asked(kind, tmp_path, redis_server):
     assert client.get("/idempotency/key-1").json["answer"]["location"] == "/payments/1"
     with app.app_context():
         db.engine.dispose()
+
+
+def test_decorators_guard_every_page(make_world, add_view, assert_problem):
+    """The last one stands outermost, as those of a ``MethodView``."""
+    world, passed = make_world(), []
+
+    def asking(name):
+        def decorator(view):
+            @functools.wraps(view)
+            def wrapper(**values):
+                passed.append(name)
+                if request.headers.get("X-Token") != name:
+                    abort(401, name)
+                return view(**values)
+
+            return wrapper
+
+        return decorator
+
+    guards = [asking("inner"), asking("outer")]
+    world.app.register_blueprint(outcomes_blueprint(decorators=guards))
+    add_view(world)
+    world.post()
+    pages = "/key-1?operation=pay", "?operation=pay", "/never-sent?operation=pay", "/idempotency-policy"
+    for page in pages:
+        passed.clear()
+        stranger = world.client.get(f"/idempotency{page}", headers={"X-User": "alice"})
+        assert (stranger.status_code, passed) == (401, ["outer"])
+        half = world.client.get(f"/idempotency{page}", headers={"X-Token": "outer"})
+        assert (half.status_code, passed) == (401, ["outer", "outer", "inner"])
+
+
+def test_decorators_of_extensions_sign_in_for_the_scope(make_world, add_view, assert_problem):
+    world = make_world(init={"scope": lambda: flask_login.current_user.get_id()})  # noqa: PLW0108
+    login = flask_login.LoginManager(world.app)
+
+    @login.request_loader
+    def load(request):
+        user = flask_login.UserMixin()
+        user.id = request.headers.get("X-User")
+        return user if user.id else None
+
+    world.app.register_blueprint(outcomes_blueprint(decorators=[flask_login.login_required]))
+    add_view(world)
+    world.post()
+    query = {"operation": "pay"}
+    assert world.client.get("/idempotency/key-1", query_string=query).status_code == 401
+    assert world.client.get("/idempotency/never-sent", query_string=query).status_code == 401
+    signed_in = {"X-User": "alice"}
+    found = world.client.get("/idempotency/key-1", query_string=query, headers=signed_in)
+    assert found.json["state"] == "completed"
+
+
+@pytest.mark.parametrize("operation", ["pay", "canary", None])
+@pytest.mark.parametrize("key", ["key-1", "never-sent"])
+def test_a_stranger_does_not_learn_what_there_is(world, look, add_view, assert_problem, operation, key):
+    add_view(world)
+    add_view(world, "/refunds", endpoint="refund")
+    world.post()
+    assert_problem(look(key, user="", operation=operation), 401, "scope-unknown")
+
+
+def test_a_handler_of_all_errors_around_the_pages_does_not_answer_for_them(make_world, assert_problem):
+    world, outer = make_world(), Blueprint("outer", __name__)
+    outer.register_error_handler(Exception, lambda error: ("caught", 418))
+    outer.register_blueprint(outcomes_blueprint())
+    world.app.register_blueprint(outer)
+    world.app.add_url_rule("/payments", "pay", idempotent(dict), methods=["POST"])
+    refused = world.client.get("/idempotency/canary", headers={"X-User": "alice"})
+    assert_problem(refused, 404, "outcome-unknown")
+
+
+@pytest.mark.parametrize("wrong", [flask_login.login_required, ["login_required"], "login_required"])
+def test_decorators_that_are_none_are_refused(wrong):
+    with pytest.raises(ConfigurationError, match=r"decorators=.*a list of decorators"):
+        outcomes_blueprint(decorators=wrong)
