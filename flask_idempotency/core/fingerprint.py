@@ -299,14 +299,14 @@ def natural_key(value: object, max_length: int = 255) -> str:
 
     :param value: what :func:`resolve` found.
     :param max_length: the most characters a key may have.
-    :return: a string as it is, an integer in decimal.
+    :return: a string as it is, an integer in decimal; -0 is 0.
     :raises KeyMalformed: if it is neither, empty or too long; the detail never holds it.
     """
     match value:
         case str():
             key = value
         case Number(text) if text.lstrip("-").isdecimal():
-            key = text
+            key = "0" if text == "-0" else text
         case int() if not isinstance(value, bool):
             key = str(value)
         case _:

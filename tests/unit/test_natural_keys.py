@@ -67,6 +67,9 @@ def test_a_bad_pointer_is_a_mistake_in_the_application(pointer: Any) -> None:
         ('"é"', "é"),
         ("42", "42"),
         ("-1", "-1"),
+        ("0", "0"),
+        ("-0", "0"),
+        ('"-0"', "-0"),
         ('"' + "x" * 255 + '"', "x" * 255),
     ],
 )
@@ -82,6 +85,7 @@ def test_a_string_or_an_integer_serves_as_natural_key(body: str, key: str) -> No
         ("true", "but is a boolean"),
         ("1.0", "but is a number with a fraction"),
         ("1e3", "but is a number with a fraction or an exponent"),
+        ("-0.0", "but is a number with a fraction"),
         ("{}", "but is an object"),
         ("[1]", "but is an array"),
         ('""', "1 to 255 characters"),
