@@ -8,11 +8,13 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
+from flask.views import View as BaseView
+
 from .attempt import Attempt
 from .begin import begin
 from .errors import ConfigurationError
 from .options import Route, RouteOptions, read_options
-from .routes import ROUTE
+from .routes import ROUTE, note_decorated
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -41,7 +43,17 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
     if view is not None and not callable(view):
         raise ConfigurationError("@idempotent takes a view, or options by name")
     route = read_options(cast("RouteOptions", options))
-    return protected(view, route) if view is not None else lambda view: protected(view, route)
+    return _decorated(view, route) if view is not None else lambda view: _decorated(view, route)
+
+
+def _decorated(view: View, route: Route) -> View:
+    if isinstance(view, type) and issubclass(view, BaseView):
+        raise ConfigurationError(
+            f"@idempotent stands above the class {view.__qualname__}: put it into the class, as"
+            " decorators = [idempotent], or above one of its methods"
+        )
+    note_decorated(view)
+    return protected(view, route)
 
 
 def protected(view: View, route: Route) -> View:

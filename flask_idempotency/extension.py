@@ -7,7 +7,6 @@ several applications, and each has its own ``AppState`` in ``app.extensions["ide
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -29,7 +28,7 @@ from .options import NOT_GIVEN, Route, RouteOptions, RunOptions, ScopeCallable, 
 from .sealing import AnswerSealer, NoSealer, Sealer
 from .server import warn_if_short, worker_timeout
 from .signals import Event, send, store_failed
-from .state import AppState
+from .state import AppState, set_state, states
 from .stores.memory import MemoryRecords
 from .stores.redis import NoLock, RedisLock, client_from_url
 from .stores.redis_records import RedisRecords
@@ -105,8 +104,7 @@ class Idempotency:
         hooks.register(app, state, timeout)
         flashes.watch(app)
         app.add_template_global(forms.idempotency_field)
-        app.extensions["idempotency"] = state
-        _states.add(state)
+        set_state(app, state)
 
     def protect(self, target: Flask | Blueprint, **options: Unpack[RouteOptions]) -> None:
         """Protect every POST and PATCH view of an application or a blueprint.
@@ -272,14 +270,6 @@ def _checked_records(records: Any) -> Records:
             " flask_idempotency.core.ports.Records"
         )
     return cast("Records", records)
-
-
-_states: weakref.WeakSet[AppState] = weakref.WeakSet()
-
-
-def states() -> list[AppState]:
-    """The states of all applications of this process."""
-    return list(_states)
 
 
 def _drop_inherited_connections() -> None:

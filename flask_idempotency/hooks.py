@@ -32,8 +32,16 @@ from .operation import (
     note_outermost_request,
     request_state,
 )
-from .options import Route
-from .routes import ROUTE, covering_route, is_open, refuse_shared_name, route_of
+from .options import SAFE_METHODS, Route
+from .routes import (
+    ROUTE,
+    covering_route,
+    is_open,
+    note_registered,
+    refuse_misplaced,
+    refuse_shared_name,
+    route_of,
+)
 from .server import warn_if_short
 from .signals import Event, operation_rejected, send
 from .state import AppState
@@ -259,6 +267,10 @@ class Hooks:
                 view = protected(view, replace(covering, methods=methods))
                 self._state.app.view_functions[endpoint] = view
         route = route_of(self._state, endpoint, method)
+        if route is not None:
+            note_registered(view)
+        elif method not in SAFE_METHODS:
+            refuse_misplaced(self._state, endpoint)
         if not hasattr(view, _ENVELOPE):
             # Every one: below a decorator that hides it a protected view cannot be recognised.
             view = self._enveloped(view)

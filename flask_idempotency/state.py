@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import weakref
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -107,6 +108,20 @@ class AppState:
             raise ConfigurationError(
                 "db.session was replaced after init_app, so its writes would not be protected"
             )
+
+
+_states: weakref.WeakSet[AppState] = weakref.WeakSet()
+
+
+def states() -> list[AppState]:
+    """The states of all applications of this process."""
+    return list(_states)
+
+
+def set_state(app: Flask, state: AppState) -> None:
+    """Let :func:`app_state` and :func:`states` give it."""
+    app.extensions["idempotency"] = state
+    _states.add(state)
 
 
 def app_state(app: Flask) -> AppState:

@@ -21,9 +21,8 @@ from sqlalchemy.orm import Session
 
 from ..core.ports import Glance
 from ..core.records import Claim
-from ..extension import states
 from ..operation import present_operation
-from ..state import AppState, app_state
+from ..state import AppState, app_state, states
 from .watch import Watch, watched
 
 Point = Literal["after-claim", "in-view", "before-commit", "after-commit"]

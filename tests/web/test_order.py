@@ -1,0 +1,346 @@
+"""``@idempotent`` above the decorator that registers the view: refused by name, and nothing else is."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+from typing import Any
+
+import pytest
+from apiflask import APIFlask
+from flask import Blueprint, Flask
+from flask.views import MethodView
+from flask_smorest import Api
+from flask_smorest import Blueprint as SmorestBlueprint
+from flask_sqlalchemy import SQLAlchemy
+
+from flask_idempotency import ConfigurationError, Idempotency, idempotent
+
+
+class Shop:
+    """An application without servers; its view ``pay`` counts its runs."""
+
+    def __init__(self, kind: type[Flask] = Flask, idempotency: Idempotency | None = None) -> None:
+        self.app = kind("shop")
+        self.app.config.update(
+            SQLALCHEMY_DATABASE_URI="sqlite://",
+            IDEMPOTENCY_STORE="memory",
+            API_TITLE="shop",
+            API_VERSION="1",
+            OPENAPI_VERSION="3.0.3",
+        )
+        self.app.testing = True
+        db = SQLAlchemy(self.app)
+        self.idempotency = idempotency or Idempotency()
+        self.idempotency.init_app(self.app, db, scope=None)
+        self.runs = 0
+
+        def pay(**values: Any) -> Any:
+            self.runs += 1
+            return {"run": self.runs}, 201
+
+        self.pay = pay
+
+    def post(self, path: str = "/payments", key: str | None = "key-1", method: str = "POST") -> Any:
+        headers = {} if key is None else {"Idempotency-Key": key}
+        return self.app.test_client().open(path, method=method, json={}, headers=headers)
+
+    def is_protected(self, path: str = "/payments", method: str = "POST") -> bool:
+        first, again = (self.post(path, method=method) for _ in range(2))
+        assert (first.status_code, again.status_code) == (201, 201)
+        return "Idempotent-Replayed" in again.headers
+
+    def assert_refused(self, endpoint: str = "pay", path: str = "/payments", method: str = "POST") -> None:
+        before = self.runs
+        for _ in range(2):
+            with pytest.raises(ConfigurationError) as refused:
+                self.post(path, method=method)
+            for word in f"the endpoint {endpoint!r}", "Put @idempotent below":
+                assert word in str(refused.value)
+        assert self.runs == before
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop()
+
+
+def wrapping(view: Any) -> Any:
+    """A decorator as most are."""
+
+    @functools.wraps(view)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        return view(*args, **kwargs)
+
+    return inner
+
+
+def nameless(view: Any) -> Any:
+    """A decorator that forgets whom it wraps."""
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        return view(*args, **kwargs)
+
+    return inner
+
+
+def decorated(view: Any, *decorators: Any) -> Any:
+    """The view below these decorators, which stand as in a source: the first on top."""
+    for decorator in reversed(decorators):
+        view = decorator(view)
+    return view
+
+
+ROUTE = "the route's decorator"
+WRONG = {
+    "at once": [idempotent, ROUTE],
+    "with options": [idempotent(required=False), ROUTE],
+    "above another": [idempotent, wrapping, ROUTE],
+    "above two": [idempotent, wrapping, wrapping, ROUTE],
+    "below another": [wrapping, idempotent, ROUTE],
+    "below one that hides it": [nameless, idempotent, ROUTE],
+    "above a decorated view": [idempotent, ROUTE, wrapping],
+    "above one that hides the view": [idempotent, nameless, ROUTE],
+    "above both kinds": [idempotent, nameless, wrapping, ROUTE],
+    "the route above a hidden view": [idempotent, ROUTE, nameless],
+    "above a partial": [idempotent, functools.partial, ROUTE],
+}
+RIGHT = {
+    "at once": [ROUTE, idempotent],
+    "below another": [ROUTE, wrapping, idempotent],
+    "below one that hides it": [ROUTE, nameless, idempotent],
+    "below two": [ROUTE, nameless, wrapping, idempotent],
+    "above another": [ROUTE, idempotent, wrapping],
+    "above one that hides the view": [ROUTE, idempotent, nameless],
+    "between": [ROUTE, wrapping, idempotent, wrapping],
+    "a decorator above the route": [wrapping, ROUTE, idempotent],
+    "twice": [ROUTE, idempotent, idempotent],
+    "below a partial": [ROUTE, functools.partial, idempotent],
+}
+
+
+def register(shop: Shop, order: list[Any], target: Any = None) -> None:
+    route = (target or shop.app).route("/payments", methods=["GET", "POST", "PUT"], endpoint="pay")
+    decorated(shop.pay, *(route if each is ROUTE else each for each in order))
+
+
+@pytest.mark.parametrize("order", WRONG.values(), ids=WRONG)
+def test_above_the_route_it_is_refused_by_name(shop, order):
+    register(shop, order)
+    assert shop.post(method="GET").status_code == 201
+    shop.assert_refused()
+    shop.assert_refused(method="PUT")
+
+
+@pytest.mark.parametrize("order", RIGHT.values(), ids=RIGHT)
+def test_below_the_route_it_protects(shop, order):
+    register(shop, order)
+    assert shop.is_protected()
+
+
+@pytest.mark.parametrize("order", WRONG.values(), ids=WRONG)
+def test_of_a_blueprint_in_two_places_both_are_refused(shop, order):
+    blueprint = Blueprint("bills", __name__)
+    register(shop, order, blueprint)
+    for name in "a", "b":
+        shop.app.register_blueprint(blueprint, name=name, url_prefix=f"/{name}")
+    for name in "a", "b":
+        shop.assert_refused(f"{name}.pay", f"/{name}/payments")
+
+
+def test_an_async_view_is_refused_too(shop):
+    @idempotent
+    @shop.app.post("/payments")
+    async def pay():
+        return {}, 201
+
+    shop.assert_refused()
+
+
+def test_the_message_names_the_view_and_where_it_stands(shop):
+    register(shop, WRONG["at once"])
+    with pytest.raises(ConfigurationError, match=r"tests\.web\.test_order\.Shop\.__init__.*\.pay"):
+        shop.post()
+
+
+def test_a_view_that_was_registered_and_decorated_afterwards_is_refused(shop):
+    class Payments(MethodView):
+        def post(self):
+            return {}, 201
+
+    view = Payments.as_view("pay")
+    shop.app.add_url_rule("/payments", view_func=view)
+    idempotent(view)
+    shop.assert_refused()
+
+
+def test_a_view_that_was_replaced_by_its_protected_self_is_protected(shop):
+    shop.app.add_url_rule("/payments", "pay", shop.pay, methods=["POST"])
+    shop.app.view_functions["pay"] = idempotent(shop.app.view_functions["pay"])
+    assert shop.is_protected()
+
+
+@pytest.mark.parametrize("hide", [lambda view: view, wrapping, nameless, functools.partial])
+@pytest.mark.parametrize("first", ["/plain", "/payments"])
+def test_beside_its_protected_self_a_plain_view_is_left_alone(shop, hide, first):
+    shop.app.add_url_rule("/plain", "plain", shop.pay, methods=["POST"])
+    shop.app.add_url_rule("/payments", "pay", hide(idempotent(shop.pay)), methods=["POST"])
+    shop.post(first)
+    assert not shop.is_protected("/plain")
+    assert shop.is_protected()
+
+
+def test_beside_a_protected_method_a_plain_view_is_left_alone(shop):
+    class Payments(MethodView):
+        post = staticmethod(idempotent(shop.pay))
+
+    shop.app.add_url_rule("/plain", "plain", shop.pay, methods=["POST"])
+    shop.app.add_url_rule("/payments", view_func=Payments.as_view("pay"))
+    assert not shop.is_protected("/plain")
+    assert shop.is_protected()
+
+
+def test_a_view_that_is_protected_in_another_application_may_be_plain_here(shop):
+    other = Shop()
+    other.app.add_url_rule("/payments", "pay", idempotent(shop.pay), methods=["POST"])
+    shop.app.add_url_rule("/payments", "pay", shop.pay, methods=["POST"])
+    assert not shop.is_protected()
+    assert other.is_protected()
+
+
+def test_a_view_that_was_protected_in_an_earlier_application_may_be_plain_here(shop):
+    """As in the tests of an application that is made anew for each."""
+    other = Shop()
+    other.app.add_url_rule("/payments", "pay", idempotent(shop.pay), methods=["POST"])
+    assert other.is_protected()
+    other = weakref.ref(other.app)
+    gc.collect()
+    assert other() is None
+    shop.app.add_url_rule("/payments", "pay", shop.pay, methods=["POST"])
+    assert not shop.is_protected()
+
+
+def test_in_the_wrong_order_it_is_refused_in_every_application():
+    blueprint = Blueprint("bills", __name__)
+    shops = Shop(), Shop()
+    register(shops[0], WRONG["at once"], blueprint)
+    for shop in shops:
+        shop.app.register_blueprint(blueprint)
+        shop.assert_refused("bills.pay")
+
+
+def test_a_view_that_protect_covers_in_another_application_may_be_plain_here(shop):
+    other = Shop()
+    other.idempotency.protect(other.app)
+    for each in other, shop:
+        each.app.add_url_rule("/payments", "pay", shop.pay, methods=["POST"])
+    assert other.is_protected()
+    assert not shop.is_protected()
+
+
+def test_where_protect_covers_the_view_it_is_protected(shop):
+    register(shop, WRONG["at once"])
+    shop.idempotency.protect(shop.app)
+    assert shop.is_protected()
+    shop.assert_refused(method="PUT")  # which protect() does not cover
+
+
+def test_an_exempt_view_is_left_alone(shop):
+    register(shop, WRONG["at once"])
+    shop.idempotency.exempt(shop.pay)
+    assert not shop.is_protected()
+
+
+def test_a_copy_of_the_views_attributes_is_not_the_view(shop):
+    idempotent(shop.pay)
+
+    @shop.app.post("/payments", endpoint="pay")
+    def other():
+        return {}, 201
+
+    vars(other).update(vars(shop.pay))
+    assert not shop.is_protected()
+
+
+def test_a_view_that_calls_protected_functions_is_not_taken_for_one(shop):
+    @idempotent
+    @shop.app.post("/wrong")
+    def wrong():
+        return {}, 201
+
+    @shop.app.post("/payments")
+    def pay(*args):
+        return {"called": bool(wrong)}, 201
+
+    assert not shop.is_protected()
+    shop.assert_refused("wrong", "/wrong")
+
+
+def test_only_the_methods_that_would_be_protected_are_refused(shop):
+    @idempotent
+    @shop.app.get("/payments")
+    def pay():
+        return {}, 201
+
+    assert shop.post(method="GET").status_code == 201
+
+
+class Payments(MethodView):
+    def post(self):
+        return {}, 201
+
+
+@pytest.mark.parametrize("use", [idempotent, idempotent(ttl=60)])
+def test_a_class_of_views_takes_it_in_its_list_of_decorators(use):
+    with pytest.raises(ConfigurationError, match=r"Payments.*decorators = \[idempotent\]"):
+        use(Payments)
+
+
+def test_with_apiflask(shop):
+    shop = Shop(APIFlask)
+
+    @idempotent
+    @shop.app.post("/payments")
+    def pay():
+        return {}, 201
+
+    @shop.app.post("/right")
+    @idempotent
+    def right():
+        return {}, 201
+
+    shop.assert_refused()
+    assert shop.is_protected("/right")
+
+
+def test_with_flask_smorest(shop):
+    blueprint = SmorestBlueprint("bills", "bills")
+
+    @idempotent
+    @blueprint.route("/payments", methods=["POST"])
+    @blueprint.response(201)
+    def pay():
+        return {}
+
+    @blueprint.route("/right", methods=["POST"])
+    @idempotent
+    @blueprint.response(201)
+    def right():
+        return {}
+
+    Api(shop.app).register_blueprint(blueprint)
+    shop.assert_refused("bills.pay")
+    assert shop.is_protected("/right")
+
+
+def test_two_payments_for_one_key_are_not_made(world):
+    @idempotent
+    @world.app.post("/payments")
+    def pay():
+        world.db.session.add(world.Payment(amount=5))
+        world.db.session.commit()
+        return {}, 201
+
+    assert [world.post().status_code for _ in range(2)] == [500, 500]
+    assert world.count() == 0
