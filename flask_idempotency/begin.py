@@ -41,7 +41,7 @@ from .operation import (
     present_operation,
     request_state,
 )
-from .options import Route
+from .options import Route, Skip
 from .signals import Event, operation_interrupted, operation_replayed, send
 from .state import AppState, app_state
 
@@ -68,6 +68,8 @@ def begin(route: Route) -> Attempt | Response | None:
         return None  # an idempotent function called by an idempotent view is part of it
     try:
         prepare(state, route, now)
+        if route.skip is not None and _is_skipped(route.skip, now):
+            return None
         if now.refusal is not None:
             raise now.refusal
         operation = identify(state, route, now)
@@ -94,7 +96,7 @@ def prepare(state: AppState, route: Route, now: RequestState) -> None:
     Raises nothing: what is wrong is noted in ``now.refusal``.
     """
     now.name = route.name or request.endpoint or ""
-    if now.checked:
+    if now.checked or (route.skip is not None and _is_skipped(route.skip, now)):
         return
     now.checked = True
     try:
@@ -112,6 +114,13 @@ def prepare(state: AppState, route: Route, now: RequestState) -> None:
             raise KeyRequired
     except (IdempotencyError, HTTPException) as refusal:
         now.refusal = refusal
+
+
+def _is_skipped(skip: Skip, now: RequestState) -> bool:
+    """Whether ``protect`` was told to let this request pass; asked once for each."""
+    if now.skipped is None:
+        now.skipped = bool(skip(request))
+    return now.skipped
 
 
 def identify(state: AppState, route: Route, now: RequestState) -> Operation | None:

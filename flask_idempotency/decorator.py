@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
-from flask.views import View as BaseView
+from flask import views
 
 from .attempt import Attempt
 from .begin import begin
@@ -47,7 +47,7 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
 
 
 def _decorated(view: View, route: Route) -> View:
-    if isinstance(view, type) and issubclass(view, BaseView):
+    if isinstance(view, type) and issubclass(view, views.View):
         raise ConfigurationError(
             f"@idempotent stands above the class {view.__qualname__}: put it into the class, as"
             " decorators = [idempotent], or above one of its methods"

@@ -7,9 +7,10 @@ several applications, and each has its own ``AppState`` in ``app.extensions["ide
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 from flask import Blueprint, Flask
 from flask_sqlalchemy import SQLAlchemy
@@ -24,11 +25,19 @@ from .database import check_driver, default_prefix, metadata_of
 from .engine import Engine as IdempotencyEngine
 from .errors import ConfigurationError
 from .operation import present_operation
-from .options import NOT_GIVEN, Route, RouteOptions, RunOptions, ScopeCallable, read_options
+from .options import (
+    NOT_GIVEN,
+    PROTECTED_METHODS,
+    RouteOptions,
+    RunOptions,
+    ScopeCallable,
+    Skip,
+    read_protection,
+)
 from .sealing import AnswerSealer, NoSealer, Sealer
 from .server import warn_if_short, worker_timeout
 from .signals import Event, send, store_failed
-from .state import AppState, set_state, states
+from .state import AppState, Protections, set_state, states
 from .stores.memory import MemoryRecords
 from .stores.redis import NoLock, RedisLock, client_from_url
 from .stores.redis_records import RedisRecords
@@ -40,10 +49,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 T = TypeVar("T")
-
-PROTECTED_METHODS = frozenset({"POST", "PATCH"})
-"""What ``protect`` covers: the methods that are not idempotent by themselves (RFC 9110 section
-9.2.2, and RFC 5789 for PATCH)."""
 
 
 class Idempotency:
@@ -67,7 +72,8 @@ class Idempotency:
         redis: Any = None,
     ) -> None:
         self._db, self._scope, self._redis = db, scope, redis
-        self._protections: list[tuple[Flask | Blueprint, Route]] = []
+        self._protections, self._applications = Protections(), 0
+        self._protected_at: WeakKeyDictionary[Flask | Blueprint, int] = WeakKeyDictionary()
         if app is not None:
             self.init_app(app)
 
@@ -105,22 +111,44 @@ class Idempotency:
         flashes.watch(app)
         app.add_template_global(forms.idempotency_field)
         set_state(app, state)
+        self._applications += 1
 
-    def protect(self, target: Flask | Blueprint, **options: Unpack[RouteOptions]) -> None:
-        """Protect every POST and PATCH view of an application or a blueprint.
+    def protect(
+        self,
+        target: Flask | Blueprint,
+        *,
+        methods: Collection[str] = PROTECTED_METHODS,
+        skip: Skip | None = None,
+        **options: Unpack[RouteOptions],
+    ) -> None:
+        """Protect the views of an application or a blueprint: every POST and PATCH, or ``methods``.
 
         It stands above the views' own decorators: a ``@login_required`` below it does not guard a
         replay, so ``scope`` must find nobody for a stranger (401), or ``authorize_replay`` refuse.
-        A view with ``@idempotent`` of its own keeps it, one with :meth:`exempt` is left out.
+        A view with ``@idempotent`` of its own keeps it, what is :meth:`exempt` is left out, and so is a
+        request for which ``skip(request)`` is true. That is asked once for each request, before the
+        body is read and before the application's own ``before_request`` functions.
 
-        Raises ``ConfigurationError`` for a wrong option. A ``name`` is for one view alone; if there are
-        more, the first request to one of them is told so.
+        Call it before the first request, before or after the views and the blueprint are registered.
+        Raises ``ConfigurationError`` for a wrong option, and for a call that comes too late or would do
+        nothing. A ``name`` is for one view alone; if there are more, the first request to one of them
+        is told so.
         """
         if not isinstance(target, (Flask, Blueprint)):
             raise ConfigurationError(
                 f"protect() was given {target!r}; allowed: an application or a blueprint object"
             )
-        self._protections.append((target, read_options(options, PROTECTED_METHODS)))
+        route = read_protection(methods, skip, options)
+        if hasattr(target, routes.EXEMPT):
+            raise ConfigurationError(f"the blueprint {target.name} would be both protected and exempt")
+        if self._protected_at.get(target) == (0 if isinstance(target, Flask) else self._applications):
+            raise ConfigurationError(
+                f"{target.name} is protected already: call protect() once for each"
+            )
+        self._refuse_late("protect", target, target in self._protections.routes)
+        self._protections.routes[target] = route
+        # A factory that makes several applications may protect its blueprint for each of them.
+        self._protected_at[target] = 0 if isinstance(target, Flask) else self._applications
 
     def run(
         self,
@@ -163,17 +191,58 @@ class Idempotency:
         else:
             operation.note_afterwards(partial(function, *args, **kwargs))
 
-    def exempt(self, view: T) -> T:
-        """Leave a view (a function or a view class) out of :meth:`protect`. Serves as a decorator.
+    def exempt(self, target: T) -> T:
+        """Leave something out of :meth:`protect`: a view, a blueprint, or an endpoint by its name.
 
-        Raises ``ConfigurationError`` for anything else, such as a blueprint.
+        Serves as a decorator of a view function, a view class or one of its methods. The name is the
+        full one, such as ``"shop.search"``. Call it before the first request, before or after what it
+        is given is registered.
+
+        Raises ``ConfigurationError`` for anything else, for a view with ``@idempotent`` of its own, and
+        for a call that comes too late. `flask idempotency check` tells of what is not there.
         """
-        if not callable(view):
+        if isinstance(target, str):
+            self._refuse_late("exempt", target, target in self._protections.exempt_endpoints)
+            self._protections.exempt_endpoints.add(target)
+            return target
+        if isinstance(target, Flask) or not (isinstance(target, Blueprint) or callable(target)):
             raise ConfigurationError(
-                f"exempt() was given {view!r}; allowed: a view function or a class of views"
+                f"exempt() was given {target!r}; allowed: a view, a blueprint, or the name of an"
+                " endpoint"
             )
-        setattr(view, routes.EXEMPT, True)
-        return view
+        if isinstance(target, Blueprint) and target in self._protections.routes:
+            raise ConfigurationError(f"the blueprint {target.name} is to be both protected and exempt")
+        if any(hasattr(each, routes.ROUTE) for each in routes.chain(target, hidden=True)):
+            raise ConfigurationError(
+                f"exempt() was given {routes.name_of(target)}, which has @idempotent of its own"
+            )
+        self._refuse_late("exempt", target, hasattr(target, routes.EXEMPT))
+        try:
+            self._protections.exempt.add(target)
+            setattr(target, routes.EXEMPT, True)
+        except (AttributeError, TypeError):
+            raise ConfigurationError(
+                f"{routes.name_of(target)} cannot be marked: exempt it by the name of its endpoint"
+            ) from None
+        return target
+
+    def _refuse_late(self, what: str, target: Any, is_known: bool) -> None:
+        """Raise ``ConfigurationError`` if every application that this is for has begun to serve."""
+        mine = [state for state in states() if state.protections is self._protections]
+        if isinstance(target, Flask):
+            other: AppState | None = target.extensions.get("idempotency")
+            if other is not None and other not in mine:
+                raise ConfigurationError(
+                    f"the application {target.name} belongs to another Idempotency"
+                )
+            mine = [state for state in mine if state.app is target]
+        elif is_known or not any(routes.is_registered(state, target) for state in mine):
+            return
+        if mine and all(state.has_served for state in mine):
+            raise ConfigurationError(
+                f"{what}() comes too late: the application {mine[0].app.name} has answered its first"
+                " request"
+            )
 
 
 def _checked_scope(scope: Any) -> ScopeCallable | None:
@@ -204,7 +273,7 @@ def _compose(
     scope: ScopeCallable | None,
     settings: Settings,
     client: Any,
-    protections: list[tuple[Flask | Blueprint, Route]],
+    protections: Protections,
 ) -> AppState:
     """Put stores, engine and settings together: the only place that names a store."""
     with app.app_context():

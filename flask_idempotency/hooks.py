@@ -38,6 +38,7 @@ from .routes import (
     covering_route,
     is_open,
     note_registered,
+    refuse_contradiction,
     refuse_misplaced,
     refuse_shared_name,
     route_of,
@@ -258,6 +259,8 @@ class Hooks:
 
     def _find(self, endpoint: str, method: str) -> tuple[Any, Route | None]:
         """The endpoint's view, and the options that this method of it is protected with."""
+        self._state.has_served = True
+        refuse_contradiction(self._state, endpoint)
         view = self._state.app.view_functions[endpoint]
         covering = covering_route(self._state, endpoint)
         if covering is not None and not hasattr(view, ROUTE):

@@ -181,6 +181,7 @@ class RequestState:
         self.name = ""
         self.key: str | None = None
         self.checked = False
+        self.skipped: bool | None = None  # what protect(skip=...) has said of it
         self.operation: Operation | None = None  # one that is not atomic, while it runs
         self.refusal: Exception | None = None
         self.is_dispatched = False  # Flask has called its view, and will call the hook after it

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Literal, TypedDict, cast
 from uuid import UUID
 
-from flask import Response
+from flask import Request, Response
 
 from .config import SETTINGS, Settings, boolean, checked
 from .core.fingerprint import Pointer, parse_pointer
 from .core.policy import interrupts, releases
 from .errors import ConfigurationError
 from .operation import Operation
+
+Skip = Callable[[Request], object]
+"""Whether a request passes as if its view were not protected."""
 
 ScopeCallable = Callable[[], Any]
 """Gives ``str | int | UUID``; ``None`` or ``""`` for "nobody is signed in"."""
@@ -129,7 +132,8 @@ class Route:
     interrupted_by: tuple[type[Exception], ...] = ()
     released_by: tuple[type[Exception], ...] = ()
     resumable: tuple[str, ...] | None = None
-    methods: frozenset[str] | None = None
+    methods: frozenset[str] | None = None  # of protect() alone, like the next
+    skip: Skip | None = None
 
     def is_required(self, settings: Settings) -> bool:
         """Whether a request without a key is refused."""
@@ -159,7 +163,23 @@ class Route:
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
 
-def read_options(options: RouteOptions, methods: frozenset[str] | None = None) -> Route:
+PROTECTED_METHODS = ("POST", "PATCH")
+"""What ``protect`` covers unless told otherwise: the methods that are not idempotent by themselves (RFC
+9110 section 9.2.2, and RFC 5789 for PATCH)."""
+
+
+def read_protection(methods: Collection[str], skip: Skip | None, options: RouteOptions) -> Route:
+    """Check what ``protect`` was given. Raises ``ConfigurationError`` naming the first wrong one."""
+    return replace(
+        read_options(options),
+        methods=checked(
+            "methods", methods, _methods, "one or more of DELETE, PATCH, POST, PUT, in a list"
+        ),
+        skip=checked("skip", skip, _callable_or_none, "a callable that takes the request, or None"),
+    )
+
+
+def read_options(options: RouteOptions) -> Route:
     """Check the options of a route. Raises ``ConfigurationError`` naming the first wrong one."""
     values: dict[str, Any] = dict(options)
     unknown = values.keys() - RouteOptions.__annotations__.keys()
@@ -177,7 +197,7 @@ def read_options(options: RouteOptions, methods: frozenset[str] | None = None) -
                 f"{name} is an option of operations with atomic=False; an atomic one needs none: when"
                 " its worker dies, the database rolls it back at once"
             )
-    return Route(**values, has_scope="scope" in values, methods=methods)
+    return Route(**values, has_scope="scope" in values)
 
 
 def read_lease(seconds: Any) -> float:
@@ -192,8 +212,17 @@ def _callable(value: Any) -> Any:
     return value
 
 
-def _scope(value: Any) -> Any:
+def _callable_or_none(value: Any) -> Any:
     return value if value is None else _callable(value)
+
+
+def _methods(value: Any) -> frozenset[str]:
+    if isinstance(value, (str, bytes)):
+        raise ValueError
+    methods = frozenset(str(name).upper() for name in value)
+    if not methods or methods - {"DELETE", "PATCH", "POST", "PUT"}:
+        raise ValueError
+    return methods
 
 
 def _key(value: Any) -> Any:
@@ -265,7 +294,7 @@ _CHECKS: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
         if setting.name.lower() in {"required", "ttl", "wait", "namespace", "lease"}
     ),
     ("key", _key, "a callable, 'json:/pointer' or 'form:name'"),
-    ("scope", _scope, "a callable, or None for an API with one tenant"),
+    ("scope", _callable_or_none, "a callable, or None for an API with one tenant"),
     (
         "fingerprint",
         _fingerprint,

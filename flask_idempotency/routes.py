@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from flask.views import http_method_funcs
+from flask import Blueprint, views
 
 from .errors import ConfigurationError
 from .options import Route
@@ -61,12 +61,31 @@ def route_of(state: AppState, endpoint: str, method: str) -> Route | None:
     return None
 
 
+def hidden_route(state: AppState, endpoint: str, method: str) -> Route | None:
+    """The options of a protection that :func:`route_of` does not see, as a decorator hides it."""
+    for facet in facets(state.app.view_functions.get(endpoint), method):
+        for each in chain(facet, hidden=True):
+            route = getattr(each, ROUTE, None)
+            if isinstance(route, Route) and route.applies_to(method):
+                return route
+    return None
+
+
 def covering_route(state: AppState, endpoint: str) -> Route | None:
-    """The options of the ``protect`` call that covers an endpoint, whatever its view says."""
-    names = [endpoint]
-    while (parent := names[-1].rpartition(".")[0]) != "":
-        names.append(parent)
-    return state.protection(names[1:])
+    """The options of the ``protect`` call that covers an endpoint, whatever its view says.
+
+    What is nearest counts: a blueprint before the one around it, and that before the application.
+    """
+    protections, name = state.protections, endpoint
+    if endpoint in protections.exempt_endpoints:
+        return None
+    while (name := name.rpartition(".")[0]) != "":
+        blueprint: Any = state.app.blueprints.get(name)
+        if hasattr(blueprint, EXEMPT):
+            return None
+        if blueprint is not None and blueprint in protections.routes:
+            return protections.routes[blueprint]
+    return protections.routes.get(state.app)
 
 
 def refuse_shared_name(state: AppState, covering: Route) -> None:
@@ -84,7 +103,7 @@ def refuse_shared_name(state: AppState, covering: Route) -> None:
 
 def is_open(view: Any, method: str) -> bool:
     """Whether ``protect`` has to see to this method: it is neither exempt nor protected by itself."""
-    return not any(hasattr(facet, ROUTE) or hasattr(facet, EXEMPT) for facet in facets(view, method))
+    return not any(hasattr(facet, ROUTE) or is_exempt(facet) for facet in facets(view, method))
 
 
 def facets(view: Any, *methods: str) -> tuple[Any, ...]:
@@ -97,19 +116,43 @@ def facets(view: Any, *methods: str) -> tuple[Any, ...]:
 
 def note_decorated(view: Any) -> None:
     """Remember that ``@idempotent`` was put around a view, for :func:`refuse_misplaced`."""
-    for each in chain(view):
+    for each in chain(view, hidden=True):
         with suppress(AttributeError, TypeError):  # a bound method takes no attributes
             setattr(each, _DECORATED, id(each))
 
 
 def note_registered(view: Any) -> None:
     """Forget it where what stands around the view was registered: it protects."""
-    for facet in facets(view, *http_method_funcs):
-        below = list(chain(facet))
+    for facet in facets(view, *views.http_method_funcs):
+        below = list(chain(facet, hidden=True))
         if any(map(_has_own_protection, below)):
             for each in below:
                 if _is_decorated(each):
                     setattr(each, _DECORATED, None)
+
+
+def refuse_contradiction(state: AppState, endpoint: str) -> None:
+    """Raise ``ConfigurationError`` if an endpoint is exempt and has ``@idempotent`` of its own."""
+    view = state.app.view_functions[endpoint]
+    is_named = endpoint in state.protections.exempt_endpoints
+    if _has_own_protection(view) and (is_named or any(map(is_exempt, facets(view)))):
+        raise ConfigurationError(
+            f"the endpoint {endpoint!r} is exempt, and has @idempotent of its own: take one away"
+        )
+
+
+def is_registered(state: AppState, target: Any) -> bool:
+    """Whether the application has what ``exempt`` or ``protect`` was given."""
+    if isinstance(target, str):
+        return target in state.app.view_functions
+    if isinstance(target, Blueprint):
+        return any(blueprint is target for blueprint in state.app.blueprints.values())
+    return any(
+        each is target or target in getattr(each, "__mro__", ())
+        for view in list(state.app.view_functions.values())
+        for facet in facets(view, *views.http_method_funcs)
+        for each in chain(facet)
+    )
 
 
 def refuse_misplaced(state: AppState, endpoint: str) -> None:
@@ -119,16 +162,15 @@ def refuse_misplaced(state: AppState, endpoint: str) -> None:
     registered too, the other one is plain on purpose.)
     """
     view = state.app.view_functions[endpoint]
-    if is_exempt(view) or not any(map(_is_decorated, chain(view))):
+    if is_exempt(view) or not any(map(_is_decorated, chain(view, hidden=True))):
         return
     for other in states():
         for registered in list(other.app.view_functions.values()):
             note_registered(registered)
-    if any(map(_is_decorated, chain(view))):
+    if any(map(_is_decorated, chain(view, hidden=True))):
         raise ConfigurationError(
             f"{name_of(view)}, the view of the endpoint {endpoint!r}, is not protected: @idempotent"
-            " stands above the decorator that registers it, and comes too late. Put @idempotent below"
-            " the route"
+            " stands above the decorator that registers it. Put @idempotent below the route"
         )
 
 
@@ -152,27 +194,31 @@ def name_of(function: Any) -> str:
     return f"{function.__module__}.{name}"
 
 
-def chain(view: Any) -> Iterator[Any]:
-    """The view, and what its decorators were put around, as far as that can be seen."""
+def chain(view: Any, *, hidden: bool = False) -> Iterator[Any]:
+    """The view, and what its decorators were put around.
+
+    ``hidden``: also what those hide that do without ``functools.wraps``, as far as that can be guessed.
+    """
     pending, seen = [view], set()
     while pending:
         view = pending.pop()
         if id(view) not in seen:
             seen.add(id(view))
             yield view
-            pending += _below(view)
+            pending += _wrapped(view) or (_enclosed(view) if hidden else [])
 
 
-def _below(view: Any) -> list[Any]:
-    if (wrapped := getattr(view, "__wrapped__", None)) is not None:
-        return [wrapped]
-    if isinstance(view, partial):
-        return [view.func]
+def _wrapped(view: Any) -> list[Any]:
+    inner = view.func if isinstance(view, partial) else getattr(view, "__wrapped__", None)
+    return [] if inner is None else [inner]
+
+
+def _enclosed(view: Any) -> list[Any]:
     flags = getattr(getattr(view, "__code__", None), "co_flags", 0)
     if not (flags & inspect.CO_VARARGS and flags & inspect.CO_VARKEYWORDS):
         return []
-    # Without functools.wraps: what takes anything, to hand it on, closes over what it hands it to.
-    return [value for value in _closure(view) if inspect.isroutine(value) or isinstance(value, partial)]
+    # What takes anything, to hand it on, closes over what it hands it to.
+    return [each for each in _closure(view) if inspect.isroutine(each) or isinstance(each, partial)]
 
 
 def _closure(function: Any) -> Iterator[Any]:

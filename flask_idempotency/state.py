@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import secrets
-import weakref
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 from flask import Blueprint, Flask
 from flask_sqlalchemy import SQLAlchemy
@@ -26,6 +27,15 @@ from .sealing import AnswerSealer, NoSealer
 
 
 @dataclass(eq=False)
+class Protections:
+    """What ``protect`` and ``exempt`` were given, for all applications of one extension."""
+
+    routes: WeakKeyDictionary[Flask | Blueprint, Route] = field(default_factory=WeakKeyDictionary)
+    exempt: WeakSet[Any] = field(default_factory=WeakSet)
+    exempt_endpoints: set[str] = field(default_factory=set)
+
+
+@dataclass(eq=False)
 class AppState:
     """Everything the extension knows about one application."""
 
@@ -39,7 +49,8 @@ class AppState:
     lock: Lock
     engine: IdempotencyEngine
     sealer: AnswerSealer | NoSealer
-    protections: list[tuple[Flask | Blueprint, Route]]
+    protections: Protections
+    has_served: bool = False
     pace: dict[str, Pace] = field(default_factory=lambda: defaultdict(Pace))
     _proved: bool = False
 
@@ -47,14 +58,6 @@ class AppState:
     def pool(self) -> Pool:
         """Where the connections to the database of the records come from."""
         return self.engines[self.settings.bind_key].pool
-
-    def protection(self, blueprints: Sequence[str]) -> Route | None:
-        """The options of the ``protect`` call that covers an endpoint; a blueprint's comes first."""
-        for name in blueprints:
-            for target, route in self.protections:
-                if self.app.blueprints.get(name) is target:
-                    return route
-        return next((route for target, route in self.protections if target is self.app), None)
 
     def claim(self, route: Route, operation: Operation, fingerprint: Fingerprint) -> Claim:
         """What a new attempt at ``operation`` asks for. Raises ``ConfigurationError``: see below."""
@@ -110,7 +113,7 @@ class AppState:
             )
 
 
-_states: weakref.WeakSet[AppState] = weakref.WeakSet()
+_states: WeakSet[AppState] = WeakSet()
 
 
 def states() -> list[AppState]:

@@ -89,4 +89,9 @@ def _time(value: Any, between: str) -> Any:
 def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "-" if value is None else str(value)
+    return "-" if value is None else printable(str(value))
+
+
+def printable(text: str) -> str:
+    """The text without what a terminal would obey; names of an application may hold anything."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from itertools import chain
 from typing import cast
 
 import click
@@ -20,7 +21,8 @@ from ..stores import checks
 from ..stores.admin import Admin, Finding
 from ..stores.redis import NoLock, RedisLock
 from ..units import units_of
-from .group import admin, as_json_option, cli, current_state, explain, write_rows
+from .group import admin, as_json_option, cli, current_state, explain, printable, write_rows
+from .routes import examine_routes
 
 
 @cli.command()
@@ -116,15 +118,17 @@ def check(context: click.Context) -> None:
     """Check that everything the promises rest on is there.
 
     One line for each check: ok, advice (works, but could be better) or FAILED, with what to do.
-    Claims one record as a request would, rolls back and deletes it. The exit code is 1 if a check
-    failed: run it before a release goes live.
+    Claims one record as a request would, rolls back and deletes it. Then looks at the routes: at what
+    would be refused in the first request, such as @idempotent above the route, at what protect() and
+    exempt() were given and is not there, and at views of other packages that protect() has caught. The
+    exit code is 1 if a check failed: run it before a release goes live.
     """
-    failed = False
-    for finding in _examine(current_state()):
+    failed, state = False, current_state()
+    for finding in chain(_examine(state), examine_routes(state)):
         failed = failed or finding.level == "FAILED"
-        click.echo(f"{finding.level:<8}{finding.subject:<14}{finding.text}")
+        click.echo(f"{finding.level:<8}{finding.subject:<14}{printable(finding.text)}")
         if finding.remedy:
-            click.echo(f"{'':<22}-> {finding.remedy}")
+            click.echo(f"{'':<22}-> {printable(finding.remedy)}")
     context.exit(1 if failed else 0)
 
 

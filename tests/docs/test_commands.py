@@ -6,7 +6,7 @@ import re
 
 import pytest
 import sqlalchemy as sa
-from flask import Flask
+from flask import Blueprint, Flask
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency, current_operation, idempotent
@@ -34,11 +34,12 @@ class TestCommands:
         app.config["SQLALCHEMY_DATABASE_URI"] = postgres.database("docs_commands")
         app.config["IDEMPOTENCY_REDIS_URL"] = redis_server.url
         db.init_app(app)
-        Idempotency(app, db, scope=None)
+        idempotency = Idempotency(app, db, scope=None)
         for name, answer in ("payment", ({"amount": 500}, 201)), ("refund", ({}, 500)):
             view = idempotent(lambda answer=answer: answer)
             app.add_url_rule(f"/{name}s", f"create_{name}", view, methods=["POST"])
         self.add_parcels(app)
+        self.add_others(app, idempotency)
         run = app.test_cli_runner().invoke
         for block in blocks(self.PAGE, "console"):
             for command, shown in commands(block.text):
@@ -67,6 +68,14 @@ class TestCommands:
             if current_operation.attempt == 1:
                 raise Killed
             return {}, 201
+
+    def add_others(self, app, idempotency):
+        """A view that protect() covers, and one that nothing protects."""
+        quotes = Blueprint("quotes", __name__)
+        idempotency.protect(quotes, ttl=3600)
+        quotes.add_url_rule("/quotes", "create", dict, methods=["POST"])
+        app.register_blueprint(quotes)
+        app.add_url_rule("/photos", "upload_photo", dict, methods=["PUT"])
 
     def work(self, app, db):
         """Seven records, of which the first has expired, and two are of views that were killed."""

@@ -82,6 +82,7 @@ FLOORS = [
         "cli.group",
         "cli.keys",
         "cli.records",
+        "cli.routes",
         "cli.upkeep",
         "wtf",
         "published",

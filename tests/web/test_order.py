@@ -9,56 +9,13 @@ from typing import Any
 
 import pytest
 from apiflask import APIFlask
-from flask import Blueprint, Flask
+from flask import Blueprint
 from flask.views import MethodView
 from flask_smorest import Api
 from flask_smorest import Blueprint as SmorestBlueprint
-from flask_sqlalchemy import SQLAlchemy
 
-from flask_idempotency import ConfigurationError, Idempotency, idempotent
-
-
-class Shop:
-    """An application without servers; its view ``pay`` counts its runs."""
-
-    def __init__(self, kind: type[Flask] = Flask, idempotency: Idempotency | None = None) -> None:
-        self.app = kind("shop")
-        self.app.config.update(
-            SQLALCHEMY_DATABASE_URI="sqlite://",
-            IDEMPOTENCY_STORE="memory",
-            API_TITLE="shop",
-            API_VERSION="1",
-            OPENAPI_VERSION="3.0.3",
-        )
-        self.app.testing = True
-        db = SQLAlchemy(self.app)
-        self.idempotency = idempotency or Idempotency()
-        self.idempotency.init_app(self.app, db, scope=None)
-        self.runs = 0
-
-        def pay(**values: Any) -> Any:
-            self.runs += 1
-            return {"run": self.runs}, 201
-
-        self.pay = pay
-
-    def post(self, path: str = "/payments", key: str | None = "key-1", method: str = "POST") -> Any:
-        headers = {} if key is None else {"Idempotency-Key": key}
-        return self.app.test_client().open(path, method=method, json={}, headers=headers)
-
-    def is_protected(self, path: str = "/payments", method: str = "POST") -> bool:
-        first, again = (self.post(path, method=method) for _ in range(2))
-        assert (first.status_code, again.status_code) == (201, 201)
-        return "Idempotent-Replayed" in again.headers
-
-    def assert_refused(self, endpoint: str = "pay", path: str = "/payments", method: str = "POST") -> None:
-        before = self.runs
-        for _ in range(2):
-            with pytest.raises(ConfigurationError) as refused:
-                self.post(path, method=method)
-            for word in f"the endpoint {endpoint!r}", "Put @idempotent below":
-                assert word in str(refused.value)
-        assert self.runs == before
+from flask_idempotency import ConfigurationError, idempotent
+from tests.web.plain_shop import Shop
 
 
 @pytest.fixture
@@ -160,7 +117,7 @@ def test_an_async_view_is_refused_too(shop):
 
 def test_the_message_names_the_view_and_where_it_stands(shop):
     register(shop, WRONG["at once"])
-    with pytest.raises(ConfigurationError, match=r"tests\.web\.test_order\.Shop\.__init__.*\.pay"):
+    with pytest.raises(ConfigurationError, match=r"tests\.web\.plain_shop\.Shop\.__init__.*\.pay"):
         shop.post()
 
 

@@ -212,12 +212,6 @@ def test_only_an_application_or_a_blueprint_is_protected(world, target):
         world.idempotency.protect(target)
 
 
-@pytest.mark.parametrize("target", ["orders", Blueprint("orders", __name__)])
-def test_only_a_view_is_exempt(world, target):
-    with pytest.raises(ConfigurationError, match="allowed: a view function or a class"):
-        world.idempotency.exempt(target)
-
-
 def test_a_name_is_for_one_view_alone(world, add):
     one, two = Blueprint("one", __name__), Blueprint("two", __name__)
     for target in one, two:

@@ -19,7 +19,7 @@ def test_check_passes_a_healthy_application_and_leaves_nothing(world, run, redis
     assert not not_ok(result)
     assert list(findings(result)) == [
         "PostgreSQL", "driver", "writable", "columns", "primary key", "index", "fill factor",
-        "claim", "db.session", "Redis",
+        "claim", "db.session", "Redis", "scope", "routes",
     ]  # fmt: skip
     assert ("not used" in result.output) == (world.store == "postgres")
     assert world.records() == []

@@ -198,8 +198,11 @@ def test_check_passes_a_healthy_application_and_leaves_nothing(shop, store):
     result = shop.run("check")
     assert not_ok(result).keys() <= {"persistence"}  # the tests' Redis keeps nothing on disk
     assert shop.listed() == []
-    there = {"sql": ["SQLite", "columns", "index", "claim", "db.session", "Redis"]}
-    assert list(findings(result)) == there.get(store, ["Redis", "memory", "persistence", "claim"])
+    there = {
+        "sql": ["SQLite", "columns", "index", "claim", "db.session", "Redis"],
+        "redis": ["Redis", "memory", "persistence", "claim"],
+    }
+    assert list(findings(result)) == [*there[store], "scope", "routes"]
 
 
 def test_a_record_is_found_by_its_key(shop):

@@ -1,0 +1,246 @@
+"""What is protected, and how: the command that lists it, and what `check` says of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from flask import Blueprint
+
+from ..core.fingerprint import Pointer
+from ..errors import ConfigurationError
+from ..options import SAFE_METHODS, FormField, Route, RouteOptions
+from ..routes import (
+    covering_route,
+    hidden_route,
+    is_registered,
+    name_of,
+    refuse_contradiction,
+    refuse_misplaced,
+    refuse_shared_name,
+    route_of,
+)
+from ..state import AppState, states
+from ..stores.admin import Finding
+from .group import as_json_option, cli, current_state, write_rows
+
+
+@dataclass(frozen=True)
+class WriteRoute:
+    """The methods of one URL rule that have the same protection; ``route`` is None without any."""
+
+    endpoint: str
+    methods: list[str]
+    rule: str
+    route: Route | None
+    is_hidden: bool
+
+    @property
+    def protected_by(self) -> str | None:
+        """What protects it."""
+        if self.route is None:
+            return None
+        return "decorator" if self.route.methods is None else "protect"
+
+
+def write_routes(state: AppState) -> Iterator[WriteRoute]:
+    """Every route that changes something, in the order of the application's URL map."""
+    for rule in state.app.url_map.iter_rules():
+        together: dict[tuple[Route | None, bool], list[str]] = defaultdict(list)
+        for method in sorted((rule.methods or set()) - SAFE_METHODS):
+            route = route_of(state, rule.endpoint, method)
+            hidden = hidden_route(state, rule.endpoint, method) if route is None else None
+            together[route or hidden, hidden is not None].append(method)
+        for (route, is_hidden), methods in together.items():
+            yield WriteRoute(rule.endpoint, methods, rule.rule, route, is_hidden)
+
+
+@cli.command("routes")
+@as_json_option
+def list_routes(as_json: bool) -> None:
+    """List every route that changes something, and how it is protected.
+
+    These are the routes with POST, PUT, PATCH or DELETE. "protected by" is "decorator" for @idempotent,
+    "protect" for Idempotency.protect, and "not" (null as JSON) for none of them. The options are those
+    that differ from their defaults; as JSON all of them, with the application's settings in place. Of a
+    callable its name is shown. Needs neither database nor Redis.
+    """
+    state = current_state()
+    rows = [_row(state, each, as_json) for each in write_routes(state)]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+    else:
+        write_rows(rows, as_json, "no route has POST, PUT, PATCH or DELETE")
+
+
+def _row(state: AppState, each: WriteRoute, as_json: bool) -> dict[str, Any]:
+    options = _options(state, each)
+    if as_json:
+        row = {"endpoint": each.endpoint, "methods": each.methods, "rule": each.rule}
+        return {**row, "protected_by": each.protected_by, **options}
+    given = [f"{name}={_text(options[name])}" for name in options if _is_given(each.route, name)]
+    return {
+        "endpoint": each.endpoint,
+        "methods": ",".join(each.methods),
+        "rule": each.rule,
+        "protected by": each.protected_by or "not",
+        "options": " ".join(given) or None,
+    }
+
+
+_OPTIONS = (*RouteOptions.__annotations__, "skip")
+
+
+def _options(state: AppState, each: WriteRoute) -> dict[str, Any]:
+    """All options of a route as JSON, with the settings where it has none; all None without a route."""
+    if (route := each.route) is None:
+        return dict.fromkeys(_OPTIONS)
+    values = {name: getattr(route, name) for name in _OPTIONS}
+    for name in "required", "ttl", "wait", "namespace", "lease":
+        if values[name] is None:
+            values[name] = getattr(state.settings, name)
+    values["name"] = route.name or each.endpoint
+    values["scope"] = route.scope if route.has_scope else state.scope
+    values["resumable"] = route.resumable or route.resumable is not None
+    if route.atomic:
+        values["lease"] = values["on_interrupted"] = None
+    if isinstance(route.key, Pointer):
+        values["key"] = f"json:{route.key.text}"
+    return {name: _shown(value) for name, value in values.items()}
+
+
+def _shown(value: Any) -> Any:
+    match value:
+        case Pointer(text):
+            return text
+        case FormField(name):
+            return f"form:{name}"
+        case tuple():
+            return [_shown(each) for each in value]
+        case float() if value.is_integer():
+            return int(value)
+    return name_of(value) if callable(value) else value
+
+
+def _is_given(route: Route | None, option: str) -> bool:
+    name = "has_scope" if option == "scope" else option
+    return route is not None and getattr(route, name) != getattr(Route(), name)
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def examine_routes(state: AppState) -> Iterator[Finding]:
+    """Check what is protected, and what only seems to be."""
+    found = list(write_routes(state))
+    yield from _examine_each(state, found)
+    yield from _examine_targets(state)
+    yield from _examine_foreign(state, found)
+    yield _examine_scope(state, found)
+    endpoints = {each.endpoint for each in found}
+    covered = {each.endpoint for each in found if each.protected_by}
+    by_protect = {each.endpoint for each in found if each.protected_by == "protect"}
+    text = f"{len(covered)} of {len(endpoints)} endpoints that change something are protected"
+    if by_protect:
+        text += f", {len(by_protect)} of them by protect()"
+    if state.settings.enabled:
+        yield Finding("ok", "routes", text)
+    else:
+        remedy = "leave the setting out, or see `flask idempotency routes` for what it would protect"
+        yield Finding("advice", "routes", "IDEMPOTENCY_ENABLED is False: nothing is protected", remedy)
+
+
+def _examine_each(state: AppState, found: list[WriteRoute]) -> Iterator[Finding]:
+    said = set()
+    for each in found:
+        try:
+            _refuse(state, each)
+        except ConfigurationError as error:
+            if error.detail not in said:
+                said.add(error.detail)
+                yield Finding("FAILED", "route", error.detail)
+    if hidden := sorted({each.endpoint for each in found if each.is_hidden}):
+        text = f"a decorator above @idempotent hides it at {', '.join(hidden)}"
+        yield Finding("advice", "hidden", text, "let the decorator use functools.wraps")
+
+
+def _refuse(state: AppState, each: WriteRoute) -> None:
+    """Raise what the first request would raise."""
+    refuse_contradiction(state, each.endpoint)
+    if each.route is None:
+        return refuse_misplaced(state, each.endpoint)
+    state.refuse(each.route, each.route.name or each.endpoint)
+    state.engines_of(each.route.other_binds)
+    if each.protected_by == "protect" and (covering := covering_route(state, each.endpoint)):
+        refuse_shared_name(state, covering)
+
+
+def _examine_targets(state: AppState) -> Iterator[Finding]:
+    """What ``protect`` and ``exempt`` were given and is nowhere to be found."""
+    protections = state.protections
+    mine = [each for each in states() if each.protections is protections]
+
+    def is_missing(target: Any) -> bool:
+        return not any(is_registered(each, target) for each in mine)
+
+    for target in list(protections.routes):
+        if isinstance(target, Blueprint) and is_missing(target):
+            text = f"protect() was given the blueprint {target.name!r}, which is not registered"
+            if target.name in state.app.blueprints:
+                text += ": another one of this name is"
+            yield Finding("FAILED", "protect", text, "give it the blueprint object that is registered")
+    for target in *sorted(protections.exempt_endpoints), *list(protections.exempt):
+        if is_missing(target):
+            name = repr(target) if isinstance(target, str) else getattr(target, "name", name_of(target))
+            text = f"exempt() was given {name}, which is not registered"
+            yield Finding("FAILED", "exempt", text, "give it the view, blueprint or endpoint that is")
+
+
+def _examine_foreign(state: AppState, found: list[WriteRoute]) -> Iterator[Finding]:
+    """Views of installed packages that ``protect`` has caught: their forms send no key."""
+    packages: dict[str, set[str]] = defaultdict(set)
+    for each in found:
+        route = each.route
+        if route is None or each.protected_by != "protect" or route.skip is not None:
+            continue
+        package = _package(state.app.view_functions[each.endpoint])
+        if route.is_required(state.settings) and _is_installed(package, state.app.import_name):
+            packages[package].add(each.endpoint)
+    for package, endpoints in sorted(packages.items()):
+        text = f"protect() covers views of {package}, which send no key: {', '.join(sorted(endpoints))}"
+        yield Finding("advice", "protect", text, "leave them out with protect(skip=...) or exempt()")
+
+
+def _package(view: Any) -> str:
+    return str(getattr(view, "__module__", None)).partition(".")[0]
+
+
+def _is_installed(package: str, import_name: str) -> bool:
+    if package == import_name.partition(".")[0]:
+        return False
+    path = getattr(sys.modules.get(package), "__file__", None) or ""
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(path).parts)
+
+
+def _examine_scope(state: AppState, found: list[WriteRoute]) -> Finding:
+    if state.scope is None and getattr(state.app, "login_manager", None) is not None:
+        text = "None, for one tenant, although Flask-Login signs users in"
+        remedy = (
+            "init_app(..., scope=lambda: current_user.get_id()), unless all users may see all answers"
+        )
+        return Finding("advice", "scope", text, remedy)
+    if state.scope is None:
+        return Finding("ok", "scope", "one tenant")
+    routes = ((each.endpoint, each.route) for each in found if each.route is not None)
+    shared = sorted({name for name, route in routes if route.has_scope and route.scope is None})
+    text = f"asked of {name_of(state.scope)}" + (
+        f"; one tenant at {', '.join(shared)}" if shared else ""
+    )
+    return Finding("ok", "scope", text)

@@ -1,0 +1,315 @@
+"""What is protected: ``flask idempotency routes``, and what ``check`` says of the routes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from flask import Blueprint, Flask
+from flask.views import MethodView
+from flask_login import LoginManager
+from flask_sqlalchemy import SQLAlchemy
+
+from flask_idempotency import Idempotency, idempotent
+from tests.integration.commands.running import findings, not_ok, runner
+
+
+class Shop:
+    """An application on SQLite."""
+
+    def __init__(self, folder: Any, scope: Any = None, **config: Any) -> None:
+        self.app = Flask("shop")
+        self.app.config["SQLALCHEMY_DATABASE_URI"] = f"sqlite:///{folder}/shop.db"
+        self.app.config.update({"IDEMPOTENCY_STORE": "sql", **config})
+        self.db = SQLAlchemy(self.app)
+        self.idempotency = Idempotency(self.app, self.db, scope=scope)
+        with self.app.app_context():
+            self.db.create_all()
+        self.run = runner(self.app)
+
+    def add(self, endpoint: str, view: Any, *methods: str, target: Any = None) -> None:
+        methods = methods or ("POST",)
+        (target or self.app).add_url_rule(f"/{endpoint}", endpoint, view, methods=list(methods))
+
+    def listed(self) -> dict[str, Any]:
+        rows = json.loads(self.run("routes", "--json").output)
+        return {f"{row['endpoint']} {'+'.join(row['methods'])}": row for row in rows}
+
+    def said(self, subject: str) -> str:
+        """The line of a subject and its remedy, of a check."""
+        lines = self.run("check").output.splitlines()
+        (at,) = [number for number, line in enumerate(lines) if line[8:22].strip() == subject]
+        remedy = lines[at + 1 : at + 2]
+        return " ".join(lines[at][22:].split() + [word for line in remedy for word in line.split()])
+
+
+@pytest.fixture
+def make_shop(tmp_path: Any) -> Iterator[Callable[..., Shop]]:
+    shops: list[Shop] = []
+
+    def make(**config: Any) -> Shop:
+        shops.append(Shop(tmp_path, **config))
+        return shops[-1]
+
+    yield make
+    for shop in shops:
+        with shop.app.app_context():
+            shop.db.engine.dispose()
+
+
+@pytest.fixture
+def shop(make_shop: Callable[..., Shop]) -> Shop:
+    return make_shop()
+
+
+def pay() -> Any:
+    return {}, 201
+
+
+def nameless(view: Any) -> Any:
+    """A decorator without ``functools.wraps``."""
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        return view(*args, **kwargs)
+
+    return inner
+
+
+def allowed(operation: Any) -> bool:
+    return True
+
+
+def test_it_lists_what_changes_something_and_how_that_is_protected(shop):
+    class Both(MethodView):
+        @idempotent(name="own")
+        def post(self):
+            return {}, 201
+
+        def patch(self):
+            return {}, 201
+
+        def put(self):
+            return {}, 201
+
+        def get(self):
+            return {}
+
+    shop.idempotency.protect(shop.app, skip=lambda request: request.args)
+    shop.add("plain", pay, "GET", "PUT", "DELETE")
+    shop.add("read", pay, "GET")
+    shop.add("own", idempotent(ttl=60.5, authorize_replay=allowed, fingerprint=["/a"])(pay))
+    hidden = idempotent(atomic=False, key="json:/id", resumable=True, scope=str)(pay)
+    shop.add("hidden", nameless(hidden), "DELETE")
+    shop.app.add_url_rule("/both/<int:id>", view_func=Both.as_view("both"))
+    rows = shop.listed()
+    assert {name: row["protected_by"] for name, row in rows.items()} == {
+        "plain DELETE+PUT": None,
+        "own POST": "decorator",
+        "hidden DELETE": "decorator",
+        "both PATCH": "protect",
+        "both POST": "decorator",
+        "both PUT": None,
+    }
+    assert rows["both PUT"]["rule"] == "/both/<int:id>"
+    assert rows["both PUT"]["name"] is rows["both PUT"]["atomic"] is None
+    assert rows["both POST"]["name"] == "own"
+    assert rows["both PATCH"]["name"] == "both"
+    assert rows["both PATCH"]["skip"].endswith("<lambda>")
+    assert rows["own POST"].items() >= {
+        "ttl": 60.5, "atomic": True, "lease": None, "required": True, "scope": None, "key": None,
+        "wait": 0, "namespace": "", "authorize_replay": f"{__name__}.allowed", "resumable": False,
+    }.items()  # fmt: skip
+    assert rows["own POST"]["fingerprint"] == ["/a"]
+    assert rows["hidden DELETE"].items() >= {
+        "ttl": 86400, "atomic": False, "lease": 60, "key": "json:/id", "resumable": True,
+        "scope": "builtins.str", "on_interrupted": "hold",
+    }.items()  # fmt: skip
+    text = shop.run("routes").output.splitlines()
+    assert text[0].split() == ["endpoint", "methods", "rule", "protected", "by", "options"]
+    lines = {" ".join(line.split()) for line in text[1:]}
+    assert "plain DELETE,PUT /plain not -" in lines
+    assert (
+        f"own POST /own decorator ttl=60.5 fingerprint=/a authorize_replay={__name__}.allowed" in lines
+    )
+    assert "both PUT /both/<int:id> not -" in lines
+
+
+def test_a_request_changes_nothing_about_the_list(shop):
+    shop.idempotency.protect(shop.app)
+    shop.add("pay", pay)
+    shop.add("own", idempotent(pay))
+    before = shop.listed()
+    for path in "/pay", "/own":
+        assert shop.app.test_client().post(path, headers={"Idempotency-Key": "a"}).status_code == 201
+    assert shop.listed() == before
+
+
+def test_without_such_routes_it_says_so(shop):
+    assert shop.run("routes").output == "no route has POST, PUT, PATCH or DELETE\n"
+    assert shop.run("routes", "--json").output == "[]\n"
+
+
+def test_what_a_terminal_would_obey_is_escaped(shop):
+    shop.add("\x1b[31mred\u202e", idempotent(name="a\nb")(pay))
+    shop.add("wrong\x1b", pay)
+    idempotent(pay)
+    shop.idempotency.exempt("\x1b[2Jgone")
+    outputs = [shop.run("routes").output, shop.run("routes", "--json").output, shop.run("check").output]
+    for output in outputs:
+        assert "\x1b" not in output
+        assert "\u202e" not in output
+    assert r"name=a\nb" in outputs[0]
+    assert r"\x1b[31mred\u202e" in outputs[0]
+    assert r"\x1b[2Jgone" in outputs[2]
+
+
+def test_it_needs_no_records(make_shop):
+    shop = make_shop(IDEMPOTENCY_STORE="memory")
+    shop.add("pay", idempotent(pay))
+    assert shop.listed()["pay POST"]["protected_by"] == "decorator"
+
+
+def test_check_counts_what_is_protected(shop):
+    blueprint = Blueprint("api", __name__)
+    shop.idempotency.protect(blueprint)
+    shop.add("a", pay, target=blueprint)
+    shop.app.register_blueprint(blueprint)
+    shop.add("b", idempotent(pay), "POST", "PUT")
+    shop.add("c", lambda: pay(), "DELETE")  # noqa: PLW0108 -- not the function that is decorated
+    assert not not_ok(shop.run("check"))
+    said = "2 of 3 endpoints that change something are protected, 1 of them by protect()"
+    assert shop.said("routes") == said
+
+
+def test_check_says_what_the_first_request_would_be_refused_for(shop):
+    @idempotent
+    @shop.app.post("/misplaced")
+    def misplaced():
+        return {}
+
+    assert not_ok(shop.run("check")) == {"route": "FAILED"}
+    assert "misplaced, the view of the endpoint 'misplaced', is not protected" in shop.said("route")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"other_binds": ["logs"]}, "other_binds names 'logs'"),
+        ({"name": "one"}, "one operation of api.a"),
+    ],
+)
+def test_check_looks_at_the_options_of_protect(shop, options, said):
+    blueprint = Blueprint("api", __name__)
+    shop.idempotency.protect(blueprint, **options)
+    shop.add("a", pay, target=blueprint)
+    shop.add("b", pay, target=blueprint)
+    shop.app.register_blueprint(blueprint)
+    assert not_ok(shop.run("check")) == {"route": "FAILED"}
+    assert said in shop.said("route")
+
+
+def test_check_misses_the_transactions_of_a_store(make_shop, redis_server):
+    shop = make_shop(IDEMPOTENCY_STORE="redis", IDEMPOTENCY_REDIS_URL=redis_server.url)
+    shop.add("pay", idempotent(pay))
+    shop.add("send", idempotent(atomic=False)(pay))
+    assert not_ok(shop.run("check")).items() >= {("route", "FAILED")}
+    assert shop.said("route").startswith("pay is atomic, which the store 'redis' cannot be")
+
+
+def test_check_names_what_is_exempt_and_protected(shop):
+    shop.add("pay", idempotent(pay))
+    shop.idempotency.exempt("pay")
+    assert not_ok(shop.run("check")) == {"route": "FAILED"}
+
+
+def test_check_advises_on_a_decorator_that_hides_the_protection(shop):
+    shop.add("pay", nameless(idempotent(pay)))
+    assert not_ok(shop.run("check")) == {"hidden": "advice"}
+    assert shop.said("hidden").endswith("hides it at pay -> let the decorator use functools.wraps")
+
+
+def make_blueprint() -> Blueprint:
+    return Blueprint("api", __name__)
+
+
+@pytest.mark.parametrize("kind", ["endpoint", "blueprint", "view"])
+def test_check_misses_what_is_exempt(shop, kind):
+    target = {"endpoint": "gone", "blueprint": make_blueprint(), "view": lambda: ({}, 201)}[kind]
+    shop.idempotency.exempt(target)
+    assert not_ok(shop.run("check")) == {"exempt": "FAILED"}
+
+
+def test_check_misses_a_blueprint_that_is_protected(shop):
+    blueprint = make_blueprint()
+    shop.idempotency.protect(blueprint)
+    assert not_ok(shop.run("check")) == {"protect": "FAILED"}
+    assert "another one" not in shop.said("protect")
+    shop.app.register_blueprint(make_blueprint())
+    assert "'api', which is not registered: another one of this name is" in shop.said("protect")
+
+
+def test_check_knows_the_other_applications_of_the_extension(shop):
+    """A blueprint is registered in one of them, and is no mistake in the other."""
+    blueprint, other = make_blueprint(), Flask("other")
+    other.config.update(SQLALCHEMY_DATABASE_URI="sqlite://", IDEMPOTENCY_STORE="memory")
+    shop.idempotency.init_app(other, SQLAlchemy(other), scope=None)
+    shop.idempotency.protect(blueprint)
+    shop.idempotency.exempt("there")
+    other.register_blueprint(blueprint)
+    shop.add("there", pay, target=other)
+    assert not not_ok(shop.run("check"))
+
+
+@pytest.fixture
+def package(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """A package as it is installed, with a view that takes a form."""
+    folder = tmp_path / "site-packages" / "backoffice_of_others"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("def save():\n    return {}, 201\n")
+    monkeypatch.syspath_prepend(folder.parent)
+    yield __import__(folder.name)
+    del sys.modules[folder.name]
+
+
+@pytest.mark.parametrize("cure", [None, "skip", "exempt", "not required"])
+def test_check_advises_on_views_of_other_packages_that_protect_has_caught(shop, package, cure):
+    shop.add("office", package.save)
+    shop.add("pay", pay)
+    options = {"skip": {"skip": bool}, "not required": {"required": False}}.get(cure, {})
+    shop.idempotency.protect(shop.app, **options)
+    if cure == "exempt":
+        shop.idempotency.exempt("office")
+    assert not_ok(shop.run("check")) == ({} if cure else {"protect": "advice"})
+    if cure is None:
+        assert shop.said("protect").startswith(
+            "protect() covers views of backoffice_of_others, which send no key: office -> leave them"
+        )
+
+
+def test_check_says_whose_keys_they_are(shop):
+    assert shop.said("scope").startswith("one tenant")
+    LoginManager(shop.app)
+    assert not_ok(shop.run("check")) == {"scope": "advice"}
+    assert "Flask-Login" in shop.said("scope")
+
+
+def test_check_names_the_routes_that_all_tenants_share(make_shop):
+    shop = make_shop(scope=tenant)
+    shop.add("pay", idempotent(pay))
+    assert findings(shop.run("check"))["scope"] == "ok"
+    assert shop.said("scope").split(" ok ")[0].startswith(f"asked of {__name__}.tenant")
+    shop.add("hook", idempotent(scope=None)(pay))
+    assert "one tenant at hook" in shop.said("scope")
+
+
+def tenant() -> str:
+    return "acme"
+
+
+def test_check_says_that_all_is_switched_off(make_shop):
+    shop = make_shop(IDEMPOTENCY_ENABLED=False)
+    shop.add("pay", idempotent(pay))
+    assert not_ok(shop.run("check")) == {"routes": "advice"}

@@ -1,0 +1,330 @@
+"""What ``protect`` leaves out: methods, requests that ``skip`` lets pass, and what is exempt."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+
+import pytest
+from flask import Blueprint, Flask, abort, request
+from flask.views import MethodView
+
+from flask_idempotency import ConfigurationError, Idempotency, idempotent
+from tests.web.plain_shop import Shop
+
+
+@pytest.fixture
+def shop():
+    return Shop()
+
+
+# Methods
+
+
+def test_the_methods_are_those_that_are_named(shop):
+    shop.idempotency.protect(shop.app, methods=["put", "DELETE"])
+    shop.add("/payments")
+    assert shop.protected_methods("/payments") == {"PUT", "DELETE"}
+
+
+def test_each_blueprint_has_its_own_methods(shop):
+    for name, methods in {"a": {"POST"}, "b": {"PUT", "PATCH"}}.items():
+        blueprint = Blueprint(name, __name__, url_prefix=f"/{name}")
+        shop.idempotency.protect(blueprint, methods=methods)
+        shop.add("/payments", blueprint)
+        shop.app.register_blueprint(blueprint)
+    assert shop.protected_methods("/a/payments") == {"POST"}
+    assert shop.protected_methods("/b/payments") == {"PUT", "PATCH"}
+
+
+@pytest.mark.parametrize(
+    "methods", [(), "POST", ["GET"], ["POST", "HEAD"], ["BREW"], [""], [5], None, 5, b"POST"], ids=repr
+)
+def test_methods_that_cannot_be_protected_are_refused(shop, methods):
+    with pytest.raises(ConfigurationError, match=r"^methods is .*allowed: .*DELETE, PATCH, POST, PUT"):
+        shop.idempotency.protect(shop.app, methods=methods)
+
+
+# skip
+
+
+def test_skip_lets_a_request_pass_as_if_it_were_not_protected(shop):
+    asked = []
+
+    def skip(asking):
+        asked.append(asking.path)
+        assert asking == request
+        return asking.args.get("skip")
+
+    shop.idempotency.protect(shop.app, skip=skip)
+    shop.add("/payments")
+    for key in None, "key-1", "key-1", "mal,formed":
+        answer = shop.post("/payments?skip=1", key)
+        assert (answer.status_code, "Idempotent-Replayed" in answer.headers) == (201, False)
+    assert shop.runs == len(asked) == 4, "once for each request"
+    assert shop.post("/payments", None).status_code == 400
+    assert shop.is_protected("/payments")
+    assert len(asked) == 7
+    shop.post("/payments", method="PUT")
+    assert len(asked) == 7, "not for a method that is not protected"
+
+
+def test_skip_is_asked_before_the_body_is_read(shop):
+    shop.idempotency.protect(shop.app, skip=lambda _request: True)
+
+    @shop.app.post("/upload")
+    def upload():
+        return request.stream.read(), 201
+
+    headers = {"Idempotency-Key": "key-1"}
+    assert shop.app.test_client().post("/upload", data=b"a film", headers=headers).data == b"a film"
+
+
+def test_skip_is_not_asked_for_a_view_with_options_of_its_own(shop):
+    shop.idempotency.protect(shop.app, skip=lambda _request: True)
+    shop.add("/own", view=idempotent(shop.pay))
+    assert shop.is_protected("/own")
+
+
+def test_a_protected_function_that_a_skipped_view_calls_is_protected(shop):
+    shop.idempotency.protect(shop.app, skip=lambda _request: True)
+    inner = idempotent(shop.pay)
+    shop.add("/outer", view=lambda: inner())  # noqa: PLW0108
+    assert shop.post("/outer", None).status_code == 400
+    assert shop.is_protected("/outer")
+
+
+def test_what_skip_raises_is_the_applications_own(shop):
+    shop.idempotency.protect(shop.app, skip=lambda _request: abort(418))
+    shop.add("/payments")
+    assert shop.post("/payments").status_code == 418
+    assert shop.runs == 0
+
+
+@pytest.mark.parametrize("skip", [True, "admin", ["/admin"]])
+def test_only_a_callable_skips(shop, skip):
+    with pytest.raises(
+        ConfigurationError, match=r"^skip is .*; allowed: a callable that takes the req"
+    ):
+        shop.idempotency.protect(shop.app, skip=skip)
+
+
+def test_skip_and_methods_are_no_options_of_a_view():
+    for option in "skip", "methods":
+        with pytest.raises(ConfigurationError, match=f"{option} is not an option"):
+            idempotent(**{option: ["POST"]})
+
+
+# exempt
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("way", ["view", "decorated view", "name", "blueprint", "parent"])
+def test_what_is_exempt_is_left_out(shop, way, when):
+    """Before and after registration."""
+    api, inner = Blueprint("api", __name__), Blueprint("inner", __name__)
+    views = {"decorated view": _wrapping(shop.pay)}
+    name = {"name": "api.inner.search", "blueprint": inner, "parent": api}.get(way, shop.pay)
+    if when == "before":
+        shop.idempotency.exempt(name)
+    shop.idempotency.protect(shop.app)
+    shop.add("/search", inner, views.get(way))
+    api.register_blueprint(inner)
+    shop.app.register_blueprint(api)
+    shop.add("/payments", view=lambda: shop.pay())  # noqa: PLW0108
+    if when == "after":
+        shop.idempotency.exempt(name)
+    assert not shop.protected_methods("/search")
+    assert shop.is_protected("/payments")
+
+
+def _wrapping(view):
+    return functools.wraps(view)(lambda *args, **kwargs: view(*args, **kwargs))  # noqa: PLW0108
+
+
+def _nameless(view):
+    return lambda *args, **kwargs: view(*args, **kwargs)  # noqa: PLW0108
+
+
+def test_a_function_that_takes_an_exempt_one_is_not_exempt_itself(shop):
+    shop.idempotency.protect(shop.app)
+    shop.idempotency.exempt(shop.pay)
+    shop.add("/payments", view=_nameless(shop.pay))
+    assert shop.is_protected("/payments")
+
+
+def test_a_class_of_views_is_exempt_after_its_registration(shop):
+    class Search(MethodView):
+        def post(self):
+            return shop.pay()
+
+    shop.idempotency.protect(shop.app)
+    shop.app.add_url_rule("/search", view_func=Search.as_view("search"))
+    shop.idempotency.exempt(Search)
+    assert not shop.is_protected("/search")
+
+
+def test_exempt_gives_back_what_it_was_given(shop):
+    for target in shop.pay, Blueprint("api", __name__), "search":
+        assert shop.idempotency.exempt(target) is target
+
+
+def test_a_blueprint_inside_of_an_exempt_one_may_be_protected(shop):
+    api, inner = Blueprint("api", __name__), Blueprint("inner", __name__)
+    shop.idempotency.protect(shop.app)
+    shop.idempotency.exempt(api)
+    shop.idempotency.protect(inner)
+    shop.add("/search", api)
+    shop.add("/payments", inner)
+    api.register_blueprint(inner)
+    shop.app.register_blueprint(api)
+    assert not shop.is_protected("/search")
+    assert shop.is_protected("/payments")
+
+
+def test_in_an_exempt_blueprint_a_view_with_options_of_its_own_keeps_them(shop):
+    api = Blueprint("api", __name__)
+    shop.idempotency.exempt(api)
+    shop.add("/payments", api, idempotent(shop.pay))
+    shop.app.register_blueprint(api)
+    assert shop.is_protected("/payments")
+
+
+# Calls that would do nothing
+
+
+@pytest.mark.parametrize("target", [None, 5, ["search"], Flask("other"), b"search"], ids=type)
+def test_only_a_view_a_blueprint_or_an_endpoint_is_exempt(shop, target):
+    with pytest.raises(ConfigurationError, match="allowed: a view, a blueprint, or the name of an end"):
+        shop.idempotency.exempt(target)
+
+
+class Service:
+    def pay(self):
+        return {}, 201
+
+
+def test_a_bound_method_is_exempt_by_its_endpoint(shop):
+    with pytest.raises(ConfigurationError, match=r"Service\.pay.*by the name of its endpoint"):
+        shop.idempotency.exempt(Service().pay)
+
+
+@pytest.mark.parametrize("hide", [lambda view: view, _wrapping, _nameless])
+def test_what_has_options_of_its_own_is_not_exempt(shop, hide):
+    with pytest.raises(ConfigurationError, match="@idempotent of its own"):
+        shop.idempotency.exempt(hide(idempotent(shop.pay)))
+
+
+@pytest.mark.parametrize("way", ["name", "view", "class"])
+def test_what_is_exempt_has_no_options_of_its_own(shop, way):
+    class Payments(MethodView):
+        decorators = [idempotent]  # noqa: RUF012 -- as Flask's documentation has it
+
+        def post(self):
+            return {}, 201
+
+    if way == "class":
+        view = shop.idempotency.exempt(Payments).as_view("own")
+    else:
+        view = idempotent(shop.idempotency.exempt(shop.pay) if way == "view" else shop.pay)
+    if way == "name":
+        shop.idempotency.exempt("own")
+    shop.app.add_url_rule("/own", "own", view, methods=["POST"])
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=r"'own' is exempt, and has @idempotent"):
+            shop.post("/own")
+
+
+def test_a_second_protect_of_one_target_is_refused(shop):
+    api = Blueprint("api", __name__)
+    for target in shop.app, api:
+        shop.idempotency.protect(target)
+        with pytest.raises(ConfigurationError, match="is protected already"):
+            shop.idempotency.protect(target, ttl=60)
+
+
+def test_what_is_protected_is_not_exempt_nor_the_other_way_round(shop):
+    one, two = Blueprint("one", __name__), Blueprint("two", __name__)
+    shop.idempotency.protect(one)
+    shop.idempotency.exempt(two)
+    with pytest.raises(ConfigurationError, match="one.*both"):
+        shop.idempotency.exempt(one)
+    with pytest.raises(ConfigurationError, match="two.*both"):
+        shop.idempotency.protect(two)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_factory_protects_its_blueprint_for_each_application(is_first):
+    """The blueprint and the extension belong to modules, the rest is done anew each time."""
+    idempotency, api = Idempotency(), Blueprint("api", __name__)
+
+    def create_shop():
+        if is_first:
+            idempotency.protect(api, authorize_replay=lambda operation: True)
+            idempotency.exempt("api.search")
+        shop = Shop(idempotency=idempotency)
+        if not is_first:
+            idempotency.protect(api, authorize_replay=lambda operation: True)
+            idempotency.exempt("api.search")
+        if not api._got_registered_once:
+            shop.add("/payments", api)
+            shop.add("/search", api)
+        shop.app.register_blueprint(api)
+        return shop
+
+    for _ in range(3):
+        shop = create_shop()
+        assert shop.protected_methods("/payments") == {"POST", "PATCH"}
+        assert not shop.is_protected("/search")
+
+
+@pytest.mark.parametrize("what", ["application", "blueprint", "exempt blueprint", "view", "endpoint"])
+def test_after_the_first_request_nothing_is_protected_or_exempt_any_more(shop, what):
+    api = Blueprint("api", __name__)
+    shop.add("/payments", api)
+    shop.app.register_blueprint(api)
+    shop.add("/health")
+    shop.post("/health", method="GET")
+    call, target = {
+        "application": (shop.idempotency.protect, shop.app),
+        "blueprint": (shop.idempotency.protect, api),
+        "exempt blueprint": (shop.idempotency.exempt, api),
+        "view": (shop.idempotency.exempt, shop.pay),
+        "endpoint": (shop.idempotency.exempt, "api.payments"),
+    }[what]
+    with pytest.raises(
+        ConfigurationError, match="too late: the application shop has answered its first"
+    ):
+        call(target)
+    assert not shop.is_protected("/payments"), "and nothing came of it"
+
+
+def test_what_is_protected_for_a_later_application_may_come_after_the_first_request_of_another():
+    idempotency = Idempotency()
+    first = Shop(idempotency=idempotency)
+    first.add("/payments")
+    assert not first.is_protected("/payments")
+    api = Blueprint("api", __name__)
+    idempotency.protect(api)
+    second = Shop(idempotency=idempotency)
+    second.add("/payments", api)
+    second.app.register_blueprint(api)
+    idempotency.exempt("payments")
+    assert second.is_protected("/payments")
+
+
+def test_an_application_of_another_extension_is_not_protected(shop):
+    with pytest.raises(ConfigurationError, match="another Idempotency"):
+        Idempotency().protect(shop.app)
+
+
+def test_applications_that_were_protected_are_forgotten():
+    idempotency = Idempotency()
+    shop = Shop(idempotency=idempotency)
+    idempotency.protect(shop.app)
+    idempotency.exempt(shop.pay)
+    gone = weakref.ref(shop.app)
+    del shop
+    gc.collect()
+    assert gone() is None
