@@ -3,40 +3,46 @@
 
 PYTHON ?= python3
 ARGS ?=
-RUN := .venv/bin/python -m
+VENV ?= .venv
+RUN := $(VENV)/bin/python -m
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test lint docs bench faults differential pgbouncer clean help
+.PHONY: demo test lowest lint docs bench faults differential pgbouncer clean help
 
-demo: .venv/.has-test  ## run the example shop with a real PostgreSQL and Redis
+demo: $(VENV)/.has-test  ## run the example shop with a real PostgreSQL and Redis
 	@$(RUN) example.demo $(ARGS)
 
 # All of them in three processes: most wait for servers and workers to start, die and come back.
-test: .venv/.has-test  ## run the tests, or some: make test ARGS="tests/unit -x"
+test: $(VENV)/.has-test  ## run the tests, or some: make test ARGS="tests/unit -x"
 	@$(RUN) pytest -q $(if $(ARGS),$(ARGS),-n 3 --dist loadfile)
 
-lint: .venv/.has-lint  ## check style, format and types
+lowest:  ## run them with the lowest versions that setup.cfg allows: make lowest PYTHON=python3.10
+	@mkdir -p build
+	@$(PYTHON) .ci/lowest.py > build/lowest.txt
+	@PIP_CONSTRAINT=$(CURDIR)/build/lowest.txt $(MAKE) --no-print-directory test VENV=build/lowest
+
+lint: $(VENV)/.has-lint  ## check style, format and types
 	@$(RUN) ruff check -q --output-format concise
 	@$(RUN) ruff format -q --check --diff
 	@$(RUN) mypy --no-error-summary
 
-docs: .venv/.has-docs  ## build docs/_build/html; a warning is an error
+docs: $(VENV)/.has-docs  ## build docs/_build/html; a warning is an error
 	@$(RUN) sphinx -q -W -n --keep-going docs docs/_build/html
 
-bench: .venv/.has-test  ## measure against the unprotected view
+bench: $(VENV)/.has-test  ## measure against the unprotected view
 	@$(RUN) bench $(ARGS)
 
-faults: .venv/.has-test  ## crash workers and servers for a minute and check every promise
+faults: $(VENV)/.has-test  ## crash workers and servers for a minute and check every promise
 	@$(RUN) tests.faults $(ARGS)
 
-differential: .venv/.has-test  ## run random views plain and protected, and compare
+differential: $(VENV)/.has-test  ## run random views plain and protected, and compare
 	@$(RUN) tests.differential $(ARGS)
 
-pgbouncer: .venv/.has-test  ## test behind PgBouncer, which must be installed
+pgbouncer: $(VENV)/.has-test  ## test behind PgBouncer, which must be installed
 	@$(RUN) pytest -q tests/pgbouncer $(ARGS)
 
 clean:  ## remove all that was made here, .venv too
@@ -46,12 +52,12 @@ clean:  ## remove all that was made here, .venv too
 help:  ## show this
 	@sed -n 's/^\([a-z]*\):.*  ## /\1	/p' Makefile
 
-.venv/.has-%: setup.cfg pyproject.toml | .venv/.made
-	@echo "Installing what '$*' needs into .venv (once)"
+$(VENV)/.has-%: setup.cfg pyproject.toml | $(VENV)/.made
+	@echo "Installing what '$*' needs into $(VENV) (once)"
 	@$(RUN) pip install -qq -e '.[$*]'
 	@touch $@
 
-# A stamp, not .venv/bin/python: that is there before a creation that fails half way.
-.venv/.made:
-	@$(PYTHON) -m venv --clear .venv
+# A stamp, not bin/python: that is there before a creation that fails half way.
+$(VENV)/.made:
+	@$(PYTHON) -m venv --clear $(VENV)
 	@touch $@

@@ -15,7 +15,9 @@ from .state import app_state
 try:
     from apispec import APISpec, BasePlugin
 except ImportError as error:
-    raise ImportError("flask_idempotency.apispec needs apispec: pip install apispec") from error
+    raise ImportError(
+        f"flask_idempotency.apispec needs apispec ({error}): pip install 'flask-idempotency[apispec]'"
+    ) from error
 
 
 class IdempotencyPlugin(BasePlugin):

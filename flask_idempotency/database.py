@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 from typing import Any
 
 from flask import Flask
@@ -68,8 +67,6 @@ def check_driver(app: Flask, bind_key: str | None, store: Any) -> None:
             f"{where} begins with {url.drivername}://, which means the driver {driver}; supported is"
             " psycopg2: write postgresql+psycopg2://user:password@host/database"
         )
-    if importlib.util.find_spec("psycopg2") is None:
-        raise ConfigurationError("psycopg2 is not installed: pip install psycopg2-binary")
 
 
 def metadata_of(db: SQLAlchemy, bind_key: str | None) -> MetaData:

@@ -43,8 +43,8 @@ class Sealer:
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         except ImportError as error:
             raise ConfigurationError(
-                "IDEMPOTENCY_ENCRYPTION_KEYS needs the package cryptography: "
-                "pip install flask-idempotency[encryption]"
+                f"IDEMPOTENCY_ENCRYPTION_KEYS needs the package cryptography ({error}): "
+                "pip install 'flask-idempotency[encryption]'"
             ) from error
         if isinstance(keys, str | bytes) or not keys:
             raise ConfigurationError(

@@ -15,7 +15,7 @@ try:
     from wtforms import HiddenField
 except ImportError as error:
     raise ImportError(
-        "flask_idempotency.wtf needs Flask-WTF: pip install 'flask-idempotency[wtf]'"
+        f"flask_idempotency.wtf needs Flask-WTF ({error}): pip install 'flask-idempotency[wtf]'"
     ) from error
 
 

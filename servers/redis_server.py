@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 
 import redis
@@ -57,8 +58,11 @@ class Redis(Server):
         return [str(self._program), str(config)]
 
     def _ping(self) -> bool:
-        socket = str(self.folder / "redis.sock")
-        client = redis.Redis(unix_socket_path=socket, password=self.password, socket_timeout=2)
+        path = str(self.folder / "redis.sock")
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(path):  # redis-py before 5.1 leaves such a socket open
+                return False
+        client = redis.Redis(unix_socket_path=path, password=self.password, socket_timeout=2)
         try:
             return bool(client.ping())
         except (redis.ConnectionError, redis.TimeoutError):  # the first also while it loads

@@ -24,25 +24,18 @@ __all__ = [
     "was_replayed",
 ]
 
-_EXTRAS = {
-    "AsyncIdempotentTransport": ("transport", "httpx"),
-    "IdempotentSession": ("session", "requests"),
-    "IdempotentTransport": ("transport", "httpx"),
+_MODULES = {
+    "AsyncIdempotentTransport": "transport",
+    "IdempotentSession": "session",
+    "IdempotentTransport": "transport",
 }
 
 if not TYPE_CHECKING:  # a type checker would take every name for one of ours
 
     def __getattr__(name: str) -> object:
-        if name not in _EXTRAS:
+        if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module, extra = _EXTRAS[name]
-        try:
-            return getattr(import_module(f"{__name__}.{module}"), name)
-        except ModuleNotFoundError as error:
-            raise ImportError(
-                f"{name} needs {extra}, which is not installed ({error}): "
-                f"pip install 'flask-idempotency[{extra}]'"
-            ) from error
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

@@ -10,14 +10,20 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import requests
-from requests.adapters import HTTPAdapter
-from requests.exceptions import ChunkedEncodingError
-from urllib3 import BaseHTTPResponse, Retry, Timeout
-from urllib3.connectionpool import ConnectionPool
-from urllib3.exceptions import MaxRetryError, ResponseError
-
 from .policy import Call, RetryPolicy
+
+try:
+    import requests
+    from requests.adapters import HTTPAdapter
+    from requests.exceptions import ChunkedEncodingError
+    from urllib3 import BaseHTTPResponse, Retry, Timeout
+    from urllib3.connectionpool import ConnectionPool
+    from urllib3.exceptions import MaxRetryError, ResponseError
+except ImportError as error:
+    raise ImportError(
+        f"IdempotentSession needs requests and urllib3 ({error}):"
+        " pip install 'flask-idempotency[requests]'"
+    ) from error
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -7,10 +7,16 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing, closing
 from typing import Final
 
-import anyio
-import httpx
-
 from .policy import Call, RetryPolicy
+
+try:
+    import anyio
+    import httpx
+except ImportError as error:
+    raise ImportError(
+        f"IdempotentTransport and AsyncIdempotentTransport need httpx and anyio ({error}):"
+        " pip install 'flask-idempotency[httpx]'"
+    ) from error
 
 RETRIED: Final = (
     httpx.TimeoutException,

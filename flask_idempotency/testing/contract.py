@@ -29,7 +29,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-import pytest
+try:
+    import pytest
+except ImportError as error:
+    raise ImportError(
+        f"the contract of stores needs pytest ({error}): pip install 'flask-idempotency[testing]'"
+    ) from error
 
 from ..core.ports import Hold, Lease, Records
 from ..core.records import Answer, Claim, State

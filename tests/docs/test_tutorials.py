@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import servers
+from tests import curl
 from tests.docs.pages import ROOT, blocks, commands, looks_like
 
 # As if it were installed, whether or not it is.
@@ -67,12 +68,13 @@ class Shell:
         self, folder: Path, database_url: str, redis_url: str, *, port: str, **environment: str
     ) -> None:
         self._folder, self._port = folder, int(port)
+        with_curl = curl.path_with(curl.kinds()[0], folder)
         self._environment = {
             **{name: os.environ[name] for name in self.INHERITED if name in os.environ},
             "DATABASE_URL": database_url,
             "REDIS_URL": redis_url,
             "PYTHONPATH": str(ROOT),
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{with_curl}",
             "no_proxy": "*",
             **environment,
         }

@@ -14,11 +14,11 @@ from flask_idempotency import ConfigurationError, idempotent
 def compare(world):
     """Adds a view, and says whether a request with the same key counts as the first one again."""
 
-    def add(**options):
+    def add(read=lambda: request.form, **options):
         @world.app.route("/shops/<shop>/orders", methods=["POST", "PUT", "PATCH"])
         @idempotent(**options)
         def order(shop):
-            return request.form.to_dict() or "ordered"
+            return {"read": read()}
 
         def same(first, second):
             key = f"key-{len(world.records())}"
@@ -193,9 +193,9 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("case", UNREADABLE.values(), ids=UNREADABLE)
 def test_a_form_that_cannot_be_read_is_compared_by_its_bytes(compare, case):
-    """Werkzeug reads such a body as an empty form; a view may still read its bytes."""
+    """As a form Werkzeug finds it empty, or refuses to read it (before 3.0.6)."""
     content_type, first, second = case
-    same = compare()
+    same = compare(read=lambda: len(request.get_data()))
     assert not same(
         {"data": first, "content_type": content_type},
         {"data": second, "content_type": content_type},

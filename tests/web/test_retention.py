@@ -47,9 +47,8 @@ def test_how_long_is_an_option(world, add_view, ttl):
     add_view(world, ttl=ttl)
     world.post()
     record = world.records()[0]
-    assert record.expires_at - record.created_at == pytest.approx(
-        dt.timedelta(hours=2), abs=dt.timedelta(seconds=5)
-    )
+    kept = record.expires_at - record.created_at
+    assert round(kept / dt.timedelta(hours=1), 3) == 2
 
 
 def test_how_long_is_a_setting_of_a_day(make_world, add_view):

