@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
-import sys
 from http import HTTPStatus
 
 import marshmallow as ma
@@ -277,10 +275,3 @@ def test_apiflask(set_up):
         answer = client.post("/payments/1", json={"amount": 5}, headers={KEY: "key-1"})
         assert (answer.status_code, answer.json) == (201, {"id": 1, "amount": 5})
         assert answer.headers.get(REPLAYED) == replayed
-
-
-def test_without_apispec_the_import_says_what_is_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "apispec", None)
-    monkeypatch.delitem(sys.modules, "flask_idempotency.apispec")
-    with pytest.raises(ImportError, match="pip install apispec"):
-        importlib.import_module("flask_idempotency.apispec")

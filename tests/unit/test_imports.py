@@ -108,19 +108,6 @@ except ImportError as error:
     assert said.endswith(f": pip install 'flask-idempotency[{extra}]'\n")
 
 
-def test_keys_for_encryption_without_cryptography_name_the_extra():
-    code = """
-from flask_idempotency import ConfigurationError
-from flask_idempotency.sealing import Sealer
-try:
-    Sealer([bytes(32)])
-except ConfigurationError as error:
-    print(error)
-"""
-    said = run(code, "cryptography")
-    assert said.endswith(": pip install 'flask-idempotency[encryption]'\n")
-
-
 def test_a_name_of_the_server_says_what_is_missing():
     code = """
 try:

@@ -85,12 +85,3 @@ class TestFlaskWtf:
         forms.app.add_url_rule("/misnamed", "misnamed", lambda: str(Misnamed().once()))
         with pytest.raises(ConfigurationError, match="'once'.*'idempotency_key'"):
             forms.client.get("/misnamed", headers=ALICE)
-
-    def test_without_flask_wtf_the_import_says_what_is_missing(self, monkeypatch):
-        import importlib
-        import sys
-
-        monkeypatch.setitem(sys.modules, "wtforms", None)
-        monkeypatch.delitem(sys.modules, "flask_idempotency.wtf")
-        with pytest.raises(ImportError, match=r"flask-idempotency\[wtf\]"):
-            importlib.import_module("flask_idempotency.wtf")
