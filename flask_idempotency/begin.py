@@ -20,11 +20,12 @@ from .core.keys import Scope
 from .core.machine import assert_never
 from .core.policy import Pace
 from .core.records import Claim
-from .engine import Claimed, InProgress, Interrupted, Mismatch, Replay
+from .engine import Claimed, Gone, InProgress, Interrupted, Mismatch, Replay
 from .errors import (
     IdempotencyError,
     KeyRequired,
     KeyReused,
+    LeaseLost,
     NotAtomic,
     OperationInterrupted,
     Problem,
@@ -37,6 +38,7 @@ from .leased import LeasedAttempt
 from .operation import (
     Operation,
     RequestState,
+    Resuming,
     is_outermost_request,
     present_operation,
     request_state,
@@ -68,16 +70,16 @@ def begin(route: Route) -> Attempt | Response | None:
         return None  # an idempotent function called by an idempotent view is part of it
     try:
         prepare(state, route, now)
-        if route.skip is not None and _is_skipped(route.skip, now):
-            return None
-        if now.refusal is not None:
+        is_skipped = route.skip is not None and _is_skipped(route.skip, now)
+        if now.refusal is not None and not is_skipped:
             raise now.refusal
-        operation = identify(state, route, now)
+        operation = None if is_skipped else identify(state, route, now)
         if operation is None:
+            _check_may_run_unprotected(now)
             return None
         claim = state.claim(route, operation, http.fingerprint(request, route))
-        if request.environ.get(http.RESUMED, claim.key) != claim.key:
-            raise ScopeUnknown("The kept headers do not sign in whose operation this is.")
+        if now.resuming is not None:
+            claim = _resumed(claim, now.resuming)
         if route.resumable is not None:
             plain = http.packed(request, route, state.settings, now.field.key if now.field else None)
             claim = replace(claim, request=state.sealer.seal_bytes(plain, claim.key, http.REQUEST))
@@ -88,6 +90,21 @@ def begin(route: Route) -> Attempt | Response | None:
     except Problem as problem:
         now.problem = problem
         raise
+
+
+def _check_may_run_unprotected(now: RequestState) -> None:
+    """Raise ``KeyRequired`` if the request was sent to resume an operation."""
+    if now.resuming is not None:
+        raise KeyRequired(
+            "This request has no key or is skipped: it would not be resumed, but run anew."
+        )
+
+
+def _resumed(claim: Claim, resuming: Resuming) -> Claim:
+    """The claim of a request that was sent to resume a record. Raises ``ScopeUnknown``."""
+    if claim.key != resuming.key:
+        raise ScopeUnknown("The kept headers do not sign in whose operation this is.")
+    return replace(claim, resumes=resuming.owner)
 
 
 def prepare(state: AppState, route: Route, now: RequestState) -> None:
@@ -186,7 +203,7 @@ def _decide(
         decision = state.engine.begin(claim, wait, resume=route.on_interrupted != "hold")
     except StoreUnavailable as error:
         report(state, operation, error)
-        if settings.on_store_error == "reject":
+        if settings.on_store_error == "reject" or claim.resumes is not None:
             raise
         log.error("operation %s runs unprotected", operation.name)
         return None
@@ -198,6 +215,8 @@ def _decide(
         case Interrupted():
             send(operation_interrupted, state.app, Event(operation.name))
             raise OperationInterrupted
+        case Gone():
+            raise LeaseLost("What was to be resumed has expired or was taken over; nothing was done.")
         case Replay(answer, attempt):
             operation.attempt = attempt
             if route.authorize_replay and not route.authorize_replay(operation):

@@ -115,13 +115,18 @@ class Interrupted:
 
 
 @dataclass(frozen=True, slots=True)
+class Gone:
+    """The record that was to be resumed has expired, is gone, or has been taken over."""
+
+
+@dataclass(frozen=True, slots=True)
 class Mismatch:
     """The key was used for a different request, which has ``finished`` or not."""
 
     finished: bool
 
 
-Decision = Claimed | Replay | InProgress | Interrupted | Mismatch
+Decision = Claimed | Replay | InProgress | Interrupted | Mismatch | Gone
 
 
 class Engine:
@@ -143,7 +148,8 @@ class Engine:
         decision: Decision | None = None
         try:
             # Most locks that are free belong to first requests: they claim without looking first.
-            record = None if mine else self._records.look(claim.key)
+            is_first = mine and claim.resumes is None
+            record = None if is_first else self._records.look(claim.key)
             decision = self._settle(claim, record, mine, wait, resume)
             return decision
         finally:
@@ -168,7 +174,7 @@ class Engine:
         deadline = time.monotonic() + wait
         rounds = 0
         while True:
-            step = decide(record, claim.fingerprint)
+            step = decide(record, claim.fingerprint, claim.resumes)
             if (told := self._told(step, record, claim, resume)) is not None:
                 return told
             if rounds == ROUNDS:
@@ -203,6 +209,8 @@ class Engine:
                 return Mismatch(finished=seen(record) is Seen.COMPLETED)
             case Next.JUDGE if not resume:
                 return Interrupted()
+            case Next.LEAVE:
+                return Gone()
             case _:
                 return None
 

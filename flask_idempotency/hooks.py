@@ -2,7 +2,9 @@
 
 * ``before_request``, first of all: for a protected endpoint it looks at the key's form and reads the
   body, before anybody else can. It answers nothing: what is wrong is told where the view would run,
-  after the application's own functions, whose counterparts after the request rely on them.
+  after the application's own functions, whose counterparts after the request rely on them. Only a
+  request of ``resume`` that has come to the wrong place ends here: that may have nothing of ours
+  around its view.
 * ``after_request``: problems are not cached; receivers hear of them.
 * ``teardown_request``: whatever did not finish is rolled back and released, also when the worker is
   told to exit in the middle of a view.
@@ -26,7 +28,9 @@ from .decorator import protected
 from .errors import IdempotencyError, NotAtomic, Problem
 from .http import handle_problem, is_made_from, problem_response
 from .operation import (
+    RESUMED,
     RequestState,
+    Resuming,
     Waiting,
     known_state,
     note_outermost_request,
@@ -79,14 +83,25 @@ class Hooks:
         self._known: dict[tuple[str, str], tuple[Any, Route | None]] = {}
         self._warned: set[str] = set()
 
-    def before(self) -> None:
-        """Check the request to a protected endpoint, as far as that needs nobody and nothing."""
+    def before(self) -> Response | None:
+        """Check the request to a protected endpoint, as far as that needs nobody and nothing.
+
+        A response ends a request that may not be resumed here.
+        """
         note_outermost_request()
-        if request.endpoint is None or not self._state.settings.enabled:
-            return
-        route = self._route(request.endpoint, request.method)
+        # Taken out: a request that the view makes out of this environ is not the one to resume.
+        resuming: Resuming | None = request.environ.pop(RESUMED, None)
+        route = None
+        if request.endpoint is not None and self._state.settings.enabled:
+            route = self._route(request.endpoint, request.method)
+        if resuming is not None:
+            resuming.refusal = _why_not(resuming, route)
+            if resuming.refusal:
+                return self._state.app.response_class(status=409)
+            request_state().resuming = resuming
         if route is not None:
             prepare(self._state, route, request_state())
+        return None
 
     def after(self, response: Response) -> Response:
         """End an operation that waited for this; mark a problem as not to be cached."""
@@ -281,3 +296,16 @@ class Hooks:
         if route is not None and route.lease is not None:
             warn_if_short(route.lease, self._worker_timeout, f"the one of {endpoint}")
         return view, route
+
+
+def _why_not(resuming: Resuming, route: Route | None) -> str:
+    """Why a request that was sent to resume an operation may not do so here; empty if it may."""
+    if route is None:
+        return (
+            "its URL leads to no protected view any more, or to one below a decorator that hides it, as"
+            " it does not use functools.wraps"
+        )
+    if route.resumable is None:
+        return "its route is not resumable any more"
+    name = route.name or request.endpoint
+    return "" if name == resuming.operation else f"its URL leads to the operation {name!r} now"

@@ -36,9 +36,6 @@ from .errors import (
 )
 from .options import FormField, Route
 
-RESUMED = "flask_idempotency.resumed"
-"""Where a request that ``resume`` sends names its record. No client can write it: it is no header."""
-
 REQUEST = "request"
 """What the request of a resumable operation is sealed for."""
 

@@ -174,6 +174,24 @@ class Waiting(Protocol):
         """Whether the view has committed something that giving up would undo."""
 
 
+RESUMED = "flask_idempotency.resumed"
+"""Where the environ of a request that ``resume`` sends has its :class:`Resuming`. It is no header, so
+no client can write it."""
+
+
+@dataclass
+class Resuming:
+    """The record that a request was sent to resume: its operation, key and owner.
+
+    ``refusal`` says why the request may not go on to a view, if it may not.
+    """
+
+    operation: str
+    key: bytes
+    owner: str
+    refusal: str = ""
+
+
 class RequestState:
     """What the extension knows about one request (or, outside of one, application context)."""
 
@@ -192,6 +210,7 @@ class RequestState:
         self.problem: Problem | None = None
         self.field: FormKey | None = None  # where the key comes from a form
         self.flashes: list[tuple[str, Any]] = []
+        self.resuming: Resuming | None = None
 
 
 _ATTRIBUTE = "_flask_idempotency"

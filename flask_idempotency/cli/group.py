@@ -23,9 +23,9 @@ class _Group(AppGroup):
         try:
             return super().invoke(ctx)
         except NothingToDo as note:
-            click.echo(note.detail)
+            write(note.detail)
         except IdempotencyError as error:
-            raise click.ClickException(explain(error)) from error
+            raise click.ClickException(printable(explain(error))) from error
 
 
 @click.group(cls=_Group)
@@ -51,12 +51,22 @@ def explain(error: IdempotencyError) -> str:
     return checks.reason(error) if isinstance(error, Problem) else error.detail
 
 
+def write(text: str, *, err: bool = False) -> None:
+    """Write a line; see :func:`printable`."""
+    click.echo(printable(text), err=err)
+
+
+def printable(text: str) -> str:
+    """Text in which nothing is an instruction to a terminal: who writes to the table is not trusted."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def write_rows(rows: list[dict[str, Any]], as_json: bool, none: str = "no records") -> None:
     """Write rows as a table, numbers to the right, or as JSON."""
     if as_json:
         click.echo(json.dumps([in_utc(row) for row in rows], indent=2))
     elif not rows:
-        click.echo(none)
+        write(none)
     else:
         cells = [[_cell(_time(value, " ")) for value in row.values()] for row in rows]
         columns = zip(*(row.values() for row in rows), strict=True)
@@ -90,8 +100,3 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "-" if value is None else printable(str(value))
-
-
-def printable(text: str) -> str:
-    """The text without what a terminal would obey; names of an application may hold anything."""
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)

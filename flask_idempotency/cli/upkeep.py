@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from itertools import chain
-from typing import cast
+from typing import Any, cast
 
 import click
 
@@ -21,7 +21,7 @@ from ..stores import checks
 from ..stores.admin import Admin, Finding
 from ..stores.redis import NoLock, RedisLock
 from ..units import units_of
-from .group import admin, as_json_option, cli, current_state, explain, printable, write_rows
+from .group import admin, as_json_option, cli, current_state, explain, write, write_rows
 from .routes import examine_routes
 
 
@@ -56,7 +56,7 @@ def purge(batch: int, every: float | None) -> None:
             except StoreUnavailable as error:
                 if every is None:
                     raise
-                click.echo(f"Error: {explain(error)}", err=True)
+                write(f"Error: {explain(error)}", err=True)
             if deleted or every is None:
                 click.echo(f"{deleted} expired {'record' if deleted == 1 else 'records'} deleted")
             if every is None:
@@ -84,32 +84,61 @@ def resume_operations(
     again, through the application itself, whose operation nobody works on: its worker died, it
     answered with an error that is not kept, or its lease is over (unless it is held: those end with
     409 here, too). May run in several places at once. Shows each operation with the status of its
-    answer.
+    answer, and how many others wait. On SIGINT and SIGTERM it ends after the present operation, on the
+    second one at once, as a worker that is told to exit.
     """
     state = current_state()
+    store = admin(state)
+    how = {"limit": limit, "max_attempts": max_attempts, "backoff_seconds": backoff}
     with _until_signal() as stop:
         while not stop.is_set():
-            done = []
             try:
-                for resumed in resume(
-                    state,
-                    admin(state),
-                    limit=limit,
-                    max_attempts=max_attempts,
-                    backoff_seconds=backoff,
-                ):
-                    done.append(asdict(resumed))
-                    if stop.is_set():
-                        break
+                done = _resume_once(state, store, how, stop, as_json)
+                if done or every is None:
+                    _write_waiting(store, max_attempts, as_json, is_none=not done)
             except StoreUnavailable as error:
                 if every is None:
                     raise
-                click.echo(f"Error: {explain(error)}", err=True)
-            if done or every is None:
-                write_rows(done, as_json, "nothing to resume")
+                write(f"Error: {explain(error)}", err=True)
             if every is None:
                 return
             stop.wait(every)
+
+
+def _resume_once(
+    state: AppState, store: Admin, how: dict[str, Any], stop: threading.Event, as_json: bool
+) -> bool:
+    """Try what is due, until ``stop``; whether there was anything."""
+    done: list[dict[str, Any]] = []
+    try:
+        for resumed in resume(state, store, **how):
+            done.append(asdict(resumed))
+            if stop.is_set():
+                break
+    finally:  # also what was done before an error, or a second signal
+        if done:
+            write_rows(done, as_json)
+    return bool(done)
+
+
+def _write_waiting(store: Admin, max_attempts: int, as_json: bool, *, is_none: bool) -> None:
+    """Say that nothing was due, if so, and what waits nevertheless. As JSON there are rows only."""
+    if is_none:
+        write_rows([], as_json, "nothing to resume")
+    if as_json:
+        return
+    waiting = store.waiting(max_attempts)
+    for count, one, many in (
+        (waiting.later, "runs or is not due yet", "run or are not due yet"),
+        (
+            waiting.given_up,
+            f"has reached --max-attempts {max_attempts} and is left to you",
+            f"have reached --max-attempts {max_attempts} and are left to you",
+        ),
+        (waiting.expired, "has expired unfinished", "have expired unfinished"),
+    ):
+        if count:
+            write(f"1 operation {one}" if count == 1 else f"{count} operations {many}")
 
 
 @cli.command()
@@ -126,9 +155,9 @@ def check(context: click.Context) -> None:
     failed, state = False, current_state()
     for finding in chain(_examine(state), examine_routes(state)):
         failed = failed or finding.level == "FAILED"
-        click.echo(f"{finding.level:<8}{finding.subject:<14}{printable(finding.text)}")
+        write(f"{finding.level:<8}{finding.subject:<14}{finding.text}")
         if finding.remedy:
-            click.echo(f"{'':<22}-> {printable(finding.remedy)}")
+            write(f"{'':<22}-> {finding.remedy}")
     context.exit(1 if failed else 0)
 
 
@@ -181,12 +210,18 @@ def _examine_claim(state: AppState, store: Admin) -> Iterator[Finding]:
 
 @contextmanager
 def _until_signal() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set, in place of what they do otherwise."""
+    """An event that SIGINT and SIGTERM set; the second of them ends what runs, as it does otherwise."""
     stop = threading.Event()
+
+    def handle(number: int, _frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+        stop.set()
+
     before = {}
     with suppress(ValueError):  # only the main thread may, and only it is sent signals
         for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, lambda *_: stop.set())
+            before[number] = signal.signal(number, handle)
     try:
         yield stop
     finally:

@@ -15,6 +15,9 @@ Whether an operation in progress still has a living owner is not in the tables: 
 knows. ``TAKE_OVER`` means "try to lock the row"; who does not get the lock has met the owner and
 answers 409. ``JUDGE`` means that the route's ``on_interrupted`` says whether to try. Nothing else in
 the package decides.
+
+A request that resumes an operation goes on with the very record that it was sent for. If that has
+expired, is gone, or has been taken over, it leaves everything as it is.
 """
 
 from __future__ import annotations
@@ -54,6 +57,7 @@ class Next(Enum):
     JUDGE = "do what the route says of interrupted operations"
     REPLAY = "answer with what is stored"
     REFUSE = "tell that the key was used for another request"
+    LEAVE = "do nothing: what was to be resumed is not there any more"
 
 
 NEXT: dict[tuple[Seen, Comparison], Next] = {
@@ -130,9 +134,16 @@ def compare(record: Record | None, fingerprint: Fingerprint) -> Comparison:
     return Comparison.SAME if same else Comparison.OTHER
 
 
-def decide(record: Record | None, fingerprint: Fingerprint) -> Next:
-    """What a request with this fingerprint does about this record: the one place that decides."""
-    return NEXT[seen(record), compare(record, fingerprint)]
+def decide(record: Record | None, fingerprint: Fingerprint, resumes: str | None = None) -> Next:
+    """What a request with this fingerprint does about this record: the one place that decides.
+
+    ``resumes`` is the owner of the record that the request was sent to resume, if it was.
+    """
+    step = NEXT[seen(record), compare(record, fingerprint)]
+    if resumes is None or step in (Next.REPLAY, Next.REFUSE):
+        return step
+    lives = record is not None and not record.expired and record.owner == resumes
+    return step if lives else Next.LEAVE
 
 
 def after(state: Seen, event: Event) -> Seen:

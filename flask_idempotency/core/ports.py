@@ -136,7 +136,11 @@ class Records(Protocol):
         ...
 
     def take_over(self, claim: Claim, seen: Record) -> Hold | None:
-        """Lock the row as ``seen`` if nobody holds it, and make it the next attempt. None: held."""
+        """Lock the row as ``seen`` if nobody holds it, and make it the next attempt. None: held.
+
+        What has expired begins afresh, as attempt 1 and without its steps; but not for a claim that
+        ``resumes``: that gets None, and changes nothing.
+        """
         ...
 
     def wait(self, key: bytes, seconds: float) -> None:

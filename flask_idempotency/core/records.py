@@ -63,6 +63,8 @@ class Claim:
     token of this attempt, ``ttl_seconds`` how long the finished record replays.
     ``lease_seconds`` is how long an operation that is not atomic may be without a sign of life, and
     None for an atomic one. ``request`` is what it takes to run a resumable operation again.
+    ``resumes`` is the owner of the record that this claim goes on with: it takes that record over
+    while it lives, and never begins an operation.
     """
 
     key: bytes
@@ -72,6 +74,7 @@ class Claim:
     ttl_seconds: float
     lease_seconds: float | None = None
     request: bytes | None = None
+    resumes: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,12 +60,22 @@ class StepLine:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """An operation to resume; ``request`` as it is stored, ``attempt`` the latest one."""
+    """An operation to resume; ``request`` as it is stored, ``owner`` the token of its ``attempt``."""
 
     key: bytes
     operation: str
     attempt: int
+    owner: str
     request: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How many resumable operations have not ended: to be tried later, given up, or expired."""
+
+    later: int
+    given_up: int
+    expired: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +123,17 @@ class Admin(Protocol):
 
     def resumable(self, limit: int, max_attempts: int, backoff_seconds: float) -> list[Due]:
         """Put off the operations to resume now, and give them; none that somebody holds."""
+        ...
+
+    def count_try(self, due: Due) -> bool:
+        """Count a try that is about to be made, durably.
+
+        False, and nothing is counted, if the operation has ended, expired or been taken over since.
+        """
+        ...
+
+    def waiting(self, max_attempts: int) -> Waiting:
+        """Count the resumable operations that have not ended."""
         ...
 
     def put_off(self, key: bytes) -> None:

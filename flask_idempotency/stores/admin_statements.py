@@ -15,6 +15,7 @@ class AdminStatements:
     steps: str
     reopen: str
     reopened: str
+    waiting: str
 
 
 def admin_statements(*, now: str, in_ttl: str, later: str, digits: str) -> AdminStatements:
@@ -30,6 +31,7 @@ def admin_statements(*, now: str, in_ttl: str, later: str, digits: str) -> Admin
        CASE WHEN state <> 'in_progress' THEN completed_at END,
        CASE WHEN lease_expires_at IS NULL THEN expires_at END, {expired}
   FROM {{table}}"""
+    times = f"{later}(attempt, coalesce(tries, 0))"
     starting = "key BETWEEN %(low)s AND %(high)s"
     reopened = f"{starting} AND {state} IN ('interrupted', 'failed')"
     return AdminStatements(
@@ -50,4 +52,8 @@ def admin_statements(*, now: str, in_ttl: str, later: str, digits: str) -> Admin
        status = NULL, headers = NULL, body = NULL
  WHERE {reopened}""",
         reopened=f"SELECT key FROM {{table}} WHERE {reopened}",
+        waiting=f"""SELECT count(CASE WHEN NOT {expired} AND {times} < %(max_attempts)s THEN 1 END),
+       count(CASE WHEN NOT {expired} AND {times} >= %(max_attempts)s THEN 1 END),
+       count(CASE WHEN {expired} THEN 1 END)
+  FROM {{table}} WHERE request IS NOT NULL AND state = 'in_progress'""",
     )

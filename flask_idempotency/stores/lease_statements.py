@@ -8,7 +8,7 @@ token: whoever was taken over changes nothing. No transaction is open while the 
 from __future__ import annotations
 
 from . import statements
-from .statements import EXPIRED, LOCK_TIMEOUT
+from .statements import AFRESH, LOCK_TIMEOUT
 
 _DURABLY = f"""BEGIN ISOLATION LEVEL READ COMMITTED;
 {{settings}}SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
@@ -21,7 +21,7 @@ CLAIM = _DURABLY + statements.INSERT + _IS_OURS
 
 # An expired record starts afresh, without the steps of the operation that it was.
 _FORGET_STEPS = f"""DELETE FROM {{steps}} WHERE key = %(key)s AND EXISTS (
-  SELECT FROM {{table}} WHERE key = %(key)s AND owner = %(seen)s AND {EXPIRED});
+  SELECT FROM {{table}} WHERE key = %(key)s AND owner = %(seen)s AND {AFRESH});
 """
 
 TAKE_OVER = _DURABLY + _FORGET_STEPS + statements.TAKE_OVER_ROW + _IS_OURS

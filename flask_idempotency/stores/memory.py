@@ -82,6 +82,8 @@ class MemoryRecords:
             if not now.expired and (now.state is not State.IN_PROGRESS or (now.lease_left or 0) > 0):
                 return None
             if now.expired:
+                if claim.resumes is not None:
+                    return None
                 entry.steps.clear()
             entry.record = _new(claim, attempt=1 if now.expired else now.attempt + 1)
             hold = self._hold(entry, claim)

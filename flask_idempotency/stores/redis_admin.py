@@ -14,7 +14,7 @@ from heapq import nlargest
 from typing import Any
 
 from ..errors import IdempotencyError, StoreUnavailable
-from .admin import Due, Finding, Group, Line, NothingToDo, StepLine
+from .admin import Due, Finding, Group, Line, NothingToDo, StepLine, Waiting
 from .checks import reason, trial_claim
 from .redis_records import NOW, RedisRecords, milliseconds
 
@@ -107,8 +107,16 @@ class RedisAdmin:
             " 'hybrid', 'postgres' and 'sql' have that"
         )
 
+    def count_try(self, due: Due) -> bool:  # noqa: ARG002
+        """Nothing is tried where nothing is resumed."""
+        return False
+
+    def waiting(self, max_attempts: int) -> Waiting:  # noqa: ARG002
+        """Nothing waits."""
+        return Waiting(0, 0, 0)
+
     def put_off(self, key: bytes) -> None:
-        """Nothing is put off where nothing is resumed."""
+        """Nothing is put off."""
 
     def purge(self, batch: int) -> Iterator[int]:  # noqa: ARG002
         """Say that Redis does it."""

@@ -23,6 +23,7 @@ def claim_values(claim: Claim) -> dict[str, Any]:
         "ttl": claim.ttl_seconds,
         "lease": claim.lease_seconds,
         "request": claim.request,
+        "resumes": claim.resumes,
     }
 
 

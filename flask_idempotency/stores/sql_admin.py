@@ -55,7 +55,14 @@ class SqlAdmin(TableAdmin):
         """Put off what is to be resumed now, and give it."""
         values = {"limit": limit, "max_attempts": max_attempts, "backoff": backoff_seconds}
         rows = self._fetch(statements.RESUMABLE, values)
-        return [Due(bytes(key), name, attempt, bytes(request)) for key, name, attempt, request in rows]
+        return [
+            Due(bytes(key), name, attempt, owner, bytes(request))
+            for key, name, attempt, owner, request in rows
+        ]
+
+    def count_try(self, due: Due) -> bool:
+        """Count a try of what nobody holds."""
+        return self._records.run(statements.COUNT_TRY, {"key": due.key, "owner": due.owner})[1] == 1
 
     def put_off(self, key: bytes) -> None:
         """Put one off that nobody holds."""

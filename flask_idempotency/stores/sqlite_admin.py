@@ -55,8 +55,15 @@ class SqliteAdmin(TableAdmin):
         with self._transaction() as run:
             found = [Due(bytes(row[0]), *row[1:]) for row in run(sqlite_statements.RESUMABLE, values)]
             for due in found:
-                run(sqlite_statements.PUT_OFF, {"key": due.key})
+                run(sqlite_statements.PICKED, {"key": due.key})
         return found
+
+    def count_try(self, due: Due) -> bool:
+        """Count a try."""
+        values = {"key": due.key, "owner": due.owner}
+        with self._transaction() as run:
+            run(sqlite_statements.COUNT_TRY, values)
+            return bool(run("SELECT changes()", {})[0][0])
 
     def put_off(self, key: bytes) -> None:
         """Put one off."""

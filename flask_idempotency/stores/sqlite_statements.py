@@ -7,6 +7,7 @@ IN_TTL = "strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', :ttl))"
 _LEASE = "strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', :lease))"
 _LEASE = f"CASE WHEN :lease IS NOT NULL THEN {_LEASE} END"
 _EXPIRED = f"(expires_at <= {NOW} AND lease_expires_at IS NULL)"
+_AFRESH = f"({_EXPIRED} AND :resumes IS NULL)"
 _MINE = "WHERE key = :key AND owner = :owner AND state = 'in_progress'"
 
 LOOK = f"""SELECT key, name, state, fingerprint_version, fingerprint, attempt, owner, {_EXPIRED},
@@ -19,16 +20,18 @@ INSERT = f"""INSERT OR IGNORE INTO {{table}}
 VALUES (:key, :name, 'in_progress', :version, :digest, 1, :owner, {NOW}, {IN_TTL},
         {_LEASE}, :request)"""
 
-_SEEN = f"""WHERE key = :key AND owner = :seen AND (state = 'in_progress' OR {_EXPIRED})
+_SEEN = f"""WHERE key = :key AND owner = :seen
+   AND CASE WHEN {_EXPIRED} THEN :resumes IS NULL ELSE state = 'in_progress' END
    AND (lease_expires_at IS NULL OR lease_expires_at <= {NOW})"""
 
 FORGET_STEPS = f"""DELETE FROM {{steps}} WHERE key = :key AND EXISTS (
-  SELECT 1 FROM {{table}} WHERE key = :key AND owner = :seen AND {_EXPIRED})"""
+  SELECT 1 FROM {{table}} WHERE key = :key AND owner = :seen AND {_AFRESH})"""
 
 TAKE_OVER = f"""UPDATE {{table}} SET
        name = :name, state = 'in_progress', fingerprint_version = :version, fingerprint = :digest,
-       owner = :owner, attempt = CASE WHEN {_EXPIRED} THEN 1 ELSE attempt + 1 END,
-       created_at = CASE WHEN {_EXPIRED} THEN {NOW} ELSE created_at END,
+       owner = :owner, attempt = CASE WHEN {_AFRESH} THEN 1 ELSE attempt + 1 END,
+       tries = CASE WHEN {_AFRESH} THEN NULL ELSE tries END,
+       created_at = CASE WHEN {_AFRESH} THEN {NOW} ELSE created_at END,
        expires_at = {IN_TTL}, lease_expires_at = {_LEASE}, request = :request,
        completed_at = NULL, status = NULL, headers = NULL, body = NULL
  {_SEEN}"""
@@ -55,14 +58,22 @@ VALUES (:key, :step, :attempt, {NOW}, :result)"""
 _EXPIRED_KEYS = f"SELECT key FROM {{table}} WHERE {_EXPIRED} ORDER BY expires_at LIMIT :batch"
 PURGE_STEPS = f"DELETE FROM {{steps}} WHERE key IN ({_EXPIRED_KEYS})"
 PURGE = f"DELETE FROM {{table}} WHERE key IN ({_EXPIRED_KEYS})"
-# As in PostgreSQL: each that is picked is put off at once.
-_LAST = "max(coalesce(lease_expires_at, ''), coalesce(completed_at, ''), created_at)"
-_PAUSE = "min(:backoff * (1 << min(attempt - 1, 30)), 3600)"
-RESUMABLE = f"""SELECT key, name, attempt, request FROM (
+# As in PostgreSQL: each that is picked is put off at once, and each try is counted before it is made.
+_WAITS = f"request IS NOT NULL AND state = 'in_progress' AND NOT {_EXPIRED}"
+_LAST = """max(coalesce(lease_expires_at, ''), coalesce(completed_at, ''), created_at,
+       coalesce(tried_at, ''))"""
+_TIMES = "max(attempt, coalesce(tries, 0))"
+_PAUSE = f"min(:backoff * (1 << min({_TIMES} - 1, 30)), 3600)"
+RESUMABLE = f"""SELECT key, name, attempt, owner, request FROM (
   SELECT * FROM {{table}}
-   WHERE request IS NOT NULL AND state = 'in_progress' AND attempt < :max_attempts
+   WHERE {_WAITS} AND {_TIMES} < :max_attempts
      AND (julianday('now') - julianday({_LAST})) * 86400.0 >= {_PAUSE}
    ORDER BY {_LAST} LIMIT :limit) ORDER BY created_at"""
-PUT_OFF = f"UPDATE {{table}} SET completed_at = {NOW} WHERE key = :key AND state = 'in_progress'"
+PICKED = f"UPDATE {{table}} SET tried_at = {NOW} WHERE key = :key"
+COUNT_TRY = f"""UPDATE {{table}} SET tries = {_TIMES} + 1, tried_at = {NOW}
+ WHERE key = :key AND owner = :owner AND {_WAITS}
+   AND (lease_expires_at IS NULL OR lease_expires_at <= {NOW})"""
+PUT_OFF = f"""UPDATE {{table}} SET completed_at = {NOW}, tried_at = {NOW}
+ WHERE key = :key AND state = 'in_progress' AND lease_expires_at IS NULL"""
 
 FORGET = "DELETE FROM {table} WHERE key = :key AND owner = :owner"

@@ -17,6 +17,9 @@ LOCK_TIMEOUT = "250ms"
 # An operation that is not atomic does not expire before its end: its effects may be out in the world.
 EXPIRED = "(expires_at <= clock_timestamp() AND lease_expires_at IS NULL)"
 
+# Who comes after that begins the operation anew. Who resumes it never does.
+AFRESH = f"({EXPIRED} AND %(resumes)s IS NULL)"
+
 COLUMNS = f"""key, name, state, fingerprint_version, fingerprint, attempt, owner,
        {EXPIRED} AS expired,
        extract(epoch FROM lease_expires_at - clock_timestamp())::float8 AS lease_left,
@@ -44,19 +47,20 @@ ON CONFLICT (key) DO NOTHING;
 """
 
 # The row is only changed if it can be locked at once: then its holder's transaction has ended.
-# An expired record starts afresh. A lease that still runs keeps everybody out, whoever asks.
+# An expired record starts afresh, or stays as it is. A lease that still runs keeps everybody out.
 TAKE_OVER_ROW = f"""UPDATE {{table}} SET
        name = %(name)s, state = 'in_progress',
        fingerprint_version = %(version)s, fingerprint = %(digest)s, owner = %(owner)s,
-       attempt = CASE WHEN {EXPIRED} THEN 1 ELSE attempt + 1 END,
-       created_at = CASE WHEN {EXPIRED} THEN clock_timestamp() ELSE created_at END,
+       attempt = CASE WHEN {AFRESH} THEN 1 ELSE attempt + 1 END,
+       tries = CASE WHEN {AFRESH} THEN NULL ELSE tries END,
+       created_at = CASE WHEN {AFRESH} THEN clock_timestamp() ELSE created_at END,
        expires_at = clock_timestamp() + %(ttl)s * interval '1 second',
        lease_expires_at = clock_timestamp() + %(lease)s * interval '1 second',
        request = %(request)s,
        completed_at = NULL, status = NULL, headers = NULL, body = NULL
  WHERE key = (SELECT key FROM {{table}}
                WHERE key = %(key)s AND owner = %(seen)s
-                 AND (state = 'in_progress' OR {EXPIRED})
+                 AND CASE WHEN {EXPIRED} THEN %(resumes)s IS NULL ELSE state = 'in_progress' END
                  AND (lease_expires_at <= clock_timestamp()) IS NOT FALSE
                  FOR UPDATE SKIP LOCKED);
 """
@@ -157,20 +161,32 @@ WITH gone AS (
 steps AS (DELETE FROM {{steps}} AS step USING gone WHERE step.key = gone.key)
 SELECT count(*) FROM gone"""
 
-# Each that is picked is put off at once, as after an attempt: one that is refused again and again (it
-# is held, or its headers are not enough) lets the others pass, and two that do this share the work.
-RESUMABLE = """WITH due AS (
-  UPDATE {table} SET completed_at = clock_timestamp() WHERE key = ANY (ARRAY(
-    SELECT key FROM {table}
-     WHERE request IS NOT NULL AND state = 'in_progress' AND attempt < %(max_attempts)s
-       AND greatest(lease_expires_at, completed_at, created_at)
-           + least(%(backoff)s * 2 ^ (attempt - 1), 3600) * interval '1 second' <= clock_timestamp()
-     ORDER BY greatest(lease_expires_at, completed_at, created_at)
-     LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
-  RETURNING key, name, attempt, request, created_at)
-SELECT key, name, attempt, request FROM due ORDER BY created_at"""
+# What to resume: not what has expired, which nobody goes on with.
+WAITS = f"request IS NOT NULL AND state = 'in_progress' AND NOT {EXPIRED}"
+_LAST = "greatest(lease_expires_at, completed_at, created_at, tried_at)"
+
+# How often it was begun or tried, whichever is more: a try may end before it begins anything.
+_TIMES = "greatest(attempt, tries)"
+_PAUSE = f"least(%(backoff)s * 2 ^ least({_TIMES} - 1, 30), 3600) * interval '1 second'"
+
+# Each that is picked is put off at once, as after a try: one that is refused again and again (it is
+# held, or its headers are not enough) lets the others pass, and two that do this share the work.
+RESUMABLE = f"""WITH due AS (
+  UPDATE {{table}} SET tried_at = clock_timestamp() WHERE key = ANY (ARRAY(
+    SELECT key FROM {{table}}
+     WHERE {WAITS} AND {_TIMES} < %(max_attempts)s AND {_LAST} + {_PAUSE} <= clock_timestamp()
+     ORDER BY {_LAST} LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
+  RETURNING key, name, attempt, owner, request, created_at)
+SELECT key, name, attempt, owner, request FROM due ORDER BY created_at"""
+
+# Counted before it is made: it may end the process. In the same breath it is seen whether there still
+# is something to try.
+COUNT_TRY = f"""UPDATE {{table}} SET tries = {_TIMES} + 1, tried_at = clock_timestamp() WHERE key = (
+  SELECT key FROM {{table}} WHERE key = %(key)s AND owner = %(owner)s AND {WAITS}
+     AND (lease_expires_at <= clock_timestamp()) IS NOT FALSE FOR UPDATE SKIP LOCKED)"""
 
 # Of an atomic attempt that was rolled back nothing else would tell when it was.
-PUT_OFF = """UPDATE {table} SET completed_at = clock_timestamp() WHERE key = (
+PUT_OFF = """UPDATE {table} SET completed_at = clock_timestamp(), tried_at = clock_timestamp()
+ WHERE key = (
   SELECT key FROM {table} WHERE key = %(key)s AND state = 'in_progress' AND lease_expires_at IS NULL
      FOR UPDATE SKIP LOCKED)"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from .admin import Group, Line, StepLine
+from .admin import Group, Line, StepLine, Waiting
 from .admin_statements import AdminStatements
 from .table import KEY_BYTES
 
@@ -33,6 +33,10 @@ class TableAdmin:
         """The finished steps."""
         rows = self._fetch(self.sql.steps, between(start))
         return [self._tidy(StepLine(*row)) for row in rows]
+
+    def waiting(self, max_attempts: int) -> Waiting:
+        """The resumable operations counted."""
+        return Waiting(*self._fetch(self.sql.waiting, {"max_attempts": max_attempts})[0])
 
     def _tidy(self, found: T) -> T:
         """With aware times and booleans, where the database has none."""

@@ -244,6 +244,28 @@ class StoreContract(TransactionContract):
         hold = held(records.claim(fresh) if found is None else records.take_over(fresh, found))
         assert hold.steps() == {}
 
+    def test_who_resumes_begins_nothing_anew(self, records: Records, claim: Claim, held: Any) -> None:
+        """It goes on with what lives. Only a store that takes resumable operations is asked to."""
+        if not getattr(records, "takes_resumable", False):
+            return
+        claim = replace(claim, ttl_seconds=SHORT_SECONDS)
+        hold = held(records.claim(claim))
+        if claim.lease_seconds is not None:
+            hold.record("charge", b"1")
+            hold.release()
+        hold.abandon()
+        fresh = replace(again(claim), ttl_seconds=60.0)
+        unexpired = seen(records, claim)
+        wait_until(lambda: seen(records, claim).expired)
+        for found in unexpired, seen(records, claim):
+            assert records.take_over(replace(fresh, resumes=claim.owner), found) is None
+        assert seen(records, claim) == found, "nor is anything changed"
+        third = held(records.take_over(fresh, found))
+        assert third.attempt == 1
+        third.abandon()
+        resuming = replace(again(claim), ttl_seconds=60.0, resumes=fresh.owner)
+        assert held(records.take_over(resuming, seen(records, claim))).attempt == 2
+
     def test_who_abandons_a_lease_ends_it_at_once(self, records: Records, held: Any) -> None:
         claim = a_claim(lease=60)
         held(records.claim(claim)).abandon()

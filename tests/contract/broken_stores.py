@@ -17,6 +17,7 @@ from flask_idempotency.testing.contract import StoreContract
 
 
 class Sound(StoreContract):
+    store = MemoryRecords
     hold = MemoryHold
     lease = MemoryLease
 
@@ -30,7 +31,7 @@ class Sound(StoreContract):
     def records(self, engine, monkeypatch):
         monkeypatch.setattr("flask_idempotency.stores.memory.MemoryHold", self.hold)
         monkeypatch.setattr("flask_idempotency.stores.memory.MemoryLease", self.lease)
-        return MemoryRecords(engine)
+        return self.store(engine)
 
 
 class TestSound(Sound):
@@ -159,3 +160,11 @@ class TestDoesNotRenewTheLease(Sound):
                 self._entry.steps[step] = result
 
             self._commit(keep)
+
+
+class TestResumesWhatHasExpired(Sound):
+    """As if its client had sent it."""
+
+    class store(MemoryRecords):  # noqa: N801
+        def take_over(self, claim, seen):
+            return super().take_over(replace(claim, resumes=None), seen)

@@ -27,6 +27,7 @@ CAUGHT = {
     "DoesNotLockTheRecordForAStep": "nobody_takes_over_in_the_middle_of_a_step",
     "BeginsAStepForWhoWasTakenOver": "who_was_taken_over_begins_no_step",
     "DoesNotRenewTheLease": "a_step_renews_the_lease",
+    "ResumesWhatHasExpired": "who_resumes_begins_nothing_anew[lease]",
 }
 
 

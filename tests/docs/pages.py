@@ -23,7 +23,8 @@ PAGES = [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "CONTRIBUTING.md"]
 
 MAKE_DUE = """UPDATE idempotency_record SET created_at = created_at - interval '1 hour',
  lease_expires_at = lease_expires_at - interval '1 hour',
- completed_at = completed_at - interval '1 hour'"""
+ completed_at = completed_at - interval '1 hour',
+ tried_at = tried_at - interval '1 hour'"""
 """An hour goes by for every operation, so that ``resume`` need not be waited for."""
 
 _BLOCK = re.compile(

@@ -100,6 +100,17 @@ def test_the_tables_hold_nothing_else():
     assert set(AFTER) == set(TRANSITIONS)
 
 
+@pytest.mark.parametrize(("how", "match"), list(NEXT))
+def test_who_resumes_goes_on_with_the_same_live_record_or_leaves_it(how, match):
+    found = record(how, FINGERPRINTS[match])
+    usual = NEXT[how, match]
+    lives = how not in (Seen.ABSENT, Seen.EXPIRED)
+    told = usual in (Next.REPLAY, Next.REFUSE)
+    for owner in "", "other":
+        goes_on = told or (lives and owner == "")
+        assert decide(found, MINE, owner) is (usual if goes_on else Next.LEAVE)
+
+
 def test_an_expired_record_counts_as_new_whatever_it_says():
     for state in State:
         old = Record(b"k" * 32, "pay", state, FINGERPRINTS[Comparison.OTHER], 3, expired=True)

@@ -209,7 +209,8 @@ def test_a_record_is_found_by_its_key(shop):
     shop.post("/ok", "another")
     key = shop.interrupt()
     assert [line["key"] for line in shop.listed("--key", KEY, "--operation", "order")] == [key]
-    assert shop.listed("--key", "another", "--operation", "order") == []
+    result = shop.run("list", "--json", "--key", "another", "--operation", "order")
+    assert (json.loads(result.stdout), result.exit_code) == ([], 1)
 
 
 @pytest.mark.parametrize("store", ["sql"], indirect=True)
@@ -376,6 +377,49 @@ def test_what_sqlite_could_not_resume_is_put_off(shop):
 
 
 @pytest.mark.parametrize("store", ["sql"], indirect=True)
+def test_what_is_refused_in_sqlite_counts_as_tried(shop):
+    held = idempotent(atomic=False, resumable=True)(shop.order)
+    shop.app.add_url_rule("/held", "held", held, methods=["POST"])
+    with pytest.raises(Killed):
+        shop.post("/held")
+    for found in [("held", 1, 409)], [("held", 1, 409)], []:
+        make_due(shop)
+        assert resumed(shop, "--max-attempts", "3") == found
+    said = "nothing to resume\n1 operation has reached --max-attempts 3 and is left to you\n"
+    assert shop.run("resume", "--max-attempts", "3").output == said
+
+
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
+def test_what_has_expired_in_sqlite_is_not_begun_again(shop):
+    """Neither if it had when it was looked for, nor if it does on its way to the view."""
+    runs = []
+
+    def order() -> Any:
+        current_operation.step("charge", lambda: runs.append(current_operation.attempt))
+        raise Retryable
+
+    def expire() -> None:
+        sql(shop, "update idempotency_record set expires_at = '2000-01-01 00:00:00.000'")
+
+    view = idempotent(atomic=False, on_interrupted="retry", resumable=True)(order)
+    shop.app.add_url_rule("/again", "again", view, methods=["POST"])
+    hook = shop.app.before_request_funcs[None]
+    assert shop.post("/again").status_code == 503
+    make_due(shop)
+    assert resumed(shop) == [("again", 1, 503)], "it goes on, with its step"
+    hook.append(expire)
+    make_due(shop)
+    assert resumed(shop) == [("again", 2, 409)]
+    hook.remove(expire)
+    make_due(shop)
+    assert resumed(shop) == []
+    assert shop.run("resume").output == "nothing to resume\n1 operation has expired unfinished\n"
+    assert runs == [1]
+    assert shop.post("/again").status_code == 503
+    assert runs == [1, 1], "its client may begin it again"
+
+
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_two_that_resume_at_once_share_the_work(shop):
     held = idempotent(atomic=False, resumable=True)(shop.order)
     shop.app.add_url_rule("/held", "held", held, methods=["POST"])
@@ -397,7 +441,7 @@ def resumed(shop: Shop, *options: str) -> list[Any]:
 
 def make_due(shop: Shop) -> None:
     """An hour goes by for every operation."""
-    for name in "created_at", "completed_at", "lease_expires_at":
+    for name in "created_at", "completed_at", "lease_expires_at", "tried_at":
         ago = f"strftime('%Y-%m-%d %H:%M:%f', {name}, '-1 hour')"
         sql(shop, f"update idempotency_record set {name} = {ago}")
 

@@ -129,7 +129,8 @@ def resume(run, *arguments):
 def make_due(world):
     world.sql("update idempotency_record set created_at = created_at - interval '1 hour',"
               " lease_expires_at = lease_expires_at - interval '1 hour',"
-              " completed_at = completed_at - interval '1 hour'")  # fmt: skip
+              " completed_at = completed_at - interval '1 hour',"
+              " tried_at = tried_at - interval '1 hour'")  # fmt: skip
 
 
 def test_resume_finishes_what_was_abandoned(world, run, interrupted):
