@@ -12,7 +12,7 @@ from ..core.records import State
 from ..errors import IdempotencyError, UnknownRecord
 from ..leased import fail_record
 from ..stores.admin import find
-from .group import admin, as_json_option, cli, current_state, in_utc, write_rows
+from .group import admin, as_json_option, cli, current_state, in_utc, write, write_rows
 from .keys import possible_hashes
 
 STATES = (*(state.value for state in State), "interrupted", "released")
@@ -29,7 +29,7 @@ def create_table() -> None:
     """
     state = current_state()
     for line in admin(state).create() or ["nothing to do"]:
-        click.echo(f"{state.table.fullname}: {line}")
+        write(f"{state.table.fullname}: {line}")
 
 
 @cli.command()
@@ -53,7 +53,9 @@ def stats(as_json: bool) -> None:
 @click.option("--namespace", metavar="NAMESPACE", help="The namespace of --key, if it is not that of"
               " the route or the application.")  # fmt: skip
 @as_json_option
+@click.pass_context
 def list_records(
+    context: click.Context,
     operation: str | None,
     state: str | None,
     limit: int,
@@ -67,7 +69,8 @@ def list_records(
     A key is never shown, nor is an answer: the first column has the first 8 digits of the hash that
     stands for scope, operation and key. "in_progress" is also what a worker that died has left
     behind of an atomic operation; the next request with the key takes it over. One that is not atomic
-    is "interrupted" then, once its lease is over, and "released" once it has been given back.
+    is "interrupted" then, once its lease is over, and "released" once it has been given back. The exit
+    code is 1 if a --key has no record.
     """
     app, none = current_state(), "no records"
     store = admin(app)
@@ -82,6 +85,7 @@ def list_records(
     else:
         raise click.UsageError("a record is found by --key and --operation, with its --scope")
     write_rows([asdict(line) for line in found], as_json, none)
+    context.exit(0 if found or key is None else 1)
 
 
 @cli.command()

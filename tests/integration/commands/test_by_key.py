@@ -22,9 +22,10 @@ def found(run: Any) -> Callable[..., list[str]]:
 
     def found(*options: str, key: str = KEY) -> list[str]:
         result = run("list", "--json", "--key", key, *options)
-        assert result.exit_code == 0, result.output
         assert "canary" not in result.output
-        return [line["key"] for line in json.loads(result.output)]
+        digits = [line["key"] for line in json.loads(result.output)]
+        assert result.exit_code == (0 if digits else 1), "as grep's"
+        return digits
 
     return found
 
@@ -49,6 +50,8 @@ def test_a_record_is_found_by_its_key_operation_and_scope(world, run, pay, found
     assert result.output.splitlines()[1].split()[:2] == [*ours, "pay"]
     result = run("list", "--key", "canary-other", *place)
     assert result.output == "no record of this key, operation, scope and namespace\n"
+    assert result.exit_code == 1
+    assert run("list", "--state", "failed").exit_code == 0, "to have no records is no failure"
     assert run("show", ours[0].upper()).exit_code == 0
 
 

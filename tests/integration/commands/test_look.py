@@ -77,3 +77,23 @@ def test_no_command_shows_a_key_or_an_answer(world, run, pay):
     for setting in ("SQLALCHEMY_DATABASE_URI", "IDEMPOTENCY_REDIS_URL"):
         if url := world.app.config.get(setting):
             assert sa.make_url(url).password not in output
+
+
+def test_nothing_of_the_table_reaches_the_terminal_as_an_instruction(world, run, pay):
+    """Titles, colours, line breaks, text that runs from right to left: anybody may write there."""
+    odd = "\x1b]0;title\x07\x9b31m\r\nDEL\x7f\u202eübel"
+    pay()
+    world.sql("update idempotency_record set name = :odd, state = 'x\x1b[2J'", odd=odd)
+    world.sql("insert into idempotency_record_step select key, :odd, 1, now(), 'x'"
+              " from idempotency_record", odd=odd)  # fmt: skip
+    digits = bytes(world.records()[0].key).hex()[:8]
+    shown = r"\x1b]0;title\x07\x9b31m\r\nDEL\x7f\u202eübel"
+    for command in "list", f"show {digits}", "stats":
+        output = run(*command.split()).stdout
+        assert output.count(shown) == (2 if command.startswith("show") else 1)
+        assert all(line.isprintable() for line in output.split("\n"))
+        (line,) = json.loads(run(*command.split(), "--json").stdout)
+        assert line["operation"] == odd
+    failed = run("release", digits)
+    assert r"x\x1b[2J: only what is" in failed.stderr
+    assert all(line.isprintable() for line in failed.stderr.split("\n"))

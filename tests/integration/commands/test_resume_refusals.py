@@ -384,18 +384,6 @@ def test_a_lease_that_is_over_does_not_expire(releases):
     assert releases.resume(releases.next(idempotent(**RESUMABLE)(releases.charge))) == [201]
 
 
-@pytest.mark.parametrize("store", ["postgres"])
-def test_a_request_in_plain_text_is_not_sent_where_requests_are_encrypted(releases, caplog):
-    releases.interrupt()  # it has no encryption keys
-    keys = {"IDEMPOTENCY_ENCRYPTION_KEYS": [b"k" * 32]}
-    world = releases.next(idempotent(**RESUMABLE)(releases.charge), **keys)
-    assert releases.resume(world) == [500]
-    assert releases.charges == [1]
-    assert "IDEMPOTENCY_ACCEPT_UNSEALED" in caplog.text
-    view = idempotent(**RESUMABLE)(releases.charge)
-    assert releases.resume(releases.next(view, **keys, IDEMPOTENCY_ACCEPT_UNSEALED=True)) == [201]
-
-
 def test_a_log_line_shows_no_control_characters_of_the_table(releases, caplog):
     releases.interrupt()
     name = "\x1b]0;canary\x07"
