@@ -115,9 +115,10 @@ SETTINGS = (
             "Where claims and answers live. Left out: `hybrid` if a Redis is configured, else"
             " `postgres`. `sql` is `postgres`, or for development the application's SQLite file. One of"
             " your own is an object, or a callable (its class) that is given the engine of the bind."),
-    Setting("REDIS_URL", None, _optional(_matching(r"(?s)|.+://.*")), "a URL; None or empty for none",
+    Setting("REDIS_URL", None, _optional(_matching(r"(?s).*")), "a URL; None or empty for none",
             "`redis://`, `rediss://`, `unix://`, `redis+cluster://host:port` or"
-            " `redis+sentinel://host:port/service`. Time-outs are 0.1 s unless the URL names others"
+            " `redis+sentinel://host:port/service`; the last two with TLS as `rediss+cluster://` and"
+            " `rediss+sentinel://`. Time-outs are 0.1 s unless the URL names others"
             " (`?socket_timeout=0.05`)."),
     Setting("REDIS_PREFIX", None, _optional(_matching(r"[\x21-\x7e]{1,100}")),
             "1 to 100 visible ASCII characters",

@@ -62,7 +62,9 @@ class Redis(Server):
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(path):  # redis-py before 5.1 leaves such a socket open
                 return False
-        client = redis.Redis(unix_socket_path=path, password=self.password, socket_timeout=2)
+        client = redis.Redis(
+            unix_socket_path=path, password=self.password, socket_timeout=2, protocol=2
+        )
         try:
             return bool(client.ping())
         except (redis.ConnectionError, redis.TimeoutError):  # the first also while it loads

@@ -17,7 +17,7 @@ from ..core.records import Claim
 from ..errors import IdempotencyError, NotAtomic, StoreUnavailable
 from .admin import Finding
 from .failures import original
-from .redis import NoLock, RedisLock
+from .redis import NoLock, RedisLock, cause
 from .shape import MIGRATE, Shape, shape_of, wrong_columns
 from .sql import SqlHold, SqlRecords
 from .table import FILLFACTOR
@@ -139,7 +139,7 @@ def examine_lock(lock: RedisLock | NoLock) -> Iterator[Finding]:
         lock.ping()
     except Exception as error:  # whatever the application's own client may raise
         remedy = f"see that the server runs, and that its URL and password are right. {_SLOWER}"
-        yield Finding("FAILED", "Redis", _line(error), remedy)
+        yield Finding("FAILED", "Redis", cause(error), remedy)
         return
     first = trial_claim()
     second = replace(trial_claim(), key=first.key)

@@ -7,7 +7,8 @@ runs, so it holds no answer and no key, and a forged value can do no more than d
 
 A lock's value is ``1:<owner>:<fingerprint>``, and ``1:done`` after the end: format version, random
 token (22 characters), fingerprint in hex. One small script reads and sets in one round trip; it
-works on every Redis since 2.6 and on Valkey (``SET ... NX GET PX`` needs Redis 7).
+works on every Redis since 2.6.12, when ``SET`` learnt ``PX``, and on Valkey (``SET ... NX GET PX``
+needs Redis 7).
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from redis import Redis, RedisCluster, Sentinel
+from redis import Redis, RedisCluster, RedisError, Sentinel
 from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode
+from redis.connection import parse_url
 from redis.retry import Retry
 
 from ..core.ports import Glance
@@ -67,6 +71,27 @@ redis.call('SET', KEYS[1], '1:done', 'PX', ARGV[2])
 """
 # Also over the lock of somebody else. Whoever finished need not have had the lock, and who has it
 # now can only find the answer. A marker left where it should not be costs one look at the records.
+
+SCHEMES = (
+    "redis",
+    "rediss",
+    "unix",
+    "redis+cluster",
+    "rediss+cluster",
+    "redis+sentinel",
+    "rediss+sentinel",
+)
+"""What ``IDEMPOTENCY_REDIS_URL`` may begin with; ``rediss`` is with TLS."""
+
+_PORTS = {"cluster": 6379, "sentinel": 26379}
+
+_OPTIONS: dict[str, Any] = {
+    "socket_timeout": TIMEOUT_SECONDS,
+    "socket_connect_timeout": TIMEOUT_SECONDS,
+    "retry": Retry(NoBackoff(), 0),
+    # Every Redis speaks RESP 2. For RESP 3, redis-py's default, it must be version 6.
+    "protocol": 2,
+}
 
 T = TypeVar("T")
 
@@ -142,7 +167,7 @@ class RedisLock:
             result = read(self._connected().eval(script, 1, key, value, *arguments))
         except Exception as error:  # whatever goes wrong there, the records decide
             self._skip_until = now + PAUSE_SECONDS
-            log.warning("Redis failed, going on without it for %s s: %r", PAUSE_SECONDS, error)
+            log.warning("Redis failed, going on without it for %s s: %s", PAUSE_SECONDS, cause(error))
             self._on_failure(error)
             return None
         self._skip_until = None
@@ -166,57 +191,102 @@ class NoLock:
 def client_from_url(url: str) -> Callable[[], Client]:
     """A function that makes the client for ``IDEMPOTENCY_REDIS_URL``; it connects at its first use.
 
-    Takes ``redis://``, ``rediss://``, ``unix://``, ``redis+cluster://host:port`` and
-    ``redis+sentinel://host:port,host:port/service``. No client retries by itself: an owner must not
-    meet its own lock, and redis-py's default retries would hold a request for seconds. Raises
-    ``ConfigurationError`` for any other URL.
+    Options are those of redis-py's ``from_url``, with every scheme of :data:`SCHEMES`. No client
+    retries by itself: an owner must not meet its own lock, and redis-py's default retries would hold a
+    request for seconds. Raises ``ConfigurationError`` for any other URL; no message quotes it.
     """
-    options: dict[str, Any] = {
-        "socket_timeout": TIMEOUT_SECONDS,
-        "socket_connect_timeout": TIMEOUT_SECONDS,
-        "retry": Retry(NoBackoff(), 0),
-    }
-    scheme, _, rest = url.partition("://")
-    wrong = f"the scheme {scheme!r} is not known"
-    try:
+    scheme, separator, _ = url.partition("://")
+    if not separator or scheme not in SCHEMES:
+        raise _unusable("its scheme is not known" if separator else "it has no scheme")
+    with _reading("it"):
         parts = urlsplit(url)
-        if scheme in ("redis", "rediss", "unix"):
-            wrong = "its port, its database or one of its options cannot be read"
-            if scheme == "unix" or re.fullmatch(r"/?\d*/?", parts.path):
-                client = Redis.from_url(url, **options)
-                return lambda: client
-        if scheme == "redis+cluster":
-            wrong = "its host or its port cannot be read"
-            host, _port = parts.hostname, parts.port
-            if host:
-                return lambda: RedisCluster.from_url(f"redis://{rest}", **options)
-        if scheme == "redis+sentinel":
-            wrong = "its hosts, its service or its database cannot be read"
-            if master := _sentinel(url, options):
-                return lambda: master
-    except ValueError:
-        pass  # it may quote the password
-    raise ConfigurationError(
-        f"IDEMPOTENCY_REDIS_URL cannot be used: {wrong}. Allowed are redis://host:port/0,"
-        " rediss://host:port/0, unix:///path?db=0, redis+cluster://host:port and"
-        " redis+sentinel://host:port/service"
+    base, _, kind = scheme.partition("+")
+    if not kind:
+        client = _one_server(url, "" if base == "unix" else parts.path)
+        return lambda: client
+    login, at, hosts = parts.netloc.rpartition("@")
+    service, database = "", parts.path.removeprefix("/").rstrip("/")
+    if kind == "sentinel":
+        service, _, database = database.partition("/")
+    with _reading("its port or one of its hosts"):
+        nodes = [_host_and_port(host, _PORTS[kind]) for host in hosts.split(",")]
+    options = _options(f"{base}://{login}{at}localhost/{database}?{parts.query}", f"/{database}")
+    return (_sentinel if kind == "sentinel" else _cluster)(nodes, service, options)
+
+
+def _options(url: str, path: str) -> dict[str, Any]:
+    """What a URL says beside its host, for clients that have no ``from_url`` of their own."""
+    _one_server(url, path)
+    parse: Any = parse_url  # redis-py leaves it without types, as other things here
+    options = {**_OPTIONS, **parse(url), "ssl": url.startswith("rediss:")}
+    return {n: v for n, v in options.items() if n not in ("host", "port", "connection_class")}
+
+
+def _cluster(nodes: list[tuple[str, int]], _: str, options: dict[str, Any]) -> Callable[[], Client]:
+    if options.pop("db", 0) != 0:
+        raise _unusable("a cluster has no database but 0")
+    node: Any = ClusterNode
+    return lambda: RedisCluster(startup_nodes=[node(*place) for place in nodes], **options)
+
+
+def _sentinel(
+    nodes: list[tuple[str, int]], service: str, options: dict[str, Any]
+) -> Callable[[], Client]:
+    """The master's client. User, password and database are the master's, not the Sentinels'."""
+    if not service:
+        raise _unusable("the name of its service is missing")
+    common = ("socket_", "ssl", "retry", "protocol")
+    to_sentinels = {name: value for name, value in options.items() if name.startswith(common)}
+    make: Any = Sentinel
+    master = make(nodes, sentinel_kwargs=to_sentinels).master_for(service, **options)
+    return lambda: master
+
+
+def _one_server(url: str, path: str) -> Client:
+    """The client of one server. What it cannot understand is told now, not at the first request."""
+    with _reading("its database"):
+        int(path.strip("/") or 0)
+    with _reading("its host, its port or one of its options"):
+        Redis.from_url(url, **_OPTIONS).connection_pool.make_connection()
+        return Redis.from_url(url, **_OPTIONS)
+
+
+def _host_and_port(text: str, usual_port: int) -> tuple[str, int]:
+    parts = urlsplit(f"//{text}")
+    if not parts.hostname:
+        raise ValueError
+    return parts.hostname, parts.port or usual_port
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (RedisError, TypeError, ValueError):  # they may quote the password
+        raise _unusable(f"{what} cannot be read") from None
+
+
+def _unusable(why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"IDEMPOTENCY_REDIS_URL cannot be used: {why}. Allowed are redis://user:password@host:port/0,"
+        " unix:///path?db=0, redis+cluster://host:port and"
+        " redis+sentinel://host:port/service/0; several hosts with commas between them; rediss in place"
+        " of redis for TLS; special characters in user and password are percent-encoded"
     )
 
 
-def _sentinel(url: str, options: dict[str, Any]) -> Client | None:
-    """The master of ``redis+sentinel://[user:password@]host:port[,host:port]/service[/db]``."""
-    credentials, _, hosts = urlsplit(url).netloc.rpartition("@")
-    service, _, database = urlsplit(url).path.strip("/").partition("/")
-    if not (hosts and service):
-        return None
-    username, _, password = credentials.partition(":")
-    nodes = []
-    for node in hosts.split(","):
-        host, _, port = node.partition(":")
-        nodes.append((host, int(port or 26379)))
-    login = {"username": username or None, "password": password or None, "db": int(database or 0)}
-    make: Any = Sentinel  # redis-py leaves it without types
-    return make(nodes, sentinel_kwargs=options, **options).master_for(service, **login, **options)
+def cause(error: Exception) -> str:
+    """An error of redis-py in words: its ``repr`` has none. And the cure, where the words lack it.
+
+    Redis quotes the arguments of a command that it does not know; HELLO's are a user and a password.
+    """
+    words = f"{type(error).__name__}: {error}".partition(", with args beginning with")[0]
+    if re.search("hello|noproto", words, re.IGNORECASE):
+        words += (
+            ". This server does not speak RESP 3: give protocol=2 to the redis-py client, or take"
+            " ?protocol=3 out of IDEMPOTENCY_REDIS_URL"
+        )
+    return words
 
 
 def _fingerprint(claim: Claim) -> str:

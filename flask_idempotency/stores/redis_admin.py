@@ -14,8 +14,14 @@ from heapq import nlargest
 from typing import Any
 
 from ..errors import IdempotencyError, StoreUnavailable
+<<<<<<< HEAD
 from .admin import Due, Finding, Group, Line, NothingToDo, StepLine, Waiting
 from .checks import reason, trial_claim
+=======
+from .admin import Due, Finding, Group, Line, NothingToDo, StepLine
+from .checks import trial_claim
+from .redis import cause
+>>>>>>> a2b7c29 (Redis addresses are understood whole, and old servers and proxies work)
 from .redis_records import NOW, RedisRecords, milliseconds
 
 _LINE = f"""{NOW}
@@ -133,7 +139,7 @@ class RedisAdmin:
             client.ping()
         except Exception as error:  # whatever the application's own client may raise
             remedy = "see that the server runs, and that its URL and password are right"
-            yield Finding("FAILED", "Redis", reason(error), remedy)
+            yield Finding("FAILED", "Redis", cause(error), remedy)
             return
         yield Finding("ok", "Redis", "answers")
         try:

@@ -12,6 +12,7 @@ while it is in progress: what was interrupted is not forgotten by the clock.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,13 @@ from typing import TYPE_CHECKING, Any
 from ..core.fingerprint import Fingerprint
 from ..core.records import Answer, Claim, Record, State
 from ..errors import LeaseLost, NotAtomic, StoreUnavailable
-from .redis import Client
+from .redis import Client, cause
 from .rows import legible, pairs_of
 
 if TYPE_CHECKING:
     from .redis_admin import RedisAdmin
+
+log = logging.getLogger("flask_idempotency")
 
 NOW = """
 local time = redis.call('TIME')
@@ -136,6 +139,7 @@ class RedisRecords:
                 return self.connected().execute_command(*command, NEVER_DECODE=True)
             except Exception as error:
                 if not another_try:
+                    log.error("Redis failed: %s", cause(error))
                     raise StoreUnavailable from error
         raise AssertionError("unreachable")
 

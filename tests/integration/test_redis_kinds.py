@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
+import ipaddress
+import select
+import socket
+import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import redis
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from redis.sentinel import Sentinel
 
 import servers
@@ -56,6 +69,86 @@ def sentinel(own_redis: Any) -> Iterator[Any]:
             where = ("127.0.0.1", own_redis.port)
             wait_until(lambda: Sentinel([("127.0.0.1", server.port)]).discover_master(MASTER) == where)
         yield server
+
+
+@pytest.fixture(scope="module")
+def old_redis() -> Iterator[Any]:
+    """Like a Redis before version 6: it does not know HELLO, with which RESP 3 begins."""
+    with servers.Redis(settings={"rename-command HELLO": ""}) as server:
+        yield server
+
+
+class TlsFront:
+    """Speaks TLS with clients, and passes on what they say to a server that does not.
+
+    ``told`` are two ports of five digits; the first becomes the second in what the server says.
+    """
+
+    def __init__(self, port: int, certificate: Path, told: tuple[int, int]) -> None:
+        self._server, self._told = port, [str(port).encode() for port in told]
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(certificate)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.trusted = f"ssl_ca_certs={certificate}&socket_timeout=2&socket_connect_timeout=2"
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                raw, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(raw,), daemon=True).start()
+
+    def _serve(self, raw: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            client = self._context.wrap_socket(raw, server_side=True)
+            server = socket.create_connection(("127.0.0.1", self._server))
+            with client, server:
+                while True:
+                    ready, _, _ = select.select([client, server], [], [])
+                    for source in ready:
+                        if not (data := source.recv(65536)):
+                            return
+                        if source is server:
+                            data = data.replace(*self._told)
+                        (client if source is server else server).sendall(data)
+
+
+@pytest.fixture
+def tls_front(tmp_path: Path) -> Iterator[Callable[..., TlsFront]]:
+    """Makes fronts with a certificate that only they know."""
+    certificate, fronts = tmp_path / "front.pem", []
+    certificate.write_bytes(self_signed())
+
+    def make(port: int, told: tuple[int, int] | None = None) -> TlsFront:
+        front = TlsFront(port, certificate, told or (port, 0))
+        if told is None:
+            front._told[1] = str(front.port).encode()
+        fronts.append(front)
+        return front
+
+    yield make
+    for front in fronts:
+        front.close()
+
+
+def self_signed() -> bytes:
+    """A key and a certificate for 127.0.0.1, of a minute."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), dt.datetime.now(dt.timezone.utc)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + dt.timedelta(minutes=10))
+        .add_extension(address, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+    return private + certificate.public_bytes(pem)
 
 
 def raw(client: Any, *command: str) -> str:
@@ -133,6 +226,69 @@ def sentinel_url(request: Any) -> Any:
     return {"IDEMPOTENCY_REDIS_URL": url}, {}, server
 
 
+# With a user and a password that mean something else in a URL, and as a URL must have them.
+USER, SECRET = "us:er@/", "p@ss:/w%rd#?"
+LOGIN = f"{quote(USER, safe='')}:{quote(SECRET, safe='')}"
+
+
+def with_user(server: Any) -> Any:
+    with redis.Redis.from_url(server.url) as client:
+        client.execute_command("ACL", "SETUSER", USER, "on", f">{SECRET}", "~*", "+@all")
+    return server
+
+
+def odd_password(request: Any) -> Any:
+    server = with_user(request.getfixturevalue("own_redis"))
+    url = f"redis://{LOGIN}@127.0.0.1:{server.port}/0"
+    return {"IDEMPOTENCY_REDIS_URL": url}, {}, server
+
+
+def odd_password_of_a_cluster(request: Any) -> Any:
+    """The first of its hosts does not answer."""
+    server = with_user(request.getfixturevalue("cluster"))
+    url = f"redis+cluster://{LOGIN}@127.0.0.1:{servers.free_port()},127.0.0.1:{server.port}/0"
+    return {"IDEMPOTENCY_REDIS_URL": f"{url}?socket_timeout=2"}, {}, server
+
+
+def odd_password_behind_a_sentinel(request: Any) -> Any:
+    server = with_user(request.getfixturevalue("own_redis"))
+    url = f"redis+sentinel://{LOGIN}@127.0.0.1:{request.getfixturevalue('sentinel').port}/{MASTER}"
+    return {"IDEMPOTENCY_REDIS_URL": f"{url}?socket_timeout=2"}, {}, server
+
+
+def tls(request: Any) -> Any:
+    server = with_user(request.getfixturevalue("own_redis"))
+    front = request.getfixturevalue("tls_front")(server.port)
+    url = f"rediss://{LOGIN}@127.0.0.1:{front.port}/0?{front.trusted}"
+    return {"IDEMPOTENCY_REDIS_URL": url}, {}, server
+
+
+def tls_cluster(request: Any) -> Any:
+    server = with_user(request.getfixturevalue("cluster"))
+    front = request.getfixturevalue("tls_front")(server.port)
+    url = f"rediss+cluster://{LOGIN}@127.0.0.1:{front.port}?{front.trusted}"
+    return {"IDEMPOTENCY_REDIS_URL": url}, {}, server
+
+
+def tls_sentinel(request: Any) -> Any:
+    server = with_user(request.getfixturevalue("own_redis"))
+    make_front = request.getfixturevalue("tls_front")
+    master = make_front(server.port)
+    front = make_front(request.getfixturevalue("sentinel").port, told=(server.port, master.port))
+    url = f"rediss+sentinel://{LOGIN}@127.0.0.1:{front.port}/{MASTER}?{front.trusted}"
+    return {"IDEMPOTENCY_REDIS_URL": url}, {}, server
+
+
+def without_hello(request: Any) -> Any:
+    server = request.getfixturevalue("old_redis")
+    return {"IDEMPOTENCY_REDIS_URL": server.url}, {}, server
+
+
+def resp2_client_without_hello(request: Any) -> Any:
+    server = request.getfixturevalue("old_redis")
+    return {}, {"redis": redis.Redis.from_url(server.url, protocol=2)}, server
+
+
 def sentinel_client(request: Any) -> Any:
     server, port = request.getfixturevalue("own_redis"), request.getfixturevalue("sentinel").port
     master = Sentinel([("127.0.0.1", port)]).master_for(MASTER, password=server.password)
@@ -151,6 +307,14 @@ KINDS = [
     decoding_cluster_client,
     sentinel_url,
     sentinel_client,
+    odd_password,
+    odd_password_of_a_cluster,
+    odd_password_behind_a_sentinel,
+    tls,
+    tls_cluster,
+    tls_sentinel,
+    without_hello,
+    resp2_client_without_hello,
 ]
 
 
@@ -161,7 +325,7 @@ def test_lock_and_marker_are_in_redis(
     config, init, server = kind(request)
     world = make_world(init=init, IDEMPOTENCY_REDIS_PREFIX=f"{kind.__name__}:", **config)
     database = 3 if kind is another_database else 0
-    behind = redis.Redis(port=server.port, password=server.password, db=database)
+    behind = redis.Redis(port=server.port, password=server.password, db=database, protocol=2)
     during: list[bytes | None] = []
 
     def held() -> list[bytes | None]:
@@ -206,3 +370,36 @@ def test_dead_sentinels_hold_no_request_up(make_world: Any, request: Any, *, ali
     started = time.monotonic()
     assert world.post().status_code == 201
     assert time.monotonic() - started < 1.5, "a time-out each, and nothing is asked twice"
+
+
+def test_a_client_that_speaks_resp_3_to_an_old_server_is_told_what_is_wrong(
+    make_world: Any, request: Any, caplog: Any
+) -> None:
+    server = request.getfixturevalue("old_redis")
+    world = make_world(init={"redis": redis.Redis.from_url(server.url, protocol=3)})
+
+    @world.app.post("/payments")
+    @idempotent
+    def pay() -> Any:
+        return {"paid": 1}, 201
+
+    assert [world.post().status_code for _ in range(2)] == [201, 201]
+    assert "Redis failed" in caplog.text
+    assert "give protocol=2 to the redis-py client" in caplog.text
+    assert server.password not in caplog.text
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused(
+    make_world: Any, request: Any, caplog: Any
+) -> None:
+    config, _, _ = tls(request)
+    world = make_world(IDEMPOTENCY_REDIS_URL=config["IDEMPOTENCY_REDIS_URL"].partition("?")[0])
+
+    @world.app.post("/payments")
+    @idempotent
+    def pay() -> Any:
+        return {"paid": 1}, 201
+
+    assert world.post().status_code == 201
+    assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
+    assert SECRET not in caplog.text
