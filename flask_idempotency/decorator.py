@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from flask import views
@@ -43,7 +43,15 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
     if view is not None and not callable(view):
         raise ConfigurationError("@idempotent takes a view, or options by name")
     route = read_options(cast("RouteOptions", options))
-    return _decorated(view, route) if view is not None else lambda view: _decorated(view, route)
+    if view is not None:
+        return _decorated(view, route)
+    decorator = partial(_decorated, route=route)
+    setattr(decorator, ROUTE, route)
+    return decorator
+
+
+# For Flask-RESTful's method_decorators, which are put around a method when it is called.
+setattr(idempotent, ROUTE, Route())
 
 
 def _decorated(view: View, route: Route) -> View:

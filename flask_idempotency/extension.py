@@ -199,7 +199,7 @@ class Idempotency:
         is given is registered.
 
         Raises ``ConfigurationError`` for anything else, for a view with ``@idempotent`` of its own, and
-        for a call that comes too late. `flask idempotency check` tells of what is not there.
+        for a call that comes too late. What is not there fails ``flask idempotency check``.
         """
         if isinstance(target, str):
             self._refuse_late("exempt", target, target in self._protections.exempt_endpoints)

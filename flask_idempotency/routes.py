@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -107,11 +107,20 @@ def is_open(view: Any, method: str) -> bool:
 
 
 def facets(view: Any, *methods: str) -> tuple[Any, ...]:
-    """The view function, and for a class-based view its class and the methods' functions."""
+    """The view function, and for a class-based view its class and what it does with the methods."""
     view_class = getattr(view, "view_class", None)
     if view_class is None:
         return (view,)
-    return view, view_class, *(getattr(view_class, method.lower(), None) for method in methods)
+    functions = (getattr(view_class, method.lower(), None) for method in methods)
+    return view, view_class, *functions, *_method_decorators(view_class, methods)
+
+
+def _method_decorators(view_class: Any, methods: tuple[str, ...]) -> Iterator[Any]:
+    """Those of Flask-RESTful and Flask-RESTX, put around a method when it is called."""
+    decorators = getattr(view_class, "method_decorators", ())
+    if not isinstance(decorators, Mapping):
+        return iter(decorators)
+    return (each for method in methods for each in decorators.get(method.lower(), ()))
 
 
 def note_decorated(view: Any) -> None:

@@ -56,6 +56,9 @@ def create_app() -> Flask:
     app.register_blueprint(outcomes_blueprint(), url_prefix="/keys")
     add_idempotency({"openapi": "3.1.0"}, app, prefix="/api")
     idempotency.protect(bp, ttl=timedelta(days=2), required=False)
+    idempotency.protect(app, methods=["POST"], skip=lambda request: request.path == "/admin")
+    assert_type(idempotency.exempt(bp), Blueprint)
+    assert_type(idempotency.exempt("shop.search"), str)
     return app
 
 

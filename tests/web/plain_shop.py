@@ -51,8 +51,8 @@ class Shop:
         assert (first.status_code, again.status_code) == (201, 201)
         return "Idempotent-Replayed" in again.headers
 
-    def protected_methods(self, path: str) -> set[str]:
-        return {method for method in MUTATING if self.is_protected(path, method)}
+    def protected_methods(self, path: str, *methods: str) -> set[str]:
+        return {method for method in methods or MUTATING if self.is_protected(path, method)}
 
     def assert_refused(
         self, endpoint: str = "pay", path: str = "/payments", method: str = "POST"
