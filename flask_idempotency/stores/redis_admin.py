@@ -14,14 +14,9 @@ from heapq import nlargest
 from typing import Any
 
 from ..errors import IdempotencyError, StoreUnavailable
-<<<<<<< HEAD
 from .admin import Due, Finding, Group, Line, NothingToDo, StepLine, Waiting
-from .checks import reason, trial_claim
-=======
-from .admin import Due, Finding, Group, Line, NothingToDo, StepLine
 from .checks import trial_claim
 from .redis import cause
->>>>>>> a2b7c29 (Redis addresses are understood whole, and old servers and proxies work)
 from .redis_records import NOW, RedisRecords, milliseconds
 
 _LINE = f"""{NOW}
