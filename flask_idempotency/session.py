@@ -108,8 +108,10 @@ def prove(db: SQLAlchemy, running: Running, table: Table) -> None:
         running.sessions.pop(session, None)
     if not joined:
         raise ConfigurationError(
-            "db.session does not join the operation's transaction: something replaced its class or"
-            " its get_bind(), so a view's writes would not be protected"
+            "db.session does not join the operation's transaction, so a view's writes would not be"
+            " protected: something replaced its class, or its get_bind() chooses another engine. A"
+            " get_bind() of your own, such as one that sends reads to a replica, must return what"
+            " super().get_bind() returns while current_operation is there"
         )
 
 

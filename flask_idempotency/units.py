@@ -109,7 +109,10 @@ class StandIn(PoolProxiedConnection):
         if name.startswith("__"):
             raise AttributeError(name)
         if name.startswith("tpc_"):
-            self._there().refuse("the view began a transaction in two phases (twophase=True)")
+            self._there().refuse(
+                "the view began a transaction in two phases (twophase=True), but the operation commits"
+                " in one: leave twophase=True out of the session's options"
+            )
         return getattr(self._there().fairy, name)
 
     def _there(self) -> Units:

@@ -339,6 +339,18 @@ def a_connection_of_the_sessions_bind_that_writes(world):
 
 
 @family()
+def what_the_sessions_bind_tells(world):
+    world.pay(1)
+    world.commit()
+    bind = world.session.get_bind()
+    world.note([bind.name, bind.driver, bind.url.get_backend_name(), bind.url.username])
+    world.note([bind.url.port == world.engine.url.port, bind.url.database == world.engine.url.database])
+    world.note([isinstance(bind, sa.Engine), bind.dialect is world.engine.dialect])
+    world.note([bind.pool is world.engine.pool, repr(bind) == repr(world.engine)])
+    world.note(sa.inspect(bind).has_table("payment"))
+
+
+@family()
 def a_connection_of_the_engine_that_writes(world):
     world.pay(1)
     with world.engine.begin() as connection:

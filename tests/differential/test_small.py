@@ -384,7 +384,11 @@ def a_session_that_does_not_begin_by_itself(world):
         world.note(world.session.query(world.Account).count())
 
 
-@family(session_options={"twophase": True}, status=None, expect=Refused(write=500))
+@family(
+    session_options={"twophase": True},
+    status=None,
+    expect=Refused("leave twophase=True out", write=500),
+)
 def a_session_of_two_phases(world):
     world.pay(1)
     world.commit()

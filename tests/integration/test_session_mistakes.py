@@ -6,10 +6,13 @@ from contextlib import suppress
 
 import pytest
 import sqlalchemy as sa
-from flask import request
+from flask import current_app, request
+from flask_sqlalchemy import SQLAlchemy
+from flask_sqlalchemy.session import Session as FlaskSession
 from psycopg2 import extensions
 from psycopg2.extras import execute_values
 from sqlalchemy.orm import sessionmaker
+from sqlalchemy.sql.dml import UpdateBase
 
 from flask_idempotency import ConfigurationError, NotAtomic, current_operation, idempotent
 
@@ -320,6 +323,44 @@ def test_a_session_that_cannot_join_is_refused_before_the_first_view_runs(world,
     with pytest.raises(ConfigurationError, match="does not join"):
         world.post()
     assert ran == []
+
+
+@pytest.mark.parametrize("cured", [False, True])
+def test_a_session_that_reads_from_a_replica_is_refused_with_the_cure(make_world, postgres, cured):
+    class Routing(FlaskSession):
+        """As SQLAlchemy's documentation has it, and with the cure that the error names."""
+
+        def get_bind(self, mapper=None, *, clause=None, **kwargs):
+            if self._flushing or isinstance(clause, UpdateBase) or (cured and current_operation):
+                return super().get_bind(mapper, clause=clause, **kwargs)
+            return current_app.extensions["sqlalchemy"].engines["replica"]
+
+    replica = postgres.database("replica")  # nothing of the primary ever arrives in it
+    db = SQLAlchemy(session_options={"class_": Routing})
+    world = make_world(db=db, SQLALCHEMY_BINDS={"replica": replica})
+    with world.app.app_context(), world.db.engines["replica"].begin() as connection:
+        connection.execute(sa.text("create table payment (id int, amount int, note text)"))
+
+    @world.app.get("/payments")
+    def count():
+        return {"count": world.db.session.query(world.Payment).count()}
+
+    @world.app.post("/payments")
+    @idempotent
+    def pay():
+        payment = world.Payment(amount=1)
+        world.db.session.add(payment)
+        world.db.session.commit()
+        return {"id": payment.id, **count()}, 201
+
+    world.app.testing = True
+    if cured:
+        assert [world.post().json for _ in range(2)] == [{"id": 1, "count": 1}] * 2
+    else:
+        with pytest.raises(ConfigurationError, match=r"return what super\(\).get_bind\(\) returns"):
+            world.post()
+    assert world.client.get("/payments").json == {"count": 0}
+    assert world.count() == cured
 
 
 def test_a_session_class_replaced_later_is_refused_too(world, view):
