@@ -158,24 +158,26 @@ class Hooks:
 
             @wraps(view)
             async def async_envelope(*args: Any, **kwargs: Any) -> Any:
-                request_state().is_dispatched = True
+                now = request_state()
+                now.is_dispatched = True
                 try:
                     result = await view(*args, **kwargs)
                 except BaseException as error:
                     return await asyncio.to_thread(self._answer, error)
-                return self._after_view(result)
+                return self._after_view(now, result)
 
             envelope: Any = async_envelope
         else:
 
             @wraps(view)
             def sync_envelope(*args: Any, **kwargs: Any) -> Any:
-                request_state().is_dispatched = True
+                now = request_state()
+                now.is_dispatched = True
                 try:
                     result = view(*args, **kwargs)
                 except BaseException as error:
                     return self._answer(error)
-                return self._after_view(result)
+                return self._after_view(now, result)
 
             envelope = sync_envelope
         setattr(envelope, _ENVELOPE, True)
@@ -186,6 +188,9 @@ class Hooks:
         try:
             return self._answer_view(error)
         except Problem as problem:
+            request_state().problem = (
+                problem  # no attempt has seen that of run(), or of the view itself
+            )
             return handle_problem(self._state.app, problem)
 
     def _answer_view(self, error: BaseException) -> Any:
@@ -199,9 +204,8 @@ class Hooks:
             raised.give_up()
         raise error
 
-    def _after_view(self, result: Any) -> Any:
+    def _after_view(self, now: RequestState, result: Any) -> Any:
         """What came out above the view's decorators."""
-        now = request_state()
         if now.raised is not None:
             return self._after_error(now, now.raised, result)
         if now.response is not None and now.response is not result:
@@ -259,8 +263,7 @@ class Hooks:
     def answer(self, error: IdempotencyError) -> ResponseReturnValue:
         """A problem's answer; other errors of ours are the application's mistakes, a plain 500."""
         if isinstance(error, Problem):
-            now = request_state()
-            now.problem = now.problem or error  # run() in a view raises some that no attempt has seen
+            request_state().problem = error  # it may come from a function before the view
             return problem_response(self._state.app, error, self._state.settings)
         raise error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from contextlib import suppress
 
 import pytest
 import sqlalchemy as sa
@@ -18,6 +19,7 @@ from flask_idempotency import (
     RequestInProgress,
     TransactionConflict,
     idempotent,
+    operation_rejected,
 )
 
 
@@ -114,6 +116,33 @@ def test_a_problem_that_run_raises_in_any_view_is_the_response(shop, assert_prob
     shop.register()
     assert shop.post("/invoices/1", key=None, method=method).json == {}
     assert_problem(shop.post("/invoices/2", key=None, method=method), 422, "key-reused")
+
+
+def test_a_problem_of_an_unprotected_view_is_marked_and_signalled_in_the_applications_form_too(shop):
+    heard = []
+
+    def refuse():
+        raise RequestInProgress(retry_after=3)
+
+    shop.app.register_error_handler(Problem, saying("app"))
+    shop.app.post("/invoices")(refuse)
+    with operation_rejected.connected_to(lambda app, event: heard.append(event.problem), shop.app):
+        refused = shop.post("/invoices", key=None)
+    assert refused.json == {"by": "app", "type": "request-in-progress"}
+    assert (refused.headers["Retry-After"], refused.headers["Cache-Control"]) == ("3", "no-store")
+    assert heard == ["request-in-progress"]
+
+
+def test_a_problem_that_a_view_caught_is_not_the_one_it_raises(shop, assert_problem):
+    protected = idempotent(dict)
+
+    @shop.app.post("/invoices")
+    def refuse():
+        with suppress(KeyRequired):
+            protected()
+        raise RequestInProgress(retry_after=3)
+
+    assert_problem(shop.post("/invoices", key=None), 409, "request-in-progress", retry=True)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
