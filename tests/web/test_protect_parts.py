@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import io
 import weakref
 
 import pytest
@@ -70,15 +71,26 @@ def test_skip_lets_a_request_pass_as_if_it_were_not_protected(shop):
     assert len(asked) == 7, "not for a method that is not protected"
 
 
-def test_skip_is_asked_before_the_body_is_read(shop):
+def test_of_a_request_that_skip_lets_pass_the_body_is_left_to_the_view(shop):
+    body = io.BytesIO(b"a film")
     shop.idempotency.protect(shop.app, skip=lambda _request: True)
 
     @shop.app.post("/upload")
     def upload():
-        return request.stream.read(), 201
+        return {"read_before": body.tell(), "film": request.stream.read().decode()}
 
-    headers = {"Idempotency-Key": "key-1"}
-    assert shop.app.test_client().post("/upload", data=b"a film", headers=headers).data == b"a film"
+    answer = shop.app.test_client().post(
+        "/upload",
+        headers={"Idempotency-Key": "key-1"},
+        environ_overrides={"wsgi.input": body, "CONTENT_LENGTH": "6"},
+    )
+    assert answer.json == {"read_before": 0, "film": "a film"}
+
+
+def test_skip_lets_a_natural_key_be(shop):
+    shop.idempotency.protect(shop.app, skip=lambda _request: True, key=lambda: "order-1")
+    shop.add("/payments")
+    assert not shop.is_protected("/payments")
 
 
 def test_skip_is_not_asked_for_a_view_with_options_of_its_own(shop):

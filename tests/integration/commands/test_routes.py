@@ -154,8 +154,7 @@ def test_without_such_routes_it_says_so(shop):
 
 def test_what_a_terminal_would_obey_is_escaped(shop):
     shop.add("\x1b[31mred\u202e", idempotent(name="a\nb")(pay))
-    shop.add("wrong\x1b", pay)
-    idempotent(pay)
+    shop.add("hidden\x1b[2J", nameless(idempotent(pay)))
     shop.idempotency.exempt("\x1b[2Jgone")
     outputs = [shop.run("routes").output, shop.run("routes", "--json").output, shop.run("check").output]
     for output in outputs:
@@ -163,6 +162,7 @@ def test_what_a_terminal_would_obey_is_escaped(shop):
         assert "\u202e" not in output
     assert r"name=a\nb" in outputs[0]
     assert r"\x1b[31mred\u202e" in outputs[0]
+    assert r"hides it at hidden\x1b[2J" in outputs[2]
     assert r"\x1b[2Jgone" in outputs[2]
 
 
