@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core.fingerprint import Fingerprint
 from ..core.records import Answer, Claim, Record, State
@@ -33,8 +33,30 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 """
 
-# -> the server's time in milliseconds, and all fields with their values
-LOOK = NOW + "return {now, redis.call('HGETALL', KEYS[1])}"
+_FIELDS = "name", "state", "version", "digest", "attempt", "owner", "lease", "status", "headers", "body"
+# -> the server's time in milliseconds, and the values of these fields: not those of the steps
+LOOK = NOW + f"return {{now, redis.call('HMGET', KEYS[1], {str(_FIELDS)[1:-1]})}}"
+
+# -> name, length and end of each finished step
+STEPS = """
+local found = {}
+for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
+  if string.sub(field, 1, 5) == 'step:' then
+    local name = string.sub(field, 6)
+    local size = #redis.call('HGET', KEYS[1], field)
+    found[#found + 1] = {name, size, redis.call('HGET', KEYS[1], 'end:' .. name)}
+  end
+end
+return found"""
+
+_RESULTS = "return redis.call('HMGET', KEYS[1], unpack(ARGV))"
+
+AT_ONCE_BYTES = 1024 * 1024
+"""How much of the steps' results is fetched at once. Tens of megabytes take a server longer than its
+client waits."""
+
+AT_ONCE = 1000
+"""For how many records, or steps, the server is asked at once: some milliseconds of its time."""
 
 _BEGIN = """
 redis.call('HSET', KEYS[1], 'state', 'in_progress', 'owner', ARGV[1], 'name', ARGV[2],
@@ -95,6 +117,8 @@ redis.call('HDEL', KEYS[1], 'lease')
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 1"""
 
+T = TypeVar("T")
+
 
 class RedisRecords:
     """Records in Redis. ``client`` is called once, at the first use."""
@@ -114,8 +138,9 @@ class RedisRecords:
 
     def look(self, key: bytes) -> Record | None:
         """The record."""
-        now, fields = self.run(LOOK, key)
-        return _record(key, int(now), dict(zip(fields[::2], fields[1::2], strict=True)))
+        now, values = self.run(LOOK, key)
+        fields = zip(_FIELDS, values, strict=True)
+        return _record(key, int(now), {name: value for name, value in fields if value is not None})
 
     def claim(self, claim: Claim) -> RedisLease | None:
         """Insert the record, if it is not there."""
@@ -133,15 +158,22 @@ class RedisRecords:
 
         Raises ``StoreUnavailable`` whatever goes wrong; it may have been carried out all the same.
         """
-        for another_try in (True, False):
-            try:
-                command = "EVAL", script, 1, self.prefix + key.hex(), *arguments
-                return self.connected().execute_command(*command, NEVER_DECODE=True)
-            except Exception as error:
-                if not another_try:
-                    log.error("Redis failed: %s", cause(error))
-                    raise StoreUnavailable from error
-        raise AssertionError("unreachable")
+        command = self._command(script, key, *arguments)
+        return _twice(lambda: self.connected().execute_command(*command, NEVER_DECODE=True))
+
+    def run_for_each(self, script: str, keys: Sequence[bytes]) -> list[Any]:
+        """The replies of a script that only reads, for each of the keys, in one round trip."""
+
+        def replies() -> list[Any]:
+            with self.connected().pipeline(transaction=False) as pipeline:
+                for key in keys:
+                    pipeline.execute_command(*self._command(script, key), NEVER_DECODE=True)
+                return list(pipeline.execute())
+
+        return _twice(replies)
+
+    def _command(self, script: str, key: bytes, *arguments: Any) -> tuple[Any, ...]:
+        return "EVAL", script, 1, self.prefix + key.hex(), *arguments
 
     def connected(self) -> Client:
         """The client. Raises what making it does."""
@@ -193,9 +225,12 @@ class RedisLease:
 
     def steps(self) -> dict[str, bytes]:
         """The results of the finished steps."""
-        _, fields = self._records.run(LOOK, self._claim.key)
-        pairs = zip(fields[::2], fields[1::2], strict=True)
-        return {name[5:].decode(): value for name, value in pairs if name.startswith(b"step:")}
+        found: dict[str, bytes] = {}
+        for names in _batches(self._records.run(STEPS, self._claim.key)):
+            fields = [b"step:" + name for name in names]
+            results = self._records.run(_RESULTS, self._claim.key, *fields)
+            found.update(zip([name.decode() for name in names], results, strict=True))
+        return found
 
     def record(self, step: str, result: bytes) -> None:
         """Record a finished step and renew the lease."""
@@ -213,22 +248,46 @@ class RedisLease:
             raise LeaseLost
 
 
-def _record(key: bytes, now: int, fields: dict[bytes, bytes]) -> Record | None:
+def _twice(ask: Callable[[], T]) -> T:
+    with suppress(Exception):
+        return ask()
+    try:
+        return ask()
+    except Exception as error:
+        log.error("Redis failed: %s", cause(error))
+        raise StoreUnavailable from error
+
+
+def _batches(steps: Iterable[tuple[bytes, int, bytes]]) -> Iterator[list[bytes]]:
+    """The names of steps whose results may be fetched together."""
+    names: list[bytes] = []
+    size = 0
+    for name, length, _end in steps:
+        if names and (len(names) == AT_ONCE or size + length > AT_ONCE_BYTES):
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += length
+    if names:
+        yield names
+
+
+def _record(key: bytes, now: int, fields: dict[str, bytes]) -> Record | None:
     """Raises ``RecordBroken``."""
     if not fields:
         return None
     with legible():
-        lease, answer = fields.get(b"lease"), None
-        if b"status" in fields:
-            pairs = pairs_of(fields.get(b"headers"))
-            answer = Answer(int(fields[b"status"]), pairs, fields.get(b"body"))
+        lease, answer = fields.get("lease"), None
+        if "status" in fields:
+            pairs = pairs_of(fields.get("headers"))
+            answer = Answer(int(fields["status"]), pairs, fields.get("body"))
         return Record(
             key,
-            fields[b"name"].decode(),
-            State(fields[b"state"].decode()),
-            Fingerprint(int(fields[b"version"]), fields[b"digest"]),
-            int(fields[b"attempt"]),
-            fields[b"owner"].decode(),
+            fields["name"].decode(),
+            State(fields["state"].decode()),
+            Fingerprint(int(fields["version"]), fields["digest"]),
+            int(fields["attempt"]),
+            fields["owner"].decode(),
             lease_left=None if lease is None else (float(lease) - now) / 1000,
             answer=answer,
         )
