@@ -6,7 +6,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +52,16 @@ class WriteRoute:
 def write_routes(state: AppState) -> Iterator[WriteRoute]:
     """Every route that changes something, in the order of the application's URL map."""
     for rule in state.app.url_map.iter_rules():
-        together: dict[tuple[Route | None, bool], list[str]] = defaultdict(list)
+        rows: list[WriteRoute] = []
         for method in sorted((rule.methods or set()) - SAFE_METHODS):
             route = route_of(state, rule.endpoint, method)
             hidden = hidden_route(state, rule.endpoint, method) if route is None else None
-            together[route or hidden, hidden is not None].append(method)
-        for (route, is_hidden), methods in together.items():
-            yield WriteRoute(rule.endpoint, methods, rule.rule, route, is_hidden)
+            row = WriteRoute(rule.endpoint, [], rule.rule, route or hidden, hidden is not None)
+            same = next((each for each in rows if replace(each, methods=[]) == row), None)
+            if same is None:
+                rows.append(same := row)
+            same.methods.append(method)
+        yield from rows
 
 
 @cli.command("routes")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -145,6 +146,28 @@ def test_a_request_changes_nothing_about_the_list(shop):
     for path in "/pay", "/own":
         assert shop.app.test_client().post(path, headers={"Idempotency-Key": "a"}).status_code == 201
     assert shop.listed() == before
+
+
+@dataclass
+class Tenant:
+    """A callable that is not hashable."""
+
+    name: str
+
+    def __call__(self) -> str:
+        return self.name
+
+
+def test_methods_with_the_same_options_share_a_line(shop):
+    class Each(MethodView):
+        post = idempotent(scope=Tenant("a"))(pay)
+        patch = idempotent(scope=Tenant("a"))(pay)
+        put = idempotent(scope=Tenant("b"))(pay)
+
+    shop.app.add_url_rule("/each", view_func=Each.as_view("each"))
+    rows = shop.listed()
+    assert list(rows) == ["each PATCH+POST", "each PUT"]
+    assert rows["each PUT"]["scope"] == f"{__name__}.Tenant"
 
 
 def test_without_such_routes_it_says_so(shop):
