@@ -222,6 +222,7 @@ def _decide(
             if route.authorize_replay and not route.authorize_replay(operation):
                 raise ReplayForbidden
             response = http.replay(state.app, answer, settings)
+            now.is_replay = True
             event = Event(operation.name, attempt, answer.status)
             send(operation_replayed, state.app, event)
             return response

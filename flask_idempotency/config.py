@@ -152,7 +152,7 @@ SETTINGS = (
             " `response-not-kept`."),
     Setting("UNSTORED_HEADERS", (), _header_names, "a list of header names",
             "Response headers that are never stored, beside `Set-Cookie`, `Date`, `Server`,"
-            " `Content-Length` and the hop-by-hop headers."),
+            " `Content-Length`, the mark of a replay and the hop-by-hop headers."),
     Setting("TABLE", "idempotency_record", _matching(r"[A-Za-z_][A-Za-z0-9_]{0,57}"),
             "an SQL name of up to 58 ASCII letters, digits and underscores",
             "Name of the table. That of its steps has `_step` behind it."),
@@ -222,6 +222,7 @@ def read_settings(config: Mapping[str, Any], *, redis_given: bool) -> Settings:
         value = config.get(name, setting.default)
         values[setting.name.lower()] = checked(name, value, setting.read, setting.allowed)
     redis_given = redis_given or bool(values["redis_url"])
+    values["unstored_headers"] |= {values["replayed_header"].lower()}
     values["store"] = values["store"] or ("hybrid" if redis_given else "postgres")
     if values["store"] in ("hybrid", "redis") and not redis_given:
         raise ConfigurationError(

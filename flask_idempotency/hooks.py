@@ -5,7 +5,7 @@
   after the application's own functions, whose counterparts after the request rely on them. Only a
   request of ``resume`` that has come to the wrong place ends here: that may have nothing of ours
   around its view.
-* ``after_request``: problems are not cached; receivers hear of them.
+* ``after_request``: problems and replays are not cached; receivers hear of them.
 * ``teardown_request``: whatever did not finish is rolled back and released, also when the worker is
   told to exit in the middle of a view.
 """
@@ -104,16 +104,17 @@ class Hooks:
         return None
 
     def after(self, response: Response) -> Response:
-        """End an operation that waited for this; mark a problem as not to be cached."""
+        """End an operation that waited for this; mark a replay or a problem as not to be cached."""
         now = known_state()
         if now is None:
             return response
         if now.waiting is not None:
             response = self._finish(now, response)
-        if now.problem is None:
-            return response
         problem = now.problem
-        response.headers.setdefault("Cache-Control", "no-store")
+        if problem is not None or now.is_replay:
+            response.headers.setdefault("Cache-Control", "no-store")
+        if problem is None:
+            return response
         if problem.retry_after is not None:
             response.headers.setdefault("Retry-After", str(problem.retry_after))
         event = Event(now.name, status=response.status_code, problem=problem.type, error=problem)

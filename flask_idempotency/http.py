@@ -18,13 +18,14 @@ from werkzeug.exceptions import (
     LengthRequired,
     RequestEntityTooLarge,
 )
+from werkzeug.http import HTTP_STATUS_CODES
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
 
 from . import flashes
 from .config import Settings
 from .core import fingerprint as fp
 from .core.keys import parse_key
-from .core.policy import POINTERS, storable
+from .core.policy import POINTERS, REASON, reason_in, storable
 from .core.records import Answer
 from .errors import (
     BodyIncomplete,
@@ -186,16 +187,21 @@ def packed(request: Request, route: Route, settings: Settings, form_key: str | N
 def capture(response: Response, settings: Settings) -> Answer:
     """The answer to store. Reads a generator's body to its end; the response keeps what it gave.
 
-    Raises ``IdempotencyError`` for a status that no client understands.
+    Only a replay is marked as one: a mark that the view has passed on from elsewhere is taken off. Raises
+    ``IdempotencyError`` for a status that no client understands.
     """
     if not 100 <= response.status_code <= 599:
         raise IdempotencyError(
             f"the view answered with the status {response.status_code}; allowed: 100 to 599"
         )
     response.direct_passthrough = False
+    response.headers.remove(settings.replayed_header)
     body = response.get_data()
     too_large = len(body) > settings.max_response_bytes
     headers = storable(response.headers.items(), settings.unstored_headers) + flashes.stored()
+    _, _, reason = response.status.partition(" ")
+    if reason != HTTP_STATUS_CODES.get(response.status_code, "Unknown").upper():
+        headers += ((REASON, reason),)
     return Answer(response.status_code, headers, None if too_large else body)
 
 
@@ -206,6 +212,8 @@ def replay(app: Flask, answer: Answer, settings: Settings) -> Response:
     if answer.body is None:
         raise ResponseNotKept(headers=tuple(h for h in headers if h[0].lower() in POINTERS))
     response = app.response_class(answer.body, status=answer.status)
+    if reason := reason_in(answer.headers or ()):
+        response.status = f"{answer.status} {reason}"
     response.headers = Headers(headers)
     flashes.flash_again(answer.headers or ())
     response.headers[settings.replayed_header] = "true"

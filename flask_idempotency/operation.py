@@ -208,6 +208,7 @@ class RequestState:
         self.raised: Waiting | None = None  # whose view's error is on its way up
         self.clean_up: Callable[[], None] | None = None  # rolls back what is still open
         self.problem: Problem | None = None
+        self.is_replay = False  # the answer is a stored one
         self.field: FormKey | None = None  # where the key comes from a form
         self.flashes: list[tuple[str, Any]] = []
         self.resuming: Resuming | None = None

@@ -48,11 +48,11 @@ def run(
     if not state.settings.enabled:
         return function(*args)
     now = request_state()
-    now.flashes, problem = [], now.problem
+    now.flashes, before = [], (now.problem, now.is_replay)
     try:
         return _run(state, route, now, function, args, scope, key, payload)
     finally:
-        now.problem = problem  # what happens here is not yet the request's answer
+        now.problem, now.is_replay = before  # what happens here is not yet the request's answer
 
 
 def _run(

@@ -14,9 +14,13 @@ NOT_KEPT = frozenset({401, 403, 408, 425, 429})
 FLASHES = "flask-idempotency-flashes"
 """The name of the line among stored headers that holds what the view flashed. It is never sent."""
 
+REASON = "flask-idempotency-reason"
+"""The name of the line that holds a reason phrase of the view's own. It is sent in the status line."""
+
 NEVER_STORED = frozenset(
     {
         "set-cookie",  # would hand one visitor's session to whoever retries
+        "set-cookie2",
         "date",
         "server",
         # Hop by hop, RFC 9110 section 7.6.1: true of one connection only.
@@ -31,6 +35,7 @@ NEVER_STORED = frozenset(
         "transfer-encoding",
         "upgrade",
         FLASHES,  # no view may put words into the session of whoever retries
+        REASON,
         # Follows from the body, and would be wrong for a replay to a HEAD or a changed server.
         "content-length",
     }
@@ -92,16 +97,26 @@ def is_kept(status: int) -> bool:
 def storable(headers: Iterable[tuple[str, str]], unstored: Collection[str]) -> Headers:
     """The headers that may be stored, and be sent when somebody else may have stored them.
 
-    All but :data:`NEVER_STORED`, ``unstored`` (lower case), and what no HTTP message can carry.
+    All but :data:`NEVER_STORED`, ``unstored`` (lower case), what ``Connection`` names, which is hop by hop
+    too, and what no HTTP message can carry.
     """
+    lines = [(name.lower(), name, value) for name, value in headers]
+    hops = [value.lower().split(",") for lower, _, value in lines if lower == "connection"]
+    named = {option.strip() for options in hops for option in options}
     return tuple(
         (name, value)
-        for name, value in headers
-        if name.lower() not in NEVER_STORED
-        and name.lower() not in unstored
+        for lower, name, value in lines
+        if lower not in NEVER_STORED
+        and lower not in unstored
+        and lower not in named
         and _NAME.fullmatch(name)
         and _VALUE.fullmatch(value)
     )
+
+
+def reason_in(headers: Headers) -> str:
+    """The reason phrase of the view's own among stored headers; an empty text without one."""
+    return next((text for name, text in headers if name == REASON and _VALUE.fullmatch(text)), "")
 
 
 class Pace:

@@ -54,6 +54,9 @@ VIEWS = {
     "empty": lambda: ("", 204),
     "empty with a type": lambda: Response(b"", 201, content_type="application/json"),
     "status only": lambda: ({}, 418),
+    "a phrase of its own": lambda: ({}, "418 I am a pot"),
+    "a status that nobody knows": lambda: Response(status="299 Fine"),
+    "a status without a phrase": lambda: Response(status=299),
     "dict": lambda: {"id": 1},
     "list": lambda: [1, 2],
     "generator": lambda: stream_with_context(streamed()),
@@ -98,13 +101,16 @@ def test_several_headers_of_one_name_stay_several(world, answers):
 NEVER_REPLAYED = {
     "Date": "Thu, 01 Jan 1970 00:00:00 GMT",
     "Server": "somebody",
-    "Connection": "close",
+    "Connection": "close, X-Hop ,X-HOP-2",
+    "X-Hop": "canary",
+    "x-hop-2": "canary",
     "Keep-Alive": "timeout=5",
     "Proxy-Authenticate": "Basic",
     "TE": "trailers",
     "Trailer": "X-Sum",
     "Transfer-Encoding": "chunked",
     "Upgrade": "h2c",
+    "Set-Cookie2": "session=canary",
 }
 
 
@@ -126,6 +132,61 @@ def test_what_is_true_of_one_message_only_is_never_stored(world):
     assert replay.headers["ETag"] == '"1"'
     assert replay.headers["Content-Length"] == str(len(replay.data))
     assert [name for name, _ in world.records()[0].headers] == ["Content-Type", "ETag"]
+
+
+@pytest.mark.parametrize("name", ["Idempotent-Replayed", "X-Again"])
+def test_only_a_replay_says_that_it_is_one(make_world, name):
+    """Not an answer that a view has passed on from another API, which may use the same header."""
+    world = make_world(IDEMPOTENCY_REPLAYED_HEADER=name)
+
+    @world.app.post("/answer/<int:status>")
+    @idempotent
+    def answer(status):
+        return "", status, [(name.upper(), "true"), (name, "false"), ("X-Other", "1")]
+
+    for status in 201, 503:
+        assert name not in world.post(f"/answer/{status}").headers
+    replay = world.post("/answer/201")
+    assert replay.headers.getlist(name) == ["true"]
+    assert replay.headers["X-Other"] == "1"
+    assert name.title() not in str(world.records()[0].headers).title()
+
+
+def test_a_replay_is_not_to_be_cached_unless_the_first_answer_says_more(world):
+    """Whether a cache may keep the first answer is for its view to say; a replay is for one client."""
+
+    @world.app.post("/answer/<path:says>")
+    @idempotent
+    def answer(says):
+        return "", 200, {} if says == "nothing" else {"cache-control": says}
+
+    @world.app.after_request
+    def say_something(response):
+        if request.args:
+            response.headers.setdefault("Cache-Control", "private")
+        return response
+
+    for says in "nothing", "public, max-age=60":
+        first, replay = (world.post(f"/answer/{says}", key=says[:1]) for _ in range(2))
+        told = None if says == "nothing" else says
+        assert first.headers.get("Cache-Control") == told
+        assert replay.headers.getlist("Cache-Control") == [told or "no-store"]
+    first, replay = (world.post("/answer/nothing?after", key="after") for _ in range(2))
+    assert first.headers["Cache-Control"] == replay.headers["Cache-Control"] == "private"
+
+
+def test_bytes_of_a_record_do_not_grow_by_a_usual_phrase(world, answers):
+    answers(world, lambda: ("", "201 CREATED"))
+    assert [name for name, _ in world.records()[0].headers] == ["Content-Type"]
+
+
+def test_a_view_cannot_write_the_line_that_a_phrase_is_stored_in(world):
+    @world.app.post("/answer")
+    @idempotent
+    def answer():
+        return "", 201, {"Flask-Idempotency-Reason": "canary"}
+
+    assert world.post("/answer").status == world.post("/answer").status == "201 CREATED"
 
 
 def test_a_setting_leaves_more_headers_out(make_world):
