@@ -147,6 +147,10 @@ SETTINGS = (
             " Postgres."),
     Setting("MAX_KEY_LENGTH", 255, _integer(1, 4096), "an integer from 1 to 4096",
             "Longest key, in characters after decoding."),
+    Setting("MIN_KEY_LENGTH", 1, _integer(1, 4096), "an integer from 1 to IDEMPOTENCY_MAX_KEY_LENGTH",
+            "Shortest key that a client may send in the header. Short keys can be guessed, and a client"
+            " may use one twice by accident. Keys that the application makes or chooses may be shorter:"
+            " those of the option `key`, of `run` and of a form's field."),
     Setting("MAX_RESPONSE_BYTES", 8 * 1024 * 1024, _integer(0, 1024**3), "an integer from 0 to 1 GiB",
             "Largest body that is kept. A larger answer goes out whole once; a retry is told"
             " `response-not-kept`."),
@@ -192,6 +196,7 @@ class Settings:
     wait: float
     probe_after: float
     max_key_length: int
+    min_key_length: int
     max_response_bytes: int
     unstored_headers: frozenset[str]
     table: str
@@ -222,6 +227,11 @@ def read_settings(config: Mapping[str, Any], *, redis_given: bool) -> Settings:
         value = config.get(name, setting.default)
         values[setting.name.lower()] = checked(name, value, setting.read, setting.allowed)
     redis_given = redis_given or bool(values["redis_url"])
+    if values["min_key_length"] > values["max_key_length"]:
+        raise ConfigurationError(
+            f"IDEMPOTENCY_MIN_KEY_LENGTH is {values['min_key_length']}; allowed: an integer from 1 to"
+            f" IDEMPOTENCY_MAX_KEY_LENGTH, which is {values['max_key_length']}"
+        )
     values["unstored_headers"] |= {values["replayed_header"].lower()}
     values["store"] = values["store"] or ("hybrid" if redis_given else "postgres")
     if values["store"] in ("hybrid", "redis") and not redis_given:

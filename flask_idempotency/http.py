@@ -44,7 +44,11 @@ REQUEST = "request"
 def header_key(request: Request, settings: Settings) -> str | None:
     """The key in the request's header, or None without one. Raises ``KeyMalformed``."""
     value = request.headers.get(settings.header)
-    return None if value is None else parse_key(value, settings.max_key_length)
+    if value is None:
+        return None
+    if RESUMED in request.environ:  # accepted when it came; the limits may be others by now
+        return parse_key(value, len(value))
+    return parse_key(value, settings.max_key_length, settings.min_key_length)
 
 
 def natural_key(request: Request, route: Route, settings: Settings) -> str | None:

@@ -16,7 +16,7 @@ from flask import Flask
 from .core.policy import is_kept
 from .errors import ConfigurationError
 from .options import Route
-from .published import PROBLEMS, key_syntax
+from .published import PROBLEMS, key_schema, key_syntax
 from .routes import protected_routes
 from .state import AppState, app_state
 
@@ -88,7 +88,7 @@ def _add_parameter(parameters: list[Any], state: AppState, route: Route, shared:
             return
     added = {"name": settings.header, "in": "header", "required": route.is_required(settings)}
     said = f"New for each operation, the same for each retry. {key_syntax(state)}."
-    parameters.append({**added, "description": said, "schema": {"type": "string", "minLength": 1}})
+    parameters.append({**added, "description": said, "schema": key_schema(state)})
 
 
 def _add_problems(responses: dict[Any, Any], status: int, state: AppState, shared: Shared) -> None:

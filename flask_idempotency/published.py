@@ -53,6 +53,7 @@ def policy(state: AppState) -> dict[str, Any]:
         "header": {
             "name": settings.header,
             "syntax": key_syntax(state),
+            "min_length": settings.min_key_length,
             "max_length": settings.max_key_length,
         },
         "form_field": settings.form_field,
@@ -70,11 +71,25 @@ def policy(state: AppState) -> dict[str, Any]:
 
 def key_syntax(state: AppState) -> str:
     """How a key must look, in words."""
+    settings = state.settings
     return (
-        f"1 to {state.settings.max_key_length} characters: printable ASCII in double quotes (a string"
-        " of RFC 8941), or without quotes visible ASCII except comma, semicolon, double quote and"
-        " backslash"
+        f"{settings.min_key_length} to {settings.max_key_length} characters: printable ASCII in double"
+        " quotes (a string of RFC 8941), or without quotes visible ASCII except comma, semicolon,"
+        " double quote and backslash"
     )
+
+
+def key_schema(state: AppState) -> dict[str, Any]:
+    """The same as a JSON schema, of the header's value as it is sent: bare, or quoted and escaped."""
+    shortest, longest = state.settings.min_key_length, state.settings.max_key_length
+    times = f"{{{shortest},{longest}}}"
+    bare, quoted = rf"[!#-+\--:<-\[\]-~]{times}", rf'"([ !#-\[\]-~]|\\["\\]){times}"'
+    return {
+        "type": "string",
+        "minLength": shortest,
+        "maxLength": 2 * longest + 2,
+        "pattern": f"^({bare}|{quoted})$",
+    }
 
 
 def _operation(state: AppState, protected: ProtectedRoute) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """From what a client sends to what is stored: the key read from its header, then hashed.
 
-Only the hash goes on, to a store or into a log line.
+Only the hash goes on, to a store or into a log line; what is kept of a resumable request holds the key.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAMED = {
 }
 
 
-def parse_key(value: str, max_length: int = 255) -> str:
+def parse_key(value: str, max_length: int = 255, min_length: int = 1) -> str:
     """Read the value of an ``Idempotency-Key`` header.
 
     A structured-field string (``"8e03…"``, RFC 8941 section 3.3.3) and the bare token that most
@@ -41,7 +41,8 @@ def parse_key(value: str, max_length: int = 255) -> str:
 
     :param value: the value as WSGI gives it, bytes decoded as latin-1.
     :param max_length: the most characters a key may have after decoding.
-    :return: the key, 1 to ``max_length`` printable ASCII characters.
+    :param min_length: the fewest; keys that can be guessed are short.
+    :return: the key, ``min_length`` to ``max_length`` printable ASCII characters.
     :raises KeyMalformed: if it is anything else; the detail says what is wrong, never the key.
     """
     text = value.strip(" ")
@@ -50,11 +51,13 @@ def parse_key(value: str, max_length: int = 255) -> str:
         fault = "is empty"
     elif not fault and len(key) > max_length:
         fault = f"is longer than {max_length} characters"
+    elif not fault and len(key) < min_length:
+        fault = f"is shorter than {min_length} characters"
     if fault:
         raise KeyMalformed(
-            f"The idempotency key {fault}. Allowed are 1 to {max_length} characters: printable "
-            "ASCII in double quotes, or, without quotes, visible ASCII except comma, semicolon, "
-            "double quote and backslash."
+            f"The idempotency key {fault}. Allowed are {min_length} to {max_length} characters: "
+            "printable ASCII in double quotes, or, without quotes, visible ASCII except comma, "
+            "semicolon, double quote and backslash."
         )
     return key
 

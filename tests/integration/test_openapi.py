@@ -13,10 +13,12 @@ from flask import Flask
 from flask.views import MethodView
 from flask_smorest import Api, Blueprint
 from flask_sqlalchemy import SQLAlchemy
+from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
-from flask_idempotency import ConfigurationError, Idempotency, idempotent
+from flask_idempotency import ConfigurationError, Idempotency, KeyMalformed, idempotent
 from flask_idempotency.apispec import IdempotencyPlugin
+from flask_idempotency.core.keys import parse_key
 from flask_idempotency.openapi import add_idempotency
 
 KEY = "Idempotency-Key"
@@ -127,6 +129,40 @@ def test_a_document_is_completed_and_valid(app, version):
     assert "urn:flask-idempotency:problem:key-reused" in problems["422"]["description"]
     once = copy.deepcopy(document)
     assert add_idempotency(document, app) == once, "the second time, there is nothing to add"
+
+
+def key_schema(app):
+    document = add_idempotency(a_document(**{"/payments": {"post": ok()}}), app)
+    [parameter] = document["paths"]["/payments"]["post"]["parameters"]
+    return parameter["schema"]
+
+
+@pytest.mark.parametrize("limits", [(1, 255), (16, 64), (8, 8)])
+def test_the_schema_of_the_header_accepts_the_keys_that_are_accepted(set_up, limits):
+    shortest, longest = limits
+    app = Flask("shop")
+    set_up(app, IDEMPOTENCY_MIN_KEY_LENGTH=shortest, IDEMPOTENCY_MAX_KEY_LENGTH=longest)
+    app.add_url_rule("/payments", "pay", idempotent(dict), methods=["POST"])
+    schema = key_schema(app)
+    assert (schema["minLength"], schema["maxLength"]) == (shortest, 2 * longest + 2)
+    validator = Draft202012Validator(schema)
+    around = {n for limit in limits for n in (limit - 1, limit, limit + 1)}
+    values = ["x" * n for n in around]
+    values += ['"' + part * n + '"' for n in around for part in ("x", " ", r"\"", r"\\")]
+    values += ["x" * shortest + chr(n) + "x" * (longest - shortest) for n in range(0x100)]
+    values += ["x" * (shortest - 1) + chr(n) for n in range(0x100)]
+    values += ['"' + "x" * (shortest - 1) + chr(n) + '"' for n in range(0x100)]
+    values += ['"' + "x" * shortest + end for end in ("", '";p=1', '"x', '","y"', "\\")]
+    for value in values:
+        if value == value.strip(" \n"):  # neither reaches an application
+            assert validator.is_valid(value) is is_key(value, longest, shortest), value
+
+
+def is_key(*value_and_limits):
+    try:
+        return bool(parse_key(*value_and_limits))
+    except KeyMalformed:
+        return False
 
 
 def test_what_the_document_says_itself_stays(app):

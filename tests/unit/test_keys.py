@@ -114,6 +114,15 @@ def test_the_longest_key_can_be_set() -> None:
         parse_key('"123456789"', max_length=8)
 
 
+def test_the_shortest_key_can_be_set() -> None:
+    for value in "x" * 8, '"' + "x" * 8 + '"', r'"xxxxxx\"\\"':
+        assert len(parse_key(value, min_length=8)) == 8
+        with pytest.raises(KeyMalformed, match=r"shorter than 9 characters.*9 to 255 characters"):
+            parse_key(value, min_length=9)
+    with pytest.raises(KeyMalformed, match="is empty"):
+        parse_key('""', min_length=8)
+
+
 @thoroughly
 @given(printable)
 def test_every_printable_ascii_key_quoted_parses_to_itself(key: str) -> None:

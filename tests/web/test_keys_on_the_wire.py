@@ -8,6 +8,7 @@ import pytest
 from flask import request
 
 from flask_idempotency import ConfigurationError
+from flask_idempotency.forms import new_value
 
 MALFORMED = {
     "": "is empty",
@@ -82,6 +83,37 @@ def test_the_longest_key_is_a_setting(make_world, add_view, assert_problem):
     assert world.post(key=r'"123456\"\""').status_code == 201
     members = assert_problem(world.post(key="123456789"), 400, "key-malformed")
     assert "longer than 8 characters" in members["detail"]
+
+
+def test_the_shortest_key_is_a_setting(make_world, add_view, assert_problem):
+    world = make_world(IDEMPOTENCY_MIN_KEY_LENGTH=8, IDEMPOTENCY_MAX_KEY_LENGTH=8)
+    runs = add_view(world)
+    for key in "1234567", '"123456\\""', "":
+        fault = assert_problem(world.post(key=key), 400, "key-malformed")["detail"]
+        assert "Allowed are 8 to 8 characters" in fault
+    assert runs == world.records() == []
+    assert world.post(key="12345678").status_code == 201
+
+
+def test_a_key_that_no_client_makes_up_may_be_short(make_world, add_view):
+    """What the application takes from the request says what the request is about, however short."""
+    world = make_world(IDEMPOTENCY_MIN_KEY_LENGTH=40, SECRET_KEY="canary", PROPAGATE_EXCEPTIONS=True)
+    add_view(world)
+    add_view(world, "/orders", endpoint="order", key="json:/id")
+    add_view(world, "/files", endpoint="file", key="form:name")
+    add_view(world, "/computed", endpoint="computed", key=lambda: 7)
+    with world.app.test_request_context(headers={"X-User": "alice"}):
+        world.app.preprocess_request()
+        field = {"idempotency_key": new_value()}
+    for sent in (
+        {"path": "/payments", "data": field},
+        {"path": "/orders", "json": {"id": 7}},
+        {"path": "/files", "data": {"name": "7"}},
+        {"path": "/computed"},
+    ):
+        assert world.post(key=None, **sent).status_code == 201, sent
+    with world.app.app_context():
+        assert world.idempotency.run("7", lambda: 1, scope=None, name="run") == 1
 
 
 def test_the_header_is_a_setting(make_world, add_view, assert_problem, assert_replayed):

@@ -125,8 +125,13 @@ def test_a_form_in_json_has_no_field(shop, assert_problem):
     assert_problem(answer, 400, "key-required")
 
 
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"IDEMPOTENCY_MIN_KEY_LENGTH": 40}, {"IDEMPOTENCY_MAX_KEY_LENGTH": 8}],
+    ids=["usual", "short", "long"],
+)
 def test_a_resumed_form_may_be_older_than_its_field(shop, monkeypatch):
-    """Its key goes along as a header, which has no age."""
+    """Its key goes along as a header, which has no age, and the limits are for what clients send."""
     attempts = []
 
     @idempotent(atomic=False, resumable=True, on_interrupted="retry", scope=None, ttl=100)

@@ -14,7 +14,7 @@ class TestPolicy:
         assert answer.status_code == 200
         rules = answer.json
         assert rules["header"]["name"] == "Idempotency-Key"
-        assert rules["header"]["max_length"] == 255
+        assert (rules["header"]["min_length"], rules["header"]["max_length"]) == (1, 255)
         assert "1 to 255 characters" in rules["header"]["syntax"]
         assert rules["form_field"] == "idempotency_key"
         assert rules["replayed_header"] == {"name": "Idempotent-Replayed", "value": "true"}
@@ -81,13 +81,23 @@ class TestPolicy:
 
     @pytest.mark.parametrize(
         "config",
-        [{"IDEMPOTENCY_HEADER": "X-Once", "IDEMPOTENCY_TTL": 60, "IDEMPOTENCY_REQUIRED": False}],
+        [
+            {
+                "IDEMPOTENCY_HEADER": "X-Once",
+                "IDEMPOTENCY_TTL": 60,
+                "IDEMPOTENCY_REQUIRED": False,
+                "IDEMPOTENCY_MIN_KEY_LENGTH": 16,
+                "IDEMPOTENCY_MAX_KEY_LENGTH": 64,
+            }
+        ],
         ids=["settings"],
     )
     def test_it_follows_the_settings(self, world):
         rules = world.client.get("/idempotency/idempotency-policy").json
         assert (rules["header"]["name"], rules["retention_seconds"]) == ("X-Once", 60)
         assert rules["required"] is False
+        assert (rules["header"]["min_length"], rules["header"]["max_length"]) == (16, 64)
+        assert "16 to 64 characters" in rules["header"]["syntax"]
 
     def test_it_may_be_left_out(self, make_world, assert_problem):
         world = make_world()
