@@ -2,7 +2,7 @@
 
 Two kinds, both below :class:`IdempotencyError`:
 
-* a :class:`Problem` is an answer to the client (400, 401, 403, 409, 422 or 503);
+* a :class:`Problem` is an answer to the client (400, 401, 403, 404, 409, 422, 500 or 503);
 * the others are mistakes in the application or its set-up, and answered with 500.
 
 None is a Werkzeug ``HTTPException``: an application's catch-all for those leaves them alone.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psycopg2
+import pytest
 import sqlalchemy as sa
 
 import servers
 from tests.integration.postgres_faults.faults import ONE_STORE, new_name
+from tests.waiting import wait_until
 
 
 def test_a_database_that_takes_no_writes_runs_nothing_and_still_replays(
@@ -114,3 +117,46 @@ def test_a_database_restored_from_a_backup_knows_nothing_that_came_after(
     server.dispose()
     expect.nothing_yet(world, records=0)
     expect.retry_runs(world, runs)
+
+
+@pytest.fixture
+def without_its_standby(own_postgres, own_database):
+    """A function that loses the synchronous standby of a server, and one that gives up on it."""
+    server = sa.create_engine(own_database, isolation_level="AUTOCOMMIT")
+
+    def wait_for(standby: str) -> None:
+        with server.connect() as connection:
+            connection.exec_driver_sql(f"alter system set synchronous_standby_names = '{standby}'")
+            connection.exec_driver_sql("select pg_reload_conf()")
+        wait_until(lambda: shown() == standby, "the setting has arrived")
+
+    def shown() -> str:
+        with server.connect() as connection:
+            return connection.exec_driver_sql("show synchronous_standby_names").scalar_one()
+
+    yield lambda: wait_for("gone"), lambda: wait_for("")
+    wait_for("")
+    server.dispose()
+
+
+@ONE_STORE
+def test_a_synchronous_standby_that_is_gone_holds_the_key_of_a_dead_worker(
+    make_world, own_database, without_its_standby, background, add_view, assert_problem, expect
+):
+    """The server waits for the standby while it commits, and looks at nothing else."""
+    lose, give_up = without_its_standby
+    with servers.FaultProxy(own_database) as proxy:
+        world = make_world(SQLALCHEMY_DATABASE_URI=proxy.url, IDEMPOTENCY_PROBE_AFTER=0)
+        runs = add_view(world)
+        lose()
+        first = background(world.post)
+        waiting = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'"
+        wait_until(lambda: world.sql(waiting) == [(1,)], "the COMMIT waits for the standby")
+        assert_problem(world.post(), 409, "request-in-progress", retry=True)
+        proxy.cut()
+        assert_problem(first.result(), 503, "store-unavailable", retry=True)
+        time.sleep(1.2)  # twice client_connection_check_interval, which would have noticed
+        assert_problem(world.post(), 409, "request-in-progress", retry=True)
+        assert world.sql(waiting) == [(1,)]
+        give_up()
+        expect.retry_replays(world, runs)
