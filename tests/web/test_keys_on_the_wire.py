@@ -188,6 +188,26 @@ def test_a_field_of_a_json_body_may_be_the_key(world, add_view, assert_problem, 
     assert len(runs) == 5
 
 
+def test_a_natural_key_is_looked_for_before_anybody_is_asked_whose_it_is(
+    world, add_view, assert_problem
+):
+    add_view(world, key="json:/order")
+    add_view(world, "/compared", endpoint="compared", fingerprint="json")
+    told = {b"{": "body-malformed", b"{}": "key-required", b'{"order": ""}': "key-malformed"}
+    for body, problem in told.items():
+        sent = {"data": body, "content_type": "application/json", "user": ""}
+        assert_problem(world.post(key=None, **sent), 400, problem)
+        assert_problem(world.post("/compared", **sent), 401, "scope-unknown")
+
+
+def test_minus_zero_is_zero(world, add_view, assert_replayed):
+    runs = add_view(world, key="json:/order", fingerprint=["/amount"])
+    first = world.post(key=None, data=b'{"order": 0, "amount": 5}', content_type="application/json")
+    again = world.post(key=None, data=b'{"order": -0, "amount": 5}', content_type="application/json")
+    assert_replayed(first, again)
+    assert runs == [1]
+
+
 def test_a_missing_natural_key_counts_as_no_key(world, add_view, assert_problem):
     runs = add_view(world, key="json:/order/id")
     free = add_view(world, "/free", endpoint="free", key="json:/order/id", required=False)

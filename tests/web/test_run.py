@@ -318,6 +318,13 @@ def test_beside_a_view_that_is_not_protected(world, run, pay):
     assert pay.runs == 1
 
 
+def test_a_view_that_asks_for_a_result_again_is_no_replay(world, run, pay):
+    world.app.add_url_rule("/plain", "plain", lambda: run("key", pay), methods=["POST"])
+    first, second = world.post("/plain"), world.post("/plain")
+    assert first.json == second.json
+    assert "Cache-Control" not in second.headers
+
+
 def test_switched_off_it_just_runs(make_world):
     world = make_world(IDEMPOTENCY_ENABLED=False)
     with world.app.app_context():
