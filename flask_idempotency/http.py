@@ -191,8 +191,8 @@ def packed(request: Request, route: Route, settings: Settings, form_key: str | N
 def capture(response: Response, settings: Settings) -> Answer:
     """The answer to store. Reads a generator's body to its end; the response keeps what it gave.
 
-    Only a replay is marked as one: a mark that the view has passed on from elsewhere is taken off. Raises
-    ``IdempotencyError`` for a status that no client understands.
+    Only a replay is marked as one: a mark that the view has passed on from elsewhere is taken off.
+    Raises ``IdempotencyError`` for a status that no client understands.
     """
     if not 100 <= response.status_code <= 599:
         raise IdempotencyError(

@@ -97,8 +97,8 @@ def is_kept(status: int) -> bool:
 def storable(headers: Iterable[tuple[str, str]], unstored: Collection[str]) -> Headers:
     """The headers that may be stored, and be sent when somebody else may have stored them.
 
-    All but :data:`NEVER_STORED`, ``unstored`` (lower case), what ``Connection`` names, which is hop by hop
-    too, and what no HTTP message can carry.
+    All but :data:`NEVER_STORED`, ``unstored`` (lower case), what ``Connection`` names (that is hop by
+    hop, too), and what no HTTP message can carry.
     """
     lines = [(name.lower(), name, value) for name, value in headers]
     hops = [value.lower().split(",") for lower, _, value in lines if lower == "connection"]
