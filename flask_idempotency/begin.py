@@ -120,7 +120,7 @@ def prepare(state: AppState, route: Route, now: RequestState) -> None:
         if route.key is not None:
             http.read_body(request)
             return
-        now.key = http.header_key(request, state.settings)
+        now.key = http.header_key(request, state.settings, resumed=now.resuming is not None)
         if now.key is not None:
             http.read_body(request)
         elif forms.may_have_field(request, state.settings):

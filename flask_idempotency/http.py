@@ -41,12 +41,12 @@ REQUEST = "request"
 """What the request of a resumable operation is sealed for."""
 
 
-def header_key(request: Request, settings: Settings) -> str | None:
+def header_key(request: Request, settings: Settings, *, resumed: bool = False) -> str | None:
     """The key in the request's header, or None without one. Raises ``KeyMalformed``."""
     value = request.headers.get(settings.header)
     if value is None:
         return None
-    if RESUMED in request.environ:  # accepted when it came; the limits may be others by now
+    if resumed:  # accepted when it came; the limits may be others by now
         return parse_key(value, len(value))
     return parse_key(value, settings.max_key_length, settings.min_key_length)
 
