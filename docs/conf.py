@@ -42,7 +42,10 @@ nitpick_ignore_regex = [
         ),
     ),
     (r"py:.*", r"dict\[.*"),
-    (r"py:.*", r"(Connection|Engine|Flask|Blueprint|SQLAlchemy|Response|UUID|Unpack|T|View|Scope)"),
+    (
+        r"py:.*",
+        r"(Connection|Engine|Flask|Blueprint|SQLAlchemy|Response|Skip|UUID|Unpack|T|View|Scope)",
+    ),
     # Parts of the package that are not its public face.
     (
         r"py:.*",

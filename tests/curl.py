@@ -46,7 +46,7 @@ def path_with(kind: str, folder: Path) -> str:
 def _stand_in(folder: Path) -> str:
     program = folder / "bin/curl"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I "{__file__}" "$@"\n', encoding="utf-8")
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -IS "{__file__}" "$@"\n', encoding="utf-8")
     program.chmod(0o700)
     return str(program.parent)
 

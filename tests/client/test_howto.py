@@ -89,7 +89,8 @@ class TestCurl:
     def pay(self, request, server, tmp_path):
         path = curl.path_with(request.param, tmp_path)
         [_, script] = blocks("bash")
-        noted = 'sleep() { echo "$1" >> waits; SECONDS=$((SECONDS + $1)); }\n'  # does not wait
+        # Does not wait, and no other time goes by: bash does not count once SECONDS was unset.
+        noted = 'unset SECONDS\nsleep() { echo "$1" >> waits; SECONDS=$((SECONDS + $1)); }\n'
         script = noted + aimed_at(server, script)
         return lambda: run(tmp_path, "bash", "-c", script, PATH=path).split("\n", 1)
 
