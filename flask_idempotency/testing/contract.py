@@ -260,6 +260,8 @@ class StoreContract(TransactionContract):
         for found in unexpired, seen(records, claim):
             assert records.take_over(replace(fresh, resumes=claim.owner), found) is None
         assert seen(records, claim) == found, "nor is anything changed"
+        if claim.lease_seconds is not None:
+            assert hold.steps() == {"charge": b"1"}
         third = held(records.take_over(fresh, found))
         assert third.attempt == 1
         third.abandon()
