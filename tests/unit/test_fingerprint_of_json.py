@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flask_idempotency.core.fingerprint import by_json
+from flask_idempotency.core.fingerprint import by_json, by_request
 from flask_idempotency.errors import BodyMalformed
 from tests.unit.payments import ALGORITHMS, PAYMENT, Algorithm, of_fields, of_json
 
@@ -60,6 +62,10 @@ def test_different_values_differ_in_canonical_json(one: object, other: object) -
     ("one", "other"),
     [
         ("1", "1.0"),
+        ("0", "-0"),
+        ("[-0]", "[0]"),
+        ('{"a":-0}', '{"a":0}'),
+        ("1e2", "1E2"),
         ("1.10", "1.1"),
         ("9007199254740993", "9007199254740992"),
         ("0.1", "0.1000000000000000055511151231257827"),
@@ -139,3 +145,94 @@ def test_a_missing_field_differs_from_null_and_from_its_neighbour() -> None:
 def test_the_order_in_which_fields_are_named_does_not_count() -> None:
     names = [f"/{name}" for name in "abcdefgn"]
     assert of_fields(*names)(PAYMENT) == of_fields(*reversed(names), "/n")(PAYMENT)
+
+
+def invoice(lines: int) -> bytes:
+    """About 150 bytes a line, in UTF-8: objects in an array, escapes, dates, numbers of each kind."""
+    line = {
+        "sku": "SKU-000017",
+        "quantity": 12,
+        "price": 19.99,
+        "note": 'a "quoted" note\twith a tab',
+        "from": "2026-01-05T08:00:00Z",
+        "size": {"w": 120, "h": 0.25, "fragile": True, "colours": ["grün", None, -3]},
+    }
+    customer = {"id": "8e03978e-40d5", "name": 'Jürgen "Ji" O\'Neil'}
+    body = {"amount": 500, "customer": customer, "lines": [line] * lines, "total": 1e3}
+    return json.dumps(body, ensure_ascii=False).encode()
+
+
+def cpu_seconds(function: Callable[[], object], times: int) -> float:
+    begun = time.process_time()
+    for _ in range(times):
+        function()
+    return time.process_time() - begun
+
+
+@pytest.mark.parametrize(
+    ("body", "times"),
+    [(invoice(0), 200), (invoice(90), 5), (invoice(4500), 1), (json.dumps([*range(9000)]).encode(), 5)],
+    ids=["small", "20 kB", "1 MB", "integers"],
+)
+def test_canonical_json_costs_less_than_three_times_what_reading_it_costs(
+    body: bytes, times: int
+) -> None:
+    request = of_json(body)
+    rounds = [
+        (
+            cpu_seconds(lambda: by_json(request), times),
+            cpu_seconds(lambda: by_request(request), times),
+            cpu_seconds(lambda: json.loads(body), times),
+        )
+        for _ in range(10)
+    ]
+    by_meaning, by_bytes, reading = map(min, zip(*rounds, strict=True))
+    assert (by_meaning - by_bytes) / reading < 3
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (r'{"a\u003ab":1}', '{"a:b":1}'),
+        (r'{"a":"\\u003a"}', r'{"a":"\u005cu003a"}'),
+        ('[-0 ,"-0"]', '[ -0,"-0" ]'),
+        ('{"from":"2026-01-05","n":-0.5}', '{"n":-0.5,"from":"2026\\u002d01-05"}'),
+    ],
+)
+def test_what_needs_a_second_look_is_still_compared_by_its_meaning(one: str, other: str) -> None:
+    assert by_json(of_json(one)) == by_json(of_json(other))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        r'{"a":"\u003a","a":1}',
+        '{"a":1,"a":":"}',
+        '{"a":{"b":1,"b":2},"c":"\\u003A"}',
+        '{"n":-0,"n":0}',
+    ],
+)
+def test_no_escaped_colon_hides_a_member_that_is_named_twice(body: str) -> None:
+    with pytest.raises(BodyMalformed, match="names a member of an object twice"):
+        by_json(of_json(body))
+
+
+def test_brackets_in_strings_are_no_levels() -> None:
+    body = json.dumps({"note": "[" * 300 + "}" * 10, "other": "]" * 300})
+    assert by_json(of_json(body)) == by_json(of_json(" " + body))
+
+
+def test_strings_do_not_pass_for_numbers() -> None:
+    bodies = ["1.5", '"1.5"', '["1.5"]', '[null,"1.5"]', '["NaN","1.5"]', '{"NaN":"1.5"}']
+    assert len({by_json(of_json(body)).digest for body in bodies}) == len(bodies)
+
+
+def test_levels_that_strings_hide_are_refused_at_the_latest_by_pythons_own_limit() -> None:
+    answers = []
+    for depth in [*range(201, 1200), 100_000]:
+        try:
+            by_json(of_json('["]",' * depth + "1" + ',"["]' * depth))
+        except BodyMalformed as refusal:
+            answers.append(refusal.detail)
+    assert len(answers) > 1
+    assert set(answers) == {"The JSON body is nested too deep; at most 200 levels are allowed."}
