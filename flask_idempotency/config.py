@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from .engine import MAX_WAITERS
 from .errors import ConfigurationError
 
 PREFIX = "IDEMPOTENCY_"
@@ -141,6 +142,10 @@ SETTINGS = (
             " view, and than the server's own time-out for a worker."),
     Setting("WAIT", 0.0, _seconds(0, 300), _DURATION.format("0", "300 seconds"),
             "Default of the option `wait`: how long a duplicate waits for the first to finish."),
+    Setting("MAX_WAITERS", MAX_WAITERS, _integer(0, 10_000), "an integer from 0 to 10000",
+            "How many duplicates may wait at the same time in one process; each occupies a thread and a"
+            " database connection. The others get their 409 at once. The default leaves half of the"
+            " threads of a worker with eight."),
     Setting("PROBE_AFTER", 1.0, _seconds(0, 60), _DURATION.format("0", "60 seconds"),
             "How old a lock in Redis must be before a duplicate asks Postgres whether its owner is"
             " alive. Smaller notices dead workers sooner, larger keeps more duplicates off"
@@ -151,6 +156,10 @@ SETTINGS = (
             "Shortest key that a client may send in the header. Short keys can be guessed, and a client"
             " may use one twice by accident. Keys that the application makes or chooses may be shorter:"
             " those of the option `key`, of `run` and of a form's field."),
+    Setting("MAX_REQUEST_BYTES", 16 * 1024 * 1024, _integer(0, 1024**3), "an integer from 0 to 1 GiB",
+            "Longest body of a request with a key where the application sets no limit itself"
+            " (`MAX_CONTENT_LENGTH`, or `request.max_content_length` in a `before_request` function). A"
+            " longer one is answered with 413."),
     Setting("MAX_RESPONSE_BYTES", 8 * 1024 * 1024, _integer(0, 1024**3), "an integer from 0 to 1 GiB",
             "Largest body that is kept. A larger answer goes out whole once; a retry is told"
             " `response-not-kept`."),
@@ -194,9 +203,11 @@ class Settings:
     ttl: float
     lease: float
     wait: float
+    max_waiters: int
     probe_after: float
     max_key_length: int
     min_key_length: int
+    max_request_bytes: int
     max_response_bytes: int
     unstored_headers: frozenset[str]
     table: str

@@ -8,6 +8,7 @@ and gets a decision; if that is :class:`Claimed`, it runs the operation and ends
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, cast
@@ -35,6 +36,10 @@ POLL_SECONDS = 0.1
 and a notification would not come through a pooler."""
 
 
+MAX_WAITERS = 4
+"""How many requests of a process wait at once, unless a setting says otherwise. Each occupies a thread
+and a connection. A worker of gunicorn with eight threads goes on serving others with half of them."""
+
 _MAY_BE_HELD = (Seen.IN_PROGRESS, Seen.LEASED, Seen.INTERRUPTED, Seen.EXPIRED)
 
 
@@ -48,6 +53,27 @@ class Sealer(Protocol):
     def open(self, answer: Answer, record: Record) -> Answer:
         """The answer as it was."""
         ...
+
+
+class _Patience:
+    """How long one request may wait for another, if there is a place for it among those who wait."""
+
+    def __init__(self, seconds: float, places: threading.Semaphore) -> None:
+        self._deadline, self._places = time.monotonic() + seconds, places
+        self._has_place = False
+
+    def left(self) -> float:
+        """Seconds that the request may go on waiting; it has a place from then on."""
+        left = self._deadline - time.monotonic()
+        if left > 0 and not self._has_place:
+            self._has_place = self._places.acquire(blocking=False)
+        return left if self._has_place else 0
+
+    def end(self) -> None:
+        """Leave the place to others."""
+        if self._has_place:
+            self._has_place = False
+            self._places.release()
 
 
 class Execution:
@@ -130,10 +156,20 @@ Decision = Claimed | Replay | InProgress | Interrupted | Mismatch | Gone
 
 
 class Engine:
-    """Claims operations in ``records``, behind a fast ``lock``."""
+    """Claims operations in ``records``, behind a fast ``lock``.
 
-    def __init__(self, records: Records, lock: Lock, sealer: Sealer | None = None) -> None:
+    At most ``max_waiters`` requests wait for others at the same time.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        lock: Lock,
+        sealer: Sealer | None = None,
+        max_waiters: int = MAX_WAITERS,
+    ) -> None:
         self._records, self._lock, self._sealer = records, lock, sealer
+        self._places = threading.Semaphore(max_waiters)
 
     def begin(self, claim: Claim, wait: float = 0, *, resume: bool = False) -> Decision:
         """Decide about a request; ``wait`` is how many seconds it may wait for another's end.
@@ -142,7 +178,8 @@ class Engine:
         Raises ``StoreUnavailable`` if the records cannot be reached.
         """
         glance = self._lock.acquire(claim)
-        if glance is Glance.BUSY and wait <= 0:
+        patience = _Patience(wait, self._places)
+        if glance is Glance.BUSY and patience.left() <= 0:
             return InProgress()
         mine = glance is Glance.MINE
         decision: Decision | None = None
@@ -150,9 +187,10 @@ class Engine:
             # Most locks that are free belong to first requests: they claim without looking first.
             is_first = mine and claim.resumes is None
             record = None if is_first else self._records.look(claim.key)
-            decision = self._settle(claim, record, mine, wait, resume)
+            decision = self._settle(claim, record, mine, patience, resume)
             return decision
         finally:
+            patience.end()
             if mine and not isinstance(decision, Claimed):
                 give_back = self._lock.finish if _has_finished(decision) else self._lock.release
                 give_back(claim)
@@ -168,10 +206,9 @@ class Engine:
         return replace(record, answer=self._opened(record))
 
     def _settle(
-        self, claim: Claim, record: Record | None, mine: bool, wait: float, resume: bool
+        self, claim: Claim, record: Record | None, mine: bool, patience: _Patience, resume: bool
     ) -> Decision:
         """Claim, or find out who did. ``mine`` says that the lock is this claim's."""
-        deadline = time.monotonic() + wait
         rounds = 0
         while True:
             step = decide(record, claim.fingerprint, claim.resumes)
@@ -187,7 +224,7 @@ class Engine:
                 # No hold has several meanings: held, finished just now, gone. So look once more.
                 record = self._records.look(claim.key)
             if tried is not None and seen(record) in _MAY_BE_HELD:
-                left = deadline - time.monotonic()
+                left = patience.left()
                 if seen(record) is Seen.EXPIRED and rounds == 0:
                     rounds, left = 1, max(left, PURGE_SECONDS)
                 if left <= 0:

@@ -297,7 +297,7 @@ def _compose(
         )
     keys = settings.encryption_keys
     sealer = AnswerSealer(Sealer(keys), accept_unsealed=settings.accept_unsealed) if keys else None
-    engine = IdempotencyEngine(records, lock, sealer)
+    engine = IdempotencyEngine(records, lock, sealer, settings.max_waiters)
     return AppState(
         app,
         db,

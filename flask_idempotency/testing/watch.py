@@ -46,7 +46,8 @@ def ports(state: AppState, records: Records, lock: Lock) -> Iterator[None]:
     """Let an application use other records and another lock."""
     before = state.records, state.lock, state.engine
     sealer = state.sealer if isinstance(state.sealer, AnswerSealer) else None
-    state.records, state.lock, state.engine = records, lock, Engine(records, lock, sealer)
+    engine = Engine(records, lock, sealer, state.settings.max_waiters)
+    state.records, state.lock, state.engine = records, lock, engine
     try:
         yield
     finally:

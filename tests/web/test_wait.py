@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import pytest
+
+from tests.waiting import PATIENCE_SECONDS
 
 PROMPTLY_SECONDS = 0.5
 """The lock's release wakes the waiter; polling or a whole time-out would take longer than this."""
@@ -99,4 +104,69 @@ def test_other_keys_do_not_wait(world, add_view, gate, background):
     assert world.post(key="other").status_code == 201
     assert world.post(user="bob").status_code == 201
     gate.open()
+    assert first.result().status_code == 201
+
+
+@pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "leased"])
+def test_no_more_requests_wait_at_once_than_may(
+    make_world, add_view, gate, background, assert_problem, atomic
+):
+    """Of many that come at the same time, two wait; the rest get their 409 while the first runs."""
+    world = make_world(IDEMPOTENCY_MAX_WAITERS=2)
+    runs = add_view(world, during=gate, wait=30, atomic=atomic)
+    first = background(world.post)
+    gate.wait_until_reached()
+    begun = time.monotonic()
+    start = threading.Barrier(10)
+
+    def duplicate():
+        start.wait()
+        return world.post()
+
+    with ThreadPoolExecutor(10) as clients:
+        duplicates = [clients.submit(duplicate) for _ in range(10)]
+        refused = [answer.result() for answer in itertools.islice(as_completed(duplicates), 8)]
+        assert time.monotonic() - begun < 10
+        for answer in refused:
+            assert_problem(answer, 409, "request-in-progress", retry=True)
+        gate.open()
+        answers = [answer.result() for answer in duplicates]
+    assert sorted(answer.status_code for answer in answers) == [201] * 2 + [409] * 8
+    assert first.result().status_code == 201
+    assert runs == [1]
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_a_place_is_free_again_when_its_waiter_has_gone(
+    make_world, add_view, gate, background, assert_problem, most
+):
+    world = make_world(IDEMPOTENCY_MAX_WAITERS=most)
+    add_view(world, during=gate, wait=0.2)
+    first = background(world.post)
+    gate.wait_until_reached()
+    for _ in range(3):
+        begun = time.monotonic()
+        assert_problem(world.post(), 409, "request-in-progress", retry=True)
+        assert (time.monotonic() - begun >= 0.2) is bool(most)
+    gate.open()
+    assert first.result().status_code == 201
+
+
+def test_who_waits_leaves_the_threads_of_a_worker_to_others(world, add_view, gate, background):
+    """By default, with the eight threads that a worker of gunicorn may have."""
+    calls = []
+
+    def hold_the_first():
+        calls.append(1)
+        if len(calls) == 1:
+            gate()
+
+    add_view(world, during=hold_the_first, wait=2 * PATIENCE_SECONDS)
+    with ThreadPoolExecutor(8) as threads:
+        first = threads.submit(world.post)
+        gate.wait_until_reached()
+        for _ in range(20):
+            threads.submit(world.post)
+        assert threads.submit(world.post, key="other").result(PATIENCE_SECONDS).status_code == 201
+        gate.open()
     assert first.result().status_code == 201
