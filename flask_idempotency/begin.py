@@ -11,7 +11,6 @@ import math
 from dataclasses import replace
 
 from flask import Response, current_app, request
-from werkzeug.exceptions import HTTPException
 
 from . import forms, http, session
 from .atomic import AtomicAttempt
@@ -77,11 +76,13 @@ def begin(route: Route) -> Attempt | Response | None:
         if operation is None:
             _check_may_run_unprotected(now)
             return None
-        claim = state.claim(route, operation, http.fingerprint(request, route))
+        body = _body(state, now).whole()
+        claim = state.claim(route, operation, http.fingerprint(request, body, route))
         if now.resuming is not None:
             claim = _resumed(claim, now.resuming)
         if route.resumable is not None:
-            plain = http.packed(request, route, state.settings, now.field.key if now.field else None)
+            form_key = now.field.key if now.field else None
+            plain = http.packed(request, body, route, state.settings, form_key)
             claim = replace(claim, request=state.sealer.seal_bytes(plain, claim.key, http.REQUEST))
         begun = claim_or_answer(state, route, now, operation, claim)
         if isinstance(begun, Attempt):
@@ -108,7 +109,7 @@ def _resumed(claim: Claim, resuming: Resuming) -> Claim:
 
 
 def prepare(state: AppState, route: Route, now: RequestState) -> None:
-    """Check what needs no database and no user: the key's form and the body's completeness.
+    """Look at the header of the key, and see to it that the body is kept, whoever reads it first.
 
     Raises nothing: what is wrong is noted in ``now.refusal``.
     """
@@ -117,19 +118,13 @@ def prepare(state: AppState, route: Route, now: RequestState) -> None:
         return
     now.checked = True
     try:
-        if route.key is not None:
-            http.read_body(request)
-            return
-        now.key = http.header_key(request, state.settings, resumed=now.resuming is not None)
-        if now.key is not None:
-            http.read_body(request)
-        elif forms.may_have_field(request, state.settings):
-            http.read_body(request)
-            now.field = forms.read_field(request, state, route)
-            now.key = now.field.key if now.field else None
-        if now.key is None and route.is_required(state.settings):
+        if route.key is None:
+            now.key = http.header_key(request, state.settings, resumed=now.resuming is not None)
+        if now.key is not None or _may_hold_key(state, route):
+            _body(state, now)
+        elif route.is_required(state.settings):
             raise KeyRequired
-    except (IdempotencyError, HTTPException) as refusal:
+    except IdempotencyError as refusal:
         now.refusal = refusal
 
 
@@ -140,23 +135,57 @@ def _is_skipped(skip: Skip, now: RequestState) -> bool:
     return now.skipped
 
 
+def _may_hold_key(state: AppState, route: Route) -> bool:
+    """Whether the key may be elsewhere than in its header."""
+    return route.key is not None or forms.may_have_field(request, state.settings)
+
+
 def identify(state: AppState, route: Route, now: RequestState) -> Operation | None:
-    """The operation that the request is about; None if it has no key and needs none."""
-    if route.key is not None:
-        now.key = http.natural_key(request, route, state.settings)
-        if now.key is None and route.is_required(state.settings):
-            raise KeyRequired
+    """The operation that the request is about; None if it has no key and needs none.
+
+    Nothing is read of the body of a stranger, but where a request without a key may pass.
+    """
+    is_required = route.is_required(state.settings)
+    has_key = route.key is None and now.key is not None
+    scope: Scope = _scope(state, route) if has_key or is_required else None
+    if not has_key:
+        _find_key(state, route, now)
     if now.key is None:
+        if is_required:
+            raise KeyRequired
         return None
-    scope_of = route.scope if route.has_scope else state.scope
-    scope: Scope = None
-    if scope_of is not None:
-        scope = scope_of()
-        if scope is None or scope == "":
-            raise ScopeUnknown
+    if not has_key and not is_required:
+        scope = _scope(state, route)
     if now.field is not None:
         forms.check_owner(state.app, now.field, scope, now.name)
     return Operation(now.name, route.namespace_in(state.settings), scope, now.key, attempt=0)
+
+
+def _find_key(state: AppState, route: Route, now: RequestState) -> None:
+    """Look for the key elsewhere than in its header."""
+    if not _may_hold_key(state, route):
+        return
+    body = _body(state, now).whole()
+    if route.key is not None:
+        now.key = http.natural_key(request, body, route, state.settings)
+    elif (field := forms.read_field(request, state, route)) is not None:
+        now.field, now.key = field, field.key
+
+
+def _body(state: AppState, now: RequestState) -> http.Body:
+    now.body = now.body or http.Body(request, state.settings)
+    return now.body
+
+
+def _scope(state: AppState, route: Route) -> Scope:
+    """Whose key it is. Raises ``ScopeUnknown``."""
+    scope_of = route.scope if route.has_scope else state.scope
+    if scope_of is None:
+        return None
+    scope: Scope = scope_of()
+    if scope is None or scope == "":
+        raise ScopeUnknown
+    return scope
 
 
 def claim_or_answer(

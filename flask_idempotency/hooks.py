@@ -1,10 +1,10 @@
 """The three hooks on an application, and the answer for a problem.
 
-* ``before_request``, first of all: for a protected endpoint it looks at the key's form and reads the
-  body, before anybody else can. It answers nothing: what is wrong is told where the view would run,
-  after the application's own functions, whose counterparts after the request rely on them. Only a
-  request of ``resume`` that has come to the wrong place ends here: that may have nothing of ours
-  around its view.
+* ``before_request``, first of all: for a protected endpoint it looks at the key's form, and from then
+  on the body is kept, whoever reads it first. It reads and answers nothing: what is wrong is told where
+  the view would run, after the application's own functions, whose counterparts after the request rely
+  on them. Only a request of ``resume`` that has come to the wrong place ends here: that may have
+  nothing of ours around its view.
 * ``after_request``: problems and replays are not cached; receivers hear of them.
 * ``teardown_request``: whatever did not finish is rolled back and released, also when the worker is
   told to exit in the middle of a view.
@@ -62,7 +62,7 @@ def register(app: Flask, state: AppState, worker_timeout: float) -> None:
     for endpoint, view in app.view_functions.items():
         if (route := getattr(view, ROUTE, None)) is not None:
             state.refuse(route, endpoint)  # of a view that comes later the first request tells
-    # First: a function of the application that parses the body may not come before its check.
+    # First: what a function of the application reads of the body must be kept.
     app.before_request_funcs.setdefault(None, []).insert(0, hooks.before)
     # Flask runs these from the last to the first: so ours is the last, and what others did is done.
     app.after_request_funcs.setdefault(None, []).insert(0, hooks.after)

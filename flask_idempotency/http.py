@@ -20,6 +20,7 @@ from werkzeug.exceptions import (
 )
 from werkzeug.http import HTTP_STATUS_CODES
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
+from werkzeug.wsgi import get_input_stream
 
 from . import flashes
 from .config import Settings
@@ -37,6 +38,9 @@ from .errors import (
 )
 from .options import FormField, Route
 
+CHUNK_BYTES = 64 * 1024
+"""How much of a body is asked for at once."""
+
 REQUEST = "request"
 """What the request of a resumable operation is sealed for."""
 
@@ -51,12 +55,12 @@ def header_key(request: Request, settings: Settings, *, resumed: bool = False) -
     return parse_key(value, settings.max_key_length, settings.min_key_length)
 
 
-def natural_key(request: Request, route: Route, settings: Settings) -> str | None:
+def natural_key(request: Request, body: bytes, route: Route, settings: Settings) -> str | None:
     """The key that ``route.key`` finds in the request. Raises ``KeyMalformed``, ``BodyMalformed``."""
     longest = settings.max_key_length
     match route.key:
         case fp.Pointer():
-            value = fp.resolve(fp.parse_json(request.get_data()), route.key)
+            value = fp.resolve(fp.parse_json(body), route.key)
             return None if value is fp.MISSING else fp.natural_key(value, longest)
         case FormField(name):
             values = request.form.getlist(name)
@@ -77,45 +81,125 @@ def natural_key(request: Request, route: Route, settings: Settings) -> str | Non
     return header_key(request, settings)
 
 
-def read_body(request: Request) -> None:
-    """Read the whole body and make sure it is whole; the view finds it in ``request`` as ever.
+class Body(io.RawIOBase):
+    """The body of a request, in place of the server's input: read when it is needed, and kept.
 
-    Servers hand a body that broke off to the application as if it were complete, and Werkzeug cuts a
-    chunked body silently at ``MAX_CONTENT_LENGTH``: both would make different requests look equal.
-    Raises ``BodyIncomplete``, or Werkzeug's 411 and 413.
+    The application's own functions may come first and parse it as ever. What they have read can still
+    be compared, and whoever reads learns that the body breaks off or is too long: servers hand over a
+    body that broke off as if it were complete, and Werkzeug cuts a chunked one silently at
+    ``MAX_CONTENT_LENGTH``. Both would make different requests look equal.
     """
-    expected = request.content_length
-    chunked = "chunked" in request.environ.get("HTTP_TRANSFER_ENCODING", "").lower()
-    if chunked and not request.environ.get("wsgi.input_terminated"):
-        raise LengthRequired("This server cannot read a chunked body: send a Content-Length.")
-    untouched = "stream" not in request.__dict__ and "form" not in request.__dict__
-    try:
-        body = request.get_data(cache=True)
-    except ClientDisconnected as error:
-        raise BodyIncomplete from error
-    except HTTPException:
-        raise
-    except Exception as error:  # each server has errors of its own for a body that breaks off
-        raise BodyIncomplete from error
-    if expected and not body and not untouched:
-        raise ConfigurationError(
-            "something read the request's stream or form before the idempotent view could keep its"
-            " body: call request.get_data() before, and let the view's decorators use functools.wraps"
-        )
-    if expected is not None and len(body) != expected:
-        raise BodyIncomplete
-    if chunked and len(body) == request.max_content_length and request.input_stream.read(1):
-        raise RequestEntityTooLarge
-    if untouched:  # for a view that reads the stream, or makes a request of its own out of the environ
-        request.environ["wsgi.input"] = io.BytesIO(body)
-        request.__dict__["stream"] = io.BytesIO(body)
+
+    def __init__(self, request: Request, settings: Settings) -> None:
+        self._request, self._default_limit = request, settings.max_request_bytes
+        self._is_late = not {"stream", "form"}.isdisjoint(request.__dict__)
+        self._input = get_input_stream(request.environ)
+        self._expected = request.content_length
+        self._kept = bytearray()
+        self._position = 0  # up to which others have read
+        self._is_broken = self._is_at_end = False
+        self._whole: bytes | None = None
+        if not self._is_late:
+            request.environ["wsgi.input"] = self
+
+    def whole(self) -> bytes:
+        """All of it; the view finds it in the request as ever.
+
+        Raises ``BodyIncomplete``, or Werkzeug's 411 and 413.
+        """
+        if self._whole is None:
+            self._whole = self._read_late() if self._is_late else self._read()
+        return self._whole
+
+    def readable(self) -> bool:
+        """It is there to be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read on, for the application."""
+        if self._position == len(self._kept):
+            self._read_on(len(buffer))
+        data = self._kept[self._position : self._position + len(buffer)]
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def _read(self) -> bytes:
+        request = self._request
+        if self._is_chunked() and not request.environ.get("wsgi.input_terminated"):
+            raise LengthRequired("This server cannot read a chunked body: send a Content-Length.")
+        while self._read_on(CHUNK_BYTES):
+            pass
+        body = bytes(self._kept)
+        if self._position == 0:
+            # For a view that reads the stream, or makes a request of its own out of the environ.
+            request.environ["wsgi.input"] = io.BytesIO(body)
+            request.__dict__["stream"] = io.BytesIO(body)
+            request.get_data(cache=True)
+            request.__dict__["stream"] = io.BytesIO(body)
+        return body
+
+    def _read_late(self) -> bytes:
+        """The body of a request that somebody has read from before this was there."""
+        body = self._request.get_data(cache=True)
+        if not body and (self._expected or self._is_chunked()):
+            raise ConfigurationError(
+                "something read the request's stream or form before the idempotent view could keep its"
+                " body: call request.get_data() before, and let the view's decorators use"
+                " functools.wraps"
+            )
+        if self._expected is not None and len(body) != self._expected:
+            raise BodyIncomplete
+        if len(body) > self._limit():
+            raise RequestEntityTooLarge
+        return body
+
+    def _read_on(self, size: int) -> bool:
+        """Take up to ``size`` bytes from the server, or (False) there are no more."""
+        limit = self._limit()
+        if max(self._expected or 0, len(self._kept)) > limit:
+            raise RequestEntityTooLarge
+        if self._is_broken:
+            raise BodyIncomplete
+        end = limit + 1 if self._expected is None else self._expected
+        if self._is_at_end or len(self._kept) == end:
+            return False
+        data = self._take(min(size, end - len(self._kept)))
+        self._kept += data
+        if len(self._kept) > limit:
+            raise RequestEntityTooLarge
+        self._is_at_end = not data
+        if not data and self._expected is not None:
+            self._is_broken = True
+            raise BodyIncomplete
+        return bool(data)
+
+    def _take(self, size: int) -> bytes:
+        try:
+            return self._input.read(size)
+        except Exception as error:  # each server has errors of its own for a body that breaks off
+            if isinstance(error, HTTPException) and not isinstance(error, ClientDisconnected):
+                raise
+            self._is_broken = True
+            raise BodyIncomplete from error
+
+    def _limit(self) -> int:
+        """How long the body may be, in bytes. The application may change it at any time."""
+        limit = self._request.max_content_length
+        return self._default_limit if limit is None else limit
+
+    def _is_chunked(self) -> bool:
+        return "chunked" in self._request.environ.get("HTTP_TRANSFER_ENCODING", "").lower()
 
 
-def fingerprint(request: Request, route: Route) -> fp.Fingerprint:
-    """What the request is compared by. Raises ``BodyMalformed`` where the body must be JSON."""
+def fingerprint(request: Request, body: bytes, route: Route) -> fp.Fingerprint:
+    """What the request is compared by.
+
+    Raises ``BodyMalformed`` where the body must be JSON, and Werkzeug's 413 for too large a form.
+    """
     if callable(route.fingerprint):
         return fp.by_value(route.fingerprint())
-    parts = _parts(request)
+    parts = _parts(request, body)
     if route.fingerprint == "request":
         return fp.by_request(parts)
     if route.fingerprint == "json":
@@ -124,34 +208,36 @@ def fingerprint(request: Request, route: Route) -> fp.Fingerprint:
     return fp.by_fields(parts, route.fingerprint)
 
 
-def _parts(request: Request) -> fp.RequestParts:
+def _parts(request: Request, body: bytes) -> fp.RequestParts:
     rule = request.url_rule
     by_host = rule is not None and (rule.host or rule.subdomain)
-    form = _multipart(request) if request.mimetype == "multipart/form-data" else None
+    form = _multipart(request, body) if request.mimetype == "multipart/form-data" else None
     return fp.RequestParts(
         method=request.method,
         host=request.host if by_host else None,
         path=request.path,
         query=request.query_string,
         media_type=request.mimetype,
-        body=request.get_data() if form is None else b"",
+        body=body if form is None else b"",
         form=form,
     )
 
 
-def _multipart(request: Request) -> tuple[fp.FormPart, ...] | None:
+def _multipart(request: Request, body: bytes) -> tuple[fp.FormPart, ...] | None:
     """The parts of the body, undecoded, or None if it is no form: then it counts by its bytes.
 
     Werkzeug's ``request.form`` will not do: it leaves out what it cannot read, and replaces what is
-    not UTF-8, so that different bodies would look equal.
+    not UTF-8, so that different bodies would look equal. Its limits hold here too: raises its 413.
     """
     boundary = request.mimetype_params.get("boundary", "").encode("latin-1", "replace")
-    decoder = MultipartDecoder(boundary)
-    decoder.receive_data(request.get_data())
+    decoder = MultipartDecoder(boundary, max_parts=request.max_form_parts)
+    decoder.receive_data(body)
     decoder.receive_data(None)
+    longest = request.max_form_memory_size
     parts: list[fp.FormPart] = []
     head: tuple[str, str | None, str] = ("", None, "")
     digest = hashlib.sha256()
+    size = 0
     try:
         while not isinstance(event := decoder.next_event(), Epilogue):
             if isinstance(event, NeedData):
@@ -159,17 +245,22 @@ def _multipart(request: Request) -> tuple[fp.FormPart, ...] | None:
             if isinstance(event, (Field, File)):
                 filename = event.filename if isinstance(event, File) else None
                 head = (event.name, filename, event.headers.get("Content-Type", ""))
-                digest = hashlib.sha256()
+                digest, size = hashlib.sha256(), 0
             elif isinstance(event, Data):
+                size += len(event.data)
+                if head[1] is None and longest is not None and size > longest:
+                    raise RequestEntityTooLarge
                 digest.update(event.data)
                 if not event.more_data:
                     parts.append(fp.FormPart(*head, digest.digest()))
-    except (ValueError, HTTPException):
+    except ValueError:
         return None
     return tuple(parts)
 
 
-def packed(request: Request, route: Route, settings: Settings, form_key: str | None) -> bytes:
+def packed(
+    request: Request, body: bytes, route: Route, settings: Settings, form_key: str | None
+) -> bytes:
     """What it takes to send the request again: method, URL, headers that the route names, body.
 
     ``form_key`` is the key that came from a form's field: it goes into the header, as the field may
@@ -185,7 +276,7 @@ def packed(request: Request, route: Route, settings: Settings, form_key: str | N
     }
     if form_key is not None:
         head["headers"] += [(settings.header, form_key)]
-    return json.dumps(head).encode() + b"\n" + request.get_data()
+    return json.dumps(head).encode() + b"\n" + body
 
 
 def capture(response: Response, settings: Settings) -> Answer:

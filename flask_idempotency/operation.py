@@ -18,6 +18,7 @@ from .units import Units
 
 if TYPE_CHECKING:
     from .forms import FormKey
+    from .http import Body
     from .steps import Steps
 
 T = TypeVar("T")
@@ -200,6 +201,7 @@ class RequestState:
         self.key: str | None = None
         self.checked = False
         self.skipped: bool | None = None  # what protect(skip=...) has said of it
+        self.body: Body | None = None  # from when it is known that it may be needed
         self.operation: Operation | None = None  # one that is not atomic, while it runs
         self.refusal: Exception | None = None
         self.is_dispatched = False  # Flask has called its view, and will call the hook after it

@@ -64,12 +64,16 @@ ACCEPTED = {
 """Spellings of one request."""
 
 
-def send(shop: Shop, rest: bytes) -> tuple[int, bytes, str | None]:
+def send(
+    shop: Shop, rest: bytes, *, user: bytes = b"alice", is_all: bool = True
+) -> tuple[int, bytes, str | None]:
     """One request, and nothing after it; status, body, and whether it says that it is a replay."""
     where = urlsplit(shop.url)
     with socket.create_connection((where.hostname, where.port), timeout=10) as client:
-        client.sendall(b"POST /payments HTTP/1.1\r\nHost: shop\r\nX-User: alice\r\n" + rest)
-        client.shutdown(socket.SHUT_WR)
+        head = b"POST /payments HTTP/1.1\r\nHost: shop\r\nX-User: " + user + b"\r\n"
+        client.sendall(head + rest)
+        if is_all:
+            client.shutdown(socket.SHUT_WR)
         answer = http.client.HTTPResponse(client)
         answer.begin()
         return answer.status, answer.read(), answer.getheader("Idempotent-Replayed")
@@ -90,3 +94,16 @@ def test_what_is_refused_leaves_nothing_and_what_is_accepted_is_one_request(
     assert answers == [answers[0]] + [(201, answers[0][1], "true")] * (len(ACCEPTED) - 1)
     assert shop.sql("SELECT key FROM payment") == [("key-1",)]
     assert shop.nothing_is_left_open()
+
+
+def test_no_more_is_read_than_the_request_may_be(open_shop: Callable[..., Shop]) -> None:
+    shop = open_shop("--workers", "1", MAX_REQUEST_BYTES="1000")
+    counted = b"Idempotency-Key: key-1\r\nContent-Length: 150000000\r\n\r\n"
+    assert send(shop, counted, is_all=False)[0] == 413
+    assert send(shop, counted, user=b"", is_all=False)[0] == 401
+    assert send(shop, counted.replace(b"key-1", b"a,b"), is_all=False)[0] == 400
+    assert send(shop, chunked(b"96000000\r\n"), user=b"", is_all=False)[0] == 401
+    assert send(shop, chunked(b"96000000\r\n" + b"x" * 70_000), is_all=False)[0] == 413
+    assert send(shop, chunked(b"3e9\r\n" + b"x" * 1001 + b"\r\n0\r\n\r\n"))[0] == 413
+    assert shop.sql("SELECT key FROM idempotency_record") == []
+    assert send(shop, chunked(b"3e8\r\n" + b"x" * 1000 + b"\r\n0\r\n\r\n"))[0] == 201
