@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import uuid
@@ -55,7 +54,6 @@ class TestNewKey:
         monkeypatch.setitem(sys.modules, "uuid_utils", library)
         assert uuid.UUID(new_key()).version == 4
 
-    @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
     def test_processes_that_were_forked_make_different_ones(self):
         code = (
             "import os\n"

@@ -144,3 +144,11 @@ def test_the_lowest_versions_are_those_of_all_that_is_required_to_run():
     lowest = {line.split("==")[0] for line in done.stdout.splitlines()}
     extras = set(_setup["options.extras_require"]) - {"test", "lint", "docs"}
     assert lowest == names(*extras) - {"flask-idempotency"}
+
+
+def test_no_test_skips():
+    """A machine that lacks something fails, and says what."""
+    skipping = re.compile(r"pytest\.(skip|importorskip)\(|mark\.skip|@unittest\.skip")
+    tests = [path for path in files("tests") if path != Path(__file__)]
+    plugin = ROOT / "pytest_flask_idempotency.py"
+    assert [path.name for path in [*tests, plugin] if skipping.search(path.read_text("utf-8"))] == []
