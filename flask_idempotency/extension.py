@@ -141,14 +141,15 @@ class Idempotency:
         route = read_protection(methods, skip, options)
         if hasattr(target, routes.EXEMPT):
             raise ConfigurationError(f"the blueprint {target.name} would be both protected and exempt")
-        if self._protected_at.get(target) == (0 if isinstance(target, Flask) else self._applications):
+        # A factory that makes several applications may protect its blueprint for each of them.
+        time = 0 if isinstance(target, Flask) else self._applications
+        if self._protected_at.get(target) == time:
             raise ConfigurationError(
                 f"{target.name} is protected already: call protect() once for each"
             )
         self._refuse_late("protect", target, target in self._protections.routes)
         self._protections.routes[target] = route
-        # A factory that makes several applications may protect its blueprint for each of them.
-        self._protected_at[target] = 0 if isinstance(target, Flask) else self._applications
+        self._protected_at[target] = time
 
     def run(
         self,
