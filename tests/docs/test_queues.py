@@ -202,6 +202,27 @@ class TestQueues:
         shop.post("/table"), shop.post("/table")
         assert len(called) == calls
 
+    def test_the_table_of_calls_where_the_view_goes_on(self, page):
+        shop, called = page("queues.md"), []
+
+        @shop.app.post("/failed-step")
+        @idempotent(atomic=False)
+        def failed_step():
+            with pytest.raises(ZeroDivisionError):
+                current_operation.step("a", lambda: later("step") or 1 / 0)
+            return {}
+
+        @shop.app.post("/own-rollback")
+        @idempotent
+        def own_rollback():
+            later("view")
+            shop.db.session.rollback()
+            return {}
+
+        later = partial(shop.names["idempotency"].after_commit, called.append)
+        assert shop.post("/failed-step").status_code == shop.post("/own-rollback").status_code == 200
+        assert called == ["view"]
+
     def test_an_error_after_the_commit_changes_nothing(self, page, caplog):
         shop = page("queues.md")
         shop.names["enqueue"] = lambda *_: 1 / 0
