@@ -93,7 +93,9 @@ class Work:
         """
         broken = self._running.units.broken if self._running is not None else None
         found = broken or self._hold.explain(error)
-        if found is not None and found is not error:
+        if error is not None and found is error:
+            raise error  # handlers hear of it above, once
+        if found is not None:
             raise found from error
 
     def leave(self) -> None:

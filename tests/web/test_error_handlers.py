@@ -6,6 +6,8 @@ import functools
 import logging
 from contextlib import suppress
 
+import flask_restful
+import flask_restx
 import pytest
 import sqlalchemy as sa
 from flask import Blueprint, Flask, abort, g
@@ -180,6 +182,42 @@ def test_a_mistake_that_is_refused_is_a_plain_500_and_logged_as_one(shop, caplog
     shop.register(leave_uncommitted(shop))
     refused = shop.post()
     assert (refused.status_code, refused.text) == (500, "in our form")
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [NotAtomic]
+    assert shop.count() == 0
+
+
+def write_elsewhere(world):
+    def view():
+        world.db.session.execute(sa.text("COMMIT"))
+        return {}, 201
+
+    return view
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_handler_hears_of_a_mistake_once(shop, place, is_async):
+    heard, view = [], write_elsewhere(shop)
+
+    async def async_view():
+        return view()
+
+    getattr(shop, place).register_error_handler(
+        NotAtomic, lambda error: heard.append(error) or ({"mistake": True}, 500)
+    )
+    shop.register(async_view if is_async else view)
+    assert shop.post().json == {"mistake": True}
+    assert len(heard) == 1
+
+
+@pytest.mark.parametrize("mistake", [leave_uncommitted, write_elsewhere])
+@pytest.mark.parametrize("framework", [flask_restful, flask_restx])
+def test_a_mistake_in_a_resource_is_the_frameworks_500_and_logged(shop, caplog, framework, mistake):
+    view = idempotent(mistake(shop))
+    resource = type("Payments", (framework.Resource,), {"post": lambda _self: view()})
+    framework.Api(shop.app).add_resource(resource, "/payments")
+    refused = shop.post()
+    assert (refused.status_code, refused.json) == (500, {"message": "Internal Server Error"})
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [NotAtomic]
     assert shop.count() == 0
 
