@@ -95,7 +95,7 @@ class Body(io.RawIOBase):
         self._is_late = not {"stream", "form"}.isdisjoint(request.__dict__)
         self._input = get_input_stream(request.environ)
         self._expected = request.content_length
-        self._kept = bytearray()
+        self._kept: bytes | bytearray = bytearray()
         self._position = 0  # up to which others have read
         self._is_broken = self._is_at_end = False
         self._whole: bytes | None = None
@@ -130,7 +130,7 @@ class Body(io.RawIOBase):
             raise LengthRequired("This server cannot read a chunked body: send a Content-Length.")
         while self._read_on(CHUNK_BYTES):
             pass
-        body = bytes(self._kept)
+        self._kept = body = bytes(self._kept)  # which frees the other copy
         if self._position == 0:
             # For a view that reads the stream, or makes a request of its own out of the environ.
             request.environ["wsgi.input"] = io.BytesIO(body)
