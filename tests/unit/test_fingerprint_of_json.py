@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 
@@ -178,16 +179,17 @@ def test_canonical_json_costs_less_than_three_times_what_reading_it_costs(
     body: bytes, times: int
 ) -> None:
     request = of_json(body)
-    rounds = [
-        (
+    least = [math.inf] * 3
+    for _ in range(40):  # until the machine has left us alone for a round
+        spent = (
             cpu_seconds(lambda: by_json(request), times),
             cpu_seconds(lambda: by_request(request), times),
             cpu_seconds(lambda: json.loads(body), times),
         )
-        for _ in range(10)
-    ]
-    by_meaning, by_bytes, reading = map(min, zip(*rounds, strict=True))
-    assert (by_meaning - by_bytes) / reading < 3
+        by_meaning, by_bytes, reading = least = [*map(min, least, spent)]
+        if (by_meaning - by_bytes) / reading < 3:
+            return
+    pytest.fail(f"{(by_meaning - by_bytes) / reading:.1f} times")
 
 
 @pytest.mark.parametrize(
