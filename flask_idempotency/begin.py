@@ -147,7 +147,7 @@ def identify(state: AppState, route: Route, now: RequestState) -> Operation | No
     """
     is_required = route.is_required(state.settings)
     has_key = route.key is None and now.key is not None
-    scope: Scope = _scope(state, route) if has_key or is_required else None
+    scope: Scope = route.scope_for(state.scope) if has_key or is_required else None
     if not has_key:
         _find_key(state, route, now)
     if now.key is None:
@@ -155,7 +155,7 @@ def identify(state: AppState, route: Route, now: RequestState) -> Operation | No
             raise KeyRequired
         return None
     if not has_key and not is_required:
-        scope = _scope(state, route)
+        scope = route.scope_for(state.scope)
     if now.field is not None:
         forms.check_owner(state.app, now.field, scope, now.name)
     return Operation(now.name, route.namespace_in(state.settings), scope, now.key, attempt=0)
@@ -175,17 +175,6 @@ def _find_key(state: AppState, route: Route, now: RequestState) -> None:
 def _body(state: AppState, now: RequestState) -> http.Body:
     now.body = now.body or http.Body(request, state.settings)
     return now.body
-
-
-def _scope(state: AppState, route: Route) -> Scope:
-    """Whose key it is. Raises ``ScopeUnknown``."""
-    scope_of = route.scope if route.has_scope else state.scope
-    if scope_of is None:
-        return None
-    scope: Scope = scope_of()
-    if scope is None or scope == "":
-        raise ScopeUnknown
-    return scope
 
 
 def claim_or_answer(

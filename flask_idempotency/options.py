@@ -12,8 +12,9 @@ from flask import Request, Response
 
 from .config import SETTINGS, Settings, boolean, checked
 from .core.fingerprint import Pointer, parse_pointer
+from .core.keys import Scope
 from .core.policy import interrupts, releases
-from .errors import ConfigurationError
+from .errors import ConfigurationError, ScopeUnknown
 from .operation import Operation
 
 Skip = Callable[[Request], object]
@@ -139,6 +140,13 @@ class Route:
         """Whether a request without a key is refused."""
         return settings.required if self.required is None else self.required
 
+    def scope_for(self, default: ScopeCallable | None) -> Scope:
+        """Whose key the present request has; ``default`` is the application's callable.
+
+        Raises ``ScopeUnknown`` if nobody is signed in.
+        """
+        return ask_scope(self.scope if self.has_scope else default)
+
     def is_interrupted_by(self, error: Exception) -> bool:
         """Whether nobody knows, after ``error``, what came of an operation that is not atomic."""
         if isinstance(error, self.interrupted_by):
@@ -177,6 +185,16 @@ def read_protection(methods: Collection[str], skip: Skip | None, options: RouteO
         ),
         skip=checked("skip", skip, _callable_or_none, "a callable that takes the request, or None"),
     )
+
+
+def ask_scope(scope_of: ScopeCallable | None) -> Scope:
+    """Whose the present request is. Raises ``ScopeUnknown`` if nobody is signed in."""
+    if scope_of is None:
+        return None
+    scope: Scope = scope_of()
+    if scope is None or scope == "":
+        raise ScopeUnknown
+    return scope
 
 
 def read_options(options: RouteOptions) -> Route:

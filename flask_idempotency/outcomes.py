@@ -10,7 +10,7 @@ from flask import Blueprint, Response, after_this_request, current_app, jsonify,
 
 from .attempt import report
 from .core.fingerprint import natural_key
-from .core.keys import Scope, parse_key
+from .core.keys import parse_key
 from .core.machine import Seen, seen
 from .core.policy import POINTERS
 from .core.records import Answer, Record, State
@@ -20,11 +20,10 @@ from .errors import (
     OutcomeUnknown,
     Problem,
     ReplayForbidden,
-    ScopeUnknown,
     StoreUnavailable,
 )
 from .operation import Operation
-from .options import Route, ScopeCallable
+from .options import Route, ask_scope
 from .published import policy
 from .routes import protected_routes
 from .state import AppState, app_state
@@ -98,7 +97,7 @@ def _outcome(state: AppState, key: str | None) -> tuple[dict[str, Any], int | No
     """The members of the answer, and in how many seconds to ask again. Raises a :class:`Problem`."""
     key = _read_key(state, key)
     name, route = _route(state)
-    scope = _scope(route.scope if route.has_scope else state.scope)
+    scope = route.scope_for(state.scope)
     operation = Operation(name, route.namespace_in(state.settings), scope, key, 0)
     try:
         record = state.engine.look(operation.hashed_key())
@@ -136,19 +135,10 @@ def _route(state: AppState) -> tuple[str, Route]:
     name = request.args.get("operation") or (next(iter(routes)) if len(routes) == 1 else None)
     if name in routes:
         return name, routes[name]
-    _scope(state.scope)  # who is not signed in does not learn what there is
+    ask_scope(state.scope)  # who is not signed in does not learn what there is
     if name is None:
         raise OutcomeUnknown("Say which operation it was: ?operation=<its name>.")
     raise OutcomeUnknown("There is no operation of this name.")
-
-
-def _scope(scope_of: ScopeCallable | None) -> Scope:
-    if scope_of is None:
-        return None
-    scope: Scope = scope_of()
-    if scope is None or scope == "":
-        raise ScopeUnknown
-    return scope
 
 
 def _word(how: Seen, record: Record) -> str:
