@@ -168,10 +168,12 @@ def refuse_misplaced(state: AppState, endpoint: str) -> None:
     """Raise ``ConfigurationError`` for an endpoint whose ``@idempotent`` stands above its route.
 
     Then the view is registered as it is, and what protects it is registered nowhere. (If that is
-    registered too, the other one is plain on purpose.)
+    registered too, or called by what is, the other one is plain on purpose.)
     """
     view = state.app.view_functions[endpoint]
     if is_exempt(view) or not any(map(_is_decorated, chain(view, hidden=True))):
+        return
+    if any(map(_may_call_protected, chain(view, hidden=True))):
         return
     for other in states():
         for registered in list(other.app.view_functions.values()):
@@ -195,6 +197,13 @@ def _has_own_protection(view: Any) -> bool:
 
 def _is_decorated(view: Any) -> bool:
     return getattr(view, _DECORATED, None) == id(view)
+
+
+def _may_call_protected(function: Any) -> bool:
+    """Whether the function knows a protected one by a variable around it."""
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    variables = map(getattr(function, "__globals__", {}).get, names)
+    return any(map(_has_own_protection, [*_closure(function), *variables]))
 
 
 def name_of(function: Any) -> str:
@@ -231,6 +240,6 @@ def _enclosed(view: Any) -> list[Any]:
 
 
 def _closure(function: Any) -> Iterator[Any]:
-    for cell in function.__closure__ or ():
+    for cell in getattr(function, "__closure__", None) or ():
         with suppress(ValueError):  # a variable that has no value yet
             yield cell.cell_contents

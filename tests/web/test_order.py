@@ -234,6 +234,17 @@ def test_a_view_that_calls_protected_functions_is_not_taken_for_one(shop):
     shop.assert_refused("wrong", "/wrong")
 
 
+def test_a_view_that_calls_its_protected_self_is_left_alone(shop):
+    protected = idempotent(shop.pay)
+
+    @shop.app.post("/payments", endpoint="pay")
+    @functools.wraps(shop.pay)
+    def around():
+        return protected()
+
+    assert shop.is_protected()
+
+
 def test_only_the_methods_that_would_be_protected_are_refused(shop):
     @idempotent
     @shop.app.get("/payments")
