@@ -13,13 +13,15 @@ needs Redis 7).
 
 from __future__ import annotations
 
+import codecs
 import logging
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import TIMEOUT_MAX
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from redis import Redis, RedisCluster, RedisError, Sentinel
 from redis.backoff import NoBackoff
@@ -195,12 +197,17 @@ def client_from_url(url: str) -> Callable[[], Client]:
     retries by itself: an owner must not meet its own lock, and redis-py's default retries would hold a
     request for seconds. Raises ``ConfigurationError`` for any other URL; no message quotes it.
     """
-    scheme, separator, _ = url.partition("://")
+    scheme, separator, rest = url.partition("://")
+    scheme = scheme.lower()
     if not separator or scheme not in SCHEMES:
         raise _unusable("its scheme is not known" if separator else "it has no scheme")
+    url = f"{scheme}://{rest}"
     with _reading("it"):
         parts = urlsplit(url)
+    _check_encoded(url, parts)
     base, _, kind = scheme.partition("+")
+    if base == "unix" and (parts.path in ("", "/") or parts.netloc.rpartition("@")[2]):
+        raise _unusable("the path of its socket is missing, which begins with /")
     if not kind:
         client = _one_server(url, "" if base == "unix" else parts.path)
         return lambda: client
@@ -208,10 +215,23 @@ def client_from_url(url: str) -> Callable[[], Client]:
     service, database = "", parts.path.removeprefix("/").rstrip("/")
     if kind == "sentinel":
         service, _, database = database.partition("/")
+        service = unquote(service)
     with _reading("its port or one of its hosts"):
         nodes = [_host_and_port(host, _PORTS[kind]) for host in hosts.split(",")]
     options = _options(f"{base}://{login}{at}localhost/{database}?{parts.query}", f"/{database}")
     return (_sentinel if kind == "sentinel" else _cluster)(nodes, service, options)
+
+
+def _check_encoded(url: str, parts: SplitResult) -> None:
+    """Refuse a password that ends early in the URL: its rest would be a host, which logs show."""
+    options = parts.query.split("&") if parts.query else []
+    behind_host = f"{parts.path}?{parts.query}"
+    if "#" in url or "@" in behind_host or not all("=" in option for option in options):
+        raise _unusable(
+            "there is a #, an @ behind the host, or an option without =, so perhaps a special character"
+            ' is not percent-encoded: write the password as urllib.parse.quote(password, safe="")'
+            " gives it, and the user, the path and the options likewise"
+        )
 
 
 def _options(url: str, path: str) -> dict[str, Any]:
@@ -245,10 +265,28 @@ def _sentinel(
 def _one_server(url: str, path: str) -> Client:
     """The client of one server. What it cannot understand is told now, not at the first request."""
     with _reading("its database"):
-        int(path.strip("/") or 0)
+        _check_database(int(path.strip("/") or 0))
     with _reading("its host, its port or one of its options"):
+        _check_options(url)
         Redis.from_url(url, **_OPTIONS).connection_pool.make_connection()
         return Redis.from_url(url, **_OPTIONS)
+
+
+def _check_options(url: str) -> None:
+    """Raise ``ValueError`` or ``LookupError`` for what redis-py would find at the first request."""
+    parse: Any = parse_url
+    options = parse(url)
+    _check_database(options.get("db", 0))
+    for name in ("socket_timeout", "socket_connect_timeout"):
+        if not 0 < options.get(name, TIMEOUT_SECONDS) <= TIMEOUT_MAX:  # nor is nan
+            raise ValueError
+    codecs.lookup(options.get("encoding", "utf-8"))
+    codecs.lookup_error(options.get("encoding_errors", "strict"))
+
+
+def _check_database(number: int) -> None:
+    if number < 0:
+        raise ValueError
 
 
 def _host_and_port(text: str, usual_port: int) -> tuple[str, int]:
@@ -262,7 +300,7 @@ def _host_and_port(text: str, usual_port: int) -> tuple[str, int]:
 def _reading(what: str) -> Iterator[None]:
     try:
         yield
-    except (RedisError, TypeError, ValueError):  # they may quote the password
+    except (LookupError, RedisError, TypeError, ValueError):  # they may quote the password
         raise _unusable(f"{what} cannot be read") from None
 
 

@@ -120,6 +120,31 @@ SECRET_SETTINGS = [
     ("REDIS_URL", "redis+cluster://:canary@nowhere.invalid:port", "its port"),
     ("REDIS_URL", "redis://:canary@nowhere.invalid/0?socket_timeout=canary", "redis://"),
     ("REDIS_URL", "redis+sentinel://:canary@nowhere.invalid", "redis+sentinel://host:port/service"),
+    ("REDIS_URL", "redis://:p@canary#word@127.0.0.1:6379/0", "quote(password"),
+    ("REDIS_URL", "redis://:p@canary?word@127.0.0.1:6379/0", "quote(password"),
+    ("REDIS_URL", "redis://canary:12345#rest@host/0", "quote(password"),
+    ("REDIS_URL", "redis://canary:12345?rest@host/0", "quote(password"),
+    ("REDIS_URL", "redis://canary:12345?a=rest@host/0", "quote(password"),
+    ("REDIS_URL", "redis://canary:12345/rest@host/0", "quote(password"),
+    ("REDIS_URL", "redis://canary:12345#", "quote(password"),
+    ("REDIS_URL", "redis://canary:12345?rest", "quote(password"),
+    ("REDIS_URL", "redis://nowhere.invalid/0?db=1&canary", "quote(password"),
+    ("REDIS_URL", "redis+cluster://canary:12345#rest@host", "quote(password"),
+    ("REDIS_URL", "rediss+cluster://canary:12345?rest@host", "quote(password"),
+    ("REDIS_URL", "redis+sentinel://u:12345/canary@host:26379/0", "quote(password"),
+    ("REDIS_URL", "unix://canary:12345/x@/run/redis.sock", "quote(password"),
+    ("REDIS_URL", "redis://:canary@nowhere.invalid?socket_timeout=-1", "one of its options"),
+    ("REDIS_URL", "redis://:canary@nowhere.invalid?socket_timeout=0", "one of its options"),
+    ("REDIS_URL", "redis://:canary@nowhere.invalid?socket_timeout=nan", "one of its options"),
+    ("REDIS_URL", "redis://:canary@nowhere.invalid?socket_connect_timeout=inf", "one of its options"),
+    ("REDIS_URL", "redis+cluster://:canary@nowhere.invalid?socket_timeout=-1", "one of its options"),
+    ("REDIS_URL", "redis://:canary@nowhere.invalid?encoding=canary", "one of its options"),
+    ("REDIS_URL", "redis://:canary@nowhere.invalid?encoding_errors=canary", "one of its options"),
+    ("REDIS_URL", "redis://:canary@nowhere.invalid/-1", "its database"),
+    ("REDIS_URL", "redis://:canary@nowhere.invalid?db=-1", "one of its options"),
+    ("REDIS_URL", "unix://", "the path of its socket is missing"),
+    ("REDIS_URL", "unix://:canary@/?db=0", "the path of its socket is missing"),
+    ("REDIS_URL", "unix://canary/redis.sock", "the path of its socket is missing"),
     ("ENCRYPTION_KEYS", "canary" * 8, "a list of keys"),
     ("ENCRYPTION_KEYS", b"canary" * 8, "a list of keys"),
     ("ENCRYPTION_KEYS", 7, "a list of keys"),
@@ -135,6 +160,19 @@ def test_a_wrong_secret_is_named_and_not_shown(name, value, allowed):
     assert allowed in message
     assert "canary" not in message
     assert caught.value.__cause__ is None or "canary" not in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "Redis://:p@ss@nowhere.invalid:6379/0?socket_timeout=0.3",
+        "REDISS+Sentinel://:canary@nowhere.invalid/main%40place/0",
+        "Redis+Cluster://nowhere.invalid?",
+        "UNIX://user:canary@/run/redis%40main.sock?db=1",
+    ],
+)
+def test_a_url_of_redis_may_be_written_in_these_ways(url):
+    assert set_up(IDEMPOTENCY_REDIS_URL=url).store == "hybrid"
 
 
 @pytest.mark.parametrize("wrong", [b"short", "too short", "x" * 44, 7, None])
