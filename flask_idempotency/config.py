@@ -166,9 +166,10 @@ SETTINGS = (
     Setting("UNSTORED_HEADERS", (), _header_names, "a list of header names",
             "Response headers that are never stored, beside `Set-Cookie`, `Date`, `Server`,"
             " `Content-Length`, the mark of a replay and the hop-by-hop headers."),
-    Setting("TABLE", "idempotency_record", _matching(r"[A-Za-z_][A-Za-z0-9_]{0,57}"),
-            "an SQL name of up to 58 ASCII letters, digits and underscores",
-            "Name of the table. That of its steps has `_step` behind it."),
+    Setting("TABLE", "idempotency_record", _matching(r"[A-Za-z_][A-Za-z0-9_]{0,49}"),
+            "an SQL name of up to 50 ASCII letters, digits and underscores",
+            "Name of the table. That of its steps has `_step` behind it. No model of yours may"
+            " have either name."),
     Setting("BIND_KEY", None, _optional(_matching(r"(?s).+")), "a Flask-SQLAlchemy bind key, or None",
             "The bind whose database holds the table, and whose writes are atomic with it."),
     Setting("NAMESPACE", "", _matching(r"[\x21-\x7e]{0,64}"), "up to 64 visible ASCII characters",

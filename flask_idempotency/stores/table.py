@@ -5,6 +5,7 @@ Part of the application's own metadata, so that ``db.create_all()`` and Flask-Mi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import (
@@ -22,6 +23,8 @@ from sqlalchemy import (
     event,
 )
 
+from ..errors import ConfigurationError
+
 FILLFACTOR = 80
 """Percent of a page that inserts may fill.
 
@@ -33,6 +36,9 @@ is touched, and the first version's room is used again. Lower wastes disk, highe
 KEY_BYTES = 32
 """SHA-256. A digest in ``bytea`` compares by bytes, so no collation can ever let two rows in."""
 
+_OURS = "flask_idempotency"
+"""Marks, in ``Table.info``, the tables that were defined here."""
+
 
 def define_table(metadata: MetaData, name: str) -> Table:
     """The table of the records in ``metadata``, defined at the first call and found at later ones.
@@ -41,9 +47,39 @@ def define_table(metadata: MetaData, name: str) -> Table:
     ``FINISH``): that, with the fill factor, is what keeps the completing UPDATE a HOT one. The partial
     index is of resumable operations alone, so that ``resume`` need not read the whole table.
     """
-    full_name = f"{metadata.schema}.{name}" if metadata.schema else name
-    if full_name in metadata.tables:
-        return metadata.tables[full_name]
+    return _defined(_records, metadata, name)
+
+
+def define_steps(records: Table) -> Table:
+    """The table of the finished steps of operations that are not atomic, beside that of the records.
+
+    No foreign key: its check would lock the record's row. Whoever deletes a record deletes its steps
+    in the same statement.
+    """
+    return _defined(_steps, records.metadata, f"{records.name}_step")
+
+
+def _defined(build: Callable[[MetaData, str], Table], metadata: MetaData, name: str) -> Table:
+    """What ``build`` makes, once in ``metadata``. Raises ``ConfigurationError`` for another of that name.
+
+    A table with our columns was reflected from the database. It is ours, perhaps without an index.
+    """
+    there = metadata.tables.get(f"{metadata.schema}.{name}" if metadata.schema else name)
+    if there is None:
+        return build(metadata, name)
+    if there.info.get(_OURS):
+        return there
+    convention = metadata.naming_convention
+    ours = build(MetaData(metadata.schema, naming_convention=convention, info=metadata.info), name)
+    if not set(ours.columns.keys()) <= set(there.columns.keys()):
+        raise ConfigurationError(
+            f"IDEMPOTENCY_TABLE makes {there.fullname} a table of the extension, but that is a table of"
+            " the application's own: choose another name for one of the two"
+        )
+    return ours
+
+
+def _records(metadata: MetaData, name: str) -> Table:
     table = Table(
         name,
         metadata,
@@ -65,6 +101,7 @@ def define_table(metadata: MetaData, name: str) -> Table:
         Column("tries", Integer, comment="attempts, and tries of resume that began none"),
         Column("tried_at", DateTime(timezone=True), comment="by resume"),
         comment="Idempotency keys and their answers (Flask-Idempotency)",
+        info={_OURS: True},
     )
     Index(
         f"ix_{name}_resumable",
@@ -79,23 +116,15 @@ def define_table(metadata: MetaData, name: str) -> Table:
     return table
 
 
-def define_steps(records: Table) -> Table:
-    """The table of the finished steps of operations that are not atomic, beside that of the records.
-
-    No foreign key: its check would lock the record's row. Whoever deletes a record deletes its steps
-    in the same statement.
-    """
-    name = f"{records.name}_step"
-    full_name = f"{records.schema}.{name}" if records.schema else name
-    if full_name in records.metadata.tables:
-        return records.metadata.tables[full_name]
+def _steps(metadata: MetaData, name: str) -> Table:
     return Table(
         name,
-        records.metadata,
+        metadata,
         Column("key", LargeBinary(KEY_BYTES), primary_key=True, comment="the record's"),
         Column("name", String(255), primary_key=True),
         Column("attempt", Integer, nullable=False, comment="that finished it"),
         Column("created_at", DateTime(timezone=True), nullable=False),
         Column("result", LargeBinary, nullable=False, comment="JSON; sealed like answers"),
         comment="Finished steps of idempotent operations (Flask-Idempotency)",
+        info={_OURS: True},
     )

@@ -74,7 +74,7 @@ WRONG_SETTINGS = [
     ("UNSTORED_HEADERS", ["X Y"], "list of header names"),
     ("UNSTORED_HEADERS", 7, "list of header names"),
     ("TABLE", "record; drop table x", "SQL name"),
-    ("TABLE", "x" * 64, "SQL name"),
+    ("TABLE", "x" * 51, "SQL name of up to 50"),
     ("BIND_KEY", "", "bind key"),
     ("BIND_KEY", 1, "bind key"),
     ("BIND_KEY", "nope", "None"),
@@ -293,3 +293,33 @@ def test_a_redis_client_of_another_kind_is_named(client):
     app, db = bare_app()
     with pytest.raises(ConfigurationError, match=r"allowed: a redis\.Redis"):
         Idempotency().init_app(app, db, scope=None, redis=client)
+
+
+@pytest.mark.parametrize("table", ["payment", "idempotency_record_step"])
+@pytest.mark.parametrize("schema", [None, "shop"])
+def test_a_table_of_the_applications_own_is_not_taken_for_ours(table, schema):
+    app, db = Flask("shop"), SQLAlchemy(metadata=sa.MetaData(schema=schema))
+    app.config.update(SQLALCHEMY_DATABASE_URI=URI)
+    if table == "payment":
+        app.config["IDEMPOTENCY_TABLE"] = table
+
+    class Payment(db.Model):
+        __tablename__ = table
+        id = sa.Column(sa.Integer, primary_key=True)
+        created_at = sa.Column(sa.DateTime)
+
+    db.init_app(app)
+    with pytest.raises(ConfigurationError, match=f"IDEMPOTENCY_TABLE .*{table}.*another name"):
+        Idempotency(app, db, scope=None)
+
+
+def test_two_applications_share_our_table():
+    first, db = bare_app()
+    second, _ = bare_app()
+    del second.extensions["sqlalchemy"]
+    db.init_app(second)
+    idempotency = Idempotency(first, db, scope=None)
+    idempotency.init_app(second, db)
+    Idempotency(*bare_app(), scope=None)
+    one, two = (app.extensions["idempotency"].table for app in (first, second))
+    assert one is two

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
+from flask_idempotency import Idempotency
 from tests.integration.commands.running import PROGRAM, ROOT, build, not_ok, once, runner
 
 
@@ -91,6 +93,32 @@ def test_a_table_in_a_schema_with_an_odd_name_and_a_naming_convention(make_world
     assert not not_ok(run("check"))
 
 
-def make_world_without_tables(make_world: Any, db: SQLAlchemy) -> Any:
+@pytest.mark.parametrize("name", ["t" * 50, "T" * 49, "order"])
+def test_the_longest_name_and_one_that_must_be_quoted_serve_a_table(make_world, add_view, name):
+    world = make_world_without_tables(make_world, SQLAlchemy(), IDEMPOTENCY_TABLE=name)
+    run = runner(world.app)
+    assert f"{name}: created the table\n" in run("create-table").output
+    add_view(world)
+    world.sql("create table payment (id serial primary key, amount int, note text)")
+    assert [world.post().status_code for _ in range(2)] == [201, 201]
+    assert world.count(f'"{name}"') == world.count() == 1
+    assert run("create-table").output == f"{name}: nothing to do\n"
+    assert not not_ok(run("check"))
+
+
+def test_a_table_that_was_reflected_before_the_extension_was_set_up_serves(world, run, pay):
+    pay()
+    app, db = Flask("another"), SQLAlchemy()
+    app.config["SQLALCHEMY_DATABASE_URI"] = world.app.config["SQLALCHEMY_DATABASE_URI"]
+    db.init_app(app)
+    world.sql("drop index ix_idempotency_record_resumable")
+    with app.app_context():
+        db.reflect()
+    Idempotency(app, db, scope=None)
+    result = once(app, "create-table")
+    assert result.output == "idempotency_record: created the index of resumable operations\n"
+
+
+def make_world_without_tables(make_world: Any, db: SQLAlchemy, **config: Any) -> Any:
     db.create_all = lambda *args, **kwargs: None  # type: ignore[method-assign]
-    return make_world(db=db)
+    return make_world(db=db, **config)
