@@ -165,10 +165,11 @@ def _find_key(state: AppState, route: Route, now: RequestState) -> None:
     """Look for the key elsewhere than in its header."""
     if not _may_hold_key(state, route):
         return
-    body = _body(state, now).whole()
+    body = _body(state, now)
+    body.whole()
     if route.key is not None:
         now.key = http.natural_key(request, body, route, state.settings)
-    elif (field := forms.read_field(request, state, route)) is not None:
+    elif (field := forms.read_field(body.form(), state, route)) is not None:
         now.field, now.key = field, field.key
 
 

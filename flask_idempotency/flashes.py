@@ -43,7 +43,7 @@ def flash_again(headers: Headers) -> None:
     texts = [value for name, value in headers if name == FLASHES]
     if not texts or not has_request_context() or _has_no_session():
         return
-    waiting = list(session.get("_flashes", []))
+    waiting = [*map(tuple, session.get("_flashes", []))]  # some sessions make lists of them
     try:
         flashed = [(category, message) for category, message in _JSON.loads(texts[0])]
     except (TypeError, ValueError) as error:

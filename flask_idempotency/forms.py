@@ -21,6 +21,7 @@ from flask import Flask, Request, current_app, request
 from itsdangerous import BadSignature, Signer, TimestampSigner
 from itsdangerous.encoding import want_bytes
 from markupsafe import Markup
+from werkzeug.datastructures import MultiDict
 
 from .config import Settings
 from .core.keys import Scope, hash_key
@@ -74,10 +75,10 @@ def may_have_field(request: Request, settings: Settings) -> bool:
     return settings.form_field is not None and request.mimetype in FORM_TYPES
 
 
-def read_field(request: Request, state: AppState, route: Route) -> FormKey | None:
+def read_field(form: MultiDict[str, str], state: AppState, route: Route) -> FormKey | None:
     """What the form's field says, or None without one. Raises ``KeyMalformed``."""
     name = state.settings.form_field or ""
-    values = request.form.getlist(name)
+    values = form.getlist(name)
     if not values:
         return None
     if len(values) > 1:

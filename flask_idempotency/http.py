@@ -11,7 +11,7 @@ from uuid import UUID
 from flask import Flask, Request, Response
 from flask import request as present_request
 from flask.typing import ResponseReturnValue
-from werkzeug.datastructures import Headers
+from werkzeug.datastructures import Headers, MultiDict
 from werkzeug.exceptions import (
     ClientDisconnected,
     HTTPException,
@@ -55,15 +55,15 @@ def header_key(request: Request, settings: Settings, *, resumed: bool = False) -
     return parse_key(value, settings.max_key_length, settings.min_key_length)
 
 
-def natural_key(request: Request, body: bytes, route: Route, settings: Settings) -> str | None:
+def natural_key(request: Request, body: Body, route: Route, settings: Settings) -> str | None:
     """The key that ``route.key`` finds in the request. Raises ``KeyMalformed``, ``BodyMalformed``."""
     longest = settings.max_key_length
     match route.key:
         case fp.Pointer():
-            value = fp.resolve(fp.parse_json(body), route.key)
+            value = fp.resolve(fp.parse_json(body.whole()), route.key)
             return None if value is fp.MISSING else fp.natural_key(value, longest)
         case FormField(name):
-            values = request.form.getlist(name)
+            values = body.form().getlist(name)
             if len(values) > 1:
                 raise KeyMalformed(f"The field {name} that serves as key is there more than once.")
             return fp.natural_key(values[0], longest) if values else None
@@ -79,6 +79,10 @@ def natural_key(request: Request, body: bytes, route: Route, settings: Settings)
                 )
             return fp.natural_key(str(value) if isinstance(value, UUID) else value, longest)
     return header_key(request, settings)
+
+
+_PARSED = frozenset({"stream", "form", "files", "values", "_cached_data"})
+"""What a request remembers once it was parsed."""
 
 
 class Body(io.RawIOBase):
@@ -103,13 +107,24 @@ class Body(io.RawIOBase):
             request.environ["wsgi.input"] = self
 
     def whole(self) -> bytes:
-        """All of it; the view finds it in the request as ever.
+        """All of it, as it came; the application finds it unread, as far as it has not read it itself.
 
         Raises ``BodyIncomplete``, or Werkzeug's 411 and 413.
         """
         if self._whole is None:
             self._whole = self._read_late() if self._is_late else self._read()
         return self._whole
+
+    def form(self) -> MultiDict[str, str]:
+        """The form in it. Raises Werkzeug's 413."""
+        self.whole()
+        request, known = self._request, {*self._request.__dict__}
+        form = request.form
+        if request.environ["wsgi.input"] is self and known.isdisjoint(_PARSED):
+            for name in _PARSED & request.__dict__.keys():
+                del request.__dict__[name]
+            self._position = 0
+        return form
 
     def readable(self) -> bool:
         """It is there to be read."""
@@ -124,19 +139,20 @@ class Body(io.RawIOBase):
         self._position += len(data)
         return len(data)
 
+    def readall(self) -> bytes:
+        """Read to the end, for the application."""
+        while self._read_on(CHUNK_BYTES):
+            pass
+        data = bytes(self._kept[self._position :])
+        self._position = len(self._kept)
+        return data
+
     def _read(self) -> bytes:
-        request = self._request
-        if self._is_chunked() and not request.environ.get("wsgi.input_terminated"):
+        if self._is_chunked() and not self._request.environ.get("wsgi.input_terminated"):
             raise LengthRequired("This server cannot read a chunked body: send a Content-Length.")
         while self._read_on(CHUNK_BYTES):
             pass
         self._kept = body = bytes(self._kept)  # which frees the other copy
-        if self._position == 0:
-            # For a view that reads the stream, or makes a request of its own out of the environ.
-            request.environ["wsgi.input"] = io.BytesIO(body)
-            request.__dict__["stream"] = io.BytesIO(body)
-            request.get_data(cache=True)
-            request.__dict__["stream"] = io.BytesIO(body)
         return body
 
     def _read_late(self) -> bytes:
@@ -148,7 +164,10 @@ class Body(io.RawIOBase):
                 " body: call request.get_data() before, and let the view's decorators use"
                 " functools.wraps"
             )
-        if self._expected is not None and len(body) != self._expected:
+        is_decoded = (
+            self._request.content_encoding is not None
+        )  # perhaps, and then it has another length
+        if self._expected is not None and len(body) != self._expected and not is_decoded:
             raise BodyIncomplete
         if len(body) > self._limit():
             raise RequestEntityTooLarge

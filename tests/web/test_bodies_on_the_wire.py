@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import io
 
 import pytest
-from flask import Request, request
+from flask import Flask, Request, request
 
 from flask_idempotency import ConfigurationError, idempotent
 
@@ -166,7 +168,7 @@ def test_without_a_key_the_body_is_the_views_business(world, echo):
 READERS = {
     "stream": lambda asked: asked.stream.read(),
     "in pieces": lambda asked: b"".join(iter(lambda: asked.stream.read(7), b"")),
-    "stream, then data": lambda asked: asked.stream.read() and asked.get_data(),
+    "stream, then data": lambda asked: asked.stream.read() + asked.get_data(),
     "environ": lambda asked: asked.environ["wsgi.input"].read(),
     "another request": lambda asked: Request(asked.environ).get_data(),
 }
@@ -187,3 +189,95 @@ def test_a_view_may_read_the_body_as_a_stream(world, read, chunked):
     for _ in range(2):
         assert post(world, BODY, chunked=chunked, length=length).status_code == 201
     assert seen == [BODY]
+
+
+class Checksum:
+    """A stream that computes a hash of what is read, as in the patterns of Flask's documentation."""
+
+    def __init__(self, stream):
+        self.stream, self.hash = stream, hashlib.sha256()
+
+    def read(self, size=-1):
+        data = self.stream.read(size)
+        self.hash.update(data)
+        return data
+
+
+def inflated():
+    request.stream = gzip.GzipFile(fileobj=request.stream)
+
+
+def inflated_input():
+    request.environ["wsgi.input"] = gzip.GzipFile(fileobj=request.environ["wsgi.input"])
+
+
+PAIRS = "field=" + "x" * 1000 + "&amount=5"
+PARTS = b'--b\r\nContent-Disposition: form-data; name="amount"\r\n\r\n' + b"5" * 1000 + b"\r\n--b--\r\n"
+DECODED = {
+    "application/json": BODY,
+    "application/x-www-form-urlencoded": PAIRS.encode(),
+    "multipart/form-data; boundary=b": PARTS,
+}
+
+
+def beside_plain(world, path, view, before=None, **options):
+    """The view in an application without the extension, and protected."""
+    plain = Flask("plain")
+    for app, wrapped in (plain, view), (world.app, idempotent(**options)(view)):
+        if before is not None:
+            app.before_request(before)
+        app.post(path, endpoint=path)(wrapped)
+    return plain, world.app
+
+
+@pytest.mark.parametrize("wrap", [inflated, inflated_input])
+@pytest.mark.parametrize("content_type", DECODED)
+def test_a_body_that_the_application_decodes_reaches_the_view_decoded(world, wrap, content_type):
+    def view():
+        return {"json": request.get_json(silent=True), "form": request.form}, 201
+
+    packed = gzip.compress(DECODED[content_type])
+    sent = {"Content-Encoding": "gzip", "Idempotency-Key": "key-1", "X-User": "alice"}
+    answers = [
+        app.test_client().post(
+            "/decoded", data=packed, headers=sent, content_type=content_type, **TERMINATED
+        )
+        for app in (*beside_plain(world, "/decoded", view, wrap), world.app)
+    ]
+    assert [answer.status_code for answer in answers] == [201, 201, 201]
+    assert "5" in answers[0].text
+    assert answers[0].text == answers[1].text == answers[2].text
+
+
+def test_a_decoded_body_is_no_broken_one_above_the_protection(world):
+    def inflate(view):
+        def inflating():
+            inflated()
+            return view()
+
+        return inflating
+
+    def pay():
+        return request.get_json()
+
+    world.app.post("/payments", endpoint="pay")(inflate(idempotent(pay)))
+    sent = {"data": gzip.compress(BODY), "content_type": "application/json", **TERMINATED}
+    answer = world.post(headers={"Content-Encoding": "gzip"}, **sent)
+    assert (answer.status_code, answer.json["amount"]) == (200, 5)
+
+
+@pytest.mark.parametrize("options", [{}, {"key": "form:amount"}], ids=["header", "form"])
+def test_a_view_may_take_the_checksum_of_what_it_parses(world, options):
+    def view():
+        checksum = request.environ["wsgi.input"] = Checksum(request.environ["wsgi.input"])
+        return {"amount": request.form["amount"], "hash": checksum.hash.hexdigest()}, 201
+
+    headers = {"X-User": "alice"} | ({} if options else {"Idempotency-Key": "key-1"})
+    told = [
+        app.test_client().post("/checked", data={"amount": "5"}, headers=headers).json
+        for app in beside_plain(world, "/checked", view, **options)
+    ]
+    assert told == [{"amount": "5", "hash": hashlib.sha256(b"amount=5").hexdigest()}] * 2
+
+
+TERMINATED = {"environ_overrides": {"wsgi.input_terminated": True}}

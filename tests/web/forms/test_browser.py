@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import requests
 from flask import flash, get_flashed_messages, redirect, session
+from flask.sessions import SecureCookieSessionInterface
 from markupsafe import Markup
 from werkzeug.serving import make_server
 
@@ -22,6 +25,16 @@ class TestInABrowser:
         assert shop.count() == 1
 
     def test_a_message_that_was_not_yet_shown_is_shown_once(self, shop):
+        add_payments(shop)
+        client, field = shop.client, load(shop.client)
+        send(client, field)
+        assert client.get(send(client, field).location).json == {"messages": [MESSAGE]}
+
+    def test_a_session_that_makes_lists_of_messages_shows_it_once_too(self, shop):
+        class WithoutTuples(SecureCookieSessionInterface):
+            serializer = json
+
+        shop.app.session_interface = WithoutTuples()
         add_payments(shop)
         client, field = shop.client, load(shop.client)
         send(client, field)
