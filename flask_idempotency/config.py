@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from .engine import MAX_WAITERS
-from .errors import ConfigurationError
+from .errors import ConfigurationError, shown
 
 PREFIX = "IDEMPOTENCY_"
 
@@ -256,10 +256,10 @@ def read_settings(config: Mapping[str, Any], *, redis_given: bool) -> Settings:
 
 def checked(name: str, value: Any, read: Callable[[Any], Any], allowed: str) -> Any:
     """``read(value)``; raises ``ConfigurationError`` with name, value and what is allowed."""
-    shown = "(not shown)" if name in SECRET else repr(value)
+    what = "(not shown)" if name in SECRET else shown(value)
     try:
         return read(value)
     except ConfigurationError as error:  # says what is wrong inside the value
-        raise ConfigurationError(f"{name} is {shown}: {error}") from None
+        raise ConfigurationError(f"{name} is {what}: {error}") from None
     except (ValueError, TypeError):
-        raise ConfigurationError(f"{name} is {shown}; allowed: {allowed}") from None
+        raise ConfigurationError(f"{name} is {what}; allowed: {allowed}") from None

@@ -10,7 +10,7 @@ from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import URL, MetaData, make_url
 from sqlalchemy.exc import ArgumentError
 
-from .errors import ConfigurationError
+from .errors import ConfigurationError, shown
 
 
 def database_uri(app: Flask, bind_key: str | None) -> tuple[Any, str]:
@@ -28,7 +28,7 @@ def _configured(app: Flask, bind_key: str | None) -> tuple[URL, str]:
     if uri is None and bind_key is not None:
         known = [*(app.config.get("SQLALCHEMY_BINDS") or {}), None]
         raise ConfigurationError(
-            f"IDEMPOTENCY_BIND_KEY is {bind_key!r}; allowed: {', '.join(map(repr, known))}"
+            f"IDEMPOTENCY_BIND_KEY is {shown(bind_key)}; allowed: {', '.join(map(shown, known))}"
             " (the keys of SQLALCHEMY_BINDS)"
         )
     if uri is None:

@@ -11,6 +11,11 @@ No message ever holds a key, a body or a fingerprint.
 
 from __future__ import annotations
 
+from collections.abc import Sized
+
+LONGEST_SHOWN = 40
+"""Characters of a wrong value in a message: fewer than an encryption key has in base64."""
+
 
 class IdempotencyError(Exception):
     """Something Flask-Idempotency refuses to do; the message names the cause and the cure."""
@@ -22,6 +27,21 @@ class IdempotencyError(Exception):
 
 class ConfigurationError(IdempotencyError):
     """The extension is set up wrongly."""
+
+
+def shown(value: object) -> str:
+    """A wrong value as a message may show it: of a URL or anything long only the type and the length.
+
+    In the wrong place there may be a password or a key; none that is worth anything is short.
+    """
+    try:
+        text = repr(value)
+    except Exception:  # of an integer that is too long, or of somebody else's class
+        text = ""
+    if text and len(text) <= LONGEST_SHOWN and "://" not in text and not isinstance(value, bytes):
+        return text
+    size = f" of length {len(value)}" if isinstance(value, Sized) else ""
+    return f"a {type(value).__name__}{size} (not shown)"
 
 
 class NotAtomic(IdempotencyError):

@@ -23,7 +23,7 @@ from .core.keys import Scope
 from .core.ports import Records
 from .database import check_driver, default_prefix, metadata_of
 from .engine import Engine as IdempotencyEngine
-from .errors import ConfigurationError
+from .errors import ConfigurationError, shown
 from .operation import present_operation
 from .options import (
     NOT_GIVEN,
@@ -86,12 +86,14 @@ class Idempotency:
         redis: Any = None,
     ) -> None:
         """Set the extension up on ``app``. Arguments: see the class."""
+        if not isinstance(app, Flask):
+            raise ConfigurationError(f"app is {shown(app)}; allowed: a flask.Flask object")
         if "idempotency" in app.extensions:
             raise ConfigurationError("this application already has an Idempotency")
         registered: SQLAlchemy | None = app.extensions.get("sqlalchemy")
         db = db or self._db or registered
         if db is not None and not isinstance(db, SQLAlchemy):
-            raise ConfigurationError(f"db is {db!r}; allowed: a flask_sqlalchemy.SQLAlchemy object")
+            raise ConfigurationError(f"db is {shown(db)}; allowed: a flask_sqlalchemy.SQLAlchemy object")
         if db is None or registered is not db:
             raise ConfigurationError(
                 "this application has no Flask-SQLAlchemy yet: call db.init_app(app) before"
@@ -136,7 +138,7 @@ class Idempotency:
         """
         if not isinstance(target, (Flask, Blueprint)):
             raise ConfigurationError(
-                f"protect() was given {target!r}; allowed: an application or a blueprint object"
+                f"protect() was given {shown(target)}; allowed: an application or a blueprint object"
             )
         route = read_protection(methods, skip, options)
         if hasattr(target, routes.EXEMPT):
@@ -208,7 +210,7 @@ class Idempotency:
             return target
         if isinstance(target, Flask) or not (isinstance(target, Blueprint) or callable(target)):
             raise ConfigurationError(
-                f"exempt() was given {target!r}; allowed: a view, a blueprint, or the name of an"
+                f"exempt() was given {shown(target)}; allowed: a view, a blueprint, or the name of an"
                 " endpoint"
             )
         if isinstance(target, Blueprint) and target in self._protections.routes:
@@ -255,7 +257,7 @@ def _checked_scope(scope: Any) -> ScopeCallable | None:
             " scope=None if this API really has one tenant only"
         )
     if scope is not None and not callable(scope):
-        raise ConfigurationError(f"scope is {scope!r}; allowed: a callable, or None for one tenant")
+        raise ConfigurationError(f"scope is {shown(scope)}; allowed: a callable, or None for one tenant")
     return scope  # type: ignore[no-any-return]
 
 

@@ -21,6 +21,7 @@ from .errors import (
     Problem,
     ReplayForbidden,
     StoreUnavailable,
+    shown,
 )
 from .operation import Operation
 from .options import Route, ask_scope
@@ -51,7 +52,7 @@ def outcomes_blueprint(
     each page, the last one outermost.
     """
     if not isinstance(decorators, list | tuple) or not all(map(callable, decorators)):
-        raise ConfigurationError(f"decorators={decorators!r}; allowed: a list of decorators")
+        raise ConfigurationError(f"decorators={shown(decorators)}; allowed: a list of decorators")
     blueprint = Blueprint(name, __name__, url_prefix=f"/{name}")
     if publish_policy:
         policy_page = _decorated(idempotency_policy, decorators)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn
 from urllib.parse import unquote_to_bytes
 
-from ..errors import BodyMalformed, ConfigurationError, KeyMalformed
+from ..errors import BodyMalformed, ConfigurationError, KeyMalformed, shown
 from .keys import Part, digest
 
 REQUEST: Final = 1  # 2 and 3 were JSON and FIELDS with another canonical form
@@ -320,7 +320,7 @@ def parse_pointer(text: str) -> Pointer:
     """
     if not re.fullmatch(r"(?:/(?:[^~/]|~[01])*)*", str(text)):
         raise ConfigurationError(
-            f"{text!r} is not a JSON pointer (RFC 6901): write a slash before every name, as in "
+            f"{shown(text)} is not a JSON pointer (RFC 6901): write a slash before every name, as in "
             "'/order/id', and within a name ~1 for a slash and ~0 for a tilde."
         )
     tokens = (token.replace("~1", "/").replace("~0", "~") for token in text.split("/")[1:])

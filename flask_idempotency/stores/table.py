@@ -60,7 +60,7 @@ def define_steps(records: Table) -> Table:
 
 
 def _defined(build: Callable[[MetaData, str], Table], metadata: MetaData, name: str) -> Table:
-    """What ``build`` makes, once in ``metadata``. Raises ``ConfigurationError`` for another of that name.
+    """What ``build`` makes, once in ``metadata``. Raises ``ConfigurationError`` if that is another.
 
     A table with our columns was reflected from the database. It is ours, perhaps without an index.
     """

@@ -6,6 +6,7 @@ import pytest
 from flask import Flask
 
 from flask_idempotency import ConfigurationError, Idempotency, idempotent
+from flask_idempotency.errors import shown
 
 WRONG_OPTIONS = [
     ("required", "no", "True or False"),
@@ -37,7 +38,7 @@ def test_a_wrong_option_is_named_where_the_view_is_decorated(name, value, allowe
     for use in idempotent, lambda **options: Idempotency().protect(Flask("shop"), **options):
         with pytest.raises(ConfigurationError) as caught:
             use(**{name: value})
-        assert str(caught.value).startswith(f"{name} is {value!r}; allowed: ")
+        assert str(caught.value).startswith(f"{name} is {shown(value)}; allowed: ")
         assert allowed in str(caught.value)
 
 

@@ -11,10 +11,12 @@ import sqlalchemy as sa
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
-from flask_idempotency import ConfigurationError, Idempotency
+from flask_idempotency import ConfigurationError, Idempotency, idempotent
+from flask_idempotency.errors import shown
 
 URI = "postgresql+psycopg2://shop:canary@nowhere.invalid/shop"
 REDIS = "redis://:canary@nowhere.invalid:6379/0"
+KEY = "canary" * 7 + "9="
 
 
 def set_up(*, uri=URI, **config):
@@ -84,6 +86,7 @@ WRONG_SETTINGS = [
     ("ON_STORE_ERROR", "ignore", "'reject' or 'allow'"),
     ("ACCEPT_UNSEALED", "yes", "True or False"),
     ("ENABLED", 0, "True or False"),
+    pytest.param("TTL", 10**5000, "from 1 second to 10 years", id="TTL of 5000 digits"),
 ]
 
 
@@ -92,7 +95,7 @@ def test_a_wrong_setting_names_itself_its_value_and_what_is_allowed(name, value,
     with pytest.raises(ConfigurationError) as caught:
         set_up(**{f"IDEMPOTENCY_{name}": value})
     message = str(caught.value)
-    assert message.startswith(f"IDEMPOTENCY_{name} is {value!r}; allowed: ")
+    assert message.startswith(f"IDEMPOTENCY_{name} is {shown(value)}; allowed: ")
     assert allowed in message
 
 
@@ -173,6 +176,65 @@ def test_a_wrong_secret_is_named_and_not_shown(name, value, allowed):
 )
 def test_a_url_of_redis_may_be_written_in_these_ways(url):
     assert set_up(IDEMPOTENCY_REDIS_URL=url).store == "hybrid"
+
+
+def give_url_as_db(url):
+    Idempotency(bare_app()[0], url)
+
+
+def give_url_as_application(url):
+    Idempotency(url)
+
+
+def give_url_as_scope(url):
+    Idempotency(*bare_app(), scope=url)
+
+
+def protect_url(url):
+    Idempotency().protect(url)
+
+
+def give_url_as_option(url):
+    idempotent(key=url)(give_url_as_db)
+
+
+def give_urls_as_pointers(url):
+    idempotent(fingerprint=[url])(give_url_as_db)
+
+
+def put_url_into(setting):
+    def put(url):
+        set_up(**{f"IDEMPOTENCY_{setting}": url})
+
+    put.__name__ = f"put_url_into_{setting}"
+    return put
+
+
+SETTINGS_WITH_TEXT = ("STORE", "HEADER", "TTL", "BIND_KEY", "TABLE", "ACCEPT_UNSEALED", "UNSTORED_HEADERS")
+MISPLACED = [
+    give_url_as_db,
+    give_url_as_application,
+    give_url_as_scope,
+    protect_url,
+    give_url_as_option,
+    give_urls_as_pointers,
+    *map(put_url_into, SETTINGS_WITH_TEXT),
+]
+
+
+@pytest.mark.parametrize("secret", [URI, REDIS, KEY, KEY.encode(), [KEY]])
+@pytest.mark.parametrize("give", MISPLACED, ids=lambda give: give.__name__)
+def test_a_secret_in_the_wrong_place_is_not_shown(give, secret):
+    with pytest.raises(ConfigurationError) as caught:
+        give(secret)
+    assert "canary" not in str(caught.value)
+    assert type(secret).__name__ in str(caught.value)
+
+
+def test_a_prefix_that_is_a_url_is_not_shown():
+    with pytest.raises(ConfigurationError, match="^IDEMPOTENCY_REDIS_PREFIX is a str") as caught:
+        set_up(IDEMPOTENCY_REDIS_PREFIX=REDIS * 3)
+    assert "canary" not in str(caught.value)
 
 
 @pytest.mark.parametrize("wrong", [b"short", "too short", "x" * 44, 7, None])
