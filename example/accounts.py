@@ -15,4 +15,4 @@ blueprint.before_request(sign_in)
 
 @blueprint.get("/accounts/me")
 def show() -> dict[str, Any]:
-    return db.session.get_one(Account, g.account_id).to_dict()
+    return db.get_or_404(Account, g.account_id).to_dict()

@@ -167,10 +167,10 @@ def show_first(world):
     world.commit()
 
 
-for setup in (tenant_at_checkout, tenant_for_the_session_at_checkout):
-    what = setup.__name__.replace("_", " ")
-    family.add(f"{what}", show_first, setup=setup)
-    family.add(f"{what}, and a read before", show_first, setup=setup, before=sends("select 1"))
+for arranged in (tenant_at_checkout, tenant_for_the_session_at_checkout):
+    what = arranged.__name__.replace("_", " ")
+    family.add(f"{what}", show_first, setup=arranged)
+    family.add(f"{what}, and a read before", show_first, setup=arranged, before=sends("select 1"))
 family.add("a role chosen by a listener of the engine", show_and_pay, setup=role_at_begin)
 family.add(
     "a role chosen by a listener of the engine, and a read before",

@@ -87,19 +87,19 @@ def flushed_under_a_veto(world):
     world.session.flush()
 
 
-for setup in (vetoes, session_vetoes):
-    what = setup.__name__.replace("_", " ")
-    both = ("hybrid", "postgres") if setup is vetoes else ("postgres",)
-    family.add(f"{what}, and nobody answers", vetoed, setup=setup, status=500, stores=both)
+for arranged in (vetoes, session_vetoes):
+    what = arranged.__name__.replace("_", " ")
+    both = ("hybrid", "postgres") if arranged is vetoes else ("postgres",)
+    family.add(f"{what}, and nobody answers", vetoed, setup=arranged, status=500, stores=both)
     family.add(
-        f"{what}, and the view answers", vetoed_and_answered, setup=setup, status=409, stores=both
+        f"{what}, and the view answers", vetoed_and_answered, setup=arranged, status=409, stores=both
     )
-    family.add(f"{what}, and the view goes on", vetoed_and_done_later, setup=setup)
-    family.add(f"{what} the second commit", vetoed_the_second_time, setup=setup)
+    family.add(f"{what}, and the view goes on", vetoed_and_done_later, setup=arranged)
+    family.add(f"{what} the second commit", vetoed_the_second_time, setup=arranged)
     family.add(
         f"{what} a commit above the view",
         flushed_under_a_veto,
-        setup=setup,
+        setup=arranged,
         status=500,
         after_request=commit_after,
         events=False,
@@ -158,16 +158,16 @@ def with_an_outbox_and_two_commits(world):
     with_an_outbox(world)
 
 
-for setup in (outbox, outbox_of_the_session):
-    what = setup.__name__.replace("_", " ")
-    both = ("hybrid", "postgres") if setup is outbox else ("postgres",)
-    family.add(f"an {what}", with_an_outbox, setup=setup, stores=both)
-    family.add(f"an {what} of two commits", with_an_outbox_and_two_commits, setup=setup)
-    family.add(f"an {what} and a rollback", with_an_outbox_that_is_rolled_back, setup=setup)
+for arranged in (outbox, outbox_of_the_session):
+    what = arranged.__name__.replace("_", " ")
+    both = ("hybrid", "postgres") if arranged is outbox else ("postgres",)
+    family.add(f"an {what}", with_an_outbox, setup=arranged, stores=both)
+    family.add(f"an {what} of two commits", with_an_outbox_and_two_commits, setup=arranged)
+    family.add(f"an {what} and a rollback", with_an_outbox_that_is_rolled_back, setup=arranged)
     family.add(
         f"an {what} before an error",
         with_an_outbox_and_an_error,
-        setup=setup,
+        setup=arranged,
         status=500,
         expect=ByDesign(
             ROLLED_BACK,
@@ -298,22 +298,22 @@ VIEWS = {
     a_refusal: 422,
     an_error: 500,
 }
-for setup in (hears_the_session, hears_the_commits, hears_statements, hears_errors, hears_rows):
-    what = setup.__name__.replace("_", " ")
+for arranged in (hears_the_session, hears_the_commits, hears_statements, hears_errors, hears_rows):
+    what = arranged.__name__.replace("_", " ")
     for view, status in VIEWS.items():
-        if setup in {hears_errors, hears_rows} and view not in {nested, an_error_that_is_caught}:
+        if arranged in {hears_errors, hears_rows} and view not in {nested, an_error_that_is_caught}:
             continue
         name = view.__name__.replace("_", " ")
         expect = EQUAL_OR_REFUSED if view is uncommitted else EQUAL
-        family.add(f"{what}, {name}", view, setup=setup, status=status, expect=expect)
-    for view in (nothing, two_commits) if setup not in {hears_errors, hears_rows} else ():
+        family.add(f"{what}, {name}", view, setup=arranged, status=status, expect=expect)
+    for view in (nothing, two_commits) if arranged not in {hears_errors, hears_rows} else ():
         name = view.__name__.replace("_", " ")
         family.add(
             f"{what}, {name}, in the first request of all",
             view,
-            setup=setup,
+            setup=arranged,
             cold=True,
-            stores=("hybrid", "postgres") if setup is hears_the_session else ("postgres",),
+            stores=("hybrid", "postgres") if arranged is hears_the_session else ("postgres",),
         )
 
 

@@ -162,12 +162,12 @@ def committed_and_failed(world):
     raise RuntimeError("no")
 
 
-for setup in (reads_in_the_handler, reads_in_the_handler_of_all, writes_in_the_handler):
-    what = setup.__name__.replace("_", " ")
+for arranged in (reads_in_the_handler, reads_in_the_handler_of_all, writes_in_the_handler):
+    what = arranged.__name__.replace("_", " ")
     family.add(
         f"an application that {what}",
         committed_and_failed,
-        setup=setup,
+        setup=arranged,
         status=500,
         expect=ByDesign(ROLLED_BACK, NothingKept().problems),
     )

@@ -95,5 +95,5 @@ def test_nothing_of_the_table_reaches_the_terminal_as_an_instruction(world, run,
         (line,) = json.loads(run(*command.split(), "--json").stdout)
         assert line["operation"] == odd
     failed = run("release", digits)
-    assert r"x\x1b[2J: only what is" in failed.stderr
-    assert all(line.isprintable() for line in failed.stderr.split("\n"))
+    assert r"x\x1b[2J: only what is" in failed.output
+    assert all(line.isprintable() for line in failed.output.split("\n"))
