@@ -93,7 +93,9 @@ class Idempotency:
         registered: SQLAlchemy | None = app.extensions.get("sqlalchemy")
         db = db or self._db or registered
         if db is not None and not isinstance(db, SQLAlchemy):
-            raise ConfigurationError(f"db is {shown(db)}; allowed: a flask_sqlalchemy.SQLAlchemy object")
+            raise ConfigurationError(
+                f"db is {shown(db)}; allowed: a flask_sqlalchemy.SQLAlchemy object"
+            )
         if db is None or registered is not db:
             raise ConfigurationError(
                 "this application has no Flask-SQLAlchemy yet: call db.init_app(app) before"
@@ -257,7 +259,9 @@ def _checked_scope(scope: Any) -> ScopeCallable | None:
             " scope=None if this API really has one tenant only"
         )
     if scope is not None and not callable(scope):
-        raise ConfigurationError(f"scope is {shown(scope)}; allowed: a callable, or None for one tenant")
+        raise ConfigurationError(
+            f"scope is {shown(scope)}; allowed: a callable, or None for one tenant"
+        )
     return scope  # type: ignore[no-any-return]
 
 

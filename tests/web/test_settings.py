@@ -210,7 +210,15 @@ def put_url_into(setting):
     return put
 
 
-SETTINGS_WITH_TEXT = ("STORE", "HEADER", "TTL", "BIND_KEY", "TABLE", "ACCEPT_UNSEALED", "UNSTORED_HEADERS")
+SETTINGS_WITH_TEXT = (
+    "STORE",
+    "HEADER",
+    "TTL",
+    "BIND_KEY",
+    "TABLE",
+    "ACCEPT_UNSEALED",
+    "UNSTORED_HEADERS",
+)
 MISPLACED = [
     give_url_as_db,
     give_url_as_application,
