@@ -15,8 +15,8 @@ from typing import Protocol, TypeVar, cast
 
 from .core.machine import Comparison, Event, Next, Seen, after, compare, decide, seen
 from .core.ports import Glance, Hold, Lease, Lock, Records
-from .core.records import Answer, Claim, Record
-from .errors import SealBroken, StoreUnavailable
+from .core.records import Answer, Claim, Record, State
+from .errors import RecordBroken, SealBroken, StoreUnavailable
 
 T = TypeVar("T")
 
@@ -201,7 +201,7 @@ class Engine:
         Raises ``StoreUnavailable``, and ``SealBroken`` or ``RecordBroken`` for one that was changed.
         """
         record = self._records.look(key)
-        if record is None or record.answer is None:
+        if record is None or (record.answer is None and record.state is State.IN_PROGRESS):
             return record
         return replace(record, answer=self._opened(record))
 
@@ -274,10 +274,13 @@ class Engine:
         return Replay(self._opened(record), record.attempt)
 
     def _opened(self, record: Record) -> Answer:
-        answer = _there(record.answer)
+        answer = record.answer
+        if answer is None:
+            raise RecordBroken("it has ended, but has no status")
+        answer.check_status()  # what is sealed is bound to it
         if self._sealer:
             answer = self._sealer.open(answer, record)
-        if answer.headers is None:
+        elif answer.is_sealed():
             raise SealBroken("the stored answer is sealed, but IDEMPOTENCY_ENCRYPTION_KEYS is empty")
         answer.check()
         return answer

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .core.fingerprint import Fingerprint
-from .core.records import Answer, Claim, Record
+from .core.records import SEALED, Answer, Claim, Record
 from .errors import ConfigurationError, SealBroken
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-_FORMAT = b"\x01"
+_FORMAT = SEALED
 _KEY_BYTES = 32
 _KEY_ID_BYTES = 8
 """Eight tell a list of keys apart (four already would), and say nothing about a random key."""
@@ -116,7 +116,7 @@ class AnswerSealer:
 
         :raises SealBroken: as :meth:`Sealer.open`, and for an unsealed one if those are not accepted.
         """
-        if answer.headers is not None:
+        if not answer.is_sealed():
             self._check_accepted("response")
             return answer
         context = _context(record.key, record.fingerprint, answer.status)

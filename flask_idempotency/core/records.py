@@ -8,6 +8,9 @@ from enum import Enum
 from ..errors import RecordBroken
 from .fingerprint import Fingerprint
 
+SEALED = b"\x01"
+"""How everything begins that is stored encrypted: its format. No text begins so."""
+
 Headers = tuple[tuple[str, str], ...]
 """Header lines as pairs, in order; several of one name stay several."""
 
@@ -37,10 +40,19 @@ class Answer:
     headers: Headers | None
     body: bytes | None
 
-    def check(self) -> None:
-        """Raise ``RecordBroken`` if this, opened, is no HTTP response: then somebody else wrote it."""
+    def is_sealed(self) -> bool:
+        """Whether this is encrypted, to be opened first."""
+        return self.headers is None and (self.body or b"").startswith(SEALED)
+
+    def check_status(self) -> None:
+        """Raise ``RecordBroken`` for a status that HTTP does not have."""
         if not isinstance(self.status, int) or not 100 <= self.status <= 599:
             raise RecordBroken("its status is not an integer from 100 to 599")
+
+    def check(self) -> None:
+        """Raise ``RecordBroken`` if this, opened, is no HTTP response: then somebody else wrote it."""
+        if self.headers is None:
+            raise RecordBroken("its headers are missing")
         if not isinstance(self.body, bytes | None):
             raise RecordBroken("its body is not bytes")
         if not isinstance(self.headers, tuple | list) or not all(map(_is_pair, self.headers)):

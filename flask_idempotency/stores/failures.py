@@ -9,7 +9,13 @@ from __future__ import annotations
 import psycopg2
 from sqlalchemy import exc
 
-from ..errors import ConfigurationError, IdempotencyError, StoreUnavailable, TransactionConflict
+from ..errors import (
+    ConfigurationError,
+    IdempotencyError,
+    RecordBroken,
+    StoreUnavailable,
+    TransactionConflict,
+)
 
 SERIALIZATION_FAILURE = "40001"
 CONFLICTS = frozenset({SERIALIZATION_FAILURE, "40P01"})  # and deadlock
@@ -33,6 +39,7 @@ _UNAVAILABLE = (
 )
 NO_TABLE = ("42P01", "42703")  # undefined table, undefined column
 NO_RIGHT = "42501"
+OUT_OF_RANGE = ("22003", "22008")  # a number, a time
 
 Connection = psycopg2.extensions.connection
 
@@ -64,6 +71,16 @@ def problem(error: BaseException | None) -> IdempotencyError | None:
     if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
         return StoreUnavailable()
     return StoreUnavailable() if is_lost(driver_error) else None
+
+
+def record_error(error: Exception, table: str) -> Exception:
+    """The error to raise when a statement that reads or changes records failed, outside of a view.
+
+    What we store ourselves is in range: then the record was not.
+    """
+    if getattr(original(error), "pgcode", None) in OUT_OF_RANGE:
+        return RecordBroken("one of its numbers or times is out of range")
+    return store_error(error, table)
 
 
 def store_error(error: Exception, table: str) -> Exception:

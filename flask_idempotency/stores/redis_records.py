@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core.fingerprint import Fingerprint
 from ..core.records import Answer, Claim, Record, State
-from ..errors import LeaseLost, NotAtomic, StoreUnavailable
+from ..errors import LeaseLost, NotAtomic, RecordBroken, StoreUnavailable
 from .redis import Client, cause
-from .rows import legible, pairs_of
+from .rows import finite, legible, pairs_of
 
 if TYPE_CHECKING:
     from .redis_admin import RedisAdmin
@@ -156,7 +156,8 @@ class RedisRecords:
     def run(self, script: str, key: bytes, *arguments: Any) -> Any:
         """A script's reply, at the second try if there is none at the first.
 
-        Raises ``StoreUnavailable`` whatever goes wrong; it may have been carried out all the same.
+        Raises ``StoreUnavailable`` whatever goes wrong, which may have been carried out all the same;
+        but ``RecordBroken`` where the key holds something else.
         """
         command = self._command(script, key, *arguments)
         return _twice(lambda: self.connected().execute_command(*command, NEVER_DECODE=True))
@@ -254,6 +255,8 @@ def _twice(ask: Callable[[], T]) -> T:
     try:
         return ask()
     except Exception as error:
+        if "WRONGTYPE" in str(error):
+            raise RecordBroken("its key in Redis does not hold a hash") from error
         log.error("Redis failed: %s", cause(error))
         raise StoreUnavailable from error
 
@@ -288,7 +291,7 @@ def _record(key: bytes, now: int, fields: dict[str, bytes]) -> Record | None:
             Fingerprint(int(fields["version"]), fields["digest"]),
             int(fields["attempt"]),
             fields["owner"].decode(),
-            lease_left=None if lease is None else (float(lease) - now) / 1000,
+            lease_left=None if lease is None else finite((float(lease) - now) / 1000),
             answer=answer,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -41,7 +42,7 @@ def record_of(row: tuple[Any, ...]) -> Record:
     key, name, state, version, digest, attempt, owner, expired, lease_left, *answered = row
     with legible():
         found = bytes(key), name, State(state), Fingerprint(version, bytes(digest)), attempt, owner
-        return Record(*found, bool(expired), lease_left, _answer_of(*answered))
+        return Record(*found, bool(expired), finite(lease_left), _answer_of(*answered))
 
 
 def _answer_of(status: int | None, headers: str | None, body: bytes | None) -> Answer | None:
@@ -55,10 +56,17 @@ def pairs_of(headers: str | bytes | None) -> Headers | None:
     return None if headers is None else tuple((name, value) for name, value in json.loads(headers))
 
 
+def finite(seconds: float | None) -> float | None:
+    """What is left of a lease, as it is. Raises ``ValueError`` for one that never ends, or is none."""
+    if seconds is not None and not math.isfinite(seconds):
+        raise ValueError
+    return seconds
+
+
 @contextmanager
 def legible() -> Iterator[None]:
     """Raise ``RecordBroken`` where a stored value cannot be read."""
     try:
         yield
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         raise RecordBroken("one of its fields cannot be read") from error

@@ -41,6 +41,7 @@ from .failures import (
     is_lost,
     original,
     problem,
+    record_error,
     store_error,
 )
 from .leases import SqlLease
@@ -116,7 +117,7 @@ class SqlRecords:
     def run(self, template: str, values: dict[str, Any] | None = None) -> tuple[Any, int]:
         """Send statements of our own in one message; the last one's first row and row count.
 
-        Raises ``StoreUnavailable`` or ``ConfigurationError``.
+        Raises ``StoreUnavailable``, ``ConfigurationError`` or ``RecordBroken``.
         """
         rows, count = self.fetch(template, values)
         return (rows[0] if rows else None), count
@@ -182,7 +183,7 @@ class SqlRecords:
                 if getattr(driver_error, "pgcode", None) in NO_TABLE:
                     self._forget_schema()  # it may have moved
                 if not is_lost(driver_error) and getattr(driver_error, "pgcode", None) != READ_ONLY:
-                    raise store_error(error, self.table.fullname) from error
+                    raise record_error(error, self.table.fullname) from error
                 # As SQLAlchemy does: if one pooled connection is dead, the server went away and the
                 # others are dead too. Those in use are not touched. One to a standby would never die
                 # by itself.

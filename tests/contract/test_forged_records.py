@@ -10,6 +10,7 @@ import redis
 import sqlalchemy as sa
 
 from flask_idempotency.core.records import Answer
+from flask_idempotency.errors import RecordBroken
 from tests.contract.test_requests import STORES, Shop
 
 KEYS = {"IDEMPOTENCY_ENCRYPTION_KEYS": [b"k" * 32], "IDEMPOTENCY_ACCEPT_UNSEALED": True}
@@ -57,6 +58,20 @@ def shop(request, store, tmp_path, postgres, redis_server):
         shop.db.engine.dispose()
 
 
+def set_column(shop, column, sql):
+    """Write an expression of SQL into the only record, past the extension."""
+    table = shop.app.extensions["idempotency"].table.name
+    with shop.app.app_context(), shop.db.engine.begin() as connection:
+        connection.execute(sa.text(f"update {table} set {column} = {sql}"))
+
+
+def in_redis(shop):
+    """A client, and the name of the only record."""
+    client = redis.Redis.from_url(shop.app.config["IDEMPOTENCY_REDIS_URL"])
+    (name,) = client.keys(f"{shop.app.extensions['idempotency'].records.prefix}*")
+    return client, name
+
+
 def forge(shop, store, *, status=200, headers=(), body=b"forged", state="completed"):
     """Write into the only record, past the extension."""
     records = shop.app.extensions["idempotency"].records
@@ -66,8 +81,7 @@ def forge(shop, store, *, status=200, headers=(), body=b"forged", state="complet
         return
     values = {"status": status, "headers": json.dumps(headers), "body": body, "state": state}
     if store == "redis":
-        client = redis.Redis.from_url(shop.app.config["IDEMPOTENCY_REDIS_URL"])
-        (name,) = client.keys(f"{records.prefix}*")
+        client, name = in_redis(shop)
         client.hset(name, mapping={name: value for name, value in values.items() if value is not None})
         if body is None:
             client.hdel(name, "body")
@@ -134,3 +148,68 @@ def test_a_record_that_cannot_be_read_is_refused_by_name(shop, store, caplog):
     assert shop.post().status_code == 500
     assert "RecordBroken: The stored record" in caplog.text
     assert shop.runs == [1]
+
+
+def refusal(shop, caplog):
+    """What the log says is wrong with the record, for which the next request is refused."""
+    caplog.clear()
+    response = shop.post()
+    assert response.status_code == 500, response.json
+    assert shop.runs == [1]
+    (error,) = {record.exc_info[1] for record in caplog.records if record.exc_info}
+    assert isinstance(error, RecordBroken)
+    return str(error)
+
+
+@pytest.mark.parametrize("store", [store for store in STORES if store != "memory"], indirect=True)
+def test_a_completed_record_without_its_status_is_refused_by_name(shop, store, caplog):
+    if store == "redis":
+        client, name = in_redis(shop)
+        client.hdel(name, "status")
+    else:
+        set_column(shop, "status", "null")
+    assert "it has ended, but has no status" in refusal(shop, caplog)
+
+
+@pytest.mark.parametrize("store", [store for store in STORES if store != "memory"], indirect=True)
+@pytest.mark.parametrize("body", [b"forged", None])
+def test_a_completed_record_without_its_headers_is_refused_by_name(shop, store, caplog, body):
+    forge(shop, store, body=body)
+    if store == "redis":
+        client, name = in_redis(shop)
+        client.hdel(name, "headers")
+    else:
+        set_column(shop, "headers", "null")
+    assert "its headers are missing" in refusal(shop, caplog)
+
+
+@pytest.mark.parametrize("store", ["hybrid", "postgres"], indirect=True)
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("lease_expires_at", "'infinity'"),
+        ("lease_expires_at", "'-infinity'"),
+        ("state", "'in_progress', attempt = 2147483647"),
+    ],
+)
+def test_what_the_database_cannot_count_with_is_refused_by_name(shop, caplog, column, value):
+    set_column(shop, "state", "'in_progress'")
+    set_column(shop, column, value)
+    assert "one of its numbers or times is out of range" in refusal(shop, caplog)
+
+
+@pytest.mark.parametrize("store", ["redis"], indirect=True)
+@pytest.mark.parametrize("lease", ["inf", "-inf", "nan", "1e999"])
+def test_a_lease_without_an_end_is_refused_by_name(shop, caplog, lease):
+    client, name = in_redis(shop)
+    client.hset(name, mapping={"state": "in_progress", "lease": lease})
+    assert "one of its fields cannot be read" in refusal(shop, caplog)
+
+
+@pytest.mark.parametrize("store", ["redis"], indirect=True)
+def test_a_record_that_is_no_hash_in_redis_is_refused_by_name(shop, caplog):
+    client, name = in_redis(shop)
+    client.set(name, "forged")
+    assert "its key in Redis does not hold a hash" in refusal(shop, caplog)
+    client.delete(name)
+    assert shop.post().status_code == 201
