@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from .core.policy import NEVER_STORED, POINTERS
 from .engine import MAX_WAITERS
 from .errors import ConfigurationError, shown
 
@@ -91,8 +92,8 @@ def _header_names(value: Any) -> frozenset[str]:
     return frozenset(name.lower() for name in value)
 
 
-def _sequence(value: Any) -> tuple[Any, ...]:
-    if isinstance(value, (str, bytes)):
+def _list(value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):  # a set has another order in each process
         raise ValueError
     return tuple(value)
 
@@ -105,8 +106,38 @@ def _store(value: Any) -> Any:
 
 
 _TOKEN = _matching(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 section 5.6.2
+_OTHER_HEADERS = (
+    NEVER_STORED
+    | POINTERS
+    | {
+        "accept",
+        "authorization",
+        "cache-control",
+        "content-encoding",
+        "content-type",
+        "cookie",
+        "etag",
+        "expect",
+        "host",
+        "origin",
+        "retry-after",
+        "vary",
+        "www-authenticate",
+    }
+)
+"""Header names, in lower case, that HTTP or the extension uses for something else. As the key it would
+be a credential, or the same in every request; as the mark of a replay it would break the response."""
+
+
+def _header_name(value: Any) -> str:
+    name = _TOKEN(value)
+    if name.lower() in _OTHER_HEADERS:
+        raise ConfigurationError("HTTP uses this header for something else; choose another name")
+    return name
+
+
 _YEAR = 366 * 24 * 3600
-_FIELD = "a header name"
+_FIELD = "a header name that HTTP does not use for something else"
 _DURATION = "seconds (int, float) or a timedelta, from {} to {}"
 
 
@@ -125,8 +156,9 @@ SETTINGS = (
             "1 to 100 visible ASCII characters",
             "Begins every key in Redis. Left out: `idempotency:` and a digest of database and table,"
             " so that applications may share one Redis."),
-    Setting("HEADER", "Idempotency-Key", _TOKEN, _FIELD, "The request header that carries the key."),
-    Setting("REPLAYED_HEADER", "Idempotent-Replayed", _TOKEN, _FIELD,
+    Setting("HEADER", "Idempotency-Key", _header_name, _FIELD,
+            "The request header that carries the key."),
+    Setting("REPLAYED_HEADER", "Idempotent-Replayed", _header_name, _FIELD,
             "The response header that marks a replay, with the value `true`."),
     Setting("FORM_FIELD", "idempotency_key", _optional(_matching(r"[A-Za-z_][A-Za-z0-9_.:-]{0,99}")),
             "a field name, or None",
@@ -176,7 +208,7 @@ SETTINGS = (
             "Default of the option `namespace`."),
     Setting("PROBLEM_BASE", "urn:flask-idempotency:problem:", _matching(r"[\x21-\x7e]*"),
             "a URI prefix", "The `type` of a problem is this and the problem's name."),
-    Setting("ENCRYPTION_KEYS", (), _sequence, "a list of keys, newest first",
+    Setting("ENCRYPTION_KEYS", (), _list, "a list of keys, newest first",
             "If set, answers are encrypted at rest (AES-256-GCM) with the first key and read with any."
             " Each is 32 bytes, or their URL-safe base64."),
     Setting("ACCEPT_UNSEALED", False, boolean, "True or False",
@@ -243,6 +275,11 @@ def read_settings(config: Mapping[str, Any], *, redis_given: bool) -> Settings:
         raise ConfigurationError(
             f"IDEMPOTENCY_MIN_KEY_LENGTH is {values['min_key_length']}; allowed: an integer from 1 to"
             f" IDEMPOTENCY_MAX_KEY_LENGTH, which is {values['max_key_length']}"
+        )
+    if values["header"].lower() == values["replayed_header"].lower():
+        raise ConfigurationError(
+            f"IDEMPOTENCY_REPLAYED_HEADER is {shown(values['replayed_header'])}; allowed: another name"
+            " than that of IDEMPOTENCY_HEADER"
         )
     values["unstored_headers"] |= {values["replayed_header"].lower()}
     values["store"] = values["store"] or ("hybrid" if redis_given else "postgres")

@@ -325,13 +325,25 @@ def _records(
 ) -> Records:
     """The store of the records that the settings name, or are."""
     if not isinstance(store, str):
-        return _checked_records(store(engine) if callable(store) else store)
+        return _checked_records(_made(store, engine) if callable(store) else store)
     if store == "memory":
         return MemoryRecords(engine)
     if store == "redis":
         return RedisRecords(client, prefix)
     kind = SqliteRecords if engine.dialect.name == "sqlite" else SqlRecords
     return kind(engine, table, define_steps(table))
+
+
+def _made(store: Callable[[Engine], Any], engine: Engine) -> Any:
+    try:
+        return store(engine)
+    except TypeError as error:
+        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+            raise  # from inside: it does take an engine
+        raise ConfigurationError(
+            f"IDEMPOTENCY_STORE is {shown(store)}, which cannot be called with the engine of the bind"
+            f" alone: {error}"
+        ) from None
 
 
 def _checked_records(records: Any) -> Records:

@@ -60,7 +60,8 @@ def natural_key(request: Request, body: Body, route: Route, settings: Settings) 
     longest = settings.max_key_length
     match route.key:
         case fp.Pointer():
-            value = fp.resolve(fp.parse_json(body.whole()), route.key)
+            text = body.whole()
+            value = fp.resolve(fp.parse_json(text), route.key) if text else fp.MISSING
             return None if value is fp.MISSING else fp.natural_key(value, longest)
         case FormField(name):
             values = body.form().getlist(name)

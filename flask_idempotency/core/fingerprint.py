@@ -252,9 +252,9 @@ def _may_be_deep(body: bytes) -> bool:
 
 def _is_deep(document: object) -> bool:
     level = [document]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH):
         level = [child for parent in level for child in _children(parent)]
-    return bool(level)
+    return any(isinstance(value, dict | list) for value in level)
 
 
 def _children(value: object) -> Iterable[object]:
@@ -363,7 +363,10 @@ def natural_key(value: object, max_length: int = 255) -> str:
         case tuple() if value[1:] == ("-0",):
             key = "0"
         case int() if not isinstance(value, bool):
-            key = str(value)
+            try:
+                key = str(value)
+            except ValueError:  # longer than Python writes an integer, and than any key
+                key = ""
         case _:
             kind = _KINDS.get(type(value), "a number with a fraction or an exponent")
             raise KeyMalformed(

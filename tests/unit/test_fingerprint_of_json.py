@@ -123,6 +123,14 @@ def test_json_at_the_limits_is_accepted(body: str) -> None:
     assert by_json(of_json(body)) == by_json(of_json(body + " "))
 
 
+@pytest.mark.parametrize(("inner", "levels"), [("", 0), ("1.5", 0), ("{}", 1), ('{"a":1}', 1)])
+def test_levels_are_counted_whatever_is_in_the_last_one(inner: str, levels: int) -> None:
+    around = 200 - levels
+    by_json(of_json("[" * around + inner + "]" * around))
+    with pytest.raises(BodyMalformed, match="at most 200 levels"):
+        by_json(of_json("[" * (around + 1) + inner + "]" * (around + 1)))
+
+
 def test_a_byte_order_mark_does_not_count() -> None:
     assert by_json(of_json("\ufeff[1]")) == by_json(of_json("[1]"))
 

@@ -215,11 +215,26 @@ def test_a_missing_natural_key_counts_as_no_key(world, add_view, assert_problem)
     assert free == [0] * 5
 
 
+def test_an_empty_body_holds_no_key(world, add_view, assert_problem):
+    runs = add_view(world, key="json:/order")
+    free = add_view(world, "/free", endpoint="free", key="json:/order", required=False)
+    assert_problem(world.post(key=None, data=b""), 400, "key-required")
+    assert world.post("/free", key=None, data=b"").status_code == 201
+    assert_problem(world.post("/free", key=None, data=b"{"), 400, "body-malformed")
+    assert (runs, free) == ([], [0])
+
+
+def test_a_callable_that_gives_an_endless_integer_gives_no_key(world, add_view, assert_problem):
+    runs = add_view(world, key=lambda: 10**5000)
+    assert "1 to 255 characters" in assert_problem(world.post(), 400, "key-malformed")["detail"]
+    assert runs == []
+
+
 def test_a_field_that_is_no_key_is_refused(world, add_view, assert_problem):
     runs = add_view(world, key="json:/order")
     for value in "", None, True, 1.5, ["canary"], {"canary": 1}, "canary" * 50:
         assert_problem(world.post(key=None, json={"order": value}), 400, "key-malformed")
-    for body in b"", b"{canary", b'{"order": 1, "order": 2}', b"order=1", b"\xff":
+    for body in b" ", b"{canary", b'{"order": 1, "order": 2}', b"order=1", b"\xff":
         assert_problem(world.post(key=None, data=body), 400, "body-malformed")
     assert runs == []
 

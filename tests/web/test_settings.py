@@ -245,6 +245,65 @@ def test_a_prefix_that_is_a_url_is_not_shown():
     assert "canary" not in str(caught.value)
 
 
+HEADER_NAMES = [
+    "Content-Type",
+    "content-length",
+    "Connection",
+    "Set-Cookie",
+    "Location",
+    "Cache-Control",
+]
+HEADER_NAMES += ["Host", "Authorization", "Cookie", "Transfer-Encoding", "Retry-After", "Date"]
+
+
+@pytest.mark.parametrize("name", HEADER_NAMES)
+@pytest.mark.parametrize("setting", ["HEADER", "REPLAYED_HEADER"])
+def test_a_header_that_means_something_else_is_refused(setting, name):
+    with pytest.raises(ConfigurationError, match=f"_{setting} is '{name}': .*something else"):
+        set_up(**{f"IDEMPOTENCY_{setting}": name})
+
+
+def test_the_two_headers_have_two_names():
+    with pytest.raises(ConfigurationError, match="REPLAYED_HEADER is 'X-KEY'.*IDEMPOTENCY_HEADER"):
+        set_up(IDEMPOTENCY_HEADER="X-Key", IDEMPOTENCY_REPLAYED_HEADER="X-KEY")
+
+
+@pytest.mark.parametrize("kind", [set, frozenset, iter, dict.fromkeys])
+def test_keys_in_no_order_or_that_are_read_once_are_refused(kind):
+    keys = kind([secrets.token_urlsafe(32), secrets.token_urlsafe(32)])
+    with pytest.raises(ConfigurationError, match="ENCRYPTION_KEYS is .*a list of keys, newest first"):
+        set_up(IDEMPOTENCY_ENCRYPTION_KEYS=keys)
+
+
+@pytest.mark.parametrize("store", [object, lambda: None, lambda one, two: None])
+def test_a_store_that_takes_no_engine_is_named(store):
+    with pytest.raises(ConfigurationError, match="IDEMPOTENCY_STORE .*the engine of the bind"):
+        set_up(IDEMPOTENCY_STORE=store)
+
+
+def test_an_error_inside_a_store_of_ones_own_is_left_alone():
+    with pytest.raises(TypeError, match="of its own"):
+        set_up(IDEMPOTENCY_STORE=lambda engine: failing())
+
+
+def failing():
+    raise TypeError("of its own")
+
+
+def test_swapped_arguments_are_named():
+    app, db = bare_app()
+    with pytest.raises(ConfigurationError, match=r"app is .*SQLAlchemy.*allowed: a flask\.Flask"):
+        Idempotency(db, app, scope=None)
+
+
+def test_a_client_that_is_given_comes_before_the_url():
+    app, db = bare_app()
+    app.config["IDEMPOTENCY_REDIS_URL"] = REDIS
+    client = redis.Redis()
+    Idempotency(app, db, scope=None, redis=client)
+    assert app.extensions["idempotency"].lock._make_client() is client
+
+
 @pytest.mark.parametrize("wrong", [b"short", "too short", "x" * 44, 7, None])
 def test_the_place_of_a_wrong_encryption_key_is_named(wrong):
     good = secrets.token_urlsafe(32)
