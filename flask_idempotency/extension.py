@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -115,6 +116,8 @@ class Idempotency:
         flashes.watch(app)
         app.add_template_global(forms.idempotency_field)
         set_state(app, state)
+        with suppress(ValueError):
+            app.before_request_funcs[None].remove(self._protections.refuse_foreign)
         self._applications += 1
 
     def protect(
@@ -154,6 +157,10 @@ class Idempotency:
         self._refuse_late("protect", target, target in self._protections.routes)
         self._protections.routes[target] = route
         self._protected_at[target] = time
+        if isinstance(target, Blueprint):
+            self._await(target)
+        elif "idempotency" not in target.extensions:
+            target.before_request(self._protections.refuse_foreign)
 
     def run(
         self,
@@ -222,6 +229,8 @@ class Idempotency:
                 f"exempt() was given {routes.name_of(target)}, which has @idempotent of its own"
             )
         self._refuse_late("exempt", target, hasattr(target, routes.EXEMPT))
+        if isinstance(target, Blueprint):
+            self._await(target)
         try:
             self._protections.exempt.add(target)
             setattr(target, routes.EXEMPT, True)
@@ -230,6 +239,11 @@ class Idempotency:
                 f"{routes.name_of(target)} cannot be marked: exempt it by the name of its endpoint"
             ) from None
         return target
+
+    def _await(self, blueprint: Blueprint) -> None:
+        mine = [state for state in states() if state.protections is self._protections]
+        if not any(routes.is_registered(state, blueprint) for state in mine):
+            self._protections.await_registration(blueprint)
 
     def _refuse_late(self, what: str, target: Any, is_known: bool) -> None:
         """Raise ``ConfigurationError`` if every application that this is for has begun to serve."""

@@ -43,6 +43,7 @@ from .routes import (
     is_open,
     note_registered,
     refuse_contradiction,
+    refuse_hidden,
     refuse_misplaced,
     refuse_shared_name,
     route_of,
@@ -289,10 +290,12 @@ class Hooks:
                 view = protected(view, replace(covering, methods=methods))
                 self._state.app.view_functions[endpoint] = view
         route = route_of(self._state, endpoint, method)
-        if route is not None:
+        if route is not None and route.methods is None:
             note_registered(view)
         elif method not in SAFE_METHODS:
             refuse_misplaced(self._state, endpoint)
+            if route is not None:
+                refuse_hidden(self._state, endpoint, method, route)
         if not hasattr(view, _ENVELOPE):
             # Every one: below a decorator that hides it a protected view cannot be recognised.
             view = self._enveloped(view)

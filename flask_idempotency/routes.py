@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from weakref import ref
 
 from flask import Blueprint, views
 
@@ -23,6 +24,9 @@ EXEMPT = "__idempotency_exempt__"
 
 _DECORATED = "__idempotency_decorated__"
 """The attribute of a view that ``@idempotent`` was put around: its own ``id``, which a copy has not."""
+
+_decorated: dict[tuple[int, int], Any] = {}
+"""Such views that take no attributes, and a reference to each, weak if it can be: see ``_identity``."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,8 @@ def facets(view: Any, *methods: str) -> tuple[Any, ...]:
     view_class = getattr(view, "view_class", None)
     if view_class is None:
         return (view,)
-    functions = (getattr(view_class, method.lower(), None) for method in methods)
+    names = ("dispatch_request", *map(str.lower, methods))
+    functions = (getattr(view_class, name, None) for name in names)
     return view, view_class, *functions, *_method_decorators(view_class, methods)
 
 
@@ -126,8 +131,24 @@ def _method_decorators(view_class: Any, methods: tuple[str, ...]) -> Iterator[An
 def note_decorated(view: Any) -> None:
     """Remember that ``@idempotent`` was put around a view, for :func:`refuse_misplaced`."""
     for each in chain(view, hidden=True):
-        with suppress(AttributeError, TypeError):  # a bound method takes no attributes
+        try:
             setattr(each, _DECORATED, id(each))
+        except (AttributeError, TypeError):
+            _note_unmarkable(each)
+
+
+def _note_unmarkable(view: Any) -> None:
+    """Remember a bound method, an object with slots or a built-in."""
+    identity, owner = _identity(view), getattr(view, "__self__", view)
+    try:
+        _decorated[identity] = ref(owner, lambda _: _decorated.pop(identity, None))
+    except TypeError:
+        _decorated[identity] = view
+
+
+def _identity(view: Any) -> tuple[int, int]:
+    """What tells a view from others; a bound method is another object each time it is asked for."""
+    return id(getattr(view, "__self__", None)), id(getattr(view, "__func__", view))
 
 
 def note_registered(view: Any) -> None:
@@ -136,7 +157,7 @@ def note_registered(view: Any) -> None:
         below = list(chain(facet, hidden=True))
         if any(map(_has_own_protection, below)):
             for each in below:
-                if _is_decorated(each):
+                if _decorated.pop(_identity(each), None) is None and _is_decorated(each):
                     setattr(each, _DECORATED, None)
 
 
@@ -144,7 +165,8 @@ def refuse_contradiction(state: AppState, endpoint: str) -> None:
     """Raise ``ConfigurationError`` if an endpoint is exempt and has ``@idempotent`` of its own."""
     view = state.app.view_functions[endpoint]
     is_named = endpoint in state.protections.exempt_endpoints
-    if _has_own_protection(view) and (is_named or any(map(is_exempt, facets(view)))):
+    is_protected = any(map(_has_own_protection, facets(view)))
+    if is_protected and (is_named or any(map(is_exempt, facets(view)))):
         raise ConfigurationError(
             f"the endpoint {endpoint!r} is exempt, and has @idempotent of its own: take one away"
         )
@@ -180,9 +202,23 @@ def refuse_misplaced(state: AppState, endpoint: str) -> None:
             note_registered(registered)
     if any(map(_is_decorated, chain(view, hidden=True))):
         raise ConfigurationError(
-            f"{name_of(view)}, the view of the endpoint {endpoint!r}, is not protected: @idempotent"
-            " stands above the decorator that registers it. Put @idempotent below the route"
+            f"{name_of(view)}, the view of the endpoint {endpoint!r}, is not protected by its"
+            " @idempotent: that stands above the decorator that registers it. Put @idempotent below"
+            " the route"
         )
+
+
+def refuse_hidden(state: AppState, endpoint: str, method: str, covering: Route) -> None:
+    """Raise ``ConfigurationError`` if ``protect`` covers a view whose own options it cannot see."""
+    covering = replace(covering, methods=None, skip=None)
+    for facet in facets(state.app.view_functions[endpoint], method):
+        for each in chain(facet, hidden=True):
+            if _has_own_protection(each) and getattr(each, ROUTE) != covering:
+                raise ConfigurationError(
+                    f"the endpoint {endpoint!r} is covered by protect(), and a decorator hides an"
+                    " @idempotent with other options, which would not count: let the decorator use"
+                    " functools.wraps"
+                )
 
 
 def is_exempt(view: Any) -> bool:
@@ -196,7 +232,7 @@ def _has_own_protection(view: Any) -> bool:
 
 
 def _is_decorated(view: Any) -> bool:
-    return getattr(view, _DECORATED, None) == id(view)
+    return getattr(view, _DECORATED, None) == id(view) or _identity(view) in _decorated
 
 
 def _may_call_protected(function: Any) -> bool:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from flask import Blueprint, Flask
+from flask import Blueprint, Flask, current_app
+from flask.blueprints import BlueprintSetupState
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import Engine, Pool, Table
 
@@ -33,6 +34,25 @@ class Protections:
     routes: WeakKeyDictionary[Flask | Blueprint, Route] = field(default_factory=WeakKeyDictionary)
     exempt: WeakSet[Any] = field(default_factory=WeakSet)
     exempt_endpoints: set[str] = field(default_factory=set)
+    _awaited: set[Blueprint] = field(default_factory=set)
+
+    def await_registration(self, blueprint: Blueprint) -> None:
+        """Keep a blueprint until it is registered, so that `check` can say that it never was."""
+        self._awaited.add(blueprint)
+        if self._registered not in blueprint.deferred_functions:
+            blueprint.deferred_functions.append(self._registered)
+
+    def _registered(self, setup: BlueprintSetupState) -> None:
+        self._awaited.discard(setup.blueprint)
+
+    def refuse_foreign(self) -> None:
+        """Before each request to an application that ``init_app`` has not seen: say so."""
+        state = current_app.extensions.get("idempotency")
+        if state is None or state.protections is not self:
+            raise ConfigurationError(
+                f"protect() was given the application {current_app.name}, which this Idempotency was"
+                " never set up on: call init_app() for it"
+            )
 
 
 @dataclass(eq=False)

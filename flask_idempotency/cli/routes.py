@@ -22,6 +22,7 @@ from ..routes import (
     is_registered,
     name_of,
     refuse_contradiction,
+    refuse_hidden,
     refuse_misplaced,
     refuse_shared_name,
     route_of,
@@ -177,12 +178,16 @@ def _examine_each(state: AppState, found: list[WriteRoute]) -> Iterator[Finding]
 def _refuse(state: AppState, each: WriteRoute) -> None:
     """Raise what the first request would raise."""
     refuse_contradiction(state, each.endpoint)
+    if each.protected_by != "decorator":
+        refuse_misplaced(state, each.endpoint)
     if each.route is None:
-        return refuse_misplaced(state, each.endpoint)
+        return
     state.refuse(each.route, each.route.name or each.endpoint)
     state.engines_of(each.route.other_binds)
     if each.protected_by == "protect" and (covering := covering_route(state, each.endpoint)):
         refuse_shared_name(state, covering)
+        for method in each.methods:
+            refuse_hidden(state, each.endpoint, method, each.route)
 
 
 def _examine_targets(state: AppState) -> Iterator[Finding]:

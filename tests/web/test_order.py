@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
+import time
 import weakref
 from typing import Any
 
@@ -196,11 +198,85 @@ def test_a_view_that_protect_covers_in_another_application_may_be_plain_here(sho
     assert not shop.is_protected()
 
 
-def test_where_protect_covers_the_view_it_is_protected(shop):
-    register(shop, WRONG["at once"])
-    shop.idempotency.protect(shop.app)
-    assert shop.is_protected()
+@pytest.mark.parametrize("order", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("skip", [None, lambda _request: True], ids=["covered", "skipped"])
+def test_where_protect_covers_the_view_it_is_refused_too(shop, order, skip):
+    """Whoever put it there meant its options, or that nothing lets the view pass."""
+    register(shop, order)
+    shop.idempotency.protect(shop.app, skip=skip)
+    assert shop.post(method="GET").status_code == 201
+    shop.assert_refused()
     shop.assert_refused(method="PUT")  # which protect() does not cover
+
+
+def test_beside_its_protected_self_a_view_that_protect_covers_is_protected(shop):
+    shop.idempotency.protect(shop.app)
+    shop.app.add_url_rule("/covered", "covered", shop.pay, methods=["POST"])
+    shop.app.add_url_rule("/payments", "pay", idempotent(shop.pay), methods=["POST"])
+    assert shop.is_protected("/covered")
+    assert shop.is_protected()
+
+
+@dataclasses.dataclass
+class Till:
+    """Equal to others, and not hashable."""
+
+    number: int = 1
+
+    def pay(self):
+        return {}, 201
+
+
+class Slotted:
+    __slots__ = ()
+
+    def __call__(self):
+        return {}, 201
+
+
+UNMARKED = {
+    "bound method": lambda: Till().pay,
+    "with slots": Slotted,
+    "built-in": lambda: time.time,
+    "below another": lambda: functools.partial(Till().pay),
+}
+
+
+@pytest.mark.parametrize("make", UNMARKED.values(), ids=UNMARKED)
+def test_what_takes_no_attributes_is_refused_too(shop, make):
+    view = make()
+    shop.app.add_url_rule("/payments", "pay", view, methods=["POST"])
+    idempotent(view)
+    shop.assert_refused()
+
+
+@pytest.mark.parametrize("make", [UNMARKED["bound method"], Slotted])
+def test_below_the_route_what_takes_no_attributes_is_protected(shop, make):
+    view = make()
+    shop.app.add_url_rule("/payments", "pay", idempotent(view), methods=["POST"])
+    shop.app.add_url_rule("/plain", "plain", view, methods=["POST"])
+    assert not shop.is_protected("/plain")
+    assert shop.is_protected()
+
+
+def test_a_bound_method_is_told_from_that_of_an_equal_object(shop):
+    right, wrong, plain = Till(), Till(), Till()
+    shop.app.add_url_rule("/right", "right", idempotent(right.pay), methods=["POST"])
+    shop.app.add_url_rule("/payments", "pay", wrong.pay, methods=["POST"])
+    shop.app.add_url_rule("/plain", "plain", plain.pay, methods=["POST"])
+    idempotent(wrong.pay)
+    shop.assert_refused()
+    assert shop.is_protected("/right")
+    assert not shop.is_protected("/plain")
+
+
+def test_an_object_whose_method_was_decorated_is_forgotten():
+    till = Till()
+    idempotent(till.pay)
+    gone = weakref.ref(till)
+    del till
+    gc.collect()
+    assert gone() is None
 
 
 def test_an_exempt_view_is_left_alone(shop):

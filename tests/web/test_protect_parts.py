@@ -9,7 +9,8 @@ import weakref
 
 import pytest
 from flask import Blueprint, Flask, abort, request
-from flask.views import MethodView
+from flask.views import MethodView, View
+from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import ConfigurationError, Idempotency, idempotent
 from tests.web.plain_shop import Shop
@@ -226,6 +227,55 @@ def test_the_forms_of_another_package_can_be_left_out(shop, way):
     assert [answer.status_code for answer in answers] == ([201, 201] if way else [400, 400])
 
 
+# Views with options of their own
+
+
+def refuses(_operation):
+    return False
+
+
+@pytest.mark.parametrize("kind", [View, MethodView])
+def test_a_class_whose_dispatch_is_idempotent_keeps_its_own_options(shop, kind):
+    class Payments(kind):
+        methods = ["POST"]  # noqa: RUF012 -- as Flask's documentation has it
+
+        @idempotent(authorize_replay=refuses)
+        def dispatch_request(self):
+            return shop.pay()
+
+        def post(self):
+            """So that it takes this method."""
+
+    shop.idempotency.protect(shop.app)
+    shop.app.add_url_rule("/payments", view_func=Payments.as_view("pay"))
+    assert [shop.post().status_code for _ in range(2)] == [201, 403]
+
+
+@pytest.mark.parametrize("options", [{"authorize_replay": refuses}, {"atomic": False}, {"ttl": 60}])
+def test_a_view_whose_own_options_a_decorator_hides_is_refused(shop, options):
+    shop.add("/payments", view=_nameless(idempotent(**options)(shop.pay)))
+    shop.idempotency.protect(shop.app)
+    assert shop.post(method="GET").status_code == 201
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=r"'payments' .* hides .*functools\.wraps"):
+            shop.post()
+    assert shop.runs == 1
+
+
+@pytest.mark.parametrize("hide", [_wrapping, _nameless])
+def test_a_view_whose_options_are_those_of_protect_may_be_hidden(shop, hide):
+    shop.add("/payments", view=hide(idempotent(ttl=60)(shop.pay)))
+    shop.idempotency.protect(shop.app, ttl=60)
+    assert shop.is_protected("/payments")
+
+
+def test_a_protected_function_that_a_covered_view_calls_is_part_of_it(shop):
+    shop.idempotency.protect(shop.app)
+    inner = idempotent(authorize_replay=refuses)(shop.pay)
+    shop.add("/outer", view=lambda: inner())  # noqa: PLW0108
+    assert shop.is_protected("/outer")
+
+
 # Calls that would do nothing
 
 
@@ -251,7 +301,7 @@ def test_what_has_options_of_its_own_is_not_exempt(shop, hide):
         shop.idempotency.exempt(hide(idempotent(shop.pay)))
 
 
-@pytest.mark.parametrize("way", ["name", "view", "class"])
+@pytest.mark.parametrize("way", ["name", "view", "class", "dispatch"])
 def test_what_is_exempt_has_no_options_of_its_own(shop, way):
     class Payments(MethodView):
         decorators = [idempotent]  # noqa: RUF012 -- as Flask's documentation has it
@@ -259,11 +309,18 @@ def test_what_is_exempt_has_no_options_of_its_own(shop, way):
         def post(self):
             return {}, 201
 
-    if way == "class":
+    class Bills(View):
+        @idempotent
+        def dispatch_request(self):
+            return {}, 201
+
+    if way == "dispatch":
+        view = Bills.as_view("own")
+    elif way == "class":
         view = shop.idempotency.exempt(Payments).as_view("own")
     else:
         view = idempotent(shop.idempotency.exempt(shop.pay) if way == "view" else shop.pay)
-    if way == "name":
+    if way in ("name", "dispatch"):
         shop.idempotency.exempt("own")
     shop.app.add_url_rule("/own", "own", view, methods=["POST"])
     for _ in range(2):
@@ -352,6 +409,33 @@ def test_what_is_protected_for_a_later_application_may_come_after_the_first_requ
 def test_an_application_of_another_extension_is_not_protected(shop):
     with pytest.raises(ConfigurationError, match="another Idempotency"):
         Idempotency().protect(shop.app)
+
+
+@pytest.mark.parametrize("is_of_another", [False, True])
+def test_an_application_that_is_protected_and_never_set_up_answers_nothing(is_of_another):
+    app = Flask("other")
+    app.testing = True
+    Idempotency().protect(app)
+    if is_of_another:
+        app.config.update(SQLALCHEMY_DATABASE_URI="sqlite://", IDEMPOTENCY_STORE="memory")
+        Idempotency(app, SQLAlchemy(app), scope=None)
+    with pytest.raises(ConfigurationError, match=r"call init_app\(\)"):
+        app.test_client().get("/")
+
+
+def test_blueprints_that_were_registered_are_forgotten():
+    idempotency = Idempotency()
+
+    def create_shop():
+        api = Blueprint("api", __name__)
+        idempotency.protect(api)
+        shop = Shop(idempotency=idempotency)
+        shop.app.register_blueprint(api)
+        return weakref.ref(api)
+
+    gone = create_shop()
+    gc.collect()
+    assert gone() is None
 
 
 def test_applications_that_were_protected_are_forgotten():

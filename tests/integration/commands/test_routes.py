@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 from flask import Blueprint, Flask
-from flask.views import MethodView
+from flask.views import MethodView, View
 from flask_login import LoginManager
 from flask_sqlalchemy import SQLAlchemy
 
@@ -214,7 +215,42 @@ def test_check_says_what_the_first_request_would_be_refused_for(shop):
         return {}
 
     assert not_ok(shop.run("check")) == {"route": "FAILED"}
-    assert "misplaced, the view of the endpoint 'misplaced', is not protected" in shop.said("route")
+    assert (
+        "misplaced, the view of the endpoint 'misplaced', is not protected by its @idempotent"
+        in shop.said("route")
+    )
+
+
+@pytest.mark.parametrize("skip", [None, lambda _request: True])
+def test_check_says_so_of_what_protect_covers_too(shop, skip):
+    shop.idempotency.protect(shop.app, skip=skip)
+    shop.add("misplaced", view := lambda: ({}, 201))
+    idempotent(view)
+    assert not_ok(shop.run("check")) == {"route": "FAILED"}
+    assert "'misplaced', is not protected by its @idempotent" in shop.said("route")
+
+
+def test_check_says_that_a_decorator_hides_options_from_protect(shop):
+    shop.idempotency.protect(shop.app)
+    shop.add("pay", nameless(idempotent(authorize_replay=allowed)(pay)))
+    assert not_ok(shop.run("check")) == {"route": "FAILED"}
+    assert "'pay' is covered by protect()" in shop.said("route")
+
+
+@pytest.mark.parametrize("is_covered", [True, False])
+def test_a_class_is_protected_by_its_dispatch(shop, is_covered):
+    class Payments(View):
+        @idempotent(ttl=60)
+        def dispatch_request(self):
+            return {}, 201
+
+    if is_covered:
+        shop.idempotency.protect(shop.app)
+    shop.add("pay", Payments.as_view("pay"))
+    row = shop.listed()["pay POST"]
+    assert (row["protected_by"], row["ttl"]) == ("decorator", 60)
+    assert not not_ok(shop.run("check"))
+    assert shop.said("routes").startswith("1 of 1")
 
 
 @pytest.mark.parametrize(
@@ -227,8 +263,8 @@ def test_check_says_what_the_first_request_would_be_refused_for(shop):
 def test_check_looks_at_the_options_of_protect(shop, options, said):
     blueprint = Blueprint("api", __name__)
     shop.idempotency.protect(blueprint, **options)
-    shop.add("a", pay, target=blueprint)
-    shop.add("b", pay, target=blueprint)
+    for endpoint in "a", "b":
+        shop.add(endpoint, lambda: pay(), target=blueprint)  # noqa: PLW0108 -- not the one decorated elsewhere
     shop.app.register_blueprint(blueprint)
     assert not_ok(shop.run("check")) == {"route": "FAILED"}
     assert said in shop.said("route")
@@ -274,6 +310,14 @@ def test_check_misses_a_blueprint_that_is_protected(shop):
     assert "'api', which is not registered: another one of this name is" in shop.said("protect")
 
 
+@pytest.mark.parametrize("verb", ["protect", "exempt"])
+def test_check_misses_a_blueprint_that_nobody_else_keeps(shop, verb):
+    getattr(shop.idempotency, verb)(make_blueprint())
+    shop.app.register_blueprint(make_blueprint())
+    gc.collect()
+    assert not_ok(shop.run("check")) == {verb: "FAILED"}
+
+
 def test_check_knows_the_other_applications_of_the_extension(shop):
     """A blueprint is registered in one of them, and is no mistake in the other."""
     blueprint, other = make_blueprint(), Flask("other")
@@ -300,7 +344,7 @@ def package(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any
 @pytest.mark.parametrize("cure", [None, "skip", "exempt", "not required"])
 def test_check_advises_on_views_of_other_packages_that_protect_has_caught(shop, package, cure):
     shop.add("office", package.save)
-    shop.add("pay", pay)
+    shop.add("pay", lambda: pay())  # noqa: PLW0108 -- not the function that is decorated elsewhere
     options = {"skip": {"skip": bool}, "not required": {"required": False}}.get(cure, {})
     shop.idempotency.protect(shop.app, **options)
     if cure == "exempt":
