@@ -11,6 +11,7 @@ from typing import Any
 from weakref import ref
 
 from flask import Blueprint, views
+from werkzeug.local import LocalProxy
 
 from .errors import ConfigurationError
 from .options import Route
@@ -239,7 +240,9 @@ def _may_call_protected(function: Any) -> bool:
     """Whether the function knows a protected one by a variable around it."""
     names = getattr(getattr(function, "__code__", None), "co_names", ())
     variables = map(getattr(function, "__globals__", {}).get, names)
-    return any(map(_has_own_protection, [*_closure(function), *variables]))
+    # A proxy, such as current_operation, may not be asked for anything where it stands for nothing.
+    known = (each for each in (*_closure(function), *variables) if type(each) is not LocalProxy)
+    return any(map(_has_own_protection, known))
 
 
 def name_of(function: Any) -> str:

@@ -16,7 +16,7 @@ from flask.views import MethodView
 from flask_smorest import Api
 from flask_smorest import Blueprint as SmorestBlueprint
 
-from flask_idempotency import ConfigurationError, idempotent
+from flask_idempotency import ConfigurationError, current_operation, idempotent
 from tests.web.plain_shop import Shop
 
 
@@ -268,6 +268,20 @@ def test_a_bound_method_is_told_from_that_of_an_equal_object(shop):
     shop.assert_refused()
     assert shop.is_protected("/right")
     assert not shop.is_protected("/plain")
+
+
+@pytest.mark.parametrize("is_covered", [True, False])
+def test_a_view_that_uses_the_present_operation_is_refused_by_name_too(shop, is_covered):
+    """What stands for the operation may not be asked for anything outside of one."""
+    if is_covered:
+        shop.idempotency.protect(shop.app)
+
+    @idempotent(atomic=False)
+    @shop.app.post("/payments")
+    def pay():
+        return {"paid": current_operation.step("pay", lambda: 1)}, 201
+
+    shop.assert_refused()
 
 
 def test_an_object_whose_method_was_decorated_is_forgotten():
