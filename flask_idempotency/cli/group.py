@@ -36,6 +36,24 @@ def cli() -> None:
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON, times in UTC.")
 
 
+MANY = click.IntRange(1, 1_000_000_000)
+"""A count that every database takes."""
+
+
+class Seconds(click.FloatRange):
+    """Seconds from ``least`` to a day: a number, so not nan, and no longer than a clock can wait."""
+
+    def __init__(self, least: float) -> None:
+        super().__init__(least, 86_400)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Read a number. Comparing tells nothing of nan."""
+        seconds = super().convert(value, param, ctx)
+        if seconds != seconds:  # noqa: PLR0124
+            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
+        return seconds
+
+
 def current_state() -> AppState:
     """What the extension knows of the application that the command runs for."""
     return app_state(current_app)

@@ -12,7 +12,7 @@ from ..core.records import State
 from ..errors import IdempotencyError, UnknownRecord
 from ..leased import fail_record
 from ..stores.admin import find
-from .group import admin, as_json_option, cli, current_state, in_utc, write, write_rows
+from .group import MANY, admin, as_json_option, cli, current_state, in_utc, write, write_rows
 from .keys import possible_hashes
 
 STATES = (*(state.value for state in State), "interrupted", "released")
@@ -46,7 +46,7 @@ def stats(as_json: bool) -> None:
 @cli.command("list")
 @click.option("--operation", metavar="NAME", help="Only this operation, such as an endpoint.")
 @click.option("--state", type=click.Choice(STATES), help="Only this state.")
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, metavar="N")
+@click.option("--limit", type=MANY, default=20, show_default=True, metavar="N")
 @click.option("--key", metavar="KEY", help="Only the record of this key, as the client sent it; needs"
               " --operation, and --scope unless there is one tenant.")  # fmt: skip
 @click.option("--scope", metavar="SCOPE", help="Whose --key it is: the id of a tenant or user.")

@@ -21,7 +21,7 @@ from ..stores import checks
 from ..stores.admin import Admin, Finding
 from ..stores.redis import NoLock, RedisLock
 from ..units import units_of
-from .group import admin, as_json_option, cli, current_state, explain, write, write_rows
+from .group import MANY, Seconds, admin, as_json_option, cli, current_state, explain, write, write_rows
 from .routes import examine_routes
 
 
@@ -34,7 +34,7 @@ from .routes import examine_routes
     metavar="N",
     help="The most records to delete in one transaction.",
 )
-@click.option("--every", type=click.FloatRange(min=1), metavar="SECONDS",
+@click.option("--every", type=Seconds(1), metavar="SECONDS",
               help="Go on, with this pause after each purge, until SIGINT or SIGTERM.")  # fmt: skip
 def purge(batch: int, every: float | None) -> None:
     """Delete the records that have expired.
@@ -65,14 +65,14 @@ def purge(batch: int, every: float | None) -> None:
 
 
 @cli.command("resume")
-@click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, metavar="N",
+@click.option("--limit", type=MANY, default=100, show_default=True, metavar="N",
               help="The most operations to run each time.")  # fmt: skip
-@click.option("--max-attempts", type=click.IntRange(min=1), default=10, show_default=True, metavar="N",
+@click.option("--max-attempts", type=MANY, default=10, show_default=True, metavar="N",
               help="Leave an operation alone that was begun this often.")  # fmt: skip
-@click.option("--backoff", type=click.FloatRange(min=0.1), default=10.0, show_default=True,
+@click.option("--backoff", type=Seconds(0.1), default=10.0, show_default=True,
               metavar="SECONDS", help="How long to leave one alone after its first attempt; doubled"
               " after each.")  # fmt: skip
-@click.option("--every", type=click.FloatRange(min=1), metavar="SECONDS",
+@click.option("--every", type=Seconds(1), metavar="SECONDS",
               help="Go on, with this pause, until SIGINT or SIGTERM.")  # fmt: skip
 @as_json_option
 def resume_operations(
@@ -147,10 +147,10 @@ def check(context: click.Context) -> None:
     """Check that everything the promises rest on is there.
 
     One line for each check: ok, advice (works, but could be better) or FAILED, with what to do.
-    Claims one record as a request would, rolls back and deletes it. Then looks at the routes: at what
-    would be refused in the first request, such as @idempotent above the route, at what protect() and
-    exempt() were given and is not there, and at views of other packages that protect() has caught. The
-    exit code is 1 if a check failed: run it before a release goes live.
+    Claims one record and writes one step, as a request would, and deletes them. Then looks at the
+    routes: at what would be refused in the first request, such as @idempotent above the route, at what
+    protect() and exempt() were given and is not there, and at views of other packages that protect()
+    has caught. The exit code is 1 if a check failed: run it before a release goes live.
     """
     failed, state = False, current_state()
     for finding in chain(_examine(state), examine_routes(state)):
@@ -161,7 +161,7 @@ def check(context: click.Context) -> None:
     context.exit(1 if failed else 0)
 
 
-_NEEDED_LESS = ("index", "memory")
+_NEEDED_LESS = ("index", "memory", "steps")
 """What a claim can do without."""
 
 

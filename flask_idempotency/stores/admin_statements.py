@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .statements import TIMES
+
 
 @dataclass(frozen=True, slots=True)
 class AdminStatements:
@@ -31,7 +33,6 @@ def admin_statements(*, now: str, in_ttl: str, later: str, digits: str) -> Admin
        CASE WHEN state <> 'in_progress' THEN completed_at END,
        CASE WHEN lease_expires_at IS NULL THEN expires_at END, {expired}
   FROM {{table}}"""
-    times = f"{later}(attempt, coalesce(tries, 0))"
     starting = "key BETWEEN %(low)s AND %(high)s"
     reopened = f"{starting} AND {state} IN ('interrupted', 'failed')"
     return AdminStatements(
@@ -46,14 +47,14 @@ def admin_statements(*, now: str, in_ttl: str, later: str, digits: str) -> Admin
         steps=f"""SELECT name, attempt, length(result), created_at FROM {{steps}}
  WHERE {starting} ORDER BY created_at""",
         # Another owner: whoever held it before writes nothing more. The retention begins again, for
-        # the sake of the finished steps.
+        # the sake of the finished steps, and so do the tries of ``resume``.
         reopen=f"""UPDATE {{table}} SET state = 'in_progress', owner = %(owner)s,
        lease_expires_at = NULL, completed_at = {now}, expires_at = {later}(expires_at, {in_ttl}),
-       status = NULL, headers = NULL, body = NULL
+       status = NULL, headers = NULL, body = NULL, tries = 0, tried_at = NULL
  WHERE {reopened}""",
         reopened=f"SELECT key FROM {{table}} WHERE {reopened}",
-        waiting=f"""SELECT count(CASE WHEN NOT {expired} AND {times} < %(max_attempts)s THEN 1 END),
-       count(CASE WHEN NOT {expired} AND {times} >= %(max_attempts)s THEN 1 END),
+        waiting=f"""SELECT count(CASE WHEN NOT {expired} AND {TIMES} < %(max_attempts)s THEN 1 END),
+       count(CASE WHEN NOT {expired} AND {TIMES} >= %(max_attempts)s THEN 1 END),
        count(CASE WHEN {expired} THEN 1 END)
   FROM {{table}} WHERE request IS NOT NULL AND state = 'in_progress'""",
     )

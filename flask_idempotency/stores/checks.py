@@ -14,7 +14,7 @@ from sqlalchemy import exc, text
 from ..core.fingerprint import Fingerprint
 from ..core.ports import Glance
 from ..core.records import Claim
-from ..errors import IdempotencyError, NotAtomic, StoreUnavailable
+from ..errors import ConfigurationError, IdempotencyError, NotAtomic, StoreUnavailable
 from .admin import Finding
 from .failures import original
 from .redis import NoLock, RedisLock, cause
@@ -28,10 +28,15 @@ TRIAL = "flask idempotency check"
 POOLER = "a pooler such as PgBouncer must pool transactions or sessions, not statements"
 """Advice where a connection is lost or changes under a transaction."""
 
+_CREATE = "run `flask idempotency create-table`"
 _TRIAL_SECONDS = 60.0  # a check that is killed leaves a record, which a purge deletes later
 _KNOWS_DEAD_CLIENTS = 140000  # client_connection_check_interval came with PostgreSQL 14
 _SLOWER = "Until then requests go on without it, and every duplicate reaches PostgreSQL"
 _FORGET = "DELETE FROM {table} WHERE key = %(key)s AND owner = %(owner)s"
+_STEP = """INSERT INTO {steps} (key, name, attempt, created_at, result)
+VALUES (%(key)s, %(name)s, 1, clock_timestamp(), '')
+ON CONFLICT (key, name) DO UPDATE SET result = excluded.result;
+DELETE FROM {steps} WHERE key = %(key)s AND name = %(name)s"""
 _SERVER = """SELECT current_setting('server_version'),
        current_setting('server_version_num')::int, current_database()::text, current_user::text,
        pg_is_in_recovery(), current_setting('default_transaction_read_only') = 'on',
@@ -39,15 +44,18 @@ _SERVER = """SELECT current_setting('server_version'),
 
 
 def examine(records: SqlRecords) -> Iterator[Finding]:
-    """Check the server and the table, without writing. Ends early if the server is out of reach."""
+    """Check the server and the tables, and leave nothing there. Ends early if the server is away."""
     try:
-        server, shape = records.run(_SERVER)[0], shape_of(records)
+        server = records.run(_SERVER)[0]
+        shape, steps = (shape_of(records, table) for table in (records.table, records.steps))
     except (IdempotencyError, exc.SQLAlchemyError) as error:
         remedy = f"see that the server runs, and that the URL, user and password are right; {POOLER}"
         yield Finding("FAILED", "PostgreSQL", reason(error), remedy)
         return
     yield from _examine_server(*server)
     yield from _examine_table(records, shape)
+    if shape is not None:
+        yield _examine_steps(records, steps, writable=not (server[4] or server[5]))
 
 
 def _examine_server(
@@ -76,20 +84,17 @@ def _examine_server(
 
 
 def _examine_table(records: SqlRecords, shape: Shape | None) -> Iterator[Finding]:
-    name, create_it = records.table.fullname, "run `flask idempotency create-table`"
+    name, create_it = records.table.fullname, _CREATE
     if shape is None:
         yield Finding("FAILED", "table", f"{name} is missing", f"{create_it}, or {MIGRATE}")
         return
     if shape.unlogged:
         remedy = f"ALTER TABLE {name} SET LOGGED"
         yield Finding("FAILED", "table", f"{name} is unlogged, so a crash empties it", remedy)
-    if wrong := wrong_columns(records, shape):
+    if wrong := wrong_columns(records.table, shape):
         yield Finding("FAILED", "columns", f"missing or of another type: {wrong}", MIGRATE)
     else:
         yield Finding("ok", "columns", f"all {len(records.table.columns)} of {name}")
-    if not shape.has_steps:
-        missing = f"{records.steps.fullname} is missing: it keeps the steps of operations, and a purge"
-        yield Finding("FAILED", "steps", f"{missing} deletes them", f"{create_it}, or {MIGRATE}")
     if shape.has_key:
         yield Finding("ok", "primary key", "key")
     else:
@@ -100,12 +105,50 @@ def _examine_table(records: SqlRecords, shape: Shape | None) -> Iterator[Finding
     else:
         slow = "none that is valid on expires_at, so every purge reads the whole table"
         yield Finding("FAILED", "index", slow, create_it)
+    if not shape.has_resumable:
+        slow = "none of resumable operations, so every resume reads the whole table"
+        yield Finding("advice", "index", slow, create_it)
     if (shape.fillfactor or 100) <= FILLFACTOR:
         yield Finding("ok", "fill factor", f"{shape.fillfactor} %")
     else:
         full = "pages have no room for the completing UPDATE, which then touches every index"
         set_it = f"ALTER TABLE {name} SET (fillfactor = {FILLFACTOR})"
         yield Finding("advice", "fill factor", full, set_it if shape.fillfactor else create_it)
+
+
+def _examine_steps(records: SqlRecords, shape: Shape | None, *, writable: bool) -> Finding:
+    """The table of steps, which every purge uses too. Without it a step runs again in each attempt."""
+    subject, name = "steps", records.steps.fullname
+    if shape is None:
+        lost = f"{name} is missing: it keeps the steps of operations, and a purge deletes them"
+        return Finding("FAILED", subject, lost, f"{_CREATE}, or {MIGRATE}")
+    if shape.unlogged:
+        lost = f"{name} is unlogged, so a crash empties it"
+        return Finding("FAILED", subject, lost, f"ALTER TABLE {name} SET LOGGED")
+    if wrong := wrong_columns(records.steps, shape):
+        return Finding("FAILED", subject, f"{name}: missing or of another type: {wrong}", MIGRATE)
+    if not shape.has_key:
+        lost = f"nothing keeps two results of a step apart in {name}"
+        return Finding("FAILED", subject, lost, f"ALTER TABLE {name} ADD PRIMARY KEY (key, name)")
+    if writable:
+        return _try_steps(records)
+    return Finding("ok", subject, f"all {len(records.steps.columns)} columns of {name}")
+
+
+def _try_steps(records: SqlRecords) -> Finding:
+    """Keep a step as a request does, and delete it in the same transaction."""
+    subject, name = "steps", records.steps.fullname
+    allow = f"grant the application's user SELECT, INSERT, UPDATE and DELETE on {name}, on all rows"
+    try:
+        written = records.run(_STEP, {"key": secrets.token_bytes(32), "name": TRIAL})[1]
+    except ConfigurationError as error:
+        return Finding("FAILED", subject, error.detail, allow)
+    except (IdempotencyError, exc.SQLAlchemyError) as error:
+        return Finding("FAILED", subject, f"{name}: {reason(error)}", allow)
+    if written != 1:
+        lost = f"a step that was written is not in {name}: a trigger, a rule or row security hides it"
+        return Finding("FAILED", subject, lost, allow)
+    return Finding("ok", subject, f"one was written to {name}")
 
 
 @contextmanager
@@ -122,12 +165,24 @@ def trial(records: SqlRecords) -> Iterator[SqlHold]:
         try:
             if not hold.connection.scalar(text("SELECT txid_current_if_assigned() IS NOT NULL")):
                 raise NotAtomic(f"two statements of one transaction went two ways: {POOLER}")
+            _change(records, hold, claim)
             yield hold
         finally:
             hold.abandon()
     finally:
         with suppress(StoreUnavailable):
             records.run(_FORGET, {"key": claim.key, "owner": claim.owner})
+
+
+def _change(records: SqlRecords, hold: SqlHold, claim: Claim) -> None:
+    """Change the record as the end of an operation does. Raises ``ConfigurationError``."""
+    mine = records.table.c.key == claim.key
+    change = records.table.update().where(mine).values(status=200)
+    if hold.connection.execute(change).rowcount != 1:
+        raise ConfigurationError(
+            f"a record of {records.table.fullname} stays as it is when it is changed: a trigger, a rule"
+            " or row security keeps it, so no answer can be stored"
+        )
 
 
 def examine_lock(lock: RedisLock | NoLock) -> Iterator[Finding]:

@@ -83,10 +83,19 @@ def record_error(error: Exception, table: str) -> Exception:
     return store_error(error, table)
 
 
+def _named(error: psycopg2.Error, table: str) -> str:
+    """Which of our tables the database speaks of: that of the steps, if it names that."""
+    steps = f"{table}_step"
+    named = error.diag.message_primary or ""
+    return steps if steps.rpartition(".")[2] in named else table
+
+
 def store_error(error: Exception, table: str) -> Exception:
     """The error to raise when a statement of the store itself failed."""
     driver_error = original(error)
     code = getattr(driver_error, "pgcode", None) or ""
+    if isinstance(driver_error, psycopg2.Error):
+        table = _named(driver_error, table)
     if code in NO_TABLE:
         return ConfigurationError(
             f"the table {table} is missing or not up to date: run `flask idempotency create-table`,"

@@ -24,13 +24,12 @@ _TABLE = """WITH indexes AS (
     FROM pg_index WHERE indrelid = to_regclass(%(table)s) AND indpred IS NULL)
 SELECT ARRAY(SELECT attname || ' ' || format_type(atttypid, atttypmod) FROM pg_attribute
               WHERE attrelid = pg_class.oid AND attnum > 0 AND NOT attisdropped),
-       EXISTS (SELECT FROM indexes WHERE indisunique AND valid AND columns = '{{key}}'),
+       EXISTS (SELECT FROM indexes WHERE indisunique AND valid AND columns = %(key)s),
        EXISTS (SELECT FROM indexes WHERE valid AND columns[1] = 'expires_at'),
        ARRAY(SELECT name FROM indexes WHERE NOT valid AND columns[1] = 'expires_at'),
        (SELECT option_value::int FROM pg_options_to_table(reloptions)
          WHERE option_name = 'fillfactor'),
        relpersistence = 'u',
-       to_regclass(%(steps)s) IS NOT NULL,
        EXISTS (SELECT FROM pg_index WHERE indisvalid AND indexrelid = to_regclass(%(resumable)s))
   FROM pg_class WHERE oid = to_regclass(%(table)s)"""
 
@@ -41,7 +40,7 @@ class Shape:
 
     ``columns`` are names and types; ``has_key`` and ``has_expiry`` tell of a valid index that keeps
     keys unique and of one on ``expires_at``; ``broken`` names indexes on it that are not valid.
-    ``has_steps`` tells of the table of steps, ``has_resumable`` of the index that ``resume`` reads.
+    ``has_resumable`` tells of the index that ``resume`` reads. The table of steps has the first only.
     """
 
     columns: list[str]
@@ -50,17 +49,16 @@ class Shape:
     broken: list[str]
     fillfactor: int | None
     unlogged: bool
-    has_steps: bool
     has_resumable: bool
 
 
-def shape_of(records: SqlRecords) -> Shape | None:
-    """The table as it is in the database, or None."""
-    table = records.table
+def shape_of(records: SqlRecords, table: Table) -> Shape | None:
+    """One of the two tables as it is in the database, or None."""
+    resumable = preparer.format_index(index_on(records.table, "created_at"))
     names = {
         "table": preparer.format_table(table),
-        "steps": preparer.format_table(records.steps),
-        "resumable": _beside(table, preparer.format_index(index_on(table, "created_at"))),
+        "key": [column.name for column in table.primary_key],
+        "resumable": _beside(table, resumable),
     }
     row = records.run(_TABLE, names)[0]
     return None if row is None else Shape(*row)
@@ -76,10 +74,10 @@ def _beside(table: Table, index: str) -> str:
     return f"{preparer.quote(table.schema)}.{index}" if table.schema else index
 
 
-def wrong_columns(records: SqlRecords, shape: Shape) -> str:
+def wrong_columns(table: Table, shape: Shape) -> str:
     """The columns that are missing or of another type."""
     wanted = []
-    for column in records.table.columns:
+    for column in table.columns:
         kind = column.type.compile(postgresql.dialect()).lower()  # type: ignore[no-untyped-call]
         wanted.append(f"{column.name} {kind.replace('varchar', 'character varying')}")
     return ", ".join(column for column in wanted if column not in shape.columns)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from sqlalchemy import exc, inspect, text
+from sqlalchemy import Table, exc, inspect, text
 
 from ..errors import ConfigurationError
 from . import checks, statements
@@ -91,12 +91,8 @@ class SqlAdmin(TableAdmin):
                     " the owner of the schema"
                 ) from error
             raise store_error(error, table.fullname) from error
-        shape = shape_of(records)
-        if shape is None or not shape.has_key or wrong_columns(records, shape):
-            raise ConfigurationError(
-                f"{table.fullname} is there, but its columns or its primary key are not as they should"
-                f" be (flask idempotency check says how). Columns are not altered here: {MIGRATE}"
-            )
+        shape = _sound(records, table)
+        _sound(records, records.steps)
         return done + _complete(records, shape)
 
     def examine(self) -> Iterator[Finding]:
@@ -109,6 +105,17 @@ class SqlAdmin(TableAdmin):
 
     def _fetch(self, template: str, values: dict[str, Any]) -> list[Any]:
         return self._records.fetch(template, values)[0]
+
+
+def _sound(records: SqlRecords, table: Table) -> Shape:
+    """The table as it is. Raises ``ConfigurationError`` if it is not to be mended here."""
+    shape = shape_of(records, table)
+    if shape is None or not shape.has_key or wrong_columns(table, shape):
+        raise ConfigurationError(
+            f"{table.fullname} is there, but its columns or its primary key are not as they should be"
+            f" (flask idempotency check says how). Columns are not altered here: {MIGRATE}"
+        )
+    return shape
 
 
 def _complete(records: SqlRecords, shape: Shape) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any, cast
 
-from sqlalchemy import exc, inspect
+from sqlalchemy import Table, exc, inspect
 
 from ..core.ports import Transaction
 from ..errors import ConfigurationError, IdempotencyError, StoreUnavailable
@@ -92,11 +92,12 @@ class SqliteAdmin(TableAdmin):
                     done.append(f"created the index {index.name}")
         except exc.SQLAlchemyError as error:
             raise records.error(error) from error
-        if self._missing_columns():
-            raise ConfigurationError(
-                f"{records.table.fullname} is there, but its columns are not as they should be (flask"
-                f" idempotency check says how). Columns are not altered here: {MIGRATE}"
-            )
+        for each in (records.table, records.steps):
+            if self._missing_columns(each):
+                raise ConfigurationError(
+                    f"{each.fullname} is there, but its columns are not as they should be (flask"
+                    f" idempotency check says how). Columns are not altered here: {MIGRATE}"
+                )
         return done
 
     def examine(self) -> Iterator[Finding]:
@@ -114,7 +115,7 @@ class SqliteAdmin(TableAdmin):
         if name not in there:
             yield Finding("FAILED", "table", f"{name} is missing", f"{_CREATE}, or {MIGRATE}")
             return
-        if missing := self._missing_columns():
+        if missing := self._missing_columns(records.table):
             yield Finding("FAILED", "columns", f"missing: {', '.join(missing)}", MIGRATE)
         else:
             yield Finding("ok", "columns", f"all {len(records.table.columns)} of {name}")
@@ -122,6 +123,9 @@ class SqliteAdmin(TableAdmin):
             yield Finding(
                 "FAILED", "steps", f"{records.steps.name} is missing", f"{_CREATE}, or {MIGRATE}"
             )
+        elif missing := self._missing_columns(records.steps):
+            text = f"missing in {records.steps.name}: {', '.join(missing)}"
+            yield Finding("FAILED", "steps", text, MIGRATE)
         with records.engine.connect() as connection:
             absent = [str(index.name) for index in self._missing_indexes(connection)]
         if absent:
@@ -145,8 +149,7 @@ class SqliteAdmin(TableAdmin):
             with suppress(IdempotencyError), self._transaction() as run:
                 run(sqlite_statements.FORGET, {"key": claim.key, "owner": claim.owner})
 
-    def _missing_columns(self) -> list[str]:
-        table = self._records.table
+    def _missing_columns(self, table: Table) -> list[str]:
         there = {column["name"] for column in inspect(self._records.engine).get_columns(table.name)}
         return [column.name for column in table.columns if column.name not in there]
 

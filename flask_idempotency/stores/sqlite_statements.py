@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .statements import TIMES
+
 NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
 IN_TTL = "strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', :ttl))"
 _LEASE = "strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', :lease))"
@@ -30,7 +32,7 @@ FORGET_STEPS = f"""DELETE FROM {{steps}} WHERE key = :key AND EXISTS (
 TAKE_OVER = f"""UPDATE {{table}} SET
        name = :name, state = 'in_progress', fingerprint_version = :version, fingerprint = :digest,
        owner = :owner, attempt = CASE WHEN {_AFRESH} THEN 1 ELSE attempt + 1 END,
-       tries = CASE WHEN {_AFRESH} THEN NULL ELSE tries END,
+       tries = CASE WHEN {_AFRESH} THEN NULL WHEN :resumes IS NULL THEN tries + 1 ELSE tries END,
        created_at = CASE WHEN {_AFRESH} THEN {NOW} ELSE created_at END,
        expires_at = {IN_TTL}, lease_expires_at = {_LEASE}, request = :request,
        completed_at = NULL, status = NULL, headers = NULL, body = NULL
@@ -62,15 +64,14 @@ PURGE = f"DELETE FROM {{table}} WHERE key IN ({_EXPIRED_KEYS})"
 _WAITS = f"request IS NOT NULL AND state = 'in_progress' AND NOT {_EXPIRED}"
 _LAST = """max(coalesce(lease_expires_at, ''), coalesce(completed_at, ''), created_at,
        coalesce(tried_at, ''))"""
-_TIMES = "max(attempt, coalesce(tries, 0))"
-_PAUSE = f"min(:backoff * (1 << min({_TIMES} - 1, 30)), 3600)"
+_PAUSE = f"min(:backoff * (1 << min(max({TIMES} - 1, 0), 30)), 3600)"
 RESUMABLE = f"""SELECT key, name, attempt, owner, request FROM (
   SELECT * FROM {{table}}
-   WHERE {_WAITS} AND {_TIMES} < :max_attempts
+   WHERE {_WAITS} AND {TIMES} < :max_attempts
      AND (julianday('now') - julianday({_LAST})) * 86400.0 >= {_PAUSE}
    ORDER BY {_LAST} LIMIT :limit) ORDER BY created_at"""
 PICKED = f"UPDATE {{table}} SET tried_at = {NOW} WHERE key = :key"
-COUNT_TRY = f"""UPDATE {{table}} SET tries = {_TIMES} + 1, tried_at = {NOW}
+COUNT_TRY = f"""UPDATE {{table}} SET tries = {TIMES} + 1, tried_at = {NOW}
  WHERE key = :key AND owner = :owner AND {_WAITS}
    AND (lease_expires_at IS NULL OR lease_expires_at <= {NOW})"""
 PUT_OFF = f"""UPDATE {{table}} SET completed_at = {NOW}, tried_at = {NOW}

@@ -52,7 +52,7 @@ TAKE_OVER_ROW = f"""UPDATE {{table}} SET
        name = %(name)s, state = 'in_progress',
        fingerprint_version = %(version)s, fingerprint = %(digest)s, owner = %(owner)s,
        attempt = CASE WHEN {AFRESH} THEN 1 ELSE attempt + 1 END,
-       tries = CASE WHEN {AFRESH} THEN NULL ELSE tries END,
+       tries = CASE WHEN {AFRESH} THEN NULL WHEN %(resumes)s IS NULL THEN tries + 1 ELSE tries END,
        created_at = CASE WHEN {AFRESH} THEN clock_timestamp() ELSE created_at END,
        expires_at = clock_timestamp() + %(ttl)s * interval '1 second',
        lease_expires_at = clock_timestamp() + %(lease)s * interval '1 second',
@@ -165,23 +165,25 @@ SELECT count(*) FROM gone"""
 WAITS = f"request IS NOT NULL AND state = 'in_progress' AND NOT {EXPIRED}"
 _LAST = "greatest(lease_expires_at, completed_at, created_at, tried_at)"
 
-# How often it was begun or tried, whichever is more: a try may end before it begins anything.
-_TIMES = "greatest(attempt, tries)"
-_PAUSE = f"least(%(backoff)s * 2 ^ least({_TIMES} - 1, 30), 3600) * interval '1 second'"
+# How often it was begun or tried: a try may end before it begins anything. From a release on it is
+# counted anew; ``attempt``, the fencing token, is not.
+TIMES = "coalesce(tries, attempt)"
+_DOUBLED = f"2 ^ least(greatest({TIMES} - 1, 0), 30)"
+_PAUSE = f"least(%(backoff)s * {_DOUBLED}, 3600) * interval '1 second'"
 
 # Each that is picked is put off at once, as after a try: one that is refused again and again (it is
 # held, or its headers are not enough) lets the others pass, and two that do this share the work.
 RESUMABLE = f"""WITH due AS (
   UPDATE {{table}} SET tried_at = clock_timestamp() WHERE key = ANY (ARRAY(
     SELECT key FROM {{table}}
-     WHERE {WAITS} AND {_TIMES} < %(max_attempts)s AND {_LAST} + {_PAUSE} <= clock_timestamp()
+     WHERE {WAITS} AND {TIMES} < %(max_attempts)s AND {_LAST} + {_PAUSE} <= clock_timestamp()
      ORDER BY {_LAST} LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
   RETURNING key, name, attempt, owner, request, created_at)
 SELECT key, name, attempt, owner, request FROM due ORDER BY created_at"""
 
 # Counted before it is made: it may end the process. In the same breath it is seen whether there still
 # is something to try.
-COUNT_TRY = f"""UPDATE {{table}} SET tries = {_TIMES} + 1, tried_at = clock_timestamp() WHERE key = (
+COUNT_TRY = f"""UPDATE {{table}} SET tries = {TIMES} + 1, tried_at = clock_timestamp() WHERE key = (
   SELECT key FROM {{table}} WHERE key = %(key)s AND owner = %(owner)s AND {WAITS}
      AND (lease_expires_at <= clock_timestamp()) IS NOT FALSE FOR UPDATE SKIP LOCKED)"""
 

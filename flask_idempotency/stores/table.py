@@ -98,7 +98,7 @@ def _records(metadata: MetaData, name: str) -> Table:
         Column("headers", JSON, comment="list of pairs; null when the answer is sealed"),
         Column("body", LargeBinary, comment="null when it was too large to keep"),
         Column("request", LargeBinary, comment="of resumable operations, until they end"),
-        Column("tries", Integer, comment="attempts, and tries of resume that began none"),
+        Column("tries", Integer, comment="begun or tried so often since a release; null: as attempt"),
         Column("tried_at", DateTime(timezone=True), comment="by resume"),
         comment="Idempotency keys and their answers (Flask-Idempotency)",
         info={_OURS: True},

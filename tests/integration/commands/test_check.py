@@ -19,7 +19,7 @@ def test_check_passes_a_healthy_application_and_leaves_nothing(world, run, redis
     assert not not_ok(result)
     assert list(findings(result)) == [
         "PostgreSQL", "driver", "writable", "columns", "primary key", "index", "fill factor",
-        "claim", "db.session", "Redis", "scope", "routes",
+        "steps", "claim", "db.session", "Redis", "scope", "routes",
     ]  # fmt: skip
     assert ("not used" in result.output) == (world.store == "postgres")
     assert world.records() == []
@@ -50,6 +50,62 @@ def test_check_notices_a_table_that_is_not_ours(world, run, change, subject, rem
     assert world.records() == []
 
 
+@pytest.mark.parametrize(
+    ("change", "remedy"),
+    [
+        ("alter table {steps} drop column attempt", "migration"),
+        ("alter table {steps} alter column name type varchar(30)", "migration"),
+        ("alter table {steps} drop constraint {steps}_pkey", "ADD PRIMARY KEY (key, name)"),
+        ("alter table {steps} set unlogged", "SET LOGGED"),
+        ("alter table {steps} add must text not null", "must"),
+        ("create rule off as on insert to {steps} do instead nothing", "trigger"),
+        ("drop table {steps}", "create-table"),
+    ],
+)
+def test_check_notices_a_table_of_steps_that_is_not_ours(world, run, change, remedy):
+    world.sql(change.format(steps="idempotency_record_step"))
+    result = run("check")
+    assert not_ok(result) == {"steps": "FAILED"}
+    assert remedy in result.output
+    assert world.records() == []
+
+
+@pytest.mark.parametrize("rights", ["select", "select, insert, update", "insert, delete", ""])
+def test_check_notices_missing_rights_on_the_table_of_steps(world, stranger, rights):
+    world.sql(f"grant select, insert, update, delete on idempotency_record to {stranger.username}")
+    if rights:
+        world.sql(f"grant {rights} on idempotency_record_step to {stranger.username}")
+    result = once(build(stranger), "check")
+    assert not_ok(result) == {"steps": "FAILED"}
+    assert "may not use the table idempotency_record_step:" in result.output
+    assert world.count("idempotency_record_step") == 0
+
+
+def test_check_notices_row_security_on_the_table_of_steps(world, stranger):
+    for table in "idempotency_record", "idempotency_record_step":
+        world.sql(f"grant select, insert, update, delete on {table} to {stranger.username}")
+    world.sql("alter table idempotency_record_step enable row level security")
+    assert not_ok(once(build(stranger), "check")) == {"steps": "FAILED"}
+
+
+def test_check_notices_a_trigger_that_keeps_records_as_they_are(world, run):
+    world.sql("create function keep() returns trigger language plpgsql as 'begin return null; end'")
+    world.sql("create trigger keep before update on idempotency_record"
+              " for each row execute function keep()")  # fmt: skip
+    result = run("check")
+    assert not_ok(result) == {"claim": "FAILED"}
+    assert "trigger" in result.output
+
+
+def test_check_advises_on_the_index_of_resumable_operations(world, run):
+    world.sql("drop index ix_idempotency_record_resumable")
+    result = run("check")
+    assert not_ok(result) == {"index": "advice"}
+    assert "`flask idempotency create-table`" in result.output
+    run("create-table")
+    assert not not_ok(run("check"))
+
+
 def test_check_misses_the_index_and_advises_on_the_fill_factor(world, run):
     world.sql("drop index ix_idempotency_record_expires_at")
     world.sql("create index half on idempotency_record (expires_at) where status = 200")
@@ -69,9 +125,10 @@ def test_check_needs_postgres(world):
 
 def test_check_notices_missing_rights(world, stranger):
     result = once(build(stranger), "check")
-    assert not_ok(result) == {"claim": "FAILED"}
-    assert "may not use the table" in result.output
+    assert not_ok(result) == {"steps": "FAILED", "claim": "FAILED"}
+    assert "may not use the table idempotency_record:" in result.output
     world.sql(f"grant select, insert, update on idempotency_record to {stranger.username}")
+    world.sql(f"grant all on idempotency_record_step to {stranger.username}")
     result = once(build(stranger), "check")
     assert not_ok(result) == {"deletion": "FAILED"}, "no purge could"
     world.sql("delete from idempotency_record")

@@ -56,3 +56,19 @@ def test_without_postgres_a_command_says_so_in_one_line(command):
     assert result.output.count("\n") == 1
     assert "refused" in result.output
     assert "hush" not in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "list --limit 99999999999999999999",
+        "resume --limit 99999999999999999999",
+        "resume --max-attempts 99999999999999999999",
+        *(f"{option} {value}" for option in ("purge --every", "resume --every", "resume --backoff")
+          for value in ("inf", "nan", "1e300")),
+    ],
+)  # fmt: skip
+def test_a_number_that_is_out_of_range_is_refused_at_the_option(world, run, arguments):
+    result = run(*arguments.split())
+    assert result.exit_code == 2
+    assert f"Invalid value for '{arguments.split()[1]}'" in result.stderr

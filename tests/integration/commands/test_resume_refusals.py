@@ -326,6 +326,32 @@ def given_back(releases, **options):
     return world
 
 
+def test_what_an_operator_releases_is_tried_anew(releases):
+    """However often it was begun and tried before; and again until the same limit."""
+    releases.interrupt()
+    world = releases.next(idempotent(**{**RESUMABLE, "on_interrupted": "hold"})(releases.charge))
+    run = runner(world.app)
+    three = "--max-attempts", "3"
+    assert [releases.resume(world, *three) for _ in range(3)] == [[409], [409], []]
+    releases.first.sql("update idempotency_record set attempt = 7")
+    assert "1 operation has reached" in run("resume", *three).output
+    (record,) = releases.first.records()
+    assert "may be run again" in run("release", bytes(record.key).hex()[:8]).output
+    assert releases.resume(world, *three) == [201]
+    assert releases.charges == [1, 8]
+
+
+def test_a_release_begins_the_count_of_tries_only(releases):
+    world = given_back(releases, resumable=True)
+    releases.first.sql("update idempotency_record set tries = 0, attempt = 7, request = convert_to("
+                       "replace(convert_from(request, 'utf8'), 'X-User', 'X-Gone'),"
+                       " 'utf8')")  # fmt: skip
+    rounds = [releases.resume(world, "--max-attempts", "3") for _ in range(4)]
+    assert rounds == [[401], [401], [401], []]
+    (record,) = releases.first.records()
+    assert (record.attempt, record.tries) == (7, 3)
+
+
 def test_what_has_expired_is_not_begun_again(releases):
     world = given_back(releases)
     releases.expire()
