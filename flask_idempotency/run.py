@@ -104,7 +104,7 @@ def _route(state: AppState, function: Callable[..., Any], options: RunOptions) -
 def _name(function: Callable[..., Any]) -> str:
     """The function's name, the same in every process. Raises ``ConfigurationError`` if it has none."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<")
-    if module in STARTED:
+    if module in STARTED and "<" not in name:
         raise ConfigurationError(
             f"run() cannot name {name}: it belongs to {module}, the program that was started, and a"
             " process that imports it would know it by another name, and do the work of a key once"
@@ -113,7 +113,7 @@ def _name(function: Callable[..., Any]) -> str:
     if module is None or "<" in f"{module}.{name}":
         raise ConfigurationError(
             "run() cannot name this function, which is a lambda, local, partial or of no module: give"
-            " name=..."
+            " name=..., the same in every process and of no other function"
         )
     return f"{module}.{name}"
 
