@@ -8,8 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .decorator import idempotent
-    from .errors import (
+    from flask_idempotency.core.errors import (
         BodyIncomplete,
         BodyMalformed,
         ConfigurationError,
@@ -32,10 +31,10 @@ if TYPE_CHECKING:
         StoreUnavailable,
         TransactionConflict,
     )
-    from .extension import Idempotency
-    from .operation import Operation, current_operation
-    from .options import RouteOptions, RunOptions
-    from .signals import (
+    from flask_idempotency.web.decorator import idempotent
+    from flask_idempotency.web.operation import Operation, current_operation
+    from flask_idempotency.web.setup.options import RouteOptions, RunOptions
+    from flask_idempotency.web.signals import (
         Event,
         operation_executed,
         operation_interrupted,
@@ -44,6 +43,8 @@ if TYPE_CHECKING:
         operation_taken_over,
         store_failed,
     )
+
+    from .extension import Idempotency
 
 __all__ = [
     "BodyIncomplete",
@@ -82,7 +83,14 @@ __all__ = [
     "store_failed",
 ]
 
-_MODULES = ("errors", "decorator", "extension", "operation", "options", "signals")
+_MODULES = (
+    "core.errors",
+    "web.decorator",
+    "extension",
+    "web.operation",
+    "web.setup.options",
+    "web.signals",
+)
 
 if not TYPE_CHECKING:  # a type checker would take every name for one of ours
 

@@ -18,15 +18,25 @@ from flask_sqlalchemy import SQLAlchemy
 from redis import Redis, RedisCluster
 from sqlalchemy import Engine, MetaData, Table
 
-from . import escapes, flashes, forms, hooks, routes, run, session
-from .config import Settings, read_settings
-from .core.keys import Scope
-from .core.ports import Records
-from .database import check_driver, default_prefix, metadata_of
-from .engine import Engine as IdempotencyEngine
-from .errors import ConfigurationError, shown
-from .operation import present_operation
-from .options import (
+from flask_idempotency.core.engine import Engine as IdempotencyEngine
+from flask_idempotency.core.errors import ConfigurationError, shown
+from flask_idempotency.core.keys import Scope
+from flask_idempotency.core.ports import Records
+from flask_idempotency.stores.memory import MemoryRecords
+from flask_idempotency.stores.postgres.records import SqlRecords
+from flask_idempotency.stores.redis.lock import NoLock, RedisLock, client_from_url
+from flask_idempotency.stores.redis.records import RedisRecords
+from flask_idempotency.stores.sealing import AnswerSealer, NoSealer, Sealer
+from flask_idempotency.stores.sqlite.records import SqliteRecords
+from flask_idempotency.stores.table import define_steps, define_table
+from flask_idempotency.web import hooks, run
+from flask_idempotency.web.operation import present_operation
+from flask_idempotency.web.request import flashes, forms
+from flask_idempotency.web.session import escapes
+from flask_idempotency.web.session import joining as session
+from flask_idempotency.web.setup import routes
+from flask_idempotency.web.setup.environment import check_driver, default_prefix, metadata_of
+from flask_idempotency.web.setup.options import (
     NOT_GIVEN,
     PROTECTED_METHODS,
     RouteOptions,
@@ -35,16 +45,10 @@ from .options import (
     Skip,
     read_protection,
 )
-from .sealing import AnswerSealer, NoSealer, Sealer
-from .server import warn_if_short, worker_timeout
-from .signals import Event, send, store_failed
-from .state import AppState, Protections, set_state, states
-from .stores.memory import MemoryRecords
-from .stores.redis import NoLock, RedisLock, client_from_url
-from .stores.redis_records import RedisRecords
-from .stores.sql import SqlRecords
-from .stores.sqlite import SqliteRecords
-from .stores.table import define_steps, define_table
+from flask_idempotency.web.setup.server import warn_if_short, worker_timeout
+from flask_idempotency.web.setup.settings import Settings, read_settings
+from flask_idempotency.web.setup.state import AppState, Protections, set_state, states
+from flask_idempotency.web.signals import Event, send, store_failed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

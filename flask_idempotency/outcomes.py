@@ -8,13 +8,7 @@ from typing import Any
 
 from flask import Blueprint, Response, after_this_request, current_app, jsonify, request
 
-from .attempt import report
-from .core.fingerprint import natural_key
-from .core.keys import parse_key
-from .core.machine import Seen, seen
-from .core.policy import POINTERS
-from .core.records import Answer, Record, State
-from .errors import (
+from flask_idempotency.core.errors import (
     ConfigurationError,
     KeyRequired,
     OutcomeUnknown,
@@ -23,11 +17,18 @@ from .errors import (
     StoreUnavailable,
     shown,
 )
-from .operation import Operation
-from .options import Route, ask_scope
+from flask_idempotency.core.fingerprint import natural_key
+from flask_idempotency.core.keys import parse_key
+from flask_idempotency.core.machine import Seen, seen
+from flask_idempotency.core.records import Answer, Record, State
+from flask_idempotency.core.storable import POINTERS
+from flask_idempotency.web.attempt.attempt import report
+from flask_idempotency.web.operation import Operation
+from flask_idempotency.web.setup.options import Route, ask_scope
+from flask_idempotency.web.setup.routes import protected_routes
+from flask_idempotency.web.setup.state import AppState, app_state
+
 from .published import policy
-from .routes import protected_routes
-from .state import AppState, app_state
 
 _SAYS = {
     "in_progress": "The operation was begun and has no answer yet. Send the same request again.",

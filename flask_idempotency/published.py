@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .core.fingerprint import Pointer
-from .errors import (
+from flask_idempotency.core.errors import (
     BodyIncomplete,
     BodyMalformed,
     KeyMalformed,
@@ -25,9 +24,10 @@ from .errors import (
     StoreUnavailable,
     TransactionConflict,
 )
-from .options import FormField, Route
-from .routes import ProtectedRoute, protected_routes
-from .state import AppState
+from flask_idempotency.core.fingerprint import Pointer
+from flask_idempotency.web.setup.options import FormField, Route
+from flask_idempotency.web.setup.routes import ProtectedRoute, protected_routes
+from flask_idempotency.web.setup.state import AppState
 
 PROBLEMS: tuple[type[Problem], ...] = (
     KeyRequired,

@@ -1,8 +1,8 @@
 """Settings, options and commands, written into the pages from what the library itself reads.
 
-Three directives without content: ``settings`` lists ``flask_idempotency.config.SETTINGS``,
-``options`` lists what ``flask_idempotency.options.RouteOptions`` says, and ``command`` with the name of
-a command shows its help. Nothing is said twice.
+Three directives without content: ``settings`` lists ``flask_idempotency.web.setup.settings.SETTINGS``,
+``options`` lists what ``flask_idempotency.web.setup.options.RouteOptions`` says, and ``command`` with
+the name of a command shows its help. Nothing is said twice.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from flask_idempotency import config
-from flask_idempotency import options as route_options
 from flask_idempotency.cli import cli
-from flask_idempotency.config import PREFIX, SETTINGS
-from flask_idempotency.options import _CHECKS, Route, RouteOptions
+from flask_idempotency.web.setup import options as route_options
+from flask_idempotency.web.setup import settings as config
+from flask_idempotency.web.setup.options import _CHECKS, Route, RouteOptions
+from flask_idempotency.web.setup.settings import PREFIX, SETTINGS
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import click
 from flask import current_app
 from flask.cli import AppGroup
 
-from ..errors import IdempotencyError, Problem
-from ..state import AppState, app_state
-from ..stores import checks
-from ..stores.admin import Admin, NothingToDo, admin_of
+from flask_idempotency.core.errors import IdempotencyError, Problem
+from flask_idempotency.stores.admin import Admin, NothingToDo, admin_of
+from flask_idempotency.stores.postgres import checks
+from flask_idempotency.web.setup.state import AppState, app_state
 
 
 class _Group(AppGroup):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from uuid import UUID
 
-from ..core.keys import Scope, hash_key, parse_key
-from ..errors import KeyMalformed
-from ..routes import protected_routes
-from ..state import AppState
+from flask_idempotency.core.errors import KeyMalformed
+from flask_idempotency.core.keys import Scope, hash_key, parse_key
+from flask_idempotency.web.setup.routes import protected_routes
+from flask_idempotency.web.setup.state import AppState
 
 
 def possible_hashes(

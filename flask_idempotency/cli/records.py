@@ -8,10 +8,11 @@ from dataclasses import asdict
 
 import click
 
-from ..core.records import State
-from ..errors import IdempotencyError, UnknownRecord
-from ..leased import fail_record
-from ..stores.admin import find
+from flask_idempotency.core.errors import IdempotencyError, UnknownRecord
+from flask_idempotency.core.records import State
+from flask_idempotency.stores.admin import find
+from flask_idempotency.web.attempt.leased import fail_record
+
 from .group import MANY, admin, as_json_option, cli, current_state, in_utc, write, write_rows
 from .keys import possible_hashes
 

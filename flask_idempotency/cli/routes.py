@@ -13,10 +13,11 @@ from typing import Any
 import click
 from flask import Blueprint
 
-from ..core.fingerprint import Pointer
-from ..errors import ConfigurationError
-from ..options import SAFE_METHODS, FormField, Route, RouteOptions
-from ..routes import (
+from flask_idempotency.core.errors import ConfigurationError
+from flask_idempotency.core.fingerprint import Pointer
+from flask_idempotency.stores.admin import Finding
+from flask_idempotency.web.setup.options import SAFE_METHODS, FormField, Route, RouteOptions
+from flask_idempotency.web.setup.routes import (
     covering_route,
     hidden_route,
     is_registered,
@@ -27,8 +28,8 @@ from ..routes import (
     refuse_shared_name,
     route_of,
 )
-from ..state import AppState, states
-from ..stores.admin import Finding
+from flask_idempotency.web.setup.state import AppState, states
+
 from .group import as_json_option, cli, current_state, write_rows
 
 

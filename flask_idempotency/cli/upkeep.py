@@ -12,16 +12,17 @@ from typing import Any, cast
 
 import click
 
-from ..errors import IdempotencyError, Problem, StoreUnavailable
-from ..operation import Operation, Running
-from ..resume import resume
-from ..signals import Event, store_failed
-from ..state import AppState
-from ..stores import checks
-from ..stores.admin import Admin, Finding
-from ..stores.redis import NoLock, RedisLock
-from ..units import units_of
+from flask_idempotency.core.errors import IdempotencyError, Problem, StoreUnavailable
+from flask_idempotency.stores.admin import Admin, Finding
+from flask_idempotency.stores.postgres import checks
+from flask_idempotency.stores.redis.lock import NoLock, RedisLock
+from flask_idempotency.stores.units import units_of
+from flask_idempotency.web.operation import Operation, Running
+from flask_idempotency.web.setup.state import AppState
+from flask_idempotency.web.signals import Event, store_failed
+
 from .group import MANY, Seconds, admin, as_json_option, cli, current_state, explain, write, write_rows
+from .resume import resume
 from .routes import examine_routes
 
 

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .keys import derive_key, new_key
-from .policy import RetryPolicy, was_replayed
+from .retries import RetryPolicy, was_replayed
 
 if TYPE_CHECKING:
     from .session import IdempotentSession

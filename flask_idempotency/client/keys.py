@@ -9,7 +9,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import cast
 
-from ..core.keys import digest
+from flask_idempotency.core.keys import digest
 
 
 def new_key() -> str:

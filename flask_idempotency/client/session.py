@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from .policy import Call, RetryPolicy
+from .retries import Call, RetryPolicy
 
 try:
     import requests

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing, closing
 from typing import Final
 
-from .policy import Call, RetryPolicy
+from .retries import Call, RetryPolicy
 
 try:
     import anyio

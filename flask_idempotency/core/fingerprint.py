@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn
 from urllib.parse import unquote_to_bytes
 
-from ..errors import BodyMalformed, ConfigurationError, KeyMalformed, shown
+from .errors import BodyMalformed, ConfigurationError, KeyMalformed, shown
 from .keys import Part, digest
 
 REQUEST: Final = 1  # 2 and 3 were JSON and FIELDS with another canonical form

@@ -11,7 +11,7 @@ import re
 from typing import TypeAlias
 from uuid import UUID
 
-from ..errors import ConfigurationError, KeyMalformed
+from .errors import ConfigurationError, KeyMalformed
 
 Scope: TypeAlias = str | int | UUID | None
 """Whose key it is; None in an API with one tenant."""

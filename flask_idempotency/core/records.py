@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ..errors import RecordBroken
+from .errors import RecordBroken
 from .fingerprint import Fingerprint
 
 SEALED = b"\x01"

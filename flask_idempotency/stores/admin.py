@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Protocol, cast
 
-from ..core.ports import Records, Transaction
-from ..errors import IdempotencyError, UnknownRecord
+from flask_idempotency.core.errors import IdempotencyError, UnknownRecord
+from flask_idempotency.core.ports import Records, Transaction
 
 
 class NothingToDo(IdempotencyError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .statements import TIMES
+from flask_idempotency.stores.postgres.statements import TIMES
 
 
 @dataclass(frozen=True, slots=True)

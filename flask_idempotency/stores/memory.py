@@ -15,9 +15,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine
 
-from ..core.records import Answer, Claim, Record, State
-from ..errors import IdempotencyError, LeaseLost
-from .joinable import Joinable
+from flask_idempotency.core.errors import IdempotencyError, LeaseLost
+from flask_idempotency.core.records import Answer, Claim, Record, State
+
+from .borrowed import Joinable
 
 Clock = Callable[[], float]
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..core.fingerprint import Fingerprint
-from ..core.records import Answer, Claim, Headers, Record, State
-from ..errors import RecordBroken
+from flask_idempotency.core.errors import RecordBroken
+from flask_idempotency.core.fingerprint import Fingerprint
+from flask_idempotency.core.records import Answer, Claim, Headers, Record, State
 
 
 def claim_values(claim: Claim) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from sqlalchemy import (
     event,
 )
 
-from ..errors import ConfigurationError
+from flask_idempotency.core.errors import ConfigurationError
 
 FILLFACTOR = 80
 """Percent of a page that inserts may fill.

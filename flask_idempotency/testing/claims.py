@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..core.fingerprint import Fingerprint
-from ..core.ports import Records
-from ..core.records import Answer, Claim, Record
+from flask_idempotency.core.fingerprint import Fingerprint
+from flask_idempotency.core.ports import Records
+from flask_idempotency.core.records import Answer, Claim, Record
 
 PATIENCE_SECONDS = 10.0
 SHORT_SECONDS = 0.05

@@ -36,9 +36,10 @@ except ImportError as error:
         f"the contract of stores needs pytest ({error}): pip install 'flask-idempotency[testing]'"
     ) from error
 
-from ..core.ports import Hold, Lease, Records
-from ..core.records import Answer, Claim, State
-from ..errors import LeaseLost, NotAtomic
+from flask_idempotency.core.errors import LeaseLost, NotAtomic
+from flask_idempotency.core.ports import Hold, Lease, Records
+from flask_idempotency.core.records import Answer, Claim, State
+
 from .claims import ANSWER, PATIENCE_SECONDS, SAME, SHORT_SECONDS, a_claim, again, seen, wait_until
 from .transactions import TransactionContract
 

@@ -19,10 +19,11 @@ from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import Session
 
-from ..core.ports import Glance
-from ..core.records import Claim
-from ..operation import present_operation
-from ..state import AppState, app_state, states
+from flask_idempotency.core.ports import Glance
+from flask_idempotency.core.records import Claim
+from flask_idempotency.web.operation import present_operation
+from flask_idempotency.web.setup.state import AppState, app_state, states
+
 from .watch import Watch, watched
 
 Point = Literal["after-claim", "in-view", "before-commit", "after-commit"]

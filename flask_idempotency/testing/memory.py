@@ -9,9 +9,10 @@ from datetime import timedelta
 
 from flask import Flask
 
-from ..state import app_state
-from ..stores.memory import MemoryRecords
-from ..stores.redis import NoLock
+from flask_idempotency.stores.memory import MemoryRecords
+from flask_idempotency.stores.redis.lock import NoLock
+from flask_idempotency.web.setup.state import app_state
+
 from .watch import ports
 
 

@@ -21,9 +21,10 @@ except ImportError as error:
 from sqlalchemy import Column, Connection, Engine, MetaData, String, Table, exc, insert, select
 from sqlalchemy.pool import QueuePool
 
-from ..core.ports import Hold, Lease, Records
-from ..core.records import Claim, State
-from ..errors import IdempotencyError, LeaseLost, NotAtomic
+from flask_idempotency.core.errors import IdempotencyError, LeaseLost, NotAtomic
+from flask_idempotency.core.ports import Hold, Lease, Records
+from flask_idempotency.core.records import Claim, State
+
 from .claims import ANSWER, SHORT_SECONDS, a_claim, again, seen, wait_until
 
 Held = Callable[[Any], Any]

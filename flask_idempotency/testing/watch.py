@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
-from ..core.ports import Glance, Hold, Lock, Records
-from ..core.records import Answer, Claim, Record
-from ..engine import Engine
-from ..sealing import AnswerSealer
-from ..state import AppState
+from flask_idempotency.core.engine import Engine
+from flask_idempotency.core.ports import Glance, Hold, Lock, Records
+from flask_idempotency.core.records import Answer, Claim, Record
+from flask_idempotency.stores.sealing import AnswerSealer
+from flask_idempotency.web.setup.state import AppState
 
 
 class Watch:

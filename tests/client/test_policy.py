@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from flask_idempotency.client import RetryPolicy
-from flask_idempotency.client.policy import Call
+from flask_idempotency.client.retries import Call
 
 
 class TestRetryPolicy:

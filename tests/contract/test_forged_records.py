@@ -9,8 +9,8 @@ import pytest
 import redis
 import sqlalchemy as sa
 
+from flask_idempotency.core.errors import RecordBroken
 from flask_idempotency.core.records import Answer
-from flask_idempotency.errors import RecordBroken
 from tests.contract.test_requests import STORES, Shop
 
 KEYS = {"IDEMPOTENCY_ENCRYPTION_KEYS": [b"k" * 32], "IDEMPOTENCY_ACCEPT_UNSEALED": True}

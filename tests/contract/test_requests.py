@@ -10,13 +10,7 @@ import sqlalchemy as sa
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
-from flask_idempotency import (
-    ConfigurationError,
-    Idempotency,
-    NotAtomic,
-    current_operation,
-    idempotent,
-)
+from flask_idempotency import ConfigurationError, Idempotency, NotAtomic, current_operation, idempotent
 from flask_idempotency.stores.memory import MemoryRecords
 from flask_idempotency.testing.memory import memory_store
 

@@ -8,7 +8,7 @@ from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency
-from flask_idempotency.stores.redis_records import RedisRecords
+from flask_idempotency.stores.redis.records import RedisRecords
 from flask_idempotency.testing.contract import StoreContract
 
 

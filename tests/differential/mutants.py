@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from flask_idempotency import earlier, session, session_statements
-from flask_idempotency.attempt import Attempt
-from flask_idempotency.core import sqltext
-from flask_idempotency.operation import RequestState
-from flask_idempotency.stores import savepoints, statements
-from flask_idempotency.stores.savepoints import PostgresUnits
-from flask_idempotency.stores.sql import SqlRecords
-from flask_idempotency.units import Units
-from flask_idempotency.work import Work
+from flask_idempotency.core import session_statements, sqltext
+from flask_idempotency.stores.postgres import savepoints, statements
+from flask_idempotency.stores.postgres.records import SqlRecords
+from flask_idempotency.stores.postgres.savepoints import PostgresUnits
+from flask_idempotency.stores.units import Units
+from flask_idempotency.web.attempt.attempt import Attempt
+from flask_idempotency.web.operation import RequestState
+from flask_idempotency.web.session import earlier
+from flask_idempotency.web.session import joining as session
+from flask_idempotency.web.session.joined import Work
 from tests.differential.comparison import Twins, Verdict
 from tests.differential.kept import KEPT
 from tests.differential.programs import Program

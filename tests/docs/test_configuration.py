@@ -7,8 +7,8 @@ import re
 import pytest
 
 from flask_idempotency.cli import cli
-from flask_idempotency.config import SETTINGS, Settings
-from flask_idempotency.options import RouteOptions, RunOptions
+from flask_idempotency.web.setup.options import RouteOptions, RunOptions
+from flask_idempotency.web.setup.settings import SETTINGS, Settings
 from tests.docs.pages import PAGES, ROOT, name_of
 from tests.docs.reference import reference
 

@@ -14,8 +14,8 @@ from flask_sqlalchemy import SQLAlchemy
 
 import servers
 from flask_idempotency import Idempotency, Problem, Retryable, idempotent
-from flask_idempotency.config import SETTINGS
 from flask_idempotency.outcomes import outcomes_blueprint
+from flask_idempotency.web.setup.settings import SETTINGS
 from tests.docs.pages import ROOT, blocks
 from tests.killed import Killed
 

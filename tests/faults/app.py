@@ -19,8 +19,8 @@ from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import Mapped, mapped_column
 
 from flask_idempotency import Idempotency, current_operation, idempotent
-from flask_idempotency.state import app_state
 from flask_idempotency.stores.table import define_steps, define_table
+from flask_idempotency.web.setup.state import app_state
 from tests.faults import designs, mutants, points
 from tests.faults.points import Deliberate, point
 

@@ -13,16 +13,17 @@ from typing import Any
 import psycopg2
 from flask import Flask, g
 
-from flask_idempotency import engine, session
-from flask_idempotency.atomic import AtomicAttempt
-from flask_idempotency.core import machine
+from flask_idempotency.core import engine, machine
+from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.core.machine import Comparison, Next, Seen
 from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Answer, Claim
-from flask_idempotency.errors import StoreUnavailable
-from flask_idempotency.stores import redis, statements
-from flask_idempotency.stores.sql import Locked, SqlHold, SqlRecords
-from flask_idempotency.stores.wire import Wire
+from flask_idempotency.stores.postgres import statements
+from flask_idempotency.stores.postgres.records import Locked, SqlHold, SqlRecords
+from flask_idempotency.stores.postgres.wire import Wire
+from flask_idempotency.stores.redis.lock import lock as redis
+from flask_idempotency.web.attempt.atomic import AtomicAttempt
+from flask_idempotency.web.session import joining as session
 
 
 @dataclass(frozen=True)

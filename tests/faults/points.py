@@ -19,9 +19,9 @@ from flask import Flask, got_request_exception, request
 
 from flask_idempotency import store_failed
 from flask_idempotency.core.ports import Glance
-from flask_idempotency.signals import Event
-from flask_idempotency.state import AppState
-from flask_idempotency.stores.wire import Wire
+from flask_idempotency.stores.postgres.wire import Wire
+from flask_idempotency.web.setup.state import AppState
+from flask_idempotency.web.signals import Event
 from tests.faults.history import Journal
 
 POINTS = {

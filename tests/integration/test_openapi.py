@@ -17,9 +17,9 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
 from flask_idempotency import ConfigurationError, Idempotency, KeyMalformed, idempotent
-from flask_idempotency.apispec import IdempotencyPlugin
 from flask_idempotency.core.keys import parse_key
-from flask_idempotency.openapi import add_idempotency
+from flask_idempotency.integrations.apispec import IdempotencyPlugin
+from flask_idempotency.integrations.openapi import add_idempotency
 
 KEY = "Idempotency-Key"
 REPLAYED = "Idempotent-Replayed"

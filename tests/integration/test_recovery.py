@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 import servers
 from flask_idempotency import current_operation, idempotent
-from flask_idempotency.attempt import Attempt
+from flask_idempotency.web.attempt.attempt import Attempt
 
 fork = multiprocessing.get_context("fork")
 

@@ -10,7 +10,7 @@ import redis
 
 import servers
 from flask_idempotency.core.records import Answer
-from flask_idempotency.stores.redis_records import RedisRecords
+from flask_idempotency.stores.redis.records import RedisRecords
 from flask_idempotency.testing.claims import a_claim, again, seen
 from tests.waiting import wait_until
 

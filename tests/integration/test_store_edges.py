@@ -9,10 +9,10 @@ import pytest
 import sqlalchemy as sa
 from redis import Redis
 
+from flask_idempotency.core.engine import Mismatch, Replay
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Answer, Claim
-from flask_idempotency.engine import Mismatch, Replay
 
 SAME, OTHER = Fingerprint(1, b"s" * 32), Fingerprint(1, b"o" * 32)
 FIRST = Claim(b"k" * 32, "pay", SAME, "1" * 22, 60.0)

@@ -12,7 +12,8 @@ from flask.testing import FlaskClient
 from flask.views import MethodView
 
 from flask_idempotency import OperationInterrupted, current_operation, idempotent
-from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, checks, crash_at, every_crash
+from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, crash_at, every_crash
+from flask_idempotency.testing import assertions as checks
 
 
 def test_a_view_that_writes_through_the_session(shop):

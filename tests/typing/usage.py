@@ -28,7 +28,7 @@ from flask_idempotency import (
     operation_executed,
     operation_interrupted,
 )
-from flask_idempotency.openapi import add_idempotency
+from flask_idempotency.integrations.openapi import add_idempotency
 from flask_idempotency.outcomes import outcomes_blueprint
 from flask_idempotency.testing import (
     CRASH_POINTS,

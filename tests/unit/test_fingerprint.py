@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.fingerprint import Fingerprint, FormPart, by_json, by_request, by_value
-from flask_idempotency.errors import ConfigurationError
 from tests.unit.payments import ALGORITHMS, FORM, PAYMENT, UPLOAD, Algorithm, of_fields, part
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -86,14 +87,14 @@ except ImportError as error:
 @pytest.mark.parametrize(
     ("module", "missing", "extra"),
     [
-        ("apispec", "apispec", "apispec"),
+        ("integrations.apispec", "apispec", "apispec"),
         ("client.session", "requests", "requests"),
         ("client.session", "urllib3", "requests"),
         ("client.transport", "anyio", "httpx"),
         ("client.transport", "httpx", "httpx"),
         ("testing.contract", "pytest", "testing"),
         ("testing.transactions", "pytest", "testing"),
-        ("wtf", "wtforms", "wtf"),
+        ("integrations.wtf", "wtforms", "wtf"),
     ],
 )
 def test_a_module_without_its_package_names_the_extra(module, missing, extra):
@@ -133,9 +134,9 @@ def test_the_public_names_come_with_a_star_and_are_the_same_for_a_type_checker()
     names: dict[str, object] = {}
     exec("from flask_idempotency import *", names)  # noqa: S102
     tree = ast.parse(Path(flask_idempotency.__file__).read_text(encoding="utf-8"))
-    typed = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level]
-    seen = {alias.name: node.module for node in typed for alias in node.names}
+    typed = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.col_offset]
+    seen = {alias.name: "." * node.level + node.module for node in typed for alias in node.names}
     assert set(seen) == set(flask_idempotency.__all__) <= set(names)
     for name, module in seen.items():
-        home = __import__(f"flask_idempotency.{module}", fromlist=[name])
+        home = import_module(module, "flask_idempotency")
         assert vars(home)[name] is names[name]

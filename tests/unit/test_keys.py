@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flask_idempotency.core.errors import ConfigurationError, KeyMalformed
 from flask_idempotency.core.keys import Part, Scope, digest, hash_key, parse_key
-from flask_idempotency.errors import ConfigurationError, KeyMalformed
 
 thoroughly = settings(max_examples=300, deadline=None)
 

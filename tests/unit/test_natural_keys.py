@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from flask_idempotency.core.errors import ConfigurationError, KeyMalformed
 from flask_idempotency.core.fingerprint import MISSING, natural_key, parse_json, parse_pointer, resolve
-from flask_idempotency.errors import ConfigurationError, KeyMalformed
 
 RFC_6901 = parse_json(
     rb'{"foo":["bar","baz"],"":0,"a/b":1,"c%d":2,"e^f":3,"i\\j":5,"k\"l":6," ":7,"m~n":8,"~1":9}'

@@ -63,14 +63,14 @@ def files(*folders: str) -> list[Path]:
 
 
 EXTRAS = {
-    "apispec.py": "apispec",
+    "integrations/apispec.py": "apispec",
     "client/keys.py": "requests",
     "client/session.py": "requests",
     "client/transport.py": "httpx",
-    "sealing.py": "encryption",
+    "stores/sealing.py": "encryption",
     "testing/contract.py": "testing",
     "testing/transactions.py": "testing",
-    "wtf.py": "wtf",
+    "integrations/wtf.py": "wtf",
 }
 """The modules that need an extra, and which."""
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flask_idempotency.errors import ConfigurationError, IdempotencyError, SealBroken
-from flask_idempotency.sealing import Sealer
+from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, SealBroken
+from flask_idempotency.stores.sealing import Sealer
 
 OLD, NEW = b"o" * 32, bytes(range(200, 232))
 ROW, OTHER_ROW = b"row 1", b"row 2"

@@ -8,7 +8,7 @@ import pytest
 from flask import request
 
 from flask_idempotency import ConfigurationError
-from flask_idempotency.forms import new_value
+from flask_idempotency.web.request.forms import new_value
 
 MALFORMED = {
     "": "is empty",

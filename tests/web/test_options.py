@@ -6,7 +6,7 @@ import pytest
 from flask import Flask
 
 from flask_idempotency import ConfigurationError, Idempotency, idempotent
-from flask_idempotency.errors import shown
+from flask_idempotency.core.errors import shown
 
 WRONG_OPTIONS = [
     ("required", "no", "True or False"),

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from flask import flash, get_flashed_messages, request
 
 from flask_idempotency import StoreUnavailable, current_operation, idempotent, operation_rejected
-from flask_idempotency.resume import resume
+from flask_idempotency.cli.resume import resume
 from tests.killed import Killed
 
 

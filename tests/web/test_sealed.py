@@ -8,8 +8,8 @@ import pytest
 from flask import Response
 
 from flask_idempotency import idempotent
+from flask_idempotency.cli.resume import resume
 from flask_idempotency.core.fingerprint import Fingerprint, RequestParts, by_request
-from flask_idempotency.resume import resume
 
 OLD, NEW = secrets.token_bytes(32), secrets.token_urlsafe(32)
 

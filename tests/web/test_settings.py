@@ -12,7 +12,7 @@ from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import ConfigurationError, Idempotency, idempotent
-from flask_idempotency.errors import shown
+from flask_idempotency.core.errors import shown
 
 URI = "postgresql+psycopg2://shop:canary@nowhere.invalid/shop"
 REDIS = "redis://:canary@nowhere.invalid:6379/0"

@@ -15,10 +15,10 @@ import sqlalchemy as sa
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 from sqlalchemy import event
 
-from flask_idempotency import engine
-from flask_idempotency.stores import sql
+from flask_idempotency.core import engine
+from flask_idempotency.stores.postgres import records as sql
+from flask_idempotency.stores.postgres.wire import Wire
 from flask_idempotency.stores.table import define_steps, define_table
-from flask_idempotency.stores.wire import Wire
 from servers import plain_dsn
 from tests.faults.explore.schedules import PATIENCE_SECONDS, Actor, Kind, Stop, Violation
 

@@ -7,11 +7,11 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
+from flask_idempotency.core.engine import Claimed, Engine, InProgress, Mismatch, Replay
+from flask_idempotency.core.errors import NotAtomic, RequestInProgress, StoreUnavailable
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.records import Answer, Claim, State
-from flask_idempotency.engine import Claimed, Engine, InProgress, Mismatch, Replay
-from flask_idempotency.errors import NotAtomic, RequestInProgress, StoreUnavailable
-from flask_idempotency.stores.redis import NoLock, RedisLock
+from flask_idempotency.stores.redis.lock import NoLock, RedisLock
 from tests.faults.explore.schedules import Actor, Choice, Kind, Stage, Violation
 from tests.faults.explore.steps import ANSWER_LOST, TIMES_OUT, Servers, SteppedRedis
 

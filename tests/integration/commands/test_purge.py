@@ -9,7 +9,7 @@ from typing import Any
 
 from flask_idempotency import idempotent
 from flask_idempotency.cli import cli
-from flask_idempotency.stores import statements
+from flask_idempotency.stores.postgres import statements
 from tests.integration.commands.purging import EXPIRE, FILL, outside, purge
 from tests.waiting import wait_until
 

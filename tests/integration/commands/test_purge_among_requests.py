@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flask_idempotency.stores import statements
+from flask_idempotency.stores.postgres import statements
 from tests.integration.commands.purging import EXPIRE, FILL, outside, purged
 
 

@@ -10,7 +10,7 @@ from flask import redirect, request
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 from flask_idempotency import Retryable, current_operation, idempotent
-from flask_idempotency.errors import StoreUnavailable
+from flask_idempotency.core.errors import StoreUnavailable
 from tests.integration.commands.running import runner
 from tests.killed import Killed
 

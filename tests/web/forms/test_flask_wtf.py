@@ -11,7 +11,7 @@ from wtforms import IntegerField
 from wtforms.validators import NumberRange
 
 from flask_idempotency import ConfigurationError, idempotent
-from flask_idempotency.wtf import IdempotencyField
+from flask_idempotency.integrations.wtf import IdempotencyField
 from tests.web.forms.pages import ALICE
 
 

@@ -1,0 +1,110 @@
+"""Running abandoned operations again, through the application itself, as their client would.
+
+A resumable operation's request is kept in its record until the operation ends. It holds the client's
+key and whatever headers the route names, so it is sealed where there are keys to seal with.
+
+What is sent says in its environ which record it is for. It goes on with that operation as it was found
+here, or does nothing: the hook before the request lets it pass to a protected, resumable view of the
+same operation only, and its claim never begins one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from werkzeug.test import EnvironBuilder, run_wsgi_app
+
+from flask_idempotency.core.errors import ConfigurationError, SealBroken
+from flask_idempotency.core.records import State
+from flask_idempotency.stores.admin import Admin, Due
+from flask_idempotency.web.operation import RESUMED, Resuming
+from flask_idempotency.web.request.body import REQUEST
+from flask_idempotency.web.setup.state import AppState
+
+log = logging.getLogger("flask_idempotency")
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What came of one operation.
+
+    ``key`` is 8 hex digits of the key's hash, ``attempt`` the last one before; ``status`` is that of
+    the answer, and 409 if the operation could not be run or has not ended for all that.
+    """
+
+    key: str
+    operation: str
+    attempt: int
+    status: int
+
+
+def resume(
+    state: AppState, store: Admin, *, limit: int, max_attempts: int, backoff_seconds: float
+) -> Iterator[Resumed]:
+    """Send the requests of at most ``limit`` operations that nobody works on again.
+
+    One is due ``backoff_seconds`` after its first attempt, twice that after the second, and so on, an
+    hour at most; after ``max_attempts`` it is left alone. A try counts like an attempt, and before it
+    is made, also if it comes to nothing: it is refused, or ends the process. Several processes may do
+    this at once: each operation is claimed like any other. A request that cannot be unsealed is logged
+    and counts as answered with 500. Raises ``StoreUnavailable``, and ``ConfigurationError`` if the
+    protection is turned off.
+    """
+    if not state.settings.enabled:
+        raise ConfigurationError(
+            "IDEMPOTENCY_ENABLED is False: what is sent again would run unprotected, so nothing is sent"
+        )
+    for due in store.resumable(limit, max_attempts, backoff_seconds):
+        if not store.count_try(due):
+            continue
+        status = _try(state, due)
+        store.put_off(due.key)
+        if status < 400 and not _has_ended(state, due):
+            status = 409
+        yield Resumed(due.key[:4].hex(), due.operation, due.attempt, status)
+
+
+def _try(state: AppState, due: Due) -> int:
+    """The status of the response to a kept request; 500 if it cannot be sent."""
+    try:
+        head, _, body = state.sealer.open_bytes(due.request, due.key, REQUEST).partition(b"\n")
+        return _send(state, due, json.loads(head), body)
+    except SealBroken as error:
+        log.error("operation %r: its request cannot be read: %s", due.operation, error)
+    except Exception:  # no reason to leave the others unfinished
+        log.exception("operation %r cannot be resumed", due.operation)
+    return 500
+
+
+def _send(state: AppState, due: Due, head: dict[str, object], body: bytes) -> int:
+    resuming = Resuming(due.operation, due.key, due.owner)
+    builder = EnvironBuilder(
+        base_url=str(head["base_url"]),
+        query_string=str(head["query"]),
+        method=str(head["method"]),
+        headers=head["headers"],  # type: ignore[arg-type]
+        data=body,
+    )
+    try:
+        environ = builder.get_environ()
+        environ["PATH_INFO"] = str(head["path"]).encode().decode("latin-1")  # as PEP 3333 has it
+        environ[RESUMED] = resuming
+        # Not through the middleware around app.wsgi_app: the request was kept as it came out of that,
+        # and an application that is mounted there by now would run whatever it has at this URL.
+        send = partial(type(state.app).wsgi_app, state.app)
+        _, status, _ = run_wsgi_app(send, environ, buffered=True)
+    finally:
+        builder.close()
+    if resuming.refusal:
+        log.error("operation %r was not resumed: %s", due.operation, resuming.refusal)
+    return int(status.split()[0])
+
+
+def _has_ended(state: AppState, due: Due) -> bool:
+    """Whether a response that tells of success is the operation's, and stored."""
+    record = state.records.look(due.key)
+    return record is not None and record.state is not State.IN_PROGRESS

@@ -1,0 +1,298 @@
+"""One loop: ask the core what comes next, do it through the ports.
+
+The engine knows no database, no Redis and no web framework. A request calls :meth:`Engine.begin`
+and gets a decision; if that is :class:`Claimed`, it runs the operation and ends the execution with
+``complete`` or ``abandon``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar, cast
+
+from .errors import RecordBroken, SealBroken, StoreUnavailable
+from .machine import Comparison, Event, Next, Seen, after, compare, decide, seen
+from .ports import Glance, Hold, Lease, Lock, Records
+from .records import Answer, Claim, Record, State
+
+T = TypeVar("T")
+
+log = logging.getLogger("flask_idempotency")
+
+ROUNDS = 3
+"""How often a record may vanish or appear between a look and a claim. Each round means that another
+request's transaction or a purge ended just then; three in a row mean that something is wrong."""
+
+
+PURGE_SECONDS = 0.25
+"""How long a request waits for who holds an *expired* record: most likely a purge that deletes it,
+which takes milliseconds a batch."""
+
+POLL_SECONDS = 0.1
+"""How often a request that may wait looks at a *leased* record. There is no row's lock to wait for,
+and a notification would not come through a pooler."""
+
+
+MAX_WAITERS = 4
+"""How many requests of a process wait at once, unless a setting says otherwise. Each occupies a thread
+and a connection. A worker of gunicorn with eight threads goes on serving others with half of them."""
+
+_MAY_BE_HELD = (Seen.IN_PROGRESS, Seen.LEASED, Seen.INTERRUPTED, Seen.EXPIRED)
+
+
+class Sealer(Protocol):
+    """Encrypts answers at rest and binds each to its record."""
+
+    def seal(self, answer: Answer, claim: Claim) -> Answer:
+        """The answer as it is stored."""
+        ...
+
+    def open(self, answer: Answer, record: Record) -> Answer:
+        """The answer as it was."""
+        ...
+
+
+class _Patience:
+    """How long one request may wait for another, if there is a place for it among those who wait."""
+
+    def __init__(self, seconds: float, places: threading.Semaphore) -> None:
+        self._deadline, self._places = time.monotonic() + seconds, places
+        self._has_place = False
+
+    def left(self) -> float:
+        """Seconds that the request may go on waiting; it has a place from then on."""
+        left = self._deadline - time.monotonic()
+        if left > 0 and not self._has_place:
+            self._has_place = self._places.acquire(blocking=False)
+        return left if self._has_place else 0
+
+    def end(self) -> None:
+        """Leave the place to others."""
+        if self._has_place:
+            self._has_place = False
+            self._places.release()
+
+
+class Execution:
+    """One attempt at an operation, from its claim to its end."""
+
+    def __init__(
+        self, hold: Hold, lock: Lock, mine: bool, claim: Claim, sealer: Sealer | None, found: Seen
+    ) -> None:
+        self.hold, self.claim = hold, claim
+        self.took_over = found in (Seen.IN_PROGRESS, Seen.INTERRUPTED)
+        self.was_interrupted = found is Seen.INTERRUPTED
+        self._lock, self._mine, self._sealer = lock, mine, sealer
+        self._state = after(found, Event.CLAIM if found is Seen.ABSENT else Event.TAKE_OVER)
+
+    def complete(self, answer: Answer) -> None:
+        """Store the answer and commit, durably; then tell the lock.
+
+        Errors: see ``Hold.complete``. After one, ``abandon``.
+        """
+        completed = after(self._state, Event.COMPLETE)
+        self.hold.complete(self._sealer.seal(answer, self.claim) if self._sealer else answer)
+        self._state, self._mine = completed, False
+        self._lock.finish(self.claim)
+
+    def release(self) -> None:
+        """Give an operation with a lease back, so that the same key may try again."""
+        cast("Lease", self.hold).release()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Roll back, or end the lease with the outcome unknown. Does nothing after the end."""
+        try:
+            self.hold.abandon()
+        finally:
+            if self._mine:
+                self._mine = False
+                self._lock.release(self.claim)
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The operation is ours: run it."""
+
+    execution: Execution
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The operation has finished in its ``attempt``: answer with what it answered."""
+
+    answer: Answer
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class InProgress:
+    """Somebody else is running the operation, for at most ``seconds`` if that is known."""
+
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The operation was begun, its lease is over, and nobody knows how far it came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The record that was to be resumed has expired, is gone, or has been taken over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """The key was used for a different request, which has ``finished`` or not."""
+
+    finished: bool
+
+
+Decision = Claimed | Replay | InProgress | Interrupted | Mismatch | Gone
+
+
+class Engine:
+    """Claims operations in ``records``, behind a fast ``lock``.
+
+    At most ``max_waiters`` requests wait for others at the same time.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        lock: Lock,
+        sealer: Sealer | None = None,
+        max_waiters: int = MAX_WAITERS,
+    ) -> None:
+        self._records, self._lock, self._sealer = records, lock, sealer
+        self._places = threading.Semaphore(max_waiters)
+
+    def begin(self, claim: Claim, wait: float = 0, *, resume: bool = False) -> Decision:
+        """Decide about a request; ``wait`` is how many seconds it may wait for another's end.
+
+        ``resume`` says that an interrupted operation is taken over; otherwise it is left alone.
+        Raises ``StoreUnavailable`` if the records cannot be reached.
+        """
+        glance = self._lock.acquire(claim)
+        patience = _Patience(wait, self._places)
+        if glance is Glance.BUSY and patience.left() <= 0:
+            return InProgress()
+        mine = glance is Glance.MINE
+        decision: Decision | None = None
+        try:
+            # Most locks that are free belong to first requests: they claim without looking first.
+            is_first = mine and claim.resumes is None
+            record = None if is_first else self._records.look(claim.key)
+            decision = self._settle(claim, record, mine, patience, resume)
+            return decision
+        finally:
+            patience.end()
+            if mine and not isinstance(decision, Claimed):
+                give_back = self._lock.finish if _has_finished(decision) else self._lock.release
+                give_back(claim)
+
+    def look(self, key: bytes) -> Record | None:
+        """The record as it is now, with its answer opened. Nothing is claimed, nobody is asked.
+
+        Raises ``StoreUnavailable``, and ``SealBroken`` or ``RecordBroken`` for one that was changed.
+        """
+        record = self._records.look(key)
+        if record is None or (record.answer is None and record.state is State.IN_PROGRESS):
+            return record
+        return replace(record, answer=self._opened(record))
+
+    def _settle(
+        self, claim: Claim, record: Record | None, mine: bool, patience: _Patience, resume: bool
+    ) -> Decision:
+        """Claim, or find out who did. ``mine`` says that the lock is this claim's."""
+        rounds = 0
+        while True:
+            step = decide(record, claim.fingerprint, claim.resumes)
+            if (told := self._told(step, record, claim, resume)) is not None:
+                return told
+            if rounds == ROUNDS:
+                raise StoreUnavailable
+            if (hold := self._try(step, record, claim)) is not None:
+                found = seen(record)
+                return Claimed(Execution(hold, self._lock, mine, claim, self._sealer, found))
+            tried = record
+            if step is not Next.LET_RUN:
+                # No hold has several meanings: held, finished just now, gone. So look once more.
+                record = self._records.look(claim.key)
+            if tried is not None and seen(record) in _MAY_BE_HELD:
+                left = patience.left()
+                if seen(record) is Seen.EXPIRED and rounds == 0:
+                    rounds, left = 1, max(left, PURGE_SECONDS)
+                if left <= 0:
+                    return InProgress(_there(record).lease_left)
+                if seen(record) is Seen.LEASED:
+                    time.sleep(min(left, POLL_SECONDS))
+                else:
+                    self._records.wait(claim.key, left)
+                record = self._records.look(claim.key)
+            else:
+                rounds += 1
+
+    def _told(self, step: Next, record: Record | None, claim: Claim, resume: bool) -> Decision | None:
+        """The decision, if the record alone makes it."""
+        match step:
+            case Next.REPLAY:
+                return self._replay(record, claim)
+            case Next.REFUSE:
+                return Mismatch(finished=seen(record) is Seen.COMPLETED)
+            case Next.JUDGE if not resume:
+                return Interrupted()
+            case Next.LEAVE:
+                return Gone()
+            case _:
+                return None
+
+    def _try(self, step: Next, record: Record | None, claim: Claim) -> Hold | None:
+        """Try to get hold of the operation, if that is the next step."""
+        match step:
+            case Next.CLAIM:
+                return self._records.claim(claim)
+            case Next.TAKE_OVER | Next.JUDGE:
+                return self._records.take_over(claim, _there(record))
+            case _:
+                return None
+
+    def _replay(self, record: Record | None, claim: Claim) -> Replay:
+        record = _there(record)
+        if compare(record, claim.fingerprint) is Comparison.UNKNOWN:
+            log.warning(
+                "operation %s: the stored fingerprint is of %s, this one of %s;"
+                " they cannot be compared, the stored answer is given",
+                record.name,
+                record.fingerprint.origin,
+                claim.fingerprint.origin,
+            )
+        return Replay(self._opened(record), record.attempt)
+
+    def _opened(self, record: Record) -> Answer:
+        answer = record.answer
+        if answer is None:
+            raise RecordBroken("it has ended, but has no status")
+        answer.check_status()  # what is sealed is bound to it
+        if self._sealer:
+            answer = self._sealer.open(answer, record)
+        elif answer.is_sealed():
+            raise SealBroken("the stored answer is sealed, but IDEMPOTENCY_ENCRYPTION_KEYS is empty")
+        answer.check()
+        return answer
+
+
+def _has_finished(decision: Decision | None) -> bool:
+    """Whether the operation's answer is known to be stored."""
+    return isinstance(decision, Replay) or (isinstance(decision, Mismatch) and decision.finished)
+
+
+def _there(value: T | None) -> T:
+    """The value that the tables of the core promise to be there."""
+    if value is None:
+        raise RuntimeError("a record without what its state promises")
+    return value

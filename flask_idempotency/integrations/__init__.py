@@ -1,0 +1,1 @@
+"""Other packages: each file knows one of them."""

@@ -1,0 +1,147 @@
+"""What an OpenAPI 3 document has to say of protected operations: the header, problems, replays.
+
+:func:`add_idempotency` completes a finished document, whoever made it;
+``flask_idempotency.integrations.apispec`` does the same while apispec makes one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+from flask import Flask
+
+from flask_idempotency.core.errors import ConfigurationError
+from flask_idempotency.core.storable import is_kept
+from flask_idempotency.published import PROBLEMS, key_schema, key_syntax
+from flask_idempotency.web.setup.options import Route
+from flask_idempotency.web.setup.routes import protected_routes
+from flask_idempotency.web.setup.state import AppState, app_state
+
+PROBLEM = "IdempotencyProblem"
+"""The name of the schema of problems among the document's components."""
+
+PROBLEM_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "description": "A problem as in RFC 9457.",
+    "properties": {
+        "type": {"type": "string", "format": "uri-reference"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+    },
+    "required": ["type", "title", "status", "detail"],
+}
+
+_ADDED = (400, 409, 422, 503)
+_MAY_WAIT = (409, 503)
+
+Shared = Mapping[str, Mapping[str, Any]]
+"""The components that operations may refer to by name: ``responses`` and ``parameters``."""
+
+
+def add_idempotency(document: dict[str, Any], app: Flask, *, prefix: str = "") -> dict[str, Any]:
+    """Complete an OpenAPI 3 document with what ``app`` protects; gives the same document.
+
+    Every operation of a protected route gets the header parameter (if its key comes in the header),
+    the problem responses 400, 409, 422 and 503, and the replay header on answers that are kept. What
+    the document says itself stays. ``prefix`` is what the document's paths lack of the application's
+    own, because its ``servers`` have it. May be called twice.
+
+    Raises ``ConfigurationError`` for a document that is not OpenAPI 3.
+    """
+    if not str(document.get("openapi", "")).startswith("3."):
+        raise ConfigurationError("add_idempotency() takes an OpenAPI 3 document, not an older one")
+    state = app_state(app)
+    components = document.setdefault("components", {})
+    components.setdefault("schemas", {}).setdefault(PROBLEM, deepcopy(PROBLEM_SCHEMA))
+    for path, operations in document.get("paths", {}).items():
+        complete(state, prefix + path, operations, components)
+    return document
+
+
+def complete(state: AppState, path: str, operations: Mapping[str, Any], shared: Shared) -> None:
+    """Add to those operations below a path that are protected."""
+    for protected in protected_routes(state):
+        operation = operations.get(protected.method.lower())
+        if operation is None or _shape(protected.rule) != _shape(path):
+            continue
+        if protected.route.key is None:
+            _add_parameter(operation.setdefault("parameters", []), state, protected.route, shared)
+        responses = operation.setdefault("responses", {})
+        for code in list(responses):
+            response = _own(responses, code, shared) if _is_kept(code) else None
+            if response is not None and response.get("content") != _PROBLEM_CONTENT:
+                headers = response.setdefault("headers", {})
+                headers.setdefault(state.settings.replayed_header, deepcopy(_REPLAYED))
+        for status in _ADDED:
+            _add_problems(responses, status, state, shared)
+
+
+def _add_parameter(parameters: list[Any], state: AppState, route: Route, shared: Shared) -> None:
+    settings = state.settings
+    for parameter in parameters:
+        known = _resolved(parameter, shared.get("parameters", {})) or {}
+        if known.get("in") == "header" and known["name"].lower() == settings.header.lower():
+            return
+    added = {"name": settings.header, "in": "header", "required": route.is_required(settings)}
+    said = f"New for each operation, the same for each retry. {key_syntax(state)}."
+    parameters.append({**added, "description": said, "schema": key_schema(state)})
+
+
+def _add_problems(responses: dict[Any, Any], status: int, state: AppState, shared: Shared) -> None:
+    """The response of this status, with what we may say in it beside what the view does."""
+    code = next((code for code in responses if _code(code) == str(status)), str(status))
+    kinds = [kind for kind in PROBLEMS if kind.status == status]
+    said = "; ".join(f"{kind.title} (`{state.settings.problem_base}{kind.type}`)" for kind in kinds)
+    responses.setdefault(code, {"description": f"{said}."})
+    response = _own(responses, code, shared)
+    if response is None:
+        return
+    for media_type, content in deepcopy(_PROBLEM_CONTENT).items():
+        response.setdefault("content", {}).setdefault(media_type, content)
+    if status in _MAY_WAIT:
+        response.setdefault("headers", {}).setdefault("Retry-After", deepcopy(_RETRY_AFTER))
+
+
+_PROBLEM_CONTENT = {"application/problem+json": {"schema": {"$ref": f"#/components/schemas/{PROBLEM}"}}}
+_REPLAYED = {
+    "description": "There if the answer is a replay.",
+    "schema": {"type": "string", "enum": ["true"]},
+}
+_RETRY_AFTER = {
+    "description": "Seconds after which a retry with the same key makes sense.",
+    "schema": {"type": "integer", "minimum": 1},
+}
+
+
+def _own(responses: dict[Any, Any], code: Any, shared: Shared) -> dict[str, Any] | None:
+    """A response that is the operation's own: one that is shared is copied. None: not known."""
+    response = _resolved(responses[code], shared.get("responses", {}))
+    if response is not None and response is not responses[code]:
+        responses[code] = response = deepcopy(response)
+    return response
+
+
+def _resolved(part: Any, shared: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a reference refers to (for apispec, a name is one), or the part itself; None: unknown."""
+    name = part.get("$ref") if isinstance(part, dict) else part
+    found = part if name is None else shared.get(str(name).rpartition("/")[2])
+    return found if isinstance(found, dict) and "$ref" not in found else None
+
+
+def _is_kept(code: Any) -> bool:
+    text = _code(code)
+    return text in {"2XX", "3XX"} or (text.isdecimal() and is_kept(int(text)))
+
+
+def _code(code: Any) -> str:
+    """A status code as text, whether it is one, a number or an ``HTTPStatus``."""
+    return str(int(code)) if isinstance(code, int) else str(code)
+
+
+def _shape(path: str) -> str:
+    """A path, or the rule of a URL, without the names of its variables."""
+    return re.sub(r"<[^<>]*>|\{[^{}]*\}", "{}", path)

@@ -1,0 +1,49 @@
+"""The hidden field as a field of a Flask-WTF form: ``pip install 'flask-idempotency[wtf]'``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flask import current_app
+from markupsafe import Markup
+
+from flask_idempotency.core.errors import ConfigurationError
+from flask_idempotency.web.request.forms import new_value
+from flask_idempotency.web.setup.state import app_state
+
+try:
+    from wtforms import HiddenField
+except ImportError as error:
+    raise ImportError(
+        f"flask_idempotency.integrations.wtf needs Flask-WTF ({error}):"
+        " pip install 'flask-idempotency[wtf]'"
+    ) from error
+
+
+class IdempotencyField(HiddenField):
+    """A hidden field that is the form's idempotency key; ``form.hidden_tag()`` renders it too.
+
+    Its name in the form must be the one of ``IDEMPOTENCY_FORM_FIELD``. ``endpoint`` is that of
+    ``idempotency_field``. It needs no validator: the protected view checks it before the form is made.
+    Each rendering has a new key, never the one that was sent: a form that is shown again to be
+    corrected is another operation.
+    """
+
+    def __init__(self, *, endpoint: str | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self._endpoint = endpoint
+
+    def _value(self) -> str:
+        return new_value(self._endpoint)
+
+    def __call__(self, **options: object) -> Markup:
+        """The field as HTML. Raises ``ConfigurationError`` if its name is not the one looked for."""
+        name = app_state(current_app).settings.form_field
+        if self.name != name:
+            raise ConfigurationError(
+                f"the IdempotencyField is called {self.name!r}, but IDEMPOTENCY_FORM_FIELD is {name!r}"
+            )
+        return super().__call__(**{"autocomplete": "off", **options})
+
+    def populate_obj(self, obj: object, name: str) -> None:
+        """Nothing: the key is no part of what the form is about."""

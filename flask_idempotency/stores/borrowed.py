@@ -1,0 +1,176 @@
+"""A transaction on one of the application's engines that a view's session can join.
+
+For stores without a protocol of their own to the database (PostgreSQL has one). On SQLite,
+Python's driver begins transactions by itself, late and not at all before a SAVEPOINT; so it is told
+not to, and BEGIN is sent by hand. IMMEDIATE: who begins has the one right to write there is, or waits.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+import threading
+import weakref
+from typing import Any
+
+from psycopg2.extensions import TRANSACTION_STATUS_INERROR
+from sqlalchemy import Connection, Engine, event, exc
+from sqlalchemy.pool import StaticPool
+
+from flask_idempotency.core.errors import NotAtomic, StoreUnavailable
+from flask_idempotency.core.sqltext import ends_transaction
+
+_TRANSACTION = 22  # SQLITE_TRANSACTION (Python names it from 3.11 on)
+
+TURN_SECONDS = 5.0
+"""How long to wait for the only connection of a database in memory: as long as for a lock in a file."""
+
+# Python 3.10 cannot take an authorizer away again, and denies everything if it is told None.
+_NO_AUTHORIZER: Any = None if sys.version_info >= (3, 11) else lambda *_what: sqlite3.SQLITE_OK
+
+
+class Joinable:
+    """Begins at once. Whoever makes one ends it, by :meth:`commit` or :meth:`abandon`.
+
+    ``waits`` says whether to wait for others that write to a SQLite database, as long as its driver is
+    told to. Raises ``StoreUnavailable`` if the transaction cannot be begun.
+    """
+
+    def __init__(self, engine: Engine, *, waits: bool = True) -> None:
+        self._open = False
+        self._turn = _turn(engine)
+        if self._turn is not None and not self._turn.acquire(timeout=TURN_SECONDS):
+            raise StoreUnavailable("The database is in memory, with one connection, which is in use.")
+        try:
+            self.connection: Connection = engine.connect()
+        except exc.SQLAlchemyError as error:
+            self._end_turn()
+            raise StoreUnavailable from error
+        driver: Any = self.connection.connection.driver_connection
+        self._driver = driver
+        self._is_sqlite = isinstance(self._driver, sqlite3.Connection)
+        self._level: Any = None
+        try:
+            if self._is_sqlite:
+                self._level = self._driver.isolation_level
+                self._driver.isolation_level = None
+                self._begin(waits)
+            self._root = self.connection.begin()
+            self._open = True
+        except (exc.SQLAlchemyError, sqlite3.Error) as error:
+            self._give_back()
+            raise StoreUnavailable from error
+
+    def _begin(self, waits: bool) -> None:
+        if waits:
+            self._driver.execute("BEGIN IMMEDIATE")
+            return
+        (timeout,) = self._driver.execute("PRAGMA busy_timeout").fetchone()
+        self._driver.execute("PRAGMA busy_timeout = 0")
+        try:
+            self._driver.execute("BEGIN IMMEDIATE")
+        finally:
+            self._driver.execute(f"PRAGMA busy_timeout = {timeout}")
+
+    def execute(self, statement: str, values: dict[str, Any]) -> Any:
+        """Run one SQL statement in the transaction; the driver's cursor."""
+        return self._driver.execute(statement, values)
+
+    def guard(self) -> None:
+        """From now on the transaction is others' to use, and only ours to end."""
+        if self._is_sqlite:
+            self._driver.set_authorizer(self._authorize)
+        else:
+            event.listen(self.connection, "before_cursor_execute", _refuse_end)
+
+    def raise_if_ended(self) -> None:
+        """Raise ``NotAtomic`` if somebody has ended the transaction all the same.
+
+        Raises ``StoreUnavailable`` if the connection is lost, and the transaction with it.
+        """
+        if self._is_lost():
+            raise StoreUnavailable
+        ended = self.connection.get_transaction() is not self._root or not self._root.is_active
+        info = getattr(self._driver, "info", None)  # psycopg2's; it would roll back without a word
+        ended = ended or getattr(info, "transaction_status", None) == TRANSACTION_STATUS_INERROR
+        if ended or (self._is_sqlite and not self._driver.in_transaction):
+            raise NotAtomic(
+                "the view ended the operation's transaction, or left it failed: inside an atomic"
+                " operation use db.session.commit() and rollback(), and roll back after an error"
+            )
+
+    def commit(self) -> None:
+        """Commit, and give the connection back. Raises SQLAlchemy's or the driver's error.
+
+        Raises ``StoreUnavailable`` if the connection is lost: then nobody knows the outcome.
+        """
+        try:
+            if self._is_sqlite:
+                self._driver.set_authorizer(_NO_AUTHORIZER)
+                self._driver.execute("COMMIT")
+            self._root.commit()
+        except sqlite3.OperationalError as error:  # somebody reads for longer than we wait
+            raise StoreUnavailable from error
+        except exc.DBAPIError as error:
+            if error.connection_invalidated:
+                raise StoreUnavailable from error
+            raise
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Roll back what is open, and give the connection back. Does nothing the second time."""
+        if self._open:
+            self._open = False
+            self._give_back()
+
+    def _is_lost(self) -> bool:
+        """Whether the connection is closed, and what was open on it rolled back."""
+        if not self._is_sqlite:
+            return bool(getattr(self._driver, "closed", False))
+        try:
+            self._driver.total_changes  # noqa: B018 -- asks nothing but whether it is open
+        except sqlite3.ProgrammingError:
+            return True
+        return False
+
+    def _authorize(self, action: int, *_what: object) -> int:
+        """Deny BEGIN, COMMIT and ROLLBACK; and all, once a statement's OR ROLLBACK has ended it."""
+        denied = action == _TRANSACTION or not self._driver.in_transaction
+        return sqlite3.SQLITE_DENY if denied else sqlite3.SQLITE_OK
+
+    def _give_back(self) -> None:
+        try:
+            if self._is_lost():
+                self.connection.invalidate()
+            elif self._is_sqlite:
+                self._driver.set_authorizer(_NO_AUTHORIZER)
+                if self._driver.in_transaction:
+                    self._driver.execute("ROLLBACK")
+                self._driver.isolation_level = self._level
+        finally:
+            self.connection.close()
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        if self._turn is not None:
+            self._turn.release()
+
+
+def _refuse_end(_connection: Connection, _cursor: Any, statement: str, *_how: object) -> None:
+    """What SQLite's authorizer does, for a database that has none. The transaction goes on."""
+    if ends_transaction(statement):
+        raise NotAtomic(
+            "the view sent a statement that begins or ends a transaction; inside an atomic operation"
+            " use db.session.commit(), rollback() or begin_nested()"
+        )
+
+
+_turns: weakref.WeakKeyDictionary[Engine, threading.Lock] = weakref.WeakKeyDictionary()
+
+
+def _turn(engine: Engine) -> threading.Lock | None:
+    """Whose turn it is on a database in memory: all share one connection, and so one transaction."""
+    if not isinstance(engine.pool, StaticPool):
+        return None
+    return _turns.setdefault(engine, threading.Lock())

@@ -1,0 +1,138 @@
+"""What the commands do with the records in PostgreSQL.
+
+Each method is a few statements outside any request, on connections of the application's own pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from sqlalchemy import Table, exc, inspect, text
+
+from flask_idempotency.core.errors import ConfigurationError
+from flask_idempotency.stores.admin import Due, Finding
+from flask_idempotency.stores.admin_statements import admin_statements
+from flask_idempotency.stores.table import FILLFACTOR
+from flask_idempotency.stores.table_admin import TableAdmin, between
+
+from . import checks, statements
+from .failures import original, store_error
+from .records import SqlHold, SqlRecords
+from .shape import MIGRATE, Shape, index_on, preparer, shape_of, wrong_columns
+
+_ONE_AT_A_TIME = text("SELECT pg_advisory_xact_lock(hashtext(:table))")
+_CREATE_INDEX = "CREATE INDEX CONCURRENTLY IF NOT EXISTS {name} ON {{table}} (expires_at)"
+_CREATE_RESUMABLE = (
+    "CREATE INDEX CONCURRENTLY IF NOT EXISTS {name} ON {{table}} (created_at) WHERE request IS NOT NULL"
+)
+_DROP_INDEX = "DROP INDEX CONCURRENTLY IF EXISTS {name}"
+_FILL = f"ALTER TABLE {{table}} SET (fillfactor = {FILLFACTOR})"
+
+
+class SqlAdmin(TableAdmin):
+    """The records in PostgreSQL, for an operator."""
+
+    sql = admin_statements(
+        now="clock_timestamp()",
+        in_ttl="clock_timestamp() + %(ttl)s * interval '1 second'",
+        later="greatest",
+        digits="encode(substring(key for 4), 'hex')",
+    )
+
+    remedy = checks.POOLER
+
+    def __init__(self, records: SqlRecords) -> None:
+        self._records = records
+
+    def reopen(self, start: bytes, owner: str, ttl_seconds: float) -> bytes | None:
+        """Let a record be run again."""
+        values = {**between(start), "owner": owner, "ttl": ttl_seconds}
+        row = self._records.run(self.sql.reopen + " RETURNING key", values)[0]
+        return None if row is None else bytes(row[0])
+
+    def resumable(self, limit: int, max_attempts: int, backoff_seconds: float) -> list[Due]:
+        """Put off what is to be resumed now, and give it."""
+        values = {"limit": limit, "max_attempts": max_attempts, "backoff": backoff_seconds}
+        rows = self._fetch(statements.RESUMABLE, values)
+        return [
+            Due(bytes(key), name, attempt, owner, bytes(request))
+            for key, name, attempt, owner, request in rows
+        ]
+
+    def count_try(self, due: Due) -> bool:
+        """Count a try of what nobody holds."""
+        return self._records.run(statements.COUNT_TRY, {"key": due.key, "owner": due.owner})[1] == 1
+
+    def put_off(self, key: bytes) -> None:
+        """Put one off that nobody holds."""
+        self._records.run(statements.PUT_OFF, {"key": key})
+
+    def purge(self, batch: int) -> Iterator[int]:
+        """Delete expired records in batches."""
+        while deleted := self._fetch(statements.PURGE, {"batch": batch})[0][0]:
+            yield deleted
+
+    def create(self) -> list[str]:
+        """Create what is missing: the tables, or of one that is there its indexes and fill factor."""
+        records, table = self._records, self._records.table
+        done = []
+        try:
+            with records.engine.begin() as connection:
+                connection.execute(_ONE_AT_A_TIME, {"table": table.fullname})
+                for each, what in ((table, "the table"), (records.steps, "the table of its steps")):
+                    if not inspect(connection).has_table(each.name, schema=each.schema):
+                        each.create(connection)
+                        done.append(f"created {what}")
+        except exc.SQLAlchemyError as error:
+            if getattr(original(error), "pgcode", None) == "42501":
+                raise ConfigurationError(
+                    "the database user may not create tables here: run this as one that may, such as"
+                    " the owner of the schema"
+                ) from error
+            raise store_error(error, table.fullname) from error
+        shape = _sound(records, table)
+        _sound(records, records.steps)
+        return done + _complete(records, shape)
+
+    def examine(self) -> Iterator[Finding]:
+        """Check the server and the table."""
+        return checks.examine(self._records)
+
+    def trial(self) -> AbstractContextManager[SqlHold]:
+        """Claim a record of its own."""
+        return checks.trial(self._records)
+
+    def _fetch(self, template: str, values: dict[str, Any]) -> list[Any]:
+        return self._records.fetch(template, values)[0]
+
+
+def _sound(records: SqlRecords, table: Table) -> Shape:
+    """The table as it is. Raises ``ConfigurationError`` if it is not to be mended here."""
+    shape = shape_of(records, table)
+    if shape is None or not shape.has_key or wrong_columns(table, shape):
+        raise ConfigurationError(
+            f"{table.fullname} is there, but its columns or its primary key are not as they should be"
+            f" (flask idempotency check says how). Columns are not altered here: {MIGRATE}"
+        )
+    return shape
+
+
+def _complete(records: SqlRecords, shape: Shape) -> list[str]:
+    """Add the index and the fill factor to a table in use, which goes on being read and written."""
+    done = []
+    if not shape.has_expiry:
+        for broken in shape.broken:
+            records.run(_DROP_INDEX.format(name=broken))
+        name = preparer.format_index(index_on(records.table, "expires_at"))
+        records.run(_CREATE_INDEX.format(name=name))
+        done.append("created the index on expires_at")
+    if not shape.has_resumable:
+        name = preparer.format_index(index_on(records.table, "created_at"))
+        records.run(_CREATE_RESUMABLE.format(name=name))
+        done.append("created the index of resumable operations")
+    if shape.fillfactor is None:
+        records.run(_FILL)
+        done.append(f"set the fill factor to {FILLFACTOR}")
+    return done

@@ -1,0 +1,120 @@
+"""What an error of the database means for an operation, read from its SQLSTATE alone.
+
+Messages and exception classes change with drivers and languages; the five characters do not
+(Postgres manual, appendix A).
+"""
+
+from __future__ import annotations
+
+import psycopg2
+from sqlalchemy import exc
+
+from flask_idempotency.core.errors import (
+    ConfigurationError,
+    IdempotencyError,
+    RecordBroken,
+    StoreUnavailable,
+    TransactionConflict,
+)
+
+SERIALIZATION_FAILURE = "40001"
+CONFLICTS = frozenset({SERIALIZATION_FAILURE, "40P01"})  # and deadlock
+LOCK_NOT_AVAILABLE = "55P03"
+DIVISION_BY_ZERO = "22012"
+INTEGRITY = "23"  # constraints
+ABORTED = "25P02"
+NO_SAVEPOINT = "3B001"
+UNREAD = frozenset({"42601", "22021", "22P05"})
+"""A syntax error, or characters the server cannot take: perhaps no statement of the message ran."""
+READ_ONLY = "25006"  # a standby, or default_transaction_read_only
+
+_UNAVAILABLE = (
+    "08",  # connection exceptions
+    READ_ONLY,
+    "53",  # disk full, out of memory, too many connections
+    "55P03",  # lock not available
+    "57",  # admin shutdown, crash shutdown, query canceled by a timeout
+    "58",  # system error
+    "XX",  # internal error
+)
+NO_TABLE = ("42P01", "42703")  # undefined table, undefined column
+NO_RIGHT = "42501"
+OUT_OF_RANGE = ("22003", "22008")  # a number, a time
+
+Connection = psycopg2.extensions.connection
+
+
+def is_lost(error: BaseException | None, connection: Connection | None = None) -> bool:
+    """Whether the connection is gone, so that nothing it did is known unless it was answered."""
+    if connection is not None and connection.closed:
+        return True
+    if isinstance(error, psycopg2.InterfaceError):
+        return True
+    if not isinstance(error, psycopg2.OperationalError):
+        return False
+    return error.pgcode is None or error.pgcode.startswith(("08", "57P"))
+
+
+def original(error: BaseException | None) -> BaseException | None:
+    """The driver's error inside SQLAlchemy's."""
+    return error.orig if isinstance(error, exc.DBAPIError) else error
+
+
+def problem(error: BaseException | None) -> IdempotencyError | None:
+    """The answer for an error that concerns the transaction as a whole, or None for any other.
+
+    That is: the database gave the transaction up because of another one, or its connection is lost.
+    """
+    driver_error = original(error)
+    if isinstance(driver_error, psycopg2.Error) and driver_error.pgcode in CONFLICTS:
+        return TransactionConflict()
+    if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
+        return StoreUnavailable()
+    return StoreUnavailable() if is_lost(driver_error) else None
+
+
+def record_error(error: Exception, table: str) -> Exception:
+    """The error to raise when a statement that reads or changes records failed, outside of a view.
+
+    What we store ourselves is in range: then the record was not.
+    """
+    if getattr(original(error), "pgcode", None) in OUT_OF_RANGE:
+        return RecordBroken("one of its numbers or times is out of range")
+    return store_error(error, table)
+
+
+def _named(error: psycopg2.Error, table: str) -> str:
+    """Which of our tables the database speaks of: that of the steps, if it names that."""
+    steps = f"{table}_step"
+    named = error.diag.message_primary or ""
+    return steps if steps.rpartition(".")[2] in named else table
+
+
+def store_error(error: Exception, table: str) -> Exception:
+    """The error to raise when a statement of the store itself failed."""
+    driver_error = original(error)
+    code = getattr(driver_error, "pgcode", None) or ""
+    if isinstance(driver_error, psycopg2.Error):
+        table = _named(driver_error, table)
+    if code in NO_TABLE:
+        return ConfigurationError(
+            f"the table {table} is missing or not up to date: run `flask idempotency create-table`,"
+            " or make a migration (the table is part of db.metadata)"
+        )
+    if code == NO_RIGHT:
+        return ConfigurationError(
+            "the database user, or the role that a request has set with SET ROLE and left on its"
+            " pooled"
+            f" connection, may not use the table {table}: grant it SELECT, INSERT, UPDATE and"
+            " DELETE, or"
+            " end what sets the role with RESET ROLE"
+        )
+    if found := problem(error):
+        return found
+    if isinstance(error, exc.TimeoutError) or code.startswith(_UNAVAILABLE):
+        return StoreUnavailable()
+    if isinstance(error, psycopg2.Error):
+        # An error of the application that shows only at COMMIT, such as a deferred constraint: in
+        # the class that SQLAlchemy would have raised, without the values of our statement.
+        return exc.DBAPIError.instance("COMMIT", None, error, psycopg2.Error, hide_parameters=True)
+    return error

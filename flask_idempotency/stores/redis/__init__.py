@@ -1,0 +1,1 @@
+"""The lock in Redis, and the store there."""

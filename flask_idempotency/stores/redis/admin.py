@@ -1,0 +1,209 @@
+"""What the commands do with the records in Redis.
+
+They look through all keys that begin as ours do (``SCAN``, which blocks nobody), and ask for a thousand
+records at a time. What they need of each is put together in the server: neither answers nor results
+come along.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
+from heapq import nlargest
+from itertools import islice
+from typing import Any
+
+from flask_idempotency.core.errors import IdempotencyError, StoreUnavailable
+from flask_idempotency.stores.admin import Due, Finding, Group, Line, NothingToDo, StepLine, Waiting
+from flask_idempotency.stores.postgres.checks import trial_claim
+
+from .lock import cause
+from .records import AT_ONCE, NOW, STEPS, RedisRecords, milliseconds
+
+_LINE = f"""{NOW}
+local found = redis.call('HMGET', KEYS[1], 'name', 'state', 'attempt', 'status', 'body', 'created',
+                         'completed', 'lease')
+if not found[1] then return nil end
+if found[5] then found[5] = #found[5] end
+found[9], found[10] = now, redis.call('PTTL', KEYS[1])
+return cjson.encode(found)"""
+# As one text: ten values for each of many records take a client long to read. What is missing is false.
+
+# May be sent twice, as its reply may be lost: who comes again is known by its token.
+_REOPEN = f"""{NOW}
+local held = redis.call('HMGET', KEYS[1], 'owner', 'state', 'lease')
+if held[1] == ARGV[1] then return 1 end
+local interrupted = held[2] == 'in_progress' and held[3] and tonumber(held[3]) <= now
+if not interrupted and held[2] ~= 'failed' then return 0 end
+redis.call('HSET', KEYS[1], 'state', 'in_progress', 'owner', ARGV[1])
+redis.call('HDEL', KEYS[1], 'lease', 'completed', 'status', 'headers', 'body')
+redis.call('PEXPIRE', KEYS[1], math.max(redis.call('PTTL', KEYS[1]), ARGV[2]))
+return 1"""
+
+_FORGET = "if redis.call('HGET', KEYS[1], 'owner') == ARGV[1] then redis.call('DEL', KEYS[1]) end"
+
+_KEY = re.compile(rb"[0-9a-f]{64}")
+
+
+class RedisAdmin:
+    """The records in Redis, for an operator."""
+
+    remedy = "connect to a primary that takes writes, and allow its user EVAL and SCAN on our prefix"
+
+    def __init__(self, records: RedisRecords) -> None:
+        self._records = records
+
+    def stats(self) -> list[Group]:
+        """The records counted."""
+        groups: dict[tuple[str, str], Group] = {}
+        for line in self._lines():
+            at = line.operation, line.state
+            before = groups.get(at, Group(*at, 0, 0, 0, line.created))
+            oldest = min(before.oldest, line.created)
+            groups[at] = Group(*at, before.count + 1, 0, before.bytes + (line.bytes or 0), oldest)
+        return [groups[at] for at in sorted(groups)]
+
+    def newest(self, name: str | None, state: str | None, limit: int) -> list[Line]:
+        """The newest records."""
+        fitting = (
+            line
+            for line in self._lines()
+            if name in (None, line.operation) and state in (None, line.state)
+        )
+        return nlargest(limit, fitting, key=lambda line: line.created)
+
+    def starting(self, start: bytes) -> list[Line]:
+        """The records whose key's hash starts so."""
+        return list(islice(self._lines(start), 2))
+
+    def steps(self, start: bytes) -> list[StepLine]:
+        """The finished steps."""
+        found = []
+        for key in self._keys(start):
+            for name, size, end in self._records.run(STEPS, key):
+                attempt, _, finished = end.partition(b":")
+                found.append(StepLine(name.decode(), int(attempt), size, _time(finished)))
+        return sorted(found, key=lambda step: step.finished)
+
+    def reopen(self, start: bytes, owner: str, ttl_seconds: float) -> bytes | None:
+        """Let a record be run again."""
+        for key in self._keys(start):
+            if self._records.run(_REOPEN, key, owner, milliseconds(ttl_seconds)):
+                return key
+        return None
+
+    def resumable(self, *_how: object) -> list[Due]:
+        """Refuse: routes cannot be resumable here."""
+        raise IdempotencyError(
+            "the store 'redis' keeps no requests to resume, and no route is resumable there; the stores"
+            " 'hybrid', 'postgres' and 'sql' have that"
+        )
+
+    def count_try(self, due: Due) -> bool:  # noqa: ARG002
+        """Nothing is tried where nothing is resumed."""
+        return False
+
+    def waiting(self, max_attempts: int) -> Waiting:  # noqa: ARG002
+        """Nothing waits."""
+        return Waiting(0, 0, 0)
+
+    def put_off(self, key: bytes) -> None:
+        """Nothing is put off."""
+
+    def purge(self, batch: int) -> Iterator[int]:  # noqa: ARG002
+        """Say that Redis does it."""
+        raise NothingToDo("Redis deletes expired records by itself: there is nothing to purge")
+
+    def create(self) -> list[str]:
+        """Say that there is nothing."""
+        raise NothingToDo("the records are in Redis: there is no table to create")
+
+    def examine(self) -> Iterator[Finding]:
+        """Check that Redis is there, and what it forgets."""
+        try:
+            client = self._records.connected()
+            client.ping()
+        except Exception as error:  # whatever the application's own client may raise
+            remedy = "see that the server runs, and that its URL and password are right"
+            yield Finding("FAILED", "Redis", cause(error), remedy)
+            return
+        yield Finding("ok", "Redis", "answers")
+        try:
+            memory, disk = client.info("memory"), client.info("persistence")
+        except Exception:  # hosted servers and narrow users do not allow INFO
+            return
+        policy = memory.get("maxmemory_policy", "noeviction")
+        if memory.get("maxmemory") and policy != "noeviction":
+            loss = f"once it is full it forgets records, and their retries run again ({policy})"
+            yield Finding("FAILED", "memory", loss, "set maxmemory-policy noeviction")
+        else:
+            yield Finding("ok", "memory", "records are not evicted")
+        if disk.get("aof_enabled") == 0:
+            loss = "a crash loses the records since the last snapshot, and their retries run again"
+            yield Finding("advice", "persistence", loss, "set appendonly yes")
+        else:
+            yield Finding("ok", "persistence", "appendonly")
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Claim a record, and delete it at the end."""
+        claim = trial_claim()
+        try:
+            if self._records.claim(claim) is None:
+                raise StoreUnavailable
+            yield None
+        finally:
+            with suppress(StoreUnavailable):
+                self._records.run(_FORGET, claim.key, claim.owner)
+
+    def _keys(self, start: bytes = b"") -> Iterator[bytes]:
+        """The keys that start so. Raises ``StoreUnavailable``."""
+        prefix, seen = self._records.prefix, set()
+        pattern = re.sub(r"([\\*?\[\]])", r"\\\1", prefix) + start.hex() + "*"
+        try:
+            for name in self._records.connected().scan_iter(match=pattern, count=AT_ONCE):
+                digits = name[len(prefix) :]
+                digits = (
+                    digits.encode() if isinstance(digits, str) else digits
+                )  # by the client's set-up
+                if _KEY.fullmatch(digits) and digits not in seen:
+                    seen.add(digits)  # SCAN may give one twice
+                    yield bytes.fromhex(digits.decode())
+        except Exception as error:
+            raise StoreUnavailable from error
+
+    def _lines(self, start: bytes = b"") -> Iterator[Line]:
+        """The records whose key's hash starts so. One that has expired meanwhile is left out."""
+        keys = self._keys(start)
+        while batch := list(islice(keys, AT_ONCE)):
+            found = self._records.run_for_each(_LINE, batch)
+            yield from (self._line(*each) for each in zip(batch, found, strict=True) if each[1])
+
+    def _line(self, key: bytes, found: bytes) -> Line:
+        name, state, attempt, status, size, created, completed, lease, now, left = json.loads(found)
+        return Line(
+            key[:4].hex(),
+            name,
+            _state(lease, now) if state == "in_progress" else state,
+            int(attempt),
+            int(status) if status else None,
+            None if size is False else size,
+            _time(created),
+            _time(completed) if completed else None,
+            _time(now + left) if left >= 0 else None,
+            expired=False,
+        )
+
+
+def _state(lease: str | bool, now: int) -> str:
+    """What is in progress, more exactly."""
+    if not lease:
+        return "released"
+    return "in_progress" if float(lease) > now else "interrupted"
+
+
+def _time(milliseconds: Any) -> datetime:
+    return datetime.fromtimestamp(float(milliseconds) / 1000, tz=timezone.utc)

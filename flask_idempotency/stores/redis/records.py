@@ -1,0 +1,302 @@
+"""The records in Redis alone: for endpoints where a small risk in rare failures is accepted.
+
+Redis may forget what it was told: a restart, a failover or an eviction loses records, and then a retry
+runs the view again. Nothing commits together with a record here, so every operation has a lease, as
+others have with ``atomic=False``, and every change compares the owner's token. Times are the server's.
+
+A record is one hash: its fields, and for each finished step ``step:<name>``, its result, and
+``end:<name>``, the attempt and the time that finished it. It has no time to live
+while it is in progress: what was interrupted is not forgotten by the clock.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from flask_idempotency.core.errors import LeaseLost, NotAtomic, RecordBroken, StoreUnavailable
+from flask_idempotency.core.fingerprint import Fingerprint
+from flask_idempotency.core.records import Answer, Claim, Record, State
+from flask_idempotency.stores.rows import finite, legible, pairs_of
+
+from .lock import Client, cause
+
+if TYPE_CHECKING:
+    from .admin import RedisAdmin
+
+log = logging.getLogger("flask_idempotency")
+
+NOW = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+"""
+
+_FIELDS = "name", "state", "version", "digest", "attempt", "owner", "lease", "status", "headers", "body"
+# -> the server's time in milliseconds, and the values of these fields: not those of the steps
+LOOK = NOW + f"return {{now, redis.call('HMGET', KEYS[1], {str(_FIELDS)[1:-1]})}}"
+
+# -> name, length and end of each finished step
+STEPS = """
+local found = {}
+for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
+  if string.sub(field, 1, 5) == 'step:' then
+    local name = string.sub(field, 6)
+    local size = #redis.call('HGET', KEYS[1], field)
+    found[#found + 1] = {name, size, redis.call('HGET', KEYS[1], 'end:' .. name)}
+  end
+end
+return found"""
+
+_RESULTS = "return redis.call('HMGET', KEYS[1], unpack(ARGV))"
+
+AT_ONCE_BYTES = 1024 * 1024
+"""How much of the steps' results is fetched at once. Tens of megabytes take a server longer than its
+client waits."""
+
+AT_ONCE = 1000
+"""For how many records, or steps, the server is asked at once: some milliseconds of its time."""
+
+_BEGIN = """
+redis.call('HSET', KEYS[1], 'state', 'in_progress', 'owner', ARGV[1], 'name', ARGV[2],
+           'version', ARGV[3], 'digest', ARGV[4], 'attempt', attempt, 'lease', now + ARGV[5],
+           'request', ARGV[6])
+redis.call('HSETNX', KEYS[1], 'created', now)
+redis.call('PERSIST', KEYS[1])
+return attempt
+"""
+
+# Every script may be sent twice, as its reply may be lost: who comes again is known by its token.
+_FIND = f"""{NOW}
+local held = redis.call('HMGET', KEYS[1], 'owner', 'state', 'lease', 'attempt')
+if held[1] == ARGV[1] and held[2] == 'in_progress' then return tonumber(held[4]) end
+"""
+
+CLAIM = f"""{_FIND}
+if held[1] then return 0 end
+local attempt = 1
+{_BEGIN}"""
+
+TAKE_OVER = f"""{_FIND}
+if held[1] ~= ARGV[7] or held[2] ~= 'in_progress' then return 0 end
+if held[3] and tonumber(held[3]) > now then return 0 end
+local attempt = held[4] + 1
+{_BEGIN}"""
+
+_MINE = (
+    NOW
+    + """
+local held = redis.call('HMGET', KEYS[1], 'owner', 'state', 'lease')
+if held[1] ~= ARGV[1] or held[2] ~= 'in_progress' then return 0 end
+"""
+)
+
+# No look at the state: the second time it is finished, by this attempt.
+FINISH = f"""{NOW}
+if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
+redis.call('HDEL', KEYS[1], 'lease', 'request')
+redis.call('HSET', KEYS[1], 'state', ARGV[3], 'status', ARGV[4], 'completed', now)
+if ARGV[5] ~= '' then redis.call('HSET', KEYS[1], 'headers', ARGV[5]) end
+if ARGV[6] == '1' then redis.call('HSET', KEYS[1], 'body', ARGV[7]) end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return 1"""
+
+RENEW = f"""{_MINE}
+redis.call('HSET', KEYS[1], 'lease', math.max(tonumber(held[3]) or 0, now + ARGV[2]))
+if ARGV[3] then
+  redis.call('HSET', KEYS[1], 'step:' .. ARGV[3], ARGV[4],
+             'end:' .. ARGV[3], redis.call('HGET', KEYS[1], 'attempt') .. ':' .. now)
+end
+return 1"""
+
+END = f"{_MINE} redis.call('HSET', KEYS[1], 'lease', now) return 1"
+
+RELEASE = f"""{_MINE}
+redis.call('HDEL', KEYS[1], 'lease')
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return 1"""
+
+T = TypeVar("T")
+
+
+class RedisRecords:
+    """Records in Redis. ``client`` is called once, at the first use."""
+
+    atomic = False
+
+    def __init__(self, client: Callable[[], Client], prefix: str) -> None:
+        self.prefix = f"{prefix}record:"
+        self._make_client = client
+        self._client: Client | None = None
+
+    def admin(self) -> RedisAdmin:
+        """What the commands need."""
+        from .admin import RedisAdmin
+
+        return RedisAdmin(self)
+
+    def look(self, key: bytes) -> Record | None:
+        """The record."""
+        now, values = self.run(LOOK, key)
+        fields = zip(_FIELDS, values, strict=True)
+        return _record(key, int(now), {name: value for name, value in fields if value is not None})
+
+    def claim(self, claim: Claim) -> RedisLease | None:
+        """Insert the record, if it is not there."""
+        return self._lease(CLAIM, claim)
+
+    def take_over(self, claim: Claim, seen: Record) -> RedisLease | None:
+        """Make a record ours whose lease is over, or given back."""
+        return self._lease(TAKE_OVER, claim, seen.owner)
+
+    def wait(self, key: bytes, seconds: float) -> None:
+        """Nothing to wait for: every record in progress has a lease."""
+
+    def run(self, script: str, key: bytes, *arguments: Any) -> Any:
+        """A script's reply, at the second try if there is none at the first.
+
+        Raises ``StoreUnavailable`` whatever goes wrong, which may have been carried out all the same;
+        but ``RecordBroken`` where the key holds something else.
+        """
+        command = self._command(script, key, *arguments)
+        return _twice(lambda: self.connected().execute_command(*command, NEVER_DECODE=True))
+
+    def run_for_each(self, script: str, keys: Sequence[bytes]) -> list[Any]:
+        """The replies of a script that only reads, for each of the keys, in one round trip."""
+
+        def replies() -> list[Any]:
+            with self.connected().pipeline(transaction=False) as pipeline:
+                for key in keys:
+                    pipeline.execute_command(*self._command(script, key), NEVER_DECODE=True)
+                return list(pipeline.execute())
+
+        return _twice(replies)
+
+    def _command(self, script: str, key: bytes, *arguments: Any) -> tuple[Any, ...]:
+        return "EVAL", script, 1, self.prefix + key.hex(), *arguments
+
+    def connected(self) -> Client:
+        """The client. Raises what making it does."""
+        if self._client is None:
+            self._client = self._make_client()
+        return self._client
+
+    def _lease(self, script: str, claim: Claim, *more: Any) -> RedisLease | None:
+        fingerprint = claim.fingerprint.version, claim.fingerprint.digest
+        lease = milliseconds(claim.lease_seconds or 0)
+        values = claim.owner, claim.name, *fingerprint, lease, claim.request or b"", *more
+        attempt = self.run(script, claim.key, *values)
+        return RedisLease(self, claim, attempt=int(attempt)) if attempt else None
+
+
+class RedisLease:
+    """An operation that is ours while its lease runs."""
+
+    def __init__(self, records: RedisRecords, claim: Claim, *, attempt: int) -> None:
+        self.attempt = attempt
+        self._records, self._claim = records, claim
+        self._open = True
+
+    def complete(self, answer: Answer) -> None:
+        """Store the answer, of a status of 500 or more as failed."""
+        state = State.FAILED if answer.status >= 500 else State.COMPLETED
+        headers = "" if answer.headers is None else json.dumps(answer.headers)
+        body = (1, answer.body) if answer.body is not None else (0, b"")
+        self._change(
+            FINISH, milliseconds(self._claim.ttl_seconds), state.value, answer.status, headers, *body
+        )
+        self._open = False
+
+    def abandon(self) -> None:
+        """End the lease now."""
+        if self._open:
+            self._open = False
+            with suppress(LeaseLost, StoreUnavailable):
+                self._change(END)
+
+    def release(self) -> None:
+        """Give the operation back."""
+        self._change(RELEASE, milliseconds(self._claim.ttl_seconds))
+        self._open = False
+
+    def extend(self, seconds: float) -> None:
+        """Renew the lease."""
+        self._change(RENEW, milliseconds(seconds))
+
+    def steps(self) -> dict[str, bytes]:
+        """The results of the finished steps."""
+        found: dict[str, bytes] = {}
+        for names in _batches(self._records.run(STEPS, self._claim.key)):
+            fields = [b"step:" + name for name in names]
+            results = self._records.run(_RESULTS, self._claim.key, *fields)
+            found.update(zip([name.decode() for name in names], results, strict=True))
+        return found
+
+    def record(self, step: str, result: bytes) -> None:
+        """Record a finished step and renew the lease."""
+        self._change(RENEW, milliseconds(self._claim.lease_seconds or 0), step, result)
+
+    def begin(self) -> Any:
+        """There is no transaction that a step could commit with."""
+        raise NotAtomic(
+            "step(..., atomic=True) needs a store that commits with the application's database; the"
+            " store 'redis' does not"
+        )
+
+    def _change(self, script: str, *arguments: Any) -> None:
+        if not self._records.run(script, self._claim.key, self._claim.owner, *arguments):
+            raise LeaseLost
+
+
+def _twice(ask: Callable[[], T]) -> T:
+    with suppress(Exception):
+        return ask()
+    try:
+        return ask()
+    except Exception as error:
+        if "WRONGTYPE" in str(error):
+            raise RecordBroken("its key in Redis does not hold a hash") from error
+        log.error("Redis failed: %s", cause(error))
+        raise StoreUnavailable from error
+
+
+def _batches(steps: Iterable[tuple[bytes, int, bytes]]) -> Iterator[list[bytes]]:
+    """The names of steps whose results may be fetched together."""
+    names: list[bytes] = []
+    size = 0
+    for name, length, _end in steps:
+        if names and (len(names) == AT_ONCE or size + length > AT_ONCE_BYTES):
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += length
+    if names:
+        yield names
+
+
+def _record(key: bytes, now: int, fields: dict[str, bytes]) -> Record | None:
+    """Raises ``RecordBroken``."""
+    if not fields:
+        return None
+    with legible():
+        lease, answer = fields.get("lease"), None
+        if "status" in fields:
+            pairs = pairs_of(fields.get("headers"))
+            answer = Answer(int(fields["status"]), pairs, fields.get("body"))
+        return Record(
+            key,
+            fields["name"].decode(),
+            State(fields["state"].decode()),
+            Fingerprint(int(fields["version"]), fields["digest"]),
+            int(fields["attempt"]),
+            fields["owner"].decode(),
+            lease_left=None if lease is None else finite((float(lease) - now) / 1000),
+            answer=answer,
+        )
+
+
+def milliseconds(seconds: float) -> int:
+    """As the scripts take it."""
+    return max(1, int(seconds * 1000))

@@ -1,0 +1,194 @@
+"""Answers encrypted at rest, and fingerprints keyed, under keys of the operator's own."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import os
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from flask_idempotency.core.errors import ConfigurationError, SealBroken
+from flask_idempotency.core.fingerprint import Fingerprint
+from flask_idempotency.core.records import SEALED, Answer, Claim, Record
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+_FORMAT = SEALED
+_KEY_BYTES = 32
+_KEY_ID_BYTES = 8
+"""Eight tell a list of keys apart (four already would), and say nothing about a random key."""
+_NONCE_BYTES = 12
+"""The length GCM is made for. Random ones are safe for 2**32 answers under one key (NIST SP
+800-38D section 8.3): rotate before that."""
+_HEADER_BYTES = len(_FORMAT) + _KEY_ID_BYTES
+_TAG_BYTES = 16
+
+
+class Sealer:
+    """Seals what a store keeps, so that who reads the database does not read the answers.
+
+    :param keys: newest first. The first seals; all of them open, so a key may be rotated out once
+        the records sealed under it have expired. Each is 32 bytes, or those in urlsafe base64.
+    :raises ConfigurationError: if a key is anything else, there is none, or ``cryptography`` is
+        not installed. No message holds a key.
+    """
+
+    def __init__(self, keys: Sequence[bytes | str]) -> None:
+        try:
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        except ImportError as error:
+            raise ConfigurationError(
+                f"IDEMPOTENCY_ENCRYPTION_KEYS needs the package cryptography ({error}): "
+                "pip install 'flask-idempotency[encryption]'"
+            ) from error
+        if isinstance(keys, str | bytes) or not keys:
+            raise ConfigurationError(
+                "IDEMPOTENCY_ENCRYPTION_KEYS must be a list of at least one key, newest first."
+            )
+        secrets = [_secret(key, position) for position, key in enumerate(keys)]
+        self._ciphers: dict[bytes, AESGCM] = {_key_id(s): AESGCM(s) for s in secrets}
+        self._newest = _key_id(secrets[0])
+        self.fingerprint_keys = [(_key_id(s), _fingerprint_key(s)) for s in secrets]
+
+    def seal(self, plain: bytes, context: bytes) -> bytes:
+        """Encrypt under the newest key.
+
+        :param context: what the answer belongs to, such as the hash of its key. It is not kept;
+            the same is needed to open, so an answer moved to another row stays shut.
+        :return: format byte, key id, nonce and ciphertext: 37 bytes more than ``plain``.
+        """
+        header, nonce = _FORMAT + self._newest, os.urandom(_NONCE_BYTES)
+        cipher = self._ciphers[self._newest]
+        return header + nonce + cipher.encrypt(nonce, plain, header + context)
+
+    def open(self, sealed: bytes, context: bytes) -> bytes:
+        """Decrypt what :meth:`seal` made in the same context, whichever of the keys it used.
+
+        :raises SealBroken: if it was changed, belongs to another context, or its key is not (or
+            no longer) among the keys.
+        """
+        from cryptography.exceptions import InvalidTag
+
+        header, rest = sealed[:_HEADER_BYTES], sealed[_HEADER_BYTES:]
+        if not header.startswith(_FORMAT) or len(rest) < _NONCE_BYTES + _TAG_BYTES:
+            raise SealBroken("The stored answer is not sealed, or in a format not known here.")
+        cipher = self._ciphers.get(header[len(_FORMAT) :])
+        if cipher is None:
+            raise SealBroken(
+                "The stored answer is sealed under a key that is not in "
+                "IDEMPOTENCY_ENCRYPTION_KEYS: put that key back at the end of the list."
+            )
+        try:
+            return cipher.decrypt(rest[:_NONCE_BYTES], rest[_NONCE_BYTES:], header + context)
+        except InvalidTag:
+            raise SealBroken("The stored answer was changed or moved from its row.") from None
+
+
+class AnswerSealer:
+    """Seals headers and body of answers, each bound to its record and its status.
+
+    :param sealer: what encrypts.
+    :param accept_unsealed: whether to open also what was stored without encryption. Then whoever can
+        write to the store can forge responses.
+    """
+
+    def __init__(self, sealer: Sealer, *, accept_unsealed: bool = False) -> None:
+        self._sealer, self._accept_unsealed = sealer, accept_unsealed
+
+    def keyed(self, fingerprint: Fingerprint) -> Fingerprint:
+        """A request's fingerprint as it is stored: who reads it cannot guess at the request."""
+        return fingerprint.keyed(self._sealer.fingerprint_keys)
+
+    def seal(self, answer: Answer, claim: Claim) -> Answer:
+        """The answer as it is stored: its status in clear, the rest in ``body``."""
+        lines = json.dumps({"headers": answer.headers, "kept": answer.body is not None})
+        plain = lines.encode() + b"\n" + (answer.body or b"")
+        context = _context(claim.key, claim.fingerprint, answer.status)
+        return Answer(answer.status, None, self._sealer.seal(plain, context))
+
+    def open(self, answer: Answer, record: Record) -> Answer:
+        """The answer as it was.
+
+        :raises SealBroken: as :meth:`Sealer.open`, and for an unsealed one if those are not accepted.
+        """
+        if not answer.is_sealed():
+            self._check_accepted("response")
+            return answer
+        context = _context(record.key, record.fingerprint, answer.status)
+        lines, _, body = self._sealer.open(answer.body or b"", context).partition(b"\n")
+        meta = json.loads(lines)
+        headers = tuple((name, value) for name, value in meta["headers"])
+        return Answer(answer.status, headers, body if meta["kept"] else None)
+
+    def seal_bytes(self, plain: bytes, key: bytes, purpose: str) -> bytes:
+        """Anything else that is stored for a record, bound to its key and to a purpose."""
+        return self._sealer.seal(plain, purpose.encode() + b" " + key)
+
+    def open_bytes(self, stored: bytes, key: bytes, purpose: str) -> bytes:
+        """What :meth:`seal_bytes` was given.
+
+        :raises SealBroken: as :meth:`open`.
+        """
+        if not stored.startswith(_FORMAT):
+            self._check_accepted(purpose)
+            return stored
+        return self._sealer.open(stored, purpose.encode() + b" " + key)
+
+    def _check_accepted(self, what: str) -> None:
+        if not self._accept_unsealed:
+            raise SealBroken(
+                f"The stored {what} is not encrypted, so anyone with access to the store may have"
+                " written it. If it is from before IDEMPOTENCY_ENCRYPTION_KEYS was set, set"
+                " IDEMPOTENCY_ACCEPT_UNSEALED = True for one retention (IDEMPOTENCY_TTL)."
+            )
+
+
+class NoSealer:
+    """Leaves things as they are, and does not give out what somebody else has sealed."""
+
+    def keyed(self, fingerprint: Fingerprint) -> Fingerprint:
+        """As it is."""
+        return fingerprint
+
+    def seal_bytes(self, plain: bytes, key: bytes, purpose: str) -> bytes:  # noqa: ARG002
+        """As it is: text, which never begins like something sealed."""
+        return plain
+
+    def open_bytes(self, stored: bytes, key: bytes, purpose: str) -> bytes:  # noqa: ARG002
+        """As it is.
+
+        :raises SealBroken: if it was sealed.
+        """
+        if stored.startswith(_FORMAT):
+            raise SealBroken("what is stored is sealed, but IDEMPOTENCY_ENCRYPTION_KEYS is empty")
+        return stored
+
+
+def _context(key: bytes, fingerprint: Fingerprint, status: int) -> bytes:
+    return b"%d %d " % (fingerprint.version, status) + key + fingerprint.digest
+
+
+def _key_id(secret: bytes) -> bytes:
+    return hashlib.sha256(b"flask-idempotency key id:" + secret).digest()[:_KEY_ID_BYTES]
+
+
+def _fingerprint_key(secret: bytes) -> bytes:
+    return hmac.digest(secret, b"flask-idempotency fingerprints", "sha256")
+
+
+def _secret(key: bytes | str, position: int) -> bytes:
+    if isinstance(key, bytes) and len(key) == _KEY_BYTES:
+        return key
+    text = key.decode("latin-1") if isinstance(key, bytes) else str(key)
+    if re.fullmatch(r"[A-Za-z0-9_-]{43}=?", text):
+        return base64.urlsafe_b64decode(text[:43] + "=")
+    raise ConfigurationError(
+        f"IDEMPOTENCY_ENCRYPTION_KEYS[{position}] is not a key. Allowed are 32 bytes, or 32 bytes "
+        "in urlsafe base64; to make one: "
+        'python -c "import secrets; print(secrets.token_urlsafe(32))"'
+    )

@@ -1,0 +1,409 @@
+"""What would be a transaction without us, as a savepoint in the operation's: a *unit of work*.
+
+An operation has one connection and one transaction. A session of the view does not know: it gets an
+engine whose ``connect()`` gives an ordinary SQLAlchemy connection, and under it, in the place of the
+pooled connection, a :class:`StandIn`. What SQLAlchemy asks of that, ``commit()`` and ``rollback()``,
+ends a unit: RELEASE or ROLLBACK TO. So everything above the driver behaves as it does without us:
+``begin``, ``commit`` and ``rollback`` events, nested transactions, errors, execution options, which
+live as long as the connection.
+
+There is one place, so at most one unit is open. Another session, or another connection of a view, may
+take its turn while the open unit has done nothing but read: then nothing is lost when it gives way.
+Otherwise the operation fails, because what is committed inside another's savepoint would go with it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from psycopg2 import InterfaceError
+from psycopg2.extensions import TRANSACTION_STATUS_INERROR
+from sqlalchemy import Connection, Engine, Pool, PoolProxiedConnection
+
+from flask_idempotency.core import sqltext
+from flask_idempotency.core.errors import IdempotencyError, NotAtomic
+from flask_idempotency.core.session_statements import Carried
+from flask_idempotency.core.sqltext import (
+    LOCKS,
+    READS,
+    UNSURE,
+    WRITES,
+    ends_transaction,
+    savepoint_of,
+    traits_of,
+)
+
+NAME = "idempotency_unit"
+"""The savepoint of the open unit. One name will do, as there is one unit at a time."""
+
+
+class StandIn(PoolProxiedConnection):
+    """Stands for the pooled connection, under one SQLAlchemy connection.
+
+    ``units`` is None before the operation has begun, for a connection that was in use before it.
+    ``is_top`` says that what goes through it is part of no unit (``current_operation.connection``).
+    """
+
+    def __init__(self, units: Units | None, *, is_top: bool = False) -> None:
+        self.units = units
+        self.is_top = is_top
+        self.is_returned = False
+
+    def cursor(self, *args: Any, **kwargs: Any) -> Any:
+        """A cursor whose statements are part of a unit."""
+        return self._there().cursor(self, *args, **kwargs)
+
+    def commit(self) -> None:
+        """Commit the unit: its savepoint is released."""
+        if self.units is not None:
+            self.units.commit(self)
+
+    def rollback(self) -> None:
+        """Roll the unit back."""
+        if self.units is not None:
+            self.units.rollback(self)
+
+    def close(self) -> None:
+        """Roll back, as the pool does; give nothing back: the operation needs the connection."""
+        self.is_returned = True
+        self.rollback()
+
+    def _close_special(self, *_how: object, **_more: object) -> None:
+        """See :meth:`close`."""
+        self.close()
+
+    def invalidate(self, e: BaseException | None = None, soft: bool = False) -> None:  # noqa: ARG002
+        """Let a connection that is lost go. Refused while it is not lost."""
+        if self.units is not None:
+            self.units.invalidate(e)
+
+    def detach(self) -> None:
+        """Refuse: the connection is the operation's."""
+        self._there().refuse("the view detached the operation's connection from its pool")
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether there is a connection to end a transaction on."""
+        return self.units is not None and not self.units.is_closed
+
+    @property
+    def is_detached(self) -> bool:
+        """Never."""
+        return False
+
+    @property
+    def driver_connection(self) -> Any:  # type: ignore[override]
+        """The driver's own connection, for what SQLAlchemy lacks."""
+        return self._there().door(self)
+
+    @property
+    def dbapi_connection(self) -> Any:  # type: ignore[override]
+        """See :attr:`driver_connection`."""
+        return self.driver_connection
+
+    @property
+    def info(self) -> dict[Any, Any]:
+        """What the application notes about the pooled connection."""
+        return self._there().fairy.info
+
+    @property
+    def record_info(self) -> dict[Any, Any] | None:
+        """See :attr:`info`."""
+        return self._there().fairy.record_info
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name.startswith("tpc_"):
+            self._there().refuse(
+                "the view began a transaction in two phases (twophase=True), but the operation commits"
+                " in one: leave twophase=True out of the session's options"
+            )
+        return getattr(self._there().fairy, name)
+
+    def _there(self) -> Units:
+        if self.units is None or self.is_returned:
+            raise InterfaceError("this connection was given back to its pool")
+        return self.units
+
+
+class Units:
+    """The units of work on one connection. This one sends each savepoint, on any database.
+
+    ``engine`` is the store's, ``fairy`` the pooled connection, in a transaction that is ours to end.
+    ``traits`` are what the open unit did (see :mod:`~flask_idempotency.core.sqltext`), and ``wrote``
+    says whether an earlier one, which was committed, did more than read. ``commits`` and ``rollbacks``
+    count units; of the latter, those that had written. ``broken`` is why the operation cannot commit
+    any more; it stays when the view catches the error.
+    """
+
+    def __init__(self, engine: Engine, fairy: PoolProxiedConnection) -> None:
+        self.engine, self.fairy = engine, fairy
+        self.broken: IdempotencyError | None = None
+        self.is_closed = False
+        self.traits = READS
+        self.wrote = False
+        self.begun = self.commits = self.rollbacks = 0
+        self._open: StandIn | None = None
+        self._nested: list[str] = []
+        self._leaving = False
+        self._engines: dict[Engine, Engine] = {}
+
+    @property
+    def pool(self) -> Pool:
+        """Where the database's connections come from now: ``dispose()`` gives an engine a new one."""
+        return self.engine.pool
+
+    def bind(self, engine: Engine) -> Engine:
+        """The engine that a session works on in place of ``engine`` while the operation runs."""
+        bound = self._engines.get(engine)
+        if bound is None:
+            bound = self._engines[engine] = operation_engine(engine, lambda: StandIn(self))
+        return bound
+
+    def adopt(self, stand_in: StandIn, settings: Carried | None = None) -> None:
+        """Let a connection that was in use before the operation go on in it.
+
+        ``settings`` are what its transaction had set.
+        """
+        if settings is not None:
+            raise NotAtomic("settings of the transaction before the view cannot be carried into it")
+        stand_in.units = self
+
+    @property
+    def has_open_work(self) -> bool:
+        """Whether the open unit has done anything but read, or has failed."""
+        return self._open is not None and (self.traits != READS or self.is_failed())
+
+    def is_current(self, owner: StandIn, number: int) -> bool:
+        """Whether the owner's unit of that number (``begun``) is still open."""
+        return owner.is_top or (self._open is owner and self.begun == number)
+
+    def has_unsaved_writes(self) -> bool:
+        """Whether the open unit has changed data. Asks the server where the text does not tell."""
+        if self._open is None or self.is_failed():
+            return False
+        return bool(self.traits & WRITES) or (bool(self.traits & UNSURE) and self._did_more_than_read())
+
+    def is_bound(self, bind: object) -> bool:
+        """Whether ``bind`` is one of :meth:`bind`."""
+        return any(bind is bound for bound in self._engines.values())
+
+    def cursor(self, owner: StandIn, *args: Any, **kwargs: Any) -> Any:
+        """A cursor of the driver's whose statements pass through :meth:`enter`."""
+        return WatchedCursor(self.fairy.cursor(*args, **kwargs), self, owner)
+
+    def enter(self, owner: StandIn, text: str) -> None:
+        """A statement is about to be sent: open a unit, or refuse it."""
+        if self.is_closed:
+            raise NotAtomic("the operation has ended: this connection was part of it, and is no more")
+        if ends_transaction(text):
+            self.refuse("the view sent a statement that begins or ends a transaction")
+        if self.has_ended():
+            self.refuse("a statement of the view, or a trigger, ended the operation's transaction")
+        self._take_turn(owner, traits_of(text))
+
+    def _take_turn(self, owner: StandIn, traits: int) -> None:
+        if owner.is_top:
+            self.wrote = self.wrote or traits != READS
+            return
+        if self._open is not owner:
+            if self._open is not None:
+                self._give_way()
+            self._open, self.traits, self._nested = owner, READS, []
+            self.begun += 1
+            self._begin(owner)
+        self.traits |= traits & ~sqltext.SAVEPOINT
+
+    def note_savepoint(self, text: str) -> tuple[str, str] | None:
+        """Keep account of a savepoint inside the unit; its verb and name, if ``text`` is about one."""
+        found = savepoint_of(text)
+        if found is not None:
+            verb, name = found
+            if verb == "SAVEPOINT":
+                self._nested.append(name)
+            elif name in self._nested:
+                place = len(self._nested) - 1 - self._nested[::-1].index(name)
+                del self._nested[place:]
+        return found
+
+    def commit(self, owner: StandIn) -> None:
+        """End the owner's unit as a COMMIT would. Raises what a COMMIT would raise."""
+        if owner.is_top:
+            self.refuse("the view ended the operation's transaction")
+        if self._open is not owner or self.is_closed:
+            return
+        if self.has_ended():
+            self.refuse("the view ended the operation's transaction through the driver's connection")
+        if self.is_failed():  # the server answers COMMIT with ROLLBACK then, and no error
+            self.rollback(owner)
+            return
+        self._release()
+        self.wrote = self.wrote or bool(self.traits & (WRITES | UNSURE | LOCKS))
+        self.commits += 1
+        self._open, self.traits = None, READS
+
+    def rollback(self, owner: StandIn) -> None:
+        """End the owner's unit as a ROLLBACK would."""
+        if owner.is_top and not self._leaving:
+            self.refuse("the view ended the operation's transaction")
+        if self._open is not owner or self.is_closed:
+            return
+        if self.traits & (WRITES | UNSURE):
+            self.rollbacks += 1
+        self._open, self.traits = None, READS
+        if not self.is_lost() and not self.has_ended():
+            self._undo()
+
+    def _give_way(self) -> None:
+        """Let another connection have its turn, if the open unit has nothing to lose."""
+        unsure = self.traits == UNSURE and not self._did_more_than_read()
+        if self._nested or (self.traits != READS and not unsure):
+            self.refuse(
+                "two sessions or connections of the view have uncommitted work at the same time:"
+                " commit one before using the other"
+            )
+        self._undo(at_once=False)
+
+    def _did_more_than_read(self) -> bool:
+        """Ask the server what the texts of the open unit's statements do not tell."""
+        return True
+
+    def leave(self) -> None:
+        """From now on what is rolled back goes along with the operation's last message."""
+        self._leaving = True
+
+    def close(self) -> None:
+        """The transaction has ended."""
+        self.is_closed = True
+        self._open = None
+
+    def refuse(self, what: str) -> NoReturn:
+        """Break the operation for good: what the view did would split it from its record."""
+        self.broken = NotAtomic(
+            f"{what}; inside an atomic operation use db.session.commit(), rollback() or begin_nested()"
+        )
+        raise self.broken
+
+    def door(self, owner: StandIn) -> Any:
+        """The driver's own connection, past the statements that are watched."""
+        self._take_turn(owner, UNSURE)
+        return self.fairy.driver_connection
+
+    def invalidate(self, error: BaseException | None) -> None:
+        """Throw a lost connection away. Refused while it is not lost."""
+        if not self.is_lost():
+            self.refuse("the view invalidated the operation's connection")
+        if self.fairy.dbapi_connection is not None:
+            self.fairy.invalidate(error)
+
+    def explain(self, error: BaseException | None) -> IdempotencyError | None:  # noqa: ARG002
+        """Why the operation as a whole cannot commit, or None."""
+        return self.broken
+
+    # What a database does in a way of its own:
+
+    def is_lost(self) -> bool:
+        """Whether the connection is gone."""
+        return self.fairy.dbapi_connection is None or bool(
+            getattr(self.fairy.driver_connection, "closed", False)
+        )
+
+    def has_ended(self) -> bool:
+        """Whether somebody has ended the operation's transaction: on SQLite a trigger may."""
+        return getattr(self.fairy.driver_connection, "in_transaction", True) is False
+
+    def is_failed(self) -> bool:
+        """Whether a statement of the transaction has failed, so that it refuses all others."""
+        info = getattr(self.fairy.driver_connection, "info", None)  # psycopg2's
+        return getattr(info, "transaction_status", None) == TRANSACTION_STATUS_INERROR
+
+    def _begin(self, owner: StandIn) -> None:  # noqa: ARG002
+        self._send(f"SAVEPOINT {NAME}")
+
+    def _release(self) -> None:
+        self._send(f"RELEASE SAVEPOINT {NAME}")
+
+    def _undo(self, *, at_once: bool = True) -> None:  # noqa: ARG002
+        self._send(f"ROLLBACK TO SAVEPOINT {NAME}")
+        self._send(f"RELEASE SAVEPOINT {NAME}")
+
+    def _send(self, statement: str) -> None:
+        cursor = self.fairy.cursor()
+        try:
+            cursor.execute(statement)
+        finally:
+            cursor.close()
+
+
+class WatchedCursor:
+    """Any driver's cursor; its statements pass through the units first."""
+
+    def __init__(self, cursor: Any, units: Units, owner: StandIn) -> None:
+        self.__dict__.update(_cursor=cursor, _units=units, _owner=owner)
+
+    def execute(self, statement: Any, *args: Any) -> Any:
+        """See the driver's."""
+        self._enter(statement)
+        try:
+            return self._cursor.execute(statement, *args)
+        except sqlite3.DatabaseError as error:
+            if "not authorized" in str(error):  # by the store, which lets nobody end the transaction
+                self._units.refuse("the view sent a statement that begins or ends a transaction")
+            raise
+
+    def executemany(self, statement: Any, *args: Any) -> Any:
+        """See the driver's."""
+        self._enter(statement)
+        return self._cursor.executemany(statement, *args)
+
+    def _enter(self, statement: Any) -> None:
+        text = statement.decode("latin-1") if isinstance(statement, bytes) else str(statement)
+        self._units.enter(self._owner, text)
+        self._units.note_savepoint(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cursor, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._cursor, name, value)
+
+    def __iter__(self) -> Any:
+        return iter(self._cursor)
+
+
+def units_of(hold: Any) -> Units:
+    """The units of a hold's transaction. A store of one's own need not know of them."""
+    units: Units | None = getattr(hold, "units", None)
+    if units is not None:
+        return units
+    connection: Connection = hold.connection
+    return Units(connection.engine, connection.connection)
+
+
+def is_joined(connection: Connection, units: Units) -> bool:
+    """Whether an SQLAlchemy connection works in ``units``."""
+    below: Any = connection.connection
+    return isinstance(below, StandIn) and below.units is units
+
+
+def operation_engine(engine: Engine, connect: Callable[[], StandIn]) -> Engine:
+    """An engine with the events and options of ``engine``, whose connections stand on ``connect``."""
+    engine.dispatch  # noqa: B018 -- made when first asked for, and then shared by the two
+    bound: Any = object.__new__(_kind(type(engine)))
+    bound.__dict__.update(engine.__dict__)
+    bound.raw_connection, bound.source = connect, engine
+    return bound  # type: ignore[no-any-return]
+
+
+_kinds: dict[type[Engine], type[Engine]] = {}
+
+
+def _kind(base: type[Engine]) -> type[Engine]:
+    if base in _kinds:
+        return _kinds[base]
+    pool = property(lambda self: self.source.pool)  # not the one of when it was made
+    kind = type("OperationEngine", (base,), {"raw_connection": None, "pool": pool})
+    return _kinds.setdefault(base, kind)

@@ -1,0 +1,82 @@
+"""The attempt at an atomic operation: the view's writes and its answer commit together, or not."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from flask import Response
+
+from flask_idempotency.core.errors import Problem
+from flask_idempotency.core.ports import Transaction
+from flask_idempotency.core.records import Answer
+from flask_idempotency.core.storable import is_kept
+from flask_idempotency.web.session.joined import Work
+
+from .attempt import Attempt
+
+
+class AtomicAttempt(Attempt):
+    """Runs the view inside the transaction that holds the record's row."""
+
+    _work: Work | None = None
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        if self._work is not None and self._waiting is None and not self._is_above:
+            self._work.leave_context()  # an async view's end ran in a copy of this context
+
+    def fail(self, error: Exception) -> Response:
+        """Answer as the application's error handlers do.
+
+        Raises what they leave unhandled, after everything is rolled back.
+        """
+        self._raise_if_void(error)
+        return self.succeed(self._handle(error), handled=True)
+
+    def note_failure(self, error: Exception) -> None:
+        """Raise what says more than the error, if there is something."""
+        self._raise_if_void(error)
+
+    def _raise_if_void(self, error: Exception | None) -> None:
+        """Raise what makes the whole operation void: whatever the view answered, it cannot commit."""
+        if self._work is not None:
+            try:
+                self._work.raise_if_void(error)
+            except Problem as problem:
+                self._now.problem = problem
+                raise
+
+    def abandon(self) -> None:
+        """Roll back whatever is open and let the key go."""
+        try:
+            if self._work is not None:
+                self._work.abandon()
+        finally:
+            self._execution.abandon()
+
+    def _begin(self) -> None:
+        hold = cast("Transaction", self._execution.hold)
+        self._work = Work(self._state, self._operation, hold, self._route.other_binds, self._before)
+
+    def _end(self, answer: Answer | None) -> None:
+        self._raise_if_void(None)
+        if answer is None:
+            self.abandon()
+            return
+        if self._work is not None:
+            self._work.refuse_leftovers(answer.status)
+            self._work.leave()
+        self._complete(answer)
+
+    def _is_settled(self) -> bool:
+        return self._work is None or self._work.is_settled()
+
+    def has_committed(self) -> bool:
+        """See :class:`Attempt`."""
+        return self._work is not None and self._work.has_committed()
+
+    def _is_undone(self) -> bool:
+        return self._work is not None and self._work.is_undone()
+
+    def _is_kept(self, status: int) -> bool:
+        return is_kept(status)

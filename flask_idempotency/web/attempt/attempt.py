@@ -1,0 +1,222 @@
+"""One run of a view, from the claim to its end: what every kind of attempt has in common."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from flask import Response
+from flask.globals import request_ctx
+
+from flask_idempotency.core.engine import Execution
+from flask_idempotency.core.errors import Problem, StoreUnavailable
+from flask_idempotency.core.records import Answer
+from flask_idempotency.web.operation import Operation, RequestState
+from flask_idempotency.web.request import body as http
+from flask_idempotency.web.session.joining import SetAside
+from flask_idempotency.web.setup.options import Route
+from flask_idempotency.web.setup.state import AppState
+from flask_idempotency.web.signals import (
+    Event,
+    operation_executed,
+    operation_taken_over,
+    send,
+    store_failed,
+)
+
+log = logging.getLogger("flask_idempotency")
+
+
+class Attempt:
+    """The view's run: from the claim to its end, however it ends. A context manager.
+
+    ``begin`` comes first and may answer at once; in the context the view runs, and ``succeed`` or
+    ``fail`` is told what it did and gives the response.
+    """
+
+    def __init__(
+        self,
+        state: AppState,
+        route: Route,
+        now: RequestState,
+        operation: Operation,
+        execution: Execution,
+    ) -> None:
+        self._state, self._route, self._now = state, route, now
+        self._operation, self._execution = operation, execution
+        self._started = time.monotonic()
+        self._in_view = False
+        self._waiting: Answer | None = None
+        self._is_above = False  # an error of the view is on its way through the decorators
+        self._before: SetAside | None = None
+        self._registered: list[Any] = []  # with flask.after_this_request
+        self._outside = 0  # how many of these before the view
+        now.clean_up = self.clean_up
+        operation.attempt = execution.hold.attempt
+
+    def begin(self, before: SetAside | None = None) -> Attempt | Response:
+        """Make everything ready for the view. What is answered at once is a response.
+
+        ``before`` is what ``db.session`` was in the middle of.
+        """
+        self._before = before
+        try:
+            if self._execution.took_over:
+                event = Event(self._operation.name, self._operation.attempt)
+                send(operation_taken_over, self._state.app, event)
+            return self._begin() or self
+        except BaseException:
+            self.abandon()
+            raise
+
+    def watch_registered(self) -> None:
+        """From now on, what is registered with ``flask.after_this_request`` is the view's."""
+        self._registered = request_ctx._after_request_functions  # noqa: SLF001
+        self._outside = len(self._registered)
+
+    def __enter__(self) -> Attempt:
+        self._in_view = True
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._in_view = False
+        if self._waiting is None and not self._is_above:
+            self.abandon()
+
+    def clean_up(self) -> None:
+        """Abandon what the wrapper around the view could not.
+
+        Not while the view runs: then a copy of the request's context ends, in a thread of the view.
+        """
+        if not self._in_view and self._waiting is None and not self._is_above:
+            self.abandon()
+
+    def succeed(self, result: Any, *, handled: bool = False, waits: bool = True) -> Response:
+        """The view returned ``result``: keep the answer, or give the key back.
+
+        ``handled`` says that an error handler made it; ``waits``, that a commit above the view may
+        follow.
+        """
+        app = self._state.app
+        try:
+            response: Response = app.make_response(result)
+            while len(self._registered) > self._outside:
+                response = app.ensure_sync(self._registered.pop(self._outside))(response)
+            answer = http.capture(response, self._state.settings)
+            kept = self._route.store(response) if self._route.store else self._is_kept(answer.status)
+        except Exception as error:
+            if handled:
+                raise
+            return self.fail(error)  # a generator, or what the view registered, fails as the view may
+        if waits and kept and self._now.is_dispatched:
+            self._now.response = response
+            if not self._is_settled():
+                self._waiting, self._now.waiting = answer, self
+                return response
+        self._end_with(answer if kept else None)
+        return response
+
+    def finish(self) -> None:
+        """Store the answer that waited for what the application does above its views.
+
+        Unless that has undone the work it tells of. Raises what :meth:`succeed` would have raised.
+        """
+        answer, self._waiting = self._waiting, None
+        try:
+            if answer is not None:
+                self._end_with(None if answer.status < 400 and self._is_undone() else answer)
+        finally:
+            self.abandon()
+
+    def hand_up(self) -> bool:
+        """Let an error of the view pass the decorators above it, if it comes back to ``answer``."""
+        self._is_above = self._now.is_dispatched
+        if self._is_above:
+            self._now.raised = self
+        return self._is_above
+
+    def answer(self, error: Exception) -> Response:
+        """The error came out above all decorators."""
+        self._is_above = False
+        with self:
+            return self.fail(error)
+
+    def has_committed(self) -> bool:
+        """Whether giving up undoes something that the view has committed."""
+        return False
+
+    def give_up(self) -> None:
+        """Something above the view failed, or took its error away: nothing is stored."""
+        self._waiting, self._is_above = None, False
+        self.abandon()
+
+    def _end_with(self, answer: Answer | None) -> None:
+        try:
+            self._end(answer)
+        except Problem as problem:
+            self._now.problem = problem
+            if isinstance(problem, StoreUnavailable):
+                report(self._state, self._operation, problem)
+            raise
+
+    def fail(self, error: Exception) -> Response:
+        """The view raised ``error``."""
+        raise NotImplementedError
+
+    def _handle(self, error: Exception) -> Any:
+        """What the application's error handlers answer. Raises what they leave unhandled."""
+        if isinstance(error, Problem):
+            self._now.problem = error
+            return http.handle_problem(self._state.app, error)
+        try:
+            raise error  # Flask raises it again, and in a thread of an async view it is not present
+        except Exception:
+            return self._state.app.handle_user_exception(error)
+
+    def note_failure(self, error: Exception) -> None:
+        """The function of :meth:`Idempotency.run` raised ``error``, which goes to its caller."""
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """End the attempt without an answer. Does nothing after the end."""
+        raise NotImplementedError
+
+    def _begin(self) -> Response | None:
+        raise NotImplementedError
+
+    def _end(self, answer: Answer | None) -> None:
+        """Store the answer, or (None) give the key back."""
+        raise NotImplementedError
+
+    def _is_undone(self) -> bool:
+        """Whether what the view left for a commit above it was dropped there."""
+        return False
+
+    def _is_settled(self) -> bool:
+        """Whether the view has left nothing that a commit above it could be meant for."""
+        raise NotImplementedError
+
+    def _is_kept(self, status: int) -> bool:
+        """Whether an answer of this status is kept, if the route does not say."""
+        raise NotImplementedError
+
+    def _complete(self, answer: Answer) -> None:
+        """Store the answer; then tell everybody who waits for that."""
+        self._execution.complete(answer)
+        app, operation = self._state.app, self._operation
+        seconds = time.monotonic() - self._started
+        self._state.pace[operation.name].note(seconds)
+        event = Event(operation.name, operation.attempt, answer.status, seconds)
+        send(operation_executed, app, event)
+        for function in operation.afterwards:
+            try:
+                function()
+            except Exception:  # the operation has been committed: its answer stands
+                log.exception("operation %s: a function failed after the commit", operation.name)
+
+
+def report(state: AppState, operation: Operation, error: StoreUnavailable) -> None:
+    """Log and signal that Postgres did not do what was asked; the answer does not say why."""
+    log.error("operation %s: the store is unavailable: %r", operation.name, error.__cause__)
+    send(store_failed, state.app, Event(operation.name, operation.attempt or None, error=error))

@@ -1,0 +1,189 @@
+"""The attempt at an operation that is not atomic: its effects may be out in the world at any time.
+
+So every end is kept, a failure too, except where the view says that the operation may be tried again
+(``Retryable``, what a queue takes for that, or an answer that is about the caller and not about the
+operation). What ends without an answer, because the worker is told to exit or has run out of time for
+example, is interrupted.
+"""
+
+from __future__ import annotations
+
+import inspect
+import secrets
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Any, cast
+
+from flask import Response, got_request_exception
+from werkzeug.exceptions import InternalServerError
+
+from flask_idempotency.core.engine import Claimed
+from flask_idempotency.core.errors import (
+    ConfigurationError,
+    LeaseLost,
+    OperationFailed,
+    Problem,
+    RecordBroken,
+    Retryable,
+    SealBroken,
+    TransactionConflict,
+)
+from flask_idempotency.core.ports import Lease
+from flask_idempotency.core.records import Answer, Claim
+from flask_idempotency.core.storable import is_kept
+from flask_idempotency.web.operation import Operation
+from flask_idempotency.web.request import body as http
+from flask_idempotency.web.session import joining as session
+from flask_idempotency.web.setup.state import AppState
+from flask_idempotency.web.signals import Event, operation_interrupted, send
+
+from .attempt import Attempt
+from .steps import Steps
+
+_UNDONE = (Retryable, TransactionConflict)
+"""What says that the operation may be tried again: the view, or the database of a step."""
+
+_NOT_THE_OPERATIONS = (ConfigurationError, RecordBroken, SealBroken)
+"""Errors of the set-up, which somebody repairs: the operation is interrupted by them, not failed."""
+
+
+class LeasedAttempt(Attempt):
+    """Runs the view without a transaction, while the lease in the record runs."""
+
+    _judges = False
+
+    def fail(self, error: Exception) -> Response:
+        """Keep the answer that the application gives to ``error``, whatever it is.
+
+        Raises ``Retryable`` and other problems of ours as they are, and where Flask is set to let
+        exceptions out (in tests, for example) the error itself, after its answer is kept.
+        """
+        if isinstance(error, Problem):
+            self._now.problem = error
+        if self._stays_open_after(error):
+            raise error
+        app = self._state.app
+        try:
+            return self.succeed(self._handle(error), handled=True)
+        except Exception as unhandled:
+            if unhandled is not error:
+                raise
+            # What Flask does with it, but with the answer kept before it is out.
+            answer = app.handle_user_exception(InternalServerError(original_exception=error))
+            response = self.succeed(answer, handled=True, waits=False)
+            propagates = app.config["PROPAGATE_EXCEPTIONS"]
+            if propagates or (propagates is None and (app.testing or app.debug)):
+                raise
+            got_request_exception.send(app, _async_wrapper=app.ensure_sync, exception=error)
+            app.log_exception(sys.exc_info())
+            return response
+
+    def note_failure(self, error: Exception) -> None:
+        """Outside of a request: keep that the function failed, if it says no better."""
+        if not self._stays_open_after(error):
+            self._keep(OperationFailed(f"The operation failed with {type(error).__name__}."))
+
+    def _stays_open_after(self, error: Exception) -> bool:
+        """Whether no end is stored after ``error``: the operation is released here, or interrupted."""
+        if self._route.is_interrupted_by(error):
+            return True
+        if isinstance(error, _UNDONE) or self._route.is_released_by(error):
+            self._end(None)
+            return True
+        return isinstance(error, (Problem, *_NOT_THE_OPERATIONS))
+
+    def abandon(self) -> None:
+        """Leave the operation as interrupted, if it has not ended."""
+        if self._operation.steps is not None:
+            self._operation.steps = self._now.operation = None
+        self._execution.abandon()
+
+    def _begin(self) -> Response | None:
+        operation, execution = self._operation, self._execution
+        self._now.operation = operation
+        lease, binds = cast("Lease", execution.hold), self._route.other_binds
+        operation.steps = Steps(self._state, operation, lease, execution.claim, binds)
+        return self._judge() if execution.was_interrupted else None
+
+    def _judge(self) -> Response | None:
+        """Do with an interrupted operation as the route says; None: run it again."""
+        operation, policy = self._operation, self._route.on_interrupted
+        send(operation_interrupted, self._state.app, Event(operation.name, operation.attempt))
+        if policy == "fail":
+            response = self._keep(
+                OperationFailed("The operation was interrupted, and will not be run again.")
+            )
+        elif callable(policy) and (found := self._ask(policy)) is not None:
+            self._judges = True
+            response = self.succeed(found, handled=True)
+        else:
+            if operation.steps is not None:
+                operation.steps.begin_again()
+            return None
+        self.abandon()
+        return response
+
+    def _ask(self, policy: Callable[[Operation], Any]) -> Any:
+        """What the application found out; a coroutine runs in a thread, with a loop of its own."""
+        ask = self._state.app.ensure_sync(policy)
+        if not inspect.iscoroutinefunction(policy):
+            return ask(self._operation)
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(copy_context().run, ask, self._operation).result()
+
+    def _keep(self, problem: Problem) -> Response:
+        """Store a problem as the answer."""
+        self._now.problem = problem
+        response = _lasting(self._state, problem)
+        self._end(http.capture(response, self._state.settings))
+        return response
+
+    def _end(self, answer: Answer | None) -> None:
+        state = self._state
+        session.end_view(state.db, self._operation.name)
+        with session.parked(state.db, state.pool):
+            self._end_lease(answer)
+
+    def _end_lease(self, answer: Answer | None) -> None:
+        if answer is None and self._judges:
+            self.abandon()  # who could not tell now is asked again: it stays interrupted
+        elif answer is None:
+            self._execution.release()
+        else:
+            if answer.status >= 500:
+                self._operation.afterwards.clear()  # what should follow success does not follow this
+            self._operation.steps = self._now.operation = None  # what follows is no part of it
+            self._complete(answer)
+
+    def _is_settled(self) -> bool:
+        return session.is_settled_outside(self._state.db)
+
+    def _is_kept(self, status: int) -> bool:
+        return is_kept(status) or status >= 500
+
+
+def fail_record(state: AppState, key: bytes) -> None:
+    """Store a failure as the answer of a record that nobody holds: an operator has decided.
+
+    Raises ``StoreUnavailable``, and ``LeaseLost`` if a request was faster.
+    """
+    record = state.records.look(key)
+    if record is None:
+        raise LeaseLost
+    problem = OperationFailed("The operation was interrupted, and will not be run again.")
+    response = _lasting(state, problem)
+    owner = secrets.token_urlsafe(16)
+    claim = Claim(key, record.name, record.fingerprint, owner, state.settings.ttl, state.settings.lease)
+    decision = state.engine.begin(claim)
+    if not isinstance(decision, Claimed):
+        raise LeaseLost
+    decision.execution.complete(http.capture(response, state.settings))
+
+
+def _lasting(state: AppState, problem: Problem) -> Response:
+    """A problem's answer that is to be kept: its replays are not to be cached either."""
+    response = http.problem_response(state.app, problem, state.settings)
+    response.headers["Cache-Control"] = "no-store"
+    return response

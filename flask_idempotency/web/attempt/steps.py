@@ -1,0 +1,245 @@
+"""The steps of an operation that is not atomic: each runs once, and its result is kept.
+
+Before a step the lease is renewed, which also asks whether the operation is still ours: an attempt
+that was paused and taken over meanwhile begins nothing more. A step's result is recorded in one
+statement that asks the same again.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from flask_idempotency.core.errors import StepError
+from flask_idempotency.core.ports import Lease
+from flask_idempotency.core.records import Claim
+from flask_idempotency.web.operation import Operation
+from flask_idempotency.web.session import joining as session
+from flask_idempotency.web.session.joined import Work
+from flask_idempotency.web.setup.options import NAMES, is_name, read_lease
+from flask_idempotency.web.setup.state import AppState
+
+
+@dataclass(eq=False)
+class PresentStep:
+    """A step that runs. ``afterwards`` is what its function wants called after the commit."""
+
+    steps: Steps
+    name: str
+    atomic: bool
+    function: Callable[[], Any]
+    afterwards: list[Callable[[], object]] = field(default_factory=list)
+
+
+_present: ContextVar[PresentStep | None] = ContextVar("flask_idempotency_step", default=None)
+"""The step whose function runs. Of this thread: a view may have several."""
+
+
+class Steps:
+    """The steps of one attempt. Several threads of the view may call different ones at once."""
+
+    def __init__(
+        self,
+        state: AppState,
+        operation: Operation,
+        lease: Lease,
+        claim: Claim,
+        other_binds: Sequence[str | None],
+    ) -> None:
+        self._state, self._operation, self._lease, self._claim = state, operation, lease, claim
+        self._other_binds = other_binds
+        self._seconds = claim.lease_seconds or 0.0
+        self._recorded: dict[str, bytes] | None = {} if operation.attempt == 1 else None
+        self._used: set[str] = set()
+        self._running: set[str] = set()
+        self._lock = threading.Lock()
+
+    def run(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        atomic: bool,
+    ) -> Any:
+        """See :meth:`Operation.step`."""
+        self._check(name, function)
+        step = PresentStep(self, name, atomic, partial(function, *args, **kwargs))
+        with self._only_here(name):
+            result = self._recorded_result(name)
+            if result is None:
+                result = self._run(step)
+            self._used.add(name)
+        self._operation.afterwards += step.afterwards  # if it failed, they go with it
+        return json.loads(result)
+
+    def _run(self, step: PresentStep) -> bytes:
+        try:
+            result = self._run_in_transaction(step) if step.atomic else self._run_outside(step)
+        except BaseException:
+            with self._lock:
+                self._recorded = None  # ask again: it may be recorded all the same
+            raise
+        with self._lock:
+            if self._recorded is not None:
+                self._recorded[step.name] = self._sealed(step.name, result)
+        return result
+
+    def _run_outside(self, step: PresentStep) -> bytes:
+        state = self._state
+        self._refuse_open_writes(f"step {step.name!r}")
+        with session.parked(state.db, state.pool):
+            self._lease.extend(self._seconds)
+        with self._present_step(step):
+            result = _encoded(step.name, step.function())
+        left_open = state.is_in_its_own_way()
+        if left_open:
+            session.drop(state.db)
+        with session.parked(state.db, state.pool):
+            self._lease.record(step.name, self._sealed(step.name, result))
+        if left_open:
+            raise StepError(
+                f"step {step.name!r} was done, and left changes in db.session that it did not commit."
+                " On SQLite nobody else can write until they are, the step's record too: so they are"
+                " undone. Commit in its function, or call the step with atomic=True"
+            )
+        return result
+
+    def _refuse_open_writes(self, what: str) -> None:
+        """Raise ``StepError`` if the record could not be written, because the session has written."""
+        if self._state.is_in_its_own_way():
+            raise StepError(
+                f"db.session had written, but not committed, when {what} was called: on SQLite nobody"
+                " else can write until it has, the record too: commit before it"
+            )
+
+    def _recorded_result(self, name: str) -> bytes | None:
+        """The result that is recorded, if there is one."""
+        with self._lock:
+            if self._recorded is None:
+                with session.parked(self._state.db, self._state.pool):
+                    self._recorded = self._lease.steps()
+            stored = self._recorded.get(name)
+        if stored is None:
+            return None
+        return self._state.sealer.open_bytes(stored, self._claim.key, _purpose(name))
+
+    def afterwards(self) -> list[Callable[[], object]]:
+        """Where to put what is to be called after the commit: a step that fails takes its own along."""
+        present = self._present()
+        return self._operation.afterwards if present is None else present.afterwards
+
+    def begin_again(self) -> None:
+        """The view comes now, after ``on_interrupted``: it may ask for the steps that this recorded."""
+        self._used.clear()
+
+    def extend(self, seconds: float | timedelta) -> None:
+        """See :meth:`Operation.extend`."""
+        seconds = read_lease(seconds)
+        if (present := self._present()) is not None and present.atomic:
+            raise StepError(
+                f"extend() was called inside step {present.name!r}, which is atomic: its transaction"
+                " holds the record. Call it before; the end of the step renews the lease"
+            )
+        self._refuse_open_writes("extend()")
+        self._lease.extend(seconds)
+
+    def _check(self, name: object, function: Callable[..., Any]) -> None:
+        """Raise ``StepError`` for what cannot be a step, before anything is done."""
+        if not is_name(name):
+            raise StepError(f"a step's name is {name!r}; allowed: {NAMES}")
+        if inspect.iscoroutinefunction(function):
+            raise StepError(f"the function of step {name!r} is async def; allowed is one that is not")
+        if (present := self._present()) is not None:
+            raise StepError(f"step {name!r} was called inside step {present.name!r}: steps do not nest")
+
+    def _present(self) -> PresentStep | None:
+        """The step whose function calls this."""
+        found = _present.get()
+        return found if found is not None and found.steps is self else None
+
+    @contextmanager
+    def _present_step(self, step: PresentStep) -> Iterator[None]:
+        token = _present.set(step)
+        try:
+            yield
+        finally:
+            _present.reset(token)
+
+    @contextmanager
+    def _only_here(self, name: str) -> Iterator[None]:
+        """Raise ``StepError`` if the step has been called before, or runs in another thread."""
+        with self._lock:
+            if name in self._used:
+                raise StepError(
+                    f"two steps of one operation are named {name!r}: run again, the second would be"
+                    " given the first one's result"
+                )
+            if name in self._running:
+                raise StepError(
+                    f"step {name!r} is running in another thread: call each step once, and wait for it"
+                )
+            self._running.add(name)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running.discard(name)
+
+    def _run_in_transaction(self, step: PresentStep) -> bytes:
+        session.refuse_unsaved(self._state.db, step.name)
+        state = self._state
+        before = session.set_aside(state.db, state.pool)
+        try:
+            return self._run_joined(step, before)
+        finally:
+            if before is not None:
+                before.end()
+
+    def _run_joined(self, step: PresentStep, before: session.SetAside | None) -> bytes:
+        hold = self._lease.begin()
+        try:
+            work = Work(self._state, self._operation, hold, self._other_binds, before)
+            try:
+                try:
+                    with self._present_step(step):
+                        result = _encoded(step.name, step.function())
+                        work.commit()
+                except Exception as error:
+                    work.raise_if_void(error)
+                    raise
+                work.raise_if_void(None)
+                work.leave()
+                hold.record(step.name, self._sealed(step.name, result))
+            finally:
+                work.abandon()
+        finally:
+            hold.abandon()
+        return result
+
+    def _sealed(self, name: str, result: bytes) -> bytes:
+        return self._state.sealer.seal_bytes(result, self._claim.key, _purpose(name))
+
+
+def _purpose(name: str) -> str:
+    return f"step {name}"
+
+
+def _encoded(name: str, value: Any) -> bytes:
+    """A step's result as it is kept. Raises ``StepError`` if it is not JSON."""
+    try:
+        return json.dumps(value, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StepError(
+            f"the step {name!r} was done, but its result cannot be kept, as it is not JSON ({error}):"
+            " return a dict, list, str, number, bool or None"
+        ) from error

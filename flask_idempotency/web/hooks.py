@@ -1,0 +1,319 @@
+"""The three hooks on an application, and the answer for a problem.
+
+* ``before_request``, first of all: for a protected endpoint it looks at the key's form, and from then
+  on the body is kept, whoever reads it first. It reads and answers nothing: what is wrong is told where
+  the view would run, after the application's own functions, whose counterparts after the request rely
+  on them. Only a request of ``resume`` that has come to the wrong place ends here: that may have
+  nothing of ours around its view.
+* ``after_request``: problems and replays are not cached; receivers hear of them.
+* ``teardown_request``: whatever did not finish is rolled back and released, also when the worker is
+  told to exit in the middle of a view.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+from flask import Flask, Response, got_request_exception, request
+from flask.globals import request_ctx
+from flask.typing import ResponseReturnValue
+
+from flask_idempotency.core.errors import IdempotencyError, NotAtomic, Problem
+from flask_idempotency.web.request.body import handle_problem, is_made_from, problem_response
+from flask_idempotency.web.setup.options import SAFE_METHODS, Route
+from flask_idempotency.web.setup.routes import (
+    ROUTE,
+    covering_route,
+    is_open,
+    note_registered,
+    refuse_contradiction,
+    refuse_hidden,
+    refuse_misplaced,
+    refuse_shared_name,
+    route_of,
+)
+from flask_idempotency.web.setup.server import warn_if_short
+from flask_idempotency.web.setup.state import AppState
+
+from .decorator import protected
+from .operation import (
+    RESUMED,
+    RequestState,
+    Resuming,
+    Waiting,
+    known_state,
+    note_outermost_request,
+    request_state,
+)
+from .protection import prepare
+from .signals import Event, operation_rejected, send
+
+log = logging.getLogger("flask_idempotency")
+
+_ENVELOPE = "__idempotency_envelope__"
+
+
+def register(app: Flask, state: AppState, worker_timeout: float) -> None:
+    """Put the hooks on ``app``; ``worker_timeout`` is the server's, in seconds, or 0."""
+    hooks = Hooks(state, worker_timeout)
+    for endpoint, view in app.view_functions.items():
+        if (route := getattr(view, ROUTE, None)) is not None:
+            state.refuse(route, endpoint)  # of a view that comes later the first request tells
+    # First: what a function of the application reads of the body must be kept.
+    app.before_request_funcs.setdefault(None, []).insert(0, hooks.before)
+    # Flask runs these from the last to the first: so ours is the last, and what others did is done.
+    app.after_request_funcs.setdefault(None, []).insert(0, hooks.after)
+    app.teardown_request(hooks.teardown)
+    got_request_exception.connect(hooks.give_up, app)
+    handlers = app.error_handler_spec[None][None]
+    # On the base class: a handler of the application's own for any class of ours is more exact and
+    # wins, and one for this class takes the place.
+    if IdempotencyError not in handlers:
+        app.register_error_handler(IdempotencyError, hooks.answer)
+
+
+class Hooks:
+    """The hooks of one application."""
+
+    def __init__(self, state: AppState, worker_timeout: float) -> None:
+        self._state, self._worker_timeout = state, worker_timeout
+        self._known: dict[tuple[str, str], tuple[Any, Route | None]] = {}
+        self._warned: set[str] = set()
+
+    def before(self) -> Response | None:
+        """Check the request to a protected endpoint, as far as that needs nobody and nothing.
+
+        A response ends a request that may not be resumed here.
+        """
+        note_outermost_request()
+        # Taken out: a request that the view makes out of this environ is not the one to resume.
+        resuming: Resuming | None = request.environ.pop(RESUMED, None)
+        route = None
+        if request.endpoint is not None and self._state.settings.enabled:
+            route = self._route(request.endpoint, request.method)
+        if resuming is not None:
+            resuming.refusal = _why_not(resuming, route)
+            if resuming.refusal:
+                return self._state.app.response_class(status=409)
+            request_state().resuming = resuming
+        if route is not None:
+            prepare(self._state, route, request_state())
+        return None
+
+    def after(self, response: Response) -> Response:
+        """End an operation that waited for this; mark a replay or a problem as not to be cached."""
+        now = known_state()
+        if now is None:
+            return response
+        if now.waiting is not None:
+            response = self._finish(now, response)
+        problem = now.problem
+        if problem is not None or now.is_replay:
+            response.headers.setdefault("Cache-Control", "no-store")
+        if problem is None:
+            return response
+        if problem.retry_after is not None:
+            response.headers.setdefault("Retry-After", str(problem.retry_after))
+        event = Event(now.name, status=response.status_code, problem=problem.type, error=problem)
+        send(operation_rejected, self._state.app, event)
+        return response
+
+    def _finish(self, now: RequestState, response: Response) -> Response:
+        """Store the response of a view whose work was committed, or not, above it.
+
+        A problem is answered as one of the view's is. The application's ``after_request`` functions run
+        once more then, on that response; what the view registered does not. Other errors go to Flask.
+        """
+        waiting, now.waiting = now.waiting, None
+        try:
+            if waiting is not None:
+                waiting.finish()
+        except Problem as problem:
+            app = self._state.app
+            response = app.make_response(handle_problem(app, problem))
+            functions = [*request_ctx._after_request_functions]  # noqa: SLF001
+            for name in (*request.blueprints, None):
+                functions += reversed(app.after_request_funcs.get(name, ()))
+            for function in functions:
+                if function != self.after:
+                    response = app.ensure_sync(function)(response)
+        return response
+
+    def give_up(self, _app: Flask, **_what: Any) -> None:
+        """Hear of an error that nobody handled: a response that waits is not stored."""
+        now = known_state()
+        if now is not None and now.waiting is not None:
+            waiting, now.waiting = now.waiting, None
+            waiting.give_up()
+
+    def _enveloped(self, view: Any) -> Any:
+        """The view, with an ear for errors that come out above its decorators.
+
+        An error of the view itself has passed them, as it does without us, and is answered now. After
+        one of theirs a response that waits is not stored.
+        """
+        if inspect.iscoroutinefunction(view):
+
+            @wraps(view)
+            async def async_envelope(*args: Any, **kwargs: Any) -> Any:
+                now = request_state()
+                now.is_dispatched = True
+                try:
+                    result = await view(*args, **kwargs)
+                except BaseException as error:
+                    return await asyncio.to_thread(self._answer, error)
+                return self._after_view(now, result)
+
+            envelope: Any = async_envelope
+        else:
+
+            @wraps(view)
+            def sync_envelope(*args: Any, **kwargs: Any) -> Any:
+                now = request_state()
+                now.is_dispatched = True
+                try:
+                    result = view(*args, **kwargs)
+                except BaseException as error:
+                    return self._answer(error)
+                return self._after_view(now, result)
+
+            envelope = sync_envelope
+        setattr(envelope, _ENVELOPE, True)
+        return envelope
+
+    def _answer(self, error: BaseException) -> Any:
+        """The response to an error of the view, and to a problem whoever raised it; raises others."""
+        try:
+            return self._answer_view(error)
+        except Problem as problem:
+            request_state().problem = (
+                problem  # no attempt has seen that of run(), or of the view itself
+            )
+            return handle_problem(self._state.app, problem)
+
+    def _answer_view(self, error: BaseException) -> Any:
+        """The response to an error of the view, if it is one; raises it if not."""
+        now = request_state()
+        raised, now.raised = now.raised, None
+        if raised is not None and isinstance(error, Exception):
+            return raised.answer(error)
+        self.give_up(self._state.app)
+        if raised is not None:
+            raised.give_up()
+        raise error
+
+    def _after_view(self, now: RequestState, result: Any) -> Any:
+        """What came out above the view's decorators."""
+        if now.raised is not None:
+            return self._after_error(now, now.raised, result)
+        if now.response is not None and now.response is not result:
+            self._warn_if_replaced(now.name, now.response, result)
+        return result
+
+    def _warn_if_replaced(self, name: str, stored: Response, result: Any) -> None:
+        """Log, once for each view, that a decorator made another response of the stored one."""
+        if name in self._warned or self._route(request.endpoint or "", request.method) is None:
+            return  # a view that calls a protected function makes a response of its own
+        try:
+            response = self._state.app.make_response(result)
+        except Exception:  # it is no response, as Flask will say
+            return
+        if not is_made_from(response, stored):
+            self._warned.add(name)
+            log.warning(
+                "the response of %s that is stored (%d) is not the one that came out above the view's"
+                " decorators (%d): one of them, such as marshal_with, made another of it. Put that"
+                " decorator below @idempotent",
+                name,
+                stored.status_code,
+                response.status_code,
+            )
+
+    def _after_error(self, now: RequestState, raised: Waiting, result: Any) -> Any:
+        """A decorator may have made a response of the view's error: that is not stored.
+
+        Raises ``NotAtomic`` if it tells of success, and what the view committed is rolled back.
+        """
+        now.raised = None
+        response = self._state.app.make_response(result)
+        has_committed = raised.has_committed()
+        raised.give_up()
+        if response.status_code < 400 and has_committed:
+            raise NotAtomic(
+                f"a decorator above the view of {now.name} answered {response.status_code} to an error"
+                " of the view, after which nothing that it committed can be kept: put it below"
+                " @idempotent"
+            )
+        return response
+
+    def teardown(self, error: BaseException | None) -> None:
+        """Roll back what is still open.
+
+        Without an error a response that waits goes on waiting: what ends here is a copy of the
+        request's context, in a thread that the view has begun.
+        """
+        now = known_state()
+        if now is not None and now.clean_up is not None:
+            if error is not None:
+                self.give_up(self._state.app)
+            now.clean_up()
+
+    def answer(self, error: IdempotencyError) -> ResponseReturnValue:
+        """A problem's answer; other errors of ours are the application's mistakes, a plain 500."""
+        if isinstance(error, Problem):
+            request_state().problem = error  # it may come from a function before the view
+            return problem_response(self._state.app, error, self._state.settings)
+        raise error
+
+    def _route(self, endpoint: str, method: str) -> Route | None:
+        """The options the endpoint is protected with, if it is; protects it now if it ought to be."""
+        view = self._state.app.view_functions[endpoint]
+        known = self._known.get((endpoint, method))
+        if known is None or known[0] is not view:
+            known = self._known[endpoint, method] = self._find(endpoint, method)
+        return known[1]
+
+    def _find(self, endpoint: str, method: str) -> tuple[Any, Route | None]:
+        """The endpoint's view, and the options that this method of it is protected with."""
+        self._state.has_served = True
+        refuse_contradiction(self._state, endpoint)
+        view = self._state.app.view_functions[endpoint]
+        covering = covering_route(self._state, endpoint)
+        if covering is not None and not hasattr(view, ROUTE):
+            refuse_shared_name(self._state, covering)
+            methods = frozenset(name for name in covering.methods or () if is_open(view, name))
+            if methods:
+                view = protected(view, replace(covering, methods=methods))
+                self._state.app.view_functions[endpoint] = view
+        route = route_of(self._state, endpoint, method)
+        if route is not None and route.methods is None:
+            note_registered(view)
+        elif method not in SAFE_METHODS:
+            refuse_misplaced(self._state, endpoint)
+            if route is not None:
+                refuse_hidden(self._state, endpoint, method, route)
+        if not hasattr(view, _ENVELOPE):
+            # Every one: below a decorator that hides it a protected view cannot be recognised.
+            view = self._enveloped(view)
+            self._state.app.view_functions[endpoint] = view
+        if route is not None and route.lease is not None:
+            warn_if_short(route.lease, self._worker_timeout, f"the one of {endpoint}")
+        return view, route
+
+
+def _why_not(resuming: Resuming, route: Route | None) -> str:
+    """Why a request that was sent to resume an operation may not do so here; empty if it may."""
+    if route is None:
+        return (
+            "its URL leads to no protected view any more, or to one below a decorator that hides it, as"
+            " it does not use functools.wraps"
+        )
+    if route.resumable is None:
+        return "its route is not resumable any more"
+    name = route.name or request.endpoint
+    return "" if name == resuming.operation else f"its URL leads to the operation {name!r} now"

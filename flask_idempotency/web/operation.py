@@ -1,0 +1,320 @@
+"""The operation that a request is: what ``current_operation`` stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
+
+from flask import Response, g, has_app_context, has_request_context, request
+from sqlalchemy import Connection, Engine
+from werkzeug.local import LocalProxy
+
+from flask_idempotency.core.errors import NotAtomic, Problem
+from flask_idempotency.core.keys import Scope, derive_key, hash_key
+from flask_idempotency.stores.units import Units
+
+if TYPE_CHECKING:
+    from flask_idempotency.web.attempt.steps import Steps
+    from flask_idempotency.web.request.body import Body
+    from flask_idempotency.web.request.forms import FormKey
+
+T = TypeVar("T")
+
+
+@dataclass
+class Operation:
+    """One operation, identified by scope, namespace, name and key.
+
+    ``attempt`` is 1 for its first execution and one more for each take-over. It is committed before
+    the view runs, so no crash of a process makes two attempts carry one number; a crash of PostgreSQL
+    may (an atomic operation's claim is committed asynchronously, docs/request.md).
+    """
+
+    name: str
+    namespace: str
+    scope: Scope
+    key: str = field(repr=False)
+    attempt: int
+    steps: Steps | None = field(default=None, init=False, repr=False, compare=False)
+    afterwards: list[Callable[[], object]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
+
+    @property
+    def connection(self) -> Connection:
+        """The SQLAlchemy connection of the operation's transaction, while the view runs.
+
+        What is executed on it commits together with the answer (in a step with ``atomic=True``: with
+        the step). Do not end its transaction.
+        """
+        running = _running.get()
+        if running is None or running.operation is not self:
+            raise RuntimeError("the operation has no transaction open, so it has no connection")
+        return cast("Connection", running.hold.connection)
+
+    def step(
+        self, name: str, function: Callable[..., T], /, *args: Any, atomic: bool = False, **kwargs: Any
+    ) -> T:
+        """Run ``function(*args, **kwargs)`` once for this operation, and keep its result.
+
+        If the operation runs again after a crash, the result is given back and the function is not
+        called. For operations with ``atomic=False``. ``name`` has 1 to 255 characters, no NUL and no
+        lone surrogate. Each step has a name of its own, runs in one thread, and does not nest. The
+        result must be JSON; what comes back is the decoded JSON, the first time too. Each finished step
+        renews the lease. With ``atomic=True`` the function's writes in ``db.session`` commit together
+        with the step, whether or not it says so.
+
+        A call that is cut off in the middle is made again: pass the other side a key of
+        :meth:`derive_key` by which it can tell.
+
+        Raises ``LeaseLost`` if another request has taken the operation over, ``StepError`` for a name
+        that cannot be one, that was used before or whose step is running in another thread, and for a
+        result that is not JSON, ``StoreUnavailable`` if the database cannot be reached, and what the
+        function raises.
+        """
+        return cast("T", self._running_steps("step").run(name, function, args, kwargs, atomic=atomic))
+
+    def extend(self, seconds: float | timedelta) -> None:
+        """Let the lease run for at least ``seconds`` (a number or a timedelta) from now on.
+
+        For operations with ``atomic=False``. Raises ``LeaseLost``, ``StoreUnavailable``, and
+        ``ConfigurationError`` for what would not do as ``lease``.
+        """
+        self._running_steps("extend").extend(seconds)
+
+    def note_afterwards(self, function: Callable[[], object]) -> None:
+        """Call ``function`` once this has committed, and the step whose function asks for it, too."""
+        (self.afterwards if self.steps is None else self.steps.afterwards()).append(function)
+
+    def derive_key(self, name: str) -> str:
+        """A key to send to another API for the call ``name`` of this operation.
+
+        The same for every attempt, another one for every operation and name: 43 characters out of
+        letters, digits, ``-`` and ``_``. It tells nothing of the client's key.
+        """
+        return derive_key(self.hashed_key(), name)
+
+    def hashed_key(self) -> bytes:
+        """What the operation's record is found by: 32 bytes, which tell nothing of the key."""
+        return hash_key(self.namespace, self.name, self.scope, self.key)
+
+    def _running_steps(self, what: str) -> Steps:
+        if self.steps is None:
+            raise RuntimeError(
+                f"{what}() is for views with @idempotent(atomic=False), while they run; in an atomic"
+                " operation everything commits together, or nothing does"
+            )
+        return self.steps
+
+
+@dataclass(eq=False)
+class Running:
+    """An operation while its transaction is open: what the request's sessions join.
+
+    ``hold`` is the transaction, ``units`` are what the view's transactions are in it. ``other_binds``
+    are engines that the view may write to besides. ``sessions`` are those that joined.
+    """
+
+    operation: Operation
+    hold: Any
+    units: Units
+    other_binds: frozenset[Engine] = frozenset()
+    sessions: dict[Any, None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.is_open = True
+        self._request, self._context = _request(), _context()
+        self._outer = _running.get()
+        _running.set(self)
+
+    def end(self) -> None:
+        """The transaction has ended; sessions go their own way again."""
+        self.is_open = False
+        self.sessions.clear()
+        self.leave_context()
+
+    def leave_context(self) -> None:
+        """Forget it in the present context. A copy that somebody made of it keeps it, as ended."""
+        if _running.get() is self:
+            _running.set(self._outer)
+
+    def is_here(self) -> bool:
+        """Whether it is the present request's: not that of a view that sent a request of its own."""
+        return self._request is _request()
+
+    def has_session(self, session: Any) -> bool:
+        """Whether a session's work is the view's.
+
+        That of a request which the view makes to its own application is, too, if the two share their
+        application context, and so ``db.session``.
+        """
+        return self.is_here() or session in self.sessions or self._context is _context()
+
+    def refuse(self, what: str) -> NoReturn:
+        """Break the operation for good, and raise ``NotAtomic``."""
+        self.units.broken = NotAtomic(what)
+        raise self.units.broken
+
+
+class Waiting(Protocol):
+    """An attempt whose answer waits for what the application does above its view."""
+
+    def finish(self) -> None:
+        """Store the answer."""
+
+    def answer(self, error: Exception) -> Response:
+        """The error of the view, above all decorators."""
+
+    def give_up(self) -> None:
+        """Undo all of it."""
+
+    def has_committed(self) -> bool:
+        """Whether the view has committed something that giving up would undo."""
+
+
+RESUMED = "flask_idempotency.resumed"
+"""Where the environ of a request that ``resume`` sends has its :class:`Resuming`. It is no header, so
+no client can write it."""
+
+
+@dataclass
+class Resuming:
+    """The record that a request was sent to resume: its operation, key and owner.
+
+    ``refusal`` says why the request may not go on to a view, if it may not.
+    """
+
+    operation: str
+    key: bytes
+    owner: str
+    refusal: str = ""
+
+
+class RequestState:
+    """What the extension knows about one request (or, outside of one, application context)."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.key: str | None = None
+        self.checked = False
+        self.skipped: bool | None = None  # what protect(skip=...) has said of it
+        self.body: Body | None = None  # from when it is known that it may be needed
+        self.operation: Operation | None = None  # one that is not atomic, while it runs
+        self.refusal: Exception | None = None
+        self.is_dispatched = False  # Flask has called its view, and will call the hook after it
+        self.response: Response | None = None  # the view's, which is stored
+        self.waiting: Waiting | None = None
+        self.raised: Waiting | None = None  # whose view's error is on its way up
+        self.clean_up: Callable[[], None] | None = None  # rolls back what is still open
+        self.problem: Problem | None = None
+        self.is_replay = False  # the answer is a stored one
+        self.field: FormKey | None = None  # where the key comes from a form
+        self.flashes: list[tuple[str, Any]] = []
+        self.resuming: Resuming | None = None
+
+
+_ATTRIBUTE = "_flask_idempotency"
+
+
+def request_state() -> RequestState:
+    """The state of the present request, made when first asked for."""
+    state = known_state()
+    if state is None:
+        state = RequestState()
+        setattr(_home(), _ATTRIBUTE, state)
+    return state
+
+
+def known_state() -> RequestState | None:
+    """The state of the present request, if the extension has had to do with it."""
+    return cast("RequestState | None", getattr(_home(), _ATTRIBUTE, None))
+
+
+_running: ContextVar[Running | None] = ContextVar("flask_idempotency_running", default=None)
+
+
+def running_operation() -> Running | None:
+    """The operation that runs in this request, or None.
+
+    A request that a view makes to its own application, and a thread, are not part of it.
+    """
+    running = _running.get()
+    return _still_open(running) if running is not None and running.is_here() else None
+
+
+def joined_operation(session: Any) -> Running | None:
+    """The operation that a session's work is part of, or None. Asked for each statement."""
+    running = _running.get()
+    if running is None or not running.has_session(session):
+        return None
+    return _still_open(running)
+
+
+def _still_open(running: Running) -> Running:
+    if not running.is_open:
+        raise NotAtomic(
+            f"the operation {running.operation.name} has ended, and work that its view began goes on in"
+            " a thread or task: what it writes now would be no part of it"
+        )
+    return running
+
+
+def outer_operation() -> Running | None:
+    """The operation whose view makes the present request to its own application, or None."""
+    running = _running.get()
+    return running if running is not None and running.is_open else None
+
+
+def _request() -> Any:
+    """The present request, or None."""
+    return request._get_current_object() if has_request_context() else None  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+_OUTERMOST = "_flask_idempotency_request"
+
+
+def note_outermost_request() -> None:
+    """Remember which request an application context belongs to: a view's own requests share it."""
+    if _OUTERMOST not in g:
+        setattr(g, _OUTERMOST, _request())
+
+
+def is_outermost_request() -> bool:
+    """Whether the session of the present request is not that of a view that made it."""
+    return getattr(g, _OUTERMOST, None) is _request()
+
+
+def _context() -> Any:
+    """What the present application context is known by, or None."""
+    return g._get_current_object() if has_app_context() else None  # noqa: SLF001
+
+
+def _home() -> Any:
+    """Where the state is kept: with the request, which a nested application context shares."""
+    return _request() or _context()
+
+
+def present_operation() -> Operation | None:
+    """The operation that runs in this request, atomic or not."""
+    running = running_operation()
+    if running is not None:
+        return running.operation
+    state = known_state()
+    return None if state is None else state.operation
+
+
+def _current() -> Operation:
+    operation = present_operation()
+    if operation is None:
+        raise RuntimeError(
+            "current_operation is only there while a view protected by @idempotent runs for a"
+            " request that carries an idempotency key, or a function in Idempotency.run()"
+        )
+    return operation
+
+
+current_operation = cast("Operation", LocalProxy(_current))
+"""A proxy to the operation that is being executed."""

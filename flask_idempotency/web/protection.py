@@ -1,0 +1,263 @@
+"""What a request to a protected view does: claim, run, commit; or answer at once.
+
+Everything here happens where the view would run, innermost: a replay is given only to a request that
+has passed every check of the application that a first request passes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+
+from flask import Response, current_app, request
+
+from flask_idempotency.core.engine import Claimed, Gone, InProgress, Interrupted, Mismatch, Replay
+from flask_idempotency.core.errors import (
+    IdempotencyError,
+    KeyRequired,
+    KeyReused,
+    LeaseLost,
+    NotAtomic,
+    OperationInterrupted,
+    Problem,
+    ReplayForbidden,
+    RequestInProgress,
+    ScopeUnknown,
+    StoreUnavailable,
+)
+from flask_idempotency.core.keys import Scope
+from flask_idempotency.core.machine import assert_never
+from flask_idempotency.core.records import Claim
+from flask_idempotency.core.storable import Pace
+from flask_idempotency.web.attempt.atomic import AtomicAttempt
+from flask_idempotency.web.attempt.attempt import Attempt, report
+from flask_idempotency.web.attempt.leased import LeasedAttempt
+from flask_idempotency.web.request import body as http
+from flask_idempotency.web.request import forms
+from flask_idempotency.web.session import joining as session
+from flask_idempotency.web.setup.options import Route, Skip
+from flask_idempotency.web.setup.state import AppState, app_state
+
+from .operation import (
+    Operation,
+    RequestState,
+    Resuming,
+    is_outermost_request,
+    present_operation,
+    request_state,
+)
+from .signals import Event, operation_interrupted, operation_replayed, send
+
+log = logging.getLogger("flask_idempotency")
+
+
+def begin(route: Route) -> Attempt | Response | None:
+    """What the present request does: run in an attempt, answer at once, or (None) run unprotected.
+
+    Raises a :class:`Problem` where the answer is one.
+    """
+    state = app_state(current_app)
+    now = request_state()
+    if now.waiting is not None or now.raised is not None:
+        raise NotAtomic(
+            "a second idempotent view was called in one request, before what the first one left in"
+            " db.session was committed: commit it in the first"
+        )
+    if (
+        present_operation() is not None
+        or not state.settings.enabled
+        or not route.applies_to(request.method)
+    ):
+        return None  # an idempotent function called by an idempotent view is part of it
+    try:
+        prepare(state, route, now)
+        is_skipped = route.skip is not None and _is_skipped(route.skip, now)
+        if now.refusal is not None and not is_skipped:
+            raise now.refusal
+        operation = None if is_skipped else identify(state, route, now)
+        if operation is None:
+            _check_may_run_unprotected(now)
+            return None
+        body = _body(state, now).whole()
+        claim = state.claim(route, operation, http.fingerprint(request, body, route))
+        if now.resuming is not None:
+            claim = _resumed(claim, now.resuming)
+        if route.resumable is not None:
+            form_key = now.field.key if now.field else None
+            plain = http.packed(request, body, route, state.settings, form_key)
+            claim = replace(claim, request=state.sealer.seal_bytes(plain, claim.key, http.REQUEST))
+        begun = claim_or_answer(state, route, now, operation, claim)
+        if isinstance(begun, Attempt):
+            begun.watch_registered()
+        return begun
+    except Problem as problem:
+        now.problem = problem
+        raise
+
+
+def _check_may_run_unprotected(now: RequestState) -> None:
+    """Raise ``KeyRequired`` if the request was sent to resume an operation."""
+    if now.resuming is not None:
+        raise KeyRequired(
+            "This request has no key or is skipped: it would not be resumed, but run anew."
+        )
+
+
+def _resumed(claim: Claim, resuming: Resuming) -> Claim:
+    """The claim of a request that was sent to resume a record. Raises ``ScopeUnknown``."""
+    if claim.key != resuming.key:
+        raise ScopeUnknown("The kept headers do not sign in whose operation this is.")
+    return replace(claim, resumes=resuming.owner)
+
+
+def prepare(state: AppState, route: Route, now: RequestState) -> None:
+    """Look at the header of the key, and see to it that the body is kept, whoever reads it first.
+
+    Raises nothing: what is wrong is noted in ``now.refusal``.
+    """
+    now.name = route.name or request.endpoint or ""
+    if now.checked or (route.skip is not None and _is_skipped(route.skip, now)):
+        return
+    now.checked = True
+    try:
+        if route.key is None:
+            now.key = http.header_key(request, state.settings, resumed=now.resuming is not None)
+        if now.key is not None or _may_hold_key(state, route):
+            _body(state, now)
+        elif route.is_required(state.settings):
+            raise KeyRequired
+    except IdempotencyError as refusal:
+        now.refusal = refusal
+
+
+def _is_skipped(skip: Skip, now: RequestState) -> bool:
+    """Whether ``protect`` was told to let this request pass; asked once for each."""
+    if now.skipped is None:
+        now.skipped = bool(skip(request))
+    return now.skipped
+
+
+def _may_hold_key(state: AppState, route: Route) -> bool:
+    """Whether the key may be elsewhere than in its header."""
+    return route.key is not None or forms.may_have_field(request, state.settings)
+
+
+def identify(state: AppState, route: Route, now: RequestState) -> Operation | None:
+    """The operation that the request is about; None if it has no key and needs none.
+
+    Nothing is read of the body of a stranger, but where a request without a key may pass.
+    """
+    is_required = route.is_required(state.settings)
+    has_key = route.key is None and now.key is not None
+    scope: Scope = route.scope_for(state.scope) if has_key or is_required else None
+    if not has_key:
+        _find_key(state, route, now)
+    if now.key is None:
+        if is_required:
+            raise KeyRequired
+        return None
+    if not has_key and not is_required:
+        scope = route.scope_for(state.scope)
+    if now.field is not None:
+        forms.check_owner(state.app, now.field, scope, now.name)
+    return Operation(now.name, route.namespace_in(state.settings), scope, now.key, attempt=0)
+
+
+def _find_key(state: AppState, route: Route, now: RequestState) -> None:
+    """Look for the key elsewhere than in its header."""
+    if not _may_hold_key(state, route):
+        return
+    body = _body(state, now)
+    body.whole()
+    if route.key is not None:
+        now.key = http.natural_key(request, body, route, state.settings)
+    elif (field := forms.read_field(body.form(), state, route)) is not None:
+        now.field, now.key = field, field.key
+
+
+def _body(state: AppState, now: RequestState) -> http.Body:
+    now.body = now.body or http.Body(request, state.settings)
+    return now.body
+
+
+def claim_or_answer(
+    state: AppState,
+    route: Route,
+    now: RequestState,
+    operation: Operation,
+    claim: Claim,
+) -> Attempt | Response | None:
+    """Ask the engine who runs the operation, and do what it decides. None: run it unprotected."""
+    if not route.atomic:
+        if state.is_in_its_own_way():
+            raise NotAtomic(
+                f"db.session had written, but not committed, when {operation.name} began: on SQLite"
+                " nobody else can write until it has, the record too: commit before the operation"
+            )
+        with session.parked(state.db, state.pool):
+            return _decide(state, route, now, operation, claim, None)
+    try:
+        before = session.set_aside(state.db, state.pool, state.engines_of(route.other_binds))
+    except NotAtomic:
+        if is_outermost_request():
+            session.drop(state.db)
+        raise
+    try:
+        return _decide(state, route, now, operation, claim, before)
+    finally:
+        if before is not None:
+            before.end()
+
+
+def _decide(
+    state: AppState,
+    route: Route,
+    now: RequestState,
+    operation: Operation,
+    claim: Claim,
+    before: session.SetAside | None,
+) -> Attempt | Response | None:
+    settings = state.settings
+    pace = state.pace[operation.name]
+    try:
+        wait = settings.wait if route.wait is None else route.wait
+        decision = state.engine.begin(claim, wait, resume=route.on_interrupted != "hold")
+    except StoreUnavailable as error:
+        report(state, operation, error)
+        if settings.on_store_error == "reject" or claim.resumes is not None:
+            raise
+        log.error("operation %s runs unprotected", operation.name)
+        return None
+    match decision:
+        case Mismatch():
+            raise KeyReused
+        case InProgress(seconds):
+            raise _in_progress(claim, seconds, pace)
+        case Interrupted():
+            send(operation_interrupted, state.app, Event(operation.name))
+            raise OperationInterrupted
+        case Gone():
+            raise LeaseLost("What was to be resumed has expired or was taken over; nothing was done.")
+        case Replay(answer, attempt):
+            operation.attempt = attempt
+            if route.authorize_replay and not route.authorize_replay(operation):
+                raise ReplayForbidden
+            response = http.replay(state.app, answer, settings)
+            now.is_replay = True
+            event = Event(operation.name, attempt, answer.status)
+            send(operation_replayed, state.app, event)
+            return response
+        case Claimed(execution):
+            kind = AtomicAttempt if route.atomic else LeasedAttempt
+            return kind(state, route, now, operation, execution).begin(before)
+        case impossible:
+            assert_never(impossible)
+
+
+def _in_progress(claim: Claim, seconds: float | None, pace: Pace) -> RequestInProgress:
+    """The refusal of a duplicate; ``seconds`` is how long the lease runs, if the record was asked."""
+    if seconds is None:  # Redis knows of no leases, but only of young requests
+        seconds = claim.lease_seconds
+    left = pace.retry_after() if seconds is None else max(1, math.ceil(seconds))
+    return RequestInProgress(retry_after=left)

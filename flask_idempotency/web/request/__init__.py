@@ -1,0 +1,1 @@
+"""What a request says, and the response to it."""

@@ -1,0 +1,141 @@
+"""The hidden field of a form: a signed idempotency key, for browsers, which send no header of ours.
+
+The field holds a random key, made when the form is rendered, so that each form shown is one operation
+however often it is sent. Two signatures guard it: one over the key and the time, so that only this
+application makes fields; and one over the key with its scope and form, so that a form which one user
+loaded is refused when another sends it. Neither tells anything of the scope.
+
+A field may be used for as long as a record replays (``ttl``). Every record of it is younger than the
+field, so while the field is valid the record is there: a form that is sent again after its record has
+expired is refused as too old, and never run a second time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from dataclasses import dataclass, field
+
+from flask import Flask, Request, current_app, request
+from itsdangerous import BadSignature, Signer, TimestampSigner
+from itsdangerous.encoding import want_bytes
+from markupsafe import Markup
+from werkzeug.datastructures import MultiDict
+
+from flask_idempotency.core.errors import ConfigurationError, KeyMalformed
+from flask_idempotency.core.keys import Scope, hash_key
+from flask_idempotency.web.setup.options import Route
+from flask_idempotency.web.setup.routes import route_of
+from flask_idempotency.web.setup.settings import Settings
+from flask_idempotency.web.setup.state import AppState, app_state
+
+FORM_TYPES = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
+
+KEY_BYTES = 16
+"""Random bytes of a key: two forms never have the same one."""
+
+
+@dataclass(frozen=True)
+class FormKey:
+    """What a field says, its first signature checked: the key, and the second signature."""
+
+    key: str = field(repr=False)
+    owner: str = field(repr=False)
+
+
+def idempotency_field(endpoint: str | None = None) -> Markup:
+    """A hidden field for a template, with a new key each time.
+
+    ``endpoint``, which may begin with a dot as in ``url_for``, names the view that the form is sent
+    to: the field is good for that view only, and has the scope of its options. Raises
+    ``ConfigurationError`` without a ``SECRET_KEY``, and for an endpoint that is not protected.
+    """
+    name = app_state(current_app).settings.form_field
+    # Firefox keeps what fields held over a reload, hidden ones too, unless it is told not to.
+    tag = '<input type="hidden" name="{}" value="{}" autocomplete="off">'
+    return Markup(tag).format(name, new_value(endpoint))  # noqa: S704 -- format() escapes
+
+
+def new_value(endpoint: str | None = None) -> str:
+    """The value of such a field: key, owner, time and signature."""
+    state = app_state(current_app)
+    if state.settings.form_field is None:
+        raise ConfigurationError("IDEMPOTENCY_FORM_FIELD is None, so forms have no idempotency field")
+    route, form = _addressee(state, endpoint)
+    scope_of = route.scope if route.has_scope else state.scope
+    scope: Scope = None if scope_of is None else scope_of()
+    key = secrets.token_urlsafe(KEY_BYTES)
+    owner = _owner_signer(state.app).get_signature(_owned(key, scope, form)).decode()
+    return _signer(state.app).sign(f"{key}.{owner}").decode()
+
+
+def may_have_field(request: Request, settings: Settings) -> bool:
+    """Whether the request is a form, whose field serves as the key where no header is sent."""
+    return settings.form_field is not None and request.mimetype in FORM_TYPES
+
+
+def read_field(form: MultiDict[str, str], state: AppState, route: Route) -> FormKey | None:
+    """What the form's field says, or None without one. Raises ``KeyMalformed``."""
+    name = state.settings.form_field or ""
+    values = form.getlist(name)
+    if not values:
+        return None
+    if len(values) > 1:
+        raise KeyMalformed(f"The field {name} is there more than once.")
+    try:
+        signed, made = _signer(state.app).unsign(values[0], return_timestamp=True)
+        key, owner = signed.decode().split(".")
+    except (BadSignature, ConfigurationError, ValueError):
+        raise KeyMalformed(f"The field {name} was not made by this application, or changed.") from None
+    ttl = state.settings.ttl if route.ttl is None else route.ttl
+    if time.time() - made.timestamp() > ttl:
+        raise KeyMalformed("The form is too old. Load it again before you send it.")
+    return FormKey(key, owner)
+
+
+def check_owner(app: Flask, form_key: FormKey, scope: Scope, name: str) -> None:
+    """Raise ``KeyMalformed`` if the field was made for another scope, or for another view."""
+    signer = _owner_signer(app)
+    for form in "", name:
+        if signer.verify_signature(_owned(form_key.key, scope, form), form_key.owner):
+            return
+    raise KeyMalformed(
+        "The form was loaded by another user, or is the form of another endpoint. Load it again."
+    )
+
+
+def _addressee(state: AppState, endpoint: str | None) -> tuple[Route, str]:
+    """The options and the operation's name of the view that a form is sent to."""
+    if endpoint is None:
+        return Route(), ""
+    if endpoint.startswith("."):
+        endpoint = f"{request.blueprint}{endpoint}" if request.blueprint else endpoint[1:]
+    route = route_of(state, endpoint, "POST")
+    if route is None:
+        raise ConfigurationError(f"idempotency_field: {endpoint} is not a protected endpoint for POST")
+    return route, route.name or endpoint
+
+
+def _owned(key: str, scope: Scope, form: str) -> bytes:
+    return hash_key("form", form, scope, key)
+
+
+def _signer(app: Flask) -> TimestampSigner:
+    return TimestampSigner(
+        _secrets(app), b"flask-idempotency form", key_derivation="hmac", digest_method=hashlib.sha256
+    )
+
+
+def _owner_signer(app: Flask) -> Signer:
+    return Signer(
+        _secrets(app), b"flask-idempotency owner", key_derivation="hmac", digest_method=hashlib.sha256
+    )
+
+
+def _secrets(app: Flask) -> list[bytes]:
+    """The keys that may have signed a field, the newest last, as itsdangerous has them."""
+    if not app.secret_key:
+        raise ConfigurationError("idempotency_field() signs what it makes: set SECRET_KEY")
+    older = app.config.get("SECRET_KEY_FALLBACKS") or ()  # new in Flask 3.1
+    return [want_bytes(secret) for secret in (*older, app.secret_key)]

@@ -1,0 +1,162 @@
+"""``Idempotency.run``: the same guarantee outside of requests, for webhooks, queues and scripts."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+from flask import Response, current_app
+
+from flask_idempotency.core.errors import (
+    ConfigurationError,
+    IdempotencyError,
+    KeyMalformed,
+    OperationFailed,
+    ScopeUnknown,
+)
+from flask_idempotency.core.fingerprint import Fingerprint, by_value
+from flask_idempotency.core.keys import Scope
+from flask_idempotency.web.setup.options import NOT_GIVEN, Route, RouteOptions, RunOptions, read_options
+from flask_idempotency.web.setup.state import AppState, app_state
+
+from .operation import Operation, RequestState, present_operation, request_state
+from .protection import claim_or_answer
+
+STARTED = ("__main__", "__mp_main__")
+"""How Python calls the module that was started, and multiprocessing in a process that it spawns."""
+
+
+def run(
+    key: str,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    scope: Any,
+    payload: Any,
+    options: RunOptions,
+) -> Any:
+    """See :meth:`Idempotency.run`."""
+    state = app_state(current_app)
+    route = _route(state, function, options)
+    if inspect.iscoroutinefunction(function):
+        raise ConfigurationError(
+            f"run() calls the function and keeps its result, and {route.name} is an async def function:"
+            " give one that is not, such as asyncio.run in a function of its own"
+        )
+    if not isinstance(key, str) or not key:
+        raise KeyMalformed("The key is not a string of at least one character.")
+    if (outer := present_operation()) is not None:
+        raise IdempotencyError(
+            f"run() was called inside the operation {outer.name}: call the function itself, which is"
+            " part of that operation then, or call run() after it"
+        )
+    if not state.settings.enabled:
+        return function(*args)
+    now = request_state()
+    now.flashes, before = [], (now.problem, now.is_replay)
+    try:
+        return _run(state, route, now, function, args, scope, key, payload)
+    finally:
+        now.problem, now.is_replay = before  # what happens here is not yet the request's answer
+
+
+def _run(
+    state: AppState,
+    route: Route,
+    now: RequestState,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    scope: Any,
+    key: str,
+    payload: Any,
+) -> Any:
+    place = route.namespace_in(state.settings), _scope(state, scope)
+    operation = Operation(route.name or "", *place, key, attempt=0)
+    claim = state.claim(route, operation, _fingerprint(payload))
+    begun = claim_or_answer(state, route, now, operation, claim)
+    if begun is None:  # the database is away, and the settings allow to go on without
+        return function(*args)
+    if isinstance(begun, Response):
+        return _result(begun)
+    with begun:
+        try:
+            response = _response(state, function(*args))
+        except Exception as error:
+            begun.note_failure(error)
+            raise
+        return _result(begun.succeed(response, handled=True, waits=False))
+
+
+def _route(state: AppState, function: Callable[..., Any], options: RunOptions) -> Route:
+    values: dict[str, Any] = {"store": lambda _response: True, **options}
+    if foreign := options.keys() - RunOptions.__annotations__.keys():
+        known = ", ".join(RunOptions.__annotations__)
+        raise ConfigurationError(f"{min(foreign)} is not an option of run(); there are: {known}")
+    if "name" not in values:
+        values["name"] = _name(function)
+    route = read_options(cast("RouteOptions", values))
+    policy = route.on_interrupted
+    if not callable(policy):
+        return route
+
+    def found(operation: Operation) -> Response | None:
+        result = policy(operation)
+        return None if result is None else _response(state, result)
+
+    return replace(route, on_interrupted=found)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    """The function's name, the same in every process. Raises ``ConfigurationError`` if it has none."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<")
+    if module in STARTED and "<" not in name:
+        raise ConfigurationError(
+            f"run() cannot name {name}: it belongs to {module}, the program that was started, and a"
+            " process that imports it would know it by another name, and do the work of a key once"
+            f" more. Give a name that is the same everywhere: name={name!r}"
+        )
+    if module is None or "<" in f"{module}.{name}":
+        raise ConfigurationError(
+            "run() cannot name this function, which is a lambda, local, partial or of no module: give"
+            " name=..., the same in every process and of no other function"
+        )
+    return f"{module}.{name}"
+
+
+def _fingerprint(payload: Any) -> Fingerprint:
+    try:
+        return by_value(json.dumps(payload, sort_keys=True, allow_nan=False).encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"the payload of run() is not JSON: {error}") from error
+
+
+def _scope(state: AppState, scope: Any) -> Scope:
+    """The scope itself: the application's callable asks a request, and there may be none."""
+    if scope is NOT_GIVEN:
+        if state.scope is not None:
+            raise ConfigurationError(
+                "run() needs scope=...: whose key it is, as a str, int or UUID, or None for nobody's"
+            )
+        return None
+    if scope == "":
+        raise ScopeUnknown("The scope given to run() is empty, so this is nobody's key.")
+    return cast("Scope", scope)
+
+
+def _response(state: AppState, result: Any) -> Response:
+    try:
+        body = json.dumps(result, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise IdempotencyError(
+            f"the function's result cannot be kept, as it is not JSON ({error}): return a dict, list,"
+            " str, number, bool or None"
+        ) from error
+    return state.app.response_class(body, mimetype="application/json")
+
+
+def _result(response: Response) -> Any:
+    if response.status_code >= 500:
+        raise OperationFailed(json.loads(response.get_data()).get("detail"))
+    return json.loads(response.get_data())

@@ -1,0 +1,1 @@
+"""``db.session`` in the operation's transaction."""

@@ -1,0 +1,170 @@
+"""A transaction that was begun before the operation: what it has done, and its end.
+
+The operation needs a transaction of its own, so the earlier one ends. What it only read is not lost;
+what it set is set again; and what cannot be carried over is refused.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+from psycopg2 import Error as PostgresError
+from psycopg2 import extensions
+from psycopg2.errors import InFailedSqlTransaction
+from sqlalchemy import Connection, PoolProxiedConnection
+
+from flask_idempotency.core import session_statements as sql
+from flask_idempotency.core.errors import NotAtomic, StoreUnavailable
+from flask_idempotency.core.sqltext import (
+    CONSTRAINTS,
+    CURSOR,
+    LOCKS,
+    READS,
+    SETS,
+    SIGNALS,
+    UNSURE,
+    chooses_isolation,
+    settings_of,
+    traits_of,
+)
+from flask_idempotency.stores.units import StandIn
+
+
+@dataclass
+class Noted:
+    """What a connection's statements may have done besides reading and writing tables."""
+
+    traits: int = READS
+    for_connection: set[str] = field(default_factory=set)
+    for_transaction: set[str] = field(default_factory=set)
+
+
+_noted: weakref.WeakKeyDictionary[Connection, Noted] = weakref.WeakKeyDictionary()
+
+
+def note(connection: Connection, cursor: Any, statement: str, parameters: Any) -> None:
+    """Keep account of a statement that is about to be executed outside of an operation."""
+    traits = traits_of(statement) & (SETS | LOCKS | SIGNALS | CONSTRAINTS | UNSURE)
+    if traits == READS:
+        return
+    noted = _noted.setdefault(connection, Noted())
+    noted.traits |= traits
+    if traits & SETS and hasattr(cursor, "mogrify"):
+        text = cursor.mogrify(statement, parameters or None).decode("latin-1")
+        for_connection, for_transaction = settings_of(text)
+        unclear = not for_connection | for_transaction and not traits & UNSURE
+        if chooses_isolation(text) or unclear:
+            noted.traits |= CURSOR  # stands for what cannot be carried
+        noted.for_connection |= for_connection
+        noted.for_transaction |= for_transaction
+
+
+class Earlier:
+    """A session's connection from before the operation, without a pooled connection for now.
+
+    Raises ``NotAtomic`` if its transaction cannot end without loss, ``StoreUnavailable`` if it is lost.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        pooled = connection.connection
+        self.settings: sql.Carried | None
+        noted = _noted.get(connection, Noted())
+        if connection.dialect.name == "postgresql":
+            self.settings = _examine(pooled, noted)
+        else:
+            self.settings = None
+            if getattr(pooled.driver_connection, "in_transaction", True):
+                raise NotAtomic(WRITTEN)
+        pooled.rollback()
+        pooled.close()
+        self.stand_in = StandIn(None)
+        self._connection = connection
+        # What SQLAlchemy knows of the transaction goes on, upon another one. There is no public way to
+        # change what is under a connection; tests/integration/test_private_hooks.py watches this one.
+        connection._dbapi_connection = self.stand_in  # noqa: SLF001
+
+    def go_back(self) -> None:
+        """There is no operation to go on in: give the connection a pooled one again, set as it was."""
+        pooled = self._connection.engine.raw_connection()
+        if self.settings is not None:
+            cursor = pooled.cursor()
+            cursor.execute(self.settings.everything)
+            cursor.close()
+        self._connection._dbapi_connection = pooled  # noqa: SLF001
+
+
+WRITTEN = (
+    "db.session had written, locked rows or drawn from a sequence, but not committed, before the"
+    " idempotent view began: commit before the view, or do it inside"
+)
+
+
+def has_written(connection: Connection) -> bool:
+    """Whether the connection's transaction has changed anything. Raises the driver's error."""
+    if connection.dialect.name != "postgresql":
+        return bool(getattr(connection.connection.driver_connection, "in_transaction", True))
+    return bool(_ask(connection.connection, sql.HAS_WRITTEN)[0])
+
+
+def _ask(pooled: PoolProxiedConnection, statement: str) -> Any:
+    is_psycopg2 = isinstance(pooled.driver_connection, extensions.connection)
+    cursor = pooled.cursor(cursor_factory=extensions.cursor) if is_psycopg2 else pooled.cursor()
+    try:
+        cursor.execute(statement)
+        return cursor.fetchone()
+    finally:
+        cursor.close()
+
+
+def _examine(pooled: PoolProxiedConnection, noted: Noted) -> sql.Carried | None:
+    """Refuse what cannot be carried into the operation; what is to be set again there."""
+    try:
+        written, isolation, special, has_cursor, has_locks = _ask(pooled, sql.EARLIER)
+        if written:
+            raise NotAtomic(WRITTEN)
+        if isolation in sql.STRICT:
+            raise NotAtomic(
+                f"db.session had read before the idempotent view began, at {isolation.upper()}: what it"
+                " read belongs to another snapshot than what the view would write, and no conflict"
+                " would be noticed. End that transaction before the view (db.session.rollback()),"
+                " or read inside"
+            )
+        what = (
+            ("chosen READ ONLY or DEFERRABLE for its transaction", special),
+            ("opened a cursor on the server that is still open (a stream)", has_cursor),
+            (
+                "taken a lock (advisory, LOCK TABLE, or a session-level one left on the connection)",
+                has_locks or noted.traits & LOCKS,
+            ),
+            ("sent LISTEN or NOTIFY", noted.traits & SIGNALS),
+            ("sent SET CONSTRAINTS", noted.traits & CONSTRAINTS),
+            ("chosen how its transactions are isolated", noted.traits & CURSOR),
+        )
+        for deed, is_so in what:
+            if is_so:
+                raise NotAtomic(
+                    f"db.session had {deed} before the idempotent view began, which would end with that"
+                    " transaction: do it inside the view"
+                )
+        if both := noted.for_connection & noted.for_transaction:
+            raise NotAtomic(
+                f"db.session had set {min(both)} for its transaction and for the connection, too,"
+                " before the idempotent view began, and only one of them can be carried into it"
+            )
+        names = (noted.for_connection | noted.for_transaction) - {"*"}
+        if noted.traits & UNSURE:
+            names |= set(_ask(pooled, sql.FUNCTIONS)[0] or ())
+        if not names:
+            return None
+        values = _ask(pooled, sql.current_settings(names))
+        settings = dict(zip(sorted(names), values, strict=True))
+        return sql.Carried(settings, frozenset(noted.for_connection))
+    except InFailedSqlTransaction as error:
+        raise NotAtomic(
+            "a statement in db.session had failed before the idempotent view began, and nobody had"
+            " rolled back: call db.session.rollback() where the error is caught"
+        ) from error
+    except PostgresError as error:
+        raise StoreUnavailable from error

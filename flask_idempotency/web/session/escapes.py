@@ -1,0 +1,60 @@
+"""Notice what a view sends past its operation: on another connection, or to another bind.
+
+And what a request's statements do before its view, of which the operation has to know.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from sqlalchemy import Connection, Engine, event
+
+from flask_idempotency.core.sqltext import may_write
+from flask_idempotency.stores.units import StandIn
+from flask_idempotency.web.operation import Running, outer_operation, running_operation
+
+from . import earlier
+
+log = logging.getLogger("flask_idempotency")
+
+
+def watch(engine: Engine) -> None:
+    """Notice statements that an operation sends past its own connection."""
+    if not event.contains(engine, "before_cursor_execute", _before_statement):
+        event.listen(engine, "before_cursor_execute", _before_statement)
+
+
+def _before_statement(
+    connection: Connection, cursor: Any, statement: str, parameters: Any, *_how: object
+) -> None:
+    if isinstance(connection.connection, StandIn):
+        return
+    earlier.note(connection, cursor, statement, parameters)
+    here = running_operation()
+    running = here or outer_operation()
+    if running is None or not may_write(statement):
+        return
+    if connection.engine.pool is running.units.pool:
+        # A raw connection is somebody's decision; it also serves logs that must survive a rollback.
+        _warn_once(running)
+    elif here is not None and connection.engine not in running.other_binds:
+        running.refuse(
+            f"the view of {running.operation.name} wrote to another bind, which cannot commit together"
+            " with the record; nothing was committed. If a lost or doubled write there does no harm,"
+            ' allow it with @idempotent(other_binds=["..."])'
+        )
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(running: Running) -> None:
+    if running.operation.name not in _warned:
+        _warned.add(running.operation.name)
+        log.warning(
+            "the view of %s writes on a connection of its own (db.engine, or db.session in another"
+            " request's context): that is not part of the operation, and a retry may repeat it. Use the"
+            " view's db.session or current_operation.connection",
+            running.operation.name,
+        )

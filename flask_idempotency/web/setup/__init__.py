@@ -1,0 +1,1 @@
+"""Read once: settings, options, routes, and what the application stands on."""

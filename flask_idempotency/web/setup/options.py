@@ -1,0 +1,331 @@
+"""The options of a route: what ``@idempotent``, ``protect`` and their like accept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Literal, TypedDict, cast
+from uuid import UUID
+
+from flask import Request, Response
+
+from flask_idempotency.core.errors import ConfigurationError, ScopeUnknown
+from flask_idempotency.core.fingerprint import Pointer, parse_pointer
+from flask_idempotency.core.keys import Scope
+from flask_idempotency.core.storable import interrupts, releases
+from flask_idempotency.web.operation import Operation
+
+from .settings import SETTINGS, Settings, boolean, checked
+
+Skip = Callable[[Request], object]
+"""Whether a request passes as if its view were not protected."""
+
+ScopeCallable = Callable[[], Any]
+"""Gives ``str | int | UUID``; ``None`` or ``""`` for "nobody is signed in"."""
+
+Errors = type[Exception] | Sequence[type[Exception]]
+"""One class of exceptions, or several."""
+
+
+class _NotGiven:
+    def __repr__(self) -> str:
+        return "NOT_GIVEN"
+
+
+NOT_GIVEN: Any = _NotGiven()
+"""The default of an argument for which None means something."""
+
+
+class RouteOptions(TypedDict, total=False):
+    """The keyword arguments of ``@idempotent`` and ``protect``; each one left out has its default.
+
+    * ``required``: a request without a key gets 400; ``False`` lets it through unprotected.
+    * ``ttl``: seconds or ``timedelta``; how long a finished record replays.
+    * ``wait``: seconds a concurrent duplicate waits for the first to finish before its 409.
+    * ``key``: callable giving the key (``str``, ``int``, ``UUID``; ``None`` for no key), or
+      ``"json:/pointer"`` or ``"form:name"`` for a natural key in the request, in place of the header.
+    * ``scope``: callable, or ``None`` for one tenant, in place of the application's.
+    * ``fingerprint``: ``"request"``, ``"json"``, a list of JSON pointers, or a callable giving bytes.
+    * ``store``: predicate ``(response) -> bool``: which answers are kept.
+    * ``namespace``: version of the route's meaning; keys of two namespaces never meet.
+    * ``authorize_replay``: callable ``(operation) -> bool``, asked before a replay; ``False``: 403.
+    * ``name``: stands for the route in records and in the key's hash; default: the endpoint.
+    * ``other_binds``: bind keys the view may write to outside of the operation's transaction.
+    * ``atomic``: ``False`` for a view with effects outside of the database: no transaction is held.
+
+    Only with ``atomic=False``:
+
+    * ``lease``: seconds or ``timedelta`` without a sign of life after which it counts as interrupted.
+    * ``on_interrupted``: ``"hold"``, ``"retry"``, ``"fail"``, or a callable ``(operation)`` that gives
+      a response, or None to run the view again.
+    * ``interrupted_by``: an exception class, or several: raised by the view, nobody knows whether its
+      effect happened, and the operation is interrupted. Those of queues need not be named.
+    * ``released_by``: an exception class, or several: raised by the view, the key is free, and the
+      next request runs it again, as after ``Retryable``. Those of queues need not be named.
+
+    With either:
+
+    * ``resumable``: ``True``, or a list of request headers to keep besides ``Content-Type`` and the
+      key's: keep the request while it is not finished, for ``flask idempotency resume``. Not with
+      the store ``redis``.
+    """
+
+    required: bool
+    ttl: float | timedelta
+    wait: float | timedelta
+    key: str | Callable[[], str | int | UUID | None]
+    scope: ScopeCallable | None
+    fingerprint: str | Sequence[str] | Callable[[], bytes]
+    store: Callable[[Response], bool]
+    namespace: str
+    authorize_replay: Callable[[Operation], bool]
+    name: str
+    other_binds: Sequence[str | None]
+    atomic: bool
+    lease: float | timedelta
+    on_interrupted: Literal["hold", "retry", "fail"] | Callable[[Operation], Any]
+    interrupted_by: Errors
+    released_by: Errors
+    resumable: bool | Sequence[str]
+
+
+class RunOptions(TypedDict, total=False):
+    """The options of :meth:`Idempotency.run`: those that need no request."""
+
+    ttl: float | timedelta
+    wait: float | timedelta
+    namespace: str
+    name: str
+    other_binds: Sequence[str | None]
+    atomic: bool
+    lease: float | timedelta
+    on_interrupted: Literal["hold", "retry", "fail"] | Callable[[Operation], Any]
+    interrupted_by: Errors
+    released_by: Errors
+
+
+@dataclass(frozen=True)
+class FormField:
+    """The field of a form whose value is the key."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Route:
+    """The checked options of one route; None means "as the application's settings say"."""
+
+    required: bool | None = None
+    ttl: float | None = None
+    wait: float | None = None
+    key: Callable[[], str | int | UUID | None] | Pointer | FormField | None = None
+    has_scope: bool = False
+    scope: ScopeCallable | None = None
+    fingerprint: str | tuple[Pointer, ...] | Callable[[], bytes] = "request"
+    store: Callable[[Response], bool] | None = None
+    namespace: str | None = None
+    authorize_replay: Callable[[Operation], bool] | None = None
+    name: str | None = None
+    other_binds: tuple[str | None, ...] = ()
+    atomic: bool = True
+    lease: float | None = None
+    on_interrupted: str | Callable[[Operation], Any] = "hold"
+    interrupted_by: tuple[type[Exception], ...] = ()
+    released_by: tuple[type[Exception], ...] = ()
+    resumable: tuple[str, ...] | None = None
+    methods: frozenset[str] | None = None  # of protect() alone, like the next
+    skip: Skip | None = None
+
+    def is_required(self, settings: Settings) -> bool:
+        """Whether a request without a key is refused."""
+        return settings.required if self.required is None else self.required
+
+    def scope_for(self, default: ScopeCallable | None) -> Scope:
+        """Whose key the present request has; ``default`` is the application's callable.
+
+        Raises ``ScopeUnknown`` if nobody is signed in.
+        """
+        return ask_scope(self.scope if self.has_scope else default)
+
+    def is_interrupted_by(self, error: Exception) -> bool:
+        """Whether nobody knows, after ``error``, what came of an operation that is not atomic."""
+        if isinstance(error, self.interrupted_by):
+            return True
+        return interrupts(error) and not isinstance(error, self.released_by)
+
+    def is_released_by(self, error: Exception) -> bool:
+        """Whether such an operation is to be run again after ``error``."""
+        return isinstance(error, self.released_by) or releases(error)
+
+    def namespace_in(self, settings: Settings) -> str:
+        """The version of the route's meaning."""
+        return settings.namespace if self.namespace is None else self.namespace
+
+    def applies_to(self, method: str) -> bool:
+        """Whether a request with this HTTP method is protected (RFC 9110 section 9.2.1)."""
+        if self.methods is not None:
+            return method in self.methods
+        return method not in SAFE_METHODS
+
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+
+
+PROTECTED_METHODS = ("POST", "PATCH")
+"""What ``protect`` covers unless told otherwise: the methods that are not idempotent by themselves (RFC
+9110 section 9.2.2, and RFC 5789 for PATCH)."""
+
+
+def read_protection(methods: Collection[str], skip: Skip | None, options: RouteOptions) -> Route:
+    """Check what ``protect`` was given. Raises ``ConfigurationError`` naming the first wrong one."""
+    return replace(
+        read_options(options),
+        methods=checked(
+            "methods", methods, _methods, "one or more of DELETE, PATCH, POST, PUT, in a list"
+        ),
+        skip=checked("skip", skip, _callable_or_none, "a callable that takes the request, or None"),
+    )
+
+
+def ask_scope(scope_of: ScopeCallable | None) -> Scope:
+    """Whose the present request is. Raises ``ScopeUnknown`` if nobody is signed in."""
+    if scope_of is None:
+        return None
+    scope: Scope = scope_of()
+    if scope is None or scope == "":
+        raise ScopeUnknown
+    return scope
+
+
+def read_options(options: RouteOptions) -> Route:
+    """Check the options of a route. Raises ``ConfigurationError`` naming the first wrong one."""
+    values: dict[str, Any] = dict(options)
+    unknown = values.keys() - RouteOptions.__annotations__.keys()
+    if unknown:
+        raise ConfigurationError(
+            f"{min(unknown)} is not an option of an idempotent route; there are:"
+            f" {', '.join(RouteOptions.__annotations__)}"
+        )
+    for name, read, allowed in _CHECKS:
+        if name in values:
+            values[name] = checked(name, values[name], read, allowed)
+    for name in ("lease", "on_interrupted", "interrupted_by", "released_by"):
+        if name in values and values.get("atomic", True):
+            raise ConfigurationError(
+                f"{name} is an option of operations with atomic=False; an atomic one needs none: when"
+                " its worker dies, the database rolls it back at once"
+            )
+    return Route(**values, has_scope="scope" in values)
+
+
+def read_lease(seconds: Any) -> float:
+    """How long a lease is to run. Raises ``ConfigurationError`` as for the option ``lease``."""
+    setting = next(setting for setting in SETTINGS if setting.name == "LEASE")
+    return cast("float", checked("lease", seconds, setting.read, setting.allowed))
+
+
+def _callable(value: Any) -> Any:
+    if not callable(value):
+        raise ValueError
+    return value
+
+
+def _callable_or_none(value: Any) -> Any:
+    return value if value is None else _callable(value)
+
+
+def _methods(value: Any) -> frozenset[str]:
+    if isinstance(value, (str, bytes)):
+        raise ValueError
+    methods = frozenset(str(name).upper() for name in value)
+    if not methods or methods - {"DELETE", "PATCH", "POST", "PUT"}:
+        raise ValueError
+    return methods
+
+
+def _key(value: Any) -> Any:
+    if not isinstance(value, str):
+        return _callable(value)
+    kind, _, where = value.partition(":")
+    if kind == "json":
+        return parse_pointer(where)
+    if kind == "form" and where:
+        return FormField(where)
+    raise ValueError
+
+
+def _fingerprint(value: Any) -> Any:
+    if value in ("request", "json") or callable(value):
+        return value
+    if isinstance(value, str) or not value:
+        raise ValueError
+    return tuple(parse_pointer(pointer) for pointer in value)
+
+
+NAMES = "a string of 1 to 255 characters, without NUL and lone surrogates"
+
+
+def is_name(value: object) -> bool:
+    """Whether every store can keep ``value`` as a name: see :data:`NAMES`."""
+    if not isinstance(value, str) or not 1 <= len(value) <= 255:
+        return False
+    return not any(character == "\0" or "\ud800" <= character <= "\udfff" for character in value)
+
+
+def _name(value: Any) -> str:
+    if not is_name(value):
+        raise ValueError
+    return cast("str", value)
+
+
+def _binds(value: Any) -> tuple[str | None, ...]:
+    if isinstance(value, str):
+        raise ValueError
+    return tuple(value)
+
+
+def _policy(value: Any) -> Any:
+    return value if value in ("hold", "retry", "fail") else _callable(value)
+
+
+def _errors(value: Any) -> tuple[type[Exception], ...]:
+    errors = (value,) if isinstance(value, type) else tuple(value)
+    if not all(isinstance(each, type) and issubclass(each, Exception) for each in errors):
+        raise ValueError
+    return errors
+
+
+def _resumable(value: Any) -> tuple[str, ...] | None:
+    if isinstance(value, bool):
+        return () if value else None
+    if isinstance(value, str) or not all(isinstance(name, str) for name in value):
+        raise ValueError
+    return tuple(value)
+
+
+ERRORS = "a class of exceptions below Exception, or a list of such classes"
+
+_CHECKS: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
+    *(
+        (setting.name.lower(), setting.read, setting.allowed)
+        for setting in SETTINGS
+        if setting.name.lower() in {"required", "ttl", "wait", "namespace", "lease"}
+    ),
+    ("key", _key, "a callable, 'json:/pointer' or 'form:name'"),
+    ("scope", _callable_or_none, "a callable, or None for an API with one tenant"),
+    (
+        "fingerprint",
+        _fingerprint,
+        "'request', 'json', a list of JSON pointers, or a callable giving bytes",
+    ),
+    ("store", _callable, "a callable that takes the response and gives True or False"),
+    ("authorize_replay", _callable, "a callable that takes the operation and gives True or False"),
+    ("name", _name, NAMES),
+    ("other_binds", _binds, "a list of Flask-SQLAlchemy bind keys"),
+    ("atomic", boolean, "True or False"),
+    ("on_interrupted", _policy, "'hold', 'retry', 'fail', or a callable that takes the operation"),
+    ("interrupted_by", _errors, ERRORS),
+    ("released_by", _errors, ERRORS),
+    ("resumable", _resumable, "True, False or a list of names of request headers to keep"),
+)

@@ -1,0 +1,285 @@
+"""Which views are protected, and with which options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+from weakref import ref
+
+from flask import Blueprint, views
+from werkzeug.local import LocalProxy
+
+from flask_idempotency.core.errors import ConfigurationError
+
+from .options import Route
+from .state import AppState, states
+
+ROUTE = "__idempotency_route__"
+"""The attribute that tells a protected view from others."""
+
+EXEMPT = "__idempotency_exempt__"
+"""The attribute that leaves a view out of ``protect``."""
+
+_DECORATED = "__idempotency_decorated__"
+"""The attribute of a view that ``@idempotent`` was put around: its own ``id``, which a copy has not."""
+
+_decorated: dict[tuple[int, int], Any] = {}
+"""Such views that take no attributes, and a reference to each, weak if it can be: see ``_identity``."""
+
+
+@dataclass(frozen=True)
+class ProtectedRoute:
+    """One method of one URL rule; ``operation`` is the name that its records have."""
+
+    operation: str
+    endpoint: str
+    method: str
+    rule: str
+    route: Route
+
+
+def protected_routes(state: AppState) -> Iterator[ProtectedRoute]:
+    """Everything that is protected, in the order of the application's URL map."""
+    for rule in state.app.url_map.iter_rules():
+        for method in sorted(rule.methods or ()):
+            route = route_of(state, rule.endpoint, method)
+            if route is not None:
+                name = route.name or rule.endpoint
+                yield ProtectedRoute(name, rule.endpoint, method, rule.rule, route)
+
+
+def route_of(state: AppState, endpoint: str, method: str) -> Route | None:
+    """The options that this method of an endpoint is protected with, or None."""
+    view = state.app.view_functions.get(endpoint)
+    if view is None:
+        return None
+    own = (getattr(facet, ROUTE, None) for facet in facets(view, method))
+    route = next((route for route in own if route and route.applies_to(method)), None)
+    if route is not None or hasattr(view, ROUTE):
+        return route
+    covering = covering_route(state, endpoint)
+    if covering is not None and covering.applies_to(method) and is_open(view, method):
+        return covering
+    return None
+
+
+def hidden_route(state: AppState, endpoint: str, method: str) -> Route | None:
+    """The options of a protection that :func:`route_of` does not see, as a decorator hides it."""
+    for facet in facets(state.app.view_functions.get(endpoint), method):
+        for each in chain(facet, hidden=True):
+            route = getattr(each, ROUTE, None)
+            if isinstance(route, Route) and route.applies_to(method):
+                return route
+    return None
+
+
+def covering_route(state: AppState, endpoint: str) -> Route | None:
+    """The options of the ``protect`` call that covers an endpoint, whatever its view says.
+
+    What is nearest counts: a blueprint before the one around it, and that before the application.
+    """
+    protections, name = state.protections, endpoint
+    if endpoint in protections.exempt_endpoints:
+        return None
+    while (name := name.rpartition(".")[0]) != "":
+        blueprint: Any = state.app.blueprints.get(name)
+        if hasattr(blueprint, EXEMPT):
+            return None
+        if blueprint is not None and blueprint in protections.routes:
+            return protections.routes[blueprint]
+    return protections.routes.get(state.app)
+
+
+def refuse_shared_name(state: AppState, covering: Route) -> None:
+    """Raise ``ConfigurationError`` if the name that ``protect`` was given would cover several views."""
+    if covering.name is None:
+        return
+    endpoints = {each.endpoint for each in protected_routes(state) if each.route is covering}
+    if len(endpoints) > 1:
+        raise ConfigurationError(
+            f"protect() was given name={covering.name!r}, which would make one operation of"
+            f" {', '.join(sorted(endpoints))}: a key used for one would count as used for the others."
+            " Give each a name with @idempotent(name=...), or none"
+        )
+
+
+def is_open(view: Any, method: str) -> bool:
+    """Whether ``protect`` has to see to this method: it is neither exempt nor protected by itself."""
+    return not any(hasattr(facet, ROUTE) or is_exempt(facet) for facet in facets(view, method))
+
+
+def facets(view: Any, *methods: str) -> tuple[Any, ...]:
+    """The view function, and for a class-based view its class and what it does with the methods."""
+    view_class = getattr(view, "view_class", None)
+    if view_class is None:
+        return (view,)
+    names = ("dispatch_request", *map(str.lower, methods))
+    functions = (getattr(view_class, name, None) for name in names)
+    return view, view_class, *functions, *_method_decorators(view_class, methods)
+
+
+def _method_decorators(view_class: Any, methods: tuple[str, ...]) -> Iterator[Any]:
+    """Those of Flask-RESTful and Flask-RESTX, put around a method when it is called."""
+    decorators = getattr(view_class, "method_decorators", ())
+    if not isinstance(decorators, Mapping):
+        return iter(decorators)
+    return (each for method in methods for each in decorators.get(method.lower(), ()))
+
+
+def note_decorated(view: Any) -> None:
+    """Remember that ``@idempotent`` was put around a view, for :func:`refuse_misplaced`."""
+    for each in chain(view, hidden=True):
+        try:
+            setattr(each, _DECORATED, id(each))
+        except (AttributeError, TypeError):
+            _note_unmarkable(each)
+
+
+def _note_unmarkable(view: Any) -> None:
+    """Remember a bound method, an object with slots or a built-in."""
+    identity, owner = _identity(view), getattr(view, "__self__", view)
+    try:
+        _decorated[identity] = ref(owner, lambda _: _decorated.pop(identity, None))
+    except TypeError:
+        _decorated[identity] = view
+
+
+def _identity(view: Any) -> tuple[int, int]:
+    """What tells a view from others; a bound method is another object each time it is asked for."""
+    return id(getattr(view, "__self__", None)), id(getattr(view, "__func__", view))
+
+
+def note_registered(view: Any) -> None:
+    """Forget it where what stands around the view was registered: it protects."""
+    for facet in facets(view, *views.http_method_funcs):
+        below = list(chain(facet, hidden=True))
+        if any(map(_has_own_protection, below)):
+            for each in below:
+                if _decorated.pop(_identity(each), None) is None and _is_decorated(each):
+                    setattr(each, _DECORATED, None)
+
+
+def refuse_contradiction(state: AppState, endpoint: str) -> None:
+    """Raise ``ConfigurationError`` if an endpoint is exempt and has ``@idempotent`` of its own."""
+    view = state.app.view_functions[endpoint]
+    is_named = endpoint in state.protections.exempt_endpoints
+    is_protected = any(map(_has_own_protection, facets(view)))
+    if is_protected and (is_named or any(map(is_exempt, facets(view)))):
+        raise ConfigurationError(
+            f"the endpoint {endpoint!r} is exempt, and has @idempotent of its own: take one away"
+        )
+
+
+def is_registered(state: AppState, target: Any) -> bool:
+    """Whether the application has what ``exempt`` or ``protect`` was given."""
+    if isinstance(target, str):
+        return target in state.app.view_functions
+    if isinstance(target, Blueprint):
+        return any(blueprint is target for blueprint in state.app.blueprints.values())
+    return any(
+        each is target or target in getattr(each, "__mro__", ())
+        for view in list(state.app.view_functions.values())
+        for facet in facets(view, *views.http_method_funcs)
+        for each in chain(facet)
+    )
+
+
+def refuse_misplaced(state: AppState, endpoint: str) -> None:
+    """Raise ``ConfigurationError`` for an endpoint whose ``@idempotent`` stands above its route.
+
+    Then the view is registered as it is, and what protects it is registered nowhere. (If that is
+    registered too, or called by what is, the other one is plain on purpose.)
+    """
+    view = state.app.view_functions[endpoint]
+    if is_exempt(view) or not any(map(_is_decorated, chain(view, hidden=True))):
+        return
+    if any(map(_may_call_protected, chain(view, hidden=True))):
+        return
+    for other in states():
+        for registered in list(other.app.view_functions.values()):
+            note_registered(registered)
+    if any(map(_is_decorated, chain(view, hidden=True))):
+        raise ConfigurationError(
+            f"{name_of(view)}, the view of the endpoint {endpoint!r}, is not protected by its"
+            " @idempotent: that stands above the decorator that registers it. Put @idempotent below"
+            " the route"
+        )
+
+
+def refuse_hidden(state: AppState, endpoint: str, method: str, covering: Route) -> None:
+    """Raise ``ConfigurationError`` if ``protect`` covers a view whose own options it cannot see."""
+    covering = replace(covering, methods=None, skip=None)
+    for facet in facets(state.app.view_functions[endpoint], method):
+        for each in chain(facet, hidden=True):
+            if _has_own_protection(each) and getattr(each, ROUTE) != covering:
+                raise ConfigurationError(
+                    f"the endpoint {endpoint!r} is covered by protect(), and a decorator hides an"
+                    " @idempotent with other options, which would not count: let the decorator use"
+                    " functools.wraps"
+                )
+
+
+def is_exempt(view: Any) -> bool:
+    """Whether ``exempt`` was given the view, or what its decorators were put around."""
+    return any(hasattr(each, EXEMPT) for each in chain(view))
+
+
+def _has_own_protection(view: Any) -> bool:
+    route = getattr(view, ROUTE, None)
+    return isinstance(route, Route) and route.methods is None  # not that of protect()
+
+
+def _is_decorated(view: Any) -> bool:
+    return getattr(view, _DECORATED, None) == id(view) or _identity(view) in _decorated
+
+
+def _may_call_protected(function: Any) -> bool:
+    """Whether the function knows a protected one by a variable around it."""
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    variables = map(getattr(function, "__globals__", {}).get, names)
+    # A proxy, such as current_operation, may not be asked for anything where it stands for nothing.
+    known = (each for each in (*_closure(function), *variables) if type(each) is not LocalProxy)
+    return any(map(_has_own_protection, known))
+
+
+def name_of(function: Any) -> str:
+    """A function as a developer finds it."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{function.__module__}.{name}"
+
+
+def chain(view: Any, *, hidden: bool = False) -> Iterator[Any]:
+    """The view, and what its decorators were put around.
+
+    ``hidden``: also what those hide that do without ``functools.wraps``, as far as that can be guessed.
+    """
+    pending, seen = [view], set()
+    while pending:
+        view = pending.pop()
+        if id(view) not in seen:
+            seen.add(id(view))
+            yield view
+            pending += _wrapped(view) or (_enclosed(view) if hidden else [])
+
+
+def _wrapped(view: Any) -> list[Any]:
+    inner = view.func if isinstance(view, partial) else getattr(view, "__wrapped__", None)
+    return [] if inner is None else [inner]
+
+
+def _enclosed(view: Any) -> list[Any]:
+    flags = getattr(getattr(view, "__code__", None), "co_flags", 0)
+    if not (flags & inspect.CO_VARARGS and flags & inspect.CO_VARKEYWORDS):
+        return []
+    # What takes anything, to hand it on, closes over what it hands it to.
+    return [each for each in _closure(view) if inspect.isroutine(each) or isinstance(each, partial)]
+
+
+def _closure(function: Any) -> Iterator[Any]:
+    for cell in getattr(function, "__closure__", None) or ():
+        with suppress(ValueError):  # a variable that has no value yet
+            yield cell.cell_contents

@@ -1,0 +1,302 @@
+"""Every setting and every option, once: its name, default, what is allowed, and why.
+
+The reference page in ``docs/`` is checked against these tables. A wrong value is a
+``ConfigurationError`` in ``init_app`` (a setting) or where the view is decorated (an option), never
+in the first request.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from flask_idempotency.core.engine import MAX_WAITERS
+from flask_idempotency.core.errors import ConfigurationError, shown
+from flask_idempotency.core.storable import NEVER_STORED, POINTERS
+
+PREFIX = "IDEMPOTENCY_"
+
+SECRET = frozenset({"IDEMPOTENCY_ENCRYPTION_KEYS", "IDEMPOTENCY_REDIS_URL"})
+"""Settings whose values no message may show."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table. ``read`` returns the value as used, or raises ValueError."""
+
+    name: str
+    default: Any
+    read: Callable[[Any], Any]
+    allowed: str
+    meaning: str
+
+
+def _one_of(*values: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if value not in values:
+            raise ValueError
+        return str(value)
+
+    return read
+
+
+def boolean(value: Any) -> bool:
+    """True or False and nothing that is merely like them. Raises ValueError."""
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _matching(pattern: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+            raise ValueError
+        return value
+
+    return read
+
+
+def _integer(low: int, high: int) -> Callable[[Any], int]:
+    def read(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ValueError
+        return value
+
+    return read
+
+
+def _seconds(low: float, high: float) -> Callable[[Any], float]:
+    def read(value: Any) -> float:
+        if isinstance(value, timedelta):
+            value = value.total_seconds()
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError
+        if not low <= value <= high:  # also refuses NaN
+            raise ValueError
+        return float(value)
+
+    return read
+
+
+def _optional(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else read(value)
+
+
+def _header_names(value: Any) -> frozenset[str]:
+    if isinstance(value, str) or not all(_TOKEN(name) for name in value):
+        raise ValueError
+    return frozenset(name.lower() for name in value)
+
+
+def _list(value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):  # a set has another order in each process
+        raise ValueError
+    return tuple(value)
+
+
+def _store(value: Any) -> Any:
+    verbs = ("look", "claim", "take_over", "wait")
+    if callable(value) or all(callable(getattr(value, verb, None)) for verb in verbs):
+        return value
+    return _one_of("hybrid", "postgres", "sql", "redis", "memory")(value)
+
+
+_TOKEN = _matching(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 section 5.6.2
+_OTHER_HEADERS = (
+    NEVER_STORED
+    | POINTERS
+    | {
+        "accept",
+        "authorization",
+        "cache-control",
+        "content-encoding",
+        "content-type",
+        "cookie",
+        "etag",
+        "expect",
+        "host",
+        "origin",
+        "retry-after",
+        "vary",
+        "www-authenticate",
+    }
+)
+"""Header names, in lower case, that HTTP or the extension uses for something else. As the key it would
+be a credential, or the same in every request; as the mark of a replay it would break the response."""
+
+
+def _header_name(value: Any) -> str:
+    name = _TOKEN(value)
+    if name.lower() in _OTHER_HEADERS:
+        raise ConfigurationError("HTTP uses this header for something else; choose another name")
+    return name
+
+
+_YEAR = 366 * 24 * 3600
+_FIELD = "a header name that HTTP does not use for something else"
+_DURATION = "seconds (int, float) or a timedelta, from {} to {}"
+
+
+SETTINGS = (
+    Setting("STORE", None, _optional(_store),
+            "'hybrid', 'postgres', 'sql', 'redis', 'memory' or a store of your own",
+            "Where claims and answers live. Left out: `hybrid` if a Redis is configured, else"
+            " `postgres`. `sql` is `postgres`, or for development the application's SQLite file. One of"
+            " your own is an object, or a callable (its class) that is given the engine of the bind."),
+    Setting("REDIS_URL", None, _optional(_matching(r"(?s).*")), "a URL; None or empty for none",
+            "`redis://`, `rediss://`, `unix://`, `redis+cluster://host:port` or"
+            " `redis+sentinel://host:port/service`; the last two with TLS as `rediss+cluster://` and"
+            " `rediss+sentinel://`. Time-outs are 0.1 s unless the URL names others"
+            " (`?socket_timeout=0.05`)."),
+    Setting("REDIS_PREFIX", None, _optional(_matching(r"[\x21-\x7e]{1,100}")),
+            "1 to 100 visible ASCII characters",
+            "Begins every key in Redis. Left out: `idempotency:` and a digest of database and table,"
+            " so that applications may share one Redis."),
+    Setting("HEADER", "Idempotency-Key", _header_name, _FIELD,
+            "The request header that carries the key."),
+    Setting("REPLAYED_HEADER", "Idempotent-Replayed", _header_name, _FIELD,
+            "The response header that marks a replay, with the value `true`."),
+    Setting("FORM_FIELD", "idempotency_key", _optional(_matching(r"[A-Za-z_][A-Za-z0-9_.:-]{0,99}")),
+            "a field name, or None",
+            "The field of a form that `idempotency_field()` makes, and that serves as the key where no"
+            " header is sent. `None`: bodies of requests without a header are not looked at."),
+    Setting("REQUIRED", True, boolean, "True or False", "Default of the option `required`."),
+    Setting("TTL", 86400.0, _seconds(1, 10 * _YEAR), _DURATION.format("1 second", "10 years"),
+            "Default of the option `ttl`: how long a finished record replays. A day outlives a"
+            " client's retries over a night's outage."),
+    Setting("LEASE", 60.0, _seconds(1, 86400), _DURATION.format("1 second", "1 day"),
+            "Default of the option `lease`: how long an operation that is not atomic may be without a"
+            " sign of life before another request may judge it interrupted. Longer than the slowest"
+            " view, and than the server's own time-out for a worker."),
+    Setting("WAIT", 0.0, _seconds(0, 300), _DURATION.format("0", "300 seconds"),
+            "Default of the option `wait`: how long a duplicate waits for the first to finish."),
+    Setting("MAX_WAITERS", MAX_WAITERS, _integer(0, 10_000), "an integer from 0 to 10000",
+            "How many duplicates may wait at the same time in one process; each occupies a thread and a"
+            " database connection. The others get their 409 at once. The default leaves half of the"
+            " threads of a worker with eight."),
+    Setting("PROBE_AFTER", 1.0, _seconds(0, 60), _DURATION.format("0", "60 seconds"),
+            "How old a lock in Redis must be before a duplicate asks Postgres whether its owner is"
+            " alive. Smaller notices dead workers sooner, larger keeps more duplicates off"
+            " Postgres."),
+    Setting("MAX_KEY_LENGTH", 255, _integer(1, 4096), "an integer from 1 to 4096",
+            "Longest key, in characters after decoding."),
+    Setting("MIN_KEY_LENGTH", 1, _integer(1, 4096), "an integer from 1 to IDEMPOTENCY_MAX_KEY_LENGTH",
+            "Shortest key that a client may send in the header. Short keys can be guessed, and a client"
+            " may use one twice by accident. Keys that the application makes or chooses may be shorter:"
+            " those of the option `key`, of `run` and of a form's field."),
+    Setting("MAX_REQUEST_BYTES", 16 * 1024 * 1024, _integer(0, 1024**3), "an integer from 0 to 1 GiB",
+            "Longest body of a request with a key where the application sets no limit itself"
+            " (`MAX_CONTENT_LENGTH`, or `request.max_content_length` in a `before_request` function). A"
+            " longer one is answered with 413."),
+    Setting("MAX_RESPONSE_BYTES", 8 * 1024 * 1024, _integer(0, 1024**3), "an integer from 0 to 1 GiB",
+            "Largest body that is kept. A larger answer goes out whole once; a retry is told"
+            " `response-not-kept`."),
+    Setting("UNSTORED_HEADERS", (), _header_names, "a list of header names",
+            "Response headers that are never stored, beside `Set-Cookie`, `Date`, `Server`,"
+            " `Content-Length`, the mark of a replay and the hop-by-hop headers."),
+    Setting("TABLE", "idempotency_record", _matching(r"[A-Za-z_][A-Za-z0-9_]{0,49}"),
+            "an SQL name of up to 50 ASCII letters, digits and underscores",
+            "Name of the table. That of its steps has `_step` behind it. No model of yours may"
+            " have either name."),
+    Setting("BIND_KEY", None, _optional(_matching(r"(?s).+")), "a Flask-SQLAlchemy bind key, or None",
+            "The bind whose database holds the table, and whose writes are atomic with it."),
+    Setting("NAMESPACE", "", _matching(r"[\x21-\x7e]{0,64}"), "up to 64 visible ASCII characters",
+            "Default of the option `namespace`."),
+    Setting("PROBLEM_BASE", "urn:flask-idempotency:problem:", _matching(r"[\x21-\x7e]*"),
+            "a URI prefix", "The `type` of a problem is this and the problem's name."),
+    Setting("ENCRYPTION_KEYS", (), _list, "a list of keys, newest first",
+            "If set, answers are encrypted at rest (AES-256-GCM) with the first key and read with any."
+            " Each is 32 bytes, or their URL-safe base64."),
+    Setting("ACCEPT_UNSEALED", False, boolean, "True or False",
+            "With encryption keys set, nothing that is stored unencrypted is used. `True` allows it,"
+            " for one retention after turning encryption on."),
+    Setting("ON_STORE_ERROR", "reject", _one_of("reject", "allow"), "'reject' or 'allow'",
+            "When Postgres cannot be reached before the view: answer 503, or run the view"
+            " unprotected (logged, and signalled as `store_failed`)."),
+    Setting("ENABLED", True, boolean, "True or False",
+            "False turns the protection off; views run as if undecorated."),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one application, read and checked."""
+
+    store: Any
+    redis_url: str | None
+    redis_prefix: str | None
+    header: str
+    replayed_header: str
+    form_field: str | None
+    required: bool
+    ttl: float
+    lease: float
+    wait: float
+    max_waiters: int
+    probe_after: float
+    max_key_length: int
+    min_key_length: int
+    max_request_bytes: int
+    max_response_bytes: int
+    unstored_headers: frozenset[str]
+    table: str
+    bind_key: str | None
+    namespace: str
+    problem_base: str
+    encryption_keys: tuple[bytes | str, ...]
+    accept_unsealed: bool
+    on_store_error: str
+    enabled: bool
+
+
+def read_settings(config: Mapping[str, Any], *, redis_given: bool) -> Settings:
+    """The settings in an application's configuration.
+
+    ``redis_given`` says that a client was handed to ``init_app``. Raises ``ConfigurationError`` for a
+    value that is not allowed and for a name that is not known.
+    """
+    known = {PREFIX + setting.name for setting in SETTINGS}
+    for name in config:
+        if isinstance(name, str) and name.startswith(PREFIX) and name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ConfigurationError(f"{name} is not a setting of Flask-Idempotency{hint}")
+    values = {}
+    for setting in SETTINGS:
+        name = PREFIX + setting.name
+        value = config.get(name, setting.default)
+        values[setting.name.lower()] = checked(name, value, setting.read, setting.allowed)
+    redis_given = redis_given or bool(values["redis_url"])
+    if values["min_key_length"] > values["max_key_length"]:
+        raise ConfigurationError(
+            f"IDEMPOTENCY_MIN_KEY_LENGTH is {values['min_key_length']}; allowed: an integer from 1 to"
+            f" IDEMPOTENCY_MAX_KEY_LENGTH, which is {values['max_key_length']}"
+        )
+    if values["header"].lower() == values["replayed_header"].lower():
+        raise ConfigurationError(
+            f"IDEMPOTENCY_REPLAYED_HEADER is {shown(values['replayed_header'])}; allowed: another name"
+            " than that of IDEMPOTENCY_HEADER"
+        )
+    values["unstored_headers"] |= {values["replayed_header"].lower()}
+    values["store"] = values["store"] or ("hybrid" if redis_given else "postgres")
+    if values["store"] in ("hybrid", "redis") and not redis_given:
+        raise ConfigurationError(
+            f"IDEMPOTENCY_STORE is {values['store']!r}, which needs a Redis: set IDEMPOTENCY_REDIS_URL,"
+            " or hand a client to init_app(redis=...), or use 'postgres'"
+        )
+    return Settings(**values)
+
+
+def checked(name: str, value: Any, read: Callable[[Any], Any], allowed: str) -> Any:
+    """``read(value)``; raises ``ConfigurationError`` with name, value and what is allowed."""
+    what = "(not shown)" if name in SECRET else shown(value)
+    try:
+        return read(value)
+    except ConfigurationError as error:  # says what is wrong inside the value
+        raise ConfigurationError(f"{name} is {what}: {error}") from None
+    except (ValueError, TypeError):
+        raise ConfigurationError(f"{name} is {what}; allowed: {allowed}") from None

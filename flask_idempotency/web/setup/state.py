@@ -1,0 +1,158 @@
+"""What the extension knows about one application: ``app.extensions["idempotency"]``."""
+
+from __future__ import annotations
+
+import secrets
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+from flask import Blueprint, Flask, current_app
+from flask.blueprints import BlueprintSetupState
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy import Engine, Pool, Table
+
+from flask_idempotency.core.engine import Engine as IdempotencyEngine
+from flask_idempotency.core.errors import ConfigurationError
+from flask_idempotency.core.fingerprint import Fingerprint
+from flask_idempotency.core.ports import Lock, Records
+from flask_idempotency.core.records import Claim
+from flask_idempotency.core.storable import Pace
+from flask_idempotency.stores.sealing import AnswerSealer, NoSealer
+from flask_idempotency.web.operation import Operation, Running
+from flask_idempotency.web.session import joining as session
+
+from .options import Route, ScopeCallable
+from .settings import Settings
+
+
+@dataclass(eq=False)
+class Protections:
+    """What ``protect`` and ``exempt`` were given, for all applications of one extension."""
+
+    routes: WeakKeyDictionary[Flask | Blueprint, Route] = field(default_factory=WeakKeyDictionary)
+    exempt: WeakSet[Any] = field(default_factory=WeakSet)
+    exempt_endpoints: set[str] = field(default_factory=set)
+    _awaited: set[Blueprint] = field(default_factory=set)
+
+    def await_registration(self, blueprint: Blueprint) -> None:
+        """Keep a blueprint until it is registered, so that `check` can say that it never was."""
+        self._awaited.add(blueprint)
+        if self._registered not in blueprint.deferred_functions:
+            blueprint.deferred_functions.append(self._registered)
+
+    def _registered(self, setup: BlueprintSetupState) -> None:
+        self._awaited.discard(setup.blueprint)
+
+    def refuse_foreign(self) -> None:
+        """Before each request to an application that ``init_app`` has not seen: say so."""
+        state = current_app.extensions.get("idempotency")
+        if state is None or state.protections is not self:
+            raise ConfigurationError(
+                f"protect() was given the application {current_app.name}, which this Idempotency was"
+                " never set up on: call init_app() for it"
+            )
+
+
+@dataclass(eq=False)
+class AppState:
+    """Everything the extension knows about one application."""
+
+    app: Flask
+    db: SQLAlchemy
+    engines: Mapping[str | None, Engine]
+    scope: ScopeCallable | None
+    settings: Settings
+    table: Table
+    records: Records
+    lock: Lock
+    engine: IdempotencyEngine
+    sealer: AnswerSealer | NoSealer
+    protections: Protections
+    has_served: bool = False
+    pace: dict[str, Pace] = field(default_factory=lambda: defaultdict(Pace))
+    _proved: bool = False
+
+    @property
+    def pool(self) -> Pool:
+        """Where the connections to the database of the records come from."""
+        return self.engines[self.settings.bind_key].pool
+
+    def claim(self, route: Route, operation: Operation, fingerprint: Fingerprint) -> Claim:
+        """What a new attempt at ``operation`` asks for. Raises ``ConfigurationError``: see below."""
+        self.refuse(route, operation.name)
+        return Claim(
+            key=operation.hashed_key(),
+            name=operation.name,
+            fingerprint=self.sealer.keyed(fingerprint),
+            owner=secrets.token_urlsafe(16),
+            ttl_seconds=self.settings.ttl if route.ttl is None else route.ttl,
+            lease_seconds=None if route.atomic else route.lease or self.settings.lease,
+        )
+
+    def refuse(self, route: Route, name: str) -> None:
+        """Raise ``ConfigurationError`` if the route promises what the store cannot keep."""
+        if route.atomic and not self.records.atomic:
+            store = self.settings.store
+            store = store if isinstance(store, str) else type(self.records).__name__
+            raise ConfigurationError(
+                f"{name} is atomic, which the store {store!r} cannot be: nothing commits together with"
+                " its records. Say @idempotent(atomic=False) and read what that means, or use another"
+                " store"
+            )
+        if route.resumable is not None and not getattr(self.records, "takes_resumable", False):
+            raise ConfigurationError(
+                f"{name} is resumable, but `flask idempotency resume` cannot find the requests that the"
+                f" store {self.settings.store!r} keeps: leave the option resumable out, or use another"
+                " store ('hybrid', 'postgres' or 'sql')"
+            )
+
+    def is_in_its_own_way(self) -> bool:
+        """Whether ``db.session`` keeps the records from being written: SQLite has one writer."""
+        one_writer = getattr(self.records, "one_writer", False)
+        return one_writer and session.has_open_writes(self.db, self.pool)
+
+    def engines_of(self, bind_keys: Sequence[str | None]) -> frozenset[Engine]:
+        """The engines of some binds. Raises ``ConfigurationError`` for one that is not there."""
+        try:
+            return frozenset(self.engines[key] for key in bind_keys)
+        except KeyError as error:
+            raise ConfigurationError(
+                f"other_binds names {error.args[0]!r}; this application has {list(self.engines)}"
+            ) from None
+
+    def prove_join(self, running: Running) -> None:
+        """Make sure, before the first view runs, that its session cannot escape the operation."""
+        if not self._proved:
+            session.prove(self.db, running, self.table)
+            self._proved = True
+        elif not session.is_joining(self.db):
+            raise ConfigurationError(
+                "db.session was replaced after init_app, so its writes would not be protected"
+            )
+
+
+_states: WeakSet[AppState] = WeakSet()
+
+
+def states() -> list[AppState]:
+    """The states of all applications of this process."""
+    return list(_states)
+
+
+def set_state(app: Flask, state: AppState) -> None:
+    """Let :func:`app_state` and :func:`states` give it."""
+    app.extensions["idempotency"] = state
+    _states.add(state)
+
+
+def app_state(app: Flask) -> AppState:
+    """The state of an application. Raises ``ConfigurationError`` if it has none."""
+    state: AppState | None = app.extensions.get("idempotency")
+    if state is None:
+        raise ConfigurationError(
+            "this application has no Idempotency: call idempotency.init_app(app, db, scope=...)"
+        )
+    return state
