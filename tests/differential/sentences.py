@@ -6,11 +6,11 @@ They are looked for without regard to case, line breaks, backquotes and asterisk
 from __future__ import annotations
 
 ROLLED_BACK = "a commit that is followed by an error is rolled back with the operation"
-KEPT = "the client gets a 500 and a retry gets the stored answer"
-CLOCK = "now() and the transaction's number stay the same over the view's commits"
-SNAPSHOT = "the snapshot of REPEATABLE READ and SERIALIZABLE stays the same over the view's commits"
+KEPT = "the client gets a 500 and a retry gets the stored response"
+CLOCK = "now() and the transaction ID stay the same across the view's commits"
+SNAPSHOT = "the snapshot of REPEATABLE READ and SERIALIZABLE stays the same across the view's commits"
 UNSEEN = "what the view commits is not visible to other connections before the operation ends"
 HELD = "row locks and advisory transaction locks are held until the operation ends"
 NOTIFIED = "NOTIFY arrives when the operation ends"
 TWICE = "a retry inside the view cannot succeed"
-CONFLICT = "a conflict that the view lets out is answered with 503"
+CONFLICT = "a conflict that the view does not catch becomes a 503"
