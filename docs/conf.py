@@ -51,7 +51,7 @@ nitpick_ignore_regex = [
         r"py:.*",
         (
             r"RunOptions|(flask_idempotency\.)?"
-            r"(client\.(policy|session|transport)|options|decorator|extension|operation|core|testing\.crashes)\..*"
+            r"(client\.(retries|session|transport)|web|extension|core|testing\.crashes)\..*"
         ),
     ),
 ]
