@@ -1,4 +1,4 @@
-"""The page "Call such an API" is run: its Python, its curl and its JavaScript."""
+"""The page "Call an API with idempotency keys" is run: its Python, its curl and its JavaScript."""
 
 from __future__ import annotations
 
