@@ -71,7 +71,7 @@ def options() -> Iterator[Entry]:
 _DEFAULTS = {
     "key": "the header `IDEMPOTENCY_HEADER`",
     "scope": "the application's",
-    "store": "all except 401, 403, 408, 425 and 429, and of an atomic operation 500 and above",
+    "store": "all except 401, 403, 408, 425 and 429, and in atomic operations those of 500 and above",
     "name": "the endpoint",
     "authorize_replay": "every replay is allowed",
     "other_binds": "none",

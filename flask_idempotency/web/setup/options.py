@@ -42,33 +42,33 @@ class RouteOptions(TypedDict, total=False):
 
     * ``required``: a request without a key gets 400; ``False`` lets it through unprotected.
     * ``ttl``: seconds or ``timedelta``; how long a finished record replays.
-    * ``wait``: seconds a concurrent duplicate waits for the first to finish before its 409.
-    * ``key``: callable giving the key (``str``, ``int``, ``UUID``; ``None`` for no key), or
+    * ``wait``: seconds that a concurrent duplicate waits for the first to finish before its 409.
+    * ``key``: callable returning the key (``str``, ``int``, ``UUID``; ``None`` for no key), or
       ``"json:/pointer"`` or ``"form:name"`` for a natural key in the request, in place of the header.
     * ``scope``: callable, or ``None`` for one tenant, in place of the application's.
-    * ``fingerprint``: ``"request"``, ``"json"``, a list of JSON pointers, or a callable giving bytes.
-    * ``store``: predicate ``(response) -> bool``: which answers are kept.
+    * ``fingerprint``: ``"request"``, ``"json"``, a list of JSON pointers, or a callable for bytes.
+    * ``store``: predicate ``(response) -> bool``; which responses are stored.
     * ``namespace``: version of the route's meaning; keys of two namespaces never meet.
-    * ``authorize_replay``: callable ``(operation) -> bool``, asked before a replay; ``False``: 403.
+    * ``authorize_replay``: callable ``(operation) -> bool``, called before a replay; ``False``: 403.
     * ``name``: stands for the route in records and in the key's hash; default: the endpoint.
-    * ``other_binds``: bind keys the view may write to outside of the operation's transaction.
-    * ``atomic``: ``False`` for a view with effects outside of the database: no transaction is held.
+    * ``other_binds``: bind keys that the view may write to, outside the operation's transaction.
+    * ``atomic``: ``False`` for a view with effects outside the database: no transaction is held.
 
     Only with ``atomic=False``:
 
-    * ``lease``: seconds or ``timedelta`` without a sign of life after which it counts as interrupted.
-    * ``on_interrupted``: ``"hold"``, ``"retry"``, ``"fail"``, or a callable ``(operation)`` that gives
-      a response, or None to run the view again.
-    * ``interrupted_by``: an exception class, or several: raised by the view, nobody knows whether its
-      effect happened, and the operation is interrupted. Those of queues need not be named.
-    * ``released_by``: an exception class, or several: raised by the view, the key is free, and the
+    * ``lease``: seconds or ``timedelta`` without a renewal after which it counts as interrupted.
+    * ``on_interrupted``: ``"hold"``, ``"retry"``, ``"fail"``, or a callable ``(operation)`` that
+      returns a response, or None to run the view again.
+    * ``interrupted_by``: an exception class, or several. If the view raises one, nobody knows whether
+      its effect happened, and the operation is interrupted. Those of queues need not be named.
+    * ``released_by``: an exception class, or several. If the view raises one, the key is free, and the
       next request runs it again, as after ``Retryable``. Those of queues need not be named.
 
     With either:
 
-    * ``resumable``: ``True``, or a list of request headers to keep besides ``Content-Type`` and the
-      key's: keep the request while it is not finished, for ``flask idempotency resume``. Not with
-      the store ``redis``.
+    * ``resumable``: ``True``, or a list of request headers to store besides ``Content-Type`` and the
+      key's. Stores the request until its operation is finished, for ``flask idempotency resume``.
+      Not with the store ``redis``.
     """
 
     required: bool
