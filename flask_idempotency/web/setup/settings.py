@@ -145,8 +145,9 @@ SETTINGS = (
     Setting("STORE", None, _optional(_store),
             "'hybrid', 'postgres', 'sql', 'redis', 'memory' or a store of your own",
             "Where claims and responses are stored. The default is `hybrid` if a Redis is configured,"
-            " else `postgres`. `sql` is `postgres`, or for development the application's SQLite file. One of"
-            " your own is an object, or a callable (its class) that gets the engine of the bind."),
+            " else `postgres`. `sql` is `postgres`, or for development the application's SQLite file."
+            " A store of your own is an object, or a callable (its class) that gets the engine of the"
+            " bind."),
     Setting("REDIS_URL", None, _optional(_matching(r"(?s).*")), "a URL; None or empty for none",
             "`redis://`, `rediss://`, `unix://`, `redis+cluster://host:port` or"
             " `redis+sentinel://host:port/service`; with TLS, the last two are `rediss+cluster://` and"
