@@ -1,4 +1,4 @@
-"""The application factory: everything that is put together, in one place."""
+"""The application factory puts everything together in one place."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from flask_idempotency import Idempotency
 
 idempotency = Idempotency()
 
-# A view that hangs must not hold an account's row for ever. gunicorn cannot end one thread, so the
-# database does: after 10 s in one statement, or 30 s between two.
+# A view that hangs must not hold an account's row forever. gunicorn cannot end one thread, so the
+# database ends the transaction: after 10 s in one statement, or 30 s between two.
 _LIMITS = "-c statement_timeout=10s -c idle_in_transaction_session_timeout=30s"
 
 
@@ -28,7 +28,7 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
     app.config.update(
         SQLALCHEMY_DATABASE_URI=_database_url(),
         SQLALCHEMY_ENGINE_OPTIONS={
-            # A restart of Postgres costs no request its answer.
+            # After a restart of Postgres, no request fails on a stale connection.
             "pool_pre_ping": True,
             "connect_args": {"options": _LIMITS},
         },
@@ -47,7 +47,7 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
 
 
 def _database_url() -> str | None:
-    """``DATABASE_URL`` with the driver named, for hosting services write ``postgres://``."""
+    """``DATABASE_URL`` with the driver named, because hosting services write ``postgres://``."""
     url = os.environ.get("DATABASE_URL")
     if not url:
         return None

@@ -1,4 +1,4 @@
-"""Who is calling: a bearer token (RFC 6750) stands for an account."""
+"""Authentication: a bearer token (RFC 6750) stands for an account."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from example.models import Account, db
 
 
 def digest(token: str) -> bytes:
-    """What is stored of a token. A plain hash is enough for a random one, not for a password."""
+    """The stored form of a token. A plain hash is enough for a random token, not for a password."""
     return hashlib.sha256(token.encode()).digest()
 
 
 def sign_in() -> None:
     """Find the caller's account for ``g.account_id``, which is also the scope of its keys.
 
-    A ``before_request`` function: it runs before every view, so also before every replay.
+    As a ``before_request`` function it runs before every view, and so before every replay.
     """
     credentials = request.authorization
     g.account_id = None

@@ -37,12 +37,12 @@ STOP_SECONDS = 25  # more than gunicorn.conf.py gives requests to finish
 
 
 class CannotStart(RuntimeError):
-    """The message says what to do about it."""
+    """The message says what to do."""
 
 
 @dataclass
 class Answer:
-    """What came back."""
+    """A response."""
 
     status: int
     headers: Message
@@ -64,10 +64,10 @@ def send(
 def gunicorn(
     application: str, environment: Mapping[str, str], *arguments: str, port: int | None = None
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Run gunicorn with the shop's configuration until the block ends; its address and process.
+    """Run gunicorn with the shop's configuration until the block ends; yields its address and process.
 
-    It is given a listening socket, so nobody can take the port meanwhile, and a request sent before
-    it is ready waits in line. A small shell ends it should this process die of kill -9.
+    It inherits a listening socket, so nobody can take the port meanwhile, and a request sent before
+    it is ready waits. A small shell stops it if this process dies of kill -9.
     """
     try:
         listener = socket.create_server(("127.0.0.1", port or servers.free_port()))
@@ -100,17 +100,17 @@ def gunicorn(
 
 
 def wait_until_it_answers(url: str) -> None:
-    """One request does: it stands in line until gunicorn takes it, or falls when gunicorn does."""
+    """One request is enough: it waits until gunicorn accepts it, and fails if gunicorn dies."""
     try:
         answer = send(url, "GET", "/", {})
     except (OSError, http.client.HTTPException) as error:
-        raise CannotStart(f"gunicorn gave no answer ({error!r}); see above what it said") from None
+        raise CannotStart(f"gunicorn did not respond ({error!r}); see its output above") from None
     if answer.status != 200:
-        raise CannotStart(f"the shop answers {answer.status}; see above what it said")
+        raise CannotStart(f"the shop responds with {answer.status}; see its output above")
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Let gunicorn end what it is doing; after ``STOP_SECONDS`` end it and its workers by force."""
+    """Let gunicorn finish; after ``STOP_SECONDS`` kill it and its workers."""
     process.terminate()
     try:
         process.wait(STOP_SECONDS)
@@ -120,7 +120,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def make_tables(database_url: str) -> None:
-    """Create the tables and accounts, here and not in each worker."""
+    """Create the tables and accounts here, not in each worker."""
     app = create_app({"SQLALCHEMY_DATABASE_URI": database_url, "IDEMPOTENCY_REDIS_URL": None})
     with app.app_context():
         seed()
@@ -135,11 +135,11 @@ def show(url: str, process: subprocess.Popen[bytes]) -> int:
         print(f"# {step.title}. {step.expect}\n{step.curl(url, key)}\n")
     print("Ctrl-C stops it and removes every trace.", flush=True)
     process.wait()
-    raise CannotStart("gunicorn has ended by itself; see above what it said")
+    raise CannotStart("gunicorn has stopped by itself; see its output above")
 
 
 def check(url: str) -> int:
-    """Send the three requests; print the answers; 0 if all are as they should be."""
+    """Send the three requests and print the responses; 0 if all are as expected."""
     print(f"The shop is at {url}\n", flush=True)
     key = str(uuid.uuid4())
     failures = []
@@ -164,13 +164,13 @@ def check(url: str) -> int:
 
 
 def run(port: int | None, *, only_check: bool) -> int:
-    """Start everything, one after the other; all of it ends with the block, in reverse."""
+    """Start everything in order; the block ends it in reverse."""
     print("Starting PostgreSQL, Redis and gunicorn …", flush=True)
     with servers.postgres() as postgres, servers.redis() as redis:
         try:
             database_url = postgres.database("shop")
-        except psycopg2.Error as error:  # a server that DATABASE_URL names may be down, or refuse
-            raise CannotStart(f"PostgreSQL makes no database: {error}") from None
+        except psycopg2.Error as error:  # the server in DATABASE_URL may be down, or reject it
+            raise CannotStart(f"PostgreSQL cannot create a database: {error}") from None
         make_tables(database_url)
         environment = {"DATABASE_URL": database_url, "REDIS_URL": redis.url}
         shop = gunicorn("example:create_app()", environment, port=port)
@@ -179,28 +179,28 @@ def run(port: int | None, *, only_check: bool) -> int:
 
 
 class Interrupt:
-    """Ctrl-C, SIGTERM and a closed terminal, heard only where nothing is half started or stopped.
+    """Ctrl-C, SIGTERM and a closed terminal, handled only when nothing is half started or stopped.
 
-    Starting takes seconds; a signal that comes meanwhile waits until all is there to be ended.
+    Starting takes seconds; a signal that arrives meanwhile waits until everything can be stopped.
     """
 
     def __init__(self) -> None:
         self._asked = self._allowed = False
 
     def listen(self) -> None:
-        """Hear the signals from now on."""
+        """Handle the signals from now on."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._hear)
 
     def _hear(self, _number: int, _frame: Any) -> None:
         self._asked = True
         if self._allowed:
-            self._allowed = False  # a second one must not spoil the end
+            self._allowed = False  # a second one must not disturb the shutdown
             raise KeyboardInterrupt
 
     @contextlib.contextmanager
     def allowed(self) -> Iterator[None]:
-        """Let a signal, also one that came before, end the block with ``KeyboardInterrupt``."""
+        """Let a signal, even an earlier one, end the block with ``KeyboardInterrupt``."""
         self._allowed = True
         try:
             if self._asked:
@@ -216,7 +216,7 @@ interrupt = Interrupt()
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m example.demo", description=__doc__)
     parser.add_argument("--port", type=int, default=os.environ.get("PORT") or None)
-    parser.add_argument("--check", action="store_true", help="send the three requests and end")
+    parser.add_argument("--check", action="store_true", help="send the three requests and stop")
     options = parser.parse_args()
     interrupt.listen()
     try:

@@ -11,9 +11,9 @@ from werkzeug.exceptions import HTTPException
 class InsufficientFunds(HTTPException):
     """The account does not hold as much.
 
-    402 and not 409: that is what a retry meets while the first request still runs, and it says "try
-    again with the same key". This answer is final and kept: a payment that was refused stays
-    refused, also once there is money, until the client decides to pay anew, with a new key.
+    402 and not 409, because a retry gets 409 while the first request still runs, and 409 means "try
+    again with the same key". The 402 is final and stored: a payment that was declined stays
+    declined, even once there is money, until the client decides to pay again with a new key.
     """
 
     code = 402

@@ -19,7 +19,7 @@ db = SQLAlchemy(model_class=Base)
 
 
 class Account(db.Model):  # type: ignore[name-defined, misc]
-    """Somebody who pays. The balance is the last word: the database refuses one below zero."""
+    """Somebody who pays. The database rejects a balance below zero."""
 
     __table_args__ = (CheckConstraint("balance >= 0"),)
 

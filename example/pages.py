@@ -1,4 +1,4 @@
-"""``/``: one page to see it work."""
+"""``/``: a page to try it on."""
 
 from __future__ import annotations
 

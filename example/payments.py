@@ -1,4 +1,4 @@
-"""``/payments``: to pay, to look, to refund. What moves money is idempotent."""
+"""``/payments``: pay, list, refund. Every view that moves money is idempotent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flask_idempotency import idempotent
 blueprint = Blueprint("payments", __name__, url_prefix="/payments")
 blueprint.before_request(sign_in)
 
-MOST = 1_000_000_00  # cents; no single payment of this shop is larger, so more is a mistake
+MOST = 1_000_000_00  # cents; no payment of this shop is larger, so more is a mistake
 PAGE = 20  # payments in one list
 
 
@@ -30,7 +30,7 @@ def pay() -> Any:
     description = str(request.get_json().get("description", ""))[:200]
     payment = Payment(account_id=account.id, amount=amount, description=description)
     db.session.add(payment)
-    db.session.commit()  # together with the answer below, or not at all
+    db.session.commit()  # together with the response below, or not at all
     location = url_for("payments.show", payment_id=payment.id)
     return payment.to_dict(), 201, {"Location": location}
 
@@ -64,7 +64,7 @@ def refund(payment_id: int) -> Any:
 
 
 def find(payment_id: int) -> Payment:
-    """One of the caller's payments; another's is not found."""
+    """One of the caller's payments; 404 for anybody else's."""
     payment = db.session.get(Payment, payment_id)
     if payment is None or payment.account_id != g.account_id:
         abort(404, "You have no such payment.")

@@ -1,4 +1,4 @@
-"""Tables and two accounts to play with. Run once, never by a web worker."""
+"""Creates the tables and two demo accounts. Run it once, never in a web worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class DemoAccount(NamedTuple):
     balance: int  # cents
 
 
-# In the open because they are for play: a real token is random and shown once.
+# Public because they are for the demo: a real token is random and shown once.
 ALICE = DemoAccount("Alice", "alice-demo-token", 500_00)
 BOB = DemoAccount("Bob", "bob-demo-token", 200_00)
 
@@ -26,14 +26,14 @@ BOB = DemoAccount("Bob", "bob-demo-token", 200_00)
 @click.command("seed")
 @with_appcontext
 def command() -> None:
-    """Create the tables and the demo accounts, where they are missing."""
+    """Create the tables and the demo accounts that are missing."""
     seed()
     click.echo(f"Alice's token is {ALICE.token}, Bob's is {BOB.token}.")
 
 
 def seed() -> None:
     """Create what is missing; needs an application context."""
-    db.create_all()  # a real application migrates; idempotency_record comes with it either way
+    db.create_all()  # a real application uses migrations; both create idempotency_record
     for name, token, balance in (ALICE, BOB):
         row = {"name": name, "token_digest": digest(token), "balance": balance}
         db.session.execute(insert(Account).values(row).on_conflict_do_nothing())

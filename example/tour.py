@@ -1,4 +1,4 @@
-"""The three requests worth trying, for the page, for the demo and for its check."""
+"""The three requests worth trying, for the page, the demo and its check."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from example.seed import ALICE
 
 @dataclass(frozen=True)
 class Step:
-    """One request with the tour's key, and what comes back."""
+    """One request with the tour's key, and the response to expect."""
 
     title: str
     amount: int  # cents
@@ -36,7 +36,7 @@ class Step:
 
 
 STEPS = (
-    Step("Pay", 12_50, 201, False, "201: the payment is made, 12.50 leave the account."),
+    Step("Pay", 12_50, 201, False, "201: the payment is made, 12.50 leaves the account."),
     Step(
         "Retry",
         12_50,
@@ -49,6 +49,6 @@ STEPS = (
         99_00,
         422,
         False,
-        "422: this key stands for another request, so a new payment needs a new key.",
+        "422: the key was used for a different request; a new payment needs a new key.",
     ),
 )
