@@ -41,7 +41,7 @@ class CannotStart(RuntimeError):
 
 
 @dataclass
-class Answer:
+class Reply:
     """A response."""
 
     status: int
@@ -51,13 +51,13 @@ class Answer:
 
 def send(
     url: str, method: str, path: str, headers: Mapping[str, str], body: str | None = None
-) -> Answer:
+) -> Reply:
     """One request on a connection of its own."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=START_SECONDS)
     with contextlib.closing(connection):
         connection.request(method, path, body, dict(headers))
         response = connection.getresponse()
-        return Answer(response.status, response.headers, response.read().decode())
+        return Reply(response.status, response.headers, response.read().decode())
 
 
 @contextlib.contextmanager

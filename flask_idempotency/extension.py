@@ -23,7 +23,7 @@ from flask_idempotency.core.errors import ConfigurationError, shown
 from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.ports import Records
 from flask_idempotency.stores.memory import MemoryRecords
-from flask_idempotency.stores.postgres.records import SqlRecords
+from flask_idempotency.stores.postgres.records import PostgresRecords
 from flask_idempotency.stores.redis.lock import NoLock, RedisLock, client_from_url
 from flask_idempotency.stores.redis.records import RedisRecords
 from flask_idempotency.stores.sealing import AnswerSealer, NoSealer, Sealer
@@ -205,7 +205,7 @@ class Idempotency:
         if operation is None:
             function(*args, **kwargs)
         else:
-            operation.note_afterwards(partial(function, *args, **kwargs))
+            operation.note_after_commit(partial(function, *args, **kwargs))
 
     def exempt(self, target: T) -> T:
         """Leave something out of :meth:`protect`: a view, a blueprint, or an endpoint by its name.
@@ -348,7 +348,7 @@ def _records(
         return MemoryRecords(engine)
     if store == "redis":
         return RedisRecords(client, prefix)
-    kind = SqliteRecords if engine.dialect.name == "sqlite" else SqlRecords
+    kind = SqliteRecords if engine.dialect.name == "sqlite" else PostgresRecords
     return kind(engine, table, define_steps(table))
 
 

@@ -19,8 +19,8 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.fingerprint import natural_key
 from flask_idempotency.core.keys import parse_key
-from flask_idempotency.core.machine import Seen, seen
-from flask_idempotency.core.records import Answer, Record, State
+from flask_idempotency.core.machine import Situation, situation
+from flask_idempotency.core.records import Record, State, StoredResponse
 from flask_idempotency.core.storable import POINTERS
 from flask_idempotency.web.attempt.attempt import report
 from flask_idempotency.web.operation import Operation
@@ -106,8 +106,8 @@ def _outcome(state: AppState, key: str | None) -> tuple[dict[str, Any], int | No
     except StoreUnavailable as error:
         report(state, operation, error)
         raise
-    how = seen(record)
-    if record is None or how is Seen.EXPIRED:
+    how = situation(record)
+    if record is None or how is Situation.EXPIRED:
         raise OutcomeUnknown
     operation.attempt = record.attempt
     if route.authorize_replay and not route.authorize_replay(operation):
@@ -115,8 +115,8 @@ def _outcome(state: AppState, key: str | None) -> tuple[dict[str, Any], int | No
     word = _word(how, record)
     told: dict[str, Any] = {"operation": name, "state": word, "attempt": record.attempt}
     told["detail"] = _says(word, route)
-    if record.answer is not None:
-        told["answer"] = _pointers(record.answer)
+    if record.response is not None:
+        told["answer"] = _pointers(record.response)
     if word != "in_progress":
         return told, None
     guess = state.pace[name].retry_after()
@@ -143,10 +143,10 @@ def _route(state: AppState) -> tuple[str, Route]:
     raise OutcomeUnknown("There is no operation of this name.")
 
 
-def _word(how: Seen, record: Record) -> str:
-    if how is Seen.COMPLETED:
+def _word(how: Situation, record: Record) -> str:
+    if how is Situation.COMPLETED:
         return "failed" if record.state is State.FAILED else "completed"
-    return "interrupted" if how is Seen.INTERRUPTED else "in_progress"
+    return "interrupted" if how is Situation.INTERRUPTED else "in_progress"
 
 
 def _says(word: str, route: Route) -> str:
@@ -156,10 +156,10 @@ def _says(word: str, route: Route) -> str:
     return _SAYS[word] + (" An operator must decide." if held else " Send the same request again.")
 
 
-def _pointers(answer: Answer) -> dict[str, Any]:
+def _pointers(stored: StoredResponse) -> dict[str, Any]:
     """The status, and the headers that say where the result is. Never the body."""
-    told: dict[str, Any] = {"status": answer.status}
-    for name, value in answer.headers or ():
+    told: dict[str, Any] = {"status": stored.status}
+    for name, value in stored.headers or ():
         if name.lower() in POINTERS:
             member = name.lower().replace("-", "_")
             told[member] = f"{told[member]}, {value}" if member in told else value

@@ -62,7 +62,7 @@ def resume(
         if not store.count_try(due):
             continue
         status = _try(state, due)
-        store.put_off(due.key)
+        store.postpone(due.key)
         if status < 400 and not _has_ended(state, due):
             status = 409
         yield Resumed(due.key[:4].hex(), due.operation, due.attempt, status)

@@ -17,7 +17,7 @@ from flask_idempotency.stores.admin import Admin, Finding
 from flask_idempotency.stores.postgres import checks
 from flask_idempotency.stores.redis.lock import NoLock, RedisLock
 from flask_idempotency.stores.units import units_of
-from flask_idempotency.web.operation import Operation, Running
+from flask_idempotency.web.operation import OpenTransaction, Operation
 from flask_idempotency.web.setup.state import AppState
 from flask_idempotency.web.signals import Event, store_failed
 
@@ -197,7 +197,7 @@ def _examine_claim(state: AppState, store: Admin) -> Iterator[Finding]:
             yield Finding("ok", subject, "a record was claimed and its row locked")
             subject = "db.session"
             operation = Operation(checks.TRIAL, "", None, "", hold.attempt)
-            running = Running(operation, hold, units_of(hold))
+            running = OpenTransaction(operation, hold, units_of(hold))
             try:
                 state.prove_join(running)
             finally:

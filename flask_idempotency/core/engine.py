@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, cast
 
 from .errors import RecordBroken, SealBroken, StoreUnavailable
-from .machine import Comparison, Event, Next, Seen, after, compare, decide, seen
+from .machine import Comparison, Next, Situation, Transition, after, compare, decide, situation
 from .ports import Glance, Hold, Lease, Lock, Records
-from .records import Answer, Claim, Record, State
+from .records import Claim, Record, State, StoredResponse
 
 T = TypeVar("T")
 
@@ -40,17 +40,17 @@ MAX_WAITERS = 4
 """How many requests of a process wait at once, unless a setting says otherwise. Each occupies a thread
 and a connection. A worker of gunicorn with eight threads goes on serving others with half of them."""
 
-_MAY_BE_HELD = (Seen.IN_PROGRESS, Seen.LEASED, Seen.INTERRUPTED, Seen.EXPIRED)
+_MAY_BE_HELD = (Situation.IN_PROGRESS, Situation.LEASED, Situation.INTERRUPTED, Situation.EXPIRED)
 
 
 class Sealer(Protocol):
     """Encrypts answers at rest and binds each to its record."""
 
-    def seal(self, answer: Answer, claim: Claim) -> Answer:
+    def seal(self, response: StoredResponse, claim: Claim) -> StoredResponse:
         """The answer as it is stored."""
         ...
 
-    def open(self, answer: Answer, record: Record) -> Answer:
+    def open(self, response: StoredResponse, record: Record) -> StoredResponse:
         """The answer as it was."""
         ...
 
@@ -80,21 +80,23 @@ class Execution:
     """One attempt at an operation, from its claim to its end."""
 
     def __init__(
-        self, hold: Hold, lock: Lock, mine: bool, claim: Claim, sealer: Sealer | None, found: Seen
+        self, hold: Hold, lock: Lock, mine: bool, claim: Claim, sealer: Sealer | None, found: Situation
     ) -> None:
         self.hold, self.claim = hold, claim
-        self.took_over = found in (Seen.IN_PROGRESS, Seen.INTERRUPTED)
-        self.was_interrupted = found is Seen.INTERRUPTED
+        self.took_over = found in (Situation.IN_PROGRESS, Situation.INTERRUPTED)
+        self.was_interrupted = found is Situation.INTERRUPTED
         self._lock, self._mine, self._sealer = lock, mine, sealer
-        self._state = after(found, Event.CLAIM if found is Seen.ABSENT else Event.TAKE_OVER)
+        self._state = after(
+            found, Transition.CLAIM if found is Situation.ABSENT else Transition.TAKE_OVER
+        )
 
-    def complete(self, answer: Answer) -> None:
+    def complete(self, response: StoredResponse) -> None:
         """Store the answer and commit, durably; then tell the lock.
 
         Errors: see ``Hold.complete``. After one, ``abandon``.
         """
-        completed = after(self._state, Event.COMPLETE)
-        self.hold.complete(self._sealer.seal(answer, self.claim) if self._sealer else answer)
+        completed = after(self._state, Transition.COMPLETE)
+        self.hold.complete(self._sealer.seal(response, self.claim) if self._sealer else response)
         self._state, self._mine = completed, False
         self._lock.finish(self.claim)
 
@@ -124,7 +126,7 @@ class Claimed:
 class Replay:
     """The operation has finished in its ``attempt``: answer with what it answered."""
 
-    answer: Answer
+    response: StoredResponse
     attempt: int
 
 
@@ -171,7 +173,7 @@ class Engine:
         self._records, self._lock, self._sealer = records, lock, sealer
         self._places = threading.Semaphore(max_waiters)
 
-    def begin(self, claim: Claim, wait: float = 0, *, resume: bool = False) -> Decision:
+    def decide(self, claim: Claim, wait: float = 0, *, resume: bool = False) -> Decision:
         """Decide about a request; ``wait`` is how many seconds it may wait for another's end.
 
         ``resume`` says that an interrupted operation is taken over; otherwise it is left alone.
@@ -201,9 +203,9 @@ class Engine:
         Raises ``StoreUnavailable``, and ``SealBroken`` or ``RecordBroken`` for one that was changed.
         """
         record = self._records.look(key)
-        if record is None or (record.answer is None and record.state is State.IN_PROGRESS):
+        if record is None or (record.response is None and record.state is State.IN_PROGRESS):
             return record
-        return replace(record, answer=self._opened(record))
+        return replace(record, response=self._opened(record))
 
     def _settle(
         self, claim: Claim, record: Record | None, mine: bool, patience: _Patience, resume: bool
@@ -212,24 +214,24 @@ class Engine:
         rounds = 0
         while True:
             step = decide(record, claim.fingerprint, claim.resumes)
-            if (told := self._told(step, record, claim, resume)) is not None:
-                return told
+            if (decision := self._settled_by(step, record, claim, resume)) is not None:
+                return decision
             if rounds == ROUNDS:
                 raise StoreUnavailable
             if (hold := self._try(step, record, claim)) is not None:
-                found = seen(record)
+                found = situation(record)
                 return Claimed(Execution(hold, self._lock, mine, claim, self._sealer, found))
             tried = record
             if step is not Next.LET_RUN:
                 # No hold has several meanings: held, finished just now, gone. So look once more.
                 record = self._records.look(claim.key)
-            if tried is not None and seen(record) in _MAY_BE_HELD:
+            if tried is not None and situation(record) in _MAY_BE_HELD:
                 left = patience.left()
-                if seen(record) is Seen.EXPIRED and rounds == 0:
+                if situation(record) is Situation.EXPIRED and rounds == 0:
                     rounds, left = 1, max(left, PURGE_SECONDS)
                 if left <= 0:
-                    return InProgress(_there(record).lease_left)
-                if seen(record) is Seen.LEASED:
+                    return InProgress(_required(record).lease_left)
+                if situation(record) is Situation.LEASED:
                     time.sleep(min(left, POLL_SECONDS))
                 else:
                     self._records.wait(claim.key, left)
@@ -237,14 +239,16 @@ class Engine:
             else:
                 rounds += 1
 
-    def _told(self, step: Next, record: Record | None, claim: Claim, resume: bool) -> Decision | None:
+    def _settled_by(
+        self, step: Next, record: Record | None, claim: Claim, resume: bool
+    ) -> Decision | None:
         """The decision, if the record alone makes it."""
         match step:
             case Next.REPLAY:
                 return self._replay(record, claim)
             case Next.REFUSE:
-                return Mismatch(finished=seen(record) is Seen.COMPLETED)
-            case Next.JUDGE if not resume:
+                return Mismatch(finished=situation(record) is Situation.COMPLETED)
+            case Next.ASK_ROUTE if not resume:
                 return Interrupted()
             case Next.LEAVE:
                 return Gone()
@@ -256,13 +260,13 @@ class Engine:
         match step:
             case Next.CLAIM:
                 return self._records.claim(claim)
-            case Next.TAKE_OVER | Next.JUDGE:
-                return self._records.take_over(claim, _there(record))
+            case Next.TAKE_OVER | Next.ASK_ROUTE:
+                return self._records.take_over(claim, _required(record))
             case _:
                 return None
 
     def _replay(self, record: Record | None, claim: Claim) -> Replay:
-        record = _there(record)
+        record = _required(record)
         if compare(record, claim.fingerprint) is Comparison.UNKNOWN:
             log.warning(
                 "operation %s: the stored fingerprint is of %s, this one of %s;"
@@ -273,17 +277,17 @@ class Engine:
             )
         return Replay(self._opened(record), record.attempt)
 
-    def _opened(self, record: Record) -> Answer:
-        answer = record.answer
-        if answer is None:
+    def _opened(self, record: Record) -> StoredResponse:
+        response = record.response
+        if response is None:
             raise RecordBroken("it has ended, but has no status")
-        answer.check_status()  # what is sealed is bound to it
+        response.check_status()  # what is sealed is bound to it
         if self._sealer:
-            answer = self._sealer.open(answer, record)
-        elif answer.is_sealed():
+            response = self._sealer.open(response, record)
+        elif response.is_sealed():
             raise SealBroken("the stored answer is sealed, but IDEMPOTENCY_ENCRYPTION_KEYS is empty")
-        answer.check()
-        return answer
+        response.check()
+        return response
 
 
 def _has_finished(decision: Decision | None) -> bool:
@@ -291,7 +295,7 @@ def _has_finished(decision: Decision | None) -> bool:
     return isinstance(decision, Replay) or (isinstance(decision, Mismatch) and decision.finished)
 
 
-def _there(value: T | None) -> T:
+def _required(value: T | None) -> T:
     """The value that the tables of the core promise to be there."""
     if value is None:
         raise RuntimeError("a record without what its state promises")

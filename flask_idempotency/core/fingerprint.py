@@ -73,7 +73,7 @@ class Fingerprint:
     ``older`` is the same request under the other keys, and is not stored.
     """
 
-    version: int
+    algorithm: int
     digest: bytes = field(repr=False)
     older: tuple[bytes, ...] = field(default=(), repr=False, compare=False)
 
@@ -83,7 +83,7 @@ class Fingerprint:
         Without a key a digest keeps no secret: who reads it can try all requests there may have been.
         """
         digests = [key_id + _mac(self.digest, key) for key_id, key in keys]
-        return Fingerprint(self.version, digests[0], tuple(digests[1:]))
+        return Fingerprint(self.algorithm, digests[0], tuple(digests[1:]))
 
     def matches(self, stored: Fingerprint) -> bool | None:
         """Say whether both are of the same request, in constant time.
@@ -91,7 +91,7 @@ class Fingerprint:
         :return: None if they cannot be compared, as another algorithm or a key that is not known here
             made the stored one.
         """
-        if self.version == stored.version:
+        if self.algorithm == stored.algorithm:
             for digest in (self.digest, *self.older):
                 if digest[:-_DIGEST_BYTES] == stored.digest[:-_DIGEST_BYTES]:
                     return hmac.compare_digest(digest, stored.digest)
@@ -101,7 +101,7 @@ class Fingerprint:
     def origin(self) -> str:
         """What made it, for a log line."""
         key_id = self.digest[:-_DIGEST_BYTES]
-        return f"version {self.version}" + (f" under key {key_id.hex()}" if key_id else "")
+        return f"version {self.algorithm}" + (f" under key {key_id.hex()}" if key_id else "")
 
 
 def _mac(data: bytes, key: bytes) -> bytes:
@@ -155,8 +155,8 @@ def by_value(value: bytes) -> Fingerprint:
     return _fingerprint(CUSTOM, value)
 
 
-def _fingerprint(version: int, *parts: Part) -> Fingerprint:
-    return Fingerprint(version, digest("fingerprint", version, *parts))
+def _fingerprint(algorithm: int, *parts: Part) -> Fingerprint:
+    return Fingerprint(algorithm, digest("fingerprint", algorithm, *parts))
 
 
 def _target(parts: RequestParts) -> tuple[str, str | None, str, bytes]:

@@ -13,8 +13,8 @@ key in flight into an error, so it counts as the same (and the engine logs it).
 
 Whether an operation in progress still has a living owner is not in the tables: only the row's lock
 knows. ``TAKE_OVER`` means "try to lock the row"; who does not get the lock has met the owner and
-answers 409. ``JUDGE`` means that the route's ``on_interrupted`` says whether to try. Nothing else in
-the package decides.
+answers 409. ``ASK_ROUTE`` means that the route's ``on_interrupted`` says whether to try. Nothing else
+in the package decides.
 
 A request that resumes an operation goes on with the very record that it was sent for. If that has
 expired, is gone, or has been taken over, it leaves everything as it is.
@@ -29,7 +29,7 @@ from .fingerprint import Fingerprint
 from .records import Record, State
 
 
-class Seen(Enum):
+class Situation(Enum):
     """How a request finds the record."""
 
     ABSENT = "absent"
@@ -54,34 +54,34 @@ class Next(Enum):
     CLAIM = "insert the record"
     TAKE_OVER = "lock the row and make it mine"
     LET_RUN = "leave it to the holder of the lease"
-    JUDGE = "do what the route says of interrupted operations"
+    ASK_ROUTE = "do what the route says of interrupted operations"
     REPLAY = "answer with what is stored"
     REFUSE = "tell that the key was used for another request"
     LEAVE = "do nothing: what was to be resumed is not there any more"
 
 
-NEXT: dict[tuple[Seen, Comparison], Next] = {
-    (Seen.ABSENT, Comparison.UNKNOWN): Next.CLAIM,
-    (Seen.EXPIRED, Comparison.SAME): Next.TAKE_OVER,
-    (Seen.EXPIRED, Comparison.OTHER): Next.TAKE_OVER,
-    (Seen.EXPIRED, Comparison.UNKNOWN): Next.TAKE_OVER,
-    (Seen.IN_PROGRESS, Comparison.SAME): Next.TAKE_OVER,
-    (Seen.IN_PROGRESS, Comparison.OTHER): Next.REFUSE,
-    (Seen.IN_PROGRESS, Comparison.UNKNOWN): Next.TAKE_OVER,
-    (Seen.LEASED, Comparison.SAME): Next.LET_RUN,
-    (Seen.LEASED, Comparison.OTHER): Next.REFUSE,
-    (Seen.LEASED, Comparison.UNKNOWN): Next.LET_RUN,
-    (Seen.INTERRUPTED, Comparison.SAME): Next.JUDGE,
-    (Seen.INTERRUPTED, Comparison.OTHER): Next.REFUSE,
-    (Seen.INTERRUPTED, Comparison.UNKNOWN): Next.JUDGE,
-    (Seen.COMPLETED, Comparison.SAME): Next.REPLAY,
-    (Seen.COMPLETED, Comparison.OTHER): Next.REFUSE,
-    (Seen.COMPLETED, Comparison.UNKNOWN): Next.REPLAY,
+NEXT: dict[tuple[Situation, Comparison], Next] = {
+    (Situation.ABSENT, Comparison.UNKNOWN): Next.CLAIM,
+    (Situation.EXPIRED, Comparison.SAME): Next.TAKE_OVER,
+    (Situation.EXPIRED, Comparison.OTHER): Next.TAKE_OVER,
+    (Situation.EXPIRED, Comparison.UNKNOWN): Next.TAKE_OVER,
+    (Situation.IN_PROGRESS, Comparison.SAME): Next.TAKE_OVER,
+    (Situation.IN_PROGRESS, Comparison.OTHER): Next.REFUSE,
+    (Situation.IN_PROGRESS, Comparison.UNKNOWN): Next.TAKE_OVER,
+    (Situation.LEASED, Comparison.SAME): Next.LET_RUN,
+    (Situation.LEASED, Comparison.OTHER): Next.REFUSE,
+    (Situation.LEASED, Comparison.UNKNOWN): Next.LET_RUN,
+    (Situation.INTERRUPTED, Comparison.SAME): Next.ASK_ROUTE,
+    (Situation.INTERRUPTED, Comparison.OTHER): Next.REFUSE,
+    (Situation.INTERRUPTED, Comparison.UNKNOWN): Next.ASK_ROUTE,
+    (Situation.COMPLETED, Comparison.SAME): Next.REPLAY,
+    (Situation.COMPLETED, Comparison.OTHER): Next.REFUSE,
+    (Situation.COMPLETED, Comparison.UNKNOWN): Next.REPLAY,
 }
 """Missing cells are impossible: an absent record has no fingerprint to compare with."""
 
 
-class Event(Enum):
+class Transition(Enum):
     """What happens to a record."""
 
     CLAIM = "claim"
@@ -90,15 +90,15 @@ class Event(Enum):
     PURGE = "purge"
 
 
-AFTER: dict[tuple[Seen, Event], Seen] = {
-    (Seen.ABSENT, Event.CLAIM): Seen.IN_PROGRESS,
-    (Seen.IN_PROGRESS, Event.TAKE_OVER): Seen.IN_PROGRESS,
-    (Seen.IN_PROGRESS, Event.COMPLETE): Seen.COMPLETED,
-    (Seen.INTERRUPTED, Event.TAKE_OVER): Seen.IN_PROGRESS,
-    (Seen.EXPIRED, Event.TAKE_OVER): Seen.IN_PROGRESS,
+AFTER: dict[tuple[Situation, Transition], Situation] = {
+    (Situation.ABSENT, Transition.CLAIM): Situation.IN_PROGRESS,
+    (Situation.IN_PROGRESS, Transition.TAKE_OVER): Situation.IN_PROGRESS,
+    (Situation.IN_PROGRESS, Transition.COMPLETE): Situation.COMPLETED,
+    (Situation.INTERRUPTED, Transition.TAKE_OVER): Situation.IN_PROGRESS,
+    (Situation.EXPIRED, Transition.TAKE_OVER): Situation.IN_PROGRESS,
     # A holder that ran longer than the retention still completes: its lock kept everyone out.
-    (Seen.EXPIRED, Event.COMPLETE): Seen.COMPLETED,
-    (Seen.EXPIRED, Event.PURGE): Seen.ABSENT,
+    (Situation.EXPIRED, Transition.COMPLETE): Situation.COMPLETED,
+    (Situation.EXPIRED, Transition.PURGE): Situation.ABSENT,
 }
 """Every other pair is illegal. A rollback is no event: it leaves the record in progress. Nor is the
 end of a lease: the clock makes *interrupted* out of *leased*, which both are in progress here."""
@@ -113,17 +113,17 @@ def assert_never(value: NoReturn) -> NoReturn:
     raise AssertionError(f"not handled: {value!r}")
 
 
-def seen(record: Record | None) -> Seen:
+def situation(record: Record | None) -> Situation:
     """How a record (or its absence) counts."""
     if record is None:
-        return Seen.ABSENT
+        return Situation.ABSENT
     if record.expired:
-        return Seen.EXPIRED
+        return Situation.EXPIRED
     if record.state is not State.IN_PROGRESS:
-        return Seen.COMPLETED
+        return Situation.COMPLETED
     if record.lease_left is None:
-        return Seen.IN_PROGRESS
-    return Seen.LEASED if record.lease_left > 0 else Seen.INTERRUPTED
+        return Situation.IN_PROGRESS
+    return Situation.LEASED if record.lease_left > 0 else Situation.INTERRUPTED
 
 
 def compare(record: Record | None, fingerprint: Fingerprint) -> Comparison:
@@ -139,16 +139,16 @@ def decide(record: Record | None, fingerprint: Fingerprint, resumes: str | None 
 
     ``resumes`` is the owner of the record that the request was sent to resume, if it was.
     """
-    step = NEXT[seen(record), compare(record, fingerprint)]
+    step = NEXT[situation(record), compare(record, fingerprint)]
     if resumes is None or step in (Next.REPLAY, Next.REFUSE):
         return step
     lives = record is not None and not record.expired and record.owner == resumes
     return step if lives else Next.LEAVE
 
 
-def after(state: Seen, event: Event) -> Seen:
-    """The state an event leads to. Raises :class:`IllegalTransition` where the table has no cell."""
+def after(state: Situation, transition: Transition) -> Situation:
+    """The state a transition leads to. Raises :class:`IllegalTransition` where there is none."""
     try:
-        return AFTER[state, event]
+        return AFTER[state, transition]
     except KeyError:
-        raise IllegalTransition(f"{event.value} of a record that is {state.value}") from None
+        raise IllegalTransition(f"{transition.value} of a record that is {state.value}") from None

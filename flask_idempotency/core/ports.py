@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, Protocol
 
-from .records import Answer, Claim, Record
+from .records import Claim, Record, StoredResponse
 
 
 class Hold(Protocol):
@@ -20,7 +20,7 @@ class Hold(Protocol):
         """1 for the first attempt, one more for each take-over; committed before the view runs."""
         ...
 
-    def complete(self, answer: Answer) -> None:
+    def complete(self, response: StoredResponse) -> None:
         """Store the answer, durably; see the two kinds of holds for the errors."""
         ...
 
@@ -37,7 +37,7 @@ class Transaction(Hold, Protocol):
         """The connection whose transaction holds the row."""
         ...
 
-    def complete(self, answer: Answer) -> None:
+    def complete(self, response: StoredResponse) -> None:
         """Store the answer and commit it together with everything written on ``connection``.
 
         Returns only once the commit is durable. Raises ``NotAtomic`` if the transaction is no longer
@@ -83,7 +83,7 @@ class Lease(Hold, Protocol):
         """Record a finished step, durably, and renew the lease."""
         ...
 
-    def begin(self) -> Step:
+    def open_step(self) -> Step:
         """Begin a transaction for a step whose writes commit with it.
 
         Raises ``NotAtomic`` if the store has leases only.
@@ -135,7 +135,7 @@ class Records(Protocol):
         """
         ...
 
-    def take_over(self, claim: Claim, seen: Record) -> Hold | None:
+    def take_over(self, claim: Claim, as_seen: Record) -> Hold | None:
         """Lock the row as ``seen`` if nobody holds it, and make it the next attempt. None: held.
 
         What has expired begins afresh, as attempt 1 and without its steps; but not for a claim that

@@ -29,7 +29,7 @@ class State(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StoredResponse:
     """An HTTP answer as it is stored.
 
     ``headers`` is None when the answer is sealed (``body`` then holds headers and body, encrypted);
@@ -105,4 +105,4 @@ class Record:
     owner: str = ""
     expired: bool = False
     lease_left: float | None = None
-    answer: Answer | None = None
+    response: StoredResponse | None = None

@@ -119,7 +119,7 @@ def reason_in(headers: Headers) -> str:
     return next((text for name, text in headers if name == REASON and _VALUE.fullmatch(text)), "")
 
 
-class Pace:
+class TypicalDuration:
     """How long a route usually takes, to tell a duplicate when to come back.
 
     A moving average of durations in seconds; a lost update between threads only makes the guess a

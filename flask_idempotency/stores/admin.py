@@ -136,7 +136,7 @@ class Admin(Protocol):
         """Count the resumable operations that have not ended."""
         ...
 
-    def put_off(self, key: bytes) -> None:
+    def postpone(self, key: bytes) -> None:
         """Leave an operation alone whose attempt has failed, as after :meth:`resumable`."""
         ...
 

@@ -29,7 +29,7 @@ TURN_SECONDS = 5.0
 _NO_AUTHORIZER: Any = None if sys.version_info >= (3, 11) else lambda *_what: sqlite3.SQLITE_OK
 
 
-class Joinable:
+class BorrowedTransaction:
     """Begins at once. Whoever makes one ends it, by :meth:`commit` or :meth:`abandon`.
 
     ``waits`` says whether to wait for others that write to a SQLite database, as long as its driver is

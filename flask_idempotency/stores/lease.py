@@ -6,13 +6,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from flask_idempotency.core.errors import LeaseLost, StoreUnavailable
-from flask_idempotency.core.records import Answer, Claim
+from flask_idempotency.core.records import Claim, StoredResponse
 from flask_idempotency.stores.postgres import lease_statements
 
-from .rows import answer_values, claim_values
+from .rows import claim_values, response_values
 
 if TYPE_CHECKING:
-    from flask_idempotency.stores.postgres.records import SqlHold, SqlRecords
+    from flask_idempotency.stores.postgres.records import PostgresHold, PostgresRecords
 
 
 class Lease:
@@ -27,9 +27,9 @@ class Lease:
         self.attempt = attempt
         self._open, self._claim = True, claim
 
-    def complete(self, answer: Answer) -> None:
+    def complete(self, response: StoredResponse) -> None:
         """Store the answer, of a status of 500 or more as failed."""
-        self._change(self.statements.FINISH, **answer_values(answer))
+        self._change(self.statements.FINISH, **response_values(response))
         self._open = False
 
     def abandon(self) -> None:
@@ -53,12 +53,12 @@ class Lease:
         raise NotImplementedError
 
 
-class SqlLease(Lease):
+class PostgresLease(Lease):
     """A lease in PostgreSQL."""
 
     statements = lease_statements
 
-    def __init__(self, records: SqlRecords, claim: Claim, *, attempt: int) -> None:
+    def __init__(self, records: PostgresRecords, claim: Claim, *, attempt: int) -> None:
         super().__init__(claim, attempt=attempt)
         self._records = records
 
@@ -71,7 +71,7 @@ class SqlLease(Lease):
         """Record a finished step and renew the lease, in one statement."""
         self._change(lease_statements.RECORD_STEP, step=step, result=result, attempt=self.attempt)
 
-    def begin(self) -> SqlHold:
+    def open_step(self) -> PostgresHold:
         """A transaction that holds the row, for one step."""
         hold = self._records.hold(lease_statements.BEGIN_STEP, self._claim, claim_values(self._claim))
         if hold is None:

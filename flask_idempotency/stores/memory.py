@@ -16,9 +16,9 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 
 from flask_idempotency.core.errors import IdempotencyError, LeaseLost
-from flask_idempotency.core.records import Answer, Claim, Record, State
+from flask_idempotency.core.records import Claim, Record, State, StoredResponse
 
-from .borrowed import Joinable
+from .borrowed import BorrowedTransaction
 
 Clock = Callable[[], float]
 
@@ -71,13 +71,13 @@ class MemoryRecords:
                 return None
             entry = self._entries[claim.key] = _Entry(_new(claim, attempt=1), 0.0)
             hold = self._hold(entry, claim)
-        return hold.begun()
+        return hold.opened()
 
-    def take_over(self, claim: Claim, seen: Record) -> MemoryHold | MemoryLease | None:
+    def take_over(self, claim: Claim, as_seen: Record) -> MemoryHold | MemoryLease | None:
         """Hold a record that nobody else does, as its next attempt."""
         with self.changed:
             entry = self._entries.get(claim.key)
-            if entry is None or entry.record.owner != seen.owner or entry.is_held():
+            if entry is None or entry.record.owner != as_seen.owner or entry.is_held():
                 return None
             now = self._seen(entry)
             if not now.expired and (now.state is not State.IN_PROGRESS or (now.lease_left or 0) > 0):
@@ -88,7 +88,7 @@ class MemoryRecords:
                 entry.steps.clear()
             entry.record = _new(claim, attempt=1 if now.expired else now.attempt + 1)
             hold = self._hold(entry, claim)
-        return hold.begun()
+        return hold.opened()
 
     def wait(self, key: bytes, seconds: float) -> None:
         """Return when the record's present holder has ended."""
@@ -130,11 +130,11 @@ class _Held:
         self.attempt = entry.record.attempt
         self._records, self._entry, self._claim = records, entry, claim
 
-    def _store(self, answer: Answer, state: State) -> None:
+    def _store(self, response: StoredResponse, state: State) -> None:
         """Finish the record, if it is still ours. The caller has the lock."""
         self._check()
         entry, claim = self._entry, self._claim
-        entry.record = replace(entry.record, state=state, answer=answer)
+        entry.record = replace(entry.record, state=state, response=response)
         entry.expires, entry.lease = self._records.clock() + claim.ttl_seconds, None
         self._records.changed.notify_all()
 
@@ -147,12 +147,12 @@ class MemoryHold(_Held):
     """An atomic operation, or a step: a transaction on the application's database."""
 
     is_open = True
-    _transaction: Joinable | None = None
+    _transaction: BorrowedTransaction | None = None
 
-    def begun(self) -> MemoryHold:
+    def opened(self) -> MemoryHold:
         """Begin the transaction; not while the records are locked, as it may have to wait."""
         try:
-            self._transaction = Joinable(self._records.engine)
+            self._transaction = BorrowedTransaction(self._records.engine)
             self._transaction.guard()
         except BaseException:
             self.abandon()
@@ -168,9 +168,9 @@ class MemoryHold(_Held):
         """No error means more than it says."""
         return None
 
-    def complete(self, answer: Answer) -> None:
+    def complete(self, response: StoredResponse) -> None:
         """Commit, then store the answer: nobody takes over what is held, so nobody comes between."""
-        self._commit(lambda: self._store(answer, State.COMPLETED))
+        self._commit(lambda: self._store(response, State.COMPLETED))
 
     def record(self, step: str, result: bytes) -> None:
         """Commit, then keep the step."""
@@ -198,7 +198,7 @@ class MemoryHold(_Held):
         finally:
             self.abandon()
 
-    def _there(self) -> Joinable:
+    def _there(self) -> BorrowedTransaction:
         if self._transaction is None:
             raise RuntimeError("the transaction has not begun")
         return self._transaction
@@ -209,14 +209,14 @@ class MemoryLease(_Held):
 
     _open = True
 
-    def begun(self) -> MemoryLease:
+    def opened(self) -> MemoryLease:
         """Nothing is to be begun."""
         return self
 
-    def complete(self, answer: Answer) -> None:
+    def complete(self, response: StoredResponse) -> None:
         """Store the answer."""
         with self._records.changed:
-            self._store(answer, State.FAILED if answer.status >= 500 else State.COMPLETED)
+            self._store(response, State.FAILED if response.status >= 500 else State.COMPLETED)
             self._open = False
 
     def release(self) -> None:
@@ -252,13 +252,13 @@ class MemoryLease(_Held):
             self._check()
             self._entry.steps[step] = result
 
-    def begin(self) -> MemoryHold:
+    def open_step(self) -> MemoryHold:
         """A transaction for one step; nobody takes over meanwhile."""
         with self._records.changed:
             self._check()
             hold = MemoryHold(self._records, self._entry, self._claim)
             self._entry.holder = weakref.ref(hold)
-        return hold.begun()
+        return hold.opened()
 
 
 def _new(claim: Claim, *, attempt: int) -> Record:

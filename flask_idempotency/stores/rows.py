@@ -10,7 +10,7 @@ from typing import Any
 
 from flask_idempotency.core.errors import RecordBroken
 from flask_idempotency.core.fingerprint import Fingerprint
-from flask_idempotency.core.records import Answer, Claim, Headers, Record, State
+from flask_idempotency.core.records import Claim, Headers, Record, State, StoredResponse
 
 
 def claim_values(claim: Claim) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def claim_values(claim: Claim) -> dict[str, Any]:
     return {
         "key": claim.key,
         "name": claim.name,
-        "version": claim.fingerprint.version,
+        "version": claim.fingerprint.algorithm,
         "digest": claim.fingerprint.digest,
         "owner": claim.owner,
         "ttl": claim.ttl_seconds,
@@ -28,12 +28,12 @@ def claim_values(claim: Claim) -> dict[str, Any]:
     }
 
 
-def answer_values(answer: Answer) -> dict[str, Any]:
+def response_values(response: StoredResponse) -> dict[str, Any]:
     """An answer as the statements take it."""
     return {
-        "status": answer.status,
-        "headers": None if answer.headers is None else json.dumps(answer.headers),
-        "body": answer.body,
+        "status": response.status,
+        "headers": None if response.headers is None else json.dumps(response.headers),
+        "body": response.body,
     }
 
 
@@ -42,13 +42,13 @@ def record_of(row: tuple[Any, ...]) -> Record:
     key, name, state, version, digest, attempt, owner, expired, lease_left, *answered = row
     with legible():
         found = bytes(key), name, State(state), Fingerprint(version, bytes(digest)), attempt, owner
-        return Record(*found, bool(expired), finite(lease_left), _answer_of(*answered))
+        return Record(*found, bool(expired), finite(lease_left), _response_of(*answered))
 
 
-def _answer_of(status: int | None, headers: str | None, body: bytes | None) -> Answer | None:
+def _response_of(status: int | None, headers: str | None, body: bytes | None) -> StoredResponse | None:
     if status is None:
         return None
-    return Answer(status, pairs_of(headers), None if body is None else bytes(body))
+    return StoredResponse(status, pairs_of(headers), None if body is None else bytes(body))
 
 
 def pairs_of(headers: str | bytes | None) -> Headers | None:

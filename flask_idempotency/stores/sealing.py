@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from flask_idempotency.core.errors import ConfigurationError, SealBroken
 from flask_idempotency.core.fingerprint import Fingerprint
-from flask_idempotency.core.records import SEALED, Answer, Claim, Record
+from flask_idempotency.core.records import SEALED, Claim, Record, StoredResponse
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -104,26 +104,26 @@ class AnswerSealer:
         """A request's fingerprint as it is stored: who reads it cannot guess at the request."""
         return fingerprint.keyed(self._sealer.fingerprint_keys)
 
-    def seal(self, answer: Answer, claim: Claim) -> Answer:
+    def seal(self, response: StoredResponse, claim: Claim) -> StoredResponse:
         """The answer as it is stored: its status in clear, the rest in ``body``."""
-        lines = json.dumps({"headers": answer.headers, "kept": answer.body is not None})
-        plain = lines.encode() + b"\n" + (answer.body or b"")
-        context = _context(claim.key, claim.fingerprint, answer.status)
-        return Answer(answer.status, None, self._sealer.seal(plain, context))
+        lines = json.dumps({"headers": response.headers, "kept": response.body is not None})
+        plain = lines.encode() + b"\n" + (response.body or b"")
+        context = _context(claim.key, claim.fingerprint, response.status)
+        return StoredResponse(response.status, None, self._sealer.seal(plain, context))
 
-    def open(self, answer: Answer, record: Record) -> Answer:
+    def open(self, response: StoredResponse, record: Record) -> StoredResponse:
         """The answer as it was.
 
         :raises SealBroken: as :meth:`Sealer.open`, and for an unsealed one if those are not accepted.
         """
-        if not answer.is_sealed():
+        if not response.is_sealed():
             self._check_accepted("response")
-            return answer
-        context = _context(record.key, record.fingerprint, answer.status)
-        lines, _, body = self._sealer.open(answer.body or b"", context).partition(b"\n")
+            return response
+        context = _context(record.key, record.fingerprint, response.status)
+        lines, _, body = self._sealer.open(response.body or b"", context).partition(b"\n")
         meta = json.loads(lines)
         headers = tuple((name, value) for name, value in meta["headers"])
-        return Answer(answer.status, headers, body if meta["kept"] else None)
+        return StoredResponse(response.status, headers, body if meta["kept"] else None)
 
     def seal_bytes(self, plain: bytes, key: bytes, purpose: str) -> bytes:
         """Anything else that is stored for a record, bound to its key and to a purpose."""
@@ -170,7 +170,7 @@ class NoSealer:
 
 
 def _context(key: bytes, fingerprint: Fingerprint, status: int) -> bytes:
-    return b"%d %d " % (fingerprint.version, status) + key + fingerprint.digest
+    return b"%d %d " % (fingerprint.algorithm, status) + key + fingerprint.digest
 
 
 def _key_id(secret: bytes) -> bytes:

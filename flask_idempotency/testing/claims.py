@@ -9,12 +9,14 @@ from dataclasses import replace
 
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.ports import Records
-from flask_idempotency.core.records import Answer, Claim, Record
+from flask_idempotency.core.records import Claim, Record, StoredResponse
 
 PATIENCE_SECONDS = 10.0
 SHORT_SECONDS = 0.05
 
-ANSWER = Answer(201, (("X-Same", "1"), ("X-Same", "2"), ("X-Odd", "ü\u2028")), bytes(range(256)))
+RESPONSE = StoredResponse(
+    201, (("X-Same", "1"), ("X-Same", "2"), ("X-Odd", "ü\u2028")), bytes(range(256))
+)
 SAME = Fingerprint(1, b"\x00\xff" * 20)  # as long as a keyed one
 
 
@@ -28,7 +30,7 @@ def again(claim: Claim) -> Claim:
     return replace(claim, owner=secrets.token_urlsafe(16))
 
 
-def seen(records: Records, claim: Claim) -> Record:
+def stored_record(records: Records, claim: Claim) -> Record:
     """The record, which is there."""
     record = records.look(claim.key)
     assert record is not None

@@ -38,9 +38,18 @@ except ImportError as error:
 
 from flask_idempotency.core.errors import LeaseLost, NotAtomic
 from flask_idempotency.core.ports import Hold, Lease, Records
-from flask_idempotency.core.records import Answer, Claim, State
+from flask_idempotency.core.records import Claim, State, StoredResponse
 
-from .claims import ANSWER, PATIENCE_SECONDS, SAME, SHORT_SECONDS, a_claim, again, seen, wait_until
+from .claims import (
+    PATIENCE_SECONDS,
+    RESPONSE,
+    SAME,
+    SHORT_SECONDS,
+    a_claim,
+    again,
+    stored_record,
+    wait_until,
+)
 from .transactions import TransactionContract
 
 THREADS = 8
@@ -94,10 +103,10 @@ class StoreContract(TransactionContract):
         assert records.atomic is self.atomic
         lease: Lease = held(records.claim(a_claim(lease=60)))
         if self.atomic:
-            held(lease.begin())
+            held(lease.open_step())
         else:
             with pytest.raises(NotAtomic):
-                lease.begin()
+                lease.open_step()
 
     def test_a_key_that_nobody_used_has_no_record(self, records: Records) -> None:
         assert records.look(a_claim().key) is None
@@ -105,61 +114,66 @@ class StoreContract(TransactionContract):
     def test_who_claims_first_holds(self, records: Records, claim: Claim, held: Any) -> None:
         assert held(records.claim(claim)).attempt == 1
         assert records.claim(again(claim)) is None
-        record = seen(records, claim)
+        record = stored_record(records, claim)
         assert (record.state, record.attempt, record.owner) == (State.IN_PROGRESS, 1, claim.owner)
-        assert (record.name, record.fingerprint, record.answer) == ("pay", SAME, None)
+        assert (record.name, record.fingerprint, record.response) == ("pay", SAME, None)
         assert (record.lease_left is None) is (claim.lease_seconds is None)
 
     def test_a_record_that_is_held_cannot_be_taken_over(
         self, records: Records, claim: Claim, held: Any
     ) -> None:
         held(records.claim(claim))
-        assert records.take_over(again(claim), seen(records, claim)) is None
+        assert records.take_over(again(claim), stored_record(records, claim)) is None
 
     def test_an_answer_comes_back_as_it_was(self, records: Records, claim: Claim, held: Any) -> None:
-        held(records.claim(claim)).complete(ANSWER)
-        record = seen(records, claim)
-        assert (record.state, record.answer, record.lease_left) == (State.COMPLETED, ANSWER, None)
+        held(records.claim(claim)).complete(RESPONSE)
+        record = stored_record(records, claim)
+        assert (record.state, record.response, record.lease_left) == (State.COMPLETED, RESPONSE, None)
         assert records.claim(again(claim)) is None
         assert records.take_over(again(claim), record) is None
 
     @pytest.mark.parametrize(
-        "answer", [Answer(200, None, b"sealed"), Answer(201, (), None), Answer(204, (), b"")]
+        "answer",
+        [
+            StoredResponse(200, None, b"sealed"),
+            StoredResponse(201, (), None),
+            StoredResponse(204, (), b""),
+        ],
     )
     def test_sealed_unkept_and_empty_are_told_apart(
-        self, records: Records, claim: Claim, held: Any, answer: Answer
+        self, records: Records, claim: Claim, held: Any, response: StoredResponse
     ) -> None:
-        held(records.claim(claim)).complete(answer)
-        assert seen(records, claim).answer == answer
+        held(records.claim(claim)).complete(response)
+        assert stored_record(records, claim).response == response
 
     def test_what_was_abandoned_is_taken_over_once(
         self, records: Records, claim: Claim, held: Any
     ) -> None:
         held(records.claim(claim)).abandon()
-        before = seen(records, claim)
+        before = stored_record(records, claim)
         second = again(claim)
         hold = held(records.take_over(second, before))
         assert hold.attempt == 2
         assert records.take_over(again(claim), before) is None
-        hold.complete(ANSWER)
-        assert seen(records, claim).attempt == 2
+        hold.complete(RESPONSE)
+        assert stored_record(records, claim).attempt == 2
 
     def test_a_look_that_is_old_takes_nothing_over(
         self, records: Records, claim: Claim, held: Any
     ) -> None:
         held(records.claim(claim)).abandon()
-        before = seen(records, claim)
+        before = stored_record(records, claim)
         held(records.take_over(again(claim), before)).abandon()
         assert records.take_over(again(claim), before) is None
 
     def test_what_has_expired_begins_anew(self, records: Records, claim: Claim, held: Any) -> None:
         claim = replace(claim, ttl_seconds=SHORT_SECONDS)
-        held(records.claim(claim)).complete(ANSWER)
+        held(records.claim(claim)).complete(RESPONSE)
         wait_until(lambda: (found := records.look(claim.key)) is None or found.expired)
         found, fresh = records.look(claim.key), replace(again(claim), ttl_seconds=60.0)
         hold = held(records.claim(fresh) if found is None else records.take_over(fresh, found))
         assert hold.attempt == 1
-        assert seen(records, claim).answer is None
+        assert stored_record(records, claim).response is None
 
     def test_of_many_at_once_one_claims(self, records: Records, claim: Claim, held: Any) -> None:
         got = _at_once(lambda: records.claim(again(claim)))
@@ -167,7 +181,7 @@ class StoreContract(TransactionContract):
 
     def test_of_many_at_once_one_takes_over(self, records: Records, claim: Claim, held: Any) -> None:
         held(records.claim(claim)).abandon()
-        before = seen(records, claim)
+        before = stored_record(records, claim)
         got = _at_once(lambda: records.take_over(again(claim), before))
         assert len([held(hold) for hold in got if hold is not None]) == 1
 
@@ -177,22 +191,22 @@ class StoreContract(TransactionContract):
         hold = held(records.claim(claim))
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(records.wait, claim.key, PATIENCE_SECONDS)
-            hold.complete(ANSWER)
+            hold.complete(RESPONSE)
             waiting.result(PATIENCE_SECONDS)
-        assert seen(records, claim).state is State.COMPLETED
+        assert stored_record(records, claim).state is State.COMPLETED
 
     def test_a_failure_is_kept_as_one(self, records: Records, held: Any) -> None:
         claim = a_claim(lease=60)
-        held(records.claim(claim)).complete(replace(ANSWER, status=500))
-        assert seen(records, claim).state is State.FAILED
+        held(records.claim(claim)).complete(replace(RESPONSE, status=500))
+        assert stored_record(records, claim).state is State.FAILED
 
     def test_a_lease_that_is_over_is_taken_over_and_its_holder_loses(
         self, records: Records, held: Any
     ) -> None:
         claim = a_claim(lease=SHORT_SECONDS, ttl=SHORT_SECONDS)
         first: Lease = held(records.claim(claim))
-        wait_until(lambda: (seen(records, claim).lease_left or 0) <= 0)
-        record = seen(records, claim)
+        wait_until(lambda: (stored_record(records, claim).lease_left or 0) <= 0)
+        record = stored_record(records, claim)
         assert not record.expired, "what was interrupted does not expire"
         second = replace(again(claim), lease_seconds=60.0)
         assert held(records.take_over(second, record)).attempt == 2
@@ -201,12 +215,12 @@ class StoreContract(TransactionContract):
         with pytest.raises(LeaseLost):
             first.record("step", b"1")
         with pytest.raises(LeaseLost):
-            first.complete(ANSWER)
+            first.complete(RESPONSE)
         with pytest.raises(LeaseLost):
             first.release()
         first.abandon()
-        record = seen(records, claim)
-        assert (record.owner, record.attempt, record.answer) == (second.owner, 2, None)
+        record = stored_record(records, claim)
+        assert (record.owner, record.attempt, record.response) == (second.owner, 2, None)
         assert (record.lease_left or 0) > 30, "nor may it end the other's lease"
 
     def test_a_lease_is_made_longer_and_never_shorter(self, records: Records, held: Any) -> None:
@@ -214,7 +228,7 @@ class StoreContract(TransactionContract):
         lease: Lease = held(records.claim(claim))
         for seconds in (1000, 1):
             lease.extend(seconds)
-            assert 900 < (seen(records, claim).lease_left or 0) < 1001
+            assert 900 < (stored_record(records, claim).lease_left or 0) < 1001
 
     def test_what_was_given_back_is_taken_over_with_its_steps(
         self, records: Records, held: Any
@@ -228,7 +242,7 @@ class StoreContract(TransactionContract):
         first.record("mail ü", b"null")
         first.release()
         time.sleep(0.7)
-        record = seen(records, claim)
+        record = stored_record(records, claim)
         assert not record.expired
         assert (record.state, record.lease_left) == (State.IN_PROGRESS, None)
         second = held(records.take_over(again(claim), record))
@@ -239,7 +253,7 @@ class StoreContract(TransactionContract):
         claim = a_claim(lease=60, ttl=SHORT_SECONDS)
         first: Lease = held(records.claim(claim))
         first.record("charge", b"1")
-        first.complete(ANSWER)
+        first.complete(RESPONSE)
         wait_until(lambda: (found := records.look(claim.key)) is None or found.expired)
         found, fresh = records.look(claim.key), replace(again(claim), ttl_seconds=60.0)
         hold = held(records.claim(fresh) if found is None else records.take_over(fresh, found))
@@ -256,32 +270,32 @@ class StoreContract(TransactionContract):
             hold.release()
         hold.abandon()
         fresh = replace(again(claim), ttl_seconds=60.0)
-        unexpired = seen(records, claim)
-        wait_until(lambda: seen(records, claim).expired)
-        for found in unexpired, seen(records, claim):
+        unexpired = stored_record(records, claim)
+        wait_until(lambda: stored_record(records, claim).expired)
+        for found in unexpired, stored_record(records, claim):
             assert records.take_over(replace(fresh, resumes=claim.owner), found) is None
-        assert seen(records, claim) == found, "nor is anything changed"
+        assert stored_record(records, claim) == found, "nor is anything changed"
         if claim.lease_seconds is not None:
             assert hold.steps() == {"charge": b"1"}
         third = held(records.take_over(fresh, found))
         assert third.attempt == 1
         third.abandon()
         resuming = replace(again(claim), ttl_seconds=60.0, resumes=fresh.owner)
-        assert held(records.take_over(resuming, seen(records, claim))).attempt == 2
+        assert held(records.take_over(resuming, stored_record(records, claim))).attempt == 2
 
     def test_who_abandons_a_lease_ends_it_at_once(self, records: Records, held: Any) -> None:
         claim = a_claim(lease=60)
         held(records.claim(claim)).abandon()
-        left = seen(records, claim).lease_left
+        left = stored_record(records, claim).lease_left
         assert left is not None
         assert left <= 0.01
 
     def test_after_its_end_a_hold_does_nothing(self, records: Records, claim: Claim, held: Any) -> None:
         hold = held(records.claim(claim))
-        hold.complete(ANSWER)
+        hold.complete(RESPONSE)
         hold.abandon()
         hold.abandon()
-        assert seen(records, claim).answer == ANSWER
+        assert stored_record(records, claim).response == RESPONSE
 
 
 def _at_once(work: Callable[[], Hold | None]) -> list[Hold | None]:

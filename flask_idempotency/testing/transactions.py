@@ -25,7 +25,7 @@ from flask_idempotency.core.errors import IdempotencyError, LeaseLost, NotAtomic
 from flask_idempotency.core.ports import Hold, Lease, Records
 from flask_idempotency.core.records import Claim, State
 
-from .claims import ANSWER, SHORT_SECONDS, a_claim, again, seen, wait_until
+from .claims import RESPONSE, SHORT_SECONDS, a_claim, again, stored_record, wait_until
 
 Held = Callable[[Any], Any]
 
@@ -69,29 +69,29 @@ class Work:
     def finish(self) -> None:
         """Commit the answer, or the step."""
         if self.lease is None:
-            self.transaction.complete(ANSWER)
+            self.transaction.complete(RESPONSE)
         else:
             self.transaction.record("pay", b"1")
 
     def is_finished(self) -> bool:
         """Whether the answer, or the step, is there."""
         if self.lease is None:
-            record = seen(self.records, self.claim)
-            return (record.state, record.answer) == (State.COMPLETED, ANSWER)
+            record = stored_record(self.records, self.claim)
+            return (record.state, record.response) == (State.COMPLETED, RESPONSE)
         return self.lease.steps() == {"pay": b"1"}
 
     def is_in_progress(self) -> bool:
         """Whether nothing of it is there."""
-        record = seen(self.records, self.claim)
+        record = stored_record(self.records, self.claim)
         steps = self.lease.steps() if self.lease is not None else {}
-        return (record.state, record.answer, steps) == (State.IN_PROGRESS, None, {})
+        return (record.state, record.response, steps) == (State.IN_PROGRESS, None, {})
 
     def next_attempt(self) -> Work:
         """The operation has ended without an answer: the next attempt's transaction."""
         if self.lease is not None:
             self.lease.abandon()
         claim = again(self.claim)
-        hold: Hold = self.held(self.records.take_over(claim, seen(self.records, claim)))
+        hold: Hold = self.held(self.records.take_over(claim, stored_record(self.records, claim)))
         assert hold.attempt == 2
         return begun(self.records, self.held, claim, hold)
 
@@ -100,7 +100,7 @@ def begun(records: Records, held: Held, claim: Claim, hold: Any) -> Work:
     """The transaction of a hold: itself, or a step of the lease that it is."""
     if claim.lease_seconds is None:
         return Work(records, held, claim, hold, None)
-    return Work(records, held, claim, held(hold.begin()), hold)
+    return Work(records, held, claim, held(hold.open_step()), hold)
 
 
 class TransactionContract:
@@ -233,9 +233,9 @@ class TransactionContract:
         claim = a_claim(lease=SHORT_SECONDS)
         work = begun(records, held, claim, held(records.claim(claim)))
         writes.write(work.connection, "a")
-        wait_until(lambda: (seen(records, claim).lease_left or 0) <= 0)
+        wait_until(lambda: (stored_record(records, claim).lease_left or 0) <= 0)
         late = replace(again(claim), lease_seconds=60.0)
-        assert records.take_over(late, seen(records, claim)) is None
+        assert records.take_over(late, stored_record(records, claim)) is None
         work.finish()
         assert writes.committed() == ["a"]
         assert work.is_finished()
@@ -243,14 +243,14 @@ class TransactionContract:
     def test_a_step_renews_the_lease(self, records: Records, held: Held) -> None:
         claim = a_claim(lease=2.0)
         work = begun(records, held, claim, held(records.claim(claim)))
-        wait_until(lambda: (seen(records, claim).lease_left or 0) < 1.9)
+        wait_until(lambda: (stored_record(records, claim).lease_left or 0) < 1.9)
         work.finish()
-        assert (seen(records, claim).lease_left or 0) > 1.9
+        assert (stored_record(records, claim).lease_left or 0) > 1.9
 
     def test_who_was_taken_over_begins_no_step(self, records: Records, held: Held) -> None:
         claim = a_claim(lease=60)
         lease = held(records.claim(claim))
         lease.abandon()
-        held(records.take_over(again(claim), seen(records, claim)))
+        held(records.take_over(again(claim), stored_record(records, claim)))
         with pytest.raises(LeaseLost):
-            lease.begin()
+            lease.open_step()

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from flask_idempotency.core.engine import Engine
 from flask_idempotency.core.ports import Glance, Hold, Lock, Records
-from flask_idempotency.core.records import Answer, Claim, Record
+from flask_idempotency.core.records import Claim, Record, StoredResponse
 from flask_idempotency.stores.sealing import AnswerSealer
 from flask_idempotency.web.setup.state import AppState
 
@@ -107,10 +107,10 @@ class WatchedHold:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._hold, name)
 
-    def complete(self, answer: Answer) -> None:
+    def complete(self, response: StoredResponse) -> None:
         """See :class:`Hold`."""
         self._watch.completing(self._claim)
-        self._hold.complete(answer)
+        self._hold.complete(response)
         self._watch.completed(self._claim)
 
     def record(self, step: str, result: bytes) -> None:
@@ -118,9 +118,9 @@ class WatchedHold:
         self._watch.recording(self._claim)
         self._hold.record(step, result)
 
-    def begin(self) -> WatchedHold:
+    def open_step(self) -> WatchedHold:
         """See :class:`Lease`."""
-        return WatchedHold(self._hold.begin(), self._claim, self._watch)
+        return WatchedHold(self._hold.open_step(), self._claim, self._watch)
 
 
 class WatchedLock:

@@ -15,7 +15,7 @@ from flask_idempotency.web.attempt.attempt import Attempt
 from flask_idempotency.web.setup.options import Route, RouteOptions, read_options
 from flask_idempotency.web.setup.routes import ROUTE, note_decorated
 
-from .protection import begin
+from .protection import enter
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -71,35 +71,35 @@ def protected(view: View, route: Route) -> View:
 
         @wraps(view)
         async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
-            begun = begin(route)
-            if not isinstance(begun, Attempt):
-                return await view(*args, **kwargs) if begun is None else begun
-            with begun:
+            entered = enter(route)
+            if not isinstance(entered, Attempt):
+                return await view(*args, **kwargs) if entered is None else entered
+            with entered:
                 try:
                     result = await view(*args, **kwargs)
                 except Exception as error:
-                    if begun.hand_up():
+                    if entered.hand_up():
                         raise
                     # An error handler may be async too, and cannot run in this thread's event loop.
-                    return await asyncio.to_thread(begun.fail, error)
-                return await asyncio.to_thread(begun.succeed, result)
+                    return await asyncio.to_thread(entered.fail, error)
+                return await asyncio.to_thread(entered.succeed, result)
 
         wrapper: Callable[..., Any] = async_wrapper
     else:
 
         @wraps(view)
         def sync_wrapper(*args: Any, **kwargs: Any) -> Any:
-            begun = begin(route)
-            if not isinstance(begun, Attempt):
-                return view(*args, **kwargs) if begun is None else begun
-            with begun:
+            entered = enter(route)
+            if not isinstance(entered, Attempt):
+                return view(*args, **kwargs) if entered is None else entered
+            with entered:
                 try:
                     result = view(*args, **kwargs)
                 except Exception as error:
-                    if begun.hand_up():
+                    if entered.hand_up():
                         raise
-                    return begun.fail(error)
-                return begun.succeed(result)
+                    return entered.fail(error)
+                return entered.succeed(result)
 
         wrapper = sync_wrapper
     setattr(wrapper, ROUTE, route)

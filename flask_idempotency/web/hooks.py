@@ -29,7 +29,7 @@ from flask_idempotency.web.setup.options import SAFE_METHODS, Route
 from flask_idempotency.web.setup.routes import (
     ROUTE,
     covering_route,
-    is_open,
+    needs_protect,
     note_registered,
     refuse_contradiction,
     refuse_hidden,
@@ -46,9 +46,9 @@ from .operation import (
     RequestState,
     Resuming,
     Waiting,
-    known_state,
+    existing_request,
     note_outermost_request,
-    request_state,
+    this_request,
 )
 from .protection import prepare
 from .signals import Event, operation_rejected, send
@@ -100,36 +100,36 @@ class Hooks:
             resuming.refusal = _why_not(resuming, route)
             if resuming.refusal:
                 return self._state.app.response_class(status=409)
-            request_state().resuming = resuming
+            this_request().resuming = resuming
         if route is not None:
-            prepare(self._state, route, request_state())
+            prepare(self._state, route, this_request())
         return None
 
     def after(self, response: Response) -> Response:
         """End an operation that waited for this; mark a replay or a problem as not to be cached."""
-        now = known_state()
-        if now is None:
+        current = existing_request()
+        if current is None:
             return response
-        if now.waiting is not None:
-            response = self._finish(now, response)
-        problem = now.problem
-        if problem is not None or now.is_replay:
+        if current.waiting is not None:
+            response = self._finish(current, response)
+        problem = current.problem
+        if problem is not None or current.is_replay:
             response.headers.setdefault("Cache-Control", "no-store")
         if problem is None:
             return response
         if problem.retry_after is not None:
             response.headers.setdefault("Retry-After", str(problem.retry_after))
-        event = Event(now.name, status=response.status_code, problem=problem.type, error=problem)
+        event = Event(current.name, status=response.status_code, problem=problem.type, error=problem)
         send(operation_rejected, self._state.app, event)
         return response
 
-    def _finish(self, now: RequestState, response: Response) -> Response:
+    def _finish(self, current: RequestState, response: Response) -> Response:
         """Store the response of a view whose work was committed, or not, above it.
 
         A problem is answered as one of the view's is. The application's ``after_request`` functions run
         once more then, on that response; what the view registered does not. Other errors go to Flask.
         """
-        waiting, now.waiting = now.waiting, None
+        waiting, current.waiting = current.waiting, None
         try:
             if waiting is not None:
                 waiting.finish()
@@ -146,9 +146,9 @@ class Hooks:
 
     def give_up(self, _app: Flask, **_what: Any) -> None:
         """Hear of an error that nobody handled: a response that waits is not stored."""
-        now = known_state()
-        if now is not None and now.waiting is not None:
-            waiting, now.waiting = now.waiting, None
+        current = existing_request()
+        if current is not None and current.waiting is not None:
+            waiting, current.waiting = current.waiting, None
             waiting.give_up()
 
     def _enveloped(self, view: Any) -> Any:
@@ -161,26 +161,26 @@ class Hooks:
 
             @wraps(view)
             async def async_envelope(*args: Any, **kwargs: Any) -> Any:
-                now = request_state()
-                now.is_dispatched = True
+                current = this_request()
+                current.is_dispatched = True
                 try:
                     result = await view(*args, **kwargs)
                 except BaseException as error:
                     return await asyncio.to_thread(self._answer, error)
-                return self._after_view(now, result)
+                return self._after_view(current, result)
 
             envelope: Any = async_envelope
         else:
 
             @wraps(view)
             def sync_envelope(*args: Any, **kwargs: Any) -> Any:
-                now = request_state()
-                now.is_dispatched = True
+                current = this_request()
+                current.is_dispatched = True
                 try:
                     result = view(*args, **kwargs)
                 except BaseException as error:
                     return self._answer(error)
-                return self._after_view(now, result)
+                return self._after_view(current, result)
 
             envelope = sync_envelope
         setattr(envelope, _ENVELOPE, True)
@@ -191,15 +191,13 @@ class Hooks:
         try:
             return self._answer_view(error)
         except Problem as problem:
-            request_state().problem = (
-                problem  # no attempt has seen that of run(), or of the view itself
-            )
+            this_request().problem = problem  # no attempt has seen that of run(), or of the view itself
             return handle_problem(self._state.app, problem)
 
     def _answer_view(self, error: BaseException) -> Any:
         """The response to an error of the view, if it is one; raises it if not."""
-        now = request_state()
-        raised, now.raised = now.raised, None
+        current = this_request()
+        raised, current.raised = current.raised, None
         if raised is not None and isinstance(error, Exception):
             return raised.answer(error)
         self.give_up(self._state.app)
@@ -207,12 +205,12 @@ class Hooks:
             raised.give_up()
         raise error
 
-    def _after_view(self, now: RequestState, result: Any) -> Any:
+    def _after_view(self, current: RequestState, result: Any) -> Any:
         """What came out above the view's decorators."""
-        if now.raised is not None:
-            return self._after_error(now, now.raised, result)
-        if now.response is not None and now.response is not result:
-            self._warn_if_replaced(now.name, now.response, result)
+        if current.raised is not None:
+            return self._after_error(current, current.raised, result)
+        if current.response is not None and current.response is not result:
+            self._warn_if_replaced(current.name, current.response, result)
         return result
 
     def _warn_if_replaced(self, name: str, stored: Response, result: Any) -> None:
@@ -234,19 +232,19 @@ class Hooks:
                 response.status_code,
             )
 
-    def _after_error(self, now: RequestState, raised: Waiting, result: Any) -> Any:
+    def _after_error(self, current: RequestState, raised: Waiting, result: Any) -> Any:
         """A decorator may have made a response of the view's error: that is not stored.
 
         Raises ``NotAtomic`` if it tells of success, and what the view committed is rolled back.
         """
-        now.raised = None
+        current.raised = None
         response = self._state.app.make_response(result)
         has_committed = raised.has_committed()
         raised.give_up()
         if response.status_code < 400 and has_committed:
             raise NotAtomic(
-                f"a decorator above the view of {now.name} answered {response.status_code} to an error"
-                " of the view, after which nothing that it committed can be kept: put it below"
+                f"a decorator above the view of {current.name} answered {response.status_code} to an"
+                " error of the view, after which nothing that it committed can be kept: put it below"
                 " @idempotent"
             )
         return response
@@ -257,16 +255,16 @@ class Hooks:
         Without an error a response that waits goes on waiting: what ends here is a copy of the
         request's context, in a thread that the view has begun.
         """
-        now = known_state()
-        if now is not None and now.clean_up is not None:
+        current = existing_request()
+        if current is not None and current.clean_up is not None:
             if error is not None:
                 self.give_up(self._state.app)
-            now.clean_up()
+            current.clean_up()
 
     def answer(self, error: IdempotencyError) -> ResponseReturnValue:
         """A problem's answer; other errors of ours are the application's mistakes, a plain 500."""
         if isinstance(error, Problem):
-            request_state().problem = error  # it may come from a function before the view
+            this_request().problem = error  # it may come from a function before the view
             return problem_response(self._state.app, error, self._state.settings)
         raise error
 
@@ -286,7 +284,7 @@ class Hooks:
         covering = covering_route(self._state, endpoint)
         if covering is not None and not hasattr(view, ROUTE):
             refuse_shared_name(self._state, covering)
-            methods = frozenset(name for name in covering.methods or () if is_open(view, name))
+            methods = frozenset(name for name in covering.methods or () if needs_protect(view, name))
             if methods:
                 view = protected(view, replace(covering, methods=methods))
                 self._state.app.view_functions[endpoint] = view

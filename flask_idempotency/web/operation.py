@@ -39,7 +39,7 @@ class Operation:
     key: str = field(repr=False)
     attempt: int
     steps: Steps | None = field(default=None, init=False, repr=False, compare=False)
-    afterwards: list[Callable[[], object]] = field(
+    after_commit: list[Callable[[], object]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
 
@@ -85,9 +85,9 @@ class Operation:
         """
         self._running_steps("extend").extend(seconds)
 
-    def note_afterwards(self, function: Callable[[], object]) -> None:
+    def note_after_commit(self, function: Callable[[], object]) -> None:
         """Call ``function`` once this has committed, and the step whose function asks for it, too."""
-        (self.afterwards if self.steps is None else self.steps.afterwards()).append(function)
+        (self.after_commit if self.steps is None else self.steps.after_commit()).append(function)
 
     def derive_key(self, name: str) -> str:
         """A key to send to another API for the call ``name`` of this operation.
@@ -111,7 +111,7 @@ class Operation:
 
 
 @dataclass(eq=False)
-class Running:
+class OpenTransaction:
     """An operation while its transaction is open: what the request's sessions join.
 
     ``hold`` is the transaction, ``units`` are what the view's transactions are in it. ``other_binds``
@@ -219,24 +219,24 @@ class RequestState:
 _ATTRIBUTE = "_flask_idempotency"
 
 
-def request_state() -> RequestState:
+def this_request() -> RequestState:
     """The state of the present request, made when first asked for."""
-    state = known_state()
+    state = existing_request()
     if state is None:
         state = RequestState()
         setattr(_home(), _ATTRIBUTE, state)
     return state
 
 
-def known_state() -> RequestState | None:
+def existing_request() -> RequestState | None:
     """The state of the present request, if the extension has had to do with it."""
     return cast("RequestState | None", getattr(_home(), _ATTRIBUTE, None))
 
 
-_running: ContextVar[Running | None] = ContextVar("flask_idempotency_running", default=None)
+_running: ContextVar[OpenTransaction | None] = ContextVar("flask_idempotency_running", default=None)
 
 
-def running_operation() -> Running | None:
+def running_operation() -> OpenTransaction | None:
     """The operation that runs in this request, or None.
 
     A request that a view makes to its own application, and a thread, are not part of it.
@@ -245,7 +245,7 @@ def running_operation() -> Running | None:
     return _still_open(running) if running is not None and running.is_here() else None
 
 
-def joined_operation(session: Any) -> Running | None:
+def joined_operation(session: Any) -> OpenTransaction | None:
     """The operation that a session's work is part of, or None. Asked for each statement."""
     running = _running.get()
     if running is None or not running.has_session(session):
@@ -253,7 +253,7 @@ def joined_operation(session: Any) -> Running | None:
     return _still_open(running)
 
 
-def _still_open(running: Running) -> Running:
+def _still_open(running: OpenTransaction) -> OpenTransaction:
     if not running.is_open:
         raise NotAtomic(
             f"the operation {running.operation.name} has ended, and work that its view began goes on in"
@@ -262,7 +262,7 @@ def _still_open(running: Running) -> Running:
     return running
 
 
-def outer_operation() -> Running | None:
+def outer_operation() -> OpenTransaction | None:
     """The operation whose view makes the present request to its own application, or None."""
     running = _running.get()
     return running if running is not None and running.is_open else None
@@ -302,7 +302,7 @@ def present_operation() -> Operation | None:
     running = running_operation()
     if running is not None:
         return running.operation
-    state = known_state()
+    state = existing_request()
     return None if state is None else state.operation
 
 

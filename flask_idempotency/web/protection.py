@@ -29,7 +29,7 @@ from flask_idempotency.core.errors import (
 from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.machine import assert_never
 from flask_idempotency.core.records import Claim
-from flask_idempotency.core.storable import Pace
+from flask_idempotency.core.storable import TypicalDuration
 from flask_idempotency.web.attempt.atomic import AtomicAttempt
 from flask_idempotency.web.attempt.attempt import Attempt, report
 from flask_idempotency.web.attempt.leased import LeasedAttempt
@@ -45,21 +45,21 @@ from .operation import (
     Resuming,
     is_outermost_request,
     present_operation,
-    request_state,
+    this_request,
 )
 from .signals import Event, operation_interrupted, operation_replayed, send
 
 log = logging.getLogger("flask_idempotency")
 
 
-def begin(route: Route) -> Attempt | Response | None:
+def enter(route: Route) -> Attempt | Response | None:
     """What the present request does: run in an attempt, answer at once, or (None) run unprotected.
 
     Raises a :class:`Problem` where the answer is one.
     """
     state = app_state(current_app)
-    now = request_state()
-    if now.waiting is not None or now.raised is not None:
+    current = this_request()
+    if current.waiting is not None or current.raised is not None:
         raise NotAtomic(
             "a second idempotent view was called in one request, before what the first one left in"
             " db.session was committed: commit it in the first"
@@ -71,34 +71,34 @@ def begin(route: Route) -> Attempt | Response | None:
     ):
         return None  # an idempotent function called by an idempotent view is part of it
     try:
-        prepare(state, route, now)
-        is_skipped = route.skip is not None and _is_skipped(route.skip, now)
-        if now.refusal is not None and not is_skipped:
-            raise now.refusal
-        operation = None if is_skipped else identify(state, route, now)
+        prepare(state, route, current)
+        is_skipped = route.skip is not None and _is_skipped(route.skip, current)
+        if current.refusal is not None and not is_skipped:
+            raise current.refusal
+        operation = None if is_skipped else identify(state, route, current)
         if operation is None:
-            _check_may_run_unprotected(now)
+            _check_may_run_unprotected(current)
             return None
-        body = _body(state, now).whole()
+        body = _body(state, current).whole()
         claim = state.claim(route, operation, http.fingerprint(request, body, route))
-        if now.resuming is not None:
-            claim = _resumed(claim, now.resuming)
+        if current.resuming is not None:
+            claim = _resumed(claim, current.resuming)
         if route.resumable is not None:
-            form_key = now.field.key if now.field else None
-            plain = http.packed(request, body, route, state.settings, form_key)
+            form_key = current.field.key if current.field else None
+            plain = http.pack_request(request, body, route, state.settings, form_key)
             claim = replace(claim, request=state.sealer.seal_bytes(plain, claim.key, http.REQUEST))
-        begun = claim_or_answer(state, route, now, operation, claim)
-        if isinstance(begun, Attempt):
-            begun.watch_registered()
-        return begun
+        entered = claim_or_answer(state, route, current, operation, claim)
+        if isinstance(entered, Attempt):
+            entered.watch_registered()
+        return entered
     except Problem as problem:
-        now.problem = problem
+        current.problem = problem
         raise
 
 
-def _check_may_run_unprotected(now: RequestState) -> None:
+def _check_may_run_unprotected(current: RequestState) -> None:
     """Raise ``KeyRequired`` if the request was sent to resume an operation."""
-    if now.resuming is not None:
+    if current.resuming is not None:
         raise KeyRequired(
             "This request has no key or is skipped: it would not be resumed, but run anew."
         )
@@ -111,31 +111,31 @@ def _resumed(claim: Claim, resuming: Resuming) -> Claim:
     return replace(claim, resumes=resuming.owner)
 
 
-def prepare(state: AppState, route: Route, now: RequestState) -> None:
+def prepare(state: AppState, route: Route, current: RequestState) -> None:
     """Look at the header of the key, and see to it that the body is kept, whoever reads it first.
 
     Raises nothing: what is wrong is noted in ``now.refusal``.
     """
-    now.name = route.name or request.endpoint or ""
-    if now.checked or (route.skip is not None and _is_skipped(route.skip, now)):
+    current.name = route.name or request.endpoint or ""
+    if current.checked or (route.skip is not None and _is_skipped(route.skip, current)):
         return
-    now.checked = True
+    current.checked = True
     try:
         if route.key is None:
-            now.key = http.header_key(request, state.settings, resumed=now.resuming is not None)
-        if now.key is not None or _may_hold_key(state, route):
-            _body(state, now)
+            current.key = http.header_key(request, state.settings, resumed=current.resuming is not None)
+        if current.key is not None or _may_hold_key(state, route):
+            _body(state, current)
         elif route.is_required(state.settings):
             raise KeyRequired
     except IdempotencyError as refusal:
-        now.refusal = refusal
+        current.refusal = refusal
 
 
-def _is_skipped(skip: Skip, now: RequestState) -> bool:
+def _is_skipped(skip: Skip, current: RequestState) -> bool:
     """Whether ``protect`` was told to let this request pass; asked once for each."""
-    if now.skipped is None:
-        now.skipped = bool(skip(request))
-    return now.skipped
+    if current.skipped is None:
+        current.skipped = bool(skip(request))
+    return current.skipped
 
 
 def _may_hold_key(state: AppState, route: Route) -> bool:
@@ -143,48 +143,48 @@ def _may_hold_key(state: AppState, route: Route) -> bool:
     return route.key is not None or forms.may_have_field(request, state.settings)
 
 
-def identify(state: AppState, route: Route, now: RequestState) -> Operation | None:
+def identify(state: AppState, route: Route, current: RequestState) -> Operation | None:
     """The operation that the request is about; None if it has no key and needs none.
 
     Nothing is read of the body of a stranger, but where a request without a key may pass.
     """
     is_required = route.is_required(state.settings)
-    has_key = route.key is None and now.key is not None
+    has_key = route.key is None and current.key is not None
     scope: Scope = route.scope_for(state.scope) if has_key or is_required else None
     if not has_key:
-        _find_key(state, route, now)
-    if now.key is None:
+        _find_key(state, route, current)
+    if current.key is None:
         if is_required:
             raise KeyRequired
         return None
     if not has_key and not is_required:
         scope = route.scope_for(state.scope)
-    if now.field is not None:
-        forms.check_owner(state.app, now.field, scope, now.name)
-    return Operation(now.name, route.namespace_in(state.settings), scope, now.key, attempt=0)
+    if current.field is not None:
+        forms.check_owner(state.app, current.field, scope, current.name)
+    return Operation(current.name, route.namespace_in(state.settings), scope, current.key, attempt=0)
 
 
-def _find_key(state: AppState, route: Route, now: RequestState) -> None:
+def _find_key(state: AppState, route: Route, current: RequestState) -> None:
     """Look for the key elsewhere than in its header."""
     if not _may_hold_key(state, route):
         return
-    body = _body(state, now)
+    body = _body(state, current)
     body.whole()
     if route.key is not None:
-        now.key = http.natural_key(request, body, route, state.settings)
+        current.key = http.natural_key(request, body, route, state.settings)
     elif (field := forms.read_field(body.form(), state, route)) is not None:
-        now.field, now.key = field, field.key
+        current.field, current.key = field, field.key
 
 
-def _body(state: AppState, now: RequestState) -> http.Body:
-    now.body = now.body or http.Body(request, state.settings)
-    return now.body
+def _body(state: AppState, current: RequestState) -> http.Body:
+    current.body = current.body or http.Body(request, state.settings)
+    return current.body
 
 
 def claim_or_answer(
     state: AppState,
     route: Route,
-    now: RequestState,
+    current: RequestState,
     operation: Operation,
     claim: Claim,
 ) -> Attempt | Response | None:
@@ -196,7 +196,7 @@ def claim_or_answer(
                 " nobody else can write until it has, the record too: commit before the operation"
             )
         with session.parked(state.db, state.pool):
-            return _decide(state, route, now, operation, claim, None)
+            return _decide(state, route, current, operation, claim, None)
     try:
         before = session.set_aside(state.db, state.pool, state.engines_of(route.other_binds))
     except NotAtomic:
@@ -204,7 +204,7 @@ def claim_or_answer(
             session.drop(state.db)
         raise
     try:
-        return _decide(state, route, now, operation, claim, before)
+        return _decide(state, route, current, operation, claim, before)
     finally:
         if before is not None:
             before.end()
@@ -213,7 +213,7 @@ def claim_or_answer(
 def _decide(
     state: AppState,
     route: Route,
-    now: RequestState,
+    current: RequestState,
     operation: Operation,
     claim: Claim,
     before: session.SetAside | None,
@@ -222,7 +222,7 @@ def _decide(
     pace = state.pace[operation.name]
     try:
         wait = settings.wait if route.wait is None else route.wait
-        decision = state.engine.begin(claim, wait, resume=route.on_interrupted != "hold")
+        decision = state.engine.decide(claim, wait, resume=route.on_interrupted != "hold")
     except StoreUnavailable as error:
         report(state, operation, error)
         if settings.on_store_error == "reject" or claim.resumes is not None:
@@ -239,23 +239,23 @@ def _decide(
             raise OperationInterrupted
         case Gone():
             raise LeaseLost("What was to be resumed has expired or was taken over; nothing was done.")
-        case Replay(answer, attempt):
+        case Replay(stored, attempt):
             operation.attempt = attempt
             if route.authorize_replay and not route.authorize_replay(operation):
                 raise ReplayForbidden
-            response = http.replay(state.app, answer, settings)
-            now.is_replay = True
-            event = Event(operation.name, attempt, answer.status)
+            response = http.replay(state.app, stored, settings)
+            current.is_replay = True
+            event = Event(operation.name, attempt, stored.status)
             send(operation_replayed, state.app, event)
             return response
         case Claimed(execution):
             kind = AtomicAttempt if route.atomic else LeasedAttempt
-            return kind(state, route, now, operation, execution).begin(before)
+            return kind(state, route, current, operation, execution).open(before)
         case impossible:
             assert_never(impossible)
 
 
-def _in_progress(claim: Claim, seconds: float | None, pace: Pace) -> RequestInProgress:
+def _in_progress(claim: Claim, seconds: float | None, pace: TypicalDuration) -> RequestInProgress:
     """The refusal of a duplicate; ``seconds`` is how long the lease runs, if the record was asked."""
     if seconds is None:  # Redis knows of no leases, but only of young requests
         seconds = claim.lease_seconds

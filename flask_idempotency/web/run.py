@@ -22,7 +22,7 @@ from flask_idempotency.core.keys import Scope
 from flask_idempotency.web.setup.options import NOT_GIVEN, Route, RouteOptions, RunOptions, read_options
 from flask_idempotency.web.setup.state import AppState, app_state
 
-from .operation import Operation, RequestState, present_operation, request_state
+from .operation import Operation, RequestState, present_operation, this_request
 from .protection import claim_or_answer
 
 STARTED = ("__main__", "__mp_main__")
@@ -54,18 +54,18 @@ def run(
         )
     if not state.settings.enabled:
         return function(*args)
-    now = request_state()
-    now.flashes, before = [], (now.problem, now.is_replay)
+    current = this_request()
+    current.flashes, before = [], (current.problem, current.is_replay)
     try:
-        return _run(state, route, now, function, args, scope, key, payload)
+        return _run(state, route, current, function, args, scope, key, payload)
     finally:
-        now.problem, now.is_replay = before  # what happens here is not yet the request's answer
+        current.problem, current.is_replay = before  # what happens here is not yet the request's answer
 
 
 def _run(
     state: AppState,
     route: Route,
-    now: RequestState,
+    current: RequestState,
     function: Callable[..., Any],
     args: tuple[Any, ...],
     scope: Any,
@@ -75,18 +75,18 @@ def _run(
     place = route.namespace_in(state.settings), _scope(state, scope)
     operation = Operation(route.name or "", *place, key, attempt=0)
     claim = state.claim(route, operation, _fingerprint(payload))
-    begun = claim_or_answer(state, route, now, operation, claim)
-    if begun is None:  # the database is away, and the settings allow to go on without
+    entered = claim_or_answer(state, route, current, operation, claim)
+    if entered is None:  # the database is away, and the settings allow to go on without
         return function(*args)
-    if isinstance(begun, Response):
-        return _result(begun)
-    with begun:
+    if isinstance(entered, Response):
+        return _result(entered)
+    with entered:
         try:
             response = _response(state, function(*args))
         except Exception as error:
-            begun.note_failure(error)
+            entered.note_failure(error)
             raise
-        return _result(begun.succeed(response, handled=True, waits=False))
+        return _result(entered.succeed(response, handled=True, waits=False))
 
 
 def _route(state: AppState, function: Callable[..., Any], options: RunOptions) -> Route:

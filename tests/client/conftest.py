@@ -211,7 +211,7 @@ def time() -> Time:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Reply:
     """What a client gave; ``response`` is its own."""
 
     status: int
@@ -223,7 +223,7 @@ class Answer:
         return self.response.request.headers["Idempotency-Key"]
 
 
-Caller = Callable[..., Answer]
+Caller = Callable[..., Reply]
 LOST = (requests.ConnectionError, httpx.TransportError)
 """What the clients raise where no answer came."""
 
@@ -232,10 +232,10 @@ def with_requests(time: Time, timeout: float = 5, **options: Any) -> Caller:
     session = IdempotentSession(time.policy(**options), timeout=timeout)
     session.trust_env = False
 
-    def call(method: str, url: str, *, content: Any = None, **kwargs: Any) -> Answer:
+    def call(method: str, url: str, *, content: Any = None, **kwargs: Any) -> Reply:
         with session:
             response = session.request(method, url, data=content, **kwargs)
-            return Answer(response.status_code, response.content, response)
+            return Reply(response.status_code, response.content, response)
 
     return call
 
@@ -245,9 +245,9 @@ def with_httpx(time: Time, timeout: float = 5, **options: Any) -> Caller:
     transport = IdempotentTransport(network, policy=time.policy(**options))
     client = httpx.Client(transport=transport, timeout=timeout, follow_redirects=True)
 
-    def call(method: str, url: str, **kwargs: Any) -> Answer:
+    def call(method: str, url: str, **kwargs: Any) -> Reply:
         response = client.request(method, url, **kwargs)
-        return Answer(response.status_code, response.content, response)
+        return Reply(response.status_code, response.content, response)
 
     call.close = client.close  # type: ignore[attr-defined]
     return call
@@ -257,13 +257,13 @@ def with_async_httpx(time: Time, timeout: float = 5, **options: Any) -> Caller:
     async def sleep(seconds: float) -> None:
         time.sleep(seconds)
 
-    async def send(method: str, url: str, **kwargs: Any) -> Answer:
+    async def send(method: str, url: str, **kwargs: Any) -> Reply:
         network = httpx.AsyncHTTPTransport(verify=False)
         policy = time.policy(**options)
         transport = AsyncIdempotentTransport(network, policy=policy, sleep=sleep)
         async with httpx.AsyncClient(transport=transport, timeout=timeout) as client:
             response = await client.request(method, url, follow_redirects=True, **kwargs)
-            return Answer(response.status_code, response.content, response)
+            return Reply(response.status_code, response.content, response)
 
     return lambda *args, **kwargs: asyncio.run(send(*args, **kwargs))
 

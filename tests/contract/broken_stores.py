@@ -70,7 +70,7 @@ class TestStoresTheAnswerFirst(Sound):
 
 class TestCommitsEachWrite(Sound):
     class hold(MemoryHold):  # noqa: N801
-        def begun(self):
+        def opened(self):
             self.connection.execution_options(isolation_level="AUTOCOMMIT")
             return self
 
@@ -111,8 +111,8 @@ class TestLetsALateAttemptFinish(Sound):
 
 class TestLetsTheViewEndTheTransaction(Sound):
     class hold(MemoryHold):  # noqa: N801
-        def begun(self):
-            super().begun()
+        def opened(self):
+            super().opened()
             self._transaction.guard = self._transaction.raise_if_ended = lambda: None
             self._transaction._driver.set_authorizer(lambda *_what: 0)
             return self
@@ -133,24 +133,24 @@ class TestTakesEveryErrorForItsOwn(Sound):
 
 class TestKeepsConnections(Sound):
     class hold(MemoryHold):  # noqa: N801
-        def begun(self):
+        def opened(self):
             self.kept = self._records.engine.connect()
-            return super().begun()
+            return super().opened()
 
 
 class TestDoesNotLockTheRecordForAStep(Sound):
     class lease(MemoryLease):  # noqa: N801
-        def begin(self):
-            hold = super().begin()
+        def open_step(self):
+            hold = super().open_step()
             self._entry.holder = None
             return hold
 
 
 class TestBeginsAStepForWhoWasTakenOver(Sound):
     class lease(MemoryLease):  # noqa: N801
-        def begin(self):
+        def open_step(self):
             self._claim = replace(self._claim, owner=self._entry.record.owner)
-            return super().begin()
+            return super().open_step()
 
 
 class TestDoesNotRenewTheLease(Sound):

@@ -10,7 +10,7 @@ import redis
 import sqlalchemy as sa
 
 from flask_idempotency.core.errors import RecordBroken
-from flask_idempotency.core.records import Answer
+from flask_idempotency.core.records import StoredResponse
 from tests.contract.test_requests import STORES, Shop
 
 KEYS = {"IDEMPOTENCY_ENCRYPTION_KEYS": [b"k" * 32], "IDEMPOTENCY_ACCEPT_UNSEALED": True}
@@ -77,7 +77,7 @@ def forge(shop, store, *, status=200, headers=(), body=b"forged", state="complet
     records = shop.app.extensions["idempotency"].records
     if store == "memory":
         (entry,) = records._entries.values()
-        entry.record = replace(entry.record, answer=Answer(status, headers, body))
+        entry.record = replace(entry.record, answer=StoredResponse(status, headers, body))
         return
     values = {"status": status, "headers": json.dumps(headers), "body": body, "state": state}
     if store == "redis":

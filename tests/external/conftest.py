@@ -32,7 +32,7 @@ _numbers = itertools.count(1)
 
 
 @dataclass
-class Answer:
+class Reply:
     """What a client was told; status 0: the connection broke."""
 
     status: int
@@ -76,7 +76,7 @@ class Shop:
     environment: dict[str, str]
     provider: Provider
 
-    def buy(self, order: str, policy: str = "retry", **headers: str) -> Answer:
+    def buy(self, order: str, policy: str = "retry", **headers: str) -> Reply:
         """One request on a connection of its own; ``order`` is its key. ``x_kill`` is X-Kill."""
         body = json.loads(headers.pop("body", '{"amount": 5}'))
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -85,10 +85,10 @@ class Shop:
         try:
             answer = demo.send(self.url, "POST", f"/{policy}", sent, json.dumps(body))
         except (OSError, http.client.HTTPException):
-            return Answer(0)
+            return Reply(0)
         after = answer.headers["Retry-After"]
         replayed = "Idempotent-Replayed" in answer.headers
-        return Answer(answer.status, answer.body, after and int(after), replayed)
+        return Reply(answer.status, answer.body, after and int(after), replayed)
 
     def sql(self, statement: str, *values: Any) -> list[Any]:
         connection = psycopg2.connect(servers.plain_dsn(self.environment["DATABASE_URL"]))

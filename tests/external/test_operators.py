@@ -7,7 +7,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.external.conftest import Answer, Shop
+from tests.external.conftest import Shop, Reply
 from tests.waiting import wait_until
 
 ONCE = (1, 1, 1)
@@ -42,7 +42,7 @@ def test_resume_races_with_itself_and_with_the_clients(shop: Shop) -> None:
     shop.wait_for_leases_to_end()
     again = "SELECT FROM idempotency_record WHERE name = 'resumed' AND attempt > 1"
 
-    def insist(order: str) -> Answer:
+    def insist(order: str) -> Reply:
         return wait_until(
             lambda: (answer := shop.buy(order, "resumed", body=body)).status != 409 and answer,
             "the client has its answer",

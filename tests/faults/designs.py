@@ -20,7 +20,7 @@ from tests.faults.points import point
 
 View = Callable[[], Any]
 Protect = Callable[[SQLAlchemy, str], Callable[[View], View]]
-Answer = tuple[int, str]
+StoredResponse = tuple[int, str]
 
 AGE_SECONDS = 1.0
 """After this, a design that goes by age takes a request for dead."""
@@ -73,7 +73,7 @@ def replay(status: int, answer: str) -> Response:
     return Response(answer, status, {"Idempotent-Replayed": "true"})
 
 
-def run(view: View) -> tuple[Response, Answer]:
+def run(view: View) -> tuple[Response, StoredResponse]:
     response = current_app.make_response(view())
     return response, (response.status_code, response.get_data(as_text=True))
 
@@ -82,7 +82,7 @@ def known(found: Any, body: str) -> Response | None:
     """The answer for a record that is there."""
     if found.body != body:
         return refuse(422)
-    return refuse(409) if found.status is None else replay(found.status, found.answer)
+    return refuse(409) if found.status is None else replay(found.status, found.response)
 
 
 def mark_afterwards(db: SQLAlchemy, redis_url: str) -> Callable[[View], View]:

@@ -15,12 +15,12 @@ from flask import Flask, g
 
 from flask_idempotency.core import engine, machine
 from flask_idempotency.core.errors import StoreUnavailable
-from flask_idempotency.core.machine import Comparison, Next, Seen
+from flask_idempotency.core.machine import Comparison, Next, Situation
 from flask_idempotency.core.ports import Glance
-from flask_idempotency.core.records import Answer, Claim
+from flask_idempotency.core.records import Claim, StoredResponse
 from flask_idempotency.stores.postgres import statements
-from flask_idempotency.stores.postgres.records import Locked, SqlHold, SqlRecords
-from flask_idempotency.stores.postgres.wire import Wire
+from flask_idempotency.stores.postgres.records import Locked, PostgresHold, PostgresRecords
+from flask_idempotency.stores.postgres.wire import RawConnection
 from flask_idempotency.stores.redis.lock import lock as redis
 from flask_idempotency.web.attempt.atomic import AtomicAttempt
 from flask_idempotency.web.session import joining as session
@@ -49,18 +49,18 @@ def no_row_lock(_app: Flask) -> None:
     _in_statements("FOR UPDATE SKIP LOCKED", "", "CLAIM", "TAKE_OVER")
 
 
-def _in_any_case(self: SqlRecords, claim: Claim) -> SqlHold:
+def _in_any_case(self: PostgresRecords, claim: Claim) -> PostgresHold:
     """A transaction that holds nothing."""
-    wire = Wire(self.engine)
+    wire = RawConnection(self.engine)
     (xid,) = wire.send("BEGIN; SELECT txid_current()").fetchone() or (0,)
     locked = Locked(1, xid, "read committed", "postgres", "none", "public", "on")
-    return SqlHold(self, wire, claim, locked)
+    return PostgresHold(self, wire, claim, locked)
 
 
 def empty_is_free(_app: Flask) -> None:
     """No row from SKIP LOCKED: surely nobody has it."""
-    before = SqlRecords.hold
-    SqlRecords.hold = (  # type: ignore[method-assign]
+    before = PostgresRecords.hold
+    PostgresRecords.hold = (  # type: ignore[method-assign]
         lambda self, template, claim, values: (
             before(self, template, claim, values) or _in_any_case(self, claim)
         )
@@ -76,22 +76,22 @@ def redis_trusted(_app: Flask) -> None:
             mine.add(claim.owner)
         return glance
 
-    def claim_it(self: SqlRecords, claim: Claim) -> SqlHold | None:
+    def claim_it(self: PostgresRecords, claim: Claim) -> PostgresHold | None:
         hold = before(self, claim)
         trusted = claim.owner in mine
         mine.discard(claim.owner)
         return _in_any_case(self, claim) if hold is None and trusted else hold
 
     mine: set[str] = set()
-    ask, before = redis.RedisLock.acquire, SqlRecords.claim
+    ask, before = redis.RedisLock.acquire, PostgresRecords.claim
     redis.RedisLock.acquire = acquire  # type: ignore[method-assign]
-    SqlRecords.claim = claim_it  # type: ignore[method-assign]
+    PostgresRecords.claim = claim_it  # type: ignore[method-assign]
 
 
 def commit_after_answer(app: Flask) -> None:
     """The client has its answer before the COMMIT."""
 
-    def complete(self: engine.Execution, answer: Answer) -> None:
+    def complete(self: engine.Execution, answer: StoredResponse) -> None:
         g.later = lambda: before(self, answer)
         self.abandon = lambda: None  # type: ignore[method-assign]
 
@@ -118,7 +118,7 @@ def two_transactions(_app: Flask) -> None:
 def delete_on_error(_app: Flask) -> None:
     """The COMMIT failed: surely the record may go."""
 
-    def complete(self: SqlHold, answer: Answer) -> None:
+    def complete(self: PostgresHold, answer: StoredResponse) -> None:
         try:
             before(self, answer)
         except StoreUnavailable:
@@ -126,8 +126,8 @@ def delete_on_error(_app: Flask) -> None:
             self._records.run("DELETE FROM {table} WHERE key = %(key)s", key)
             raise
 
-    before = SqlHold.complete
-    SqlHold.complete = complete  # type: ignore[method-assign]
+    before = PostgresHold.complete
+    PostgresHold.complete = complete  # type: ignore[method-assign]
 
 
 def fail_open(app: Flask) -> None:
@@ -168,16 +168,16 @@ def lock_believed_forever(_app: Flask) -> None:
 
 def fingerprint_on_one_path(_app: Flask) -> None:
     """A claim is checked, a replay is not."""
-    machine.NEXT[Seen.COMPLETED, Comparison.OTHER] = Next.REPLAY
+    machine.NEXT[Situation.COMPLETED, Comparison.OTHER] = Next.REPLAY
 
 
 def fingerprint_not_in_progress(_app: Flask) -> None:
     """A replay is checked, a take-over is not."""
-    machine.NEXT[Seen.IN_PROGRESS, Comparison.OTHER] = Next.TAKE_OVER
+    machine.NEXT[Situation.IN_PROGRESS, Comparison.OTHER] = Next.TAKE_OVER
 
 
 def never_taken_over(_app: Flask) -> None:
-    SqlRecords.take_over = lambda *args: None  # type: ignore[method-assign]
+    PostgresRecords.take_over = lambda *args: None  # type: ignore[method-assign]
 
 
 def answer_not_stored(_app: Flask) -> None:
@@ -196,15 +196,15 @@ def errors_kept(_app: Flask) -> None:
 def lost_commit_is_success(_app: Flask) -> None:
     """The connection broke in COMMIT: surely it went well."""
 
-    def complete(self: SqlHold, answer: Answer) -> None:
+    def complete(self: PostgresHold, answer: StoredResponse) -> None:
         try:
             before(self, answer)
         except StoreUnavailable as error:
             if not isinstance(error.__cause__, psycopg2.Error):
                 raise
 
-    before = SqlHold.complete
-    SqlHold.complete = complete  # type: ignore[method-assign]
+    before = PostgresHold.complete
+    PostgresHold.complete = complete  # type: ignore[method-assign]
 
 
 def claim_without_attempt(_app: Flask) -> None:

@@ -19,7 +19,7 @@ from flask import Flask, got_request_exception, request
 
 from flask_idempotency import store_failed
 from flask_idempotency.core.ports import Glance
-from flask_idempotency.stores.postgres.wire import Wire
+from flask_idempotency.stores.postgres.wire import RawConnection
 from flask_idempotency.web.setup.state import AppState
 from flask_idempotency.web.signals import Event
 from tests.faults.history import Journal
@@ -92,9 +92,9 @@ def install_in_stores(state: AppState) -> None:
     store_failed.connect(_note_miss, state.app, weak=False)
     lock.acquire = _after_acquire(lock.acquire)
     lock.finish = _after_finish(lock.finish)
-    send = Wire.send
+    send = RawConnection.send
 
-    def in_pieces(self: Wire, sql: Any, values: dict[str, Any] | None = None) -> Any:
+    def in_pieces(self: RawConnection, sql: Any, values: dict[str, Any] | None = None) -> Any:
         if isinstance(sql, str):  # a claim
             claim, commit, rest = sql.partition("COMMIT;\n")
             if asked.fault == "claim" and rest:
@@ -110,7 +110,7 @@ def install_in_stores(state: AppState) -> None:
             point("commit")
         return cursor
 
-    Wire.send = in_pieces  # type: ignore[method-assign]
+    RawConnection.send = in_pieces  # type: ignore[method-assign]
 
 
 def _note_miss(_sender: Flask, event: Event) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flask_idempotency.core.fingerprint import Fingerprint
-from flask_idempotency.core.records import Answer, Claim
+from flask_idempotency.core.records import Claim, StoredResponse
 
 HEADERS = (("Content-Type", "application/json"),)
 UPDATES = """select n_tup_upd, n_tup_hot_upd from pg_stat_all_tables
@@ -31,7 +31,7 @@ def complete(world: Any, count: int, size: int) -> None:
             fingerprint = Fingerprint(1, secrets.token_bytes(32))
             owner = secrets.token_urlsafe(16)
             claim = Claim(secrets.token_bytes(32), "create_payment", fingerprint, owner, 86400.0)
-            records.claim(claim).complete(Answer(201, HEADERS, secrets.token_bytes(size)))
+            records.claim(claim).complete(StoredResponse(201, HEADERS, secrets.token_bytes(size)))
 
 
 def updates(world: Any, count: int) -> tuple[int, int]:

@@ -13,14 +13,14 @@ from redis.retry import Retry
 import servers
 from flask_idempotency import current_operation, idempotent
 from flask_idempotency.core.fingerprint import Fingerprint
-from flask_idempotency.core.records import Answer, Claim
+from flask_idempotency.core.records import Claim, StoredResponse
 
 pytestmark = pytest.mark.parametrize("store", ["redis"], indirect=True)
 
 ANY, CLAIM, FINISH = b"record:", b"local attempt = 1", b"'status'"
 """What is in every command of the store, and in the two scripts."""
 
-ANSWER = Answer(201, (("X-Same", "1"),), b"paid")
+ANSWER = StoredResponse(201, (("X-Same", "1"),), b"paid")
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_a_claim_does_not_take_its_own_finished_record_for_a_new_one(records, cl
     """As if the network had kept the first copy of the command until after the end."""
     records.claim(claim).complete(ANSWER)
     assert records.claim(claim) is None
-    assert records.look(claim.key).answer == ANSWER
+    assert records.look(claim.key).response == ANSWER
 
 
 def test_an_end_that_nobody_could_confirm_is_found_by_the_retry(

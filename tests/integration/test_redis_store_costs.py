@@ -9,13 +9,13 @@ import pytest
 import redis
 
 import servers
-from flask_idempotency.core.records import Answer
+from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.stores.redis.records import RedisRecords
 from flask_idempotency.testing.claims import a_claim, again, seen
 from tests.waiting import wait_until
 
 BIG = b"x" * 1_000_000
-ANSWER = Answer(201, (("Content-Type", "text/plain"),), b"paid")
+ANSWER = StoredResponse(201, (("Content-Type", "text/plain"),), b"paid")
 
 
 class CountingConnection(redis.Connection):
@@ -59,10 +59,10 @@ def test_a_replay_does_not_fetch_the_steps(client, records):
     for number in range(20):
         lease.record(f"step {number}", BIG)
     with cost(client) as before_the_end:
-        assert records.look(claim.key).answer is None
+        assert records.look(claim.key).response is None
     lease.complete(ANSWER)
     with cost(client) as replay:
-        assert seen(records, claim).answer == ANSWER
+        assert seen(records, claim).response == ANSWER
     for measured in before_the_end, replay:
         assert measured["trips"] == 1
         assert measured["bytes"] < 20_000
@@ -86,7 +86,7 @@ def test_large_steps_are_fetched_a_few_at_a_time(client, records, steps, trips):
 @pytest.mark.parametrize("command", ["stats", "newest"])
 def test_the_operators_lists_take_few_round_trips(client, records, command):
     for _ in range(3000):
-        records.claim(a_claim(lease=60)).complete(Answer(200, (), b"x" * 1000))
+        records.claim(a_claim(lease=60)).complete(StoredResponse(200, (), b"x" * 1000))
     admin = records.admin()
     with cost(client) as measured:
         if command == "stats":

@@ -12,7 +12,7 @@ from redis import Redis
 from flask_idempotency.core.engine import Mismatch, Replay
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.ports import Glance
-from flask_idempotency.core.records import Answer, Claim
+from flask_idempotency.core.records import Claim, StoredResponse
 
 SAME, OTHER = Fingerprint(1, b"s" * 32), Fingerprint(1, b"o" * 32)
 FIRST = Claim(b"k" * 32, "pay", SAME, "1" * 22, 60.0)
@@ -32,9 +32,9 @@ def expire(world):
 def test_a_take_over_of_what_was_completed_since_the_look_gets_nothing(world, records):
     hold = records.claim(FIRST)
     seen = records.look(FIRST.key)
-    hold.complete(Answer(201, (), b"the answer"))
+    hold.complete(StoredResponse(201, (), b"the answer"))
     assert records.take_over(SECOND, seen) is None
-    assert records.look(FIRST.key).answer == Answer(201, (), b"the answer")
+    assert records.look(FIRST.key).response == StoredResponse(201, (), b"the answer")
 
 
 def test_a_take_over_of_what_was_taken_over_since_the_look_gets_nothing(world, records):
@@ -51,19 +51,19 @@ def test_a_held_record_cannot_be_taken_over_also_when_it_expired(world, records,
     seen = records.look(FIRST.key)
     assert seen.expired is (ttl == 0)
     assert records.take_over(SECOND, seen) is None
-    hold.complete(Answer(201, (), b""))
+    hold.complete(StoredResponse(201, (), b""))
     assert [r.owner for r in world.records()] == [FIRST.owner]
 
 
 def test_an_expired_record_starts_afresh(world, records):
-    records.claim(FIRST).complete(Answer(201, (), b"old"))
+    records.claim(FIRST).complete(StoredResponse(201, (), b"old"))
     created = world.records()[0].created_at
     expire(world)
     hold = records.take_over(replace(SECOND, fingerprint=OTHER), records.look(FIRST.key))
     assert hold.attempt == 1
     hold.abandon()
     record = records.look(FIRST.key)
-    assert (record.expired, record.answer, record.fingerprint) == (False, None, OTHER)
+    assert (record.expired, record.response, record.fingerprint) == (False, None, OTHER)
     assert world.records()[0].created_at > created
 
 
@@ -108,23 +108,23 @@ def test_who_finishes_without_the_lock_still_tells_it(world, fingerprint):
     """The lock's owner was overtaken, and is there still: its lock must refuse nobody any more."""
     state = world.app.extensions["idempotency"]
     assert state.lock.acquire(FIRST) is Glance.MINE
-    overtakes = state.engine.begin(SECOND, wait=1)  # who would wait asks the records, not the lock
-    overtakes.execution.complete(Answer(201, (), b"the answer"))
-    retry = state.engine.begin(replace(THIRD, fingerprint=fingerprint))
+    overtakes = state.engine.decide(SECOND, wait=1)  # who would wait asks the records, not the lock
+    overtakes.execution.complete(StoredResponse(201, (), b"the answer"))
+    retry = state.engine.decide(replace(THIRD, fingerprint=fingerprint))
     expected = Replay if fingerprint is SAME else Mismatch
     assert isinstance(retry, expected)
-    assert isinstance(state.engine.begin(FIRST), Replay)
+    assert isinstance(state.engine.decide(FIRST), Replay)
 
 
 @pytest.mark.parametrize("store", ["hybrid"])
 def test_a_retry_that_finds_the_end_tells_a_lock_that_forgot(world, redis_server):
     """Not only the retry that replays: a refused one has found it as well."""
     state = world.app.extensions["idempotency"]
-    state.engine.begin(FIRST).execution.complete(Answer(201, (), b"the answer"))
+    state.engine.decide(FIRST).execution.complete(StoredResponse(201, (), b"the answer"))
     for decision, fingerprint in ((Mismatch, OTHER), (Replay, SAME)):
         client = Redis.from_url(redis_server.url)
         client.flushall()
         client.close()
         retry = replace(SECOND, fingerprint=fingerprint)
-        assert isinstance(state.engine.begin(retry), decision)
+        assert isinstance(state.engine.decide(retry), decision)
         assert state.lock.acquire(replace(retry, owner=THIRD.owner)) is Glance.ASK

@@ -34,17 +34,17 @@ KINDS = {
 
 def storm(
     shop: Shop, clients: ThreadPoolExecutor, count: int = KEYS, *, may_break: bool = False
-) -> dict[str, list[demo.Answer]]:
+) -> dict[str, list[demo.StoredResponse]]:
     """Concurrent duplicates of new keys; what the clients of each key were told."""
     keys = [key for key in new_keys(count) for _ in range(DUPLICATES)]
-    told: dict[str, list[demo.Answer]] = {}
+    told: dict[str, list[demo.StoredResponse]] = {}
     each = clients.map(lambda key: shop.pay_for_sure(key, may_break=may_break), keys)
     for key, answers in zip(keys, each, strict=True):
         told.setdefault(key, []).extend(answers)
     return told
 
 
-def processes(told: dict[str, list[demo.Answer]]) -> set[int]:
+def processes(told: dict[str, list[demo.StoredResponse]]) -> set[int]:
     """The processes that ran the views."""
     answers = itertools.chain.from_iterable(told.values())
     return {json.loads(answer.body)["process"] for answer in answers if answer.status == 201}
@@ -121,7 +121,7 @@ def test_a_reload_lets_running_requests_end_and_runs_nothing_twice(
 ) -> None:
     arguments, environment = KINDS[kind]
     shop = open_shop(*arguments, **environment)
-    told: dict[str, list[demo.Answer]] = {}
+    told: dict[str, list[demo.StoredResponse]] = {}
 
     def storm_until_two_served_who_are_not(known: set[int]) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS

@@ -108,7 +108,7 @@ def test_a_custom_value_counts_alone() -> None:
 
 def test_fingerprints_of_two_algorithms_cannot_be_compared() -> None:
     made = [by_request(PAYMENT), by_json(PAYMENT), of_fields("/n")(PAYMENT), by_value(b"n")]
-    assert [fingerprint.version for fingerprint in made] == [1, 5, 6, 4]
+    assert [fingerprint.algorithm for fingerprint in made] == [1, 5, 6, 4]
     assert len({fingerprint.digest for fingerprint in made}) == 4
     for one in made:
         assert [one.matches(other) for other in made].count(None) == 3

@@ -11,14 +11,14 @@ from flask_idempotency.core.machine import (
     AFTER,
     NEXT,
     Comparison,
-    Event,
     IllegalTransition,
     Next,
-    Seen,
+    Situation,
+    Transition,
     after,
     compare,
     decide,
-    seen,
+    situation,
 )
 from flask_idempotency.core.records import Record, State
 
@@ -30,24 +30,24 @@ FINGERPRINTS = {
 }
 
 DECISIONS = {
-    Seen.ABSENT: {Comparison.UNKNOWN: Next.CLAIM},
-    Seen.EXPIRED: dict.fromkeys(Comparison, Next.TAKE_OVER),
-    Seen.IN_PROGRESS: {
+    Situation.ABSENT: {Comparison.UNKNOWN: Next.CLAIM},
+    Situation.EXPIRED: dict.fromkeys(Comparison, Next.TAKE_OVER),
+    Situation.IN_PROGRESS: {
         Comparison.SAME: Next.TAKE_OVER,
         Comparison.OTHER: Next.REFUSE,
         Comparison.UNKNOWN: Next.TAKE_OVER,
     },
-    Seen.LEASED: {
+    Situation.LEASED: {
         Comparison.SAME: Next.LET_RUN,
         Comparison.OTHER: Next.REFUSE,
         Comparison.UNKNOWN: Next.LET_RUN,
     },
-    Seen.INTERRUPTED: {
-        Comparison.SAME: Next.JUDGE,
+    Situation.INTERRUPTED: {
+        Comparison.SAME: Next.ASK_ROUTE,
         Comparison.OTHER: Next.REFUSE,
-        Comparison.UNKNOWN: Next.JUDGE,
+        Comparison.UNKNOWN: Next.ASK_ROUTE,
     },
-    Seen.COMPLETED: {
+    Situation.COMPLETED: {
         Comparison.SAME: Next.REPLAY,
         Comparison.OTHER: Next.REFUSE,
         Comparison.UNKNOWN: Next.REPLAY,
@@ -55,38 +55,38 @@ DECISIONS = {
 }
 
 TRANSITIONS = {
-    (Seen.ABSENT, Event.CLAIM): Seen.IN_PROGRESS,
-    (Seen.IN_PROGRESS, Event.TAKE_OVER): Seen.IN_PROGRESS,
-    (Seen.IN_PROGRESS, Event.COMPLETE): Seen.COMPLETED,
-    (Seen.INTERRUPTED, Event.TAKE_OVER): Seen.IN_PROGRESS,
-    (Seen.EXPIRED, Event.TAKE_OVER): Seen.IN_PROGRESS,
-    (Seen.EXPIRED, Event.COMPLETE): Seen.COMPLETED,
-    (Seen.EXPIRED, Event.PURGE): Seen.ABSENT,
+    (Situation.ABSENT, Transition.CLAIM): Situation.IN_PROGRESS,
+    (Situation.IN_PROGRESS, Transition.TAKE_OVER): Situation.IN_PROGRESS,
+    (Situation.IN_PROGRESS, Transition.COMPLETE): Situation.COMPLETED,
+    (Situation.INTERRUPTED, Transition.TAKE_OVER): Situation.IN_PROGRESS,
+    (Situation.EXPIRED, Transition.TAKE_OVER): Situation.IN_PROGRESS,
+    (Situation.EXPIRED, Transition.COMPLETE): Situation.COMPLETED,
+    (Situation.EXPIRED, Transition.PURGE): Situation.ABSENT,
 }
 
 
-def record(how: Seen, fingerprint: Fingerprint) -> Record | None:
-    if how is Seen.ABSENT:
+def record(how: Situation, fingerprint: Fingerprint) -> Record | None:
+    if how is Situation.ABSENT:
         return None
-    state = State.COMPLETED if how is Seen.COMPLETED else State.IN_PROGRESS
-    lease_left = {Seen.LEASED: 1.0, Seen.INTERRUPTED: 0.0}.get(how)
-    expired = how is Seen.EXPIRED
+    state = State.COMPLETED if how is Situation.COMPLETED else State.IN_PROGRESS
+    lease_left = {Situation.LEASED: 1.0, Situation.INTERRUPTED: 0.0}.get(how)
+    expired = how is Situation.EXPIRED
     return Record(b"k" * 32, "pay", state, fingerprint, 1, expired=expired, lease_left=lease_left)
 
 
-@pytest.mark.parametrize(("how", "match"), list(product(Seen, Comparison)))
+@pytest.mark.parametrize(("how", "match"), list(product(Situation, Comparison)))
 def test_every_cell_of_the_decision_table(how, match):
     expected = DECISIONS[how].get(match)
     if expected is None:
         assert (how, match) not in NEXT
         return
     found = record(how, FINGERPRINTS[match])
-    assert seen(found) is how
+    assert situation(found) is how
     assert compare(found, MINE) is match
     assert decide(found, MINE) is expected
 
 
-@pytest.mark.parametrize(("state", "event"), list(product(Seen, Event)))
+@pytest.mark.parametrize(("state", "event"), list(product(Situation, Transition)))
 def test_every_cell_of_the_transition_table(state, event):
     if (state, event) in TRANSITIONS:
         assert after(state, event) is TRANSITIONS[state, event]
@@ -104,7 +104,7 @@ def test_the_tables_hold_nothing_else():
 def test_who_resumes_goes_on_with_the_same_live_record_or_leaves_it(how, match):
     found = record(how, FINGERPRINTS[match])
     usual = NEXT[how, match]
-    lives = how not in (Seen.ABSENT, Seen.EXPIRED)
+    lives = how not in (Situation.ABSENT, Situation.EXPIRED)
     told = usual in (Next.REPLAY, Next.REFUSE)
     for owner in "", "other":
         goes_on = told or (lives and owner == "")

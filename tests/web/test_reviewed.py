@@ -88,7 +88,7 @@ def test_a_step_that_may_be_recorded_is_looked_up_before_it_is_done_again(world,
             hold.record = lost
             return hold
 
-        monkeypatch.setattr(steps._lease, "begin" if atomic else "record", answer_lost)
+        monkeypatch.setattr(steps._lease, "open_step" if atomic else "record", answer_lost)
         with pytest.raises(StoreUnavailable):
             current_operation.step("charge", runs.append, 1, atomic=atomic)
         current_operation.step("charge", runs.append, 1, atomic=atomic)

@@ -19,7 +19,7 @@ from flask_idempotency.stores.table_admin import TableAdmin, between
 
 from . import checks, statements
 from .failures import original, store_error
-from .records import SqlHold, SqlRecords
+from .records import PostgresHold, PostgresRecords
 from .shape import MIGRATE, Shape, index_on, preparer, shape_of, wrong_columns
 
 _ONE_AT_A_TIME = text("SELECT pg_advisory_xact_lock(hashtext(:table))")
@@ -31,7 +31,7 @@ _DROP_INDEX = "DROP INDEX CONCURRENTLY IF EXISTS {name}"
 _FILL = f"ALTER TABLE {{table}} SET (fillfactor = {FILLFACTOR})"
 
 
-class SqlAdmin(TableAdmin):
+class PostgresAdmin(TableAdmin):
     """The records in PostgreSQL, for an operator."""
 
     sql = admin_statements(
@@ -43,7 +43,7 @@ class SqlAdmin(TableAdmin):
 
     remedy = checks.POOLER
 
-    def __init__(self, records: SqlRecords) -> None:
+    def __init__(self, records: PostgresRecords) -> None:
         self._records = records
 
     def reopen(self, start: bytes, owner: str, ttl_seconds: float) -> bytes | None:
@@ -65,7 +65,7 @@ class SqlAdmin(TableAdmin):
         """Count a try of what nobody holds."""
         return self._records.run(statements.COUNT_TRY, {"key": due.key, "owner": due.owner})[1] == 1
 
-    def put_off(self, key: bytes) -> None:
+    def postpone(self, key: bytes) -> None:
         """Put one off that nobody holds."""
         self._records.run(statements.PUT_OFF, {"key": key})
 
@@ -100,7 +100,7 @@ class SqlAdmin(TableAdmin):
         """Check the server and the table."""
         return checks.examine(self._records)
 
-    def trial(self) -> AbstractContextManager[SqlHold]:
+    def trial(self) -> AbstractContextManager[PostgresHold]:
         """Claim a record of its own."""
         return checks.trial(self._records)
 
@@ -108,7 +108,7 @@ class SqlAdmin(TableAdmin):
         return self._records.fetch(template, values)[0]
 
 
-def _sound(records: SqlRecords, table: Table) -> Shape:
+def _sound(records: PostgresRecords, table: Table) -> Shape:
     """The table as it is. Raises ``ConfigurationError`` if it is not to be mended here."""
     shape = shape_of(records, table)
     if shape is None or not shape.has_key or wrong_columns(table, shape):
@@ -119,7 +119,7 @@ def _sound(records: SqlRecords, table: Table) -> Shape:
     return shape
 
 
-def _complete(records: SqlRecords, shape: Shape) -> list[str]:
+def _complete(records: PostgresRecords, shape: Shape) -> list[str]:
     """Add the index and the fill factor to a table in use, which goes on being read and written."""
     done = []
     if not shape.has_expiry:

@@ -25,7 +25,7 @@ from flask_idempotency.stores.redis.lock import NoLock, RedisLock, cause
 from flask_idempotency.stores.table import FILLFACTOR
 
 from .failures import original
-from .records import SqlHold, SqlRecords
+from .records import PostgresHold, PostgresRecords
 from .shape import MIGRATE, Shape, shape_of, wrong_columns
 
 TRIAL = "flask idempotency check"
@@ -49,7 +49,7 @@ _SERVER = """SELECT current_setting('server_version'),
        current_setting('synchronous_commit')"""
 
 
-def examine(records: SqlRecords) -> Iterator[Finding]:
+def examine(records: PostgresRecords) -> Iterator[Finding]:
     """Check the server and the tables, and leave nothing there. Ends early if the server is away."""
     try:
         server = records.run(_SERVER)[0]
@@ -89,7 +89,7 @@ def _examine_server(
         yield Finding("advice", "durability", lossy, "turn synchronous_commit on")
 
 
-def _examine_table(records: SqlRecords, shape: Shape | None) -> Iterator[Finding]:
+def _examine_table(records: PostgresRecords, shape: Shape | None) -> Iterator[Finding]:
     name, create_it = records.table.fullname, _CREATE
     if shape is None:
         yield Finding("FAILED", "table", f"{name} is missing", f"{create_it}, or {MIGRATE}")
@@ -122,7 +122,7 @@ def _examine_table(records: SqlRecords, shape: Shape | None) -> Iterator[Finding
         yield Finding("advice", "fill factor", full, set_it if shape.fillfactor else create_it)
 
 
-def _examine_steps(records: SqlRecords, shape: Shape | None, *, writable: bool) -> Finding:
+def _examine_steps(records: PostgresRecords, shape: Shape | None, *, writable: bool) -> Finding:
     """The table of steps, which every purge uses too. Without it a step runs again in each attempt."""
     subject, name = "steps", records.steps.fullname
     if shape is None:
@@ -141,7 +141,7 @@ def _examine_steps(records: SqlRecords, shape: Shape | None, *, writable: bool) 
     return Finding("ok", subject, f"all {len(records.steps.columns)} columns of {name}")
 
 
-def _try_steps(records: SqlRecords) -> Finding:
+def _try_steps(records: PostgresRecords) -> Finding:
     """Keep a step as a request does, and delete it in the same transaction."""
     subject, name = "steps", records.steps.fullname
     allow = f"grant the application's user SELECT, INSERT, UPDATE and DELETE on {name}, on all rows"
@@ -158,14 +158,14 @@ def _try_steps(records: SqlRecords) -> Finding:
 
 
 @contextmanager
-def trial(records: SqlRecords) -> Iterator[SqlHold]:
+def trial(records: PostgresRecords) -> Iterator[PostgresHold]:
     """Claim a record of its own as a request would; roll back and delete the record at the end.
 
     Raises what a request would raise, and ``NotAtomic`` if two messages are not one transaction.
     """
     claim = trial_claim()
     try:
-        hold = cast("SqlHold | None", records.claim(claim))
+        hold = cast("PostgresHold | None", records.claim(claim))
         if hold is None:
             raise StoreUnavailable("the table is locked, by an ALTER TABLE for instance")
         try:
@@ -180,7 +180,7 @@ def trial(records: SqlRecords) -> Iterator[SqlHold]:
             records.run(_FORGET, {"key": claim.key, "owner": claim.owner})
 
 
-def _change(records: SqlRecords, hold: SqlHold, claim: Claim) -> None:
+def _change(records: PostgresRecords, hold: PostgresHold, claim: Claim) -> None:
     """Change the record as the end of an operation does. Raises ``ConfigurationError``."""
     mine = records.table.c.key == claim.key
     change = records.table.update().where(mine).values(status=200)

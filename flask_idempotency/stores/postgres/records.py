@@ -2,7 +2,7 @@
 
 Why locking the row proves that it is free: a holder locks it at the top of its transaction, before
 anything else, and everything the view writes is in that same transaction, which nobody but
-:meth:`SqlHold.complete` commits. So whoever gets the lock knows that the holder's transaction has
+:meth:`PostgresHold.complete` commits. So whoever gets the lock knows that the holder's transaction has
 ended: committed, then the record says so, or rolled back, then nothing of it exists. No clock, no
 time-out and no heartbeat is part of the argument.
 """
@@ -26,9 +26,9 @@ from flask_idempotency.core.errors import (
     StoreUnavailable,
     TransactionConflict,
 )
-from flask_idempotency.core.records import Answer, Claim, Record
-from flask_idempotency.stores.lease import SqlLease
-from flask_idempotency.stores.rows import answer_values, claim_values, record_of
+from flask_idempotency.core.records import Claim, Record, StoredResponse
+from flask_idempotency.stores.lease import PostgresLease
+from flask_idempotency.stores.rows import claim_values, record_of, response_values
 from flask_idempotency.stores.units import operation_engine
 
 from . import lease_statements, statements
@@ -48,10 +48,10 @@ from .failures import (
     store_error,
 )
 from .savepoints import Facts, PostgresUnits, guard_isolation
-from .wire import Wire
+from .wire import RawConnection
 
 if TYPE_CHECKING:
-    from .admin import SqlAdmin
+    from .admin import PostgresAdmin
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ _SET_LOCAL = f"SET LOCAL lock_timeout = '{statements.LOCK_TIMEOUT}';"
 _NOT_OURS = CONFLICTS | {LOCK_NOT_AVAILABLE}
 
 
-class SqlRecords:
+class PostgresRecords:
     """The table of records, reached through an engine of the application."""
 
     atomic = True
@@ -83,26 +83,26 @@ class SqlRecords:
         self._schema: str | None = None
         self._as_login = False
 
-    def admin(self) -> SqlAdmin:
+    def admin(self) -> PostgresAdmin:
         """What the commands need."""
-        from .admin import SqlAdmin
+        from .admin import PostgresAdmin
 
-        return SqlAdmin(self)
+        return PostgresAdmin(self)
 
     def look(self, key: bytes) -> Record | None:
         """The record, without a lock, in one plain read."""
         row = self.run(statements.LOOK, {"key": key})[0]
         return None if row is None else record_of(row)
 
-    def claim(self, claim: Claim) -> SqlHold | SqlLease | None:
+    def claim(self, claim: Claim) -> PostgresHold | PostgresLease | None:
         """Insert the record and commit that; lock the row, if the operation is atomic: one message."""
         if claim.lease_seconds is not None:
             return self._lease(lease_statements.CLAIM, claim, claim_values(claim))
         return self.hold(statements.CLAIM, claim, claim_values(claim))
 
-    def take_over(self, claim: Claim, seen: Record) -> SqlHold | SqlLease | None:
+    def take_over(self, claim: Claim, as_seen: Record) -> PostgresHold | PostgresLease | None:
         """Make an unlocked row ours with the next attempt, and so on as in :meth:`claim`."""
-        values = {**claim_values(claim), "seen": seen.owner}
+        values = {**claim_values(claim), "seen": as_seen.owner}
         if claim.lease_seconds is not None:
             return self._lease(lease_statements.TAKE_OVER, claim, values)
         return self.hold(statements.TAKE_OVER, claim, values)
@@ -128,7 +128,7 @@ class SqlRecords:
     ) -> tuple[list[tuple[Any, ...]], int]:
         """Like :meth:`run`, with all rows."""
 
-        def ask(wire: Wire) -> tuple[list[tuple[Any, ...]], int]:
+        def ask(wire: RawConnection) -> tuple[list[tuple[Any, ...]], int]:
             try:
                 cursor = wire.send(self.prepared(template, wire), values)
                 return (cursor.fetchall() if cursor.description else []), cursor.rowcount
@@ -137,24 +137,24 @@ class SqlRecords:
 
         return self._on_a_wire(ask)
 
-    def _lease(self, template: str, claim: Claim, values: dict[str, Any]) -> SqlLease | None:
+    def _lease(self, template: str, claim: Claim, values: dict[str, Any]) -> PostgresLease | None:
         try:
             row = self.run(template, values)[0]
         except (StoreUnavailable, TransactionConflict) as error:
             if getattr(error.__cause__, "pgcode", None) not in _NOT_OURS:
                 raise
             return None
-        return None if row is None else SqlLease(self, claim, attempt=row[0])
+        return None if row is None else PostgresLease(self, claim, attempt=row[0])
 
-    def hold(self, template: str, claim: Claim, values: dict[str, Any]) -> SqlHold | None:
+    def hold(self, template: str, claim: Claim, values: dict[str, Any]) -> PostgresHold | None:
         """Send a message that ends by locking the row; None if it could not be locked."""
 
-        def lock(wire: Wire) -> SqlHold | None:
+        def lock(wire: RawConnection) -> PostgresHold | None:
             hold = None
             try:
                 row = wire.send(self.prepared(template, wire), values).fetchone()
                 if row is not None:
-                    hold = SqlHold(self, wire, claim, Locked(*row[:7]))
+                    hold = PostgresHold(self, wire, claim, Locked(*row[:7]))
             except psycopg2.Error as error:
                 if error.pgcode not in _NOT_OURS:
                     raise
@@ -165,7 +165,7 @@ class SqlRecords:
 
         return self._on_a_wire(lock)
 
-    def _on_a_wire(self, use: Callable[[Wire], T]) -> T:
+    def _on_a_wire(self, use: Callable[[RawConnection], T]) -> T:
         """Run ``use``, a second time if the pooled connection turned out to be of no use.
 
         It is dead, or after a failover it leads to a server that takes no writes. Every verb may be
@@ -173,7 +173,7 @@ class SqlRecords:
         """
         for another_try in (True, False):
             try:
-                return use(Wire(self.engine))
+                return use(RawConnection(self.engine))
             except (psycopg2.Error, exc.SQLAlchemyError) as error:
                 driver_error = original(error)
                 if getattr(driver_error, "pgcode", None) == NO_RIGHT and another_try != self._as_login:
@@ -193,9 +193,9 @@ class SqlRecords:
                     raise StoreUnavailable from error
         raise AssertionError("unreachable")
 
-    def prepared(self, template: str, wire: Wire) -> str:
+    def prepared(self, template: str, wire: RawConnection) -> str:
         """The statement for these tables and, where it begins a transaction, this engine."""
-        begin = wire.begin if "{begin}" in template else ""
+        begin = wire.isolation if "{begin}" in template else ""
         prepared = self._cache.get((template, begin))
         if prepared is None:
             settings = self.facts(wire).settings if "{settings}" in template else ""
@@ -208,7 +208,7 @@ class SqlRecords:
                 self._cache[template, begin] = prepared
         return prepared
 
-    def _name(self, table: Table, wire: Wire) -> str:
+    def _name(self, table: Table, wire: RawConnection) -> str:
         """The table with its schema, found once: a request may leave any search path behind."""
         preparer = self.engine.dialect.identifier_preparer
         if self._schema is None and not self.table.schema:
@@ -224,14 +224,14 @@ class SqlRecords:
         self._schema = None
         self._cache.clear()
 
-    def _find_schema(self, table: str, wire: Wire) -> str | None:
+    def _find_schema(self, table: str, wire: RawConnection) -> str | None:
         for question in (session_statements.WHERE_TABLE_IS, session_statements.WHERE_TABLE_IS_NOW):
             schema: str | None = wire.send(question, {"table": table}).fetchall()[0][0]
             if schema is not None:
                 return schema
         return None
 
-    def facts(self, wire: Wire) -> Facts:
+    def facts(self, wire: RawConnection) -> Facts:
         """Make the engine ready, and find out what depends on its database.
 
         Without a lock, which must not be held over a message: requests that come first at the same
@@ -270,10 +270,12 @@ class Locked:
     synchronous_commit: str
 
 
-class SqlHold:
+class PostgresHold:
     """A transaction that holds the row of a record that is ours: an atomic operation's, or a step's."""
 
-    def __init__(self, records: SqlRecords, wire: Wire, claim: Claim, locked: Locked) -> None:
+    def __init__(
+        self, records: PostgresRecords, wire: RawConnection, claim: Claim, locked: Locked
+    ) -> None:
         self.attempt = locked.attempt
         self._records, self._wire, self._claim, self._locked = records, wire, claim, locked
         self._open, self._committed = True, False
@@ -290,11 +292,11 @@ class SqlHold:
             self._connection.begin()  # the transaction that is open already: sends nothing
         return self._connection
 
-    def complete(self, answer: Answer) -> None:
+    def complete(self, response: StoredResponse) -> None:
         """Store the answer and commit, in one message."""
         late = time.monotonic() - self._began > statements.LATE * self._claim.ttl_seconds
         template = statements.FINISH_LATE if late else statements.FINISH
-        self._finish(template, answer_values(answer))
+        self._finish(template, response_values(response))
 
     def record(self, step: str, result: bytes) -> None:
         """Record the step and commit, in one message."""

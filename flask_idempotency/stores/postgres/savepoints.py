@@ -41,7 +41,7 @@ from flask_idempotency.stores.units import NAME, StandIn, Units
 from .failures import NO_SAVEPOINT, SERIALIZATION_FAILURE, UNREAD
 
 if TYPE_CHECKING:
-    from .wire import Wire
+    from .wire import RawConnection
 
 Connection = extensions.connection
 Cursor = extensions.cursor
@@ -81,7 +81,7 @@ class Facts:
 class PostgresUnits(Units):
     """The units of one operation. ``isolation`` is its transaction's, as the server names it."""
 
-    def __init__(self, wire: Wire, facts: Facts, isolation: str) -> None:
+    def __init__(self, wire: RawConnection, facts: Facts, isolation: str) -> None:
         super().__init__(wire.engine, wire.fairy)
         self.driver: Connection = wire.driver
         self.top = StandIn(self, is_top=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sqlalchemy import Index, Table
 from sqlalchemy.dialects import postgresql
 
-from .records import SqlRecords
+from .records import PostgresRecords
 
 MIGRATE = "make a migration (the table is part of db.metadata)"
 """What to do when the table is not as it should be."""
@@ -52,7 +52,7 @@ class Shape:
     has_resumable: bool
 
 
-def shape_of(records: SqlRecords, table: Table) -> Shape | None:
+def shape_of(records: PostgresRecords, table: Table) -> Shape | None:
     """One of the two tables as it is in the database, or None."""
     resumable = preparer.format_index(index_on(records.table, "created_at"))
     names = {

@@ -4,7 +4,7 @@ psycopg2 sends BEGIN as a message of its own. In the driver's autocommit mode it
 told and nothing else, so a whole transaction fits into one message. Switching the mode leaves nothing
 behind on the server, and costs no round trip (one, if the engine names an isolation level). The other
 side of it: the driver's ``commit()`` and ``rollback()`` and the pool's reset do nothing then, so
-:meth:`Wire.close` itself sees to it that no transaction and no setting goes back to the pool.
+:meth:`RawConnection.close` itself sees to it that no transaction and no setting goes back to the pool.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LEVELS = {
 _AUTOCOMMIT = "AUTOCOMMIT"
 
 
-class Wire:
+class RawConnection:
     """One checked-out connection. Whoever opens a wire closes it, whatever happens.
 
     ``has_listener`` says that a listener of the pool has begun a transaction on it, to set something.
@@ -67,7 +67,7 @@ class Wire:
             raise
 
     @property
-    def begin(self) -> str:
+    def isolation(self) -> str:
         """What follows BEGIN so that the transaction is as isolated as the application asked."""
         if self._autocommit or self._chosen == _AUTOCOMMIT:
             raise NotAtomic(

@@ -110,7 +110,7 @@ class RedisAdmin:
         """Nothing waits."""
         return Waiting(0, 0, 0)
 
-    def put_off(self, key: bytes) -> None:
+    def postpone(self, key: bytes) -> None:
         """Nothing is put off."""
 
     def purge(self, batch: int) -> Iterator[int]:  # noqa: ARG002
@@ -161,7 +161,7 @@ class RedisAdmin:
 
     def _keys(self, start: bytes = b"") -> Iterator[bytes]:
         """The keys that start so. Raises ``StoreUnavailable``."""
-        prefix, seen = self._records.prefix, set()
+        prefix, as_seen = self._records.prefix, set()
         pattern = re.sub(r"([\\*?\[\]])", r"\\\1", prefix) + start.hex() + "*"
         try:
             for name in self._records.connected().scan_iter(match=pattern, count=AT_ONCE):
@@ -169,8 +169,8 @@ class RedisAdmin:
                 digits = (
                     digits.encode() if isinstance(digits, str) else digits
                 )  # by the client's set-up
-                if _KEY.fullmatch(digits) and digits not in seen:
-                    seen.add(digits)  # SCAN may give one twice
+                if _KEY.fullmatch(digits) and digits not in as_seen:
+                    as_seen.add(digits)  # SCAN may give one twice
                     yield bytes.fromhex(digits.decode())
         except Exception as error:
             raise StoreUnavailable from error

@@ -328,7 +328,7 @@ def cause(error: Exception) -> str:
 
 
 def _fingerprint(claim: Claim) -> str:
-    return f"{claim.fingerprint.version:x}.{claim.fingerprint.digest.hex()}"
+    return f"{claim.fingerprint.algorithm:x}.{claim.fingerprint.digest.hex()}"
 
 
 def _ms(seconds: float) -> int:

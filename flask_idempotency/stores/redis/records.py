@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from flask_idempotency.core.errors import LeaseLost, NotAtomic, RecordBroken, StoreUnavailable
 from flask_idempotency.core.fingerprint import Fingerprint
-from flask_idempotency.core.records import Answer, Claim, Record, State
+from flask_idempotency.core.records import Claim, Record, State, StoredResponse
 from flask_idempotency.stores.rows import finite, legible, pairs_of
 
 from .lock import Client, cause
@@ -147,9 +147,9 @@ class RedisRecords:
         """Insert the record, if it is not there."""
         return self._lease(CLAIM, claim)
 
-    def take_over(self, claim: Claim, seen: Record) -> RedisLease | None:
+    def take_over(self, claim: Claim, as_seen: Record) -> RedisLease | None:
         """Make a record ours whose lease is over, or given back."""
-        return self._lease(TAKE_OVER, claim, seen.owner)
+        return self._lease(TAKE_OVER, claim, as_seen.owner)
 
     def wait(self, key: bytes, seconds: float) -> None:
         """Nothing to wait for: every record in progress has a lease."""
@@ -184,7 +184,7 @@ class RedisRecords:
         return self._client
 
     def _lease(self, script: str, claim: Claim, *more: Any) -> RedisLease | None:
-        fingerprint = claim.fingerprint.version, claim.fingerprint.digest
+        fingerprint = claim.fingerprint.algorithm, claim.fingerprint.digest
         lease = milliseconds(claim.lease_seconds or 0)
         values = claim.owner, claim.name, *fingerprint, lease, claim.request or b"", *more
         attempt = self.run(script, claim.key, *values)
@@ -199,13 +199,13 @@ class RedisLease:
         self._records, self._claim = records, claim
         self._open = True
 
-    def complete(self, answer: Answer) -> None:
+    def complete(self, response: StoredResponse) -> None:
         """Store the answer, of a status of 500 or more as failed."""
-        state = State.FAILED if answer.status >= 500 else State.COMPLETED
-        headers = "" if answer.headers is None else json.dumps(answer.headers)
-        body = (1, answer.body) if answer.body is not None else (0, b"")
+        state = State.FAILED if response.status >= 500 else State.COMPLETED
+        headers = "" if response.headers is None else json.dumps(response.headers)
+        body = (1, response.body) if response.body is not None else (0, b"")
         self._change(
-            FINISH, milliseconds(self._claim.ttl_seconds), state.value, answer.status, headers, *body
+            FINISH, milliseconds(self._claim.ttl_seconds), state.value, response.status, headers, *body
         )
         self._open = False
 
@@ -238,7 +238,7 @@ class RedisLease:
         """Record a finished step and renew the lease."""
         self._change(RENEW, milliseconds(self._claim.lease_seconds or 0), step, result)
 
-    def begin(self) -> Any:
+    def open_step(self) -> Any:
         """There is no transaction that a step could commit with."""
         raise NotAtomic(
             "step(..., atomic=True) needs a store that commits with the application's database; the"
@@ -281,10 +281,10 @@ def _record(key: bytes, now: int, fields: dict[str, bytes]) -> Record | None:
     if not fields:
         return None
     with legible():
-        lease, answer = fields.get("lease"), None
+        lease, response = fields.get("lease"), None
         if "status" in fields:
             pairs = pairs_of(fields.get("headers"))
-            answer = Answer(int(fields["status"]), pairs, fields.get("body"))
+            response = StoredResponse(int(fields["status"]), pairs, fields.get("body"))
         return Record(
             key,
             fields["name"].decode(),
@@ -293,7 +293,7 @@ def _record(key: bytes, now: int, fields: dict[str, bytes]) -> Record | None:
             int(fields["attempt"]),
             fields["owner"].decode(),
             lease_left=None if lease is None else finite((float(lease) - now) / 1000),
-            answer=answer,
+            response=response,
         )
 
 

@@ -66,7 +66,7 @@ class SqliteAdmin(TableAdmin):
             run(sqlite_statements.COUNT_TRY, values)
             return bool(run("SELECT changes()", {})[0][0])
 
-    def put_off(self, key: bytes) -> None:
+    def postpone(self, key: bytes) -> None:
         """Put one off."""
         with self._transaction() as run:
             run(sqlite_statements.PUT_OFF, {"key": key})

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, Engine, Table, exc
 
 from flask_idempotency.core.errors import ConfigurationError, LeaseLost, StoreUnavailable
-from flask_idempotency.core.records import Answer, Claim, Record, State
-from flask_idempotency.stores.borrowed import Joinable
+from flask_idempotency.core.records import Claim, Record, State, StoredResponse
+from flask_idempotency.stores.borrowed import BorrowedTransaction
 from flask_idempotency.stores.lease import Lease
-from flask_idempotency.stores.rows import answer_values, claim_values, record_of
+from flask_idempotency.stores.rows import claim_values, record_of, response_values
 
 from . import statements as sqlite_statements
 
@@ -66,9 +66,9 @@ class SqliteRecords:
             transaction.abandon()
         return self._hold(claim) if inserted else None
 
-    def take_over(self, claim: Claim, seen: Record) -> SqliteHold | SqliteLease | None:
+    def take_over(self, claim: Claim, as_seen: Record) -> SqliteHold | SqliteLease | None:
         """Make a record that nobody holds ours, as its next attempt, and commit that; then hold it."""
-        values = {**claim_values(claim), "seen": seen.owner}
+        values = {**claim_values(claim), "seen": as_seen.owner}
         try:
             transaction = self.begin(waits=False)
         except StoreUnavailable:
@@ -104,7 +104,7 @@ class SqliteRecords:
             transaction.abandon()
         return int(deleted)
 
-    def _begin_in_line(self, key: bytes) -> Joinable | None:
+    def _begin_in_line(self, key: bytes) -> BorrowedTransaction | None:
         """The transaction that writes, when it is free; None if the record is there by then."""
         deadline = time.monotonic() + LINE_SECONDS
         while True:
@@ -117,9 +117,9 @@ class SqliteRecords:
                 return None
             time.sleep(POLL_SECONDS)
 
-    def begin(self, *, waits: bool = True) -> Joinable:
+    def begin(self, *, waits: bool = True) -> BorrowedTransaction:
         """The one transaction that writes. Raises ``StoreUnavailable``."""
-        return Joinable(self.engine, waits=waits)
+        return BorrowedTransaction(self.engine, waits=waits)
 
     def fetch(self, template: str, values: dict[str, Any]) -> list[Any]:
         """The rows of a statement that only reads."""
@@ -129,14 +129,14 @@ class SqliteRecords:
         except exc.SQLAlchemyError as error:
             raise self.error(error) from error
 
-    def execute(self, transaction: Joinable, template: str, values: dict[str, Any]) -> Any:
+    def execute(self, transaction: BorrowedTransaction, template: str, values: dict[str, Any]) -> Any:
         """Run one of our statements in a transaction; the driver's cursor."""
         try:
             return transaction.execute(self._prepared(template), values)
         except sqlite3.Error as error:
             raise self.error(error) from error
 
-    def commit(self, transaction: Joinable) -> None:
+    def commit(self, transaction: BorrowedTransaction) -> None:
         """Commit what is ours alone."""
         try:
             transaction.commit()
@@ -182,7 +182,7 @@ class SqliteHold:
     """An atomic operation that is ours, or a step: the one transaction that writes."""
 
     def __init__(
-        self, records: SqliteRecords, claim: Claim, transaction: Joinable, *, attempt: int
+        self, records: SqliteRecords, claim: Claim, transaction: BorrowedTransaction, *, attempt: int
     ) -> None:
         self.attempt = attempt
         self._records, self._claim, self._transaction = records, claim, transaction
@@ -196,9 +196,9 @@ class SqliteHold:
         """No error means more than it says."""
         return None
 
-    def complete(self, answer: Answer) -> None:
+    def complete(self, response: StoredResponse) -> None:
         """Store the answer and commit."""
-        self._finish((sqlite_statements.FINISH, answer_values(answer)))
+        self._finish((sqlite_statements.FINISH, response_values(response)))
 
     def record(self, step: str, result: bytes) -> None:
         """Record the step and commit."""
@@ -237,9 +237,9 @@ class SqliteLease(Lease):
 
     def record(self, step: str, result: bytes) -> None:
         """Record a finished step and renew the lease, in one transaction."""
-        self.begin().record(step, result)
+        self.open_step().record(step, result)
 
-    def begin(self) -> SqliteHold:
+    def open_step(self) -> SqliteHold:
         """A transaction for one step."""
         hold = self._records.hold(self._claim)
         if hold is None:

@@ -8,9 +8,9 @@ from flask import Response
 
 from flask_idempotency.core.errors import Problem
 from flask_idempotency.core.ports import Transaction
-from flask_idempotency.core.records import Answer
+from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import is_kept
-from flask_idempotency.web.session.joined import Work
+from flask_idempotency.web.session.joined import Joined
 
 from .attempt import Attempt
 
@@ -18,7 +18,7 @@ from .attempt import Attempt
 class AtomicAttempt(Attempt):
     """Runs the view inside the transaction that holds the record's row."""
 
-    _work: Work | None = None
+    _work: Joined | None = None
 
     def __exit__(self, *exc: object) -> None:
         super().__exit__(*exc)
@@ -41,9 +41,9 @@ class AtomicAttempt(Attempt):
         """Raise what makes the whole operation void: whatever the view answered, it cannot commit."""
         if self._work is not None:
             try:
-                self._work.raise_if_void(error)
+                self._work.raise_if_uncommittable(error)
             except Problem as problem:
-                self._now.problem = problem
+                self._current.problem = problem
                 raise
 
     def abandon(self) -> None:
@@ -54,19 +54,19 @@ class AtomicAttempt(Attempt):
         finally:
             self._execution.abandon()
 
-    def _begin(self) -> None:
+    def _open(self) -> None:
         hold = cast("Transaction", self._execution.hold)
-        self._work = Work(self._state, self._operation, hold, self._route.other_binds, self._before)
+        self._work = Joined(self._state, self._operation, hold, self._route.other_binds, self._before)
 
-    def _end(self, answer: Answer | None) -> None:
+    def _end(self, stored: StoredResponse | None) -> None:
         self._raise_if_void(None)
-        if answer is None:
+        if stored is None:
             self.abandon()
             return
         if self._work is not None:
-            self._work.refuse_leftovers(answer.status)
+            self._work.refuse_leftovers(stored.status)
             self._work.leave()
-        self._complete(answer)
+        self._complete(stored)
 
     def _is_settled(self) -> bool:
         return self._work is None or self._work.is_settled()

@@ -11,7 +11,7 @@ from flask.globals import request_ctx
 
 from flask_idempotency.core.engine import Execution
 from flask_idempotency.core.errors import Problem, StoreUnavailable
-from flask_idempotency.core.records import Answer
+from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.web.operation import Operation, RequestState
 from flask_idempotency.web.request import body as http
 from flask_idempotency.web.session.joining import SetAside
@@ -39,23 +39,23 @@ class Attempt:
         self,
         state: AppState,
         route: Route,
-        now: RequestState,
+        current: RequestState,
         operation: Operation,
         execution: Execution,
     ) -> None:
-        self._state, self._route, self._now = state, route, now
+        self._state, self._route, self._current = state, route, current
         self._operation, self._execution = operation, execution
         self._started = time.monotonic()
         self._in_view = False
-        self._waiting: Answer | None = None
+        self._waiting: StoredResponse | None = None
         self._is_above = False  # an error of the view is on its way through the decorators
         self._before: SetAside | None = None
         self._registered: list[Any] = []  # with flask.after_this_request
         self._outside = 0  # how many of these before the view
-        now.clean_up = self.clean_up
+        current.clean_up = self.clean_up
         operation.attempt = execution.hold.attempt
 
-    def begin(self, before: SetAside | None = None) -> Attempt | Response:
+    def open(self, before: SetAside | None = None) -> Attempt | Response:
         """Make everything ready for the view. What is answered at once is a response.
 
         ``before`` is what ``db.session`` was in the middle of.
@@ -65,7 +65,7 @@ class Attempt:
             if self._execution.took_over:
                 event = Event(self._operation.name, self._operation.attempt)
                 send(operation_taken_over, self._state.app, event)
-            return self._begin() or self
+            return self._open() or self
         except BaseException:
             self.abandon()
             raise
@@ -103,18 +103,18 @@ class Attempt:
             response: Response = app.make_response(result)
             while len(self._registered) > self._outside:
                 response = app.ensure_sync(self._registered.pop(self._outside))(response)
-            answer = http.capture(response, self._state.settings)
-            kept = self._route.store(response) if self._route.store else self._is_kept(answer.status)
+            stored = http.capture(response, self._state.settings)
+            kept = self._route.store(response) if self._route.store else self._is_kept(stored.status)
         except Exception as error:
             if handled:
                 raise
             return self.fail(error)  # a generator, or what the view registered, fails as the view may
-        if waits and kept and self._now.is_dispatched:
-            self._now.response = response
+        if waits and kept and self._current.is_dispatched:
+            self._current.response = response
             if not self._is_settled():
-                self._waiting, self._now.waiting = answer, self
+                self._waiting, self._current.waiting = stored, self
                 return response
-        self._end_with(answer if kept else None)
+        self._end_with(stored if kept else None)
         return response
 
     def finish(self) -> None:
@@ -122,18 +122,18 @@ class Attempt:
 
         Unless that has undone the work it tells of. Raises what :meth:`succeed` would have raised.
         """
-        answer, self._waiting = self._waiting, None
+        stored, self._waiting = self._waiting, None
         try:
-            if answer is not None:
-                self._end_with(None if answer.status < 400 and self._is_undone() else answer)
+            if stored is not None:
+                self._end_with(None if stored.status < 400 and self._is_undone() else stored)
         finally:
             self.abandon()
 
     def hand_up(self) -> bool:
         """Let an error of the view pass the decorators above it, if it comes back to ``answer``."""
-        self._is_above = self._now.is_dispatched
+        self._is_above = self._current.is_dispatched
         if self._is_above:
-            self._now.raised = self
+            self._current.raised = self
         return self._is_above
 
     def answer(self, error: Exception) -> Response:
@@ -151,11 +151,11 @@ class Attempt:
         self._waiting, self._is_above = None, False
         self.abandon()
 
-    def _end_with(self, answer: Answer | None) -> None:
+    def _end_with(self, stored: StoredResponse | None) -> None:
         try:
-            self._end(answer)
+            self._end(stored)
         except Problem as problem:
-            self._now.problem = problem
+            self._current.problem = problem
             if isinstance(problem, StoreUnavailable):
                 report(self._state, self._operation, problem)
             raise
@@ -167,7 +167,7 @@ class Attempt:
     def _handle(self, error: Exception) -> Any:
         """What the application's error handlers answer. Raises what they leave unhandled."""
         if isinstance(error, Problem):
-            self._now.problem = error
+            self._current.problem = error
             return http.handle_problem(self._state.app, error)
         try:
             raise error  # Flask raises it again, and in a thread of an async view it is not present
@@ -182,10 +182,10 @@ class Attempt:
         """End the attempt without an answer. Does nothing after the end."""
         raise NotImplementedError
 
-    def _begin(self) -> Response | None:
+    def _open(self) -> Response | None:
         raise NotImplementedError
 
-    def _end(self, answer: Answer | None) -> None:
+    def _end(self, stored: StoredResponse | None) -> None:
         """Store the answer, or (None) give the key back."""
         raise NotImplementedError
 
@@ -201,15 +201,15 @@ class Attempt:
         """Whether an answer of this status is kept, if the route does not say."""
         raise NotImplementedError
 
-    def _complete(self, answer: Answer) -> None:
+    def _complete(self, stored: StoredResponse) -> None:
         """Store the answer; then tell everybody who waits for that."""
-        self._execution.complete(answer)
+        self._execution.complete(stored)
         app, operation = self._state.app, self._operation
         seconds = time.monotonic() - self._started
         self._state.pace[operation.name].note(seconds)
-        event = Event(operation.name, operation.attempt, answer.status, seconds)
+        event = Event(operation.name, operation.attempt, stored.status, seconds)
         send(operation_executed, app, event)
-        for function in operation.afterwards:
+        for function in operation.after_commit:
             try:
                 function()
             except Exception:  # the operation has been committed: its answer stands

@@ -31,7 +31,7 @@ from flask_idempotency.core.errors import (
     TransactionConflict,
 )
 from flask_idempotency.core.ports import Lease
-from flask_idempotency.core.records import Answer, Claim
+from flask_idempotency.core.records import Claim, StoredResponse
 from flask_idempotency.core.storable import is_kept
 from flask_idempotency.web.operation import Operation
 from flask_idempotency.web.request import body as http
@@ -52,7 +52,7 @@ _NOT_THE_OPERATIONS = (ConfigurationError, RecordBroken, SealBroken)
 class LeasedAttempt(Attempt):
     """Runs the view without a transaction, while the lease in the record runs."""
 
-    _judges = False
+    _reconciling = False
 
     def fail(self, error: Exception) -> Response:
         """Keep the answer that the application gives to ``error``, whatever it is.
@@ -61,7 +61,7 @@ class LeasedAttempt(Attempt):
         exceptions out (in tests, for example) the error itself, after its answer is kept.
         """
         if isinstance(error, Problem):
-            self._now.problem = error
+            self._current.problem = error
         if self._stays_open_after(error):
             raise error
         app = self._state.app
@@ -71,8 +71,8 @@ class LeasedAttempt(Attempt):
             if unhandled is not error:
                 raise
             # What Flask does with it, but with the answer kept before it is out.
-            answer = app.handle_user_exception(InternalServerError(original_exception=error))
-            response = self.succeed(answer, handled=True, waits=False)
+            result = app.handle_user_exception(InternalServerError(original_exception=error))
+            response = self.succeed(result, handled=True, waits=False)
             propagates = app.config["PROPAGATE_EXCEPTIONS"]
             if propagates or (propagates is None and (app.testing or app.debug)):
                 raise
@@ -97,17 +97,17 @@ class LeasedAttempt(Attempt):
     def abandon(self) -> None:
         """Leave the operation as interrupted, if it has not ended."""
         if self._operation.steps is not None:
-            self._operation.steps = self._now.operation = None
+            self._operation.steps = self._current.operation = None
         self._execution.abandon()
 
-    def _begin(self) -> Response | None:
+    def _open(self) -> Response | None:
         operation, execution = self._operation, self._execution
-        self._now.operation = operation
+        self._current.operation = operation
         lease, binds = cast("Lease", execution.hold), self._route.other_binds
         operation.steps = Steps(self._state, operation, lease, execution.claim, binds)
-        return self._judge() if execution.was_interrupted else None
+        return self._on_interrupted() if execution.was_interrupted else None
 
-    def _judge(self) -> Response | None:
+    def _on_interrupted(self) -> Response | None:
         """Do with an interrupted operation as the route says; None: run it again."""
         operation, policy = self._operation, self._route.on_interrupted
         send(operation_interrupted, self._state.app, Event(operation.name, operation.attempt))
@@ -116,7 +116,7 @@ class LeasedAttempt(Attempt):
                 OperationFailed("The operation was interrupted, and will not be run again.")
             )
         elif callable(policy) and (found := self._ask(policy)) is not None:
-            self._judges = True
+            self._reconciling = True
             response = self.succeed(found, handled=True)
         else:
             if operation.steps is not None:
@@ -135,27 +135,27 @@ class LeasedAttempt(Attempt):
 
     def _keep(self, problem: Problem) -> Response:
         """Store a problem as the answer."""
-        self._now.problem = problem
+        self._current.problem = problem
         response = _lasting(self._state, problem)
         self._end(http.capture(response, self._state.settings))
         return response
 
-    def _end(self, answer: Answer | None) -> None:
+    def _end(self, stored: StoredResponse | None) -> None:
         state = self._state
         session.end_view(state.db, self._operation.name)
         with session.parked(state.db, state.pool):
-            self._end_lease(answer)
+            self._end_lease(stored)
 
-    def _end_lease(self, answer: Answer | None) -> None:
-        if answer is None and self._judges:
+    def _end_lease(self, stored: StoredResponse | None) -> None:
+        if stored is None and self._reconciling:
             self.abandon()  # who could not tell now is asked again: it stays interrupted
-        elif answer is None:
+        elif stored is None:
             self._execution.release()
         else:
-            if answer.status >= 500:
-                self._operation.afterwards.clear()  # what should follow success does not follow this
-            self._operation.steps = self._now.operation = None  # what follows is no part of it
-            self._complete(answer)
+            if stored.status >= 500:
+                self._operation.after_commit.clear()  # what should follow success does not follow this
+            self._operation.steps = self._current.operation = None  # what follows is no part of it
+            self._complete(stored)
 
     def _is_settled(self) -> bool:
         return session.is_settled_outside(self._state.db)
@@ -176,7 +176,7 @@ def fail_record(state: AppState, key: bytes) -> None:
     response = _lasting(state, problem)
     owner = secrets.token_urlsafe(16)
     claim = Claim(key, record.name, record.fingerprint, owner, state.settings.ttl, state.settings.lease)
-    decision = state.engine.begin(claim)
+    decision = state.engine.decide(claim)
     if not isinstance(decision, Claimed):
         raise LeaseLost
     decision.execution.complete(http.capture(response, state.settings))

@@ -23,7 +23,7 @@ from flask_idempotency.core.ports import Lease
 from flask_idempotency.core.records import Claim
 from flask_idempotency.web.operation import Operation
 from flask_idempotency.web.session import joining as session
-from flask_idempotency.web.session.joined import Work
+from flask_idempotency.web.session.joined import Joined
 from flask_idempotency.web.setup.options import NAMES, is_name, read_lease
 from flask_idempotency.web.setup.state import AppState
 
@@ -36,7 +36,7 @@ class PresentStep:
     name: str
     atomic: bool
     function: Callable[[], Any]
-    afterwards: list[Callable[[], object]] = field(default_factory=list)
+    after_commit: list[Callable[[], object]] = field(default_factory=list)
 
 
 _present: ContextVar[PresentStep | None] = ContextVar("flask_idempotency_step", default=None)
@@ -79,7 +79,7 @@ class Steps:
             if result is None:
                 result = self._run(step)
             self._used.add(name)
-        self._operation.afterwards += step.afterwards  # if it failed, they go with it
+        self._operation.after_commit += step.after_commit  # if it failed, they go with it
         return json.loads(result)
 
     def _run(self, step: PresentStep) -> bytes:
@@ -133,10 +133,10 @@ class Steps:
             return None
         return self._state.sealer.open_bytes(stored, self._claim.key, _purpose(name))
 
-    def afterwards(self) -> list[Callable[[], object]]:
+    def after_commit(self) -> list[Callable[[], object]]:
         """Where to put what is to be called after the commit: a step that fails takes its own along."""
         present = self._present()
-        return self._operation.afterwards if present is None else present.afterwards
+        return self._operation.after_commit if present is None else present.after_commit
 
     def begin_again(self) -> None:
         """The view comes now, after ``on_interrupted``: it may ask for the steps that this recorded."""
@@ -206,18 +206,18 @@ class Steps:
                 before.end()
 
     def _run_joined(self, step: PresentStep, before: session.SetAside | None) -> bytes:
-        hold = self._lease.begin()
+        hold = self._lease.open_step()
         try:
-            work = Work(self._state, self._operation, hold, self._other_binds, before)
+            work = Joined(self._state, self._operation, hold, self._other_binds, before)
             try:
                 try:
                     with self._present_step(step):
                         result = _encoded(step.name, step.function())
                         work.commit()
                 except Exception as error:
-                    work.raise_if_void(error)
+                    work.raise_if_uncommittable(error)
                     raise
-                work.raise_if_void(None)
+                work.raise_if_uncommittable(None)
                 work.leave()
                 hold.record(step.name, self._sealed(step.name, result))
             finally:

@@ -32,7 +32,7 @@ from flask_idempotency.core.errors import (
     ResponseNotKept,
 )
 from flask_idempotency.core.keys import parse_key
-from flask_idempotency.core.records import Answer
+from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import POINTERS, REASON, reason_in, storable
 from flask_idempotency.web.setup.options import FormField, Route
 from flask_idempotency.web.setup.settings import Settings
@@ -279,7 +279,7 @@ def _multipart(request: Request, body: bytes) -> tuple[fp.FormPart, ...] | None:
     return tuple(parts)
 
 
-def packed(
+def pack_request(
     request: Request, body: bytes, route: Route, settings: Settings, form_key: str | None
 ) -> bytes:
     """What it takes to send the request again: method, URL, headers that the route names, body.
@@ -300,7 +300,7 @@ def packed(
     return json.dumps(head).encode() + b"\n" + body
 
 
-def capture(response: Response, settings: Settings) -> Answer:
+def capture(response: Response, settings: Settings) -> StoredResponse:
     """The answer to store. Reads a generator's body to its end; the response keeps what it gave.
 
     Only a replay is marked as one: a mark that the view has passed on from elsewhere is taken off.
@@ -318,20 +318,20 @@ def capture(response: Response, settings: Settings) -> Answer:
     _, _, reason = response.status.partition(" ")
     if reason != HTTP_STATUS_CODES.get(response.status_code, "Unknown").upper():
         headers += ((REASON, reason),)
-    return Answer(response.status_code, headers, None if too_large else body)
+    return StoredResponse(response.status_code, headers, None if too_large else body)
 
 
-def replay(app: Flask, answer: Answer, settings: Settings) -> Response:
+def replay(app: Flask, stored: StoredResponse, settings: Settings) -> Response:
     """The stored answer again. Raises ``ResponseNotKept`` if its body was too large to keep."""
     # Somebody else may have written the record.
-    headers = storable(answer.headers or (), settings.unstored_headers)
-    if answer.body is None:
+    headers = storable(stored.headers or (), settings.unstored_headers)
+    if stored.body is None:
         raise ResponseNotKept(headers=tuple(h for h in headers if h[0].lower() in POINTERS))
-    response = app.response_class(answer.body, status=answer.status)
-    if reason := reason_in(answer.headers or ()):
-        response.status = f"{answer.status} {reason}"
+    response = app.response_class(stored.body, status=stored.status)
+    if reason := reason_in(stored.headers or ()):
+        response.status = f"{stored.status} {reason}"
     response.headers = Headers(headers)
-    flashes.flash_again(answer.headers or ())
+    flashes.flash_again(stored.headers or ())
     response.headers[settings.replayed_header] = "true"
     return response
 

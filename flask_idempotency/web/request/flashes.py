@@ -15,7 +15,7 @@ from flask.json.tag import TaggedJSONSerializer
 from flask_idempotency.core.errors import RecordBroken
 from flask_idempotency.core.records import Headers
 from flask_idempotency.core.storable import FLASHES
-from flask_idempotency.web.operation import present_operation, request_state
+from flask_idempotency.web.operation import present_operation, this_request
 
 
 def watch(app: Flask) -> None:
@@ -25,7 +25,7 @@ def watch(app: Flask) -> None:
 
 def stored() -> Headers:
     """What the view flashed and did not show in its own answer, as a header line that is not sent."""
-    flashed = request_state().flashes
+    flashed = this_request().flashes
     if not flashed:
         return ()
     left = session.get("_flashes", [])
@@ -59,7 +59,7 @@ _JSON = TaggedJSONSerializer()
 
 def _note(_app: Flask, message: Any, category: str, **_: Any) -> None:
     if present_operation() is not None:
-        request_state().flashes.append((category, message))
+        this_request().flashes.append((category, message))
 
 
 def _has_no_session() -> bool:

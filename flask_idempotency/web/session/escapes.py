@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, event
 
 from flask_idempotency.core.sqltext import may_write
 from flask_idempotency.stores.units import StandIn
-from flask_idempotency.web.operation import Running, outer_operation, running_operation
+from flask_idempotency.web.operation import OpenTransaction, outer_operation, running_operation
 
 from . import earlier
 
@@ -49,7 +49,7 @@ def _before_statement(
 _warned: set[str] = set()
 
 
-def _warn_once(running: Running) -> None:
+def _warn_once(running: OpenTransaction) -> None:
     if running.operation.name not in _warned:
         _warned.add(running.operation.name)
         log.warning(

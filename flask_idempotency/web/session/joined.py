@@ -9,13 +9,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.ports import Step, Transaction
 from flask_idempotency.stores.units import units_of
-from flask_idempotency.web.operation import Operation, Running
+from flask_idempotency.web.operation import OpenTransaction, Operation
 from flask_idempotency.web.setup.state import AppState
 
 from . import joining as session
 
 
-class Work:
+class Joined:
     """``db.session`` joined to the transaction of ``hold``, until :meth:`leave` or :meth:`abandon`.
 
     ``before`` is what the session was in the middle of. Raises ``ConfigurationError`` if it does not
@@ -31,11 +31,11 @@ class Work:
         before: session.SetAside | None = None,
     ) -> None:
         self._state, self._hold = state, hold
-        self._running: Running | None = None
+        self._running: OpenTransaction | None = None
         self._left: tuple[int, int] | None = None
         try:
             binds = state.engines_of(other_binds)
-            self._running = Running(operation, hold, units_of(hold), binds)
+            self._running = OpenTransaction(operation, hold, units_of(hold), binds)
             state.prove_join(self._running)
             if before is not None:
                 before.go_on(self._running.units)
@@ -87,7 +87,7 @@ class Work:
                 " teardown is too late), or drop them with db.session.rollback()"
             )
 
-    def raise_if_void(self, error: Exception | None) -> None:
+    def raise_if_uncommittable(self, error: Exception | None) -> None:
         """Raise what makes the work void, now that it ended with ``error`` (or None).
 
         It cannot commit then, whatever came of it.
@@ -106,7 +106,7 @@ class Work:
         try:
             session.leave(self._state.db, self._running)
         except SQLAlchemyError as error:  # the connection is lost: nothing can be undone or kept
-            self.raise_if_void(error)
+            self.raise_if_uncommittable(error)
             raise
         self._running.end()
 

@@ -29,7 +29,7 @@ from sqlalchemy.orm.session import SessionTransactionOrigin
 
 from flask_idempotency.core.errors import ConfigurationError, NotAtomic, StoreUnavailable
 from flask_idempotency.stores.units import Units, is_joined
-from flask_idempotency.web.operation import Running, joined_operation, outer_operation
+from flask_idempotency.web.operation import OpenTransaction, joined_operation, outer_operation
 
 from .earlier import Earlier, has_written
 
@@ -52,7 +52,7 @@ class JoiningSession:
         return _join(self, bind, running)
 
 
-def _join(session: Any, bind: Engine | Connection, running: Running) -> Engine | Connection:
+def _join(session: Any, bind: Engine | Connection, running: OpenTransaction) -> Engine | Connection:
     """What the session works on in place of ``bind``. Raises ``NotAtomic`` if it would escape."""
     running.sessions[session] = None
     begun = _connections(session).get(bind)
@@ -94,7 +94,7 @@ def is_joining(db: SQLAlchemy) -> bool:
     return issubclass(session_class, JoiningSession)
 
 
-def prove(db: SQLAlchemy, running: Running, table: Table) -> None:
+def prove(db: SQLAlchemy, running: OpenTransaction, table: Table) -> None:
     """Show that a session of this application works inside the operation's transaction.
 
     ``table`` is one on the bind that the operation protects. Nothing is sent, and no listener of the
@@ -231,7 +231,7 @@ def refuse_unsaved(db: SQLAlchemy, step: str) -> None:
         )
 
 
-def commit(db: SQLAlchemy, running: Running) -> None:
+def commit(db: SQLAlchemy, running: OpenTransaction) -> None:
     """Commit what the present session has left uncommitted."""
     if has_leftovers(db, running):
         db.session.commit()
@@ -270,14 +270,14 @@ def _has_written(session: Session, pool: Any = None) -> bool:
         return False
 
 
-def is_settled(db: SQLAlchemy, running: Running) -> bool:
+def is_settled(db: SQLAlchemy, running: OpenTransaction) -> bool:
     """Whether the view's work is done: nothing waits for a commit that may come above the view."""
     if running.units.has_open_work:
         return False
     return not any(has_unsaved(session) or _is_explicit(session) for session in _all(db, running))
 
 
-def has_leftovers(db: SQLAlchemy, running: Running) -> bool:
+def has_leftovers(db: SQLAlchemy, running: OpenTransaction) -> bool:
     """Whether changes are left that nobody has committed."""
     return running.units.has_unsaved_writes() or any(map(has_unsaved, _all(db, running)))
 
@@ -305,7 +305,7 @@ def _is_explicit(session: Session) -> bool:
     return transaction is not None and transaction.origin is SessionTransactionOrigin.BEGIN
 
 
-def _all(db: SQLAlchemy, running: Running) -> list[Session]:
+def _all(db: SQLAlchemy, running: OpenTransaction) -> list[Session]:
     """The sessions that joined, and the present one, which may hold changes and not have joined yet."""
     sessions = dict(running.sessions)
     if db.session.registry.has():
@@ -313,7 +313,7 @@ def _all(db: SQLAlchemy, running: Running) -> list[Session]:
     return list(sessions)
 
 
-def leave(db: SQLAlchemy, running: Running) -> None:
+def leave(db: SQLAlchemy, running: OpenTransaction) -> None:
     """End the view's part: what its sessions did not commit is undone, as without us.
 
     Loaded objects stay usable for ``after_request`` functions, unless the session holds changes that
@@ -350,7 +350,7 @@ def drop(db: SQLAlchemy) -> None:
         _forget_changes(session)
 
 
-def undo(db: SQLAlchemy, running: Running) -> None:
+def undo(db: SQLAlchemy, running: OpenTransaction) -> None:
     """Undo all of the view's part: also what it committed is rolled back with the operation.
 
     What the view committed is gone, but an error handler may still want to show it: objects keep the

@@ -57,20 +57,20 @@ def route_of(state: AppState, endpoint: str, method: str) -> Route | None:
     view = state.app.view_functions.get(endpoint)
     if view is None:
         return None
-    own = (getattr(facet, ROUTE, None) for facet in facets(view, method))
+    own = (getattr(each, ROUTE, None) for each in view_objects(view, method))
     route = next((route for route in own if route and route.applies_to(method)), None)
     if route is not None or hasattr(view, ROUTE):
         return route
     covering = covering_route(state, endpoint)
-    if covering is not None and covering.applies_to(method) and is_open(view, method):
+    if covering is not None and covering.applies_to(method) and needs_protect(view, method):
         return covering
     return None
 
 
 def hidden_route(state: AppState, endpoint: str, method: str) -> Route | None:
     """The options of a protection that :func:`route_of` does not see, as a decorator hides it."""
-    for facet in facets(state.app.view_functions.get(endpoint), method):
-        for each in chain(facet, hidden=True):
+    for found in view_objects(state.app.view_functions.get(endpoint), method):
+        for each in chain(found, hidden=True):
             route = getattr(each, ROUTE, None)
             if isinstance(route, Route) and route.applies_to(method):
                 return route
@@ -107,12 +107,12 @@ def refuse_shared_name(state: AppState, covering: Route) -> None:
         )
 
 
-def is_open(view: Any, method: str) -> bool:
+def needs_protect(view: Any, method: str) -> bool:
     """Whether ``protect`` has to see to this method: it is neither exempt nor protected by itself."""
-    return not any(hasattr(facet, ROUTE) or is_exempt(facet) for facet in facets(view, method))
+    return not any(hasattr(each, ROUTE) or is_exempt(each) for each in view_objects(view, method))
 
 
-def facets(view: Any, *methods: str) -> tuple[Any, ...]:
+def view_objects(view: Any, *methods: str) -> tuple[Any, ...]:
     """The view function, and for a class-based view its class and what it does with the methods."""
     view_class = getattr(view, "view_class", None)
     if view_class is None:
@@ -155,8 +155,8 @@ def _identity(view: Any) -> tuple[int, int]:
 
 def note_registered(view: Any) -> None:
     """Forget it where what stands around the view was registered: it protects."""
-    for facet in facets(view, *views.http_method_funcs):
-        below = list(chain(facet, hidden=True))
+    for found in view_objects(view, *views.http_method_funcs):
+        below = list(chain(found, hidden=True))
         if any(map(_has_own_protection, below)):
             for each in below:
                 if _decorated.pop(_identity(each), None) is None and _is_decorated(each):
@@ -167,8 +167,8 @@ def refuse_contradiction(state: AppState, endpoint: str) -> None:
     """Raise ``ConfigurationError`` if an endpoint is exempt and has ``@idempotent`` of its own."""
     view = state.app.view_functions[endpoint]
     is_named = endpoint in state.protections.exempt_endpoints
-    is_protected = any(map(_has_own_protection, facets(view)))
-    if is_protected and (is_named or any(map(is_exempt, facets(view)))):
+    is_protected = any(map(_has_own_protection, view_objects(view)))
+    if is_protected and (is_named or any(map(is_exempt, view_objects(view)))):
         raise ConfigurationError(
             f"the endpoint {endpoint!r} is exempt, and has @idempotent of its own: take one away"
         )
@@ -183,8 +183,8 @@ def is_registered(state: AppState, target: Any) -> bool:
     return any(
         each is target or target in getattr(each, "__mro__", ())
         for view in list(state.app.view_functions.values())
-        for facet in facets(view, *views.http_method_funcs)
-        for each in chain(facet)
+        for each in view_objects(view, *views.http_method_funcs)
+        for each in chain(each)
     )
 
 
@@ -213,8 +213,8 @@ def refuse_misplaced(state: AppState, endpoint: str) -> None:
 def refuse_hidden(state: AppState, endpoint: str, method: str, covering: Route) -> None:
     """Raise ``ConfigurationError`` if ``protect`` covers a view whose own options it cannot see."""
     covering = replace(covering, methods=None, skip=None)
-    for facet in facets(state.app.view_functions[endpoint], method):
-        for each in chain(facet, hidden=True):
+    for found in view_objects(state.app.view_functions[endpoint], method):
+        for each in chain(found, hidden=True):
             if _has_own_protection(each) and getattr(each, ROUTE) != covering:
                 raise ConfigurationError(
                     f"the endpoint {endpoint!r} is covered by protect(), and a decorator hides an"

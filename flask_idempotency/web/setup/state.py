@@ -19,9 +19,9 @@ from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.ports import Lock, Records
 from flask_idempotency.core.records import Claim
-from flask_idempotency.core.storable import Pace
+from flask_idempotency.core.storable import TypicalDuration
 from flask_idempotency.stores.sealing import AnswerSealer, NoSealer
-from flask_idempotency.web.operation import Operation, Running
+from flask_idempotency.web.operation import OpenTransaction, Operation
 from flask_idempotency.web.session import joining as session
 
 from .options import Route, ScopeCallable
@@ -72,7 +72,7 @@ class AppState:
     sealer: AnswerSealer | NoSealer
     protections: Protections
     has_served: bool = False
-    pace: dict[str, Pace] = field(default_factory=lambda: defaultdict(Pace))
+    pace: dict[str, TypicalDuration] = field(default_factory=lambda: defaultdict(TypicalDuration))
     _proved: bool = False
 
     @property
@@ -123,7 +123,7 @@ class AppState:
                 f"other_binds names {error.args[0]!r}; this application has {list(self.engines)}"
             ) from None
 
-    def prove_join(self, running: Running) -> None:
+    def prove_join(self, running: OpenTransaction) -> None:
         """Make sure, before the first view runs, that its session cannot escape the operation."""
         if not self._proved:
             session.prove(self.db, running, self.table)

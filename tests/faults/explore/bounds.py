@@ -105,7 +105,7 @@ MUTANTS: dict[str, tuple[Callable[[Any], object], Bound]] = {
     "no_marker_over_anothers_lock": (no_marker_over_anothers_lock, Bound(faults=(FLUSH, CRASH))),
 }
 
-_TOUCHED = (statements, redis, sql.SqlRecords, sql.SqlHold, redis.RedisLock, engine.Engine)
+_TOUCHED = (statements, redis, sql.PostgresRecords, sql.PostgresHold, redis.RedisLock, engine.Engine)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from sqlalchemy import event
 
 from flask_idempotency.core import engine
 from flask_idempotency.stores.postgres import records as sql
-from flask_idempotency.stores.postgres.wire import Wire
+from flask_idempotency.stores.postgres.wire import RawConnection
 from flask_idempotency.stores.table import define_steps, define_table
 from servers import plain_dsn
 from tests.faults.explore.schedules import PATIENCE_SECONDS, Actor, Kind, Stop, Violation
@@ -74,9 +74,9 @@ class Servers:
         event.listen(self.engine, "checkout", _taken)
         event.listen(self.engine, "checkin", self._given_back)
         table = define_table(sa.MetaData(), "idempotency_record")
-        self.records = sql.SqlRecords(self.engine, table, define_steps(table))
+        self.records = sql.PostgresRecords(self.engine, table, define_steps(table))
         table.metadata.create_all(self.engine)
-        wire = Wire(self.engine)
+        wire = RawConnection(self.engine)
         self.records.prepared("{settings}", wire)  # the questions of an engine's first use
         wire.close()
 
@@ -126,9 +126,9 @@ class Servers:
     @contextmanager
     def stepped(self) -> Iterator[None]:
         """Cut the package's messages into steps, and give it the clock of the test."""
-        send = Wire.send
+        send = RawConnection.send
 
-        def step_by_step(wire: Wire, sql: Any, values: Any = None) -> Any:
+        def step_by_step(wire: RawConnection, sql: Any, values: Any = None) -> Any:
             actor = Actor.current()
             if actor is None:
                 return send(wire, sql, values)
@@ -142,13 +142,13 @@ class Servers:
                 raise
 
         with (
-            patch.object(Wire, "send", step_by_step),
+            patch.object(RawConnection, "send", step_by_step),
             patch.object(sql, "time", Clock),
             patch.object(engine, "time", Clock),
         ):
             yield
 
-    def _steps(self, send: Any, actor: Actor, wire: Wire, sql: Any, values: Any) -> Any:
+    def _steps(self, send: Any, actor: Actor, wire: RawConnection, sql: Any, values: Any) -> Any:
         """Send a message part by part, as if its sender might be stopped between them."""
         cursors = []
         for part in _parts(wire.mogrify(sql, values) if values else sql):

@@ -10,7 +10,7 @@ from typing import Any
 from flask_idempotency.core.engine import Claimed, Engine, InProgress, Mismatch, Replay
 from flask_idempotency.core.errors import NotAtomic, RequestInProgress, StoreUnavailable
 from flask_idempotency.core.fingerprint import Fingerprint
-from flask_idempotency.core.records import Answer, Claim, State
+from flask_idempotency.core.records import Claim, State, StoredResponse
 from flask_idempotency.stores.redis.lock import NoLock, RedisLock
 from tests.faults.explore.schedules import Actor, Choice, Kind, Stage, Violation
 from tests.faults.explore.steps import ANSWER_LOST, TIMES_OUT, Servers, SteppedRedis
@@ -102,7 +102,7 @@ class World:
         fingerprint = Fingerprint(1, (b"b" if plan.other else b"a") * 32)
         claim = Claim(self.key, "pay", fingerprint, f"{name}{self.key.hex()}"[:22], TTL_SECONDS)
         try:
-            match engine.begin(claim, plan.wait):
+            match engine.decide(claim, plan.wait):
                 case InProgress():
                     return "in progress", ""
                 case Mismatch():
@@ -340,5 +340,5 @@ def _result(actor: Actor) -> tuple[str, str]:
     return actor.result
 
 
-def _answer(body: str) -> Answer:
-    return Answer(201, (("X-By", body.strip()),), body.encode())
+def _answer(body: str) -> StoredResponse:
+    return StoredResponse(201, (("X-By", body.strip()),), body.encode())
