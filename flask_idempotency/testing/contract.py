@@ -133,7 +133,7 @@ class StoreContract(TransactionContract):
         assert records.take_over(again(claim), record) is None
 
     @pytest.mark.parametrize(
-        "answer",
+        "response",
         [
             StoredResponse(200, None, b"sealed"),
             StoredResponse(201, (), None),

@@ -77,7 +77,7 @@ def forge(shop, store, *, status=200, headers=(), body=b"forged", state="complet
     records = shop.app.extensions["idempotency"].records
     if store == "memory":
         (entry,) = records._entries.values()
-        entry.record = replace(entry.record, answer=StoredResponse(status, headers, body))
+        entry.record = replace(entry.record, response=StoredResponse(status, headers, body))
         return
     values = {"status": status, "headers": json.dumps(headers), "body": body, "state": state}
     if store == "redis":

@@ -132,7 +132,7 @@ def test_neither_a_body_nor_a_digest_shows_in_a_repr() -> None:
         " media_type='application/json')"
     )
     assert repr(part("note", b"hi")) == "FormPart(name='note', filename=None, content_type='')"
-    assert repr(by_request(PAYMENT)) == "Fingerprint(version=1)"
+    assert repr(by_request(PAYMENT)) == "Fingerprint(algorithm=1)"
 
 
 OLD, NEW, GONE = ((bytes([number]) * 8, bytes([number]) * 32) for number in range(3))
@@ -141,7 +141,7 @@ OLD, NEW, GONE = ((bytes([number]) * 8, bytes([number]) * 32) for number in rang
 def test_a_keyed_fingerprint_is_compared_under_the_key_that_made_the_stored_one() -> None:
     same, other = by_value(b"same"), by_value(b"other")
     for stored_under in ([OLD], [OLD, NEW], [NEW, OLD]):
-        stored = Fingerprint(same.version, same.keyed(stored_under).digest)
+        stored = Fingerprint(same.algorithm, same.keyed(stored_under).digest)
         assert same.keyed([NEW, OLD]).matches(stored) is True
         assert other.keyed([NEW, OLD]).matches(stored) is False
 
@@ -157,4 +157,4 @@ def test_a_keyed_fingerprint_says_nothing_without_its_key() -> None:
     value = by_value(b"0000")
     assert value.digest not in value.keyed([NEW]).digest
     assert value.keyed([(NEW[0], OLD[1])]).matches(value.keyed([NEW])) is False
-    assert repr(value.keyed([NEW, OLD])) == repr(value) == "Fingerprint(version=4)"
+    assert repr(value.keyed([NEW, OLD])) == repr(value) == "Fingerprint(algorithm=4)"

@@ -71,7 +71,7 @@ def test_a_step_that_may_be_recorded_is_looked_up_before_it_is_done_again(world,
 
     def view():
         steps = current_operation.steps
-        real = steps._lease.begin if atomic else steps._lease.record
+        real = steps._lease.open_step if atomic else steps._lease.record
 
         def answer_lost(*args):
             monkeypatch.undo()
