@@ -7,7 +7,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.external.conftest import Shop, Reply
+from tests.external.conftest import Reply, Shop
 from tests.waiting import wait_until
 
 ONCE = (1, 1, 1)
