@@ -32,7 +32,8 @@ if TYPE_CHECKING:
         TransactionConflict,
     )
     from flask_idempotency.web.decorator import idempotent
-    from flask_idempotency.web.operation import Operation, current_operation
+    from flask_idempotency.web.operation import Operation
+    from flask_idempotency.web.request.state import current_operation
     from flask_idempotency.web.setup.options import RouteOptions, RunOptions
     from flask_idempotency.web.signals import (
         Event,
@@ -88,6 +89,7 @@ _MODULES = (
     "web.decorator",
     "extension",
     "web.operation",
+    "web.request.state",
     "web.setup.options",
     "web.signals",
 )

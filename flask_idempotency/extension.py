@@ -30,8 +30,8 @@ from flask_idempotency.stores.sealing import AnswerSealer, NoSealer, Sealer
 from flask_idempotency.stores.sqlite.records import SqliteRecords
 from flask_idempotency.stores.table import define_steps, define_table
 from flask_idempotency.web import hooks, run
-from flask_idempotency.web.operation import present_operation
 from flask_idempotency.web.request import flashes, forms
+from flask_idempotency.web.request.state import present_operation
 from flask_idempotency.web.session import escapes
 from flask_idempotency.web.session import joining as session
 from flask_idempotency.web.setup import routes

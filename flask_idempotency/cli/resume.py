@@ -21,8 +21,8 @@ from werkzeug.test import EnvironBuilder, run_wsgi_app
 from flask_idempotency.core.errors import ConfigurationError, SealBroken
 from flask_idempotency.core.records import State
 from flask_idempotency.stores.admin import Admin, Due
-from flask_idempotency.web.operation import RESUMED, Resuming
 from flask_idempotency.web.request.body import REQUEST
+from flask_idempotency.web.request.state import RESUMED, Resuming
 from flask_idempotency.web.setup.state import AppState
 
 log = logging.getLogger("flask_idempotency")

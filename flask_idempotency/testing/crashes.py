@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Claim
-from flask_idempotency.web.operation import present_operation
+from flask_idempotency.web.request.state import present_operation
 from flask_idempotency.web.setup.state import AppState, app_state, states
 
 from .watch import Watch, watched

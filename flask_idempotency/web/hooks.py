@@ -25,6 +25,15 @@ from flask.typing import ResponseReturnValue
 
 from flask_idempotency.core.errors import IdempotencyError, NotAtomic, Problem
 from flask_idempotency.web.request.body import handle_problem, is_made_from, problem_response
+from flask_idempotency.web.request.state import (
+    RESUMED,
+    RequestState,
+    Resuming,
+    Waiting,
+    existing_request,
+    note_outermost_request,
+    this_request,
+)
 from flask_idempotency.web.setup.options import SAFE_METHODS, Route
 from flask_idempotency.web.setup.routes import (
     ROUTE,
@@ -41,15 +50,6 @@ from flask_idempotency.web.setup.server import warn_if_short
 from flask_idempotency.web.setup.state import AppState
 
 from .decorator import protected
-from .operation import (
-    RESUMED,
-    RequestState,
-    Resuming,
-    Waiting,
-    existing_request,
-    note_outermost_request,
-    this_request,
-)
 from .protection import prepare
 from .signals import Event, operation_rejected, send
 

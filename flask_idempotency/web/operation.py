@@ -1,4 +1,4 @@
-"""The operation that a request is: what ``current_operation`` stands for."""
+"""The operation that a request is, and the transaction that is open for it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,37 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 
-from flask import Response, g, has_app_context, has_request_context, request
+from flask import g, has_app_context, has_request_context, request
 from sqlalchemy import Connection, Engine
-from werkzeug.local import LocalProxy
 
-from flask_idempotency.core.errors import NotAtomic, Problem
+from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.keys import Scope, derive_key, hash_key
 from flask_idempotency.stores.units import Units
 
-if TYPE_CHECKING:
-    from flask_idempotency.web.attempt.steps import Steps
-    from flask_idempotency.web.request.body import Body
-    from flask_idempotency.web.request.forms import FormKey
-
 T = TypeVar("T")
+
+
+class RunsSteps(Protocol):
+    """The steps of an operation that is not atomic. :class:`Operation` documents the verbs."""
+
+    def run(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        atomic: bool,
+    ) -> Any:
+        """See :meth:`Operation.step`."""
+
+    def extend(self, seconds: float | timedelta) -> None:
+        """See :meth:`Operation.extend`."""
+
+    def after_commit(self) -> list[Callable[[], object]]:
+        """Where to put what is to be called after the commit."""
 
 
 @dataclass
@@ -38,7 +53,7 @@ class Operation:
     scope: Scope
     key: str = field(repr=False)
     attempt: int
-    steps: Steps | None = field(default=None, init=False, repr=False, compare=False)
+    steps: RunsSteps | None = field(default=None, init=False, repr=False, compare=False)
     after_commit: list[Callable[[], object]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
@@ -101,7 +116,7 @@ class Operation:
         """What the operation's record is found by: 32 bytes, which tell nothing of the key."""
         return hash_key(self.namespace, self.name, self.scope, self.key)
 
-    def _running_steps(self, what: str) -> Steps:
+    def _running_steps(self, what: str) -> RunsSteps:
         if self.steps is None:
             raise RuntimeError(
                 f"{what}() is for views with @idempotent(atomic=False), while they run; in an atomic"
@@ -126,7 +141,7 @@ class OpenTransaction:
 
     def __post_init__(self) -> None:
         self.is_open = True
-        self._request, self._context = _request(), _context()
+        self._request, self._context = present_request(), present_context()
         self._outer = _running.get()
         _running.set(self)
 
@@ -143,7 +158,7 @@ class OpenTransaction:
 
     def is_here(self) -> bool:
         """Whether it is the present request's: not that of a view that sent a request of its own."""
-        return self._request is _request()
+        return self._request is present_request()
 
     def has_session(self, session: Any) -> bool:
         """Whether a session's work is the view's.
@@ -151,86 +166,12 @@ class OpenTransaction:
         That of a request which the view makes to its own application is, too, if the two share their
         application context, and so ``db.session``.
         """
-        return self.is_here() or session in self.sessions or self._context is _context()
+        return self.is_here() or session in self.sessions or self._context is present_context()
 
     def refuse(self, what: str) -> NoReturn:
         """Break the operation for good, and raise ``NotAtomic``."""
         self.units.broken = NotAtomic(what)
         raise self.units.broken
-
-
-class Waiting(Protocol):
-    """An attempt whose answer waits for what the application does above its view."""
-
-    def finish(self) -> None:
-        """Store the answer."""
-
-    def answer(self, error: Exception) -> Response:
-        """The error of the view, above all decorators."""
-
-    def give_up(self) -> None:
-        """Undo all of it."""
-
-    def has_committed(self) -> bool:
-        """Whether the view has committed something that giving up would undo."""
-
-
-RESUMED = "flask_idempotency.resumed"
-"""Where the environ of a request that ``resume`` sends has its :class:`Resuming`. It is no header, so
-no client can write it."""
-
-
-@dataclass
-class Resuming:
-    """The record that a request was sent to resume: its operation, key and owner.
-
-    ``refusal`` says why the request may not go on to a view, if it may not.
-    """
-
-    operation: str
-    key: bytes
-    owner: str
-    refusal: str = ""
-
-
-class RequestState:
-    """What the extension knows about one request (or, outside of one, application context)."""
-
-    def __init__(self) -> None:
-        self.name = ""
-        self.key: str | None = None
-        self.checked = False
-        self.skipped: bool | None = None  # what protect(skip=...) has said of it
-        self.body: Body | None = None  # from when it is known that it may be needed
-        self.operation: Operation | None = None  # one that is not atomic, while it runs
-        self.refusal: Exception | None = None
-        self.is_dispatched = False  # Flask has called its view, and will call the hook after it
-        self.response: Response | None = None  # the view's, which is stored
-        self.waiting: Waiting | None = None
-        self.raised: Waiting | None = None  # whose view's error is on its way up
-        self.clean_up: Callable[[], None] | None = None  # rolls back what is still open
-        self.problem: Problem | None = None
-        self.is_replay = False  # the answer is a stored one
-        self.field: FormKey | None = None  # where the key comes from a form
-        self.flashes: list[tuple[str, Any]] = []
-        self.resuming: Resuming | None = None
-
-
-_ATTRIBUTE = "_flask_idempotency"
-
-
-def this_request() -> RequestState:
-    """The state of the present request, made when first asked for."""
-    state = existing_request()
-    if state is None:
-        state = RequestState()
-        setattr(_home(), _ATTRIBUTE, state)
-    return state
-
-
-def existing_request() -> RequestState | None:
-    """The state of the present request, if the extension has had to do with it."""
-    return cast("RequestState | None", getattr(_home(), _ATTRIBUTE, None))
 
 
 _running: ContextVar[OpenTransaction | None] = ContextVar("flask_idempotency_running", default=None)
@@ -268,53 +209,11 @@ def outer_operation() -> OpenTransaction | None:
     return running if running is not None and running.is_open else None
 
 
-def _request() -> Any:
+def present_request() -> Any:
     """The present request, or None."""
     return request._get_current_object() if has_request_context() else None  # type: ignore[attr-defined]  # noqa: SLF001
 
 
-_OUTERMOST = "_flask_idempotency_request"
-
-
-def note_outermost_request() -> None:
-    """Remember which request an application context belongs to: a view's own requests share it."""
-    if _OUTERMOST not in g:
-        setattr(g, _OUTERMOST, _request())
-
-
-def is_outermost_request() -> bool:
-    """Whether the session of the present request is not that of a view that made it."""
-    return getattr(g, _OUTERMOST, None) is _request()
-
-
-def _context() -> Any:
+def present_context() -> Any:
     """What the present application context is known by, or None."""
     return g._get_current_object() if has_app_context() else None  # noqa: SLF001
-
-
-def _home() -> Any:
-    """Where the state is kept: with the request, which a nested application context shares."""
-    return _request() or _context()
-
-
-def present_operation() -> Operation | None:
-    """The operation that runs in this request, atomic or not."""
-    running = running_operation()
-    if running is not None:
-        return running.operation
-    state = existing_request()
-    return None if state is None else state.operation
-
-
-def _current() -> Operation:
-    operation = present_operation()
-    if operation is None:
-        raise RuntimeError(
-            "current_operation is only there while a view protected by @idempotent runs for a"
-            " request that carries an idempotency key, or a function in Idempotency.run()"
-        )
-    return operation
-
-
-current_operation = cast("Operation", LocalProxy(_current))
-"""A proxy to the operation that is being executed."""

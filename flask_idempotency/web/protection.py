@@ -35,18 +35,18 @@ from flask_idempotency.web.attempt.attempt import Attempt, report
 from flask_idempotency.web.attempt.leased import LeasedAttempt
 from flask_idempotency.web.request import body as http
 from flask_idempotency.web.request import forms
-from flask_idempotency.web.session import joining as session
-from flask_idempotency.web.setup.options import Route, Skip
-from flask_idempotency.web.setup.state import AppState, app_state
-
-from .operation import (
-    Operation,
+from flask_idempotency.web.request.state import (
     RequestState,
     Resuming,
     is_outermost_request,
     present_operation,
     this_request,
 )
+from flask_idempotency.web.session import joining as session
+from flask_idempotency.web.setup.options import Route, Skip
+from flask_idempotency.web.setup.state import AppState, app_state
+
+from .operation import Operation
 from .signals import Event, operation_interrupted, operation_replayed, send
 
 log = logging.getLogger("flask_idempotency")

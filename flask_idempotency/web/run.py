@@ -19,10 +19,11 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.fingerprint import Fingerprint, by_value
 from flask_idempotency.core.keys import Scope
+from flask_idempotency.web.request.state import RequestState, present_operation, this_request
 from flask_idempotency.web.setup.options import NOT_GIVEN, Route, RouteOptions, RunOptions, read_options
 from flask_idempotency.web.setup.state import AppState, app_state
 
-from .operation import Operation, RequestState, present_operation, this_request
+from .operation import Operation
 from .protection import claim_or_answer
 
 STARTED = ("__main__", "__mp_main__")

@@ -19,10 +19,10 @@ from flask_idempotency.stores.postgres.records import PostgresRecords
 from flask_idempotency.stores.postgres.savepoints import PostgresUnits
 from flask_idempotency.stores.units import Units
 from flask_idempotency.web.attempt.attempt import Attempt
-from flask_idempotency.web.operation import RequestState
+from flask_idempotency.web.request.state import RequestState
 from flask_idempotency.web.session import earlier
 from flask_idempotency.web.session import joining as session
-from flask_idempotency.web.session.joined import Work
+from flask_idempotency.web.session.joined import Joined
 from tests.differential.comparison import Twins, Verdict
 from tests.differential.kept import KEPT
 from tests.differential.programs import Program
@@ -426,13 +426,13 @@ def nothing_waits(knife: Knife) -> None:
 @shown_by(a_commit_too_late=Program(view=(INSERT, do("commit in a teardown"))))
 def leftovers_of_a_success_dropped(knife: Knife) -> None:
     """A success with changes that nobody has committed is kept."""
-    knife.replace(Work, "refuse_leftovers", lambda self, status: None)
+    knife.replace(Joined, "refuse_leftovers", lambda self, status: None)
 
 
 @shown_by(a_rollback_in_a_decorator=Program(view=(INSERT,), above=(ROLLBACK,)))
 def undone_and_kept(knife: Knife) -> None:
     """What tells of a work that was undone above the view is kept all the same."""
-    knife.replace(Work, "is_undone", lambda self: False)
+    knife.replace(Joined, "is_undone", lambda self: False)
 
 
 @shown_by("a commit after the request of what is not kept")

@@ -12,8 +12,9 @@ from flask.globals import request_ctx
 from flask_idempotency.core.engine import Execution
 from flask_idempotency.core.errors import Problem, StoreUnavailable
 from flask_idempotency.core.records import StoredResponse
-from flask_idempotency.web.operation import Operation, RequestState
+from flask_idempotency.web.operation import Operation
 from flask_idempotency.web.request import body as http
+from flask_idempotency.web.request.state import RequestState
 from flask_idempotency.web.session.joining import SetAside
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.state import AppState

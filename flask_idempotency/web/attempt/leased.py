@@ -104,10 +104,11 @@ class LeasedAttempt(Attempt):
         operation, execution = self._operation, self._execution
         self._current.operation = operation
         lease, binds = cast("Lease", execution.hold), self._route.other_binds
-        operation.steps = Steps(self._state, operation, lease, execution.claim, binds)
-        return self._on_interrupted() if execution.was_interrupted else None
+        steps = Steps(self._state, operation, lease, execution.claim, binds)
+        operation.steps = steps
+        return self._on_interrupted(steps) if execution.was_interrupted else None
 
-    def _on_interrupted(self) -> Response | None:
+    def _on_interrupted(self, steps: Steps) -> Response | None:
         """Do with an interrupted operation as the route says; None: run it again."""
         operation, policy = self._operation, self._route.on_interrupted
         send(operation_interrupted, self._state.app, Event(operation.name, operation.attempt))
@@ -119,8 +120,7 @@ class LeasedAttempt(Attempt):
             self._reconciling = True
             response = self.succeed(found, handled=True)
         else:
-            if operation.steps is not None:
-                operation.steps.begin_again()
+            steps.begin_again()
             return None
         self.abandon()
         return response

@@ -15,7 +15,8 @@ from flask.json.tag import TaggedJSONSerializer
 from flask_idempotency.core.errors import RecordBroken
 from flask_idempotency.core.records import Headers
 from flask_idempotency.core.storable import FLASHES
-from flask_idempotency.web.operation import present_operation, this_request
+
+from .state import present_operation, this_request
 
 
 def watch(app: Flask) -> None:

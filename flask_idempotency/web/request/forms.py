@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from dataclasses import dataclass, field
 
 from flask import Flask, Request, current_app, request
 from itsdangerous import BadSignature, Signer, TimestampSigner
@@ -30,18 +29,12 @@ from flask_idempotency.web.setup.routes import route_of
 from flask_idempotency.web.setup.settings import Settings
 from flask_idempotency.web.setup.state import AppState, app_state
 
+from .state import FormKey
+
 FORM_TYPES = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 
 KEY_BYTES = 16
 """Random bytes of a key: two forms never have the same one."""
-
-
-@dataclass(frozen=True)
-class FormKey:
-    """What a field says, its first signature checked: the key, and the second signature."""
-
-    key: str = field(repr=False)
-    owner: str = field(repr=False)
 
 
 def idempotency_field(endpoint: str | None = None) -> Markup:

@@ -1,0 +1,145 @@
+"""What the extension knows about one request, and ``current_operation``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from flask import Response, g
+from werkzeug.local import LocalProxy
+
+from flask_idempotency.core.errors import Problem
+from flask_idempotency.web.operation import (
+    Operation,
+    present_context,
+    present_request,
+    running_operation,
+)
+
+if TYPE_CHECKING:
+    from .body import Body
+
+
+@dataclass(frozen=True)
+class FormKey:
+    """What a form's field says, its first signature checked: the key, and the second signature."""
+
+    key: str = field(repr=False)
+    owner: str = field(repr=False)
+
+
+class Waiting(Protocol):
+    """An attempt whose answer waits for what the application does above its view."""
+
+    def finish(self) -> None:
+        """Store the answer."""
+
+    def answer(self, error: Exception) -> Response:
+        """The error of the view, above all decorators."""
+
+    def give_up(self) -> None:
+        """Undo all of it."""
+
+    def has_committed(self) -> bool:
+        """Whether the view has committed something that giving up would undo."""
+
+
+RESUMED = "flask_idempotency.resumed"
+"""Where the environ of a request that ``resume`` sends has its :class:`Resuming`. It is no header, so
+no client can write it."""
+
+
+@dataclass
+class Resuming:
+    """The record that a request was sent to resume: its operation, key and owner.
+
+    ``refusal`` says why the request may not go on to a view, if it may not.
+    """
+
+    operation: str
+    key: bytes
+    owner: str
+    refusal: str = ""
+
+
+class RequestState:
+    """What the extension knows about one request (or, outside of one, application context)."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.key: str | None = None
+        self.checked = False
+        self.skipped: bool | None = None  # what protect(skip=...) has said of it
+        self.body: Body | None = None  # from when it is known that it may be needed
+        self.operation: Operation | None = None  # one that is not atomic, while it runs
+        self.refusal: Exception | None = None
+        self.is_dispatched = False  # Flask has called its view, and will call the hook after it
+        self.response: Response | None = None  # the view's, which is stored
+        self.waiting: Waiting | None = None
+        self.raised: Waiting | None = None  # whose view's error is on its way up
+        self.clean_up: Callable[[], None] | None = None  # rolls back what is still open
+        self.problem: Problem | None = None
+        self.is_replay = False  # the answer is a stored one
+        self.field: FormKey | None = None  # where the key comes from a form
+        self.flashes: list[tuple[str, Any]] = []
+        self.resuming: Resuming | None = None
+
+
+_ATTRIBUTE = "_flask_idempotency"
+
+
+def this_request() -> RequestState:
+    """The state of the present request, made when first asked for."""
+    state = existing_request()
+    if state is None:
+        state = RequestState()
+        setattr(_home(), _ATTRIBUTE, state)
+    return state
+
+
+def existing_request() -> RequestState | None:
+    """The state of the present request, if the extension has had to do with it."""
+    return cast("RequestState | None", getattr(_home(), _ATTRIBUTE, None))
+
+
+_OUTERMOST = "_flask_idempotency_request"
+
+
+def note_outermost_request() -> None:
+    """Remember which request an application context belongs to: a view's own requests share it."""
+    if _OUTERMOST not in g:
+        setattr(g, _OUTERMOST, present_request())
+
+
+def is_outermost_request() -> bool:
+    """Whether the session of the present request is not that of a view that made it."""
+    return getattr(g, _OUTERMOST, None) is present_request()
+
+
+def _home() -> Any:
+    """Where the state is kept: with the request, which a nested application context shares."""
+    return present_request() or present_context()
+
+
+def present_operation() -> Operation | None:
+    """The operation that runs in this request, atomic or not."""
+    running = running_operation()
+    if running is not None:
+        return running.operation
+    state = existing_request()
+    return None if state is None else state.operation
+
+
+def _current() -> Operation:
+    operation = present_operation()
+    if operation is None:
+        raise RuntimeError(
+            "current_operation is only there while a view protected by @idempotent runs for a"
+            " request that carries an idempotency key, or a function in Idempotency.run()"
+        )
+    return operation
+
+
+current_operation = cast("Operation", LocalProxy(_current))
+"""A proxy to the operation that is being executed."""
