@@ -9,6 +9,7 @@ from typing import Any
 from flask import Blueprint, Response, after_this_request, current_app, jsonify, request
 
 from flask_idempotency.core.errors import (
+    PROBLEMS,
     ConfigurationError,
     KeyRequired,
     OutcomeUnknown,
@@ -17,18 +18,16 @@ from flask_idempotency.core.errors import (
     StoreUnavailable,
     shown,
 )
-from flask_idempotency.core.fingerprint import natural_key
-from flask_idempotency.core.keys import parse_key
+from flask_idempotency.core.fingerprint import Pointer, natural_key
+from flask_idempotency.core.keys import key_syntax, parse_key
 from flask_idempotency.core.machine import Situation, situation
 from flask_idempotency.core.records import Record, State, StoredResponse
 from flask_idempotency.core.storable import POINTERS
 from flask_idempotency.web.attempt.attempt import report
 from flask_idempotency.web.operation import Operation
-from flask_idempotency.web.setup.options import Route, ask_scope
-from flask_idempotency.web.setup.routes import protected_routes
+from flask_idempotency.web.setup.options import FormField, Route, ask_scope
+from flask_idempotency.web.setup.routes import ProtectedRoute, protected_routes
 from flask_idempotency.web.setup.state import AppState, app_state
-
-from .published import policy
 
 _SAYS = {
     "in_progress": "The operation was begun and has no answer yet. Send the same request again.",
@@ -72,7 +71,7 @@ def _decorated(view: Callable[..., Any], decorators: Sequence[Callable[[Any], An
 
 def idempotency_policy() -> Response:
     """The rules, as JSON."""
-    return jsonify(policy(app_state(current_app)))
+    return jsonify(_policy(app_state(current_app)))
 
 
 def outcome(key: str | None = None) -> Response:
@@ -164,3 +163,73 @@ def _pointers(stored: StoredResponse) -> dict[str, Any]:
             member = name.lower().replace("-", "_")
             told[member] = f"{told[member]}, {value}" if member in told else value
     return told
+
+
+def _policy(state: AppState) -> dict[str, Any]:
+    """What draft-ietf-httpapi-idempotency-key-header, section 2, wants a server to publish.
+
+    Whether a key is required, how it must look, how long it lives, what makes two requests the same,
+    and which problems to expect. Names of options and settings are the library's own.
+    """
+    settings = state.settings
+    return {
+        "header": {
+            "name": settings.header,
+            "syntax": key_syntax(settings.max_key_length, settings.min_key_length),
+            "min_length": settings.min_key_length,
+            "max_length": settings.max_key_length,
+        },
+        "form_field": settings.form_field,
+        "replayed_header": {"name": settings.replayed_header, "value": "true"},
+        "required": settings.required,
+        "retention_seconds": _seconds(settings.ttl),
+        "scope": _scope(state, Route()),
+        "problems": [
+            {"status": kind.status, "type": settings.problem_base + kind.type, "title": kind.title}
+            for kind in PROBLEMS
+        ],
+        "operations": [_operation(state, protected) for protected in protected_routes(state)],
+    }
+
+
+def _operation(state: AppState, protected: ProtectedRoute) -> dict[str, Any]:
+    route, settings = protected.route, state.settings
+    return {
+        "operation": protected.operation,
+        "method": protected.method,
+        "path": protected.rule,
+        "required": route.is_required(settings),
+        "key": _key(route),
+        "fingerprint": _fingerprint(route),
+        "retention_seconds": _seconds(settings.ttl if route.ttl is None else route.ttl),
+        "scope": _scope(state, route),
+    }
+
+
+def _key(route: Route) -> str:
+    match route.key:
+        case None:
+            return "header"
+        case Pointer(text):
+            return f"json:{text}"
+        case FormField(name):
+            return f"form:{name}"
+        case _:
+            return "computed"
+
+
+def _fingerprint(route: Route) -> str | list[str]:
+    if callable(route.fingerprint):
+        return "computed"
+    if isinstance(route.fingerprint, str):
+        return route.fingerprint
+    return [pointer.text for pointer in route.fingerprint]
+
+
+def _scope(state: AppState, route: Route) -> str:
+    scope = route.scope if route.has_scope else state.scope
+    return "one tenant" if scope is None else "per account"
+
+
+def _seconds(value: float) -> int | float:
+    return int(value) if value.is_integer() else value

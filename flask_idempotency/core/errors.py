@@ -208,3 +208,20 @@ class TransactionConflict(Problem):
 
     def __init__(self, detail: str | None = None, *, retry_after: int | None = 1) -> None:
         super().__init__(detail, retry_after=retry_after)
+
+
+PROBLEMS: tuple[type[Problem], ...] = (
+    KeyRequired,
+    KeyMalformed,
+    BodyIncomplete,
+    BodyMalformed,
+    ScopeUnknown,
+    ReplayForbidden,
+    RequestInProgress,
+    OperationInterrupted,
+    ResponseNotKept,
+    KeyReused,
+    StoreUnavailable,
+    TransactionConflict,
+)
+"""What a client of a protected endpoint may meet, by rising status."""

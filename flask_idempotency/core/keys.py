@@ -55,11 +55,17 @@ def parse_key(value: str, max_length: int = 255, min_length: int = 1) -> str:
         fault = f"is shorter than {min_length} characters"
     if fault:
         raise KeyMalformed(
-            f"The idempotency key {fault}. Allowed are {min_length} to {max_length} characters: "
-            "printable ASCII in double quotes, or, without quotes, visible ASCII except comma, "
-            "semicolon, double quote and backslash."
+            f"The idempotency key {fault}. Allowed: {key_syntax(max_length, min_length)}."
         )
     return key
+
+
+def key_syntax(max_length: int, min_length: int = 1) -> str:
+    """How a key in the header must look, in words."""
+    return (
+        f"{min_length} to {max_length} characters, printable ASCII in double quotes (a string of RFC"
+        " 8941) or, without quotes, visible ASCII except comma, semicolon, double quote and backslash"
+    )
 
 
 def _quoted(text: str) -> tuple[str, str | None]:

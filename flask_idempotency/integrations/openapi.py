@@ -13,9 +13,9 @@ from typing import Any
 
 from flask import Flask
 
-from flask_idempotency.core.errors import ConfigurationError
+from flask_idempotency.core.errors import PROBLEMS, ConfigurationError
+from flask_idempotency.core.keys import key_syntax
 from flask_idempotency.core.storable import is_kept
-from flask_idempotency.published import PROBLEMS, key_schema, key_syntax
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.routes import protected_routes
 from flask_idempotency.web.setup.state import AppState, app_state
@@ -87,8 +87,21 @@ def _add_parameter(parameters: list[Any], state: AppState, route: Route, shared:
         if known.get("in") == "header" and known["name"].lower() == settings.header.lower():
             return
     added = {"name": settings.header, "in": "header", "required": route.is_required(settings)}
-    said = f"New for each operation, the same for each retry. {key_syntax(state)}."
-    parameters.append({**added, "description": said, "schema": key_schema(state)})
+    shortest, longest = settings.min_key_length, settings.max_key_length
+    said = f"New for each operation, the same for each retry. {key_syntax(longest, shortest)}."
+    parameters.append({**added, "description": said, "schema": _key_schema(shortest, longest)})
+
+
+def _key_schema(shortest: int, longest: int) -> dict[str, Any]:
+    """How the header's value must look as it is sent: bare, or quoted and escaped."""
+    times = f"{{{shortest},{longest}}}"
+    bare, quoted = rf"[!#-+\--:<-\[\]-~]{times}", rf'"([ !#-\[\]-~]|\\["\\]){times}"'
+    return {
+        "type": "string",
+        "minLength": shortest,
+        "maxLength": 2 * longest + 2,
+        "pattern": f"^({bare}|{quoted})$",
+    }
 
 
 def _add_problems(responses: dict[Any, Any], status: int, state: AppState, shared: Shared) -> None:

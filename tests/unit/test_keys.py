@@ -105,7 +105,7 @@ def test_a_malformed_value_is_refused_with_what_is_wrong_and_what_is_allowed(
 ) -> None:
     with pytest.raises(KeyMalformed, match=fault) as refused:
         parse_key(value)
-    assert "Allowed are 1 to 255 characters" in refused.value.detail
+    assert "Allowed: 1 to 255 characters" in refused.value.detail
 
 
 def test_the_longest_key_can_be_set() -> None:

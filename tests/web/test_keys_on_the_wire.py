@@ -90,7 +90,7 @@ def test_the_shortest_key_is_a_setting(make_world, add_view, assert_problem):
     runs = add_view(world)
     for key in "1234567", '"123456\\""', "":
         fault = assert_problem(world.post(key=key), 400, "key-malformed")["detail"]
-        assert "Allowed are 8 to 8 characters" in fault
+        assert "Allowed: 8 to 8 characters" in fault
     assert runs == world.records() == []
     assert world.post(key="12345678").status_code == 201
 
