@@ -6,6 +6,7 @@ The drawing is in CONTRIBUTING.md. A new file in a room needs no edit here.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -170,3 +171,20 @@ def test_a_dot_means_the_same_folder_and_the_full_name_another(name):
 def test_the_house_has_these_rooms():
     entries = {entry.stem for entry in ROOT.iterdir() if entry.name not in {"__pycache__", "py.typed"}}
     assert entries == set(ROOMS)
+
+
+def test_contributing_shows_the_same_drawing():
+    page = (ROOT.parent / "CONTRIBUTING.md").read_text()
+    drawn = re.findall(r"^(│?) *[├└]── (\w+)(/|\.py) ", page, re.MULTILINE)
+    folder, rooms = "", set()
+    for inside, name, ending in drawn:
+        folder = folder if inside else name
+        rooms.add(f"{folder}/{name}" if inside else name + ending.removesuffix("/"))
+    folders = {path.parent.relative_to(ROOT).as_posix() for path in FILES.values()} - {"."}
+    files = {path.name for path in FILES.values() if path.parent == ROOT} - {"__init__.py"}
+    assert rooms == folders | files
+    table = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", page, re.MULTILINE))
+    for room in set(ROOMS) - {"__init__"}:
+        assert set(re.findall(r"`(\w+)`", table[room])) == ROOMS[room]
+    order = page.partition("Inside `web` the order is ")[2].partition(".")[0]
+    assert re.findall(r"`(\w+)`", order) == [name for floor in WEB for name in sorted(floor)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pkgutil
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -140,3 +142,11 @@ def test_the_public_names_come_with_a_star_and_are_the_same_for_a_type_checker()
     for name, module in seen.items():
         home = import_module(module, "flask_idempotency")
         assert vars(home)[name] is names[name]
+
+
+def test_every_name_on_the_page_of_the_api_is_there():
+    page = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\.\. auto\w+:: ([\w.]+)", page, re.MULTILINE)
+    assert len(named) > 50
+    for path in named:
+        assert pkgutil.resolve_name(path) is not None
