@@ -16,7 +16,7 @@ from flask_idempotency.core.errors import IdempotencyError, Problem, StoreUnavai
 from flask_idempotency.stores.admin import Admin, Finding
 from flask_idempotency.stores.postgres import checks
 from flask_idempotency.stores.redis.lock import NoLock, RedisLock
-from flask_idempotency.stores.units import units_of
+from flask_idempotency.stores.savepoints.units import units_of
 from flask_idempotency.web.operation import OpenTransaction, Operation
 from flask_idempotency.web.setup.state import AppState
 from flask_idempotency.web.signals import Event, store_failed

@@ -16,8 +16,8 @@ from unittest.mock import patch
 from flask_idempotency.core import session_statements, sqltext
 from flask_idempotency.stores.postgres import savepoints, statements
 from flask_idempotency.stores.postgres.records import PostgresRecords
-from flask_idempotency.stores.postgres.savepoints import PostgresUnits
-from flask_idempotency.stores.units import Units
+from flask_idempotency.stores.savepoints.postgres import PostgresUnits
+from flask_idempotency.stores.savepoints.units import Units
 from flask_idempotency.web.attempt.attempt import Attempt
 from flask_idempotency.web.request.state import RequestState
 from flask_idempotency.web.session import earlier

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from flask import after_this_request
 from flask.globals import request_ctx
 
-from flask_idempotency.stores.units import StandIn
+from flask_idempotency.stores.savepoints.units import StandIn
 
 
 def test_a_session_knows_its_connections_by_what_they_were_asked_for_with(world):

@@ -29,7 +29,8 @@ from flask_idempotency.core.errors import (
 from flask_idempotency.core.records import Claim, Record, StoredResponse
 from flask_idempotency.stores.lease import PostgresLease
 from flask_idempotency.stores.rows import claim_values, record_of, response_values
-from flask_idempotency.stores.units import operation_engine
+from flask_idempotency.stores.savepoints.postgres import Facts, PostgresUnits, guard_isolation
+from flask_idempotency.stores.savepoints.units import operation_engine
 
 from . import lease_statements, statements
 from .failures import (
@@ -47,7 +48,6 @@ from .failures import (
     record_error,
     store_error,
 )
-from .savepoints import Facts, PostgresUnits, guard_isolation
 from .wire import RawConnection
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from psycopg2.extensions import (
 from sqlalchemy import Engine, PoolProxiedConnection
 
 from flask_idempotency.core.errors import NotAtomic
+from flask_idempotency.stores.savepoints.postgres import Connection, Cursor
 
 from .failures import is_lost
-from .savepoints import Connection, Cursor
 
 _LEVELS = {
     None: "",

@@ -29,7 +29,7 @@ from flask_idempotency.core.sqltext import (
     settings_of,
     traits_of,
 )
-from flask_idempotency.stores.units import StandIn
+from flask_idempotency.stores.savepoints.units import StandIn
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, event
 
 from flask_idempotency.core.sqltext import may_write
-from flask_idempotency.stores.units import StandIn
+from flask_idempotency.stores.savepoints.units import StandIn
 from flask_idempotency.web.operation import OpenTransaction, outer_operation, running_operation
 
 from . import earlier

@@ -8,7 +8,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.ports import Step, Transaction
-from flask_idempotency.stores.units import units_of
+from flask_idempotency.stores.savepoints.units import units_of
 from flask_idempotency.web.operation import OpenTransaction, Operation
 from flask_idempotency.web.setup.state import AppState
 

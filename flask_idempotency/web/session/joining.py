@@ -28,7 +28,7 @@ from sqlalchemy.orm.exc import ObjectDeletedError
 from sqlalchemy.orm.session import SessionTransactionOrigin
 
 from flask_idempotency.core.errors import ConfigurationError, NotAtomic, StoreUnavailable
-from flask_idempotency.stores.units import Units, is_joined
+from flask_idempotency.stores.savepoints.units import Units, is_joined
 from flask_idempotency.web.operation import OpenTransaction, joined_operation, outer_operation
 
 from .earlier import Earlier, has_written

@@ -1,6 +1,6 @@
 """Units of work in PostgreSQL: savepoints held back, and a transaction's end imitated.
 
-Each unit of the view (see :mod:`~flask_idempotency.stores.units`) is a savepoint. SAVEPOINT and RELEASE
+Each unit of the view (see :mod:`.units`) is a savepoint. SAVEPOINT and RELEASE
 answer nothing, so they are kept here and travel in front of the next statement: a view costs no more
 round trips than without us. Two things make that safe:
 
@@ -36,12 +36,12 @@ from flask_idempotency.core import session_statements as sql
 from flask_idempotency.core import sqltext
 from flask_idempotency.core.errors import NotAtomic, TransactionConflict
 from flask_idempotency.core.sqltext import CONSTRAINTS, CURSOR, ON_COMMIT, READS, SETS, UNSURE, WRITES
-from flask_idempotency.stores.units import NAME, StandIn, Units
+from flask_idempotency.stores.postgres.failures import NO_SAVEPOINT, SERIALIZATION_FAILURE, UNREAD
 
-from .failures import NO_SAVEPOINT, SERIALIZATION_FAILURE, UNREAD
+from .units import NAME, StandIn, Units
 
 if TYPE_CHECKING:
-    from .wire import RawConnection
+    from flask_idempotency.stores.postgres.wire import RawConnection
 
 Connection = extensions.connection
 Cursor = extensions.cursor
