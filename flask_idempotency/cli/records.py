@@ -5,16 +5,21 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import asdict
+from typing import Any
 
 import click
 
 from flask_idempotency.core.errors import IdempotencyError, UnknownRecord
 from flask_idempotency.core.records import State
-from flask_idempotency.stores.admin import find
+from flask_idempotency.stores.admin import Line, find
 from flask_idempotency.web.attempt.leased import fail_record
 
 from .group import MANY, admin, as_json_option, cli, current_state, in_utc, write, write_rows
 from .keys import possible_hashes
+
+SHOWN = 8
+"""How many digits of a key's hash are shown: enough to tell records apart, too few to try keys
+against."""
 
 STATES = (*(state.value for state in State), "interrupted", "released")
 
@@ -79,13 +84,13 @@ def list_records(
         hashes = possible_hashes(app, key, operation, scope, namespace)
         lines = [line for each in hashes for line in store.starting(each)]
         found = [line for line in lines if state in (None, line.state)]
-        found.sort(key=lambda line: line.created, reverse=True)
+        found.sort(key=lambda line: str(line.created), reverse=True)
         none = "no record of this key, operation, scope and namespace"
     elif key is scope is namespace is None:
         found = store.newest(operation, state, limit)
     else:
         raise click.UsageError("a record is found by --key and --operation, with its --scope")
-    write_rows([asdict(line) for line in found], as_json, none)
+    write_rows([_row(line) for line in found], as_json, none)
     context.exit(0 if found or key is None else 1)
 
 
@@ -101,9 +106,9 @@ def show(digits: str, as_json: bool) -> None:
     """
     line, steps = find(admin(current_state()), _checked(digits))
     if as_json:
-        write_rows([{**asdict(line), "steps": [in_utc(asdict(step)) for step in steps]}], as_json)
+        write_rows([{**_row(line), "steps": [in_utc(asdict(step)) for step in steps]}], as_json)
         return
-    write_rows([asdict(line)], as_json)
+    write_rows([_row(line)], as_json)
     if steps:
         click.echo()
         write_rows([asdict(step) for step in steps], as_json)
@@ -124,21 +129,28 @@ def release(digits: str, fail: bool) -> None:
     state = current_state()
     store, digits = admin(state), _checked(digits)
     line, _ = find(store, digits)
+    key = line.key[:SHOWN]
     found = store.reopen(bytes.fromhex(digits), secrets.token_urlsafe(16), state.settings.ttl)
     if found is None and line.state == "released":
-        raise IdempotencyError(f"{line.key} has been released: its next retry runs the view again")
+        raise IdempotencyError(f"{key} has been released: its next retry runs the view again")
     if found is None:
         raise IdempotencyError(
-            f"{line.key} is {line.state.replace('_', ' ')}: only what is interrupted or failed can be"
+            f"{key} is {line.state.replace('_', ' ')}: only what is interrupted or failed can be"
             " released"
         )
     if fail:
         fail_record(state, found)
-    click.echo(f"{line.key}: {'failed for good' if fail else 'may be run again'}")
+    click.echo(f"{key}: {'failed for good' if fail else 'may be run again'}")
+
+
+def _row(line: Line) -> dict[str, Any]:
+    return {**asdict(line), "key": line.key[:SHOWN]}
 
 
 def _checked(digits: str) -> str:
-    if not re.fullmatch("[0-9a-fA-F]{8}", digits):  # not repeated: it may be a client's key
+    if not re.fullmatch(
+        "[0-9a-fA-F]{8}|[0-9a-fA-F]{16}", digits
+    ):  # not repeated: it may be a client's key
         raise UnknownRecord(
             "DIGITS are the 8 digits, 0 to 9 and a to f, that `flask idempotency list` shows, not the"
             " client's key; by that a record is found with"

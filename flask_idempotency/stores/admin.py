@@ -1,7 +1,8 @@
 """What the commands of ``flask idempotency`` need of a store, whichever it is.
 
 Each store has an :class:`Admin` in a room of its own, which its method ``admin()`` opens. Nothing there
-reads an answer, and of a key's hash no more than eight digits are shown.
+reads an answer, and of a key's hash no more digits are shown than tell records apart.
+A stored time that Python does not have is shown as its text.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Literal, Protocol, cast
 
 from flask_idempotency.core.errors import IdempotencyError, UnknownRecord
 from flask_idempotency.core.ports import Records, Transaction
+
+Time = datetime | str
 
 
 class NothingToDo(IdempotencyError):
@@ -29,12 +32,12 @@ class Group:
     count: int
     expired: int
     bytes: int
-    oldest: datetime
+    oldest: Time
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One record, without its key and its answer. ``key`` is 8 hex digits of the key's hash."""
+    """One record, without its key and its answer. ``key`` is 16 hex digits of the key's hash."""
 
     key: str
     operation: str
@@ -42,9 +45,9 @@ class Line:
     attempt: int
     status: int | None
     bytes: int | None
-    created: datetime
-    completed: datetime | None
-    expires: datetime | None
+    created: Time
+    completed: Time | None
+    expires: Time | None
     expired: bool
 
 
@@ -55,7 +58,7 @@ class StepLine:
     name: str
     attempt: int
     bytes: int
-    finished: datetime
+    finished: Time
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +186,7 @@ def find(admin: Admin, digits: str) -> tuple[Line, list[StepLine]]:
     start = bytes.fromhex(digits)
     found = admin.starting(start)
     if len(found) != 1:
-        many = "more than one record" if found else "no record"
-        raise UnknownRecord(f"there is {many} whose digits are {digits}")
+        text = f"there is {'more than one' if found else 'no'} record whose digits are {digits}"
+        longer = ": give all 16 digits, such as " + " or ".join(sorted(line.key for line in found))
+        raise UnknownRecord(text + (longer if found else ""))
     return found[0], admin.steps(start)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import datetime, timezone
 from typing import Any, TypeVar
 
-from .admin import Group, Line, StepLine, Waiting
+from .admin import Group, Line, StepLine, Time, Waiting
 from .admin_statements import AdminStatements
 from .table import KEY_BYTES
 
 T = TypeVar("T", Group, Line, StepLine)
+
+_TIMES = ("oldest", "created", "completed", "expires", "finished")
 
 
 class TableAdmin:
@@ -18,33 +22,46 @@ class TableAdmin:
 
     def stats(self) -> list[Group]:
         """The records counted."""
-        return [self._tidy(Group(*row)) for row in self._fetch(self.sql.stats, {})]
+        return [_tidy(Group(*row)) for row in self._fetch(self.sql.stats, {})]
 
     def newest(self, name: str | None, state: str | None, limit: int) -> list[Line]:
         """The newest records."""
         values = {"name": name, "state": state, "limit": limit}
-        return [self._tidy(Line(*row)) for row in self._fetch(self.sql.newest, values)]
+        return [_tidy(Line(*row)) for row in self._fetch(self.sql.newest, values)]
 
     def starting(self, start: bytes) -> list[Line]:
         """The records whose key's hash starts so."""
-        return [self._tidy(Line(*row)) for row in self._fetch(self.sql.starting, between(start))]
+        return [_tidy(Line(*row)) for row in self._fetch(self.sql.starting, between(start))]
 
     def steps(self, start: bytes) -> list[StepLine]:
         """The finished steps."""
         rows = self._fetch(self.sql.steps, between(start))
-        return [self._tidy(StepLine(*row)) for row in rows]
+        return [_tidy(StepLine(*row)) for row in rows]
 
     def waiting(self, max_attempts: int) -> Waiting:
         """The resumable operations counted."""
         return Waiting(*self._fetch(self.sql.waiting, {"max_attempts": max_attempts})[0])
 
-    def _tidy(self, found: T) -> T:
-        """With aware times and booleans, where the database has none."""
-        return found
-
     def _fetch(self, template: str, values: dict[str, Any]) -> list[Any]:
         """The rows of a statement that only reads."""
         raise NotImplementedError
+
+
+def _tidy(found: T) -> T:
+    """With aware times, which the database gives as text, and booleans, where it has none."""
+    times = {name: getattr(found, name, None) for name in _TIMES}
+    changed: dict[str, Any] = {name: _time(text) for name, text in times.items() if text is not None}
+    if isinstance(found, Line):
+        changed["expired"] = bool(found.expired)
+    return replace(found, **changed)
+
+
+def _time(text: Any) -> Time:
+    """Falls back to the text: whoever writes to the table may write any time."""
+    try:
+        return datetime.fromisoformat(text).replace(tzinfo=timezone.utc)
+    except (TypeError, ValueError):
+        return str(text)
 
 
 def between(start: bytes) -> dict[str, bytes]:

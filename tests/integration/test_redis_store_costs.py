@@ -11,7 +11,7 @@ import redis
 import servers
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.stores.redis.records import RedisRecords
-from flask_idempotency.testing.claims import a_claim, again, seen
+from flask_idempotency.testing.claims import a_claim, again, stored_record
 from tests.waiting import wait_until
 
 BIG = b"x" * 1_000_000
@@ -62,7 +62,7 @@ def test_a_replay_does_not_fetch_the_steps(client, records):
         assert records.look(claim.key).response is None
     lease.complete(ANSWER)
     with cost(client) as replay:
-        assert seen(records, claim).response == ANSWER
+        assert stored_record(records, claim).response == ANSWER
     for measured in before_the_end, replay:
         assert measured["trips"] == 1
         assert measured["bytes"] < 20_000
@@ -77,7 +77,7 @@ def test_large_steps_are_fetched_a_few_at_a_time(client, records, steps, trips):
     for name, result in results.items():
         lease.record(name, result)
     lease.release()
-    second = records.take_over(again(claim), seen(records, claim))
+    second = records.take_over(again(claim), stored_record(records, claim))
     with cost(client) as measured:
         assert second.steps() == results
     assert measured["trips"] == trips
@@ -115,7 +115,7 @@ def test_a_cluster_and_a_client_that_decodes_list_the_same(tmp_path):
                     lease.record("ü", b"1")
                     lease.complete(replace(ANSWER, body=b""))
                 lines = records.admin().newest(None, "completed", 50)
-                assert {line.key for line in lines} == {claim.key[:4].hex() for claim in claims}
+                assert {line.key for line in lines} == {claim.key[:8].hex() for claim in claims}
                 assert {(line.operation, line.status, line.bytes) for line in lines} == {
                     (claims[0].name, 201, 0)
                 }

@@ -38,7 +38,10 @@ class PostgresAdmin(TableAdmin):
         now="clock_timestamp()",
         in_ttl="clock_timestamp() + %(ttl)s * interval '1 second'",
         later="greatest",
-        digits="encode(substring(key for 4), 'hex')",
+        digits="encode(substring(key for 8), 'hex')",
+        # As text: it may be infinite, before the year 1 or after 9999. BC is said, AD is not.
+        time="""coalesce(replace(
+         to_char({0} AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US BC'), ' AD', ''), {0}::text)""",
     )
 
     remedy = checks.POOLER

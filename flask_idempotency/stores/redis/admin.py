@@ -17,14 +17,23 @@ from itertools import islice
 from typing import Any
 
 from flask_idempotency.core.errors import IdempotencyError, StoreUnavailable
-from flask_idempotency.stores.admin import Due, Finding, Group, Line, NothingToDo, StepLine, Waiting
+from flask_idempotency.stores.admin import (
+    Due,
+    Finding,
+    Group,
+    Line,
+    NothingToDo,
+    StepLine,
+    Time,
+    Waiting,
+)
 from flask_idempotency.stores.postgres.checks import trial_claim
 
 from .lock import cause
 from .records import AT_ONCE, NOW, STEPS, RedisRecords, milliseconds
 
 _LINE = f"""{NOW}
-local found = redis.call('HMGET', KEYS[1], 'name', 'state', 'attempt', 'status', 'body', 'created',
+local found = redis.pcall('HMGET', KEYS[1], 'name', 'state', 'attempt', 'status', 'body', 'created',
                          'completed', 'lease')
 if not found[1] then return nil end
 if found[5] then found[5] = #found[5] end
@@ -62,7 +71,7 @@ class RedisAdmin:
         for line in self._lines():
             at = line.operation, line.state
             before = groups.get(at, Group(*at, 0, 0, 0, line.created))
-            oldest = min(before.oldest, line.created)
+            oldest = min(before.oldest, line.created, key=str)
             groups[at] = Group(*at, before.count + 1, 0, before.bytes + (line.bytes or 0), oldest)
         return [groups[at] for at in sorted(groups)]
 
@@ -73,7 +82,7 @@ class RedisAdmin:
             for line in self._lines()
             if name in (None, line.operation) and state in (None, line.state)
         )
-        return nlargest(limit, fitting, key=lambda line: line.created)
+        return nlargest(limit, fitting, key=lambda line: str(line.created))
 
     def starting(self, start: bytes) -> list[Line]:
         """The records whose key's hash starts so."""
@@ -85,8 +94,9 @@ class RedisAdmin:
         for key in self._keys(start):
             for name, size, end in self._records.run(STEPS, key):
                 attempt, _, finished = end.partition(b":")
-                found.append(StepLine(name.decode(), int(attempt), size, _time(finished)))
-        return sorted(found, key=lambda step: step.finished)
+                shown = name.decode(errors="replace"), _whole(attempt), size, _time(finished)
+                found.append(StepLine(*shown))
+        return sorted(found, key=lambda step: str(step.finished))
 
     def reopen(self, start: bytes, owner: str, ttl_seconds: float) -> bytes | None:
         """Let a record be run again."""
@@ -183,13 +193,15 @@ class RedisAdmin:
             yield from (self._line(*each) for each in zip(batch, found, strict=True) if each[1])
 
     def _line(self, key: bytes, found: bytes) -> Line:
-        name, state, attempt, status, size, created, completed, lease, now, left = json.loads(found)
+        name, state, attempt, status, size, created, completed, lease, now, left = json.loads(
+            found.decode(errors="replace")
+        )
         return Line(
-            key[:4].hex(),
+            key[:8].hex(),
             name,
             _state(lease, now) if state == "in_progress" else state,
-            int(attempt),
-            int(status) if status else None,
+            _whole(attempt),
+            _whole(status) if status else None,
             None if size is False else size,
             _time(created),
             _time(completed) if completed else None,
@@ -202,8 +214,25 @@ def _state(lease: str | bool, now: int) -> str:
     """What is in progress, more exactly."""
     if not lease:
         return "released"
-    return "in_progress" if float(lease) > now else "interrupted"
+    with suppress(ValueError):
+        return "in_progress" if float(lease) > now else "interrupted"
+    return "in_progress"
 
 
-def _time(milliseconds: Any) -> datetime:
-    return datetime.fromtimestamp(float(milliseconds) / 1000, tz=timezone.utc)
+# Whoever writes to the server may write anything: what cannot be read is shown as it is.
+
+
+def _whole(number: Any) -> Any:
+    with suppress(ValueError):
+        return int(number)
+    return _text(number)
+
+
+def _time(milliseconds: Any) -> Time:
+    with suppress(OSError, OverflowError, ValueError):
+        return datetime.fromtimestamp(float(milliseconds) / 1000, tz=timezone.utc)
+    return _text(milliseconds)
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

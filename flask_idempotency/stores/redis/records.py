@@ -45,7 +45,7 @@ for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
   if string.sub(field, 1, 5) == 'step:' then
     local name = string.sub(field, 6)
     local size = #redis.call('HGET', KEYS[1], field)
-    found[#found + 1] = {name, size, redis.call('HGET', KEYS[1], 'end:' .. name)}
+    found[#found + 1] = {name, size, redis.call('HGET', KEYS[1], 'end:' .. name) or ''}
   end
 end
 return found"""

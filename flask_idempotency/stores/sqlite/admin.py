@@ -6,25 +6,22 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from datetime import datetime, timezone
 from typing import Any, cast
 
 from sqlalchemy import Table, exc, inspect
 
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, StoreUnavailable
 from flask_idempotency.core.ports import Transaction
-from flask_idempotency.stores.admin import Due, Finding, Line
+from flask_idempotency.stores.admin import Due, Finding
 from flask_idempotency.stores.admin_statements import AdminStatements, admin_statements
 from flask_idempotency.stores.postgres.checks import reason, trial_claim
 from flask_idempotency.stores.postgres.shape import MIGRATE
-from flask_idempotency.stores.table_admin import T, TableAdmin, between
+from flask_idempotency.stores.table_admin import TableAdmin, between
 
 from . import statements as sqlite_statements
 from .records import SqliteRecords
 
 _CREATE = "run `flask idempotency create-table`"
-_TIMES = ("oldest", "created", "completed", "expires", "finished")
 
 
 class SqliteAdmin(TableAdmin):
@@ -34,7 +31,7 @@ class SqliteAdmin(TableAdmin):
         now=sqlite_statements.NOW,
         in_ttl=sqlite_statements.IN_TTL,
         later="max",
-        digits="lower(substr(hex(key), 1, 8))",
+        digits="lower(substr(hex(key), 1, 16))",
     )
 
     remedy = "see that the file may be written, and that nobody writes to it for long"
@@ -175,15 +172,6 @@ class SqliteAdmin(TableAdmin):
 
     def _fetch(self, template: str, values: dict[str, Any]) -> list[Any]:
         return self._records.fetch(_named(template), values)
-
-    def _tidy(self, found: T) -> T:
-        changed: dict[str, Any] = {}
-        for name in _TIMES:
-            if (text := getattr(found, name, None)) is not None:
-                changed[name] = datetime.fromisoformat(text).replace(tzinfo=timezone.utc)
-        if isinstance(found, Line):
-            changed["expired"] = bool(found.expired)
-        return replace(found, **changed)
 
 
 def _named(template: str) -> str:

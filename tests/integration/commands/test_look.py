@@ -97,3 +97,41 @@ def test_nothing_of_the_table_reaches_the_terminal_as_an_instruction(world, run,
     failed = run("release", digits)
     assert r"x\x1b[2J: only what is" in failed.output
     assert all(line.isprintable() for line in failed.output.split("\n"))
+
+
+def test_times_that_python_does_not_have_are_shown_as_text(world, run, pay):
+    odd = {"expires_at": "200000-01-01", "completed_at": "0044-01-01 BC", "created_at": "infinity"}
+    for column, time in odd.items():
+        pay(key=column)
+        world.sql(f"update idempotency_record set {column} = '{time}' where created_at ="
+                  " (select max(created_at) from idempotency_record)")  # fmt: skip
+    pay(key="usual")
+    lines = json.loads(run("list", "--json").output)
+    assert [line["created"][:2] for line in lines] == ["in", "20", "20", "20"]
+    assert {line["expires"][:6] for line in lines} == {"200000", lines[1]["expires"][:6]}
+    assert [line["completed"] for line in lines if "BC" in line["completed"]] == [
+        "0044-01-01 00:00:00.000000 BC"
+    ]
+    for line in lines:
+        assert run("show", line["key"]).output.splitlines()[1].startswith(line["key"])
+    assert run("stats").exit_code == 0
+
+
+def test_more_digits_tell_two_records_apart_that_share_eight(world, run, pay):
+    pay()
+    (record,) = world.records()
+    twin = bytes(record.key)[:4] + bytes(28)
+    world.sql("update idempotency_record set state = 'failed'")
+    world.sql("insert into idempotency_record select :twin, expires_at, created_at, completed_at, null,"
+              " attempt, fingerprint_version, status, state, 'twin', name, fingerprint, headers, body"
+              " from idempotency_record", twin=twin)  # fmt: skip
+    for command in "show", "release":
+        result = run(command, twin[:4].hex())
+        assert result.exit_code == 1
+        assert "more than one record" in result.output
+        assert twin[:8].hex() in result.output
+        assert bytes(record.key)[:8].hex() in result.output
+    shown = json.loads(run("show", twin[:8].hex(), "--json").output)
+    assert [line["key"] for line in shown] == [twin[:4].hex()], "as list shows it"
+    assert run("release", twin[:8].hex()).output == f"{twin[:4].hex()}: may be run again\n"
+    assert [row.state for row in world.records()].count("failed") == 1

@@ -226,6 +226,56 @@ def test_sqlite_is_purged(shop):
 
 
 @pytest.mark.parametrize("store", ["sql"], indirect=True)
+def test_times_in_sqlite_that_are_none_are_shown_as_text(shop):
+    for key in "BC", "word", "number", "usual":
+        shop.post("/ok", key)
+    for column, value in (
+        ("expires_at", "'0044-01-01 BC'"),
+        ("created_at", "'soon'"),
+        ("created_at", "7"),
+    ):
+        sql(shop, f"update idempotency_record set {column} = {value} where rowid ="
+                  " (select rowid from idempotency_record where length(created_at) > 9 and"
+                  " expires_at not like '%BC' limit 1)")  # fmt: skip
+    assert sorted(line["created"][:2] for line in shop.listed()) == ["20", "20", "7", "so"]
+    assert [line["expires"] for line in shop.listed() if "BC" in line["expires"]] == ["0044-01-01 BC"]
+    for line in shop.listed():
+        assert shop.run("show", line["key"]).exit_code == 0
+    assert shop.run("stats").exit_code == 0
+
+
+@pytest.mark.parametrize("store", ["redis"], indirect=True)
+def test_what_a_record_in_redis_cannot_hold_is_shown_as_text(shop, redis_server, tmp_path):
+    forged = [
+        *({"created": value} for value in ("1e300", "nan", "soon")),
+        {"completed": "-1e300"},
+        *({"attempt": value} for value in ("NaN", "inf", "1.5")),
+        {"status": "ok"},
+        {"name": b"\xff"},
+        {"state": "in_progress", "lease": "soon"},
+    ]
+    with redis.Redis.from_url(redis_server.url) as client:
+        before = set()
+        for number, fields in enumerate(forged):
+            shop.post("/ok", f"key-{number}")
+            (name,) = set(client.keys(f"{tmp_path.name}\\[[*]]:record:*")) - before
+            before.add(name)
+            client.hset(name, mapping=fields)
+        client.set(name[:-64] + b"0" * 64, "no hash")
+        client.hset(name, "step:charge", "1")
+        client.hdel(name, "end:charge")
+    lines = shop.listed()
+    assert len(lines) == len(forged)
+    assert {"1e300", "nan", "soon"} < {line["created"] for line in lines}
+    assert {"NaN", "inf", "1.5", 1} == {line["attempt"] for line in lines}
+    assert {"ok", 201} == {line["status"] for line in lines}
+    for line in lines:
+        result = shop.run("show", line["key"])
+        assert result.exit_code == 0, result.output
+    assert shop.run("stats").exit_code == 0
+
+
+@pytest.mark.parametrize("store", ["sql"], indirect=True)
 def test_sqlite_is_told_how_to_get_its_tables(shop):
     assert shop.run("create-table").output == "idempotency_record: nothing to do\n"
     sql(shop, "drop index ix_idempotency_record_expires_at")
