@@ -26,6 +26,7 @@ from flask_idempotency.stores.memory import MemoryRecords
 from flask_idempotency.stores.postgres.records import PostgresRecords
 from flask_idempotency.stores.redis.lock import NoLock, RedisLock, client_from_url
 from flask_idempotency.stores.redis.records import RedisRecords
+from flask_idempotency.stores.savepoints.units import units_of
 from flask_idempotency.stores.sealing import AnswerSealer, NoSealer, Sealer
 from flask_idempotency.stores.sqlite.records import SqliteRecords
 from flask_idempotency.stores.table import define_steps, define_table
@@ -335,6 +336,7 @@ def _compose(
         engine,
         sealer or NoSealer(),
         protections,
+        units_of,
     )
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, Protocol
 
+from .errors import IdempotencyError
 from .records import Claim, Record, StoredResponse
+from .session_statements import Carried
 
 
 class Hold(Protocol):
@@ -26,6 +28,65 @@ class Hold(Protocol):
 
     def abandon(self) -> None:
         """End without an answer. May be called at any time, twice."""
+        ...
+
+
+class InOperation:
+    """What stands under a session's connection in an operation, in the place of a pooled connection."""
+
+
+class Units(Protocol):
+    """The transactions of a view inside its operation: each is a unit of work there.
+
+    Engines and connections are SQLAlchemy's. ``wrote`` says whether a committed unit did more than
+    read; ``commits`` and ``rollbacks`` count units, of the latter those that had written. ``broken`` is
+    why the operation cannot commit any more.
+    """
+
+    wrote: bool
+    commits: int
+    rollbacks: int
+    broken: IdempotencyError | None
+
+    @property
+    def pool(self) -> Any:
+        """Where the database's connections come from."""
+        ...
+
+    @property
+    def has_open_work(self) -> bool:
+        """Whether the open unit has done anything but read, or has failed."""
+        ...
+
+    def has_unsaved_writes(self) -> bool:
+        """Whether the open unit has changed data."""
+        ...
+
+    def bind(self, engine: Any) -> Any:
+        """The engine that a session works on in place of ``engine`` while the operation runs."""
+        ...
+
+    def is_bound(self, bind: object) -> bool:
+        """Whether ``bind`` is one of :meth:`bind`."""
+        ...
+
+    def is_joined(self, connection: Any) -> bool:
+        """Whether a connection works in these units."""
+        ...
+
+    def adopt(self, connection: Any, settings: Carried | None) -> None:
+        """Let a connection that was in use before the operation go on in it.
+
+        ``settings`` are what its transaction had set.
+        """
+        ...
+
+    def leave(self) -> None:
+        """From now on what is rolled back goes along with the operation's last statements."""
+        ...
+
+    def is_lost(self) -> bool:
+        """Whether the connection is gone."""
         ...
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine
 
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.keys import Scope, derive_key, hash_key
-from flask_idempotency.stores.savepoints.units import Units
+from flask_idempotency.core.ports import Units
 
 T = TypeVar("T")
 

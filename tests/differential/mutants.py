@@ -365,8 +365,8 @@ def conflicts_are_the_views_own(knife: Knife) -> None:
 def settings_before_the_view_lost(knife: Knife) -> None:
     """What was set before the view is not set in it."""
 
-    def adopt(self: PostgresUnits, stand_in: Any, settings: Any = None) -> None:
-        stand_in.units = self
+    def adopt(self: PostgresUnits, connection: Any, settings: Any) -> None:
+        self._put_under(connection)
 
     knife.replace(PostgresUnits, "adopt", adopt)
 

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from flask import after_this_request
 from flask.globals import request_ctx
 
-from flask_idempotency.stores.savepoints.units import StandIn
+from flask_idempotency.web.session.earlier import GivenBack
 
 
 def test_a_session_knows_its_connections_by_what_they_were_asked_for_with(world):
@@ -19,7 +19,7 @@ def test_a_session_knows_its_connections_by_what_they_were_asked_for_with(world)
 def test_what_is_under_a_connection_can_be_exchanged(world):
     with world.app.app_context():
         connection = world.db.session.connection()
-        below, stand_in = connection.connection, StandIn(None)
+        below, stand_in = connection.connection, GivenBack()
         assert below is connection._dbapi_connection
         connection._dbapi_connection = stand_in
         assert connection.connection is stand_in

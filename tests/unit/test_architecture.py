@@ -69,11 +69,6 @@ IMPURE = {"time", "datetime", "random", "secrets", "os", "socket", "logging"}
 
 
 STILL = {
-    "web.operation",
-    "web.session.earlier",
-    "web.session.escapes",
-    "web.session.joined",
-    "web.session.joining",
     "web.setup.state",
     "core.engine",
 }

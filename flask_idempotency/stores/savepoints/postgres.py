@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import psycopg2
 from psycopg2 import extensions
+from sqlalchemy import Connection as SQLAlchemyConnection
 from sqlalchemy import Dialect
 
 from flask_idempotency.core import session_statements as sql
@@ -104,9 +105,9 @@ class PostgresUnits(Units):
         self.driver.cursor_factory = self.cursor_factory
         self._held.clear()
 
-    def adopt(self, stand_in: StandIn, settings: sql.Carried | None = None) -> None:
+    def adopt(self, connection: SQLAlchemyConnection, settings: sql.Carried | None) -> None:
         """See :class:`Units`."""
-        stand_in.units = self
+        stand_in = self._put_under(connection)
         if settings is not None:
             self._carried[stand_in] = settings
 

@@ -24,6 +24,7 @@ from sqlalchemy import Connection, Engine, Pool, PoolProxiedConnection
 
 from flask_idempotency.core import sqltext
 from flask_idempotency.core.errors import IdempotencyError, NotAtomic
+from flask_idempotency.core.ports import InOperation
 from flask_idempotency.core.session_statements import Carried
 from flask_idempotency.core.sqltext import (
     LOCKS,
@@ -39,14 +40,13 @@ NAME = "idempotency_unit"
 """The savepoint of the open unit. One name will do, as there is one unit at a time."""
 
 
-class StandIn(PoolProxiedConnection):
+class StandIn(InOperation, PoolProxiedConnection):
     """Stands for the pooled connection, under one SQLAlchemy connection.
 
-    ``units`` is None before the operation has begun, for a connection that was in use before it.
     ``is_top`` says that what goes through it is part of no unit (``current_operation.connection``).
     """
 
-    def __init__(self, units: Units | None, *, is_top: bool = False) -> None:
+    def __init__(self, units: Units, *, is_top: bool = False) -> None:
         self.units = units
         self.is_top = is_top
         self.is_returned = False
@@ -57,13 +57,11 @@ class StandIn(PoolProxiedConnection):
 
     def commit(self) -> None:
         """Commit the unit: its savepoint is released."""
-        if self.units is not None:
-            self.units.commit(self)
+        self.units.commit(self)
 
     def rollback(self) -> None:
         """Roll the unit back."""
-        if self.units is not None:
-            self.units.rollback(self)
+        self.units.rollback(self)
 
     def close(self) -> None:
         """Roll back, as the pool does; give nothing back: the operation needs the connection."""
@@ -76,8 +74,7 @@ class StandIn(PoolProxiedConnection):
 
     def invalidate(self, e: BaseException | None = None, soft: bool = False) -> None:  # noqa: ARG002
         """Let a connection that is lost go. Refused while it is not lost."""
-        if self.units is not None:
-            self.units.invalidate(e)
+        self.units.invalidate(e)
 
     def detach(self) -> None:
         """Refuse: the connection is the operation's."""
@@ -86,7 +83,7 @@ class StandIn(PoolProxiedConnection):
     @property
     def is_valid(self) -> bool:
         """Whether there is a connection to end a transaction on."""
-        return self.units is not None and not self.units.is_closed
+        return not self.units.is_closed
 
     @property
     def is_detached(self) -> bool:
@@ -124,7 +121,7 @@ class StandIn(PoolProxiedConnection):
         return getattr(self._there().fairy, name)
 
     def _there(self) -> Units:
-        if self.units is None or self.is_returned:
+        if self.is_returned:
             raise InterfaceError("this connection was given back to its pool")
         return self.units
 
@@ -163,14 +160,17 @@ class Units:
             bound = self._engines[engine] = operation_engine(engine, lambda: StandIn(self))
         return bound
 
-    def adopt(self, stand_in: StandIn, settings: Carried | None = None) -> None:
-        """Let a connection that was in use before the operation go on in it.
-
-        ``settings`` are what its transaction had set.
-        """
+    def adopt(self, connection: Connection, settings: Carried | None) -> None:
+        """See :class:`~flask_idempotency.core.ports.Units`."""
         if settings is not None:
             raise NotAtomic("settings of the transaction before the view cannot be carried into it")
-        stand_in.units = self
+        self._put_under(connection)
+
+    def _put_under(self, connection: Connection) -> StandIn:
+        # What SQLAlchemy knows of the connection's transaction goes on. There is no public way to
+        # change what is under a connection; tests/integration/test_private_hooks.py watches this one.
+        connection._dbapi_connection = stand_in = StandIn(self)  # noqa: SLF001
+        return stand_in
 
     @property
     def has_open_work(self) -> bool:
@@ -190,6 +190,11 @@ class Units:
     def is_bound(self, bind: object) -> bool:
         """Whether ``bind`` is one of :meth:`bind`."""
         return any(bind is bound for bound in self._engines.values())
+
+    def is_joined(self, connection: Connection) -> bool:
+        """Whether an SQLAlchemy connection works in these units."""
+        below: Any = connection.connection
+        return isinstance(below, StandIn) and below.units is self
 
     def cursor(self, owner: StandIn, *args: Any, **kwargs: Any) -> Any:
         """A cursor of the driver's whose statements pass through :meth:`enter`."""
@@ -381,12 +386,6 @@ def units_of(hold: Any) -> Units:
         return units
     connection: Connection = hold.connection
     return Units(connection.engine, connection.connection)
-
-
-def is_joined(connection: Connection, units: Units) -> bool:
-    """Whether an SQLAlchemy connection works in ``units``."""
-    below: Any = connection.connection
-    return isinstance(below, StandIn) and below.units is units
 
 
 def operation_engine(engine: Engine, connect: Callable[[], StandIn]) -> Engine:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from psycopg2 import Error as PostgresError
-from psycopg2 import extensions
+from psycopg2 import InterfaceError, extensions
 from psycopg2.errors import InFailedSqlTransaction
 from sqlalchemy import Connection, PoolProxiedConnection
 
@@ -29,7 +29,6 @@ from flask_idempotency.core.sqltext import (
     settings_of,
     traits_of,
 )
-from flask_idempotency.stores.savepoints.units import StandIn
 
 
 @dataclass
@@ -61,6 +60,27 @@ def note(connection: Connection, cursor: Any, statement: str, parameters: Any) -
         noted.for_transaction |= for_transaction
 
 
+class GivenBack(PoolProxiedConnection):
+    """Stands for a pooled connection that was given back: nothing is open on it."""
+
+    is_valid = is_detached = False
+
+    def cursor(self, *_args: Any, **_kwargs: Any) -> Any:
+        """There is none."""
+        raise InterfaceError("this connection was given back to its pool")
+
+    def rollback(self) -> None:
+        """Nothing is open."""
+
+    commit = close = rollback
+
+    def _close_special(self, *_how: object, **_more: object) -> None:
+        """See :meth:`close`."""
+
+    def invalidate(self, e: BaseException | None = None, soft: bool = False) -> None:
+        """It is gone already."""
+
+
 class Earlier:
     """A session's connection from before the operation, without a pooled connection for now.
 
@@ -79,20 +99,19 @@ class Earlier:
                 raise NotAtomic(WRITTEN)
         pooled.rollback()
         pooled.close()
-        self.stand_in = StandIn(None)
-        self._connection = connection
+        self.connection = connection
         # What SQLAlchemy knows of the transaction goes on, upon another one. There is no public way to
         # change what is under a connection; tests/integration/test_private_hooks.py watches this one.
-        connection._dbapi_connection = self.stand_in  # noqa: SLF001
+        connection._dbapi_connection = GivenBack()  # noqa: SLF001
 
     def go_back(self) -> None:
         """There is no operation to go on in: give the connection a pooled one again, set as it was."""
-        pooled = self._connection.engine.raw_connection()
+        pooled = self.connection.engine.raw_connection()
         if self.settings is not None:
             cursor = pooled.cursor()
             cursor.execute(self.settings.everything)
             cursor.close()
-        self._connection._dbapi_connection = pooled  # noqa: SLF001
+        self.connection._dbapi_connection = pooled  # noqa: SLF001
 
 
 WRITTEN = (

@@ -10,8 +10,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, event
 
+from flask_idempotency.core.ports import InOperation
 from flask_idempotency.core.sqltext import may_write
-from flask_idempotency.stores.savepoints.units import StandIn
 from flask_idempotency.web.operation import OpenTransaction, outer_operation, running_operation
 
 from . import earlier
@@ -28,7 +28,7 @@ def watch(engine: Engine) -> None:
 def _before_statement(
     connection: Connection, cursor: Any, statement: str, parameters: Any, *_how: object
 ) -> None:
-    if isinstance(connection.connection, StandIn):
+    if isinstance(connection.connection, InOperation):
         return
     earlier.note(connection, cursor, statement, parameters)
     here = running_operation()

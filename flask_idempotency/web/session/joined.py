@@ -8,7 +8,6 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.ports import Step, Transaction
-from flask_idempotency.stores.savepoints.units import units_of
 from flask_idempotency.web.operation import OpenTransaction, Operation
 from flask_idempotency.web.setup.state import AppState
 
@@ -35,7 +34,7 @@ class Joined:
         self._left: tuple[int, int] | None = None
         try:
             binds = state.engines_of(other_binds)
-            self._running = OpenTransaction(operation, hold, units_of(hold), binds)
+            self._running = OpenTransaction(operation, hold, state.units_of(hold), binds)
             state.prove_join(self._running)
             if before is not None:
                 before.go_on(self._running.units)

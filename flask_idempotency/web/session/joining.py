@@ -28,7 +28,7 @@ from sqlalchemy.orm.exc import ObjectDeletedError
 from sqlalchemy.orm.session import SessionTransactionOrigin
 
 from flask_idempotency.core.errors import ConfigurationError, NotAtomic, StoreUnavailable
-from flask_idempotency.stores.savepoints.units import Units, is_joined
+from flask_idempotency.core.ports import Units
 from flask_idempotency.web.operation import OpenTransaction, joined_operation, outer_operation
 
 from .earlier import Earlier, has_written
@@ -56,7 +56,7 @@ def _join(session: Any, bind: Engine | Connection, running: OpenTransaction) -> 
     """What the session works on in place of ``bind``. Raises ``NotAtomic`` if it would escape."""
     running.sessions[session] = None
     begun = _connections(session).get(bind)
-    if begun is not None and is_joined(begun, running.units):
+    if begun is not None and running.units.is_joined(begun):
         return bind
     if begun is not None or isinstance(bind, Connection):
         running.refuse(
@@ -65,7 +65,8 @@ def _join(session: Any, bind: Engine | Connection, running: OpenTransaction) -> 
             " it began"
             " to use before the view"
         )
-    return running.units.bind(bind)
+    bound: Engine = running.units.bind(bind)
+    return bound
 
 
 def _connections(session: Session) -> dict[Engine | Connection, Connection]:
@@ -131,7 +132,7 @@ class SetAside:
         """Let the session's transaction go on as the first unit of the operation."""
         if self._transaction is not None:
             self._transaction = None
-            units.adopt(self._earlier.stand_in, self._earlier.settings)
+            units.adopt(self._earlier.connection, self._earlier.settings)
 
     def end(self) -> None:
         """There is no operation to go on in. Loaded objects stay usable, and what was set stays set."""
@@ -180,7 +181,7 @@ def set_aside(
             )
     if not begun:
         return None
-    if outer is not None and all(is_joined(connection, outer.units) for connection in begun):
+    if outer is not None and all(map(outer.units.is_joined, begun)):
         transaction.close()
         return None
     if len(begun) > 1 or session.in_nested_transaction():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -17,7 +17,7 @@ from sqlalchemy import Engine, Pool, Table
 from flask_idempotency.core.engine import Engine as IdempotencyEngine
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.fingerprint import Fingerprint
-from flask_idempotency.core.ports import Lock, Records
+from flask_idempotency.core.ports import Lock, Records, Units
 from flask_idempotency.core.records import Claim
 from flask_idempotency.core.storable import TypicalDuration
 from flask_idempotency.stores.sealing import AnswerSealer, NoSealer
@@ -71,6 +71,7 @@ class AppState:
     engine: IdempotencyEngine
     sealer: AnswerSealer | NoSealer
     protections: Protections
+    units_of: Callable[[Any], Units]
     has_served: bool = False
     pace: dict[str, TypicalDuration] = field(default_factory=lambda: defaultdict(TypicalDuration))
     _proved: bool = False
