@@ -32,14 +32,20 @@ from flask_idempotency.stores.postgres.checks import trial_claim
 from .lock import cause
 from .records import AT_ONCE, NOW, STEPS, RedisRecords, milliseconds
 
-_LINE = f"""{NOW}
-local found = redis.pcall('HMGET', KEYS[1], 'name', 'state', 'attempt', 'status', 'body', 'created',
-                         'completed', 'lease')
-if not found[1] then return nil end
-if found[5] then found[5] = #found[5] end
-found[9], found[10] = now, redis.call('PTTL', KEYS[1])
-return cjson.encode(found)"""
-# As one text: ten values for each of many records take a client long to read. What is missing is false.
+# -> the time, and for each key what makes a Line; false for what is missing, or is no record. As one
+# text: many values take a client long to read.
+_LINES = f"""{NOW}
+local lines = {{}}
+for i, key in ipairs(KEYS) do
+  local line = redis.pcall('HMGET', key, 'name', 'state', 'attempt', 'status', 'created', 'completed',
+                           'lease')
+  if line[1] then
+    line[8] = redis.call('HEXISTS', key, 'body') == 1 and redis.call('HSTRLEN', key, 'body')
+    line[9] = redis.call('PTTL', key)
+  end
+  lines[i] = line[1] and line
+end
+return cjson.encode({{now, lines}})"""
 
 # May be sent twice, as its reply may be lost: who comes again is known by its token.
 _REOPEN = f"""{NOW}
@@ -142,9 +148,15 @@ class RedisAdmin:
             return
         yield Finding("ok", "Redis", "answers")
         try:
-            memory, disk = client.info("memory"), client.info("persistence")
+            server, memory, disk = map(client.info, ("server", "memory", "persistence"))
         except Exception:  # hosted servers and narrow users do not allow INFO
             return
+        version = str(server.get("redis_version"))
+        if re.match(
+            r"[0-4]\.", version
+        ):  # before Redis 5 no script writes once it has asked for the time
+            text = f"this is Redis {version}; the store 'redis' needs Redis 5"
+            yield Finding("FAILED", "version", text, "upgrade to Redis 5 or later, or to Valkey")
         policy = memory.get("maxmemory_policy", "noeviction")
         if memory.get("maxmemory") and policy != "noeviction":
             loss = f"once it is full it forgets records, and their retries run again ({policy})"
@@ -189,25 +201,28 @@ class RedisAdmin:
         """The records whose key's hash starts so. One that has expired meanwhile is left out."""
         keys = self._keys(start)
         while batch := list(islice(keys, AT_ONCE)):
-            found = self._records.run_for_each(_LINE, batch)
-            yield from (self._line(*each) for each in zip(batch, found, strict=True) if each[1])
+            replies = self._records.run_for_all(_LINES, batch)
+            read = (json.loads(reply.decode(errors="replace")) for reply in replies)
+            found = ((line, now) for now, lines in read for line in lines)
+            for key, (line, now) in zip(batch, found, strict=True):
+                if line:
+                    yield _line(key, now, *line)
 
-    def _line(self, key: bytes, found: bytes) -> Line:
-        name, state, attempt, status, size, created, completed, lease, now, left = json.loads(
-            found.decode(errors="replace")
-        )
-        return Line(
-            key[:8].hex(),
-            name,
-            _state(lease, now) if state == "in_progress" else state,
-            _whole(attempt),
-            _whole(status) if status else None,
-            None if size is False else size,
-            _time(created),
-            _time(completed) if completed else None,
-            _time(now + left) if left >= 0 else None,
-            expired=False,
-        )
+
+def _line(key: bytes, now: int, name: str, state: str, attempt: str, *more: Any) -> Line:
+    status, created, completed, lease, size, left = more
+    return Line(
+        key[:8].hex(),
+        name,
+        _state(lease, now) if state == "in_progress" else state,
+        _whole(attempt),
+        _whole(status) if status else None,
+        None if size is False else size,
+        _time(created),
+        _time(completed) if completed else None,
+        _time(now + left) if left >= 0 else None,
+        expired=False,
+    )
 
 
 def _state(lease: str | bool, now: int) -> str:

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from redis import RedisCluster
+
 from flask_idempotency.core.errors import LeaseLost, NotAtomic, RecordBroken, StoreUnavailable
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.records import Claim, Record, State, StoredResponse
@@ -160,22 +162,27 @@ class RedisRecords:
         Raises ``StoreUnavailable`` whatever goes wrong, which may have been carried out all the same;
         but ``RecordBroken`` where the key holds something else.
         """
-        command = self._command(script, key, *arguments)
+        command = self._command(script, [key], *arguments)
         return _twice(lambda: self.connected().execute_command(*command, NEVER_DECODE=True))
 
-    def run_for_each(self, script: str, keys: Sequence[bytes]) -> list[Any]:
-        """The replies of a script that only reads, for each of the keys, in one round trip."""
+    def run_for_all(self, script: str, keys: Sequence[bytes]) -> list[Any]:
+        """The replies of a script that only reads, for the keys in order, in one round trip.
+
+        A script is given all the keys; in a cluster, where they are in different slots, one.
+        """
+        size = 1 if isinstance(self.connected(), RedisCluster) else len(keys)
 
         def replies() -> list[Any]:
             with self.connected().pipeline(transaction=False) as pipeline:
-                for key in keys:
-                    pipeline.execute_command(*self._command(script, key), NEVER_DECODE=True)
+                for start in range(0, len(keys), size):
+                    command = self._command(script, keys[start : start + size])
+                    pipeline.execute_command(*command, NEVER_DECODE=True)
                 return list(pipeline.execute())
 
         return _twice(replies)
 
-    def _command(self, script: str, key: bytes, *arguments: Any) -> tuple[Any, ...]:
-        return "EVAL", script, 1, self.prefix + key.hex(), *arguments
+    def _command(self, script: str, keys: Sequence[bytes], *arguments: Any) -> tuple[Any, ...]:
+        return "EVAL", script, len(keys), *(self.prefix + key.hex() for key in keys), *arguments
 
     def connected(self) -> Client:
         """The client. Raises what making it does."""

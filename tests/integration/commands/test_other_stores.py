@@ -336,6 +336,23 @@ def test_redis_needs_neither_tables_nor_a_purge(shop):
     assert "no route is resumable there; the stores 'hybrid'" in result.output
 
 
+class OldRedis(redis.Redis):
+    """Says that its server is the last one before Redis 5."""
+
+    def info(self, section: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        found = super().info(section, *args, **kwargs)
+        return {**found, "redis_version": "4.0.14"} if section == "server" else found
+
+
+@pytest.mark.parametrize("store", ["redis"], indirect=True)
+def test_check_names_a_redis_that_is_too_old(shop, redis_server):
+    with OldRedis.from_url(redis_server.url) as client:
+        shop.app.extensions["idempotency"].records._client = client
+        result = shop.run("check")
+    assert not_ok(result)["version"] == "FAILED"
+    assert "this is Redis 4.0.14; the store 'redis' needs Redis 5" in result.output
+
+
 @pytest.mark.parametrize("store", ["redis"], indirect=True)
 def test_redis_is_asked_for_our_records_alone(shop, redis_server, tmp_path):
     shop.post("/ok")
