@@ -1,7 +1,8 @@
-"""The caller's half: keys, and sessions that send a call again until they have its answer.
+"""The caller's half: keys, and sessions that send a call again until they have its response.
 
-Nothing here needs Flask. :class:`IdempotentSession` needs requests, :class:`IdempotentTransport` and
-:class:`AsyncIdempotentTransport` need httpx; each is imported when it is first used.
+Nothing here needs Flask. :class:`IdempotentSession` and :class:`IdempotentAdapter` need requests,
+:class:`IdempotentTransport` and :class:`AsyncIdempotentTransport` need httpx; each is imported when it
+is first used.
 """
 
 from importlib import import_module
@@ -11,11 +12,12 @@ from .keys import derive_key, new_key
 from .retries import RetryPolicy, was_replayed
 
 if TYPE_CHECKING:
-    from .session import IdempotentSession
+    from .session import IdempotentAdapter, IdempotentSession
     from .transport import AsyncIdempotentTransport, IdempotentTransport
 
 __all__ = [
     "AsyncIdempotentTransport",
+    "IdempotentAdapter",
     "IdempotentSession",
     "IdempotentTransport",
     "RetryPolicy",
@@ -26,6 +28,7 @@ __all__ = [
 
 _MODULES = {
     "AsyncIdempotentTransport": "transport",
+    "IdempotentAdapter": "session",
     "IdempotentSession": "session",
     "IdempotentTransport": "transport",
 }

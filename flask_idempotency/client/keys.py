@@ -13,7 +13,7 @@ from flask_idempotency.core.keys import digest
 
 
 def new_key() -> str:
-    """A new idempotency key: make one for each call, and keep it until the call has its answer.
+    """A new idempotency key: make one for each call, and keep it until the call has its response.
 
     :return: a random UUID. It is of version 7, which begins with the time, so that keys sort in the
         order they were made, if Python makes that (3.14 and later) or uuid-utils is installed, which

@@ -6,6 +6,7 @@ import json
 import math
 import random
 import re
+import ssl
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ NEED_KEY: Final = frozenset({"POST", "PATCH"})
 """Methods that get a key. PUT and DELETE are safe to repeat as HTTP defines them."""
 
 TRANSIENT: Final = frozenset({408, 425, 429})
-"""Below 500, the answers that say "not now"."""
+"""Below 500, the responses that say "not now"."""
 
 LAST: Final = 1.0
 """Seconds. What a call that waits for its first attempt keeps of its time, to ask once more."""
@@ -39,12 +40,17 @@ class HasHeaders(Protocol):
 
 
 def was_replayed(response: HasHeaders, header: str = "Idempotent-Replayed") -> bool:
-    """Whether the answer is the stored one of an earlier attempt.
+    """Whether the response is the stored one of an earlier attempt.
 
     :param response: what requests or httpx gave.
     :param header: the server's ``IDEMPOTENCY_REPLAYED_HEADER``.
     """
     return response.headers.get(header, "").lower() == "true"
+
+
+def _chance() -> float:
+    # Pickled by its name. random.random takes its state along: all copies would draw the same numbers.
+    return random.random()  # noqa: S311 -- no secret
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +85,7 @@ class RetryPolicy:
     replayed_header: str = "Idempotent-Replayed"
     sleep: Callable[[float], object] = time.sleep
     clock: Callable[[], float] = time.monotonic
-    random: Callable[[], float] = random.random
+    random: Callable[[], float] = _chance
 
     def __post_init__(self) -> None:
         for name, (kinds, in_range, allowed) in _ALLOWED.items():
@@ -96,7 +102,7 @@ class RetryPolicy:
         return self.header in headers
 
     def is_final(self, status: int, headers: Mapping[str, str], body: bytes) -> bool:
-        """Whether the same request would be answered no better. ``body`` is decoded.
+        """Whether the same request would get no better response. ``body`` is decoded.
 
         An error of the server is worth another attempt, also 500: an atomic operation that failed was
         rolled back. Unless it was stored: then it will be the same for ever.
@@ -135,28 +141,44 @@ _ALLOWED: Final[Mapping[str, _Rule]] = {
 
 
 class Call:
-    """One call, from its first attempt to its last: it ends when its policy says so."""
+    """One call, from its first attempt to its last: it ends when its policy says so.
 
-    def __init__(self, policy: RetryPolicy) -> None:
-        self.policy = policy
-        self._ends = policy.clock() + policy.deadline
+    :param began: when it did, by the policy's clock; now, if left out.
+    """
+
+    def __init__(self, policy: RetryPolicy, began: float | None = None) -> None:
+        self._policy = policy
+        self._ends = (policy.clock() if began is None else began) + policy.deadline
 
     @property
     def left(self) -> float:
         """Seconds that the next attempt may take."""
-        return max(self._ends - self.policy.clock(), SHORTEST)
+        return max(self._ends - self._policy.clock(), SHORTEST)
 
-    def wait(self, failures: int, status: int, headers: Mapping[str, str]) -> float | None:
-        """Seconds to wait after so many failures, or None if the call ends here.
+    def after_error(self, attempts: int, error: BaseException) -> float | None:
+        """Seconds until the next attempt, or None if the call ends with this error.
 
-        :param failures: attempts so far, 1 or more.
-        :param status: of the last answer, which is not final; 0 if there was none.
-        :param headers: of the last answer; empty if there was none.
+        :param attempts: so far, 1 or more.
         """
-        policy = self.policy
-        if failures > policy.retries:
+        return None if _is_about_a_certificate(error) else self._wait(attempts, 0, {})
+
+    def after_response(
+        self, attempts: int, status: int, headers: Mapping[str, str], body: bytes
+    ) -> float | None:
+        """Seconds until the next attempt, or None if the call ends with this response.
+
+        :param attempts: so far, 1 or more.
+        :param body: decoded.
+        """
+        if self._policy.is_final(status, headers, body):
             return None
-        longest = min(policy.backoff_max, policy.backoff * 2.0 ** min(failures - 1, 99))
+        return self._wait(attempts, status, headers)
+
+    def _wait(self, attempts: int, status: int, headers: Mapping[str, str]) -> float | None:
+        policy = self._policy
+        if attempts > policy.retries:
+            return None
+        longest = min(policy.backoff_max, policy.backoff * 2.0 ** min(attempts - 1, 99))
         seconds, left = policy.random() * longest, self._ends - policy.clock()
         if status == RequestInProgress.status:  # no other of this status is not final
             # Retry-After is how long it may take: the rest of a lease, or a guess.
@@ -165,10 +187,16 @@ class Call:
         return seconds if seconds < left else None
 
 
+def _is_about_a_certificate(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__context__
+    return error is not None
+
+
 def retry_after(headers: Mapping[str, str]) -> float:
     """The seconds that ``Retry-After`` asks for (RFC 9110 section 10.2.3); 0 if it asks for nothing.
 
-    A date is held against the answer's own ``Date``, so that the clock of this machine may be wrong.
+    A date is compared with the response's own ``Date``, so that the clock of this machine may be wrong.
     """
     value = headers.get("Retry-After", "").strip()
     if re.fullmatch("[0-9]{1,9}", value):

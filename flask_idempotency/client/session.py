@@ -1,77 +1,48 @@
-"""For requests: a session whose calls are sent again, on urllib3's ``Retry``.
-
-urllib3 sends a request again if no answer comes. It judges an answer by its status alone, before the
-body is there; so the adapter judges it, with its body, and goes on with the same ``Retry``.
-"""
+"""For requests: an adapter that sends a request until it has a final response, and its session."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from copy import copy
+from typing import Any, Final
 
 from .retries import Call, RetryPolicy
 
 try:
     import requests
-    from requests.adapters import HTTPAdapter
-    from requests.exceptions import ChunkedEncodingError
-    from urllib3 import BaseHTTPResponse, Retry, Timeout
-    from urllib3.connectionpool import ConnectionPool
-    from urllib3.exceptions import MaxRetryError, ResponseError
+    from requests.adapters import BaseAdapter, HTTPAdapter
+    from requests.exceptions import ChunkedEncodingError, UnrewindableBodyError
+    from requests.structures import CaseInsensitiveDict
+    from requests.utils import rewind_body
+    from urllib3 import Timeout
 except ImportError as error:
     raise ImportError(
-        f"IdempotentSession needs requests and urllib3 ({error}):"
+        f"IdempotentSession and IdempotentAdapter need requests and urllib3 ({error}):"
         " pip install 'flask-idempotency[requests]'"
     ) from error
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-Limit = float | tuple[float | None, float | None] | Timeout | None
+RETRIED: Final = (requests.ConnectionError, requests.Timeout, ChunkedEncodingError)
+"""The other errors of requests are mistakes in the request, and come again."""
 
 
-class IdempotentSession(requests.Session):
-    """A :class:`requests.Session` whose POST and PATCH calls may safely be sent again, and are.
+class IdempotentAdapter(BaseAdapter):
+    """An adapter that sends POST and PATCH requests until they get a final response.
 
-    Every such call gets a key of its own, which is the same for each of its attempts. A key that you
-    give in the header is kept; with it, PUT, DELETE and other calls are sent again too. A call without
-    a key is sent once, as by any other session.
+    It gives sessions of another class, such as those for OAuth, what :class:`IdempotentSession` has:
+    ``session.mount("https://", IdempotentAdapter())``. Only this differs: ``auth`` signs a request
+    before it has its key, each redirect has a deadline of its own, and without a ``timeout`` an attempt
+    may wait until the deadline.
 
-    After the last attempt its answer is returned, whatever its status, or its error raised. Either has
-    the key: ``response.request.headers["Idempotency-Key"]``, ``error.request.headers[…]``.
-
-    A body that is a file or an iterator is read into memory first, as each attempt must send the same
-    bytes. A redirect that is followed belongs to the call: it has the same key, the same deadline, and
-    attempts of its own.
-
+    :param wrapped: what sends each attempt; ``HTTPAdapter()`` if left out.
     :param policy: when a call is sent again, and for how long.
-    :param timeout: seconds that each attempt may wait for a connection, and then for each piece of the
-        answer, or both as a pair, where the call does not say.
     """
 
     def __init__(
-        self, policy: RetryPolicy | None = None, *, timeout: float | tuple[float, float] = 10
+        self, wrapped: BaseAdapter | None = None, *, policy: RetryPolicy | None = None
     ) -> None:
         super().__init__()
+        self.wrapped = wrapped or HTTPAdapter()
         self.policy = policy or RetryPolicy()
-        self._timeout = timeout
-        for prefix in ("https://", "http://"):
-            self.mount(prefix, _Adapter(self.policy))
-
-    def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
-        """Send a prepared request, with a key if it needs one. Sent twice, it has the same key."""
-        if self.policy.give_key(request.method, request.headers):
-            given = kwargs.get("timeout")
-            # requests hands it on when it follows a redirect or signs in: one call, one deadline.
-            kwargs["timeout"] = _Limit.of(self.policy, self._timeout if given is None else given)
-        return super().send(request, **kwargs)
-
-
-class _Adapter(HTTPAdapter):
-    def __init__(self, policy: RetryPolicy) -> None:
-        super().__init__()
-        self._policy = policy
 
     def send(
         self,
@@ -81,114 +52,123 @@ class _Adapter(HTTPAdapter):
         verify: bool | str = True,
         cert: bytes | str | tuple[bytes | str, bytes | str] | None = None,
         proxies: Mapping[str, str] | None = None,
+        *,
+        began: float | None = None,
     ) -> requests.Response:
-        if self._policy.header not in request.headers:
-            return super().send(request, stream, timeout, verify, cert, proxies)
-        _keep_body(request)
-        limit = _Limit.of(self._policy, timeout)
-        retries: Retry = _Retries.of(limit.call)
+        """Send a request until it has a final response.
+
+        ``began`` is when its call did, by the policy's clock; now, if left out.
+        """
+        given: dict[str, Any] = {"stream": stream, "verify": verify, "cert": cert, "proxies": proxies}
+        if not self.policy.give_key(request.method, request.headers):
+            return self.wrapped.send(request, timeout=timeout, **given)
+        call = Call(self.policy, began)
+        attempts = 0
         while True:
-            attempts = _Attempts(self, retries)
-            response = attempts.send(request, stream, limit, verify, cert, proxies)  # type: ignore[arg-type]
-            response.connection = self  # what a sign-in that is asked for uses to send again
-            retries, broken = response.raw.retries or retries, None
+            attempts += 1
+            _rewind(request)
+            limit: Any = _within(call.left, timeout)
             try:
-                if (response.ok and stream) or self._is_final(response):
+                response = self.wrapped.send(request, timeout=limit, **given)
+                body = b"" if stream and response.ok else response.content
+            except requests.RequestException as error:
+                error.request = error.request or request  # an error inside the body has none
+                seconds = call.after_error(attempts, error) if isinstance(error, RETRIED) else None
+                if seconds is None:
+                    raise
+            else:
+                seconds = call.after_response(attempts, response.status_code, response.headers, body)
+                if seconds is None:
+                    response.connection = self  # type: ignore[assignment]  # digest sends through it
                     return response
-            except (ChunkedEncodingError, requests.ConnectionError) as error:
-                broken = error
-            try:
-                retries = retries.increment(request.method, request.url, response.raw, broken)
-            except MaxRetryError:
-                if broken:
-                    broken.request = request
-                    raise broken from None
-                return response
-            response.close()
-            retries.sleep()
+                response.close()
+            self.policy.sleep(seconds)
 
-    def _is_final(self, response: requests.Response) -> bool:
-        return self._policy.is_final(response.status_code, response.headers, response.content)
+    def close(self) -> None:
+        """Close the connections."""
+        self.wrapped.close()
 
 
-class _Attempts(HTTPAdapter):
-    """The adapter for attempts of one call: the same connections, with the retries of that call."""
+class IdempotentSession(requests.Session):
+    """A :class:`requests.Session` whose POST and PATCH calls may safely be sent again, and are.
 
-    def __init__(self, adapter: HTTPAdapter, retries: Retry) -> None:
-        vars(self).update(vars(adapter), max_retries=retries)
+    Every such call gets a key of its own, which is the same for each of its attempts. A key that you
+    give in the header is kept; with it, PUT, DELETE and other calls are sent again too. A call without
+    a key is sent once, as by any other session. Each attempt goes through the adapter that is mounted.
 
+    After the last attempt its response is returned, whatever its status, or its error raised. Either
+    has the key: ``response.request.headers["Idempotency-Key"]``, ``error.request.headers[…]``.
 
-class _Retries(Retry):
-    """urllib3's count and history of attempts, with the waits and the deadline of a call."""
+    A body that is a file or an iterator is read into memory first, as each attempt must send the same
+    bytes. A redirect that is followed belongs to the call: it has the same key, the same deadline, and
+    attempts of its own.
 
-    call: Call
-    delay: float = 0.0
+    :param policy: when a call is sent again, and for how long.
+    :param timeout: seconds that each attempt may wait for a connection, and then for each piece of the
+        response, or both as a pair, where the call does not say. It holds for calls without a key, too.
+    """
 
-    @classmethod
-    def of(cls, call: Call) -> Self:
-        # No statuses, no Retry-After: so urllib3 itself sends again after errors only.
-        retries = cls(total=call.policy.retries, allowed_methods=None, respect_retry_after_header=False)
-        retries.call = call
-        return retries
+    __attrs__ = (*requests.Session.__attrs__, "policy", "timeout")  # what is copied and pickled
 
-    def new(self, **kw: Any) -> Self:
-        new = super().new(**kw)
-        new.call = self.call
-        return new
-
-    def increment(
-        self,
-        method: str | None = None,
-        url: str | None = None,
-        response: BaseHTTPResponse | None = None,
-        error: Exception | None = None,
-        _pool: ConnectionPool | None = None,
-        _stacktrace: TracebackType | None = None,
-    ) -> Self:
-        new = super().increment(method, url, response, error, _pool, _stacktrace)
-        if response is None or error is not None:
-            delay = self.call.wait(len(new.history), 0, {})
-        else:
-            delay = self.call.wait(len(new.history), response.status, response.headers)
-        if delay is None:
-            reason = error or ResponseError("the call's deadline")
-            raise MaxRetryError(_pool, url or "", reason) from reason  # type: ignore[arg-type]
-        new.delay = delay
-        return new
-
-    def sleep(self, response: BaseHTTPResponse | None = None) -> None:  # noqa: ARG002 -- urllib3's
-        self.call.policy.sleep(self.delay)
-
-
-class _Limit(Timeout):
-    """A time limit that urllib3 copies for each attempt: the copy knows how long the call has left."""
-
-    def __init__(self, call: Call, given: Limit) -> None:
+    def __init__(
+        self, policy: RetryPolicy | None = None, *, timeout: float | tuple[float, float] = 10
+    ) -> None:
         super().__init__()
-        self.call = call
-        if isinstance(given, Timeout):
-            self._given = given
-        else:
-            connect, read = given if isinstance(given, tuple) else (given, given)
-            self._given = Timeout(connect=connect, read=read)
+        self.policy = policy or RetryPolicy()
+        self.timeout = timeout
 
-    @classmethod
-    def of(cls, policy: RetryPolicy, given: Limit) -> Self:
-        """The limit of a call that begins; or ``given``, if that is the limit of one under way."""
-        return given if isinstance(given, cls) else cls(Call(policy), given)
+    def prepare_request(self, request: requests.Request) -> requests.PreparedRequest:
+        """Prepare a request: ``auth`` signs it with its key and the body that each attempt sends."""
+        headers = CaseInsensitiveDict({**self.headers, **request.headers})
+        if self.policy.give_key(request.method.upper(), headers):
+            request = copy(request)
+            request.headers = {**request.headers, self.policy.header: headers[self.policy.header]}
+            request.data = _in_memory(request.data)
+        return super().prepare_request(request)
 
-    def clone(self) -> Timeout:
-        limit = self._given.clone()
-        left = self.call.left
-        limit.total = min(limit.total, left) if isinstance(limit.total, int | float) else left
-        return limit
+    def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
+        """Send a prepared request, with a key if it needs one. Sent twice, it has the same key."""
+        if kwargs.get("timeout") is None:
+            kwargs["timeout"] = self.timeout
+        # requests hands it on when it follows a redirect or signs in: one call, one deadline.
+        kwargs.setdefault("began", self.policy.clock())
+        return super().send(request, **kwargs)
+
+    def get_adapter(self, url: str) -> IdempotentAdapter:
+        """The adapter that is mounted for a URL, wrapped."""
+        mounted = super().get_adapter(url)
+        if isinstance(mounted, IdempotentAdapter):
+            return mounted
+        return IdempotentAdapter(mounted, policy=self.policy)
 
 
-def _keep_body(request: requests.PreparedRequest) -> None:
-    body: Any = request.body
-    if body is None or isinstance(body, bytes | str):
-        return
-    parts = [body.read()] if hasattr(body, "read") else body
-    request.body = b"".join(part.encode() if isinstance(part, str) else part for part in parts)
-    request.headers.pop("Transfer-Encoding", None)
-    request.prepare_content_length(request.body)
+def _within(left: float, given: Any) -> Timeout:
+    """The time limits of an attempt that may take ``left`` seconds."""
+    if isinstance(given, Timeout):
+        limit = given.clone()
+    else:
+        connect, read = given if isinstance(given, tuple) else (given, given)
+        limit = Timeout(connect=connect, read=read)
+    limit.total = min(limit.total, left) if isinstance(limit.total, int | float) else left
+    return limit
+
+
+def _rewind(request: requests.PreparedRequest) -> None:
+    """Let the whole body be sent: a file from where it stood, an iterator from memory."""
+    try:
+        rewind_body(request)
+    except UnrewindableBodyError:
+        body = _in_memory(request.body)
+        if body is not request.body:
+            request.body = body
+            request.headers.pop("Transfer-Encoding", None)
+            request.prepare_content_length(body)
+
+
+def _in_memory(body: Any) -> Any:
+    """A body that can be read only once as bytes, any other as it is."""
+    if hasattr(body, "read"):
+        body = iter([body.read()])
+    if not isinstance(body, Iterator):
+        return body
+    return b"".join(part.encode() if isinstance(part, str) else part for part in body)

@@ -37,11 +37,11 @@ class IdempotentTransport(httpx.BaseTransport):
     give in the header is kept; with it, PUT, DELETE and other calls are sent again too. A call without
     a key is sent once, as by any other transport.
 
-    After the last attempt its answer is returned, whatever its status, or its error raised. Either has
-    the key: ``response.request.headers["Idempotency-Key"]``, ``error.request.headers[…]``.
+    After the last attempt its response is returned, whatever its status, or its error raised. Either
+    has the key: ``response.request.headers["Idempotency-Key"]``, ``error.request.headers[…]``.
 
     The bodies of a call with a key are held in memory: the request's, as each attempt must send the
-    same bytes, and the answer's, as an answer that breaks off is asked for again. A redirect that is
+    same bytes, and the response's, as one that breaks off is asked for again. A redirect that is
     followed belongs to the call: it has the same key, the same deadline, and attempts of its own.
     A sign-in that the server asks for (digest) has the same key, and a deadline of its own.
 
@@ -56,7 +56,7 @@ class IdempotentTransport(httpx.BaseTransport):
         self._policy = policy or RetryPolicy()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request until it has its answer."""
+        """Send a request until it has a final response."""
         if not self._policy.give_key(request.method, request.headers):
             return self._wrapped.handle_request(request)
         request.read()
@@ -65,13 +65,13 @@ class IdempotentTransport(httpx.BaseTransport):
                 attempts.begin()
                 try:
                     with closing(self._wrapped.handle_request(request)) as response:
-                        answer = _whole(response, b"".join(response.iter_raw()))
-                except RETRIED:
-                    if (seconds := attempts.wait()) is None:
+                        whole = _whole(response, b"".join(response.iter_raw()))
+                except RETRIED as error:
+                    if (seconds := attempts.after_error(error)) is None:
                         raise
                 else:
-                    if (seconds := attempts.wait(answer)) is None:
-                        return answer
+                    if (seconds := attempts.after_response(whole)) is None:
+                        return whole
                 self._policy.sleep(seconds)
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
         self._sleep = sleep
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request until it has its answer."""
+        """Send a request until it has a final response."""
         if not self._policy.give_key(request.method, request.headers):
             return await self._wrapped.handle_async_request(request)
         await request.aread()
@@ -110,13 +110,13 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
                     sent = await self._wrapped.handle_async_request(request)
                     async with aclosing(sent) as response:
                         body = b"".join([part async for part in response.aiter_raw()])
-                    answer = _whole(response, body)
-                except RETRIED:
-                    if (seconds := attempts.wait()) is None:
+                    whole = _whole(response, body)
+                except RETRIED as error:
+                    if (seconds := attempts.after_error(error)) is None:
                         raise
                 else:
-                    if (seconds := attempts.wait(answer)) is None:
-                        return answer
+                    if (seconds := attempts.after_response(whole)) is None:
+                        return whole
                 await self._sleep(seconds)
 
     async def aclose(self) -> None:
@@ -128,7 +128,6 @@ class _Attempts:
     """The attempts to send a request, whoever sends them. In this context it has their time limits."""
 
     def __init__(self, policy: RetryPolicy, request: httpx.Request) -> None:
-        self._policy = policy
         self._request = request
         self._own = request.extensions
         self._limits: dict[str, float | None] = self._own.get("timeout", {})
@@ -155,15 +154,17 @@ class _Attempts:
         }
         self._request.extensions = {**self._own, "timeout": limits}
 
-    def wait(self, answer: httpx.Response | None = None) -> float | None:
-        """Seconds until the next attempt, or None if there is none. ``answer`` is None for an error."""
-        if answer is None:
-            return self._call.wait(self._begun, 0, {})
-        if answer.is_success or self._policy.is_final(
-            answer.status_code, answer.headers, _decoded(answer)
-        ):
+    def after_error(self, error: httpx.TransportError) -> float | None:
+        """Seconds until the next attempt, or None if there is none."""
+        return self._call.after_error(self._begun, error)
+
+    def after_response(self, response: httpx.Response) -> float | None:
+        """Seconds until the next attempt, or None if there is none."""
+        if response.is_success:
             return None
-        return self._call.wait(self._begun, answer.status_code, answer.headers)
+        return self._call.after_response(
+            self._begun, response.status_code, response.headers, _decoded(response)
+        )
 
 
 def _whole(response: httpx.Response, body: bytes) -> httpx.Response:
@@ -176,8 +177,8 @@ def _whole(response: httpx.Response, body: bytes) -> httpx.Response:
     )
 
 
-def _decoded(answer: httpx.Response) -> bytes:
+def _decoded(response: httpx.Response) -> bytes:
     # A copy: the client must find the original unread.
-    assert isinstance(answer.stream, httpx.ByteStream)  # noqa: S101 -- see _whole
-    body = b"".join(answer.stream)
-    return httpx.Response(answer.status_code, headers=answer.headers, content=body).content
+    assert isinstance(response.stream, httpx.ByteStream)  # noqa: S101 -- see _whole
+    body = b"".join(response.stream)
+    return httpx.Response(response.status_code, headers=response.headers, content=body).content

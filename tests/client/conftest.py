@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -59,9 +60,11 @@ class Server:
         """The key of each request, in their order."""
         return [request.key for request in self.seen]
 
-    def start(self) -> None:
+    def start(self, tls: ssl.SSLContext | None = None) -> None:
         handler = type("Handler", (Handler,), {"world": self})
         self._http = ThreadingHTTPServer(("127.0.0.1", self.port), handler)
+        if tls is not None:
+            self._http.socket = tls.wrap_socket(self._http.socket, server_side=True)
         self._http.daemon_threads = True
         self._thread.start()
 
@@ -224,7 +227,7 @@ class Reply:
 
 
 Caller = Callable[..., Reply]
-LOST = (requests.ConnectionError, httpx.TransportError)
+LOST = (requests.ConnectionError, requests.Timeout, httpx.TransportError)
 """What the clients raise where no answer came."""
 
 

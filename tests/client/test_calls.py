@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import io
 import json
 import re
+import ssl
 import time as real_time
 
 import httpx
 import pytest
 import requests
 from requests.exceptions import ChunkedEncodingError
-from urllib3 import Timeout
 
-from flask_idempotency.client import IdempotentSession, IdempotentTransport, was_replayed
+from flask_idempotency.client import (
+    AsyncIdempotentTransport,
+    IdempotentSession,
+    IdempotentTransport,
+    was_replayed,
+)
+from tests.certificates import self_signed
 from tests.client.conftest import (
     LOST,
     answer,
@@ -299,67 +306,43 @@ class TestBodies:
         assert [request.body for request in server.seen] == [b"", b""]
 
 
-class TestSession:
-    """What only the session of requests has."""
+def post_with_requests(url, policy):
+    with IdempotentSession(policy) as session:
+        session.post(url)
 
-    def test_a_streamed_answer_is_left_to_the_caller_to_read(self, server, time):
-        server.script += [answer(503), break_off]
-        with IdempotentSession(time.policy()) as session:
-            session.trust_env = False
-            with session.post(server.url, stream=True) as response:
-                assert response.status_code == 201
-                with pytest.raises(ChunkedEncodingError):
-                    response.content  # noqa: B018
-        assert len(server.seen) == 2
 
-    @pytest.mark.parametrize("timeout", [0.1, (5, 0.1), Timeout(connect=5, read=0.1)])
-    def test_a_call_can_have_a_time_limit_of_its_own(self, server, time, timeout):
-        server.script += [hang]
-        begun = real_time.monotonic()
-        with IdempotentSession(time.policy()) as session:
-            session.trust_env = False
-            assert was_replayed(session.post(server.url, timeout=timeout))
-        assert real_time.monotonic() - begun < 5
+def post_with_httpx(url, policy):
+    with httpx.Client(transport=IdempotentTransport(policy=policy)) as client:
+        client.post(url)
 
-    def test_a_redirect_keeps_the_key_and_the_body(self, server, time):
-        server.script += [answer(307, Location="/there"), drop_after]
-        with IdempotentSession(time.policy()) as session:
-            session.trust_env = False
-            response = session.post(server.url, data=iter([b"abc"]))
-        assert was_replayed(response)
-        assert [seen.path for seen in server.seen] == ["/", "/there", "/there"]
-        assert {(seen.key, seen.body) for seen in server.seen} == {(server.done[0], b"abc")}
 
-    def test_a_call_that_has_to_sign_in_first_is_one_call(self, server, time):
-        challenge = {"WWW_Authenticate": 'Digest realm="r", nonce="n", qop="auth"'}
-        server.script += [answer(401, **challenge), answer(503), drop_after]
-        with IdempotentSession(time.policy()) as session:
-            session.trust_env = False
-            response = session.post(server.url, auth=requests.auth.HTTPDigestAuth("alice", "pw"))
-        assert was_replayed(response)
-        assert server.keys == server.done * 4
+def post_with_async_httpx(url, policy):
+    async def post():
+        async def sleep(seconds):
+            policy.sleep(seconds)
 
-    def test_the_deadline_counts_over_the_sign_in(self, server, time):
-        challenge = answer(401, WWW_Authenticate='Digest realm="r", nonce="n", qop="auth"')
-        server.script += [answer(503, Retry_After="40"), challenge, answer(503, Retry_After="30")]
-        with IdempotentSession(time.policy(deadline=60)) as session:
-            session.trust_env = False
-            response = session.post(server.url, auth=requests.auth.HTTPDigestAuth("alice", "pw"))
-        assert (response.status_code, time.waits) == (503, [40])
+        transport = AsyncIdempotentTransport(policy=policy, sleep=sleep)
+        async with httpx.AsyncClient(transport=transport) as client:
+            await client.post(url)
 
-    def test_a_prepared_request_that_is_sent_again_keeps_its_key(self, server, time):
-        prepared = requests.Request("POST", server.url).prepare()
-        with IdempotentSession(time.policy()) as session:
-            first, second = session.send(prepared), session.send(prepared)
-        assert not was_replayed(first)
-        assert was_replayed(second)
+    asyncio.run(post())
 
-    def test_urllib3_keeps_the_history_of_the_attempts(self, server, time):
-        server.script += [drop_before, answer(503)]
-        with IdempotentSession(time.policy()) as session:
-            session.trust_env = False
-            retries = session.post(server.url).raw.retries
-        assert [past.status for past in retries.history] == [None, 503]
+
+@pytest.mark.parametrize("post", [post_with_requests, post_with_httpx, post_with_async_httpx])
+class TestEncryption:
+    def test_a_certificate_that_is_not_trusted_is_final(self, post, stopped, time, tmp_path):
+        (tmp_path / "own.pem").write_bytes(self_signed())
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tmp_path / "own.pem")
+        stopped.start(context)
+        with pytest.raises((requests.exceptions.SSLError, httpx.ConnectError), match="CERTIFICATE"):
+            post(stopped.url.replace("http:", "https:"), time.policy())
+        assert time.waits == []
+
+    def test_a_handshake_that_fails_otherwise_is_tried_again(self, post, server, time):
+        with pytest.raises(LOST):
+            post(server.url.replace("http:", "https:"), time.policy(retries=2))
+        assert time.waits == [0.5, 1]
 
 
 class TestTransport:

@@ -61,4 +61,4 @@ class TestRetryPolicy:
 
     def test_a_wait_after_very_many_failures_is_the_longest(self, time):
         call = Call(time.policy(retries=5000, backoff=0.1, backoff_max=7))
-        assert call.wait(5000, 503, {}) == 7
+        assert call.after_response(5000, 503, {}, b"") == 7

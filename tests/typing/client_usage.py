@@ -8,6 +8,7 @@ from typing_extensions import assert_type
 
 from flask_idempotency.client import (
     AsyncIdempotentTransport,
+    IdempotentAdapter,
     IdempotentSession,
     IdempotentTransport,
     RetryPolicy,
@@ -23,6 +24,8 @@ policy = RetryPolicy(retries=3, deadline=20, backoff=0.1)
 session: requests.Session = IdempotentSession(policy, timeout=5)
 response = session.post("https://api.example.com/", headers={"Idempotency-Key": new_key()})
 assert_type(was_replayed(response), bool)
+session.mount("https://", requests.adapters.HTTPAdapter(pool_maxsize=50))
+requests.Session().mount("https://", IdempotentAdapter(requests.adapters.HTTPAdapter(), policy=policy))
 
 client = httpx.Client(transport=IdempotentTransport(httpx.HTTPTransport(retries=1), policy=policy))
 assert_type(was_replayed(client.post("https://api.example.com/")), bool)

@@ -1,0 +1,217 @@
+"""What only requests has: the session, and its adapter in sessions of other kinds."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import time as real_time
+
+import pytest
+import requests
+from requests.adapters import HTTPAdapter
+from requests.auth import HTTPDigestAuth
+from requests.exceptions import ChunkedEncodingError, ContentDecodingError, ReadTimeout
+from urllib3 import Timeout
+
+from flask_idempotency.client import IdempotentAdapter, IdempotentSession, RetryPolicy, was_replayed
+from tests.client.conftest import answer, break_off, drop_after, drop_before, hang
+
+CHALLENGE = answer(401, WWW_Authenticate='Digest realm="r", nonce="n", qop="auth"')
+MOVED = answer(307, Location="/there")
+BODIES = {
+    "bytes": lambda: b"abc",
+    "a file": lambda: io.BytesIO(b"abc"),
+    "a text file": lambda: io.StringIO("abc"),
+    "an iterator": lambda: iter([b"a", b"bc"]),
+    "an iterator of text": lambda: iter(["a", "bc"]),
+}
+
+bodies = pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+
+
+@pytest.fixture
+def session(time):
+    with IdempotentSession(time.policy()) as session:
+        session.trust_env = False
+        yield session
+
+
+@pytest.fixture
+def foreign(time):
+    """A session that knows nothing of keys, with our adapter."""
+    with requests.Session() as session:
+        session.trust_env = False
+        session.mount("http://", IdempotentAdapter(policy=time.policy()))
+        yield session
+
+
+@pytest.fixture(params=["session", "foreign"])
+def either(request):
+    """Each of the two."""
+    return request.getfixturevalue(request.param)
+
+
+def unpickled(value):
+    return pickle.loads(pickle.dumps(value))  # noqa: S301
+
+
+class TestSession:
+    def test_a_streamed_response_is_left_to_the_caller_to_read(self, server, session):
+        server.script += [answer(503), break_off]
+        with session.post(server.url, stream=True) as response:
+            assert response.status_code == 201
+            with pytest.raises(ChunkedEncodingError):
+                response.content  # noqa: B018
+        assert len(server.seen) == 2
+
+    @pytest.mark.parametrize("timeout", [0.1, (5, 0.1), Timeout(connect=5, read=0.1)])
+    def test_a_call_can_have_a_time_limit_of_its_own(self, server, session, timeout):
+        server.script += [hang]
+        begun = real_time.monotonic()
+        assert was_replayed(session.post(server.url, timeout=timeout))
+        assert real_time.monotonic() - begun < 5
+
+    def test_its_time_limit_holds_for_a_call_without_a_key(self, server, time):
+        server.script += [hang]
+        with IdempotentSession(time.policy(), timeout=0.1) as session, pytest.raises(ReadTimeout):
+            session.get(server.url)
+        assert len(server.seen) == 1
+
+    def test_a_time_out_is_raised_as_one(self, server, time):
+        server.script += [hang] * 2
+        with (
+            IdempotentSession(time.policy(retries=1), timeout=0.1) as session,
+            pytest.raises(ReadTimeout) as lost,
+        ):
+            session.post(server.url)
+        assert server.keys == [lost.value.request.headers["Idempotency-Key"]] * 2
+
+    def test_the_deadline_counts_over_the_sign_in(self, server, time):
+        server.script += [answer(503, Retry_After="40"), CHALLENGE, answer(503, Retry_After="30")]
+        with IdempotentSession(time.policy(deadline=60)) as session:
+            session.trust_env = False
+            response = session.post(server.url, auth=HTTPDigestAuth("alice", "pw"))
+        assert (response.status_code, time.waits) == (503, [40])
+
+    def test_a_prepared_request_that_is_sent_again_keeps_its_key(self, server, session):
+        prepared = requests.Request("POST", server.url).prepare()
+        first, second = session.send(prepared), session.send(prepared)
+        assert not was_replayed(first)
+        assert was_replayed(second)
+
+    def test_a_request_that_is_prepared_again_is_another_call(self, server, session):
+        request = requests.Request("POST", server.url, headers={"X-User": "alice"})
+        for _ in range(2):
+            session.send(session.prepare_request(request))
+        assert len(set(server.keys)) == 2
+        assert request.headers == {"X-User": "alice"}
+
+    @bodies
+    def test_key_and_body_are_there_when_the_request_is_signed(self, server, session, body):
+        def sign(request):
+            signed.append((request.headers["Idempotency-Key"], request.body))
+            return request
+
+        signed = []
+        server.script += [drop_before]
+        session.post(server.url, data=body(), auth=sign)
+        assert [(seen.key, seen.body) for seen in server.seen] == signed * 2
+
+    def test_a_key_of_the_sessions_headers_is_kept(self, server, session):
+        session.headers["idempotency-key"] = "of-the-job"
+        session.post(server.url, headers={"Accept": None})
+        assert server.keys == ["of-the-job"]
+
+    def test_the_body_of_a_call_without_a_key_is_not_held_in_memory(self, server, session):
+        file = io.BytesIO(b"abc")
+        assert session.put(server.url, data=file).request.body is file
+
+    @pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, unpickled])
+    def test_a_copy_and_one_in_another_process_are_the_same_session(self, server, twin):
+        policy = RetryPolicy(retries=1, backoff=0.001, header="X-Key")
+        server.script += [drop_before, hang]
+        with twin(IdempotentSession(policy, timeout=0.1)) as session:
+            session.trust_env = False
+            with pytest.raises(ReadTimeout) as lost:
+                session.post(server.url)
+            assert lost.value.request.headers["X-Key"]
+            assert session.policy == policy
+
+    def test_unpickled_policies_do_not_wait_alike(self):
+        policy = RetryPolicy()
+        assert unpickled(policy).random() != unpickled(policy).random()
+
+
+class Custom(HTTPAdapter):
+    """An adapter of the application's own, which says so."""
+
+    def send(self, request, **kwargs):
+        request.headers["X-Sent-By"] = "custom"
+        return super().send(request, **kwargs)
+
+
+class TestMountedAdapters:
+    def test_the_session_retries_through_an_adapter_that_switches_retries_off(self, server, session):
+        session.mount(server.url, Custom(max_retries=0))
+        server.script += [drop_after]
+        response = session.post(server.url)
+        assert was_replayed(response)
+        assert response.request.headers["X-Sent-By"] == "custom"
+
+    def test_an_adapter_with_a_policy_of_its_own_keeps_it(self, server, session, time):
+        session.mount(server.url, IdempotentAdapter(Custom(), policy=time.policy(retries=2)))
+        server.script += [answer(503)] * 9
+        assert session.post(server.url).request.headers["X-Sent-By"] == "custom"
+        assert len(server.seen) == 3
+
+    def test_closing_the_session_closes_what_is_mounted(self, session):
+        closed = []
+        adapter = Custom()
+        adapter.close = lambda: closed.append(adapter)
+        session.mount("http://one", adapter)
+        session.mount("http://two", IdempotentAdapter(adapter))
+        session.close()
+        assert closed == [adapter] * 2
+
+
+class TestEitherSession:
+    def test_a_lost_response_is_asked_for_again_with_the_same_key(self, server, either):
+        server.script += [drop_after, break_off]
+        response = either.post(server.url)
+        assert was_replayed(response)
+        assert server.keys == [response.request.headers["Idempotency-Key"]] * 3
+
+    def test_a_call_without_a_key_is_sent_once(self, server, either):
+        server.script += [answer(503)]
+        assert either.get(server.url).status_code == 503
+        assert len(server.seen) == 1
+
+    @bodies
+    def test_a_body_is_sent_whole_each_time_and_after_a_redirect(self, server, either, body):
+        server.script += [drop_before, MOVED, answer(503)]
+        either.post(server.url, data=body())
+        assert [seen.path for seen in server.seen] == ["/", "/", "/there", "/there"]
+        assert [seen.body for seen in server.seen] == [b"abc"] * 4
+        assert len(set(server.keys)) == 1
+
+    @pytest.mark.parametrize("body", ["bytes", "a file"])
+    def test_a_call_that_has_to_sign_in_first_is_one_call(self, server, either, body):
+        server.script += [CHALLENGE, answer(503), drop_after]
+        auth = HTTPDigestAuth("alice", "pw")
+        assert was_replayed(either.post(server.url, data=BODIES[body](), auth=auth))
+        assert server.keys == server.done * 4
+        assert [seen.body for seen in server.seen] == [b"abc"] * 4
+
+    def test_a_file_is_sent_from_where_it_stands(self, server, either):
+        file = io.BytesIO(b"head abc")
+        file.seek(5)
+        server.script += [drop_before, MOVED]
+        either.post(server.url, data=file)
+        assert [seen.body for seen in server.seen] == [b"abc"] * 3
+
+    def test_a_response_that_cannot_be_decoded_is_an_error_with_its_request(self, server, either):
+        server.script += [lambda handler: handler.answer(201, {"Content-Encoding": "gzip"}, b"abc")]
+        with pytest.raises(ContentDecodingError) as lost:
+            either.post(server.url)
+        assert server.keys == [lost.value.request.headers["Idempotency-Key"]]
