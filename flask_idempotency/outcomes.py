@@ -25,8 +25,8 @@ from flask_idempotency.core.records import Record, State, StoredResponse
 from flask_idempotency.core.storable import POINTERS
 from flask_idempotency.web.attempt.attempt import report
 from flask_idempotency.web.operation import Operation
-from flask_idempotency.web.setup.options import FormField, Route, ask_scope
-from flask_idempotency.web.setup.routes import ProtectedRoute, protected_routes
+from flask_idempotency.web.setup.options import FormField, Route, ScopeCallable
+from flask_idempotency.web.setup.routes import ProtectedRoute, current_scope, protected_routes
 from flask_idempotency.web.setup.state import AppState, app_state
 
 _SAYS = {
@@ -98,8 +98,7 @@ def _outcome(state: AppState, key: str | None) -> tuple[dict[str, Any], int | No
     """The members of the answer, and in how many seconds to ask again. Raises a :class:`Problem`."""
     key = _read_key(state, key)
     name, route = _route(state)
-    scope = route.scope_for(state.scope)
-    operation = Operation(name, route.namespace_in(state.settings), scope, key, 0)
+    operation = Operation(name, route.namespace, current_scope(route.scope), key, 0)
     try:
         record = state.engine.look(operation.hashed_key())
     except StoreUnavailable as error:
@@ -136,7 +135,7 @@ def _route(state: AppState) -> tuple[str, Route]:
     name = request.args.get("operation") or (next(iter(routes)) if len(routes) == 1 else None)
     if name in routes:
         return name, routes[name]
-    ask_scope(state.scope)  # who is not signed in does not learn what there is
+    current_scope(state.scope)  # who is not signed in does not learn what there is
     if name is None:
         raise OutcomeUnknown("Say which operation it was: ?operation=<its name>.")
     raise OutcomeUnknown("There is no operation of this name.")
@@ -183,26 +182,26 @@ def _policy(state: AppState) -> dict[str, Any]:
         "replayed_header": {"name": settings.replayed_header, "value": "true"},
         "required": settings.required,
         "retention_seconds": _seconds(settings.ttl),
-        "scope": _scope(state, Route()),
+        "scope": _scope(state.scope),
         "problems": [
             {"status": kind.status, "type": settings.problem_base + kind.type, "title": kind.title}
             for kind in PROBLEMS
         ],
-        "operations": [_operation(state, protected) for protected in protected_routes(state)],
+        "operations": [_operation(protected) for protected in protected_routes(state)],
     }
 
 
-def _operation(state: AppState, protected: ProtectedRoute) -> dict[str, Any]:
-    route, settings = protected.route, state.settings
+def _operation(protected: ProtectedRoute) -> dict[str, Any]:
+    route = protected.route
     return {
         "operation": protected.operation,
         "method": protected.method,
         "path": protected.rule,
-        "required": route.is_required(settings),
+        "required": route.required,
         "key": _key(route),
         "fingerprint": _fingerprint(route),
-        "retention_seconds": _seconds(settings.ttl if route.ttl is None else route.ttl),
-        "scope": _scope(state, route),
+        "retention_seconds": _seconds(route.ttl),
+        "scope": _scope(route.scope),
     }
 
 
@@ -226,9 +225,8 @@ def _fingerprint(route: Route) -> str | list[str]:
     return [pointer.text for pointer in route.fingerprint]
 
 
-def _scope(state: AppState, route: Route) -> str:
-    scope = route.scope if route.has_scope else state.scope
-    return "one tenant" if scope is None else "per account"
+def _scope(scope_of: ScopeCallable | None) -> str:
+    return "one tenant" if scope_of is None else "per account"
 
 
 def _seconds(value: float) -> int | float:

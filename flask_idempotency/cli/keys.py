@@ -29,7 +29,7 @@ def possible_hashes(
 
 def _namespaces(state: AppState, operation: str) -> set[str]:
     routes = [found.route for found in protected_routes(state) if found.operation == operation]
-    return {state.settings.namespace, *(route.namespace_in(state.settings) for route in routes)}
+    return {state.settings.namespace, *(route.namespace for route in routes)}
 
 
 def _scopes(text: str | None) -> list[Scope]:

@@ -106,12 +106,9 @@ def _options(state: AppState, each: WriteRoute) -> dict[str, Any]:
     """All options of a route as JSON, with the settings where it has none; all None without a route."""
     if (route := each.route) is None:
         return dict.fromkeys(_OPTIONS)
-    values = {name: getattr(route, name) for name in _OPTIONS}
-    for name in "required", "ttl", "wait", "namespace", "lease":
-        if values[name] is None:
-            values[name] = getattr(state.settings, name)
+    resolved = route.resolved(state.settings, state.scope)
+    values = {name: getattr(resolved, name) for name in _OPTIONS}
     values["name"] = route.name or each.endpoint
-    values["scope"] = route.scope if route.has_scope else state.scope
     values["resumable"] = route.resumable or route.resumable is not None
     if route.atomic:
         values["lease"] = values["on_interrupted"] = None
@@ -134,8 +131,7 @@ def _shown(value: Any) -> Any:
 
 
 def _is_given(route: Route | None, option: str) -> bool:
-    name = "has_scope" if option == "scope" else option
-    return route is not None and getattr(route, name) != getattr(Route(), name)
+    return route is not None and getattr(route, option) != getattr(Route(), option)
 
 
 def _text(value: Any) -> str:
@@ -220,7 +216,9 @@ def _examine_foreign(state: AppState, found: list[WriteRoute]) -> Iterator[Findi
         if route is None or each.protected_by != "protect" or route.skip is not None:
             continue
         package = _package(state.app.view_functions[each.endpoint])
-        if route.is_required(state.settings) and _is_installed(package, state.app.import_name):
+        if route.resolved(state.settings, state.scope).required and _is_installed(
+            package, state.app.import_name
+        ):
             packages[package].add(each.endpoint)
     for package, endpoints in sorted(packages.items()):
         text = f"protect() covers views of {package}, which send no key: {', '.join(sorted(endpoints))}"
@@ -248,7 +246,7 @@ def _examine_scope(state: AppState, found: list[WriteRoute]) -> Finding:
     if state.scope is None:
         return Finding("ok", "scope", "one tenant")
     routes = ((each.endpoint, each.route) for each in found if each.route is not None)
-    shared = sorted({name for name, route in routes if route.has_scope and route.scope is None})
+    shared = sorted({name for name, route in routes if route.scope is None})
     text = f"asked of {name_of(state.scope)}" + (
         f"; one tenant at {', '.join(shared)}" if shared else ""
     )

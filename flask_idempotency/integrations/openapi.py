@@ -86,7 +86,7 @@ def _add_parameter(parameters: list[Any], state: AppState, route: Route, shared:
         known = _resolved(parameter, shared.get("parameters", {})) or {}
         if known.get("in") == "header" and known["name"].lower() == settings.header.lower():
             return
-    added = {"name": settings.header, "in": "header", "required": route.is_required(settings)}
+    added = {"name": settings.header, "in": "header", "required": route.required}
     shortest, longest = settings.min_key_length, settings.max_key_length
     said = f"New for each operation, the same for each retry. {key_syntax(longest, shortest)}."
     parameters.append({**added, "description": said, "schema": _key_schema(shortest, longest)})

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 View = TypeVar("View", bound=Callable[..., Any])
 
+BARE = Route()
+"""``@idempotent`` without options."""
+
 
 @overload
 def idempotent(view: View, /) -> View: ...
@@ -43,7 +46,7 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
     """
     if view is not None and not callable(view):
         raise ConfigurationError("@idempotent takes a view, or options by name")
-    route = read_options(cast("RouteOptions", options))
+    route = read_options(cast("RouteOptions", options)) if options else BARE
     if view is not None:
         return _decorated(view, route)
     decorator = partial(_decorated, route=route)
@@ -52,7 +55,7 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
 
 
 # For Flask-RESTful's method_decorators, which are put around a method when it is called.
-setattr(idempotent, ROUTE, Route())
+setattr(idempotent, ROUTE, BARE)
 
 
 def _decorated(view: View, route: Route) -> View:

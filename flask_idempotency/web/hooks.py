@@ -34,7 +34,7 @@ from flask_idempotency.web.request.state import (
     note_outermost_request,
     this_request,
 )
-from flask_idempotency.web.setup.options import SAFE_METHODS, Route
+from flask_idempotency.web.setup.options import NOT_GIVEN, SAFE_METHODS, Route
 from flask_idempotency.web.setup.routes import (
     ROUTE,
     covering_route,
@@ -102,6 +102,7 @@ class Hooks:
                 return self._state.app.response_class(status=409)
             this_request().resuming = resuming
         if route is not None:
+            this_request().route = route
             prepare(self._state, route, this_request())
         return None
 
@@ -299,8 +300,10 @@ class Hooks:
             # Every one: below a decorator that hides it a protected view cannot be recognised.
             view = self._enveloped(view)
             self._state.app.view_functions[endpoint] = view
-        if route is not None and route.lease is not None:
-            warn_if_short(route.lease, self._worker_timeout, f"the one of {endpoint}")
+        if route is not None:
+            if route.lease is not NOT_GIVEN:
+                warn_if_short(route.lease, self._worker_timeout, f"the one of {endpoint}")
+            route = route.resolved(self._state.settings, self._state.scope)
         return view, route
 
 

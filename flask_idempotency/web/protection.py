@@ -44,6 +44,7 @@ from flask_idempotency.web.request.state import (
 )
 from flask_idempotency.web.session import joining as session
 from flask_idempotency.web.setup.options import Route, Skip
+from flask_idempotency.web.setup.routes import current_scope
 from flask_idempotency.web.setup.state import AppState, app_state
 
 from .operation import Operation
@@ -70,6 +71,10 @@ def enter(route: Route) -> Attempt | Response | None:
         or not route.applies_to(request.method)
     ):
         return None  # an idempotent function called by an idempotent view is part of it
+    if current.route is not None and current.route.given is route:
+        route = current.route
+    else:  # a function that a view calls, or a request that the hooks have not seen
+        route = route.resolved(state.settings, state.scope)
     try:
         prepare(state, route, current)
         is_skipped = route.skip is not None and _is_skipped(route.skip, current)
@@ -125,7 +130,7 @@ def prepare(state: AppState, route: Route, current: RequestState) -> None:
             current.key = http.header_key(request, state.settings, resumed=current.resuming is not None)
         if current.key is not None or _may_hold_key(state, route):
             _body(state, current)
-        elif route.is_required(state.settings):
+        elif route.required:
             raise KeyRequired
     except IdempotencyError as refusal:
         current.refusal = refusal
@@ -148,20 +153,19 @@ def identify(state: AppState, route: Route, current: RequestState) -> Operation 
 
     Nothing is read of the body of a stranger, but where a request without a key may pass.
     """
-    is_required = route.is_required(state.settings)
     has_key = route.key is None and current.key is not None
-    scope: Scope = route.scope_for(state.scope) if has_key or is_required else None
+    scope: Scope = current_scope(route.scope) if has_key or route.required else None
     if not has_key:
         _find_key(state, route, current)
     if current.key is None:
-        if is_required:
+        if route.required:
             raise KeyRequired
         return None
-    if not has_key and not is_required:
-        scope = route.scope_for(state.scope)
+    if not has_key and not route.required:
+        scope = current_scope(route.scope)
     if current.field is not None:
         forms.check_owner(state.app, current.field, scope, current.name)
-    return Operation(current.name, route.namespace_in(state.settings), scope, current.key, attempt=0)
+    return Operation(current.name, route.namespace, scope, current.key, attempt=0)
 
 
 def _find_key(state: AppState, route: Route, current: RequestState) -> None:
@@ -221,8 +225,7 @@ def _decide(
     settings = state.settings
     pace = state.pace[operation.name]
     try:
-        wait = settings.wait if route.wait is None else route.wait
-        decision = state.engine.decide(claim, wait, resume=route.on_interrupted != "hold")
+        decision = state.engine.decide(claim, route.wait, resume=route.on_interrupted != "hold")
     except StoreUnavailable as error:
         report(state, operation, error)
         if settings.on_store_error == "reject" or claim.resumes is not None:

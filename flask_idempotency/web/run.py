@@ -73,8 +73,7 @@ def _run(
     key: str,
     payload: Any,
 ) -> Any:
-    place = route.namespace_in(state.settings), _scope(state, scope)
-    operation = Operation(route.name or "", *place, key, attempt=0)
+    operation = Operation(route.name or "", route.namespace, _scope(state, scope), key, attempt=0)
     claim = state.claim(route, operation, _fingerprint(payload))
     entered = claim_or_answer(state, route, current, operation, claim)
     if entered is None:  # the database is away, and the settings allow to go on without
@@ -97,7 +96,7 @@ def _route(state: AppState, function: Callable[..., Any], options: RunOptions) -
         raise ConfigurationError(f"{min(foreign)} is not an option of run(); there are: {known}")
     if "name" not in values:
         values["name"] = _name(function)
-    route = read_options(cast("RouteOptions", values))
+    route = read_options(cast("RouteOptions", values)).resolved(state.settings, state.scope)
     policy = route.on_interrupted
     if not callable(policy):
         return route

@@ -11,6 +11,10 @@ from flask_idempotency.web.setup.routes import protected_routes
 from tests.web.plain_shop import Shop
 
 
+DAY = 86400
+"""The default of ``ttl``, in seconds."""
+
+
 @pytest.fixture(params=[flask_restful, flask_restx], ids=["restful", "restx"])
 def package(request):
     return request.param
@@ -34,9 +38,9 @@ def protected(shop):
 
 
 @pytest.mark.parametrize("place", ["decorators", "method_decorators"])
-@pytest.mark.parametrize("ttl", [None, 60])
+@pytest.mark.parametrize("ttl", [DAY, 60])
 def test_all_methods_are_protected_and_known_to_be(shop, package, place, ttl):
-    add(shop, package, **{place: [idempotent(ttl=ttl) if ttl else idempotent]})
+    add(shop, package, **{place: [idempotent if ttl == DAY else idempotent(ttl=ttl)]})
     assert protected(shop) == {("POST", ttl), ("PUT", ttl)}
     assert shop.protected_methods("/payments", "POST", "PUT") == {"POST", "PUT"}
     assert shop.post("/payments", None).status_code == 400
@@ -44,7 +48,7 @@ def test_all_methods_are_protected_and_known_to_be(shop, package, place, ttl):
 
 def test_one_method_is_protected(shop, package):
     add(shop, package, post=idempotent(lambda _self: shop.pay()))
-    assert protected(shop) == {("POST", None)}
+    assert protected(shop) == {("POST", DAY)}
     assert shop.protected_methods("/payments", "POST", "PUT") == {"POST"}
 
 

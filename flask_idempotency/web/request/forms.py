@@ -25,7 +25,7 @@ from werkzeug.datastructures import MultiDict
 from flask_idempotency.core.errors import ConfigurationError, KeyMalformed
 from flask_idempotency.core.keys import Scope, hash_key
 from flask_idempotency.web.setup.options import Route
-from flask_idempotency.web.setup.routes import route_of
+from flask_idempotency.web.setup.routes import current_scope, route_of
 from flask_idempotency.web.setup.settings import Settings
 from flask_idempotency.web.setup.state import AppState, app_state
 
@@ -56,8 +56,7 @@ def new_value(endpoint: str | None = None) -> str:
     if state.settings.form_field is None:
         raise ConfigurationError("IDEMPOTENCY_FORM_FIELD is None, so forms have no idempotency field")
     route, form = _addressee(state, endpoint)
-    scope_of = route.scope if route.has_scope else state.scope
-    scope: Scope = None if scope_of is None else scope_of()
+    scope = current_scope(route.scope, required=False)
     key = secrets.token_urlsafe(KEY_BYTES)
     owner = _owner_signer(state.app).get_signature(_owned(key, scope, form)).decode()
     return _signer(state.app).sign(f"{key}.{owner}").decode()
@@ -81,8 +80,7 @@ def read_field(form: MultiDict[str, str], state: AppState, route: Route) -> Form
         key, owner = signed.decode().split(".")
     except (BadSignature, ConfigurationError, ValueError):
         raise KeyMalformed(f"The field {name} was not made by this application, or changed.") from None
-    ttl = state.settings.ttl if route.ttl is None else route.ttl
-    if time.time() - made.timestamp() > ttl:
+    if time.time() - made.timestamp() > route.ttl:
         raise KeyMalformed("The form is too old. Load it again before you send it.")
     return FormKey(key, owner)
 
@@ -101,13 +99,13 @@ def check_owner(app: Flask, form_key: FormKey, scope: Scope, name: str) -> None:
 def _addressee(state: AppState, endpoint: str | None) -> tuple[Route, str]:
     """The options and the operation's name of the view that a form is sent to."""
     if endpoint is None:
-        return Route(), ""
+        return Route().resolved(state.settings, state.scope), ""
     if endpoint.startswith("."):
         endpoint = f"{request.blueprint}{endpoint}" if request.blueprint else endpoint[1:]
     route = route_of(state, endpoint, "POST")
     if route is None:
         raise ConfigurationError(f"idempotency_field: {endpoint} is not a protected endpoint for POST")
-    return route, route.name or endpoint
+    return route.resolved(state.settings, state.scope), route.name or endpoint
 
 
 def _owned(key: str, scope: Scope, form: str) -> bytes:

@@ -16,6 +16,7 @@ from flask_idempotency.web.operation import (
     present_request,
     running_operation,
 )
+from flask_idempotency.web.setup.options import Route
 
 if TYPE_CHECKING:
     from .body import Body
@@ -68,6 +69,7 @@ class RequestState:
 
     def __init__(self) -> None:
         self.name = ""
+        self.route: Route | None = None  # its endpoint's, resolved
         self.key: str | None = None
         self.checked = False
         self.skipped: bool | None = None  # what protect(skip=...) has said of it

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Literal, TypedDict, cast
 from uuid import UUID
 
 from flask import Request, Response
 
-from flask_idempotency.core.errors import ConfigurationError, ScopeUnknown
+from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.fingerprint import Pointer, parse_pointer
-from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.storable import interrupts, releases
 from flask_idempotency.web.operation import Operation
 
@@ -34,7 +33,10 @@ class _NotGiven:
 
 
 NOT_GIVEN: Any = _NotGiven()
-"""The default of an argument for which None means something."""
+"""The default of an argument for which None means something, and of options that a setting gives."""
+
+FROM_SETTINGS = ("required", "ttl", "wait", "namespace", "lease")
+"""The options whose default is the setting of the same name."""
 
 
 class RouteOptions(TypedDict, total=False):
@@ -114,39 +116,35 @@ class FormField:
 
 @dataclass(frozen=True)
 class Route:
-    """The checked options of one route; None means "as the application's settings say"."""
+    """The checked options of one route; what is ``NOT_GIVEN`` is the application's to say."""
 
-    required: bool | None = None
-    ttl: float | None = None
-    wait: float | None = None
+    required: bool = NOT_GIVEN
+    ttl: float = NOT_GIVEN
+    wait: float = NOT_GIVEN
     key: Callable[[], str | int | UUID | None] | Pointer | FormField | None = None
-    has_scope: bool = False
-    scope: ScopeCallable | None = None
+    scope: ScopeCallable | None = NOT_GIVEN
     fingerprint: str | tuple[Pointer, ...] | Callable[[], bytes] = "request"
     store: Callable[[Response], bool] | None = None
-    namespace: str | None = None
+    namespace: str = NOT_GIVEN
     authorize_replay: Callable[[Operation], bool] | None = None
     name: str | None = None
     other_binds: tuple[str | None, ...] = ()
     atomic: bool = True
-    lease: float | None = None
+    lease: float = NOT_GIVEN
     on_interrupted: str | Callable[[Operation], Any] = "hold"
     interrupted_by: tuple[type[Exception], ...] = ()
     released_by: tuple[type[Exception], ...] = ()
     resumable: tuple[str, ...] | None = None
     methods: frozenset[str] | None = None  # of protect() alone, like the next
     skip: Skip | None = None
+    given: Route | None = field(default=None, repr=False, compare=False)
 
-    def is_required(self, settings: Settings) -> bool:
-        """Whether a request without a key is refused."""
-        return settings.required if self.required is None else self.required
-
-    def scope_for(self, default: ScopeCallable | None) -> Scope:
-        """Whose key the present request has; ``default`` is the application's callable.
-
-        Raises ``ScopeUnknown`` if nobody is signed in.
-        """
-        return ask_scope(self.scope if self.has_scope else default)
+    def resolved(self, settings: Settings, scope: ScopeCallable | None) -> Route:
+        """The same for one application, with nothing left open; ``given`` is the route itself."""
+        defaults = {name: getattr(settings, name) for name in FROM_SETTINGS}
+        defaults["scope"] = scope
+        missing = {name: defaults[name] for name in defaults if getattr(self, name) is NOT_GIVEN}
+        return replace(self, **missing, given=self)
 
     def is_interrupted_by(self, error: Exception) -> bool:
         """Whether nobody knows, after ``error``, what came of an operation that is not atomic."""
@@ -157,10 +155,6 @@ class Route:
     def is_released_by(self, error: Exception) -> bool:
         """Whether such an operation is to be run again after ``error``."""
         return isinstance(error, self.released_by) or releases(error)
-
-    def namespace_in(self, settings: Settings) -> str:
-        """The version of the route's meaning."""
-        return settings.namespace if self.namespace is None else self.namespace
 
     def applies_to(self, method: str) -> bool:
         """Whether a request with this HTTP method is protected (RFC 9110 section 9.2.1)."""
@@ -188,16 +182,6 @@ def read_protection(methods: Collection[str], skip: Skip | None, options: RouteO
     )
 
 
-def ask_scope(scope_of: ScopeCallable | None) -> Scope:
-    """Whose the present request is. Raises ``ScopeUnknown`` if nobody is signed in."""
-    if scope_of is None:
-        return None
-    scope: Scope = scope_of()
-    if scope is None or scope == "":
-        raise ScopeUnknown
-    return scope
-
-
 def read_options(options: RouteOptions) -> Route:
     """Check the options of a route. Raises ``ConfigurationError`` naming the first wrong one."""
     values: dict[str, Any] = dict(options)
@@ -216,7 +200,7 @@ def read_options(options: RouteOptions) -> Route:
                 f"{name} is an option of operations with atomic=False; an atomic one needs none: when"
                 " its worker dies, the database rolls it back at once"
             )
-    return Route(**values, has_scope="scope" in values)
+    return Route(**values)
 
 
 def read_lease(seconds: Any) -> float:
@@ -310,7 +294,7 @@ _CHECKS: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
     *(
         (setting.name.lower(), setting.read, setting.allowed)
         for setting in SETTINGS
-        if setting.name.lower() in {"required", "ttl", "wait", "namespace", "lease"}
+        if setting.name.lower() in FROM_SETTINGS
     ),
     ("key", _key, "a callable, 'json:/pointer' or 'form:name'"),
     ("scope", _callable_or_none, "a callable, or None for an API with one tenant"),

@@ -13,9 +13,10 @@ from weakref import ref
 from flask import Blueprint, views
 from werkzeug.local import LocalProxy
 
-from flask_idempotency.core.errors import ConfigurationError
+from flask_idempotency.core.errors import ConfigurationError, ScopeUnknown
+from flask_idempotency.core.keys import Scope
 
-from .options import Route
+from .options import Route, ScopeCallable
 from .state import AppState, states
 
 ROUTE = "__idempotency_route__"
@@ -43,13 +44,26 @@ class ProtectedRoute:
 
 
 def protected_routes(state: AppState) -> Iterator[ProtectedRoute]:
-    """Everything that is protected, in the order of the application's URL map."""
+    """Everything that is protected, with resolved options, in the order of the URL map."""
     for rule in state.app.url_map.iter_rules():
         for method in sorted(rule.methods or ()):
             route = route_of(state, rule.endpoint, method)
             if route is not None:
-                name = route.name or rule.endpoint
+                name, route = route.name or rule.endpoint, route.resolved(state.settings, state.scope)
                 yield ProtectedRoute(name, rule.endpoint, method, rule.rule, route)
+
+
+def current_scope(scope_of: ScopeCallable | None, *, required: bool = True) -> Scope:
+    """Whose key the present request has; ``scope_of`` is the option ``scope`` of its route.
+
+    Raises ``ScopeUnknown`` if nobody is signed in, unless that is not ``required``.
+    """
+    if scope_of is None:
+        return None
+    scope: Scope = scope_of()
+    if required and (scope is None or scope == ""):
+        raise ScopeUnknown
+    return scope
 
 
 def route_of(state: AppState, endpoint: str, method: str) -> Route | None:
@@ -98,7 +112,7 @@ def refuse_shared_name(state: AppState, covering: Route) -> None:
     """Raise ``ConfigurationError`` if the name that ``protect`` was given would cover several views."""
     if covering.name is None:
         return
-    endpoints = {each.endpoint for each in protected_routes(state) if each.route is covering}
+    endpoints = {each.endpoint for each in protected_routes(state) if each.route.given is covering}
     if len(endpoints) > 1:
         raise ConfigurationError(
             f"protect() was given name={covering.name!r}, which would make one operation of"

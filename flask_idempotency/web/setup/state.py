@@ -89,8 +89,8 @@ class AppState:
             name=operation.name,
             fingerprint=self.sealer.keyed(fingerprint),
             owner=secrets.token_urlsafe(16),
-            ttl_seconds=self.settings.ttl if route.ttl is None else route.ttl,
-            lease_seconds=None if route.atomic else route.lease or self.settings.lease,
+            ttl_seconds=route.ttl,
+            lease_seconds=None if route.atomic else route.lease,
         )
 
     def refuse(self, route: Route, name: str) -> None:
