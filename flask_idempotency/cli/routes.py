@@ -26,6 +26,7 @@ from flask_idempotency.web.setup.routes import (
     refuse_hidden,
     refuse_misplaced,
     refuse_shared_name,
+    refuse_unsupported,
     route_of,
 )
 from flask_idempotency.web.setup.state import AppState, states
@@ -179,7 +180,7 @@ def _refuse(state: AppState, each: WriteRoute) -> None:
         refuse_misplaced(state, each.endpoint)
     if each.route is None:
         return
-    state.refuse(each.route, each.route.name or each.endpoint)
+    refuse_unsupported(state, each.route, each.route.name or each.endpoint)
     state.engines_of(each.route.other_binds)
     if each.protected_by == "protect" and (covering := covering_route(state, each.endpoint)):
         refuse_shared_name(state, covering)

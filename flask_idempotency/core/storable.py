@@ -1,8 +1,7 @@
-"""Which answers are kept, which of their headers, and when to try again."""
+"""Which responses are stored, and which of their headers."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Iterable
 
@@ -117,24 +116,3 @@ def storable(headers: Iterable[tuple[str, str]], unstored: Collection[str]) -> H
 def reason_in(headers: Headers) -> str:
     """The reason phrase of the view's own among stored headers; an empty text without one."""
     return next((text for name, text in headers if name == REASON and _VALUE.fullmatch(text)), "")
-
-
-class TypicalDuration:
-    """How long a route usually takes, to tell a duplicate when to come back.
-
-    A moving average of durations in seconds; a lost update between threads only makes the guess a
-    little older.
-    """
-
-    WEIGHT = 0.2  # the last ten requests make nine tenths of the guess
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-
-    def note(self, seconds: float) -> None:
-        """Count one more execution that took ``seconds``."""
-        self._seconds += self.WEIGHT * (seconds - self._seconds)
-
-    def retry_after(self) -> int:
-        """Whole seconds, at least 1 (RFC 9110 section 10.2.3 knows no fractions)."""
-        return max(1, math.ceil(self._seconds))

@@ -25,6 +25,7 @@ from flask.typing import ResponseReturnValue
 
 from flask_idempotency.core.errors import IdempotencyError, NotAtomic, Problem
 from flask_idempotency.web.request.body import handle_problem, is_made_from, problem_response
+from flask_idempotency.web.request.identity import prepare
 from flask_idempotency.web.request.state import (
     RESUMED,
     RequestState,
@@ -44,13 +45,13 @@ from flask_idempotency.web.setup.routes import (
     refuse_hidden,
     refuse_misplaced,
     refuse_shared_name,
+    refuse_unsupported,
     route_of,
 )
 from flask_idempotency.web.setup.server import warn_if_short
 from flask_idempotency.web.setup.state import AppState
 
 from .decorator import protected
-from .protection import prepare
 from .signals import Event, operation_rejected, send
 
 log = logging.getLogger("flask_idempotency")
@@ -63,7 +64,9 @@ def register(app: Flask, state: AppState, worker_timeout: float) -> None:
     hooks = Hooks(state, worker_timeout)
     for endpoint, view in app.view_functions.items():
         if (route := getattr(view, ROUTE, None)) is not None:
-            state.refuse(route, endpoint)  # of a view that comes later the first request tells
+            refuse_unsupported(
+                state, route, endpoint
+            )  # of a view that comes later the first request tells
     # First: what a function of the application reads of the body must be kept.
     app.before_request_funcs.setdefault(None, []).insert(0, hooks.before)
     # Flask runs these from the last to the first: so ours is the last, and what others did is done.

@@ -19,6 +19,7 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.fingerprint import Fingerprint, by_value
 from flask_idempotency.core.keys import Scope
+from flask_idempotency.web.request.identity import new_claim
 from flask_idempotency.web.request.state import RequestState, present_operation, this_request
 from flask_idempotency.web.setup.options import NOT_GIVEN, Route, RouteOptions, RunOptions, read_options
 from flask_idempotency.web.setup.state import AppState, app_state
@@ -74,7 +75,7 @@ def _run(
     payload: Any,
 ) -> Any:
     operation = Operation(route.name or "", route.namespace, _scope(state, scope), key, attempt=0)
-    claim = state.claim(route, operation, _fingerprint(payload))
+    claim = new_claim(state, route, operation, _fingerprint(payload))
     entered = claim_or_answer(state, route, current, operation, claim)
     if entered is None:  # the database is away, and the settings allow to go on without
         return function(*args)

@@ -121,6 +121,24 @@ def refuse_shared_name(state: AppState, covering: Route) -> None:
         )
 
 
+def refuse_unsupported(state: AppState, route: Route, name: str) -> None:
+    """Raise ``ConfigurationError`` if the route promises what the store cannot keep."""
+    if route.atomic and not state.records.atomic:
+        store = state.settings.store
+        store = store if isinstance(store, str) else type(state.records).__name__
+        raise ConfigurationError(
+            f"{name} is atomic, which the store {store!r} cannot be: nothing commits together with"
+            " its records. Say @idempotent(atomic=False) and read what that means, or use another"
+            " store"
+        )
+    if route.resumable is not None and not getattr(state.records, "takes_resumable", False):
+        raise ConfigurationError(
+            f"{name} is resumable, but `flask idempotency resume` cannot find the requests that the"
+            f" store {state.settings.store!r} keeps: leave the option resumable out, or use another"
+            " store ('hybrid', 'postgres' or 'sql')"
+        )
+
+
 def needs_protect(view: Any, method: str) -> bool:
     """Whether ``protect`` has to see to this method: it is neither exempt nor protected by itself."""
     return not any(hasattr(each, ROUTE) or is_exempt(each) for each in view_objects(view, method))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +16,9 @@ from sqlalchemy import Engine, Pool, Table
 
 from flask_idempotency.core.engine import Engine as IdempotencyEngine
 from flask_idempotency.core.errors import ConfigurationError
-from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.ports import Lock, Records, Units
-from flask_idempotency.core.records import Claim
-from flask_idempotency.core.storable import TypicalDuration
 from flask_idempotency.stores.sealing import AnswerSealer, NoSealer
-from flask_idempotency.web.operation import OpenTransaction, Operation
+from flask_idempotency.web.operation import OpenTransaction
 from flask_idempotency.web.session import joining as session
 
 from .options import Route, ScopeCallable
@@ -56,6 +53,27 @@ class Protections:
             )
 
 
+class TypicalDuration:
+    """How long a route usually takes, to tell a duplicate when to come back.
+
+    A moving average of durations in seconds; a lost update between threads only makes the guess a
+    little older.
+    """
+
+    WEIGHT = 0.2  # the last ten requests make nine tenths of the guess
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def note(self, seconds: float) -> None:
+        """Count one more execution that took ``seconds``."""
+        self._seconds += self.WEIGHT * (seconds - self._seconds)
+
+    def retry_after(self) -> int:
+        """Whole seconds, at least 1 (RFC 9110 section 10.2.3 knows no fractions)."""
+        return max(1, math.ceil(self._seconds))
+
+
 @dataclass(eq=False)
 class AppState:
     """Everything the extension knows about one application."""
@@ -80,35 +98,6 @@ class AppState:
     def pool(self) -> Pool:
         """Where the connections to the database of the records come from."""
         return self.engines[self.settings.bind_key].pool
-
-    def claim(self, route: Route, operation: Operation, fingerprint: Fingerprint) -> Claim:
-        """What a new attempt at ``operation`` asks for. Raises ``ConfigurationError``: see below."""
-        self.refuse(route, operation.name)
-        return Claim(
-            key=operation.hashed_key(),
-            name=operation.name,
-            fingerprint=self.sealer.keyed(fingerprint),
-            owner=secrets.token_urlsafe(16),
-            ttl_seconds=route.ttl,
-            lease_seconds=None if route.atomic else route.lease,
-        )
-
-    def refuse(self, route: Route, name: str) -> None:
-        """Raise ``ConfigurationError`` if the route promises what the store cannot keep."""
-        if route.atomic and not self.records.atomic:
-            store = self.settings.store
-            store = store if isinstance(store, str) else type(self.records).__name__
-            raise ConfigurationError(
-                f"{name} is atomic, which the store {store!r} cannot be: nothing commits together with"
-                " its records. Say @idempotent(atomic=False) and read what that means, or use another"
-                " store"
-            )
-        if route.resumable is not None and not getattr(self.records, "takes_resumable", False):
-            raise ConfigurationError(
-                f"{name} is resumable, but `flask idempotency resume` cannot find the requests that the"
-                f" store {self.settings.store!r} keeps: leave the option resumable out, or use another"
-                " store ('hybrid', 'postgres' or 'sql')"
-            )
 
     def is_in_its_own_way(self) -> bool:
         """Whether ``db.session`` keeps the records from being written: SQLite has one writer."""

@@ -1,0 +1,135 @@
+"""Which operation a request is about, and what it claims: header, body and scope into plain values."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+
+from flask import request
+
+from flask_idempotency.core.errors import IdempotencyError, KeyRequired, ScopeUnknown
+from flask_idempotency.core.fingerprint import Fingerprint
+from flask_idempotency.core.keys import Scope
+from flask_idempotency.core.records import Claim
+from flask_idempotency.web.operation import Operation
+from flask_idempotency.web.setup.options import Route
+from flask_idempotency.web.setup.routes import current_scope, refuse_unsupported
+from flask_idempotency.web.setup.state import AppState
+
+from . import forms
+from .body import REQUEST, Body, fingerprint, header_key, natural_key, pack_request
+from .state import RequestState, Resuming
+
+
+def prepare(state: AppState, route: Route, current: RequestState) -> None:
+    """Look at the header of the key, and see to it that the body is kept, whoever reads it first.
+
+    Raises nothing: what is wrong is noted in ``current.refusal``.
+    """
+    current.name = route.name or request.endpoint or ""
+    if current.checked or is_skipped(route, current):
+        return
+    current.checked = True
+    try:
+        if route.key is None:
+            current.key = header_key(request, state.settings, resumed=current.resuming is not None)
+        if current.key is not None or _may_hold_key(state, route):
+            _body(state, current)
+        elif route.required:
+            raise KeyRequired
+    except IdempotencyError as refusal:
+        current.refusal = refusal
+
+
+def is_skipped(route: Route, current: RequestState) -> bool:
+    """Whether ``protect`` was told to let this request pass; asked once for each."""
+    if route.skip is None:
+        return False
+    if current.skipped is None:
+        current.skipped = bool(route.skip(request))
+    return current.skipped
+
+
+def _may_hold_key(state: AppState, route: Route) -> bool:
+    """Whether the key may be elsewhere than in its header."""
+    return route.key is not None or forms.may_have_field(request, state.settings)
+
+
+def identify(state: AppState, route: Route, current: RequestState) -> Operation | None:
+    """The operation that the request is about; None if it has no key and needs none.
+
+    Nothing is read of the body of a stranger, but where a request without a key may pass. Raises what
+    :func:`prepare` has noted.
+    """
+    if current.refusal is not None:
+        raise current.refusal
+    has_key = route.key is None and current.key is not None
+    scope: Scope = current_scope(route.scope) if has_key or route.required else None
+    if not has_key:
+        _find_key(state, route, current)
+    if current.key is None:
+        if route.required:
+            raise KeyRequired
+        return None
+    if not has_key and not route.required:
+        scope = current_scope(route.scope)
+    if current.field is not None:
+        forms.check_owner(state.app, current.field, scope, current.name)
+    return Operation(current.name, route.namespace, scope, current.key, attempt=0)
+
+
+def _find_key(state: AppState, route: Route, current: RequestState) -> None:
+    """Look for the key elsewhere than in its header."""
+    if not _may_hold_key(state, route):
+        return
+    body = _body(state, current)
+    body.whole()
+    if route.key is not None:
+        current.key = natural_key(request, body, route, state.settings)
+    elif (field := forms.read_field(body.form(), state, route)) is not None:
+        current.field, current.key = field, field.key
+
+
+def _body(state: AppState, current: RequestState) -> Body:
+    current.body = current.body or Body(request, state.settings)
+    return current.body
+
+
+def request_claim(state: AppState, route: Route, current: RequestState, operation: Operation) -> Claim:
+    """What the present request asks for.
+
+    Raises ``ScopeUnknown`` if it was sent to resume another operation, and what :func:`new_claim` and
+    reading the body raise.
+    """
+    body = _body(state, current).whole()
+    claim = new_claim(state, route, operation, fingerprint(request, body, route))
+    if current.resuming is not None:
+        claim = _resumed(claim, current.resuming)
+    if route.resumable is not None:
+        form_key = current.field.key if current.field else None
+        plain = pack_request(request, body, route, state.settings, form_key)
+        claim = replace(claim, request=state.sealer.seal_bytes(plain, claim.key, REQUEST))
+    return claim
+
+
+def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: Fingerprint) -> Claim:
+    """What a new attempt at ``operation`` asks for.
+
+    Raises ``ConfigurationError`` if the route's options are not for this store.
+    """
+    refuse_unsupported(state, route, operation.name)
+    return Claim(
+        key=operation.hashed_key(),
+        name=operation.name,
+        fingerprint=state.sealer.keyed(fingerprint),
+        owner=secrets.token_urlsafe(16),
+        ttl_seconds=route.ttl,
+        lease_seconds=None if route.atomic else route.lease,
+    )
+
+
+def _resumed(claim: Claim, resuming: Resuming) -> Claim:
+    """The claim of a request that was sent to resume a record. Raises ``ScopeUnknown``."""
+    if claim.key != resuming.key:
+        raise ScopeUnknown("The kept headers do not sign in whose operation this is.")
+    return replace(claim, resumes=resuming.owner)
