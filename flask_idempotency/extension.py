@@ -7,6 +7,7 @@ several applications, and each has its own ``AppState`` in ``app.extensions["ide
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
@@ -154,14 +155,14 @@ class Idempotency:
         if hasattr(target, routes.EXEMPT):
             raise ConfigurationError(f"the blueprint {target.name} would be both protected and exempt")
         # A factory that makes several applications may protect its blueprint for each of them.
-        time = 0 if isinstance(target, Flask) else self._applications
-        if self._protected_at.get(target) == time:
+        generation = 0 if isinstance(target, Flask) else self._applications
+        if self._protected_at.get(target) == generation:
             raise ConfigurationError(
                 f"{target.name} is protected already: call protect() once for each"
             )
         self._refuse_late("protect", target, target in self._protections.routes)
         self._protections.routes[target] = route
-        self._protected_at[target] = time
+        self._protected_at[target] = generation
         if isinstance(target, Blueprint):
             self._await(target)
         elif "idempotency" not in target.extensions:
@@ -323,7 +324,7 @@ def _compose(
         )
     keys = settings.encryption_keys
     sealer = AnswerSealer(Sealer(keys), accept_unsealed=settings.accept_unsealed) if keys else None
-    engine = IdempotencyEngine(records, lock, sealer, settings.max_waiters)
+    engine = IdempotencyEngine(records, lock, sealer, time, settings.max_waiters)
     return AppState(
         app,
         db,

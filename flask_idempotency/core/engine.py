@@ -7,20 +7,17 @@ and gets a decision; if that is :class:`Claimed`, it runs the operation and ends
 
 from __future__ import annotations
 
-import logging
 import threading
-import time
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, cast
 
 from .errors import RecordBroken, SealBroken, StoreUnavailable
+from .fingerprint import Fingerprint
 from .machine import Comparison, Next, Situation, Transition, after, compare, decide, situation
-from .ports import Glance, Hold, Lease, Lock, Records
+from .ports import Clock, Glance, Hold, Lease, Lock, Records
 from .records import Claim, Record, State, StoredResponse
 
 T = TypeVar("T")
-
-log = logging.getLogger("flask_idempotency")
 
 ROUNDS = 3
 """How often a record may vanish or appear between a look and a claim. Each round means that another
@@ -58,13 +55,13 @@ class Sealer(Protocol):
 class _Patience:
     """How long one request may wait for another, if there is a place for it among those who wait."""
 
-    def __init__(self, seconds: float, places: threading.Semaphore) -> None:
-        self._deadline, self._places = time.monotonic() + seconds, places
+    def __init__(self, seconds: float, clock: Clock, places: threading.Semaphore) -> None:
+        self._deadline, self._clock, self._places = clock.monotonic() + seconds, clock, places
         self._has_place = False
 
     def left(self) -> float:
         """Seconds that the request may go on waiting; it has a place from then on."""
-        left = self._deadline - time.monotonic()
+        left = self._deadline - self._clock.monotonic()
         if left > 0 and not self._has_place:
             self._has_place = self._places.acquire(blocking=False)
         return left if self._has_place else 0
@@ -124,10 +121,14 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The operation has finished in its ``attempt``: answer with what it answered."""
+    """The operation has finished in its ``attempt``: give its response again.
+
+    ``incomparable`` is the stored fingerprint, if nobody can tell whether the request is the same.
+    """
 
     response: StoredResponse
     attempt: int
+    incomparable: Fingerprint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +168,11 @@ class Engine:
         self,
         records: Records,
         lock: Lock,
-        sealer: Sealer | None = None,
+        sealer: Sealer | None,
+        clock: Clock,
         max_waiters: int = MAX_WAITERS,
     ) -> None:
-        self._records, self._lock, self._sealer = records, lock, sealer
+        self._records, self._lock, self._sealer, self._clock = records, lock, sealer, clock
         self._places = threading.Semaphore(max_waiters)
 
     def decide(self, claim: Claim, wait: float = 0, *, resume: bool = False) -> Decision:
@@ -180,7 +182,7 @@ class Engine:
         Raises ``StoreUnavailable`` if the records cannot be reached.
         """
         glance = self._lock.acquire(claim)
-        patience = _Patience(wait, self._places)
+        patience = _Patience(wait, self._clock, self._places)
         if glance is Glance.BUSY and patience.left() <= 0:
             return InProgress()
         mine = glance is Glance.MINE
@@ -232,7 +234,7 @@ class Engine:
                 if left <= 0:
                     return InProgress(_required(record).lease_left)
                 if situation(record) is Situation.LEASED:
-                    time.sleep(min(left, POLL_SECONDS))
+                    self._clock.sleep(min(left, POLL_SECONDS))
                 else:
                     self._records.wait(claim.key, left)
                 record = self._records.look(claim.key)
@@ -267,15 +269,8 @@ class Engine:
 
     def _replay(self, record: Record | None, claim: Claim) -> Replay:
         record = _required(record)
-        if compare(record, claim.fingerprint) is Comparison.UNKNOWN:
-            log.warning(
-                "operation %s: the stored fingerprint is of %s, this one of %s;"
-                " they cannot be compared, the stored answer is given",
-                record.name,
-                record.fingerprint.origin,
-                claim.fingerprint.origin,
-            )
-        return Replay(self._opened(record), record.attempt)
+        is_unknown = compare(record, claim.fingerprint) is Comparison.UNKNOWN
+        return Replay(self._opened(record), record.attempt, record.fingerprint if is_unknown else None)
 
     def _opened(self, record: Record) -> StoredResponse:
         response = record.response

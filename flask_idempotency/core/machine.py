@@ -9,7 +9,7 @@ the world, so it neither expires nor is it simply run again.
 What a request does next depends on what it sees and on whether its fingerprint is the stored one.
 A different request is told so first, even while the first one still runs (422 before 409).
 A fingerprint of another version cannot be compared; a deployment must not turn every
-key in flight into an error, so it counts as the same (and the engine logs it).
+key in flight into an error, so it counts as the same (which is logged).
 
 Whether an operation in progress still has a living owner is not in the tables: only the row's lock
 knows. ``TAKE_OVER`` means "try to lock the row"; who does not get the lock has met the owner and

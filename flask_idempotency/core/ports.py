@@ -212,6 +212,18 @@ class Records(Protocol):
         ...
 
 
+class Clock(Protocol):
+    """How the engine waits. The module ``time`` is one."""
+
+    def monotonic(self) -> float:
+        """Seconds since some moment; never fewer than before."""
+        ...
+
+    def sleep(self, seconds: float, /) -> None:
+        """Return after ``seconds``."""
+        ...
+
+
 class Glance(Enum):
     """What the fast lock knows."""
 

@@ -6,6 +6,7 @@ replaced by others that pass everything on, and put back afterwards.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -46,7 +47,7 @@ def ports(state: AppState, records: Records, lock: Lock) -> Iterator[None]:
     """Let an application use other records and another lock."""
     before = state.records, state.lock, state.engine
     sealer = state.sealer if isinstance(state.sealer, AnswerSealer) else None
-    engine = Engine(records, lock, sealer, state.settings.max_waiters)
+    engine = Engine(records, lock, sealer, time, state.settings.max_waiters)
     state.records, state.lock, state.engine = records, lock, engine
     try:
         yield

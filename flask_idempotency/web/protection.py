@@ -129,13 +129,11 @@ def _decide(
     claim: Claim,
     before: session.SetAside | None,
 ) -> Attempt | Response | None:
-    settings = state.settings
-    pace = state.pace[operation.name]
     try:
         decision = state.engine.decide(claim, route.wait, resume=route.on_interrupted != "hold")
     except StoreUnavailable as error:
         report(state, operation, error)
-        if settings.on_store_error == "reject" or claim.resumes is not None:
+        if state.settings.on_store_error == "reject" or claim.resumes is not None:
             raise
         log.error("operation %s runs unprotected", operation.name)
         return None
@@ -143,26 +141,46 @@ def _decide(
         case Mismatch():
             raise KeyReused
         case InProgress(seconds):
-            raise _in_progress(claim, seconds, pace)
+            raise _in_progress(claim, seconds, state.pace[operation.name])
         case Interrupted():
             send(operation_interrupted, state.app, Event(operation.name))
             raise OperationInterrupted
         case Gone():
             raise LeaseLost("What was to be resumed has expired or was taken over; nothing was done.")
-        case Replay(stored, attempt):
-            operation.attempt = attempt
-            if route.authorize_replay and not route.authorize_replay(operation):
-                raise ReplayForbidden
-            response = http.replay(state.app, stored, settings)
-            current.is_replay = True
-            event = Event(operation.name, attempt, stored.status)
-            send(operation_replayed, state.app, event)
-            return response
+        case Replay():
+            return _replay(state, route, current, operation, claim, decision)
         case Claimed(execution):
             kind = AtomicAttempt if route.atomic else LeasedAttempt
             return kind(state, route, current, operation, execution).open(before)
         case impossible:
             assert_never(impossible)
+
+
+def _replay(
+    state: AppState,
+    route: Route,
+    current: RequestState,
+    operation: Operation,
+    claim: Claim,
+    decision: Replay,
+) -> Response:
+    """The stored response again. Raises ``ReplayForbidden``, and ``ResponseNotKept``."""
+    if decision.incomparable is not None:
+        log.warning(
+            "operation %s: the stored fingerprint is of %s, this one of %s; they cannot be compared, so"
+            " the stored response is replayed",
+            operation.name,
+            decision.incomparable.origin,
+            claim.fingerprint.origin,
+        )
+    operation.attempt = decision.attempt
+    if route.authorize_replay and not route.authorize_replay(operation):
+        raise ReplayForbidden
+    response = http.replay(state.app, decision.response, state.settings)
+    current.is_replay = True
+    event = Event(operation.name, decision.attempt, decision.response.status)
+    send(operation_replayed, state.app, event)
+    return response
 
 
 def _in_progress(claim: Claim, seconds: float | None, pace: TypicalDuration) -> RequestInProgress:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,7 +99,7 @@ class World:
         """What a request does in a process of its own, as in ``attempt.py``; says how it came out."""
         client = SteppedRedis(self._servers.redis)
         lock = RedisLock(lambda: client, "explored:", probe_after=PROBE_AFTER_SECONDS)
-        engine = Engine(self._servers.records, lock if self._bound.redis else NoLock())
+        engine = Engine(self._servers.records, lock if self._bound.redis else NoLock(), None, time)
         fingerprint = Fingerprint(1, (b"b" if plan.other else b"a") * 32)
         claim = Claim(self.key, "pay", fingerprint, f"{name}{self.key.hex()}"[:22], TTL_SECONDS)
         try:
