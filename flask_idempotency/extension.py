@@ -32,7 +32,8 @@ from flask_idempotency.stores.sealing import AnswerSealer, NoSealer, Sealer
 from flask_idempotency.stores.sqlite.records import SqliteRecords
 from flask_idempotency.stores.table import define_steps, define_table
 from flask_idempotency.web import hooks, run
-from flask_idempotency.web.request import flashes, forms
+from flask_idempotency.web.request.forms import idempotency_field
+from flask_idempotency.web.request.response import watch_flashes
 from flask_idempotency.web.request.state import present_operation
 from flask_idempotency.web.session import escapes
 from flask_idempotency.web.session import joining as session
@@ -119,8 +120,8 @@ class Idempotency:
         for engine in state.engines.values():
             escapes.watch(engine)
         hooks.register(app, state, timeout)
-        flashes.watch(app)
-        app.add_template_global(forms.idempotency_field)
+        watch_flashes(app)
+        app.add_template_global(idempotency_field)
         set_state(app, state)
         with suppress(ValueError):
             app.before_request_funcs[None].remove(self._protections.refuse_foreign)

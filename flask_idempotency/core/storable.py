@@ -10,9 +10,6 @@ from .records import Headers
 NOT_KEPT = frozenset({401, 403, 408, 425, 429})
 """Answers about the caller or the moment, not about the operation: a retry may fare better."""
 
-FLASHES = "flask-idempotency-flashes"
-"""The name of the line among stored headers that holds what the view flashed. It is never sent."""
-
 REASON = "flask-idempotency-reason"
 """The name of the line that holds a reason phrase of the view's own. It is sent in the status line."""
 
@@ -33,7 +30,6 @@ NEVER_STORED = frozenset(
         "trailer",
         "transfer-encoding",
         "upgrade",
-        FLASHES,  # no view may put words into the session of whoever retries
         REASON,
         # Follows from the body, and would be wrong for a replay to a HEAD or a changed server.
         "content-length",

@@ -24,8 +24,8 @@ from flask.globals import request_ctx
 from flask.typing import ResponseReturnValue
 
 from flask_idempotency.core.errors import IdempotencyError, NotAtomic, Problem
-from flask_idempotency.web.request.body import handle_problem, is_made_from, problem_response
 from flask_idempotency.web.request.identity import prepare
+from flask_idempotency.web.request.response import handle_problem, is_made_from, problem_response
 from flask_idempotency.web.request.state import (
     RESUMED,
     RequestState,

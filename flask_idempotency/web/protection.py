@@ -28,8 +28,8 @@ from flask_idempotency.core.records import Claim
 from flask_idempotency.web.attempt.atomic import AtomicAttempt
 from flask_idempotency.web.attempt.attempt import Attempt, report
 from flask_idempotency.web.attempt.leased import LeasedAttempt
-from flask_idempotency.web.request import body as http
 from flask_idempotency.web.request.identity import identify, is_skipped, prepare, request_claim
+from flask_idempotency.web.request.response import replay
 from flask_idempotency.web.request.state import (
     RequestState,
     is_outermost_request,
@@ -176,7 +176,7 @@ def _replay(
     operation.attempt = decision.attempt
     if route.authorize_replay and not route.authorize_replay(operation):
         raise ReplayForbidden
-    response = http.replay(state.app, decision.response, state.settings)
+    response = replay(state.app, decision.response, state.settings)
     current.is_replay = True
     event = Event(operation.name, decision.attempt, decision.response.status)
     send(operation_replayed, state.app, event)

@@ -13,7 +13,7 @@ from flask_idempotency.core.engine import Execution
 from flask_idempotency.core.errors import Problem, StoreUnavailable
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.web.operation import Operation
-from flask_idempotency.web.request import body as http
+from flask_idempotency.web.request.response import capture, handle_problem
 from flask_idempotency.web.request.state import RequestState
 from flask_idempotency.web.session.joining import SetAside
 from flask_idempotency.web.setup.options import Route
@@ -104,7 +104,7 @@ class Attempt:
             response: Response = app.make_response(result)
             while len(self._registered) > self._outside:
                 response = app.ensure_sync(self._registered.pop(self._outside))(response)
-            stored = http.capture(response, self._state.settings)
+            stored = capture(response, self._state.settings)
             kept = self._route.store(response) if self._route.store else self._is_kept(stored.status)
         except Exception as error:
             if handled:
@@ -169,7 +169,7 @@ class Attempt:
         """What the application's error handlers answer. Raises what they leave unhandled."""
         if isinstance(error, Problem):
             self._current.problem = error
-            return http.handle_problem(self._state.app, error)
+            return handle_problem(self._state.app, error)
         try:
             raise error  # Flask raises it again, and in a thread of an async view it is not present
         except Exception:

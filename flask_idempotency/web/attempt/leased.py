@@ -34,7 +34,7 @@ from flask_idempotency.core.ports import Lease
 from flask_idempotency.core.records import Claim, StoredResponse
 from flask_idempotency.core.storable import is_kept
 from flask_idempotency.web.operation import Operation
-from flask_idempotency.web.request import body as http
+from flask_idempotency.web.request.response import capture, problem_response
 from flask_idempotency.web.session import joining as session
 from flask_idempotency.web.setup.state import AppState
 from flask_idempotency.web.signals import Event, operation_interrupted, send
@@ -137,7 +137,7 @@ class LeasedAttempt(Attempt):
         """Store a problem as the answer."""
         self._current.problem = problem
         response = _lasting(self._state, problem)
-        self._end(http.capture(response, self._state.settings))
+        self._end(capture(response, self._state.settings))
         return response
 
     def _end(self, stored: StoredResponse | None) -> None:
@@ -179,11 +179,11 @@ def fail_record(state: AppState, key: bytes) -> None:
     decision = state.engine.decide(claim)
     if not isinstance(decision, Claimed):
         raise LeaseLost
-    decision.execution.complete(http.capture(response, state.settings))
+    decision.execution.complete(capture(response, state.settings))
 
 
 def _lasting(state: AppState, problem: Problem) -> Response:
     """A problem's answer that is to be kept: its replays are not to be cached either."""
-    response = http.problem_response(state.app, problem, state.settings)
+    response = problem_response(state.app, problem, state.settings)
     response.headers["Cache-Control"] = "no-store"
     return response

@@ -1,24 +1,21 @@
-"""Requests into plain values, plain values into responses."""
+"""The key, the body and the fingerprint of a request."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
-from flask import Flask, Request, Response
-from flask import request as present_request
-from flask.typing import ResponseReturnValue
-from werkzeug.datastructures import Headers, MultiDict
+from flask import Request
+from werkzeug.datastructures import MultiDict
 from werkzeug.exceptions import (
     ClientDisconnected,
     HTTPException,
     LengthRequired,
     RequestEntityTooLarge,
 )
-from werkzeug.http import HTTP_STATUS_CODES
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
 from werkzeug.wsgi import get_input_stream
 
@@ -26,18 +23,11 @@ from flask_idempotency.core import fingerprint as fp
 from flask_idempotency.core.errors import (
     BodyIncomplete,
     ConfigurationError,
-    IdempotencyError,
     KeyMalformed,
-    Problem,
-    ResponseNotKept,
 )
 from flask_idempotency.core.keys import parse_key
-from flask_idempotency.core.records import StoredResponse
-from flask_idempotency.core.storable import POINTERS, REASON, reason_in, storable
 from flask_idempotency.web.setup.options import FormField, Route
 from flask_idempotency.web.setup.settings import Settings
-
-from . import flashes
 
 CHUNK_BYTES = 64 * 1024
 """How much of a body is asked for at once."""
@@ -298,94 +288,3 @@ def pack_request(
     if form_key is not None:
         head["headers"] += [(settings.header, form_key)]
     return json.dumps(head).encode() + b"\n" + body
-
-
-def capture(response: Response, settings: Settings) -> StoredResponse:
-    """The answer to store. Reads a generator's body to its end; the response keeps what it gave.
-
-    Only a replay is marked as one: a mark that the view has passed on from elsewhere is taken off.
-    Raises ``IdempotencyError`` for a status that no client understands.
-    """
-    if not 100 <= response.status_code <= 599:
-        raise IdempotencyError(
-            f"the view answered with the status {response.status_code}; allowed: 100 to 599"
-        )
-    response.direct_passthrough = False
-    response.headers.remove(settings.replayed_header)
-    body = response.get_data()
-    too_large = len(body) > settings.max_response_bytes
-    headers = storable(response.headers.items(), settings.unstored_headers) + flashes.stored()
-    _, _, reason = response.status.partition(" ")
-    if reason != HTTP_STATUS_CODES.get(response.status_code, "Unknown").upper():
-        headers += ((REASON, reason),)
-    return StoredResponse(response.status_code, headers, None if too_large else body)
-
-
-def replay(app: Flask, stored: StoredResponse, settings: Settings) -> Response:
-    """The stored answer again. Raises ``ResponseNotKept`` if its body was too large to keep."""
-    # Somebody else may have written the record.
-    headers = storable(stored.headers or (), settings.unstored_headers)
-    if stored.body is None:
-        raise ResponseNotKept(headers=tuple(h for h in headers if h[0].lower() in POINTERS))
-    response = app.response_class(stored.body, status=stored.status)
-    if reason := reason_in(stored.headers or ()):
-        response.status = f"{stored.status} {reason}"
-    response.headers = Headers(headers)
-    flashes.flash_again(stored.headers or ())
-    response.headers[settings.replayed_header] = "true"
-    return response
-
-
-def is_made_from(response: Response, stored: Response) -> bool:
-    """Whether a response has what a stored one says: its status, and its body or JSON, perhaps inside.
-
-    In doubt it has: what is streamed cannot be looked at, and what is encoded not be read.
-    """
-    if response is stored:
-        return True
-    if response.status_code != stored.status_code:
-        return False
-    if response.is_streamed or response.direct_passthrough or response.content_encoding:
-        return True
-    return stored.get_data() in response.get_data() or _holds(
-        response.get_json(silent=True), stored.get_json(silent=True)
-    )
-
-
-def _holds(value: Any, part: Any) -> bool:
-    if value == part:
-        return part is not None
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(_holds(each, part) for each in inner)
-
-
-def handle_problem(app: Flask, problem: Problem) -> ResponseReturnValue:
-    """What the handler answers that Flask would find for a problem, among those for our own classes.
-
-    A handler for all exceptions does not get it, nor does ``app.handle_user_exception``: frameworks
-    replace that with one that answers 500 to what it does not know.
-    """
-    ours = [each for each in type(problem).__mro__ if issubclass(each, IdempotencyError)]
-    handlers = (
-        app.error_handler_spec[name][None].get(each)
-        for name in (*present_request.blueprints, None)
-        for each in ours
-    )
-    handler = next(filter(None, handlers))  # the application has ours, or one in its place
-    return cast("ResponseReturnValue", app.ensure_sync(handler)(problem))
-
-
-def problem_response(app: Flask, problem: Problem, settings: Settings) -> Response:
-    """The answer for a problem, as RFC 9457 has it."""
-    members = {
-        "type": settings.problem_base + problem.type,
-        "title": problem.title,
-        "status": problem.status,
-        "detail": problem.detail,
-    }
-    response = app.response_class(
-        json.dumps(members), status=problem.status, content_type="application/problem+json"
-    )
-    if isinstance(problem, ResponseNotKept):
-        response.headers.extend(problem.headers)
-    return response

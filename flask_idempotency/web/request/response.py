@@ -1,0 +1,181 @@
+"""From a view's response to the stored one and back, and the response to a problem.
+
+Flashed messages live in the session, and so in a ``Set-Cookie``, which is never stored. But whoever
+clicks twice sees only the second response: a replayed redirect, after which the message would be
+missing. So what the view flashed is stored with its response, and every replay flashes it again in the
+session of whoever gets it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+from flask import (
+    Flask,
+    Response,
+    current_app,
+    flash,
+    has_request_context,
+    message_flashed,
+    request,
+    session,
+)
+from flask.json.tag import TaggedJSONSerializer
+from flask.typing import ResponseReturnValue
+from werkzeug.datastructures import Headers
+from werkzeug.http import HTTP_STATUS_CODES
+
+from flask_idempotency.core import records
+from flask_idempotency.core.errors import IdempotencyError, Problem, RecordBroken, ResponseNotKept
+from flask_idempotency.core.records import StoredResponse
+from flask_idempotency.core.storable import POINTERS, REASON, reason_in, storable
+from flask_idempotency.web.setup.settings import Settings
+
+from .state import present_operation, this_request
+
+FLASHES = "flask-idempotency-flashes"
+"""The name of the line among stored headers that holds what the view flashed. It is never sent, and
+never taken from a view's headers: no view may put words into the session of whoever retries."""
+
+
+def capture(response: Response, settings: Settings) -> StoredResponse:
+    """The answer to store. Reads a generator's body to its end; the response keeps what it gave.
+
+    Only a replay is marked as one: a mark that the view has passed on from elsewhere is taken off.
+    Raises ``IdempotencyError`` for a status that no client understands.
+    """
+    if not 100 <= response.status_code <= 599:
+        raise IdempotencyError(
+            f"the view answered with the status {response.status_code}; allowed: 100 to 599"
+        )
+    response.direct_passthrough = False
+    response.headers.remove(settings.replayed_header)
+    body = response.get_data()
+    too_large = len(body) > settings.max_response_bytes
+    headers = (
+        storable(response.headers.items(), settings.unstored_headers | {FLASHES}) + _flashed_lines()
+    )
+    _, _, reason = response.status.partition(" ")
+    if reason != HTTP_STATUS_CODES.get(response.status_code, "Unknown").upper():
+        headers += ((REASON, reason),)
+    return StoredResponse(response.status_code, headers, None if too_large else body)
+
+
+def replay(app: Flask, stored: StoredResponse, settings: Settings) -> Response:
+    """The stored answer again. Raises ``ResponseNotKept`` if its body was too large to keep."""
+    # Somebody else may have written the record.
+    headers = storable(stored.headers or (), settings.unstored_headers | {FLASHES})
+    if stored.body is None:
+        raise ResponseNotKept(headers=tuple(h for h in headers if h[0].lower() in POINTERS))
+    response = app.response_class(stored.body, status=stored.status)
+    if reason := reason_in(stored.headers or ()):
+        response.status = f"{stored.status} {reason}"
+    response.headers = Headers(headers)
+    _flash_again(stored.headers or ())
+    response.headers[settings.replayed_header] = "true"
+    return response
+
+
+def is_made_from(response: Response, stored: Response) -> bool:
+    """Whether a response has what a stored one says: its status, and its body or JSON, perhaps inside.
+
+    In doubt it has: what is streamed cannot be looked at, and what is encoded not be read.
+    """
+    if response is stored:
+        return True
+    if response.status_code != stored.status_code:
+        return False
+    if response.is_streamed or response.direct_passthrough or response.content_encoding:
+        return True
+    return stored.get_data() in response.get_data() or _holds(
+        response.get_json(silent=True), stored.get_json(silent=True)
+    )
+
+
+def _holds(value: Any, part: Any) -> bool:
+    if value == part:
+        return part is not None
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(_holds(each, part) for each in inner)
+
+
+def handle_problem(app: Flask, problem: Problem) -> ResponseReturnValue:
+    """What the handler answers that Flask would find for a problem, among those for our own classes.
+
+    A handler for all exceptions does not get it, nor does ``app.handle_user_exception``: frameworks
+    replace that with one that answers 500 to what it does not know.
+    """
+    ours = [each for each in type(problem).__mro__ if issubclass(each, IdempotencyError)]
+    handlers = (
+        app.error_handler_spec[name][None].get(each)
+        for name in (*request.blueprints, None)
+        for each in ours
+    )
+    handler = next(filter(None, handlers))  # the application has ours, or one in its place
+    return cast("ResponseReturnValue", app.ensure_sync(handler)(problem))
+
+
+def problem_response(app: Flask, problem: Problem, settings: Settings) -> Response:
+    """The answer for a problem, as RFC 9457 has it."""
+    members = {
+        "type": settings.problem_base + problem.type,
+        "title": problem.title,
+        "status": problem.status,
+        "detail": problem.detail,
+    }
+    response = app.response_class(
+        json.dumps(members), status=problem.status, content_type="application/problem+json"
+    )
+    if isinstance(problem, ResponseNotKept):
+        response.headers.extend(problem.headers)
+    return response
+
+
+def watch_flashes(app: Flask) -> None:
+    """Hear of every message that a protected view flashes."""
+    message_flashed.connect(_note, app)
+
+
+def _flashed_lines() -> records.Headers:
+    """What the view flashed and did not show in its own answer, as a header line that is not sent."""
+    flashed = this_request().flashes
+    if not flashed:
+        return ()
+    left = session.get("_flashes", [])
+    kept = [pair for pair in flashed if pair in left]
+    if not kept:
+        return ()
+    try:
+        return ((FLASHES, _JSON.dumps(kept)),)
+    except TypeError:  # a lazy translation, for example, in a session that is not JSON
+        return ((FLASHES, _JSON.dumps([(category, str(message)) for category, message in kept])),)
+
+
+def _flash_again(headers: records.Headers) -> None:
+    """Flash what was stored, except what the session still holds. Raises ``RecordBroken``."""
+    texts = [value for name, value in headers if name == FLASHES]
+    if not texts or not has_request_context() or _has_no_session():
+        return
+    waiting = [*map(tuple, session.get("_flashes", []))]  # some sessions make lists of them
+    try:
+        flashed = [(category, message) for category, message in _JSON.loads(texts[0])]
+    except (TypeError, ValueError) as error:
+        raise RecordBroken("its flashed messages cannot be read") from error
+    for category, message in flashed:
+        if (category, message) not in waiting:
+            flash(message, category)
+
+
+_JSON = TaggedJSONSerializer()
+"""As Flask's own sessions have it: it keeps tuples, and Markup apart from text."""
+
+
+def _note(_app: Flask, message: Any, category: str, **_: Any) -> None:
+    if present_operation() is not None:
+        this_request().flashes.append((category, message))
+
+
+def _has_no_session() -> bool:
+    # Behind the proxy: asking through it would count as use, and set a Vary header.
+    return current_app.session_interface.is_null_session(session._get_current_object())  # type: ignore[attr-defined]  # noqa: SLF001
