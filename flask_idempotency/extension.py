@@ -38,7 +38,13 @@ from flask_idempotency.web.request.state import present_operation
 from flask_idempotency.web.session import escapes
 from flask_idempotency.web.session import joining as session
 from flask_idempotency.web.setup import routes
-from flask_idempotency.web.setup.environment import check_driver, default_prefix, metadata_of
+from flask_idempotency.web.setup.environment import (
+    check_driver,
+    default_prefix,
+    metadata_of,
+    warn_if_short,
+    worker_timeout,
+)
 from flask_idempotency.web.setup.options import (
     NOT_GIVEN,
     PROTECTED_METHODS,
@@ -48,7 +54,6 @@ from flask_idempotency.web.setup.options import (
     Skip,
     read_protection,
 )
-from flask_idempotency.web.setup.server import warn_if_short, worker_timeout
 from flask_idempotency.web.setup.settings import Settings, read_settings
 from flask_idempotency.web.setup.state import AppState, Protections, set_state, states
 from flask_idempotency.web.signals import Event, send, store_failed

@@ -35,6 +35,7 @@ from flask_idempotency.web.request.state import (
     note_outermost_request,
     this_request,
 )
+from flask_idempotency.web.setup.environment import warn_if_short
 from flask_idempotency.web.setup.options import NOT_GIVEN, SAFE_METHODS, Route
 from flask_idempotency.web.setup.routes import (
     ROUTE,
@@ -48,7 +49,6 @@ from flask_idempotency.web.setup.routes import (
     refuse_unsupported,
     route_of,
 )
-from flask_idempotency.web.setup.server import warn_if_short
 from flask_idempotency.web.setup.state import AppState
 
 from .decorator import protected

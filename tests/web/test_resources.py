@@ -10,7 +10,6 @@ from flask_idempotency import ConfigurationError, idempotent
 from flask_idempotency.web.setup.routes import protected_routes
 from tests.web.plain_shop import Shop
 
-
 DAY = 86400
 """The default of ``ttl``, in seconds."""
 

@@ -1,8 +1,11 @@
-"""The database of an application: which one, with which driver, in which metadata."""
+"""What an application stands on: its database, with driver and metadata, and the server around it."""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
+import logging
+from traceback import walk_stack
 from typing import Any
 
 from flask import Flask
@@ -11,6 +14,8 @@ from sqlalchemy import URL, MetaData, make_url
 from sqlalchemy.exc import ArgumentError
 
 from flask_idempotency.core.errors import ConfigurationError, shown
+
+log = logging.getLogger("flask_idempotency")
 
 
 def database_uri(app: Flask, bind_key: str | None) -> tuple[Any, str]:
@@ -83,3 +88,29 @@ def default_prefix(app: Flask, bind_key: str | None, table: str) -> str:
     url = make_url(database_uri(app, bind_key)[0])
     place = "\n".join(str(part) for part in (url.host, url.port, url.database, table))
     return f"idempotency:{hashlib.sha256(place.encode()).hexdigest()[:12]}:"
+
+
+def worker_timeout() -> float:
+    """After how many seconds gunicorn kills a stuck worker; 0 if it does not, or is not known.
+
+    gunicorn tells applications nothing of its configuration, and reading that again would run its file
+    twice. But gunicorn calls the application, so its own objects are further up the stack.
+    """
+    for frame, _ in walk_stack(inspect.currentframe()):
+        if str(frame.f_globals.get("__name__")).startswith("gunicorn."):
+            cfg = getattr(frame.f_locals.get("self"), "cfg", None)
+            if cfg is not None:
+                return float(getattr(cfg, "timeout", 0))
+    return 0.0
+
+
+def warn_if_short(lease_seconds: float, timeout_seconds: float, what: str) -> None:
+    """Log that a lease ends before gunicorn kills its worker."""
+    if lease_seconds < timeout_seconds:
+        log.warning(
+            "%s is a lease of %g s, shorter than gunicorn's timeout of %g s: a request that is slow,"
+            " but alive, may be taken for interrupted",
+            what,
+            lease_seconds,
+            timeout_seconds,
+        )
