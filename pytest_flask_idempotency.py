@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -27,13 +27,16 @@ def idempotency_clock() -> Clock:
 
 
 @pytest.fixture
-def idempotency_memory(idempotency_clock: Clock) -> Iterator[Callable[[Flask], None]]:
-    """Call it with an application: until the test ends its records are in memory, by the clock."""
+def idempotency_memory(idempotency_clock: Clock) -> Iterator[Callable[..., None]]:
+    """Call it with an application: until the test ends its records are in memory, by the clock.
+
+    ``redis`` is a client for the lock, as in ``memory_store``.
+    """
     from flask_idempotency.testing import memory_store
 
     with ExitStack() as stack:
 
-        def use(app: Flask) -> None:
-            stack.enter_context(memory_store(app, idempotency_clock))
+        def use(app: Flask, *, redis: Any = None) -> None:
+            stack.enter_context(memory_store(app, idempotency_clock, redis=redis))
 
         yield use

@@ -17,7 +17,7 @@ A store with leases only sets ``atomic = False`` and gives no ``engine``. Of an 
 is the SQLAlchemy engine that its transactions are on, with a pool of several connections (not SQLite in
 memory): the tests make tables of their own there, write on the holds' connections, and look from
 others at what is committed. What a test waits for is a short lease or retention by the store's own
-clock.
+clock; override the fixture ``pass_time`` where a test can move that clock.
 """
 
 from __future__ import annotations
@@ -72,6 +72,11 @@ class StoreContract(TransactionContract):
     def records(self) -> Records:
         """The store under test."""
         raise NotImplementedError("give the store to test in a fixture named records")
+
+    @pytest.fixture
+    def pass_time(self) -> Callable[[float], object]:
+        """Lets seconds pass on the store's clock: by waiting, for a clock that nobody can move."""
+        return time.sleep
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Run what takes a claim for each kind that the store has."""
@@ -231,17 +236,17 @@ class StoreContract(TransactionContract):
             assert 900 < (stored_record(records, claim).lease_left or 0) < 1001
 
     def test_what_was_given_back_is_taken_over_with_its_steps(
-        self, records: Records, held: Any
+        self, records: Records, held: Any, pass_time: Callable[[float], object]
     ) -> None:
         """Also after its retention would have been over: that begins again."""
         claim = a_claim(lease=60, ttl=1.5)
         first: Lease = held(records.claim(claim))
-        time.sleep(1.0)
+        pass_time(1.0)
         assert first.steps() == {}
         first.record("charge", b'{"id": 1}')
         first.record("mail ü", b"null")
         first.release()
-        time.sleep(0.7)
+        pass_time(0.7)
         record = stored_record(records, claim)
         assert not record.expired
         assert (record.state, record.lease_left) == (State.IN_PROGRESS, None)

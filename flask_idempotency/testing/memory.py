@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 from flask import Flask
 
+from flask_idempotency.core.ports import Lock
 from flask_idempotency.stores.memory import MemoryRecords
-from flask_idempotency.stores.redis.lock import NoLock
+from flask_idempotency.stores.redis.lock import NoLock, RedisLock
 from flask_idempotency.web.setup.state import app_state
 
 from .watch import ports
@@ -31,16 +33,21 @@ class Clock:
 
 
 @contextmanager
-def memory_store(app: Flask, clock: Clock | None = None) -> Iterator[Clock]:
+def memory_store(app: Flask, clock: Clock | None = None, *, redis: Any = None) -> Iterator[Clock]:
     """Let an application keep its records in memory, whatever its store is; gives the clock.
 
-    The view's writes go to the application's own database as ever, and commit with the record.
+    The view's writes go to the application's own database as ever, and commit with the record. With a
+    ``redis`` client the lock of the store ``hybrid`` stands before the records;
+    ``fakeredis.FakeRedis()`` needs no server.
     """
     state, clock = app_state(app), Clock() if clock is None else clock
     before = state.settings
     state.settings = replace(before, store="memory")
+    lock: Lock = NoLock()
+    if redis is not None:
+        lock = RedisLock(lambda: redis, "test:", probe_after=before.probe_after)
     try:
-        with ports(state, MemoryRecords(state.engines[before.bind_key], clock), NoLock()):
+        with ports(state, MemoryRecords(state.engines[before.bind_key], clock), lock):
             yield clock
     finally:
         state.settings = before

@@ -1,14 +1,17 @@
-"""One contract, five stores."""
+"""One contract, five stores; that of Redis on fakeredis, too."""
 
 from __future__ import annotations
 
+import fakeredis
 import pytest
 import redis
+import sqlalchemy as sa
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency
 from flask_idempotency.stores.redis.records import RedisRecords
+from flask_idempotency.testing import Clock
 from flask_idempotency.testing.contract import StoreContract
 
 
@@ -47,13 +50,21 @@ class OnPostgres(StoreContract):
         return world.app.extensions["idempotency"].records
 
 
-class TestMemory(OnSqlite):
+class InMemory:
+    @pytest.fixture
+    def pass_time(self, monkeypatch, records):
+        clock = Clock()
+        monkeypatch.setattr(records, "clock", clock)
+        return clock.advance
+
+
+class TestMemory(InMemory, OnSqlite):
     @pytest.fixture
     def app(self, tmp_path):
         return make(tmp_path, IDEMPOTENCY_STORE="memory")
 
 
-class TestMemoryOnPostgres(OnPostgres):
+class TestMemoryOnPostgres(InMemory, OnPostgres):
     @pytest.fixture
     def store(self):
         return "memory"
@@ -84,9 +95,31 @@ class TestRedisWithAClientOfOnesOwn(StoreContract):
             yield RedisRecords(lambda: client, f"{tmp_path.name}:")
 
 
+class TestRedisOnFakeredis(StoreContract):
+    atomic = False
+
+    @pytest.fixture
+    def records(self):
+        client = fakeredis.FakeRedis()
+        return RedisRecords(lambda: client, "fake:")
+
+
 class TestPostgres(OnPostgres):
     """Also the records of ``hybrid``, whose lock is none of a record's business, and of ``sql``."""
 
-    @pytest.fixture(params=["postgres", "sql"])
-    def store(self, request):
-        return request.param
+    @pytest.fixture
+    def store(self):
+        return "postgres"
+
+    @pytest.fixture
+    def pass_time(self, engine):
+        columns = ("created_at", "expires_at", "lease_expires_at")
+        earlier = ", ".join(f"{name} = {name} - :seconds * interval '1 second'" for name in columns)
+
+        def pass_time(seconds):
+            with engine.begin() as connection:
+                connection.execute(
+                    sa.text(f"update idempotency_record set {earlier}"), {"seconds": seconds}
+                )
+
+        return pass_time

@@ -1,0 +1,132 @@
+"""The lock in Redis: who gets it, and whom it refuses. On a real server, and on fakeredis."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import fakeredis
+import pytest
+from redis import Redis
+
+from flask_idempotency.core.fingerprint import Fingerprint
+from flask_idempotency.core.ports import Glance
+from flask_idempotency.core.records import Claim
+from flask_idempotency.stores.redis.lock import LOCK_SECONDS, MARKER_SECONDS, RedisLock
+
+SAME, OTHER = Fingerprint(1, b"s" * 32), Fingerprint(1, b"o" * 32)
+FIRST = Claim(b"k" * 32, "pay", SAME, "1" * 22, 60.0)
+SECOND, THIRD = replace(FIRST, owner="2" * 22), replace(FIRST, owner="3" * 22)
+CHANGED = replace(SECOND, fingerprint=OTHER)
+PROBE_SECONDS = 1.0
+
+
+@pytest.fixture(params=["server", "fakeredis"])
+def client(request):
+    if request.param == "fakeredis":
+        yield fakeredis.FakeRedis()
+    else:
+        with Redis.from_url(request.getfixturevalue("redis_server").url) as client:
+            client.flushdb()
+            yield client
+
+
+@pytest.fixture
+def lock(client):
+    failures = []
+    yield RedisLock(lambda: client, "shop:", probe_after=PROBE_SECONDS, on_failure=failures.append)
+    assert failures == []
+
+
+def the_only(client):
+    (name,) = client.keys()
+    return name
+
+
+def test_one_gets_it_and_its_duplicates_are_refused(lock):
+    assert lock.acquire(FIRST) is Glance.MINE
+    assert [lock.acquire(SECOND) for _ in range(2)] == [Glance.BUSY] * 2
+    assert lock.acquire(replace(SECOND, key=b"o" * 32)) is Glance.MINE
+
+
+def test_who_has_it_does_not_meet_its_own_lock(lock):
+    """Its first message may have been carried out, and the reply lost."""
+    assert [lock.acquire(FIRST) for _ in range(2)] == [Glance.MINE] * 2
+
+
+def test_a_changed_request_asks_the_records(lock):
+    lock.acquire(FIRST)
+    assert lock.acquire(CHANGED) is Glance.ASK
+
+
+def test_a_lock_older_than_the_probe_age_is_not_trusted(lock, client):
+    lock.acquire(FIRST)
+    name = the_only(client)
+    client.pexpire(name, int((LOCK_SECONDS - PROBE_SECONDS) * 1000 + 500))
+    assert lock.acquire(SECOND) is Glance.BUSY
+    client.pexpire(name, int((LOCK_SECONDS - PROBE_SECONDS) * 1000))
+    assert lock.acquire(SECOND) is Glance.ASK
+
+
+@pytest.mark.parametrize("milliseconds", [None, int(LOCK_SECONDS * 1000) + 60_000])
+def test_a_lock_that_would_stay_longer_than_ours_is_not_trusted(lock, client, milliseconds):
+    lock.acquire(FIRST)
+    name = the_only(client)
+    client.persist(name)
+    if milliseconds:
+        client.pexpire(name, milliseconds)
+    assert lock.acquire(SECOND) is Glance.ASK
+
+
+def test_what_is_given_back_is_free(lock, client):
+    lock.acquire(FIRST)
+    assert LOCK_SECONDS * 1000 - 5000 < client.pttl(the_only(client)) <= LOCK_SECONDS * 1000
+    lock.release(FIRST)
+    assert client.keys() == []
+    assert lock.acquire(SECOND) is Glance.MINE
+
+
+def test_a_lock_that_was_lost_and_taken_by_another_is_not_given_back(lock, client):
+    lock.acquire(FIRST)
+    client.flushall()
+    assert lock.acquire(SECOND) is Glance.MINE
+    lock.release(FIRST)
+    assert lock.acquire(THIRD) is Glance.BUSY
+
+
+@pytest.mark.parametrize("holder", [FIRST, SECOND])
+def test_after_the_end_everybody_asks_the_records(lock, client, holder):
+    """Also in place of a lock that another has got meanwhile."""
+    lock.acquire(holder)
+    lock.finish(FIRST)
+    assert client.get(the_only(client)) == b"1:done"
+    assert [lock.acquire(claim) for claim in (FIRST, SECOND, CHANGED)] == [Glance.ASK] * 3
+
+
+@pytest.mark.parametrize("ttl", [60.0, 2 * MARKER_SECONDS])
+def test_the_marker_stays_no_longer_than_the_record(lock, client, ttl):
+    lock.finish(replace(FIRST, ttl_seconds=ttl))
+    most = min(ttl, MARKER_SECONDS) * 1000
+    assert most - 5000 < client.pttl(the_only(client)) <= most
+
+
+def test_it_holds_nothing_worth_having(lock, client):
+    lock.acquire(replace(FIRST, name="canary"))
+    name = the_only(client)
+    assert name == b"shop:" + FIRST.key.hex().encode()
+    assert client.get(name) == b"1:" + FIRST.owner.encode() + b":1." + SAME.digest.hex().encode()
+
+
+@pytest.mark.parametrize("value", [b"", b"1:", b"9:later:version", b"\xff\xfe", b"x" * 500, ["a list"]])
+def test_whatever_stands_there_gives_nobody_the_lock(lock, client, value):
+    lock.acquire(FIRST)
+    name = the_only(client)
+    client.delete(name)
+    if isinstance(value, list):
+        client.rpush(name, *value)
+    else:
+        client.set(name, value, px=5000)
+    assert lock.acquire(FIRST) is Glance.ASK
+    lock.release(FIRST)
+    assert client.exists(name)
+    lock.finish(FIRST)
+    assert client.get(name) == b"1:done"
