@@ -5,7 +5,6 @@ Also what tests of an application share: the usual view, a gate inside it, and w
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import threading
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import redis
 import sqlalchemy as sa
 from flask import Flask, g, request
 from flask.testing import FlaskClient
@@ -23,7 +23,7 @@ from werkzeug.test import TestResponse
 
 import servers
 from flask_idempotency import Idempotency, current_operation, idempotent
-from servers.postgresql import drop_database
+from tests.databases import Databases
 from tests.waiting import wait_until
 
 PATIENCE_SECONDS = 10
@@ -31,12 +31,12 @@ PATIENCE_SECONDS = 10
 
 NOT_COMPARED = {"date", "idempotent-replayed"}
 
-# What a shell may have set for other programs: a proxy would be asked for servers on this machine.
+# What a shell may have set for other programs: a proxy would be asked for servers on this machine, and
+# without bytecode each of the hundreds of processes that tests start would compile every file anew.
+_OTHERS = r"FLASK_|GUNICORN_|WEB_CONCURRENCY$|\w+_proxy$|PYTHONDONTWRITEBYTECODE$"
 for _name in tuple(os.environ):
-    if re.match(r"FLASK_|GUNICORN_|WEB_CONCURRENCY$|\w+_proxy$", _name, re.IGNORECASE):
+    if re.match(_OTHERS, _name, re.IGNORECASE):
         del os.environ[_name]
-
-_numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
@@ -46,15 +46,23 @@ def postgres() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
+def databases(postgres: Any) -> Iterator[Databases]:
+    """Empty databases for all tests of the session."""
+    databases = Databases(postgres)
+    yield databases
+    databases.close()
+
+
+@pytest.fixture(scope="session")
 def redis_server() -> Iterator[Any]:
     with servers.redis() as server:
         yield server
 
 
-@pytest.fixture(params=["hybrid", "postgres"])
+@pytest.fixture
 def store(request: pytest.FixtureRequest) -> str:
-    """Every test that uses an application runs once for each store."""
-    return request.param
+    """The store of the applications: the one that has all parts, unless the test names others."""
+    return getattr(request, "param", "hybrid")
 
 
 @dataclass
@@ -124,10 +132,12 @@ class World:
 
 
 @pytest.fixture
-def make_world(postgres: Any, redis_server: Any, store: str) -> Iterator[Callable[..., World]]:
+def make_world(databases: Databases, redis_server: Any, store: str) -> Iterator[Callable[..., World]]:
     """A function that builds a :class:`World` on a database of its own; settings by name."""
     worlds: list[World] = []
-    first = next(_numbers)
+    used: list[str] = []
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushdb()  # where it knows the names of databases, which come again
 
     def make(
         *, init: dict[str, Any] | None = None, db: SQLAlchemy | None = None, **config: Any
@@ -140,7 +150,9 @@ def make_world(postgres: Any, redis_server: Any, store: str) -> Iterator[Callabl
             note = sa.Column(sa.String, unique=True)
 
         app = Flask("shop")
-        app.config["SQLALCHEMY_DATABASE_URI"] = postgres.database(f"test_{next(_numbers)}")
+        if "SQLALCHEMY_DATABASE_URI" not in config:
+            used.append(databases.take(tables=True))
+            app.config["SQLALCHEMY_DATABASE_URI"] = used[-1]
         if store == "hybrid":
             app.config["IDEMPOTENCY_REDIS_URL"] = redis_server.url
         app.config["IDEMPOTENCY_STORE"] = store
@@ -156,6 +168,8 @@ def make_world(postgres: Any, redis_server: Any, store: str) -> Iterator[Callabl
         idempotency.init_app(app, db, **options)
         with app.app_context():
             db.create_all()
+        if used:
+            databases.has_tables(used[-1])
         worlds.append(World(app, db, idempotency, Payment, store))
         return worlds[-1]
 
@@ -165,8 +179,8 @@ def make_world(postgres: Any, redis_server: Any, store: str) -> Iterator[Callabl
             for engine in world.db.engines.values():
                 assert engine.pool.checkedout() == 0, "a connection was not given back"
                 engine.dispose()
-    for number in range(first + 1, next(_numbers)):  # thousands of files each, on a slow disk
-        drop_database(postgres.dsn, f"test_{number}")
+    for url in used:
+        databases.give_back(url)
 
 
 @pytest.fixture

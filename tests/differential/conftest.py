@@ -7,15 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.differential.harness import Case, Databases, Laboratory, Outcome
-
-
-@pytest.fixture(scope="session")
-def databases(postgres: Any) -> Iterator[Databases]:
-    """Empty databases for all cases of the session."""
-    databases = Databases(postgres)
-    yield databases
-    databases.drop()
+from tests.databases import Databases
+from tests.differential.harness import Case, Laboratory, Outcome
 
 
 @pytest.fixture(scope="module")

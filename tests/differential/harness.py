@@ -13,19 +13,15 @@ without their ``id``: a sequence does not go back where a try is rolled back.
 from __future__ import annotations
 
 import itertools
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psycopg2
 import pytest
 
-from servers import plain_dsn, sqlalchemy_url
-from servers.postgresql import drop_database
+from tests.databases import Databases
 from tests.differential.verdicts import (
     EQUAL,
     EQUAL_OR_REFUSED,
@@ -64,21 +60,6 @@ __all__ = [
 
 PAIRS_KEPT = 12
 """Applications that wait for the next case of their kind. Each keeps a few connections."""
-
-EMPTY = """
-    select pg_terminate_backend(pid) from pg_stat_activity
-        where datname = current_database() and pid <> pg_backend_pid();
-    do $$ declare found_schema text; begin
-        for found_schema in select quote_ident(nspname) from pg_namespace
-            where nspname !~ '^(pg_|information_schema)'
-        loop
-            execute 'drop schema ' || found_schema || ' cascade';
-        end loop;
-        create schema public;
-        grant usage on schema public to public;
-    end $$;
-"""
-"""What makes a used database as good as new."""
 
 WITH_EVENTS = {"hybrid", "postgres"}
 
@@ -119,7 +100,7 @@ class Case:
     engine_options: dict[str, Any] | None = None
     pool: int = 1
     expect: Verdict = EQUAL
-    stores: tuple[str, ...] = ("hybrid", "postgres")
+    stores: tuple[str, ...] = ("postgres",)
     atomic: bool = True
     status: int | None = 201
     early: Callable[[World], Any] | None = None
@@ -313,45 +294,6 @@ class Family:
         return pytest.mark.parametrize(("case", "store"), pairs, ids=names)
 
 
-class Databases:
-    """Empty databases, which are used again: to empty one is quicker than to make one."""
-
-    def __init__(self, postgres: Any) -> None:
-        self._postgres = postgres
-        self._made: list[str] = []
-        self._free: list[str] = []
-
-    def take(self) -> str:
-        """The name of an empty database."""
-        if self._free:
-            name = self._free.pop()
-            with closing(psycopg2.connect(self.dsn(name))) as connection:
-                connection.autocommit = True
-                connection.cursor().execute(EMPTY)
-            return name
-        name = f"differential_{os.getpid()}_{len(self._made)}"
-        self._postgres.database(name)
-        self._made.append(name)
-        return name
-
-    def give_back(self, name: str) -> None:
-        """Nobody uses it any more."""
-        self._free.append(name)
-
-    def dsn(self, name: str) -> str:
-        """The database for psycopg2 itself."""
-        return plain_dsn(self.url(name))
-
-    def url(self, name: str) -> str:
-        """The database for SQLAlchemy."""
-        return sqlalchemy_url(self._postgres.dsn, database=name)
-
-    def drop(self) -> None:
-        """Drop them all."""
-        for name in self._made:
-            drop_database(self._postgres.dsn, name)
-
-
 class Laboratory:
     """Runs cases. Keeps pairs of applications for the next case that can use them."""
 
@@ -392,36 +334,36 @@ class Laboratory:
             self._discard(self._pairs.popitem()[1])
 
     def _make(self, case: Case, store: str) -> tuple[World, World]:
-        names: list[str] = []
-        plain = self._world(case, store, names, protected=False)
-        protected = self._world(case, store, names, protected=True)
-        self._used[id(plain)] = names
+        urls: list[str] = []
+        plain = self._world(case, store, urls, protected=False)
+        protected = self._world(case, store, urls, protected=True)
+        self._used[id(plain)] = urls
         if not case.cold:
             for world in (plain, protected):
                 world.case = Case("warm up", lambda _: None)
                 world.send("warm-up")
         return plain, protected
 
-    def _world(self, case: Case, store: str, names: list[str], *, protected: bool) -> World:
+    def _world(self, case: Case, store: str, urls: list[str], *, protected: bool) -> World:
         config = {"IDEMPOTENCY_STORE": store}
         if store == "hybrid":
             config["IDEMPOTENCY_REDIS_URL"] = self._redis.url
         if store == "sql":
             url = f"sqlite:///{self._folder / str(next(_cases))}"
         else:
-            url = self._database(names)
-        binds = {bind: NOWHERE if bind == "down" else self._database(names) for bind in case.binds}
+            url = self._database(urls)
+        binds = {bind: NOWHERE if bind == "down" else self._database(urls) for bind in case.binds}
         return World(url, case, protected=protected, config=config, binds=binds)
 
-    def _database(self, names: list[str]) -> str:
-        names.append(self._databases.take())
-        return self._databases.url(names[-1])
+    def _database(self, urls: list[str]) -> str:
+        urls.append(self._databases.take())
+        return urls[-1]
 
     def _discard(self, pair: tuple[World, World]) -> None:
         for world in pair:
             world.close()
-        for name in self._used.pop(id(pair[0]), ()):
-            self._databases.give_back(name)
+        for url in self._used.pop(id(pair[0]), ()):
+            self._databases.give_back(url)
 
 
 def observe(world: World, case: Case) -> Observation:

@@ -94,9 +94,10 @@ def test_a_pool_that_reached_the_wrong_server_recovers_when_the_right_one_is_the
 
 @ONE_STORE
 def test_a_database_restored_from_a_backup_knows_nothing_that_came_after(
-    world, postgres, add_view, expect
+    make_world, postgres, add_view, expect
 ):
     """Record and writes are lost together; a marker in Redis does not stand for them."""
+    world = make_world(SQLALCHEMY_DATABASE_URI=postgres.database("backed_up"))
     runs = add_view(world)
     name = world.sql("select current_database()")[0][0]
     backup = f"{name}_backup"
