@@ -80,10 +80,22 @@ def open_shop(postgres: Any, redis_server: Any) -> Iterator[Callable[..., Shop]]
         yield start
 
 
-@pytest.fixture(scope="module", params=["hybrid", "postgres"])
-def shop(open_shop: Callable[..., Shop], request: pytest.FixtureRequest) -> Shop:
-    """The example, with and without its Redis."""
-    return open_shop() if request.param == "hybrid" else open_shop(REDIS_URL="")
+@pytest.fixture(scope="module")
+def shop(open_shop: Callable[..., Shop]) -> Shop:
+    """The example."""
+    return open_shop()
+
+
+@pytest.fixture(scope="module")
+def shop_without_redis(open_shop: Callable[..., Shop]) -> Shop:
+    """The example with the store ``postgres``."""
+    return open_shop(REDIS_URL="")
+
+
+@pytest.fixture(params=["shop", "shop_without_redis"])
+def either_shop(request: pytest.FixtureRequest) -> Shop:
+    """For a test in which the lock in Redis can matter."""
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ class Traces:
         self._thread.start()
 
     def _watch(self) -> None:
-        while not self._ended.wait(0.05):
+        while not self._ended.wait(0.2):
             try:
                 for child in self._root.children(recursive=True):
                     self._note(child)

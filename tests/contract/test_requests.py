@@ -66,12 +66,13 @@ def store(request):
 
 
 @pytest.fixture
-def shop(store, tmp_path, postgres, redis_server):
-    uri = f"sqlite:///{tmp_path}/shop.db"
-    if store in ("hybrid", "postgres"):
-        uri = postgres.database(f"contract_{tmp_path.name[-40:]}".lower().replace("-", "_"))
+def shop(store, tmp_path, databases, redis_server):
+    on_postgres = store in ("hybrid", "postgres")
+    uri = databases.take() if on_postgres else f"sqlite:///{tmp_path}/shop.db"
     shop = Shop(store, uri, redis_server.url)
     yield shop
+    if on_postgres:
+        databases.give_back(uri)
     with shop.app.app_context():
         assert shop.db.engine.pool.checkedout() == 0
         shop.db.engine.dispose()

@@ -14,8 +14,9 @@ from typing import Any
 from unittest.mock import patch
 
 from flask_idempotency.core import session_statements, sqltext
-from flask_idempotency.stores.postgres import savepoints, statements
+from flask_idempotency.stores.postgres import statements
 from flask_idempotency.stores.postgres.records import PostgresRecords
+from flask_idempotency.stores.savepoints import postgres as savepoints
 from flask_idempotency.stores.savepoints.postgres import PostgresUnits
 from flask_idempotency.stores.savepoints.units import Units
 from flask_idempotency.web.attempt.attempt import Attempt

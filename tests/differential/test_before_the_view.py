@@ -59,8 +59,7 @@ CARRIED = {
     "less durability": "set local synchronous_commit = off",
 }
 for what, statement in CARRIED.items():
-    both = ("hybrid", "postgres") if what == "a setting of its own" else ("postgres",)
-    family.add(f"{what}, not committed", show_and_pay, before=sends(statement), stores=both)
+    family.add(f"{what}, not committed", show_and_pay, before=sends(statement))
 
 
 def set_and_commit(statement):
@@ -100,7 +99,6 @@ family.add(
     pay,
     before=sign_in,
     setup=row_level_security,
-    stores=("hybrid", "postgres"),
 )
 
 
@@ -225,7 +223,7 @@ def keep_objects(world):
     g.user = world.session.query(world.Account).filter_by(name="alice").one()
 
 
-@family(before=keep_objects, stores=("hybrid", "postgres"))
+@family(before=keep_objects)
 def objects_read_before_the_view(world):
     g.user.balance -= 10
     world.pay(10)
@@ -280,7 +278,7 @@ def audit_before(world):
     world.commit()
 
 
-family.add("a commit before the view", pay, before=audit_before, stores=("hybrid", "postgres"))
+family.add("a commit before the view", pay, before=audit_before)
 
 
 def fail_before(world):
@@ -391,8 +389,7 @@ REFUSALS = {
     "deferrable by a statement": sends("set transaction deferrable"),
 }
 for what, before in REFUSALS.items():
-    both = ("hybrid", "postgres") if what in {"a row lock", "an advisory lock"} else ("postgres",)
-    family.add(f"{what}, not committed", pay, before=before, expect=REFUSED, stores=both)
+    family.add(f"{what}, not committed", pay, before=before, expect=REFUSED)
 
 
 def chooses_read_only(world):
@@ -469,7 +466,6 @@ for level in ("REPEATABLE READ", "SERIALIZABLE"):
         before=read_balance,
         engine_options=options,
         expect=REFUSED,
-        stores=("hybrid", "postgres"),
     )
     family.add(f"no read before the view at {level}", show_and_pay, engine_options=options)
     family.add(
@@ -511,7 +507,7 @@ def close_own(world, response):
     g.own.close()
 
 
-@family(before=connection_of_the_engine, pool=2, after_request=close_own, stores=("hybrid", "postgres"))
+@family(before=connection_of_the_engine, pool=2, after_request=close_own)
 def a_connection_of_the_engine_kept_for_the_view(world):
     world.pay(g.seen)
     world.commit()

@@ -168,13 +168,13 @@ def not_found(world):
         return {"error": str(error)}, 400
 
 
-@family(setup=not_found, status=400, json={"note": NUL}, stores=("hybrid", "postgres"))
+@family(setup=not_found, status=400, json={"note": NUL})
 def a_client_that_sends_a_nul_and_is_told_so(world):
     from_the_client(world)
     world.commit()
 
 
-@family(status=500, json={"note": NUL}, stores=("hybrid", "postgres"))
+@family(status=500, json={"note": NUL})
 def a_client_that_sends_a_nul(world):
     from_the_client(world)
     world.commit()

@@ -48,7 +48,7 @@ for expression in ("now()", "txid_current()", "pg_current_xact_id()"):
 family.add("clock_timestamp() in two transactions", in_two_transactions("clock_timestamp()"))
 
 
-@family(expect=ByDesign(UNSEEN, same_but_for_the_notes("0")), stores=("hybrid", "postgres"))
+@family(expect=ByDesign(UNSEEN, same_but_for_the_notes("0")))
 def what_another_connection_sees_after_the_commit(world):
     world.pay(1)
     world.commit()

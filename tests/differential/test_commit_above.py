@@ -115,16 +115,12 @@ def name(function):
 
 
 for view in VIEWS:
-    both = ("hybrid", "postgres") if view in {flushed, committed} else ("postgres",)
     family.add(
         f"a view that wrote {name(view)}, after_request commits",
         view,
-        stores=both,
         after_request=commit_after,
     )
-    family.add(
-        f"a view that wrote {name(view)}, a decorator commits", view, above=decorator, stores=both
-    )
+    family.add(f"a view that wrote {name(view)}, a decorator commits", view, above=decorator)
     expect = EQUAL if view is committed else EQUAL_OR_REFUSED
     family.add(f"a view that wrote {name(view)}, and nobody commits", view, expect=expect)
 for view in (flushed, pending, committed):
@@ -141,7 +137,6 @@ for view in (flushed, pending, in_a_nested_transaction):
         f"a view that wrote {name(view)}, inside with session.begin()",
         view,
         above=unit_of_work,
-        stores=("hybrid", "postgres") if view is flushed else ("postgres",),
     )
 family.add("a view that commits inside with session.begin()", committed, above=unit_of_work)
 
@@ -217,7 +212,6 @@ family.add(
     flushed,
     before=count_before,
     after_request=commit_after,
-    stores=("hybrid", "postgres"),
 )
 
 
@@ -492,7 +486,6 @@ family.add(
     after_request=fail_after,
     status=500,
     expect=GONE_OR_KEPT,
-    stores=("hybrid", "postgres"),
 )
 family.add(
     "a commit of the view, and then a decorator raises",
@@ -542,7 +535,6 @@ family.add(
     over,
     setup=audited,
     status=409,
-    stores=("hybrid", "postgres"),
 )
 family.add("a handler that commits what the view wrote", over, setup=committing, status=409)
 family.add(

@@ -348,7 +348,6 @@ for level in ("REPEATABLE READ", "SERIALIZABLE", "AUTOCOMMIT"):
         f"isolation {level} chosen in the view",
         chooses(isolation_level=level),
         expect=REFUSED,
-        stores=("hybrid", "postgres"),
     )
 family.add(
     "isolation READ COMMITTED chosen in the view",

@@ -93,9 +93,8 @@ SETTINGS = {
     "a local setting that was there": "set local lock_timeout to default",
 }
 for what, statement in SETTINGS.items():
-    both = ("hybrid", "postgres") if what == "a local setting" else ("postgres",)
     expect = EQUAL_OR_REFUSED if what == "both kinds of a setting" else EQUAL
-    family.add(f"{what}, and commits", around_commits(statement), stores=both, expect=expect)
+    family.add(f"{what}, and commits", around_commits(statement), expect=expect)
 for what in ("a local setting", "a setting of the session", "a time-out of the session"):
     family.add(f"{what}, and a rollback", around_rollbacks(SETTINGS[what]))
 for what in ("a local setting", "a setting of the session", "a local time-out"):
@@ -105,7 +104,6 @@ family.add(
     "a local path, and commits",
     around_commits("set local search_path = tenant_a"),
     setup=schema_per_tenant,
-    stores=("hybrid", "postgres"),
 )
 family.add(
     "a path of the session, and commits",
@@ -130,7 +128,7 @@ family.add(
 )
 
 
-@family(setup=row_level_security, stores=("hybrid", "postgres"))
+@family(setup=row_level_security)
 def a_tenant_that_was_forgotten_after_a_commit(world):
     """The second transaction has no tenant: nothing is stored under the first one's name."""
     world.sql(f"set role {TENANT}")
@@ -194,7 +192,7 @@ def settings_committed_with_a_refusal(world):
     return {}, 409
 
 
-@family(setup=schema_per_tenant, stores=("hybrid", "postgres"))
+@family(setup=schema_per_tenant)
 def a_translate_map_until_the_commit(world):
     world.session.connection(execution_options={"schema_translate_map": {None: "tenant_a"}})
     world.pay(1)
@@ -436,8 +434,7 @@ def flushed_only(write):
 for write in (two_of_one_number, line_of_nothing, books_out_of_balance):
     what = write.__name__.replace("_", " ")
     deferred = {"setup": deferred_constraints}
-    both = ("hybrid", "postgres") if write is two_of_one_number else ("postgres",)
-    family.add(f"{what}, caught", caught(write), status=409, stores=both, **deferred)
+    family.add(f"{what}, caught", caught(write), status=409, **deferred)
     family.add(f"{what}, not caught", not_caught(write), status=500, **deferred)
     family.add(f"{what}, caught and gone on", caught_then_repaired(write), **deferred)
     family.add(f"{what}, nested", caught_nested(write), **deferred)
@@ -622,9 +619,7 @@ for level in ("REPEATABLE READ", "SERIALIZABLE"):
         "engine_options": {"isolation_level": level},
         "expect": ByDesign(TWICE, conflict_then_done),
     }
-    family.add(
-        f"a retry loop in the view at {level}", with_retries, **by_design, stores=("hybrid", "postgres")
-    )
+    family.add(f"a retry loop in the view at {level}", with_retries, **by_design)
     family.add(f"a conflict that the view answers at {level}", with_a_refusal, status=409, **by_design)
     family.add(
         f"a conflict that the view lets out at {level}", without_retries, status=500, **by_design
@@ -648,7 +643,7 @@ def a_second_transaction_at_repeatable_read_sees_what_others_did(world):
     world.commit()
 
 
-@family(stores=("hybrid", "postgres"))
+@family()
 def a_statement_that_is_cancelled_and_caught(world):
     world.pay(1)
     world.commit()

@@ -89,11 +89,8 @@ def flushed_under_a_veto(world):
 
 for arranged in (vetoes, session_vetoes):
     what = arranged.__name__.replace("_", " ")
-    both = ("hybrid", "postgres") if arranged is vetoes else ("postgres",)
-    family.add(f"{what}, and nobody answers", vetoed, setup=arranged, status=500, stores=both)
-    family.add(
-        f"{what}, and the view answers", vetoed_and_answered, setup=arranged, status=409, stores=both
-    )
+    family.add(f"{what}, and nobody answers", vetoed, setup=arranged, status=500)
+    family.add(f"{what}, and the view answers", vetoed_and_answered, setup=arranged, status=409)
     family.add(f"{what}, and the view goes on", vetoed_and_done_later, setup=arranged)
     family.add(f"{what} the second commit", vetoed_the_second_time, setup=arranged)
     family.add(
@@ -160,8 +157,7 @@ def with_an_outbox_and_two_commits(world):
 
 for arranged in (outbox, outbox_of_the_session):
     what = arranged.__name__.replace("_", " ")
-    both = ("hybrid", "postgres") if arranged is outbox else ("postgres",)
-    family.add(f"an {what}", with_an_outbox, setup=arranged, stores=both)
+    family.add(f"an {what}", with_an_outbox, setup=arranged)
     family.add(f"an {what} of two commits", with_an_outbox_and_two_commits, setup=arranged)
     family.add(f"an {what} and a rollback", with_an_outbox_that_is_rolled_back, setup=arranged)
     family.add(
@@ -313,7 +309,6 @@ for arranged in (hears_the_session, hears_the_commits, hears_statements, hears_e
             view,
             setup=arranged,
             cold=True,
-            stores=("hybrid", "postgres") if arranged is hears_the_session else ("postgres",),
         )
 
 

@@ -76,7 +76,7 @@ for lock in LOCKS:
     family.add(f"{what}, rolled back in a nested transaction", rolled_back_nested(lock))
 
 
-@family(stores=("hybrid", "postgres"))
+@family()
 def a_row_locked_in_a_nested_transaction_that_failed(world):
     world.pay(1)
     with world.catching(), world.session.begin_nested():
@@ -109,7 +109,7 @@ def a_row_locked_when_a_value_could_not_be_bound(world):
     world.commit()
 
 
-@family(stores=("hybrid", "postgres"))
+@family()
 def a_row_locked_and_the_session_closed(world):
     debit(world)
     world.session.close()

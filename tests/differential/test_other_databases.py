@@ -103,7 +103,6 @@ for what in ("a deadlock", "a serialization failure", "a lost connection"):
         on_another_bind(failing(code)),
         status=500,
         **OTHER,
-        stores=("hybrid", "postgres"),
     )
     family.add(
         f"{what} of another connection, handled",
@@ -136,7 +135,7 @@ for what in ("a deadlock", "a serialization failure", "a lost connection"):
     )
 
 
-@family(setup=handled, status=424, binds=("down",), stores=("hybrid", "postgres"))
+@family(setup=handled, status=424, binds=("down",))
 def a_database_that_is_down_handled(world):
     world.pay(1)
     world.session.flush()

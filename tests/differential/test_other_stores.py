@@ -243,7 +243,7 @@ def step(world, name, function):
     return current_operation.step(name, function, atomic=True) if world.protected else function()
 
 
-leased.add("a commit", a_commit, stores=("hybrid", "postgres", "sql"))
+leased.add("a commit", a_commit)
 leased.add("a read", a_read, status=200)
 leased.add("two commits and a rollback", two_commits_and_a_rollback)
 leased.add("nested transactions", nested_transactions)

@@ -1,6 +1,6 @@
 """Random programs, and those that found something: plain and protected, they do the same.
 
-``make differential`` runs ten thousand; here are some hundred, so that each run of the tests sees
+``make differential`` runs ten thousand; here are a hundred, so that each run of the tests sees
 others. What they are made from is printed: ``PROGRAMS_SEED=7`` makes the same ones again.
 """
 
@@ -20,17 +20,16 @@ from tests.differential.programs import Program, run_each, shrunk
 from tests.differential.steps import do
 from tests.differential.summary import Summary
 
-PROGRAMS = {"postgres": 200, "hybrid": 100}
+PROGRAMS = 100
 
 
-@pytest.fixture(scope="module", params=PROGRAMS)
-def twins(postgres: Any, redis_server: Any, request: pytest.FixtureRequest) -> Iterator[Twins]:
-    """The applications that all programs of a store run in."""
-    redis_url = redis_server.url if request.param == "hybrid" else None
+@pytest.fixture(scope="module")
+def twins(postgres: Any) -> Iterator[Twins]:
+    """The applications that all programs run in."""
     log = logging.getLogger("flask_idempotency")
     level = log.level
     log.setLevel(logging.CRITICAL)  # of each that fails by name
-    twins = Twins(postgres, f"programs_{request.param}", redis_url)
+    twins = Twins(postgres, "programs")
     yield twins
     twins.close()
     log.setLevel(level)
@@ -42,12 +41,11 @@ def test_what_once_was_different_is_equal_or_refused(twins: Twins, program: Prog
     assert not verdict.differences, str(verdict)
 
 
-def test_random_programs_are_equal_or_refused(twins: Twins, request: pytest.FixtureRequest) -> None:
-    count = PROGRAMS[request.node.callspec.params["twins"]]
+def test_random_programs_are_equal_or_refused(twins: Twins) -> None:
     number = int(os.environ.get("PROGRAMS_SEED") or random.SystemRandom().randrange(10**6))
     print(f"PROGRAMS_SEED={number}")
     summary = Summary(twins)
-    summary.run(count, number)
+    summary.run(PROGRAMS, number)
     print(summary)
     assert not summary.different, "\n".join(map(str, summary.shrunk(most=3)))
     assert not summary.emptiness

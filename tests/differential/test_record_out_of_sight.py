@@ -52,14 +52,14 @@ def pay_twice(world):
     world.commit()
 
 
-@family(stores=("hybrid", "postgres"))
+@family()
 def a_view_that_sets_its_search_path(world):
     world.sql("set search_path = tenant_a")
     world.pay()
     world.commit()
 
 
-@family(stores=("hybrid", "postgres"))
+@family()
 def a_view_that_sets_its_search_path_for_the_transaction(world):
     world.sql("set local search_path = tenant_a")
     world.pay()
@@ -135,11 +135,10 @@ family.add(
     "a listener that chooses a tenant for each transaction",
     pay_twice,
     setup=tenant_in_after_begin,
-    stores=("hybrid", "postgres"),
 )
 
 
-@family(setup=role_per_tenant, stores=("hybrid", "postgres"))
+@family(setup=role_per_tenant)
 def a_view_in_the_role_of_a_tenant(world):
     world.sql(f"set local role {TENANT}")
     world.pay()
@@ -170,7 +169,7 @@ def a_view_in_another_session_authorization(world):
     world.commit()
 
 
-@family(setup=row_level_security, stores=("hybrid", "postgres"))
+@family(setup=row_level_security)
 def a_view_under_row_level_security(world):
     world.sql(f"set local role {TENANT}")
     world.sql("select set_config('app.tenant', 'a', true)")

@@ -285,7 +285,7 @@ def a_helper_that_fails(world):
 # Connections of one's own: the view has decided for them.
 
 
-@family(stores=("hybrid", "postgres"))
+@family()
 def a_session_of_its_own_on_the_engine(world):
     world.pay(1)
     world.session.flush()
@@ -437,7 +437,6 @@ for work in (
         f"{name(work)}, then a protected request",
         Ask(work, reading, protected=True),
         expect=REFUSED,
-        stores=("hybrid", "postgres") if work is core_insert else ("postgres",),
     )
 for work in (orm_insert, core_insert):
     view = Ask(work, writing, protected=True, finish=True)

@@ -57,7 +57,6 @@ for what, text in HIDDEN.items():
         sending(text),
         status=None,
         expect=ENDS,
-        stores=("hybrid", "postgres") if what == "COMMIT" else ("postgres",),
     )
 
 
@@ -330,14 +329,12 @@ family.add(
     setup=role_per_tenant,
     prelude=leaves(f"set role {TENANT}"),
     expect=Either((EQUAL, NamesTheRole())),
-    stores=("hybrid", "postgres"),
 )
 family.add(
     "a search path that an earlier request left",
     pay_and_show,
     setup=schema_per_tenant,
     prelude=leaves("set search_path = tenant_a"),
-    stores=("hybrid", "postgres"),
 )
 family.add(
     "a time-out that an earlier request left", pay, prelude=leaves("set statement_timeout = '5s'")
@@ -345,7 +342,6 @@ family.add(
 family.add(
     "a temporary table that an earlier request left",
     pay,
-    stores=("hybrid", "postgres"),
     prelude=leaves("create temporary table idempotency_record (key bytea)"),
 )
 
@@ -421,7 +417,7 @@ def ask_second(world, key):
     return world.second.test_client().post("/payments", headers=headers).status_code
 
 
-@family(setup=second_application, stores=("hybrid", "postgres"))
+@family(setup=second_application)
 def a_second_application_on_the_same_object(world):
     everything(world)
 
@@ -432,7 +428,7 @@ def second_first(world):
         world.db.engine.dispose()
 
 
-@family(setup=second_application, prelude=second_first, stores=("hybrid", "postgres"))
+@family(setup=second_application, prelude=second_first)
 def a_second_application_that_was_asked_before(world):
     world.note(world.second_answers)
     everything(world)

@@ -1,4 +1,4 @@
-"""The provider, and the shop under gunicorn on real servers: once for each store."""
+"""The provider, and the shop under gunicorn on real servers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import subprocess
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,20 +149,40 @@ def provider() -> Iterator[Provider]:
             process.kill()
 
 
-@pytest.fixture(scope="session", params=["hybrid", "postgres"])
-def shop(
-    postgres: Any, redis_server: Any, provider: Provider, request: pytest.FixtureRequest
-) -> Iterator[Shop]:
-    """Four workers: three may be held up, and one serves."""
-    environment = {
-        "DATABASE_URL": postgres.database(f"external_{next(_numbers)}"),
-        "REDIS_URL": redis_server.url if request.param == "hybrid" else "",
-        "PROVIDER_PORT": str(provider.port),
-    }
-    make_tables(environment)
-    arguments = ("--config", gunicorn_conf.__file__, "--preload", "--log-level", "critical")
-    with demo.gunicorn(SHOP, environment, *arguments, "--workers", "4") as (url, process):
-        yield Shop(url, process.pid, environment, provider)
+@pytest.fixture(scope="session")
+def open_shop(postgres: Any, provider: Provider) -> Iterator[Callable[[str], Shop]]:
+    """Starts four workers, with the Redis of a URL or none: three may be held up, and one serves."""
+    with ExitStack() as stack:
+
+        def start(redis_url: str) -> Shop:
+            environment = {
+                "DATABASE_URL": postgres.database(f"external_{next(_numbers)}"),
+                "REDIS_URL": redis_url,
+                "PROVIDER_PORT": str(provider.port),
+            }
+            make_tables(environment)
+            arguments = ("--config", gunicorn_conf.__file__, "--log-level", "critical")
+            gunicorn = demo.gunicorn(SHOP, environment, *arguments, "--workers", "4")
+            url, process = stack.enter_context(gunicorn)
+            return Shop(url, process.pid, environment, provider)
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def shop(open_shop: Callable[[str], Shop], redis_server: Any) -> Shop:
+    return open_shop(redis_server.url)
+
+
+@pytest.fixture(scope="session")
+def shop_without_redis(open_shop: Callable[[str], Shop]) -> Shop:
+    return open_shop("")
+
+
+@pytest.fixture(params=["shop", "shop_without_redis"])
+def either_shop(request: pytest.FixtureRequest) -> Shop:
+    """For a test in which the lock in Redis can matter."""
+    return request.getfixturevalue(request.param)
 
 
 def make_tables(environment: dict[str, str]) -> None:

@@ -41,7 +41,8 @@ IN_THE_END = {
 """By policy, and whether the provider deduplicates: what is told and what is there after a retry."""
 
 
-def test_killed_at_each_boundary(shop: Shop) -> None:
+def test_killed_at_each_boundary(either_shop: Shop) -> None:
+    shop = either_shop
     orders = {(*run, point): str(uuid.uuid4()) for run in IN_THE_END for point in LEFT}
     for (policy, dedupe, point), order in orders.items():
         died = shop.buy(order, policy, x_kill=point, x_provider_dedupe=dedupe)

@@ -21,7 +21,7 @@ from flask_idempotency.core.records import Claim, StoredResponse
 from flask_idempotency.stores.postgres import statements
 from flask_idempotency.stores.postgres.records import Locked, PostgresHold, PostgresRecords
 from flask_idempotency.stores.postgres.wire import RawConnection
-from flask_idempotency.stores.redis.lock import lock as redis
+from flask_idempotency.stores.redis import lock as redis
 from flask_idempotency.web.attempt.atomic import AtomicAttempt
 from flask_idempotency.web.session import joining as session
 
@@ -217,8 +217,8 @@ def another_answer(_app: Flask) -> None:
 
     def shortened(self: engine.Engine, record: Any, claim: Claim) -> engine.Replay:
         decision = before(self, record, claim)
-        body = (decision.answer.body or b"").replace(b"\n", b"")
-        return replace(decision, answer=replace(decision.answer, body=body))
+        body = (decision.response.body or b"").replace(b"\n", b"")
+        return replace(decision, response=replace(decision.response, body=body))
 
     before = engine.Engine._replay
     engine.Engine._replay = shortened  # type: ignore[method-assign]

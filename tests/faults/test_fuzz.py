@@ -19,7 +19,7 @@ from flask_idempotency.core.keys import hash_key
 pytestmark = pytest.mark.parametrize("store", ["hybrid"], indirect=True)
 
 fuzz = settings(
-    max_examples=200,
+    max_examples=80,
     deadline=None,
     database=None,
     derandomize=True,

@@ -26,7 +26,7 @@ def machines() -> Iterator[Machines]:
 def test_every_promise_is_kept_while_workers_and_servers_crash(
     machines: Machines, tmp_path: Path, wait: float
 ) -> None:
-    plan = Plan(seconds=12, seed=1, wait=wait, pause_seconds=0.4)
+    plan = Plan(seconds=5, seed=1, wait=wait, pause_seconds=0.4)
     quota = Quota(dict.fromkeys(plan.points, 1), dict.fromkeys(plan.faults, 1))
     history, truth = run(plan, tmp_path / "journal.jsonl", machines, quota)
     found = violations(history, truth, Limits(LONGEST_VIEW_SECONDS))

@@ -94,7 +94,7 @@ def half_a_body(shop: ApiShop, path: str) -> Any:
         client.shutdown(socket.SHUT_WR)
         answer = http.client.HTTPResponse(client)
         answer.begin()
-        return demo.StoredResponse(answer.status, answer.headers, answer.read().decode())
+        return demo.Reply(answer.status, answer.headers, answer.read().decode())
 
 
 NOT_COMPARED = {"Date", "Retry-After", "Cache-Control"}

@@ -25,7 +25,7 @@ from tests.integration.shops import HELD, Shop, promises_hold
 from tests.waiting import wait_until
 
 
-def told(answer: Future[demo.StoredResponse]) -> int | None:
+def told(answer: Future[demo.Reply]) -> int | None:
     """The status that a client got; None if its connection broke."""
     try:
         return answer.result().status
@@ -33,7 +33,7 @@ def told(answer: Future[demo.StoredResponse]) -> int | None:
         return None
 
 
-def pays_at_last(shop: Shop, key: str, path: str = HELD, *, attempt: int) -> demo.StoredResponse:
+def pays_at_last(shop: Shop, key: str, path: str = HELD, *, attempt: int) -> demo.Reply:
     """The retry runs the view as this attempt, once and for all; nothing is left open."""
     (*_, answer) = shop.pay_for_sure(key, path)
     assert answer.status == 201
@@ -82,7 +82,7 @@ ROW_AND_RECORD = {
 def test_wherever_a_worker_is_killed_the_retry_finds_all_or_nothing(faulty: Shop, point: str) -> None:
     headers = {"Idempotency-Key": point, "X-User": "alice", "Content-Type": "application/json"}
 
-    def pay(fault: str = "") -> demo.StoredResponse:
+    def pay(fault: str = "") -> demo.Reply:
         return demo.send(faulty.url, "POST", "/payments", {**headers, "X-Fault": fault}, '{"body": 1}')
 
     def rows() -> int:

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 import servers
 from flask_idempotency import current_operation, idempotent
 from flask_idempotency.web.attempt.attempt import Attempt
+from tests.stores import BOTH
 
 fork = multiprocessing.get_context("fork")
 
@@ -48,6 +49,7 @@ def die_in_the_view(world, place="after_commit"):
     worker.join(20)
 
 
+@BOTH
 @pytest.mark.parametrize("place", ["before_commit", "after_commit"])
 def test_a_worker_killed_in_its_view_blocks_nobody_for_long(world, place):
     die_in_the_view(world, place)
@@ -63,11 +65,13 @@ def test_a_worker_killed_in_its_view_blocks_nobody_for_long(world, place):
     assert world.post().json == {"attempt": 2}
 
 
+@BOTH
 def test_a_changed_request_is_told_so_even_when_the_first_one_died(world):
     die_in_the_view(world)
     assert world.post(json={"amount": 6}).status_code == 422
 
 
+@BOTH
 def test_a_worker_killed_inside_a_statement_is_noticed(world):
     inside = fork.Event()
 
@@ -122,6 +126,7 @@ def test_a_view_that_lost_its_connection_cannot_commit_on_a_fresh_one(world, swa
     assert world.count() == 1
 
 
+@BOTH
 def test_a_zombie_that_was_taken_over_can_neither_commit_nor_overwrite(world):
     paused, resume = threading.Event(), threading.Event()
 

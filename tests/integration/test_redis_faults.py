@@ -8,7 +8,7 @@ import pytest
 import redis
 
 import servers
-from flask_idempotency.stores.redis.lock import lock as redis_store
+from flask_idempotency.stores.redis import lock as redis_store
 
 pytestmark = pytest.mark.parametrize("store", ["hybrid"], indirect=True)
 

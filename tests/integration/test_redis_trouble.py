@@ -9,7 +9,7 @@ import redis
 
 import servers
 from flask_idempotency import current_operation, idempotent
-from flask_idempotency.stores.redis.lock import lock as redis_store
+from flask_idempotency.stores.redis import lock as redis_store
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.parametrize("store", ["hybrid"], indirect=True)

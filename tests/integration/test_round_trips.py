@@ -12,6 +12,9 @@ from sqlalchemy import event
 
 import servers
 from flask_idempotency import idempotent
+from tests.stores import BOTH
+
+pytestmark = BOTH
 
 
 @pytest.fixture(scope="module")

@@ -72,7 +72,7 @@ class Shop:
                 engine.dispose()
 
 
-@pytest.fixture(params=["memory", "sql", "hybrid", "postgres"])
+@pytest.fixture(params=["memory", "sql", "hybrid"])
 def store(request):
     return request.param
 

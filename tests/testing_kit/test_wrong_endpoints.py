@@ -49,7 +49,7 @@ def test_a_view_that_charges_before_it_commits(shop):
         assert "a call to another system" in said
 
 
-@pytest.mark.parametrize("store", ["hybrid", "postgres"], indirect=True)
+@pytest.mark.parametrize("store", ["hybrid"], indirect=True)
 def test_a_view_that_writes_through_the_engine(shop):
     def view():
         with shop.db.engine.begin() as connection:

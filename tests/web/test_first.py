@@ -5,8 +5,10 @@ from __future__ import annotations
 from flask import request
 
 from flask_idempotency import current_operation, idempotent
+from tests.stores import BOTH
 
 
+@BOTH
 def test_a_retry_gets_the_same_answer_and_the_view_runs_once(world):
     @world.app.post("/payments")
     @idempotent

@@ -6,6 +6,8 @@ import datetime as dt
 
 import pytest
 
+from tests.stores import BOTH
+
 
 def expire(world):
     world.sql("update idempotency_record set expires_at = clock_timestamp() - interval '1 second'")
@@ -24,6 +26,7 @@ def test_after_its_time_a_key_is_as_new(world, add_view):
     assert len(world.records()) == 1
 
 
+@BOTH
 def test_an_operation_that_outlives_its_time_still_counts_once(
     world, add_view, gate, background, assert_problem
 ):

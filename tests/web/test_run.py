@@ -27,6 +27,7 @@ from flask_idempotency import (
     current_operation,
     idempotent,
 )
+from tests.stores import BOTH
 
 
 @pytest.fixture
@@ -103,6 +104,7 @@ def test_another_payload_is_another_request(run, pay):
     assert pay.runs == 1
 
 
+@BOTH
 def test_who_comes_at_the_same_time_is_told_so(world, run):
     inside, go_on = threading.Event(), threading.Event()
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import pytest
 
+from tests.stores import BOTH
 from tests.waiting import PATIENCE_SECONDS
 
 PROMPTLY_SECONDS = 0.5
@@ -23,6 +24,7 @@ def timed(function):
     return run
 
 
+@BOTH
 def test_a_duplicate_gets_the_replay_as_soon_as_the_first_has_finished(
     world, add_view, gate, background, assert_replayed
 ):
@@ -41,6 +43,7 @@ def test_a_duplicate_gets_the_replay_as_soon_as_the_first_has_finished(
     assert world.count() == 1
 
 
+@BOTH
 def test_a_duplicate_runs_when_the_first_has_failed(world, add_view, gate, background):
     failures = [RuntimeError("once")]
 
@@ -62,6 +65,7 @@ def test_a_duplicate_runs_when_the_first_has_failed(world, add_view, gate, backg
     assert world.count() == 1
 
 
+@BOTH
 @pytest.mark.parametrize("as_setting", [False, True], ids=["option", "setting"])
 def test_a_duplicate_is_refused_when_its_wait_ran_out(
     make_world, add_view, gate, background, assert_problem, as_setting
@@ -79,6 +83,7 @@ def test_a_duplicate_is_refused_when_its_wait_ran_out(
     assert runs == [1]
 
 
+@BOTH
 def test_another_request_does_not_wait_to_be_refused(world, add_view, gate, background, assert_problem):
     add_view(world, during=gate, wait=30)
     first = background(world.post)
@@ -90,6 +95,7 @@ def test_another_request_does_not_wait_to_be_refused(world, add_view, gate, back
     assert first.result().status_code == 201
 
 
+@BOTH
 def test_other_keys_do_not_wait(world, add_view, gate, background):
     calls = []
 
@@ -107,6 +113,7 @@ def test_other_keys_do_not_wait(world, add_view, gate, background):
     assert first.result().status_code == 201
 
 
+@BOTH
 @pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "leased"])
 def test_no_more_requests_wait_at_once_than_may(
     make_world, add_view, gate, background, assert_problem, atomic
@@ -136,6 +143,7 @@ def test_no_more_requests_wait_at_once_than_may(
     assert runs == [1]
 
 
+@BOTH
 @pytest.mark.parametrize("most", [0, 1])
 def test_a_place_is_free_again_when_its_waiter_has_gone(
     make_world, add_view, gate, background, assert_problem, most
@@ -152,6 +160,7 @@ def test_a_place_is_free_again_when_its_waiter_has_gone(
     assert first.result().status_code == 201
 
 
+@BOTH
 def test_who_waits_leaves_the_threads_of_a_worker_to_others(world, add_view, gate, background):
     """By default, with the eight threads that a worker of gunicorn may have."""
     calls = []

@@ -7,6 +7,7 @@ import pytest
 from flask import Response
 
 from flask_idempotency import current_operation, idempotent
+from tests.stores import BOTH
 
 BODY = {"amount": 5, "card": "canary"}
 OTHER = {"amount": 6, "card": "canary"}
@@ -63,6 +64,7 @@ def test_the_form_of_a_key_is_checked_before_the_user(make_world, add_view, asse
     assert_problem(post(world, key=""), 400, "key-malformed")
 
 
+@BOTH
 def test_a_duplicate_is_refused_while_the_first_runs(
     world, add_view, gate, background, assert_problem, assert_replayed
 ):
@@ -77,6 +79,7 @@ def test_a_duplicate_is_refused_while_the_first_runs(
     assert world.count() == 1
 
 
+@BOTH
 def test_another_request_with_the_key_is_refused_while_the_first_runs(
     world, add_view, gate, background, assert_problem
 ):
@@ -177,6 +180,7 @@ def test_an_answer_just_small_enough_is_kept(make_world, assert_replayed):
     assert_replayed(post(world), post(world))
 
 
+@BOTH
 def test_an_attempt_that_was_taken_over_commits_nothing(make_world, background, assert_problem):
     """Only a view that ends the transaction behind our back can be overtaken while it runs."""
     world = make_world(IDEMPOTENCY_PROBE_AFTER=0)

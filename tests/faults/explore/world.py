@@ -313,7 +313,7 @@ class World:
         if sorted(after) != sorted(rows if kind == "replayed" else [*rows, body]) or body not in after:
             raise Violation(f"the retry {kind} {body!r}: rows {after}, before {rows}")
         found = self._servers.records.look(self.key)
-        if found is None or found.state is not State.COMPLETED or found.answer != _answer(body):
+        if found is None or found.state is not State.COMPLETED or found.response != _answer(body):
             raise Violation(f"the record does not hold the answer {body!r}: {found}")
         told_of = {} if record is None or EXPIRE in self._done else results
         for name, (told, _) in told_of.items():

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 workers = 2
+preload_app = os.environ.get("PRELOAD") != "no"  # quicker: two workers need not import it each
 graceful_timeout = 10
 control_socket_disable = True
 

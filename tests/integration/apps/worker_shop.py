@@ -24,7 +24,7 @@ class Payment(db.Model):  # type: ignore[name-defined, misc]
 
 
 def create_app() -> Flask:
-    """Uses the database, so that ``--preload`` forks with a connection in the pool."""
+    """Uses the database, so that a preloading gunicorn forks with a connection in the pool."""
     app = Flask(__name__)
     app.config.update(
         SQLALCHEMY_DATABASE_URI=os.environ["DATABASE_URL"],

@@ -9,8 +9,10 @@ import redis
 
 import servers
 from tests.integration.commands.running import build, findings, not_ok, once, runner
+from tests.stores import BOTH
 
 
+@BOTH
 def test_check_passes_a_healthy_application_and_leaves_nothing(world, run, redis_server):
     with redis.Redis.from_url(redis_server.url) as client:
         client.flushdb()

@@ -7,6 +7,7 @@ import sqlalchemy as sa
 
 import servers
 from tests.integration.postgres_faults.faults import ONE_STORE, first_time, new_name, settings
+from tests.stores import BOTH
 from tests.waiting import wait_until
 
 
@@ -84,6 +85,7 @@ def test_a_server_that_crashes_while_the_commit_is_on_its_way(
         expect.retry_runs(world, runs)
 
 
+@BOTH
 def test_a_server_that_pauses_delays_the_answer_and_nothing_else(
     make_world, own_postgres, own_database, background, add_view, gate, expect, store
 ):

@@ -13,7 +13,7 @@ from tests.conftest import PATIENCE_SECONDS
 THREADS = 3
 
 
-@pytest.fixture(params=["hybrid", "postgres", "sql", "redis", "memory"])
+@pytest.fixture(params=["hybrid", "sql", "redis", "memory"])
 def store(request):
     return request.param
 
