@@ -140,45 +140,37 @@ _ALLOWED: Final[Mapping[str, _Rule]] = {
 }
 
 
-class Call:
-    """One call, from its first attempt to its last: it ends when its policy says so.
+class Attempts:
+    """The attempts to send one request. They end when their policy says so.
 
-    :param began: when it did, by the policy's clock; now, if left out.
+    :param began: when their call did, by the policy's clock; now, if left out.
     """
 
     def __init__(self, policy: RetryPolicy, began: float | None = None) -> None:
         self._policy = policy
-        self._ends = (policy.clock() if began is None else began) + policy.deadline
+        self.began = policy.clock() if began is None else began
+        self._ends = self.began + policy.deadline
+        self._made = 0
 
-    @property
-    def left(self) -> float:
-        """Seconds that the next attempt may take."""
+    def begin(self) -> float:
+        """Begin the next attempt. Returns the seconds that it may take."""
+        self._made += 1
         return max(self._ends - self._policy.clock(), SHORTEST)
 
-    def after_error(self, attempts: int, error: BaseException) -> float | None:
-        """Seconds until the next attempt, or None if the call ends with this error.
+    def after_error(self, error: BaseException) -> float | None:
+        """Seconds until the next attempt, or None if this error is the last."""
+        return None if _is_about_a_certificate(error) else self._wait(0, {})
 
-        :param attempts: so far, 1 or more.
-        """
-        return None if _is_about_a_certificate(error) else self._wait(attempts, 0, {})
+    def after_response(self, status: int, headers: Mapping[str, str], body: bytes) -> float | None:
+        """Seconds until the next attempt, or None if this response is the last. ``body`` is decoded."""
+        is_final = self._policy.is_final(status, headers, body)
+        return None if is_final else self._wait(status, headers)
 
-    def after_response(
-        self, attempts: int, status: int, headers: Mapping[str, str], body: bytes
-    ) -> float | None:
-        """Seconds until the next attempt, or None if the call ends with this response.
-
-        :param attempts: so far, 1 or more.
-        :param body: decoded.
-        """
-        if self._policy.is_final(status, headers, body):
-            return None
-        return self._wait(attempts, status, headers)
-
-    def _wait(self, attempts: int, status: int, headers: Mapping[str, str]) -> float | None:
+    def _wait(self, status: int, headers: Mapping[str, str]) -> float | None:
         policy = self._policy
-        if attempts > policy.retries:
+        if self._made > policy.retries:
             return None
-        longest = min(policy.backoff_max, policy.backoff * 2.0 ** min(attempts - 1, 99))
+        longest = min(policy.backoff_max, policy.backoff * 2.0 ** min(self._made - 1, 99))
         seconds, left = policy.random() * longest, self._ends - policy.clock()
         if status == RequestInProgress.status:  # no other of this status is not final
             # Retry-After is how long it may take: the rest of a lease, or a guess.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from copy import copy
 from typing import Any, Final
 
-from .retries import Call, RetryPolicy
+from .retries import Attempts, RetryPolicy
 
 try:
     import requests
@@ -62,22 +62,20 @@ class IdempotentAdapter(BaseAdapter):
         given: dict[str, Any] = {"stream": stream, "verify": verify, "cert": cert, "proxies": proxies}
         if not self.policy.give_key(request.method, request.headers):
             return self.wrapped.send(request, timeout=timeout, **given)
-        call = Call(self.policy, began)
-        attempts = 0
+        attempts = Attempts(self.policy, began)
         while True:
-            attempts += 1
             _rewind(request)
-            limit: Any = _within(call.left, timeout)
+            limit: Any = _within(attempts.begin(), timeout)
             try:
                 response = self.wrapped.send(request, timeout=limit, **given)
                 body = b"" if stream and response.ok else response.content
             except requests.RequestException as error:
                 error.request = error.request or request  # an error inside the body has none
-                seconds = call.after_error(attempts, error) if isinstance(error, RETRIED) else None
+                seconds = attempts.after_error(error) if isinstance(error, RETRIED) else None
                 if seconds is None:
                     raise
             else:
-                seconds = call.after_response(attempts, response.status_code, response.headers, body)
+                seconds = attempts.after_response(response.status_code, response.headers, body)
                 if seconds is None:
                     response.connection = self  # type: ignore[assignment]  # digest sends through it
                     return response

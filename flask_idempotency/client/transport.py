@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing, closing
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing, closing, contextmanager
 from typing import Final
 
-from .retries import Call, RetryPolicy
+from .retries import Attempts, RetryPolicy
 
 try:
     import anyio
@@ -60,18 +60,18 @@ class IdempotentTransport(httpx.BaseTransport):
         if not self._policy.give_key(request.method, request.headers):
             return self._wrapped.handle_request(request)
         request.read()
-        with _Attempts(self._policy, request) as attempts:
+        with _attempts(self._policy, request) as attempts:
             while True:
-                attempts.begin()
+                _limit(request, attempts.begin())
                 try:
                     with closing(self._wrapped.handle_request(request)) as response:
-                        whole = _whole(response, b"".join(response.iter_raw()))
+                        body = b"".join(response.iter_raw())
                 except RETRIED as error:
                     if (seconds := attempts.after_error(error)) is None:
                         raise
                 else:
-                    if (seconds := attempts.after_response(whole)) is None:
-                        return whole
+                    if (seconds := _after(attempts, response, body)) is None:
+                        return _whole(response, body)
                 self._policy.sleep(seconds)
 
     def close(self) -> None:
@@ -103,20 +103,19 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
         if not self._policy.give_key(request.method, request.headers):
             return await self._wrapped.handle_async_request(request)
         await request.aread()
-        with _Attempts(self._policy, request) as attempts:
+        with _attempts(self._policy, request) as attempts:
             while True:
-                attempts.begin()
+                _limit(request, attempts.begin())
                 try:
                     sent = await self._wrapped.handle_async_request(request)
                     async with aclosing(sent) as response:
                         body = b"".join([part async for part in response.aiter_raw()])
-                    whole = _whole(response, body)
                 except RETRIED as error:
                     if (seconds := attempts.after_error(error)) is None:
                         raise
                 else:
-                    if (seconds := attempts.after_response(whole)) is None:
-                        return whole
+                    if (seconds := _after(attempts, response, body)) is None:
+                        return _whole(response, body)
                 await self._sleep(seconds)
 
     async def aclose(self) -> None:
@@ -124,47 +123,36 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
         await self._wrapped.aclose()
 
 
-class _Attempts:
-    """The attempts to send a request, whoever sends them. In this context it has their time limits."""
+@contextmanager
+def _attempts(policy: RetryPolicy, request: httpx.Request) -> Iterator[Attempts]:
+    """The attempts to send a request, whoever sends them; its time limits are restored at the end."""
+    # httpx makes the request of a redirect out of the one before, with its extensions: that is the
+    # same call still. The very same request is there if it is sent once more: that is another one.
+    own = request.extensions
+    before, began = own.get(_CALL, (None, None))
+    attempts = Attempts(policy, began if before and before() is not request else None)
+    try:
+        yield attempts
+    finally:
+        request.extensions = {**own, _CALL: (weakref.ref(request), attempts.began)}
 
-    def __init__(self, policy: RetryPolicy, request: httpx.Request) -> None:
-        self._request = request
-        self._own = request.extensions
-        self._limits: dict[str, float | None] = self._own.get("timeout", {})
-        self._begun = 0
-        # httpx makes the request of a redirect out of the one before, with its extensions: that is the
-        # same call still. The very same request is there if it is sent once more: that is another one.
-        before: weakref.ref[httpx.Request] | None
-        before, call = self._own.get(_CALL, (None, None))
-        self._call: Call = Call(policy) if call is None or before() is request else call
 
-    def __enter__(self) -> _Attempts:
-        return self
+def _limit(request: httpx.Request, seconds: float) -> None:
+    """Let the next attempt take no longer than the call has left."""
+    own = request.extensions.get("timeout", {})
+    limits = {
+        name: seconds if (given := own.get(name)) is None else min(given, seconds)
+        for name in ("connect", "read", "write", "pool")
+    }
+    request.extensions = {**request.extensions, "timeout": limits}
 
-    def __exit__(self, *_: object) -> None:
-        self._request.extensions = {**self._own, _CALL: (weakref.ref(self._request), self._call)}
 
-    def begin(self) -> None:
-        """Let the next attempt take no longer than the call has left."""
-        self._begun += 1
-        left = self._call.left
-        limits = {
-            name: left if (given := self._limits.get(name)) is None else min(given, left)
-            for name in ("connect", "read", "write", "pool")
-        }
-        self._request.extensions = {**self._own, "timeout": limits}
-
-    def after_error(self, error: httpx.TransportError) -> float | None:
-        """Seconds until the next attempt, or None if there is none."""
-        return self._call.after_error(self._begun, error)
-
-    def after_response(self, response: httpx.Response) -> float | None:
-        """Seconds until the next attempt, or None if there is none."""
-        if response.is_success:
-            return None
-        return self._call.after_response(
-            self._begun, response.status_code, response.headers, _decoded(response)
-        )
+def _after(attempts: Attempts, response: httpx.Response, body: bytes) -> float | None:
+    """Seconds until the next attempt, or None if this response is the last."""
+    if response.is_success:
+        return None
+    decoded = httpx.Response(response.status_code, headers=response.headers, content=body).content
+    return attempts.after_response(response.status_code, response.headers, decoded)
 
 
 def _whole(response: httpx.Response, body: bytes) -> httpx.Response:
@@ -175,10 +163,3 @@ def _whole(response: httpx.Response, body: bytes) -> httpx.Response:
         stream=httpx.ByteStream(body),
         extensions=response.extensions,
     )
-
-
-def _decoded(response: httpx.Response) -> bytes:
-    # A copy: the client must find the original unread.
-    assert isinstance(response.stream, httpx.ByteStream)  # noqa: S101 -- see _whole
-    body = b"".join(response.stream)
-    return httpx.Response(response.status_code, headers=response.headers, content=body).content

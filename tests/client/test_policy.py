@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from flask_idempotency.client import RetryPolicy
-from flask_idempotency.client.retries import Call
+from flask_idempotency.client.retries import Attempts
 
 
 class TestRetryPolicy:
@@ -60,5 +60,7 @@ class TestRetryPolicy:
         RetryPolicy(retries=0, deadline=0.001, backoff=0, backoff_max=0)
 
     def test_a_wait_after_very_many_failures_is_the_longest(self, time):
-        call = Call(time.policy(retries=5000, backoff=0.1, backoff_max=7))
-        assert call.after_response(5000, 503, {}, b"") == 7
+        attempts = Attempts(time.policy(retries=5000, backoff=0.1, backoff_max=7))
+        for _ in range(5000):
+            attempts.begin()
+        assert attempts.after_response(503, {}, b"") == 7
