@@ -16,6 +16,7 @@ from flask import Blueprint
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.fingerprint import Pointer
 from flask_idempotency.stores.admin import Finding
+from flask_idempotency.web.session.joined import engines_of
 from flask_idempotency.web.setup.options import SAFE_METHODS, FormField, Route, RouteOptions
 from flask_idempotency.web.setup.routes import (
     covering_route,
@@ -181,7 +182,7 @@ def _refuse(state: AppState, each: WriteRoute) -> None:
     if each.route is None:
         return
     refuse_unsupported(state, each.route, each.route.name or each.endpoint)
-    state.engines_of(each.route.other_binds)
+    engines_of(state, each.route.other_binds)
     if each.protected_by == "protect" and (covering := covering_route(state, each.endpoint)):
         refuse_shared_name(state, covering)
         for method in each.methods:

@@ -16,8 +16,8 @@ from flask_idempotency.core.errors import IdempotencyError, Problem, StoreUnavai
 from flask_idempotency.stores.admin import Admin, Finding
 from flask_idempotency.stores.postgres import checks
 from flask_idempotency.stores.redis.lock import NoLock, RedisLock
-from flask_idempotency.stores.savepoints.units import units_of
-from flask_idempotency.web.operation import OpenTransaction, Operation
+from flask_idempotency.web.operation import Operation
+from flask_idempotency.web.session.joined import Joined
 from flask_idempotency.web.setup.state import AppState
 from flask_idempotency.web.signals import Event, store_failed
 
@@ -197,11 +197,7 @@ def _examine_claim(state: AppState, store: Admin) -> Iterator[Finding]:
             yield Finding("ok", subject, "a record was claimed and its row locked")
             subject = "db.session"
             operation = Operation(checks.TRIAL, "", None, "", hold.attempt)
-            running = OpenTransaction(operation, hold, units_of(hold))
-            try:
-                state.prove_join(running)
-            finally:
-                running.end()
+            Joined(state, operation, hold).end()
             yield Finding("ok", subject, "joins the operation's transaction")
             subject = "deletion"
     except IdempotencyError as error:

@@ -155,7 +155,8 @@ class Mismatch:
     finished: bool
 
 
-Decision = Claimed | Replay | InProgress | Interrupted | Mismatch | Gone
+Settled = Replay | InProgress | Interrupted | Mismatch | Gone
+Decision = Claimed | Settled
 
 
 class Engine:

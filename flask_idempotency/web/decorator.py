@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable
 from functools import partial, wraps
@@ -15,6 +14,7 @@ from flask_idempotency.web.attempt.attempt import Attempt
 from flask_idempotency.web.setup.options import Route, RouteOptions, read_options
 from flask_idempotency.web.setup.routes import ROUTE, note_decorated
 
+from .operation import in_thread
 from .protection import enter
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ def protected(view: View, route: Route) -> View:
                     if entered.hand_up():
                         raise
                     # An error handler may be async too, and cannot run in this thread's event loop.
-                    return await asyncio.to_thread(entered.fail, error)
-                return await asyncio.to_thread(entered.succeed, result)
+                    return await in_thread(entered.fail, error)
+                return await in_thread(entered.succeed, result)
 
         wrapper: Callable[..., Any] = async_wrapper
     else:

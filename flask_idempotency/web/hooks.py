@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 from dataclasses import replace
@@ -52,6 +51,7 @@ from flask_idempotency.web.setup.routes import (
 from flask_idempotency.web.setup.state import AppState
 
 from .decorator import protected
+from .operation import in_thread
 from .signals import Event, operation_rejected, send
 
 log = logging.getLogger("flask_idempotency")
@@ -72,7 +72,7 @@ def register(app: Flask, state: AppState, worker_timeout: float) -> None:
     # Flask runs these from the last to the first: so ours is the last, and what others did is done.
     app.after_request_funcs.setdefault(None, []).insert(0, hooks.after)
     app.teardown_request(hooks.teardown)
-    got_request_exception.connect(hooks.give_up, app)
+    got_request_exception.connect(hooks.end_waiting, app)
     handlers = app.error_handler_spec[None][None]
     # On the base class: a handler of the application's own for any class of ours is more exact and
     # wins, and one for this class takes the place.
@@ -148,12 +148,12 @@ class Hooks:
                     response = app.ensure_sync(function)(response)
         return response
 
-    def give_up(self, _app: Flask, **_what: Any) -> None:
+    def end_waiting(self, _app: Flask, **_what: Any) -> None:
         """Hear of an error that nobody handled: a response that waits is not stored."""
         current = existing_request()
         if current is not None and current.waiting is not None:
             waiting, current.waiting = current.waiting, None
-            waiting.give_up()
+            waiting.end()
 
     def _enveloped(self, view: Any) -> Any:
         """The view, with an ear for errors that come out above its decorators.
@@ -170,7 +170,7 @@ class Hooks:
                 try:
                     result = await view(*args, **kwargs)
                 except BaseException as error:
-                    return await asyncio.to_thread(self._answer, error)
+                    return await in_thread(self._answer, error)
                 return self._after_view(current, result)
 
             envelope: Any = async_envelope
@@ -204,9 +204,9 @@ class Hooks:
         raised, current.raised = current.raised, None
         if raised is not None and isinstance(error, Exception):
             return raised.answer(error)
-        self.give_up(self._state.app)
+        self.end_waiting(self._state.app)
         if raised is not None:
-            raised.give_up()
+            raised.end()
         raise error
 
     def _after_view(self, current: RequestState, result: Any) -> Any:
@@ -244,7 +244,7 @@ class Hooks:
         current.raised = None
         response = self._state.app.make_response(result)
         has_committed = raised.has_committed()
-        raised.give_up()
+        raised.end()
         if response.status_code < 400 and has_committed:
             raise NotAtomic(
                 f"a decorator above the view of {current.name} answered {response.status_code} to an"
@@ -262,7 +262,7 @@ class Hooks:
         current = existing_request()
         if current is not None and current.clean_up is not None:
             if error is not None:
-                self.give_up(self._state.app)
+                self.end_waiting(self._state.app)
             current.clean_up()
 
     def answer(self, error: IdempotencyError) -> ResponseReturnValue:

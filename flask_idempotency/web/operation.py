@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -142,19 +143,8 @@ class OpenTransaction:
     def __post_init__(self) -> None:
         self.is_open = True
         self._request, self._context = present_request(), present_context()
-        self._outer = _running.get()
+        self.outer = _running.get()
         _running.set(self)
-
-    def end(self) -> None:
-        """The transaction has ended; sessions go their own way again."""
-        self.is_open = False
-        self.sessions.clear()
-        self.leave_context()
-
-    def leave_context(self) -> None:
-        """Forget it in the present context. A copy that somebody made of it keeps it, as ended."""
-        if _running.get() is self:
-            _running.set(self._outer)
 
     def is_here(self) -> bool:
         """Whether it is the present request's: not that of a view that sent a request of its own."""
@@ -175,6 +165,21 @@ class OpenTransaction:
 
 
 _running: ContextVar[OpenTransaction | None] = ContextVar("flask_idempotency_running", default=None)
+
+
+def forget_ended() -> None:
+    """Forget the transaction that has ended, in the present context. Copies made of it keep it."""
+    running = _running.get()
+    if running is not None and not running.is_open:
+        _running.set(running.outer)
+
+
+async def in_thread(function: Callable[..., T], *args: Any) -> T:
+    """Call what may end an operation in a thread, in a copy of the present context."""
+    try:
+        return await asyncio.to_thread(function, *args)
+    finally:
+        forget_ended()
 
 
 def running_operation() -> OpenTransaction | None:

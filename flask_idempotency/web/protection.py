@@ -11,7 +11,15 @@ import math
 
 from flask import Response, current_app, request
 
-from flask_idempotency.core.engine import Claimed, Gone, InProgress, Interrupted, Mismatch, Replay
+from flask_idempotency.core.engine import (
+    Claimed,
+    Gone,
+    InProgress,
+    Interrupted,
+    Mismatch,
+    Replay,
+    Settled,
+)
 from flask_idempotency.core.errors import (
     KeyRequired,
     KeyReused,
@@ -37,6 +45,7 @@ from flask_idempotency.web.request.state import (
     this_request,
 )
 from flask_idempotency.web.session import joining as session
+from flask_idempotency.web.session.joined import engines_of
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.state import AppState, TypicalDuration, app_state
 
@@ -101,34 +110,36 @@ def claim_or_answer(
 ) -> Attempt | Response | None:
     """Ask the engine who runs the operation, and do what it decides. None: run it unprotected."""
     if not route.atomic:
-        if state.is_in_its_own_way():
+        if session.blocks_records(state):
             raise NotAtomic(
                 f"db.session had written, but not committed, when {operation.name} began: on SQLite"
                 " nobody else can write until it has, the record too: commit before the operation"
             )
         with session.parked(state.db, state.pool):
-            return _decide(state, route, current, operation, claim, None)
+            decided = _decide(state, route, current, operation, claim)
+        if isinstance(decided, Attempt):
+            return decided.open()
+        return _answer(state, route, current, operation, claim, decided)
     try:
-        before = session.set_aside(state.db, state.pool, state.engines_of(route.other_binds))
+        before = session.set_aside(state.db, state.pool, engines_of(state, route.other_binds))
     except NotAtomic:
         if is_outermost_request():
             session.drop(state.db)
         raise
     try:
-        return _decide(state, route, current, operation, claim, before)
+        decided = _decide(state, route, current, operation, claim)
+        if isinstance(decided, Attempt):
+            return decided.open(before)
     finally:
         if before is not None:
             before.end()
+    return _answer(state, route, current, operation, claim, decided)
 
 
 def _decide(
-    state: AppState,
-    route: Route,
-    current: RequestState,
-    operation: Operation,
-    claim: Claim,
-    before: session.SetAside | None,
-) -> Attempt | Response | None:
+    state: AppState, route: Route, current: RequestState, operation: Operation, claim: Claim
+) -> Attempt | Settled | None:
+    """What the engine decides; None: the operation runs unprotected."""
     try:
         decision = state.engine.decide(claim, route.wait, resume=route.on_interrupted != "hold")
     except StoreUnavailable as error:
@@ -137,7 +148,24 @@ def _decide(
             raise
         log.error("operation %s runs unprotected", operation.name)
         return None
-    match decision:
+    if not isinstance(decision, Claimed):
+        return decision
+    kind = AtomicAttempt if route.atomic else LeasedAttempt
+    return kind(state, route, current, operation, decision.execution)
+
+
+def _answer(
+    state: AppState,
+    route: Route,
+    current: RequestState,
+    operation: Operation,
+    claim: Claim,
+    settled: Settled | None,
+) -> Response | None:
+    """Do what was decided about an operation that is not ours to run."""
+    match settled:
+        case None:
+            return None
         case Mismatch():
             raise KeyReused
         case InProgress(seconds):
@@ -148,10 +176,7 @@ def _decide(
         case Gone():
             raise LeaseLost("What was to be resumed has expired or was taken over; nothing was done.")
         case Replay():
-            return _replay(state, route, current, operation, claim, decision)
-        case Claimed(execution):
-            kind = AtomicAttempt if route.atomic else LeasedAttempt
-            return kind(state, route, current, operation, execution).open(before)
+            return _replay(state, route, current, operation, claim, settled)
         case impossible:
             assert_never(impossible)
 

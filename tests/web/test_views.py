@@ -91,6 +91,27 @@ def test_one_method_of_a_class(world, pay, assert_runs_once):
     assert world.count() == 3
 
 
+@pytest.mark.parametrize("status", [201, 409])
+def test_an_after_request_function_may_use_the_session_after_an_async_view(world, status):
+    @world.app.post("/payments")
+    @idempotent
+    async def payments():
+        world.db.session.add(world.Payment(amount=5))
+        world.db.session.commit()
+        if status >= 400:
+            abort(status)
+        return {}, status
+
+    @world.app.after_request
+    def read(response):
+        found.append(world.db.session.query(world.Payment).count())
+        return response
+
+    found = []
+    assert world.post().status_code == status
+    assert found == [1]
+
+
 def test_an_async_view(world, pay, assert_runs_once):
     @world.app.post("/payments")
     @idempotent

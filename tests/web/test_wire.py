@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import psycopg2.extensions
 import pytest
+import sqlalchemy as sa
 from flask import Response
 
 from flask_idempotency import current_operation, idempotent
@@ -134,6 +135,18 @@ def test_a_replay_may_be_forbidden_and_allowed_again(world, add_view, assert_pro
     assert_replayed(first, post(world))
     assert runs == [1]
     assert asked == [("alice", 1)] * 2
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_authorize_replay_may_use_the_session_that_has_read_before_the_view(world, add_view, atomic):
+    def read(_operation=None):
+        seen.append(world.db.session.scalar(sa.text("select 1")))
+
+    seen = []
+    world.app.before_request(read)
+    add_view(world, atomic=atomic, authorize_replay=lambda operation: read(operation) or True)
+    assert [post(world).status_code for _ in range(2)] == [201, 201]
+    assert seen == [1, 1, 1]
 
 
 def test_a_changed_request_is_told_so_before_its_right_to_a_replay(world, add_view, assert_problem):

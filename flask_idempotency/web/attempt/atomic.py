@@ -18,12 +18,7 @@ from .attempt import Attempt
 class AtomicAttempt(Attempt):
     """Runs the view inside the transaction that holds the record's row."""
 
-    _work: Joined | None = None
-
-    def __exit__(self, *exc: object) -> None:
-        super().__exit__(*exc)
-        if self._work is not None and self._waiting is None and not self._is_above:
-            self._work.leave_context()  # an async view's end ran in a copy of this context
+    _joined: Joined = None  # type: ignore[assignment]  # until it is open
 
     def fail(self, error: Exception) -> Response:
         """Answer as the application's error handlers do.
@@ -39,44 +34,42 @@ class AtomicAttempt(Attempt):
 
     def _raise_if_void(self, error: Exception | None) -> None:
         """Raise what makes the whole operation void: whatever the view answered, it cannot commit."""
-        if self._work is not None:
-            try:
-                self._work.raise_if_uncommittable(error)
-            except Problem as problem:
-                self._current.problem = problem
-                raise
-
-    def abandon(self) -> None:
-        """Roll back whatever is open and let the key go."""
         try:
-            if self._work is not None:
-                self._work.abandon()
+            self._joined.raise_if_uncommittable(error)
+        except Problem as problem:
+            self._current.problem = problem
+            raise
+
+    def _abandon(self) -> None:
+        try:
+            if self._joined is not None:
+                self._joined.end()
         finally:
             self._execution.abandon()
 
     def _open(self) -> None:
         hold = cast("Transaction", self._execution.hold)
-        self._work = Joined(self._state, self._operation, hold, self._route.other_binds, self._before)
+        binds = self._route.other_binds
+        self._joined = Joined(self._state, self._operation, hold, binds, self._before)
 
     def _end(self, stored: StoredResponse | None) -> None:
         self._raise_if_void(None)
         if stored is None:
-            self.abandon()
-            return
-        if self._work is not None:
-            self._work.refuse_leftovers(stored.status)
-            self._work.leave()
-        self._complete(stored)
+            self.end()
+        else:
+            with self._joined as joined:
+                joined.refuse_leftovers(stored.status)
+            self._complete(stored)
 
     def _is_settled(self) -> bool:
-        return self._work is None or self._work.is_settled()
+        return self._joined.is_settled()
 
     def has_committed(self) -> bool:
         """See :class:`Attempt`."""
-        return self._work is not None and self._work.has_committed()
+        return self._joined.has_committed()
 
     def _is_undone(self) -> bool:
-        return self._work is not None and self._work.is_undone()
+        return self._joined.is_undone()
 
     def _is_kept(self, status: int) -> bool:
         return is_kept(status)

@@ -47,7 +47,7 @@ class Attempt:
         self._state, self._route, self._current = state, route, current
         self._operation, self._execution = operation, execution
         self._started = time.monotonic()
-        self._in_view = False
+        self._in_view = self._is_over = False
         self._waiting: StoredResponse | None = None
         self._is_above = False  # an error of the view is on its way through the decorators
         self._before: SetAside | None = None
@@ -68,7 +68,7 @@ class Attempt:
                 send(operation_taken_over, self._state.app, event)
             return self._open() or self
         except BaseException:
-            self.abandon()
+            self.end()
             raise
 
     def watch_registered(self) -> None:
@@ -82,16 +82,22 @@ class Attempt:
 
     def __exit__(self, *exc: object) -> None:
         self._in_view = False
-        if self._waiting is None and not self._is_above:
-            self.abandon()
+        self.clean_up()
 
     def clean_up(self) -> None:
-        """Abandon what the wrapper around the view could not.
+        """End the attempt, unless its response or error waits for what the application does above it.
 
         Not while the view runs: then a copy of the request's context ends, in a thread of the view.
         """
         if not self._in_view and self._waiting is None and not self._is_above:
-            self.abandon()
+            self.end()
+
+    def end(self) -> None:
+        """End the attempt without a response, if it is not over."""
+        if not self._is_over:
+            self._waiting, self._is_above = None, False
+            self._abandon()
+            self._is_over, self._current.clean_up = True, None
 
     def succeed(self, result: Any, *, handled: bool = False, waits: bool = True) -> Response:
         """The view returned ``result``: keep the answer, or give the key back.
@@ -124,11 +130,9 @@ class Attempt:
         Unless that has undone the work it tells of. Raises what :meth:`succeed` would have raised.
         """
         stored, self._waiting = self._waiting, None
-        try:
+        with self:
             if stored is not None:
                 self._end_with(None if stored.status < 400 and self._is_undone() else stored)
-        finally:
-            self.abandon()
 
     def hand_up(self) -> bool:
         """Let an error of the view pass the decorators above it, if it comes back to ``answer``."""
@@ -144,13 +148,8 @@ class Attempt:
             return self.fail(error)
 
     def has_committed(self) -> bool:
-        """Whether giving up undoes something that the view has committed."""
+        """Whether :meth:`end` undoes something that the view has committed."""
         return False
-
-    def give_up(self) -> None:
-        """Something above the view failed, or took its error away: nothing is stored."""
-        self._waiting, self._is_above = None, False
-        self.abandon()
 
     def _end_with(self, stored: StoredResponse | None) -> None:
         try:
@@ -179,8 +178,8 @@ class Attempt:
         """The function of :meth:`Idempotency.run` raised ``error``, which goes to its caller."""
         raise NotImplementedError
 
-    def abandon(self) -> None:
-        """End the attempt without an answer. Does nothing after the end."""
+    def _abandon(self) -> None:
+        """Undo what can be undone, and let the record go."""
         raise NotImplementedError
 
     def _open(self) -> Response | None:
@@ -205,6 +204,7 @@ class Attempt:
     def _complete(self, stored: StoredResponse) -> None:
         """Store the answer; then tell everybody who waits for that."""
         self._execution.complete(stored)
+        self._is_over, self._current.clean_up = True, None
         app, operation = self._state.app, self._operation
         seconds = time.monotonic() - self._started
         self._state.pace[operation.name].note(seconds)

@@ -94,8 +94,8 @@ class LeasedAttempt(Attempt):
             return True
         return isinstance(error, (Problem, *_NOT_THE_OPERATIONS))
 
-    def abandon(self) -> None:
-        """Leave the operation as interrupted, if it has not ended."""
+    def _abandon(self) -> None:
+        """Leave the operation as interrupted."""
         if self._operation.steps is not None:
             self._operation.steps = self._current.operation = None
         self._execution.abandon()
@@ -122,7 +122,7 @@ class LeasedAttempt(Attempt):
         else:
             steps.begin_again()
             return None
-        self.abandon()
+        self.end()
         return response
 
     def _ask(self, policy: Callable[[Operation], Any]) -> Any:
@@ -148,7 +148,7 @@ class LeasedAttempt(Attempt):
 
     def _end_lease(self, stored: StoredResponse | None) -> None:
         if stored is None and self._reconciling:
-            self.abandon()  # who could not tell now is asked again: it stays interrupted
+            self.end()  # who could not tell now is asked again: it stays interrupted
         elif stored is None:
             self._execution.release()
         else:

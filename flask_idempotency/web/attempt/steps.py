@@ -101,7 +101,7 @@ class Steps:
             self._lease.extend(self._seconds)
         with self._present_step(step):
             result = _encoded(step.name, step.function())
-        left_open = state.is_in_its_own_way()
+        left_open = session.blocks_records(state)
         if left_open:
             session.drop(state.db)
         with session.parked(state.db, state.pool):
@@ -116,7 +116,7 @@ class Steps:
 
     def _refuse_open_writes(self, what: str) -> None:
         """Raise ``StepError`` if the record could not be written, because the session has written."""
-        if self._state.is_in_its_own_way():
+        if session.blocks_records(self._state):
             raise StepError(
                 f"db.session had written, but not committed, when {what} was called: on SQLite nobody"
                 " else can write until it has, the record too: commit before it"
@@ -208,20 +208,16 @@ class Steps:
     def _run_joined(self, step: PresentStep, before: session.SetAside | None) -> bytes:
         hold = self._lease.open_step()
         try:
-            work = Joined(self._state, self._operation, hold, self._other_binds, before)
-            try:
+            with Joined(self._state, self._operation, hold, self._other_binds, before) as joined:
                 try:
                     with self._present_step(step):
                         result = _encoded(step.name, step.function())
-                        work.commit()
+                        joined.commit()
                 except Exception as error:
-                    work.raise_if_uncommittable(error)
+                    joined.raise_if_uncommittable(error)
                     raise
-                work.raise_if_uncommittable(None)
-                work.leave()
-                hold.record(step.name, self._sealed(step.name, result))
-            finally:
-                work.abandon()
+                joined.raise_if_uncommittable(None)
+            hold.record(step.name, self._sealed(step.name, result))
         finally:
             hold.abandon()
         return result

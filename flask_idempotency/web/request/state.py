@@ -39,11 +39,11 @@ class Waiting(Protocol):
     def answer(self, error: Exception) -> Response:
         """The error of the view, above all decorators."""
 
-    def give_up(self) -> None:
+    def end(self) -> None:
         """Undo all of it."""
 
     def has_committed(self) -> bool:
-        """Whether the view has committed something that giving up would undo."""
+        """Whether the view has committed something that would be undone."""
 
 
 RESUMED = "flask_idempotency.resumed"
@@ -80,7 +80,7 @@ class RequestState:
         self.response: Response | None = None  # the view's, which is stored
         self.waiting: Waiting | None = None
         self.raised: Waiting | None = None  # whose view's error is on its way up
-        self.clean_up: Callable[[], None] | None = None  # rolls back what is still open
+        self.clean_up: Callable[[], None] | None = None  # ends an attempt that is not over
         self.problem: Problem | None = None
         self.is_replay = False  # the answer is a stored one
         self.field: FormKey | None = None  # where the key comes from a form

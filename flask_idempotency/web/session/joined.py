@@ -4,21 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from flask_idempotency.core.errors import NotAtomic
+from flask_idempotency.core.errors import ConfigurationError, NotAtomic
 from flask_idempotency.core.ports import Step, Transaction
-from flask_idempotency.web.operation import OpenTransaction, Operation
+from flask_idempotency.web.operation import OpenTransaction, Operation, forget_ended
 from flask_idempotency.web.setup.state import AppState
 
 from . import joining as session
 
 
-class Joined:
-    """``db.session`` joined to the transaction of ``hold``, until :meth:`leave` or :meth:`abandon`.
+def engines_of(state: AppState, bind_keys: Sequence[str | None]) -> frozenset[Engine]:
+    """The engines of some binds. Raises ``ConfigurationError`` for one that is not there."""
+    try:
+        return frozenset(state.engines[key] for key in bind_keys)
+    except KeyError as error:
+        raise ConfigurationError(
+            f"other_binds names {error.args[0]!r}; this application has {list(state.engines)}"
+        ) from None
 
-    ``before`` is what the session was in the middle of. Raises ``ConfigurationError`` if it does not
-    join, or if a bind is not there.
+
+class Joined:
+    """``db.session`` joined to the transaction of ``hold``, from now on. A context manager.
+
+    ``before`` is what the session was in the middle of. On leaving the context, what the function did
+    not commit is undone or, after an error, all of it. Raises ``ConfigurationError`` if the session
+    does not join, or if a bind is not there.
     """
 
     def __init__(
@@ -26,31 +38,65 @@ class Joined:
         state: AppState,
         operation: Operation,
         hold: Transaction | Step,
-        other_binds: Sequence[str | None],
+        other_binds: Sequence[str | None] = (),
         before: session.SetAside | None = None,
     ) -> None:
         self._state, self._hold = state, hold
-        self._running: OpenTransaction | None = None
         self._left: tuple[int, int] | None = None
+        binds = engines_of(state, other_binds)
+        self._running = OpenTransaction(operation, hold, state.units_of(hold), binds)
         try:
-            binds = state.engines_of(other_binds)
-            self._running = OpenTransaction(operation, hold, state.units_of(hold), binds)
-            state.prove_join(self._running)
+            self._prove()
             if before is not None:
                 before.go_on(self._running.units)
         except BaseException:
-            self.abandon()
+            self.end()
             raise
+
+    def _prove(self) -> None:
+        """Make sure, before the first view runs, that its session cannot escape the operation."""
+        state = self._state
+        if not state.is_proved:
+            session.prove(state.db, self._running, state.table)
+            state.is_proved = True
+        elif not session.is_joining(state.db):
+            raise ConfigurationError(
+                "db.session was replaced after init_app, so its writes would not be protected"
+            )
+
+    def __enter__(self) -> Joined:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        try:
+            if error is None:
+                session.leave(self._state.db, self._running)
+                self._running.is_open = False
+        except SQLAlchemyError as lost:  # the connection is: nothing can be undone or stored
+            self.raise_if_uncommittable(lost)
+            raise
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Undo all of it, unless it has ended."""
+        running = self._running
+        try:
+            if running.is_open:
+                session.undo(self._state.db, running)
+        finally:
+            running.is_open = False
+            running.sessions.clear()
+            forget_ended()
 
     def commit(self) -> None:
         """Commit what the function has left uncommitted in ``db.session``."""
-        if self._running is not None:
-            session.commit(self._state.db, self._running)
+        session.commit(self._state.db, self._running)
 
     def is_settled(self) -> bool:
         """Whether everything is committed, so that a commit above the view has nothing left to do."""
         running = self._running
-        if running is None or session.is_settled(self._state.db, running):
+        if session.is_settled(self._state.db, running):
             return True
         if session.has_leftovers(self._state.db, running):
             self._left = running.units.commits, running.units.rollbacks
@@ -58,12 +104,12 @@ class Joined:
 
     def has_committed(self) -> bool:
         """Whether a unit of the view that did more than read was committed."""
-        return self._running is not None and self._running.units.wrote
+        return self._running.units.wrote
 
     def is_undone(self) -> bool:
         """Whether what was left then has been dropped since."""
         running = self._running
-        if running is None or self._left is None:
+        if self._left is None:
             return False
         commits, rollbacks = self._left
         if running.units.rollbacks > rollbacks:
@@ -76,7 +122,7 @@ class Joined:
         Beside a rejection they are undone, as without us: unless the application commits in a teardown.
         """
         running = self._running
-        if running is None or (status >= 400 and not session.commits_in_teardown(self._state.app)):
+        if status >= 400 and not session.commits_in_teardown(self._state.app):
             return
         if session.has_leftovers(self._state.db, running):
             name = running.operation.name
@@ -91,34 +137,8 @@ class Joined:
 
         It cannot commit then, whatever came of it.
         """
-        broken = self._running.units.broken if self._running is not None else None
-        found = broken or self._hold.explain(error)
+        found = self._running.units.broken or self._hold.explain(error)
         if error is not None and found is error:
             raise error  # handlers hear of it above, once
         if found is not None:
             raise found from error
-
-    def leave(self) -> None:
-        """The function has returned: undo what it did not commit, and let the sessions go."""
-        if self._running is None:
-            return
-        try:
-            session.leave(self._state.db, self._running)
-        except SQLAlchemyError as error:  # the connection is lost: nothing can be undone or kept
-            self.raise_if_uncommittable(error)
-            raise
-        self._running.end()
-
-    def abandon(self) -> None:
-        """Undo all of it. Does nothing after the end."""
-        if self._running is not None:
-            try:
-                if self._running.is_open:
-                    session.undo(self._state.db, self._running)
-            finally:
-                self._running.end()
-
-    def leave_context(self) -> None:
-        """Forget the work in the present context (an async view's end ran in a copy of it)."""
-        if self._running is not None:
-            self._running.leave_context()

@@ -30,6 +30,7 @@ from sqlalchemy.orm.session import SessionTransactionOrigin
 from flask_idempotency.core.errors import ConfigurationError, NotAtomic, StoreUnavailable
 from flask_idempotency.core.ports import Units
 from flask_idempotency.web.operation import OpenTransaction, joined_operation, outer_operation
+from flask_idempotency.web.setup.state import AppState
 
 from .earlier import Earlier, has_written
 
@@ -258,9 +259,11 @@ def end_view(db: SQLAlchemy, name: str) -> None:
         _forget_changes(session)
 
 
-def has_open_writes(db: SQLAlchemy, pool: Any) -> bool:
-    """Whether the present session has written to the pool's database, and not committed."""
-    return db.session.registry.has() and _has_written(db.session(), pool)
+def blocks_records(state: AppState) -> bool:
+    """Whether ``db.session`` keeps the records from being written: SQLite has one writer."""
+    if not getattr(state.records, "one_writer", False) or not state.db.session.registry.has():
+        return False
+    return _has_written(state.db.session(), state.pool)
 
 
 def _has_written(session: Session, pool: Any = None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -18,8 +18,6 @@ from flask_idempotency.core.engine import Engine as IdempotencyEngine
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.ports import Lock, Records, Units
 from flask_idempotency.stores.sealing import AnswerSealer, NoSealer
-from flask_idempotency.web.operation import OpenTransaction
-from flask_idempotency.web.session import joining as session
 
 from .options import Route, ScopeCallable
 from .settings import Settings
@@ -92,36 +90,12 @@ class AppState:
     units_of: Callable[[Any], Units]
     has_served: bool = False
     pace: dict[str, TypicalDuration] = field(default_factory=lambda: defaultdict(TypicalDuration))
-    _proved: bool = False
+    is_proved: bool = False  # that db.session joins
 
     @property
     def pool(self) -> Pool:
         """Where the connections to the database of the records come from."""
         return self.engines[self.settings.bind_key].pool
-
-    def is_in_its_own_way(self) -> bool:
-        """Whether ``db.session`` keeps the records from being written: SQLite has one writer."""
-        one_writer = getattr(self.records, "one_writer", False)
-        return one_writer and session.has_open_writes(self.db, self.pool)
-
-    def engines_of(self, bind_keys: Sequence[str | None]) -> frozenset[Engine]:
-        """The engines of some binds. Raises ``ConfigurationError`` for one that is not there."""
-        try:
-            return frozenset(self.engines[key] for key in bind_keys)
-        except KeyError as error:
-            raise ConfigurationError(
-                f"other_binds names {error.args[0]!r}; this application has {list(self.engines)}"
-            ) from None
-
-    def prove_join(self, running: OpenTransaction) -> None:
-        """Make sure, before the first view runs, that its session cannot escape the operation."""
-        if not self._proved:
-            session.prove(self.db, running, self.table)
-            self._proved = True
-        elif not session.is_joining(self.db):
-            raise ConfigurationError(
-                "db.session was replaced after init_app, so its writes would not be protected"
-            )
 
 
 _states: WeakSet[AppState] = WeakSet()
