@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.records import Claim, State, StoredResponse
 from flask_idempotency.stores.redis.lock import NoLock, RedisLock
 from tests.faults.explore.schedules import Actor, Choice, Kind, Stage, Violation
-from tests.faults.explore.steps import ANSWER_LOST, TIMES_OUT, Servers, SteppedRedis
+from tests.faults.explore.steps import ANSWER_LOST, TIMES_OUT, Clock, Servers, SteppedRedis
 
 FAULT = "!"
 CRASH, CONNECTION_LOST, FLUSH, AGE, EXPIRE = (
@@ -99,7 +98,7 @@ class World:
         """What a request does in a process of its own, as in ``attempt.py``; says how it came out."""
         client = SteppedRedis(self._servers.redis)
         lock = RedisLock(lambda: client, "explored:", probe_after=PROBE_AFTER_SECONDS)
-        engine = Engine(self._servers.records, lock if self._bound.redis else NoLock(), None, time)
+        engine = Engine(self._servers.records, lock if self._bound.redis else NoLock(), None, Clock())
         fingerprint = Fingerprint(1, (b"b" if plan.other else b"a") * 32)
         claim = Claim(self.key, "pay", fingerprint, f"{name}{self.key.hex()}"[:22], TTL_SECONDS)
         try:
