@@ -24,7 +24,7 @@ from sphinx.util.docutils import SphinxDirective
 from flask_idempotency.cli import cli
 from flask_idempotency.web.setup import options as route_options
 from flask_idempotency.web.setup import settings as config
-from flask_idempotency.web.setup.options import _CHECKS, Route, RouteOptions
+from flask_idempotency.web.setup.options import CHECKS, Route, RouteOptions
 from flask_idempotency.web.setup.settings import PREFIX, SETTINGS
 
 
@@ -54,7 +54,6 @@ def settings() -> Iterator[Entry]:
 def options() -> Iterator[Entry]:
     """Every option, in the order of ``RouteOptions``."""
     of_app = {setting.name.lower(): setting.name for setting in SETTINGS}
-    allowed = {name: text for name, _, text in _CHECKS}
     for name, meaning in re.findall(
         r"\* ``(\w+)``: (.*?)(?=\n\s*\n|\n\s*\* ``|\Z)", RouteOptions.__doc__ or "", re.DOTALL
     ):
@@ -65,7 +64,7 @@ def options() -> Iterator[Entry]:
         else:
             default = f"`{getattr(Route, name)!r}`"
         text = " ".join(meaning.split())
-        yield Entry(name, default, allowed[name], text[0].upper() + text[1:])
+        yield Entry(name, default, CHECKS[name][1], text[0].upper() + text[1:])
 
 
 _DEFAULTS = {

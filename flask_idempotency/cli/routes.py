@@ -17,7 +17,7 @@ from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.fingerprint import Pointer
 from flask_idempotency.stores.admin import Finding
 from flask_idempotency.web.session.joined import engines_of
-from flask_idempotency.web.setup.options import SAFE_METHODS, FormField, Route, RouteOptions
+from flask_idempotency.web.setup.options import OPTIONS, SAFE_METHODS, FormField, Route
 from flask_idempotency.web.setup.routes import (
     covering_route,
     hidden_route,
@@ -101,7 +101,7 @@ def _row(state: AppState, each: WriteRoute, as_json: bool) -> dict[str, Any]:
     }
 
 
-_OPTIONS = (*RouteOptions.__annotations__, "skip")
+_OPTIONS = (*OPTIONS, "skip")
 
 
 def _options(state: AppState, each: WriteRoute) -> dict[str, Any]:

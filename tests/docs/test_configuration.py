@@ -7,7 +7,7 @@ import re
 import pytest
 
 from flask_idempotency.cli import cli
-from flask_idempotency.web.setup.options import RouteOptions, RunOptions
+from flask_idempotency.web.setup.options import OPTIONS, RouteOptions, RunOptions
 from flask_idempotency.web.setup.settings import SETTINGS, Settings
 from tests.docs.pages import PAGES, ROOT, name_of
 from tests.docs.reference import reference
@@ -21,7 +21,8 @@ class TestConfiguration:
 
     def test_every_option_is_listed_once_and_has_its_words(self):
         entries = list(reference().options())
-        assert [entry.name for entry in entries] == list(RouteOptions.__annotations__)
+        assert [entry.name for entry in entries] == list(OPTIONS)
+        assert set(OPTIONS) == set(RouteOptions.__annotations__)
         assert all(entry.meaning and entry.allowed and entry.default for entry in entries)
 
     def test_the_page_shows_both_lists(self):

@@ -1,9 +1,12 @@
-"""The options of a route: what ``@idempotent``, ``protect`` and their like accept."""
+"""The options of a route: what ``@idempotent``, ``protect`` and ``run`` accept.
+
+:class:`RouteOptions` says what callers may write; :class:`Route` has each option's default and check.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any, Literal, TypedDict, cast
 from uuid import UUID
@@ -15,7 +18,7 @@ from flask_idempotency.core.fingerprint import Pointer, parse_pointer
 from flask_idempotency.core.storable import interrupts, releases
 from flask_idempotency.web.operation import Operation
 
-from .settings import SETTINGS, Settings, boolean, checked
+from .settings import SETTINGS, Settings, boolean, checked, row
 
 Skip = Callable[[Request], object]
 """Whether a request passes as if its view were not protected."""
@@ -35,11 +38,23 @@ class _NotGiven:
 NOT_GIVEN: Any = _NotGiven()
 """The default of an argument for which None means something, and of options that a setting gives."""
 
-FROM_SETTINGS = ("required", "ttl", "wait", "namespace", "lease")
-"""The options whose default is the setting of the same name."""
+
+class RunOptions(TypedDict, total=False):
+    """The options of :meth:`Idempotency.run`: those that need no request."""
+
+    ttl: float | timedelta
+    wait: float | timedelta
+    namespace: str
+    name: str
+    other_binds: Sequence[str | None]
+    atomic: bool
+    lease: float | timedelta
+    on_interrupted: Literal["hold", "retry", "fail"] | Callable[[Operation], Any]
+    interrupted_by: Errors
+    released_by: Errors
 
 
-class RouteOptions(TypedDict, total=False):
+class RouteOptions(RunOptions, total=False):
     """The keyword arguments of ``@idempotent`` and ``protect``; each one left out has its default.
 
     * ``required``: a request without a key gets 400; ``False`` lets it through unprotected.
@@ -74,37 +89,12 @@ class RouteOptions(TypedDict, total=False):
     """
 
     required: bool
-    ttl: float | timedelta
-    wait: float | timedelta
     key: str | Callable[[], str | int | UUID | None]
     scope: ScopeCallable | None
     fingerprint: str | Sequence[str] | Callable[[], bytes]
     store: Callable[[Response], bool]
-    namespace: str
     authorize_replay: Callable[[Operation], bool]
-    name: str
-    other_binds: Sequence[str | None]
-    atomic: bool
-    lease: float | timedelta
-    on_interrupted: Literal["hold", "retry", "fail"] | Callable[[Operation], Any]
-    interrupted_by: Errors
-    released_by: Errors
     resumable: bool | Sequence[str]
-
-
-class RunOptions(TypedDict, total=False):
-    """The options of :meth:`Idempotency.run`: those that need no request."""
-
-    ttl: float | timedelta
-    wait: float | timedelta
-    namespace: str
-    name: str
-    other_binds: Sequence[str | None]
-    atomic: bool
-    lease: float | timedelta
-    on_interrupted: Literal["hold", "retry", "fail"] | Callable[[Operation], Any]
-    interrupted_by: Errors
-    released_by: Errors
 
 
 @dataclass(frozen=True)
@@ -114,99 +104,12 @@ class FormField:
     name: str
 
 
-@dataclass(frozen=True)
-class Route:
-    """The checked options of one route; what is ``NOT_GIVEN`` is the application's to say."""
-
-    required: bool = NOT_GIVEN
-    ttl: float = NOT_GIVEN
-    wait: float = NOT_GIVEN
-    key: Callable[[], str | int | UUID | None] | Pointer | FormField | None = None
-    scope: ScopeCallable | None = NOT_GIVEN
-    fingerprint: str | tuple[Pointer, ...] | Callable[[], bytes] = "request"
-    store: Callable[[Response], bool] | None = None
-    namespace: str = NOT_GIVEN
-    authorize_replay: Callable[[Operation], bool] | None = None
-    name: str | None = None
-    other_binds: tuple[str | None, ...] = ()
-    atomic: bool = True
-    lease: float = NOT_GIVEN
-    on_interrupted: str | Callable[[Operation], Any] = "hold"
-    interrupted_by: tuple[type[Exception], ...] = ()
-    released_by: tuple[type[Exception], ...] = ()
-    resumable: tuple[str, ...] | None = None
-    methods: frozenset[str] | None = None  # of protect() alone, like the next
-    skip: Skip | None = None
-    given: Route | None = field(default=None, repr=False, compare=False)
-
-    def resolved(self, settings: Settings, scope: ScopeCallable | None) -> Route:
-        """The same for one application, with nothing left open; ``given`` is the route itself."""
-        defaults = {name: getattr(settings, name) for name in FROM_SETTINGS}
-        defaults["scope"] = scope
-        missing = {name: defaults[name] for name in defaults if getattr(self, name) is NOT_GIVEN}
-        return replace(self, **missing, given=self)
-
-    def is_interrupted_by(self, error: Exception) -> bool:
-        """Whether nobody knows, after ``error``, what came of an operation that is not atomic."""
-        if isinstance(error, self.interrupted_by):
-            return True
-        return interrupts(error) and not isinstance(error, self.released_by)
-
-    def is_released_by(self, error: Exception) -> bool:
-        """Whether such an operation is to be run again after ``error``."""
-        return isinstance(error, self.released_by) or releases(error)
-
-    def applies_to(self, method: str) -> bool:
-        """Whether a request with this HTTP method is protected (RFC 9110 section 9.2.1)."""
-        if self.methods is not None:
-            return method in self.methods
-        return method not in SAFE_METHODS
-
-
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
 
 PROTECTED_METHODS = ("POST", "PATCH")
 """What ``protect`` covers unless told otherwise: the methods that are not idempotent by themselves (RFC
 9110 section 9.2.2, and RFC 5789 for PATCH)."""
-
-
-def read_protection(methods: Collection[str], skip: Skip | None, options: RouteOptions) -> Route:
-    """Check what ``protect`` was given. Raises ``ConfigurationError`` naming the first wrong one."""
-    return replace(
-        read_options(options),
-        methods=checked(
-            "methods", methods, _methods, "one or more of DELETE, PATCH, POST, PUT, in a list"
-        ),
-        skip=checked("skip", skip, _callable_or_none, "a callable that takes the request, or None"),
-    )
-
-
-def read_options(options: RouteOptions) -> Route:
-    """Check the options of a route. Raises ``ConfigurationError`` naming the first wrong one."""
-    values: dict[str, Any] = dict(options)
-    unknown = values.keys() - RouteOptions.__annotations__.keys()
-    if unknown:
-        raise ConfigurationError(
-            f"{min(unknown)} is not an option of an idempotent route; there are:"
-            f" {', '.join(RouteOptions.__annotations__)}"
-        )
-    for name, read, allowed in _CHECKS:
-        if name in values:
-            values[name] = checked(name, values[name], read, allowed)
-    for name in ("lease", "on_interrupted", "interrupted_by", "released_by"):
-        if name in values and values.get("atomic", True):
-            raise ConfigurationError(
-                f"{name} is an option of operations with atomic=False; an atomic one needs none: when"
-                " its worker dies, the database rolls it back at once"
-            )
-    return Route(**values)
-
-
-def read_lease(seconds: Any) -> float:
-    """How long a lease is to run. Raises ``ConfigurationError`` as for the option ``lease``."""
-    setting = next(setting for setting in SETTINGS if setting.name == "LEASE")
-    return cast("float", checked("lease", seconds, setting.read, setting.allowed))
 
 
 def _callable(value: Any) -> Any:
@@ -288,28 +191,115 @@ def _resumable(value: Any) -> tuple[str, ...] | None:
     return tuple(value)
 
 
-ERRORS = "a class of exceptions below Exception, or a list of such classes"
+_ERRORS = "a class of exceptions below Exception, or a list of such classes"
 
-_CHECKS: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
-    *(
-        (setting.name.lower(), setting.read, setting.allowed)
-        for setting in SETTINGS
-        if setting.name.lower() in FROM_SETTINGS
-    ),
-    ("key", _key, "a callable, 'json:/pointer' or 'form:name'"),
-    ("scope", _callable_or_none, "a callable, or None for an API with one tenant"),
-    (
-        "fingerprint",
+
+def _as_setting(name: str) -> Any:
+    setting = next(each for each in SETTINGS if each.name == name.upper())
+    return row(NOT_GIVEN, setting.read, setting.allowed)
+
+
+@dataclass(frozen=True)
+class Route:
+    """The checked options of one route; what is ``NOT_GIVEN`` is the application's to say."""
+
+    required: bool = _as_setting("required")
+    ttl: float = _as_setting("ttl")
+    wait: float = _as_setting("wait")
+    key: Callable[[], str | int | UUID | None] | Pointer | FormField | None = row(
+        None, _key, "a callable, 'json:/pointer' or 'form:name'"
+    )
+    scope: ScopeCallable | None = row(
+        NOT_GIVEN, _callable_or_none, "a callable, or None for an API with one tenant"
+    )
+    fingerprint: str | tuple[Pointer, ...] | Callable[[], bytes] = row(
+        "request",
         _fingerprint,
         "'request', 'json', a list of JSON pointers, or a callable giving bytes",
-    ),
-    ("store", _callable, "a callable that takes the response and gives True or False"),
-    ("authorize_replay", _callable, "a callable that takes the operation and gives True or False"),
-    ("name", _name, NAMES),
-    ("other_binds", _binds, "a list of Flask-SQLAlchemy bind keys"),
-    ("atomic", boolean, "True or False"),
-    ("on_interrupted", _policy, "'hold', 'retry', 'fail', or a callable that takes the operation"),
-    ("interrupted_by", _errors, ERRORS),
-    ("released_by", _errors, ERRORS),
-    ("resumable", _resumable, "True, False or a list of names of request headers to keep"),
-)
+    )
+    store: Callable[[Response], bool] | None = row(
+        None, _callable, "a callable that takes the response and gives True or False"
+    )
+    namespace: str = _as_setting("namespace")
+    authorize_replay: Callable[[Operation], bool] | None = row(
+        None, _callable, "a callable that takes the operation and gives True or False"
+    )
+    name: str | None = row(None, _name, NAMES)
+    other_binds: tuple[str | None, ...] = row((), _binds, "a list of Flask-SQLAlchemy bind keys")
+    atomic: bool = row(True, boolean, "True or False")
+    lease: float = _as_setting("lease")
+    on_interrupted: str | Callable[[Operation], Any] = row(
+        "hold", _policy, "'hold', 'retry', 'fail', or a callable that takes the operation"
+    )
+    interrupted_by: tuple[type[Exception], ...] = row((), _errors, _ERRORS)
+    released_by: tuple[type[Exception], ...] = row((), _errors, _ERRORS)
+    resumable: tuple[str, ...] | None = row(
+        None, _resumable, "True, False or a list of names of request headers to store"
+    )
+    methods: frozenset[str] | None = row(
+        None, _methods, "one or more of DELETE, PATCH, POST, PUT, in a list"
+    )
+    skip: Skip | None = row(None, _callable_or_none, "a callable that takes the request, or None")
+    given: Route | None = field(default=None, repr=False, compare=False)
+
+    def resolved(self, settings: Settings, scope: ScopeCallable | None) -> Route:
+        """The same for one application, with nothing left open; ``given`` is the route itself."""
+        defaults = {**vars(settings), "scope": scope}
+        left_open = {name: defaults[name] for name in vars(self) if getattr(self, name) is NOT_GIVEN}
+        return replace(self, **left_open, given=self)
+
+    def is_interrupted_by(self, error: Exception) -> bool:
+        """Whether nobody knows, after ``error``, what came of an operation that is not atomic."""
+        if isinstance(error, self.interrupted_by):
+            return True
+        return interrupts(error) and not isinstance(error, self.released_by)
+
+    def is_released_by(self, error: Exception) -> bool:
+        """Whether such an operation is to be run again after ``error``."""
+        return isinstance(error, self.released_by) or releases(error)
+
+    def applies_to(self, method: str) -> bool:
+        """Whether a request with this HTTP method is protected (RFC 9110 section 9.2.1)."""
+        if self.methods is not None:
+            return method in self.methods
+        return method not in SAFE_METHODS
+
+
+CHECKS = {
+    each.name: (each.metadata["read"], each.metadata["allowed"])
+    for each in fields(Route)
+    if each.metadata
+}
+"""How each option is read, and what is allowed."""
+
+OPTIONS = tuple(name for name in CHECKS if name in RouteOptions.__annotations__)
+"""Those of ``@idempotent``, in order."""
+
+
+def read_protection(methods: Collection[str], skip: Skip | None, options: RouteOptions) -> Route:
+    """Check what ``protect`` was given. Raises ``ConfigurationError`` naming the first wrong one."""
+    return replace(read_options(options), **_read({"methods": methods, "skip": skip}))
+
+
+def read_options(options: RouteOptions) -> Route:
+    """Check the options of a route. Raises ``ConfigurationError`` naming the first wrong one."""
+    if unknown := options.keys() - set(OPTIONS):
+        raise ConfigurationError(
+            f"{min(unknown)} is not an option of an idempotent route; there are: {', '.join(OPTIONS)}"
+        )
+    for name in ("lease", "on_interrupted", "interrupted_by", "released_by"):
+        if name in options and options.get("atomic", True):
+            raise ConfigurationError(
+                f"{name} is an option of operations with atomic=False; an atomic one needs none: when"
+                " its worker dies, the database rolls it back at once"
+            )
+    return Route(**_read(options))
+
+
+def read_lease(seconds: Any) -> float:
+    """How long a lease is to run. Raises ``ConfigurationError`` as for the option ``lease``."""
+    return cast("float", _read({"lease": seconds})["lease"])
+
+
+def _read(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: checked(name, value, *CHECKS[name]) for name, value in values.items()}

@@ -1,6 +1,6 @@
-"""Every setting and every option, once: its name, default, what is allowed, and why.
+"""Every setting, once: its name, type, default, what is allowed, and why.
 
-The reference page in ``docs/`` is checked against these tables. A wrong value is a
+The reference page is written from this table. A wrong value is a
 ``ConfigurationError`` in ``init_app`` (a setting) or where the view is decorated (an option), never
 in the first request.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any
 
@@ -26,7 +26,7 @@ SECRET = frozenset({"IDEMPOTENCY_ENCRYPTION_KEYS", "IDEMPOTENCY_REDIS_URL"})
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table. ``read`` returns the value as used, or raises ValueError."""
+    """One row of the table, and its name."""
 
     name: str
     default: Any
@@ -136,122 +136,109 @@ def _header_name(value: Any) -> str:
     return name
 
 
+def row(default: Any, read: Callable[[Any], Any], allowed: str, meaning: str = "") -> Any:
+    """A field of a table; ``read`` returns its value as used, or raises ValueError."""
+    return field(default=default, metadata={"read": read, "allowed": allowed, "meaning": meaning})
+
+
 _YEAR = 366 * 24 * 3600
 _FIELD = "a header name that HTTP does not use for something else"
 _DURATION = "seconds (int, float) or a timedelta, from {} to {}"
 
 
-SETTINGS = (
-    Setting("STORE", None, _optional(_store),
-            "'hybrid', 'postgres', 'sql', 'redis', 'memory' or a store of your own",
-            "Where claims and responses are stored. The default is `hybrid` if a Redis is configured,"
-            " else `postgres`. `sql` is `postgres`, or for development the application's SQLite file."
-            " A store of your own is an object, or a callable (its class) that gets the engine of the"
-            " bind."),
-    Setting("REDIS_URL", None, _optional(_matching(r"(?s).*")), "a URL; None or empty for none",
-            "`redis://`, `rediss://`, `unix://`, `redis+cluster://host:port` or"
-            " `redis+sentinel://host:port/service`; with TLS, the last two are `rediss+cluster://` and"
-            " `rediss+sentinel://`. Time-outs are 0.1 s unless the URL sets others"
-            " (`?socket_timeout=0.05`)."),
-    Setting("REDIS_PREFIX", None, _optional(_matching(r"[\x21-\x7e]{1,100}")),
-            "1 to 100 visible ASCII characters",
-            "What every key in Redis begins with. The default is `idempotency:` and a digest of"
-            " database and table, so that applications may share one Redis."),
-    Setting("HEADER", "Idempotency-Key", _header_name, _FIELD,
-            "The request header that carries the key."),
-    Setting("REPLAYED_HEADER", "Idempotent-Replayed", _header_name, _FIELD,
-            "The response header that marks a replay, with the value `true`."),
-    Setting("FORM_FIELD", "idempotency_key", _optional(_matching(r"[A-Za-z_][A-Za-z0-9_.:-]{0,99}")),
-            "a field name, or None",
-            "The form field that `idempotency_field()` creates. It serves as the key where no header is"
-            " sent. With `None`, bodies of requests without a header are not examined."),
-    Setting("REQUIRED", True, boolean, "True or False", "Default of the option `required`."),
-    Setting("TTL", 86400.0, _seconds(1, 10 * _YEAR), _DURATION.format("1 second", "10 years"),
-            "Default of the option `ttl`: how long a finished record replays. A day outlives a"
-            " client's retries over a night's outage."),
-    Setting("LEASE", 60.0, _seconds(1, 86400), _DURATION.format("1 second", "1 day"),
-            "Default of the option `lease`: how long an operation that is not atomic may go without"
-            " renewing its lease before another request may judge it interrupted. Make it longer than"
-            " the slowest view, and than the server's own time-out for a worker."),
-    Setting("WAIT", 0.0, _seconds(0, 300), _DURATION.format("0", "300 seconds"),
-            "Default of the option `wait`: how long a duplicate waits for the first to finish."),
-    Setting("MAX_WAITERS", MAX_WAITERS, _integer(0, 10_000), "an integer from 0 to 10000",
-            "How many duplicates may wait at the same time in one process; each occupies a thread and a"
-            " database connection. The others get their 409 at once. The default leaves half the"
-            " threads free in a worker with eight."),
-    Setting("PROBE_AFTER", 1.0, _seconds(0, 60), _DURATION.format("0", "60 seconds"),
-            "How old a lock in Redis must be before a duplicate asks Postgres whether its owner is"
-            " alive. A smaller value notices dead workers sooner, a larger one keeps more duplicates"
-            " away from Postgres."),
-    Setting("MAX_KEY_LENGTH", 255, _integer(1, 4096), "an integer from 1 to 4096",
-            "The longest key, in characters after decoding."),
-    Setting("MIN_KEY_LENGTH", 1, _integer(1, 4096), "an integer from 1 to IDEMPOTENCY_MAX_KEY_LENGTH",
-            "The shortest key that a client may send in the header. Short keys can be guessed, and a"
-            " client may use one twice by accident. Keys that the application creates may be shorter:"
-            " those of the option `key`, of `run` and of a form's field."),
-    Setting("MAX_REQUEST_BYTES", 16 * 1024 * 1024, _integer(0, 1024**3), "an integer from 0 to 1 GiB",
-            "The longest body of a request with a key, where the application sets no limit itself"
-            " (`MAX_CONTENT_LENGTH`, or `request.max_content_length` in a `before_request` function). A"
-            " longer one gets 413."),
-    Setting("MAX_RESPONSE_BYTES", 8 * 1024 * 1024, _integer(0, 1024**3), "an integer from 0 to 1 GiB",
-            "The largest body that is stored. A larger one is sent in full the first time; a retry gets"
-            " `response-not-kept`."),
-    Setting("UNSTORED_HEADERS", (), _header_names, "a list of header names",
-            "More response headers that are never stored, besides `Set-Cookie`, `Date`, `Server`,"
-            " `Content-Length`, the replay header and the hop-by-hop headers."),
-    Setting("TABLE", "idempotency_record", _matching(r"[A-Za-z_][A-Za-z0-9_]{0,49}"),
-            "an SQL name of up to 50 ASCII letters, digits and underscores",
-            "The name of the table. The table of steps adds the suffix `_step`. No model of yours may"
-            " have either name."),
-    Setting("BIND_KEY", None, _optional(_matching(r"(?s).+")), "a Flask-SQLAlchemy bind key, or None",
-            "The bind whose database holds the table, and whose writes are atomic with it."),
-    Setting("NAMESPACE", "", _matching(r"[\x21-\x7e]{0,64}"), "up to 64 visible ASCII characters",
-            "Default of the option `namespace`."),
-    Setting("PROBLEM_BASE", "urn:flask-idempotency:problem:", _matching(r"[\x21-\x7e]*"),
-            "a URI prefix", "The `type` of a problem is this prefix and the problem's name."),
-    Setting("ENCRYPTION_KEYS", (), _list, "a list of keys, newest first",
-            "If set, responses are encrypted at rest (AES-256-GCM) with the first key and read with"
-            " any. Each key is 32 bytes, or their URL-safe base64."),
-    Setting("ACCEPT_UNSEALED", False, boolean, "True or False",
-            "With encryption keys set, nothing that is stored unencrypted is used. `True` allows it,"
-            " for one retention after turning encryption on."),
-    Setting("ON_STORE_ERROR", "reject", _one_of("reject", "allow"), "'reject' or 'allow'",
-            "What happens if Postgres cannot be reached before the view: `reject` responds with 503,"
-            " `allow` runs the view unprotected (logged, and signalled as `store_failed`)."),
-    Setting("ENABLED", True, boolean, "True or False",
-            "`False` turns the protection off; views run as if undecorated."),
-)  # fmt: skip
-
-
+# fmt: off
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one application, read and checked."""
+    """The settings of one application, read and checked; each row says what it may be, and why."""
 
-    store: Any
-    redis_url: str | None
-    redis_prefix: str | None
-    header: str
-    replayed_header: str
-    form_field: str | None
-    required: bool
-    ttl: float
-    lease: float
-    wait: float
-    max_waiters: int
-    probe_after: float
-    max_key_length: int
-    min_key_length: int
-    max_request_bytes: int
-    max_response_bytes: int
-    unstored_headers: frozenset[str]
-    table: str
-    bind_key: str | None
-    namespace: str
-    problem_base: str
-    encryption_keys: tuple[bytes | str, ...]
-    accept_unsealed: bool
-    on_store_error: str
-    enabled: bool
+    store: Any = row(None, _optional(_store),
+        "'hybrid', 'postgres', 'sql', 'redis', 'memory' or a store of your own",
+        "Where claims and responses are stored. The default is `hybrid` if a Redis is configured,"
+        " else `postgres`. `sql` is `postgres`, or for development the application's SQLite file."
+        " A store of your own is an object, or a callable (its class) that gets the engine of the"
+        " bind.")
+    redis_url: str | None = row(None, _optional(_matching(r"(?s).*")),
+        "a URL; None or empty for none",
+        "`redis://`, `rediss://`, `unix://`, `redis+cluster://host:port` or"
+        " `redis+sentinel://host:port/service`; with TLS, the last two are `rediss+cluster://` and"
+        " `rediss+sentinel://`. Time-outs are 0.1 s unless the URL sets others"
+        " (`?socket_timeout=0.05`).")
+    redis_prefix: str | None = row(None, _optional(_matching(r"[\x21-\x7e]{1,100}")),
+        "1 to 100 visible ASCII characters",
+        "What every key in Redis begins with. The default is `idempotency:` and a digest of"
+        " database and table, so that applications may share one Redis.")
+    header: str = row("Idempotency-Key", _header_name, _FIELD,
+        "The request header that carries the key.")
+    replayed_header: str = row("Idempotent-Replayed", _header_name, _FIELD,
+        "The response header that marks a replay, with the value `true`.")
+    form_field: str | None = row("idempotency_key",
+        _optional(_matching(r"[A-Za-z_][A-Za-z0-9_.:-]{0,99}")), "a field name, or None",
+        "The form field that `idempotency_field()` creates. It serves as the key where no header is"
+        " sent. With `None`, bodies of requests without a header are not examined.")
+    required: bool = row(True, boolean, "True or False", "Default of the option `required`.")
+    ttl: float = row(86400.0, _seconds(1, 10 * _YEAR), _DURATION.format("1 second", "10 years"),
+        "Default of the option `ttl`: how long a finished record replays. A day outlives a"
+        " client's retries over a night's outage.")
+    lease: float = row(60.0, _seconds(1, 86400), _DURATION.format("1 second", "1 day"),
+        "Default of the option `lease`: how long an operation that is not atomic may go without"
+        " renewing its lease before another request may judge it interrupted. Make it longer than"
+        " the slowest view, and than the server's own time-out for a worker.")
+    wait: float = row(0.0, _seconds(0, 300), _DURATION.format("0", "300 seconds"),
+        "Default of the option `wait`: how long a duplicate waits for the first to finish.")
+    max_waiters: int = row(MAX_WAITERS, _integer(0, 10_000), "an integer from 0 to 10000",
+        "How many duplicates may wait at the same time in one process; each occupies a thread and a"
+        " database connection. The others get their 409 at once. The default leaves half the"
+        " threads free in a worker with eight.")
+    probe_after: float = row(1.0, _seconds(0, 60), _DURATION.format("0", "60 seconds"),
+        "How old a lock in Redis must be before a duplicate asks Postgres whether its owner is"
+        " alive. A smaller value notices dead workers sooner, a larger one keeps more duplicates"
+        " away from Postgres.")
+    max_key_length: int = row(255, _integer(1, 4096), "an integer from 1 to 4096",
+        "The longest key, in characters after decoding.")
+    min_key_length: int = row(1, _integer(1, 4096),
+        "an integer from 1 to IDEMPOTENCY_MAX_KEY_LENGTH",
+        "The shortest key that a client may send in the header. Short keys can be guessed, and a"
+        " client may use one twice by accident. Keys that the application creates may be shorter:"
+        " those of the option `key`, of `run` and of a form's field.")
+    max_request_bytes: int = row(16 * 1024 * 1024, _integer(0, 1024**3),
+        "an integer from 0 to 1 GiB",
+        "The longest body of a request with a key, where the application sets no limit itself"
+        " (`MAX_CONTENT_LENGTH`, or `request.max_content_length` in a `before_request` function). A"
+        " longer one gets 413.")
+    max_response_bytes: int = row(8 * 1024 * 1024, _integer(0, 1024**3),
+        "an integer from 0 to 1 GiB",
+        "The largest body that is stored. A larger one is sent in full the first time; a retry gets"
+        " `response-not-kept`.")
+    unstored_headers: frozenset[str] = row((), _header_names, "a list of header names",
+        "More response headers that are never stored, besides `Set-Cookie`, `Date`, `Server`,"
+        " `Content-Length`, the replay header and the hop-by-hop headers.")
+    table: str = row("idempotency_record", _matching(r"[A-Za-z_][A-Za-z0-9_]{0,49}"),
+        "an SQL name of up to 50 ASCII letters, digits and underscores",
+        "The name of the table. The table of steps adds the suffix `_step`. No model of yours may"
+        " have either name.")
+    bind_key: str | None = row(None, _optional(_matching(r"(?s).+")),
+        "a Flask-SQLAlchemy bind key, or None",
+        "The bind whose database holds the table, and whose writes are atomic with it.")
+    namespace: str = row("", _matching(r"[\x21-\x7e]{0,64}"), "up to 64 visible ASCII characters",
+        "Default of the option `namespace`.")
+    problem_base: str = row("urn:flask-idempotency:problem:", _matching(r"[\x21-\x7e]*"),
+        "a URI prefix", "The `type` of a problem is this prefix and the problem's name.")
+    encryption_keys: tuple[bytes | str, ...] = row((), _list, "a list of keys, newest first",
+        "If set, responses are encrypted at rest (AES-256-GCM) with the first key and read with"
+        " any. Each key is 32 bytes, or their URL-safe base64.")
+    accept_unsealed: bool = row(False, boolean, "True or False",
+        "With encryption keys set, nothing that is stored unencrypted is used. `True` allows it,"
+        " for one retention after turning encryption on.")
+    on_store_error: str = row("reject", _one_of("reject", "allow"), "'reject' or 'allow'",
+        "What happens if Postgres cannot be reached before the view: `reject` responds with 503,"
+        " `allow` runs the view unprotected (logged, and signalled as `store_failed`).")
+    enabled: bool = row(True, boolean, "True or False",
+        "`False` turns the protection off; views run as if undecorated.")
+# fmt: on
+
+
+SETTINGS = tuple(Setting(each.name.upper(), each.default, **each.metadata) for each in fields(Settings))
+"""The rows of the table."""
 
 
 def read_settings(config: Mapping[str, Any], *, redis_given: bool) -> Settings:
