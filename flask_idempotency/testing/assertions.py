@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from contextvars import Context
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from flask.testing import FlaskClient
@@ -20,8 +21,8 @@ from werkzeug.test import TestResponse
 from flask_idempotency.core.records import Claim
 from flask_idempotency.web.setup.state import AppState, app_state
 
-from .answers import changed_request, differences, shown
 from .crashes import Crash, CrashPoint, armed
+from .responses import changed_request, differences, shown
 from .watch import Watch, watched
 
 __tracebackhide__ = True  # pytest shows the test's line and the message, not what is in between
@@ -29,46 +30,46 @@ __tracebackhide__ = True  # pytest shows the test's line and the message, not wh
 Effects = Callable[[], int | Mapping[str, int]]
 
 IN_VIEW_SECONDS = 1.0
-"""How long the first request is held back for its duplicates. They are refused within milliseconds;
-those of a route with ``wait`` are let go on after it."""
+"""How long the first request is held back for its duplicates. They are rejected within milliseconds;
+on a route with ``wait`` they wait until it goes on."""
 
 OUTSIDE = (
-    "What runs for a retry too does so outside of the view: before_request and after_request functions,"
-    " decorators above @idempotent, middleware. Or the view is not protected at all."
+    "A retry repeats what runs outside the view: before_request and after_request functions, decorators"
+    " above @idempotent, middleware. Or @idempotent does not protect the view at all."
 )
 UNCOMMITTED = (
-    "What the dead attempt did outside of the operation's transaction is still done: a call to another"
-    " system, a write through db.engine or another bind, a commit in a view with atomic=False. Write"
-    " through db.session; make calls after the commit (an outbox), or as current_operation.step(...)"
-    " with a key of derive_key(...)."
+    "The retry repeated what the dead attempt had done outside the operation's transaction: a call to"
+    " another system, a write through db.engine or another bind, a commit in a view with atomic=False."
+    " Write through db.session; make calls after the commit (an outbox), or as"
+    " current_operation.step(...) with a key from derive_key(...)."
 )
 MISSING = (
-    "Does effects() count it, and see what is committed? Does the view commit it? An answer that"
-    " store=... does not keep rolls the view's writes back."
+    "Does effects() count it, and can it see what is committed? Does the view commit it? If store=..."
+    " rejects the response, the view's writes are rolled back."
 )
 FOLLOWING = (
-    "The worker died right after the commit: what was to follow it, such as a function given to"
-    " after_commit, is lost, and a retry does not make up for it. What must not be lost belongs into a"
-    " table, in the same transaction (an outbox)."
+    "The worker died right after the commit. What was due after it, such as a function given to"
+    " after_commit, is lost, and no retry makes up for it. What must not be lost belongs in a table,"
+    " written in the same transaction (an outbox)."
 )
 UNMARKED = (
-    "Is @idempotent on the view, below the route's decorator, and does the route take its key from"
-    " where the request has it?"
+    "Is @idempotent on the view, below the route's decorator, and does the route read its key where the"
+    " request has it?"
 )
 REMADE = (
-    "A replay is the stored answer, byte for byte; after_request functions and middleware run on it"
-    " again and changed it. Make what they add depend on the answer alone, or leave a header that may"
-    " differ to ignore_headers=[...]."
+    "A replay is the stored response, byte for byte; after_request functions and middleware run on it"
+    " again, and changed it. Let what they add depend on the response alone, or name a header that may"
+    " differ in ignore_headers=[...]."
 )
 ALIKE = (
-    "A client's mistake would be answered with another request's answer. See the route's fingerprint."
-    " If the key is in the body, or the change that was made up means nothing to the route, give a"
-    " request of your own: changed={'json': {...}}."
+    "A client's mistake would get another request's response. Check the route's fingerprint. If the key"
+    " is in the body, or the route ignores what was changed here, pass a changed request of your own:"
+    " changed={'json': {...}}."
 )
 
 
 class NotConcurrentWarning(UserWarning):
-    """Requests could not be sent at the same time, so nothing is known of concurrent duplicates."""
+    """Requests could not be sent at the same time, so nothing is known about concurrent duplicates."""
 
 
 def assert_idempotent(
@@ -83,39 +84,39 @@ def assert_idempotent(
     ignore_headers: Sequence[str] = (),
     **kwargs: Any,
 ) -> TestResponse:
-    """Send one operation in all the ways in which a client may, and assert one effect and one answer.
+    """Send one operation in all the ways in which a client may, and assert one effect and one response.
 
-    The request, ``duplicates`` of it while the first is still in its view, a retry, the same key with
-    another body, and a retry once more. Inside :func:`crash_at`, or a block of :func:`every_crash`, the
-    first request dies first. Each gets an application context of its own, as in production.
+    It sends the request, ``duplicates`` of it while the first is still in its view, a retry, the same
+    key with another body, and one more retry. In a block of :func:`crash_at` or :func:`every_crash` a
+    request dies before all these. Each gets an application context of its own, as in production.
 
     * ``kwargs`` are those of ``client.open``. Without an idempotency key in ``headers`` a new one is
       sent.
     * ``effects`` is called in an application context, and counts what one operation does once: a
-      number, or several by name: ``lambda: {"payments": count(), "mails": len(outbox)}``. Each rises
-      by one.
-    * ``status`` is that of the operation's answer; left out, any below 400. With 400 or above, an
+      number, or several by name: ``lambda: {"payments": count(), "mails": len(outbox)}``. Each must
+      rise by one.
+    * ``status`` is that of the operation's response; left out, any below 400. With 400 or above, an
       effect may be missing, and an operation that ``on_interrupted`` holds (409) is not replayed.
     * ``changed`` is what makes the other request: arguments that replace those in ``kwargs``. True
       makes one up, False leaves this check out.
-    * ``ignore_headers`` may differ between the answers, as ``Date``, ``Set-Cookie`` and the
-      ``Vary: Cookie`` of Flask's session may.
+    * ``ignore_headers`` may differ between the responses, as ``Date``, ``Set-Cookie`` and the
+      ``Vary: Cookie`` of Flask's session always may.
 
-    Returns the first answer. Raises ``AssertionError``, which says what differs and where to look.
+    Returns the first response. Raises ``AssertionError``, which says what differs and where to look.
     """
     check = Check(client, method, path, kwargs, effects, ignore_headers)
     crash = next((crash for crash in reversed(armed) if crash.covers(check.state)), None)
     when = "the first request"
     if crash is not None and not crash.happened:
-        answer = check.crash(crash)
-        if answer is not None:  # the view has no such place, so there is nothing new to find out
-            return answer
-        when = f"a crash at {crash.where} and a retry"
+        response = check.crash(crash)
+        if response is not None:  # the view has no such place, so there is nothing new to find out
+            return response
+        when = f"{crash!r} and a retry"
     first, *others = check.send_at_once(duplicates)
-    check.is_answer(first, when, status)
+    check.has_status(first, when, status)
     is_held = first.status_code == 409 and crash is not None
     at_least = 1 if first.status_code < 400 else 0
-    when += f" and {duplicates} duplicates at the same time" if duplicates else ""
+    when += f", with {duplicates} duplicates at the same time" if duplicates else ""
     check.effects_are_one(when, at_least, crash)
     for other in others:
         check.is_duplicate(other, first)
@@ -123,52 +124,48 @@ def assert_idempotent(
     check.effects_are_one("a retry", at_least)
     if changed is not False:
         request = changed_request(kwargs) if changed is True else {**kwargs, **changed}
-        check.is_refused(check.send(request))
+        check.is_rejected(check.send(request))
         check.effects_are_one("the same key with another body", at_least)
         check.is_retry(check.send(), first, is_held=is_held)
     return first
 
 
+@dataclass
 class Check:
     """One operation of an application under test."""
 
-    def __init__(
-        self,
-        client: FlaskClient,
-        method: str,
-        path: str,
-        kwargs: Mapping[str, Any],
-        effects: Effects | None,
-        ignore_headers: Sequence[str],
-    ) -> None:
-        self._client, self._method, self._path, self._kwargs = client, method, path, kwargs
-        self._effects = effects
-        self._app = client.application
-        self.state: AppState = app_state(self._app)
-        settings = self.state.settings
-        self._replayed, self._header = settings.replayed_header, settings.header
+    client: FlaskClient
+    method: str
+    path: str
+    kwargs: Mapping[str, Any]
+    effects: Effects | None
+    ignore_headers: Sequence[str]
+
+    def __post_init__(self) -> None:
+        self.state: AppState = app_state(self.client.application)
+        self._replayed, self._header = self.state.settings.replayed_header, self.state.settings.header
         self._key = f'"{uuid.uuid4()}"'
-        ignored = {"date", "server", "set-cookie", self._replayed.lower()}
-        self._ignored = ignored | {name.lower() for name in ignore_headers}
+        self._ignored = {"date", "server", "set-cookie", self._replayed.lower()}
+        self._ignored.update(name.lower() for name in self.ignore_headers)
         self._before = self._counted()
 
     def send(self, kwargs: Mapping[str, Any] | None = None) -> TestResponse:
         """One request, in a context of its own."""
-        kwargs = copy.deepcopy(dict(self._kwargs if kwargs is None else kwargs))  # a file is read once
+        kwargs = copy.deepcopy(dict(self.kwargs if kwargs is None else kwargs))  # a file is read once
         headers = kwargs["headers"] = Headers(kwargs.get("headers"))
         if self._header not in headers:
             headers[self._header] = self._key
         # A client in a with block keeps its last request's context, which is of no use in another.
-        twin = copy.copy(self._client)
+        twin = copy.copy(self.client)
         vars(twin).update(preserve_context=False, _context_stack=ExitStack(), _new_contexts=[])
-        return Context().run(twin.open, self._path, method=self._method, **kwargs)
+        return Context().run(twin.open, self.path, method=self.method, **kwargs)
 
     def send_at_once(self, duplicates: int) -> list[TestResponse]:
         """The first request, and duplicates of it before it commits."""
         if duplicates and any(isinstance(e.pool, StaticPool) for e in self.state.engines.values()):
             warnings.warn(
                 "all requests share one connection to the database in memory, so the duplicates came"
-                " one after the other: use a SQLite file to send them at the same time, or say"
+                " one after the other: use a SQLite file to send them at the same time, or pass"
                 " duplicates=0",
                 NotConcurrentWarning,
                 stacklevel=3,
@@ -187,62 +184,65 @@ class Check:
             return [future.result() for future in (first, *others)]
 
     def crash(self, crash: CrashPoint) -> TestResponse | None:
-        """Send the request that dies. If it has passed the last place instead: its answer."""
+        """Send the request that dies. Returns its response if it has passed the last place instead."""
         try:
-            answer = self.send()
+            response = self.send()
         except Crash as died:
             if died.args != (crash,):
                 raise
             return None
         if crash.has_passed_the_last_place:
-            return answer
+            return response
         if crash.happened:
             self._fail(
-                f"something caught the crash and answered {shown(answer)}",
+                f"something caught the crash and responded with {shown(response)}",
                 "A bare except: or except BaseException: also keeps a worker from exiting.",
             )
-        self._fail(f"the first request was answered {shown(answer)}", crash.not_reached())
+        self._fail(f"the first request got {shown(response)}", crash.not_reached())
 
-    def is_answer(self, answer: TestResponse, when: str, status: int | None) -> None:
-        """Hold the operation's answer against the expected status."""
-        if status is None:
-            if answer.status_code < 400:
-                return
-            hint = "Send a request that succeeds, or say which answer is right: status=..."
-            if answer.status_code == 409:
-                hint += " An operation with on_interrupted='hold' stays so: status=409."
-            self._fail(f"after {when} the answer is {shown(answer)}", hint)
-        if answer.status_code != status:
-            self._fail(f"after {when} the answer is {shown(answer)}, not {status}", "")
+    def has_status(self, response: TestResponse, when: str, status: int | None) -> None:
+        """The operation's response has the expected status."""
+        if status is None and response.status_code >= 400:
+            hint = "Send a request that succeeds, or pass the right response's status=..."
+            if response.status_code == 409:
+                hint += " An operation with on_interrupted='hold' stays interrupted: status=409."
+            self._fail(f"after {when} the response is {shown(response)}", hint)
+        if status not in (None, response.status_code):
+            self._fail(f"after {when} the response is {shown(response)}, not {status}", "")
 
-    def is_duplicate(self, answer: TestResponse, first: TestResponse) -> None:
-        """A duplicate is refused as in progress, or gets the answer."""
-        if answer.status_code == 409 and self._replayed not in answer.headers:
+    def is_duplicate(self, response: TestResponse, first: TestResponse) -> None:
+        """A duplicate is rejected as in progress, or gets the first response."""
+        if response.status_code == 409 and self._replayed not in response.headers:
             return
-        if answer.status_code != first.status_code:
+        if response.status_code != first.status_code:
             hint = (
-                "It is to be a 409, or the first one's answer. Does the pool have a connection for it?"
+                "It must get 409, or the first one's response. Does the pool have a connection for it?"
             )
-            self._fail(f"a duplicate of a request in progress was answered {shown(answer)}", hint)
-        self.is_retry(answer, first, what="a duplicate")
+            self._fail(f"a duplicate of a running request got {shown(response)}", hint)
+        self.is_retry(response, first, what="a duplicate")
 
     def is_retry(
-        self, answer: TestResponse, first: TestResponse, *, what: str = "a retry", is_held: bool = False
+        self,
+        response: TestResponse,
+        first: TestResponse,
+        *,
+        what: str = "a retry",
+        is_held: bool = False,
     ) -> None:
-        """A retry gets the first answer, marked as a replay."""
-        if found := differences(first, answer, self._ignored):
-            hint = REMADE if self._replayed in answer.headers else UNMARKED
-            self._fail(f"{what} was answered otherwise than the first request", hint, *found)
-        if self._replayed not in answer.headers and not is_held:
-            self._fail(f"{what} was answered {shown(answer)}, without {self._replayed}", UNMARKED)
+        """A retry gets the first response, marked as a replay."""
+        if found := differences(first, response, self._ignored):
+            hint = REMADE if self._replayed in response.headers else UNMARKED
+            self._fail(f"{what} got another response than the first request", hint, *found)
+        if self._replayed not in response.headers and not is_held:
+            self._fail(f"{what} got {shown(response)}, without the header {self._replayed}", UNMARKED)
 
-    def is_refused(self, answer: TestResponse) -> None:
+    def is_rejected(self, response: TestResponse) -> None:
         """The key belongs to another request."""
-        if answer.status_code != 422:
-            self._fail(f"the same key with another body was answered {shown(answer)}, not 422", ALIKE)
+        if response.status_code != 422:
+            self._fail(f"the same key with another body got {shown(response)}, not 422", ALIKE)
 
     def effects_are_one(self, when: str, at_least: int, crash: CrashPoint | None = None) -> None:
-        """Hold the effects against those before. What died at ``crash`` may have left some."""
+        """Each count has risen by one. What died at ``crash`` may have left some effects."""
         now = self._counted()
         rises = {name: count - self._before.get(name, 0) for name, count in now.items()}
         wrong = {name: rise for name, rise in rises.items() if not at_least <= rise <= 1}
@@ -261,14 +261,14 @@ class Check:
 
     def _counted(self) -> dict[str, int]:
         def count() -> int | Mapping[str, int]:
-            with self._app.app_context():
-                return self._effects() if self._effects else {}
+            with self.client.application.app_context():
+                return self.effects() if self.effects else {}
 
         counted = Context().run(count)
         return {"effects()": counted} if isinstance(counted, int) else dict(counted)
 
     def _fail(self, what: str, hint: str, *found: str) -> NoReturn:
-        lines = [f"{self._method} {self._path}: {what}", *(f"  {line}" for line in found), hint]
+        lines = [f"{self.method} {self.path}: {what}", *(f"  {line}" for line in found), hint]
         raise AssertionError("\n".join(line for line in lines if line))
 
 

@@ -1,9 +1,9 @@
 """Crash windows for an application's own endpoint, on every store.
 
-A worker that dies at the point is played by an exception that no handler for errors catches. It leaves
-what a killed process leaves: before the commit everything is rolled back, after it everything is
-there, and the lock in Redis is left behind. The retry is played as one that comes late enough: the lock
-of the dead is older than ``IDEMPOTENCY_PROBE_AFTER``, and a lease is over.
+An exception that no error handler catches stands for the worker's death. It leaves what a killed
+process leaves: before the commit everything is rolled back, after it everything is there, and the lock
+stays in Redis. The retry counts as one that comes late enough: the lock of the dead is older than
+``IDEMPOTENCY_PROBE_AFTER``, and its lease is over.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _claim: ContextVar[Claim | None] = ContextVar("flask_idempotency_crash_claim", d
 
 
 class Crash(BaseException):
-    """The worker dies here. No ``Exception``, so that no handler for errors takes it for one."""
+    """The worker dies here. It is no ``Exception``, so that no error handler catches it."""
 
 
 def crash_at(
@@ -48,21 +48,21 @@ def crash_at(
       a ``db.session.commit()``, and between a step and its record. Without ``place``, a view that has
       none dies where it returns.
     * ``"before-commit"``: the view has returned, nothing is committed yet.
-    * ``"after-commit"``: writes and answer are committed, the client has not heard of it.
+    * ``"after-commit"``: writes and response are committed, the client has not heard of it.
 
     :func:`assert_idempotent` in the block sends the request that dies, retries it, and asserts one
-    effect and one answer. A plain request ends the block by its death, as with ``pytest.raises``; the
-    retry comes after the block. ``app`` is the application that crashes; left out, the first of all.
-    The block is given an object whose ``happened`` says whether a request has died yet; ``point`` and
+    effect and one response. A plain request that dies ends the block, as with ``pytest.raises``; send
+    the retry after the block. ``app`` is the application that crashes; left out, whichever comes first.
+    ``with … as`` gives an object whose ``happened`` says whether a request has died yet; ``point`` and
     ``place`` are its arguments.
 
-    Raises ``AssertionError`` at the end of the block if nothing came to the point, or the view has no
-    such place.
+    Raises ``AssertionError`` at the end of the block if no request reached the point, or the view has
+    no such place.
     """
     if point not in CRASH_POINTS:
-        raise ValueError(f"crash_at({point!r}): there are {', '.join(CRASH_POINTS)}")
+        raise ValueError(f"crash_at({point!r}): the points are {', '.join(CRASH_POINTS)}")
     if place is not None and (point != "in-view" or place < 1):
-        raise ValueError(f"crash_at({point!r}, place={place!r}): places are in 'in-view', from 1 on")
+        raise ValueError(f"crash_at({point!r}, place={place!r}): only 'in-view' has places, from 1 on")
     return _crashing(CrashPoint(point, place, _targets(app)))
 
 
@@ -75,18 +75,15 @@ def every_crash(app: Flask | None = None) -> Iterator[AbstractContextManager[Cra
             with crash:
                 assert_idempotent(...)
 
-    Each block must send an operation of its own, which has a key that is new. In the view it goes on
-    until a place is not there; that block's request is answered as any other. Raises what
-    :func:`crash_at` raises for all that is not reached otherwise.
+    Each block must send an operation of its own, with a new key. The places in the view are tried until
+    there are no more; the request of that last block does not die. Raises what :func:`crash_at` raises.
     """
     for point in CRASH_POINTS:
         for place in itertools.count(1) if point == "in-view" else (None,):
             crash = CrashPoint(point, place, _targets(app), is_probe=point == "in-view")
             yield _crashing(crash)
             if not crash.began:
-                raise RuntimeError(
-                    "every_crash() gives blocks for with: for crash in ...: with crash: ..."
-                )
+                raise RuntimeError("write: for crash in every_crash(): with crash: ...")
             if not crash.happened:
                 break
 
@@ -117,7 +114,7 @@ def _crashing(crash: CrashPoint) -> Iterator[CrashPoint]:
 
 
 class CrashPoint(Watch):
-    """A point at which one attempt dies; what dies there is dead in all that it tries afterwards."""
+    """A point at which one attempt dies. Whatever it tries afterwards dies, too."""
 
     def __init__(
         self, point: Point, place: int | None, targets: list[AppState], *, is_probe: bool = False
@@ -141,13 +138,8 @@ class CrashPoint(Watch):
         return self._dead is not None
 
     def covers(self, state: AppState) -> bool:
-        """Whether it lies in this application."""
+        """Whether it may happen in this application."""
         return any(target is state for target in self.targets)
-
-    @property
-    def where(self) -> str:
-        """The point, for a message."""
-        return repr(self.point) if self.place is None else f"{self.point!r} (place {self.place})"
 
     @property
     def has_passed_the_last_place(self) -> bool:
@@ -156,19 +148,19 @@ class CrashPoint(Watch):
 
     def not_reached(self) -> str:
         """What it means that nothing died."""
-        if self.place is not None and self._has_returned:
-            if self._attempt > 1:
-                return (
-                    f"{self!r} was not reached by attempt {self._attempt} of an operation, which does"
-                    " not repeat what is recorded: give each crash an operation with a key that is new"
-                )
+        if self.place is None or not self._has_returned:
             return (
-                f"{self!r} was not reached: the view has {self._passed} of these places. They are right"
-                " after a db.session.commit(), and between a step and its record"
+                f"{self!r} was not reached: no protected request got that far. Is @idempotent on the"
+                " view, is its response stored (below 500), and is the request's key new?"
+            )
+        if self._attempt > 1:
+            return (
+                f"{self!r} was not reached by attempt {self._attempt} of an operation, which does not"
+                " repeat recorded steps: send an operation with a new key in each block"
             )
         return (
-            f"{self!r} was not reached: no protected request came that far. Is @idempotent on the view,"
-            " is its answer kept (below 500), and is the request's key a new one?"
+            f"{self!r} was not reached: the view has {self._passed} such places. They are right after"
+            " each db.session.commit(), and between a step and its record"
         )
 
     def claimed(self, claim: Claim, attempt: int) -> None:
@@ -199,7 +191,7 @@ class CrashPoint(Watch):
         self._at("after-commit", claim)
 
     def releasing(self, claim: Claim, release: Callable[[], None]) -> None:
-        """The dead give no lock back: theirs goes when the block ends."""
+        """The dead release no lock: theirs is released when the block ends."""
         if self._is_dead(claim):
             self._left_behind.append(release)
         else:
@@ -212,7 +204,7 @@ class CrashPoint(Watch):
         return glance
 
     def clear(self) -> None:
-        """Let the dead one's lock go, so that retries after the block need not wait for that."""
+        """Release the lock of the dead, so that retries after the block need not wait for it."""
         for release in self._left_behind:
             release()
 
@@ -238,7 +230,7 @@ armed: list[CrashPoint] = []
 
 @contextmanager
 def _commits_watched(db: SQLAlchemy, crash: CrashPoint) -> Iterator[None]:
-    """Tell when a view commits ``db.session``, whose class is ours (see ``session.install``)."""
+    """Tell when a view commits ``db.session``, whose class is ours."""
     session_class: Any = db.session.session_factory.class_
     before, inherited = vars(session_class).get("commit"), session_class.commit
 

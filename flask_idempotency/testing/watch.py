@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 from flask_idempotency.core.engine import Engine
-from flask_idempotency.core.ports import Glance, Hold, Lock, Records
+from flask_idempotency.core.ports import Glance, Hold
 from flask_idempotency.core.records import Claim, Record, StoredResponse
 from flask_idempotency.stores.sealing import AnswerSealer
 from flask_idempotency.web.setup.state import AppState
@@ -31,10 +31,10 @@ class Watch:
         """The view has returned, and nothing is committed yet."""
 
     def completed(self, claim: Claim) -> None:
-        """The answer is committed, and nobody has heard of it yet."""
+        """The response is committed, and nobody has heard of it yet."""
 
     def releasing(self, claim: Claim, release: Callable[[], None]) -> None:  # noqa: ARG002
-        """The lock is given back without an answer."""
+        """The lock is released without a response."""
         release()
 
     def glanced(self, claim: Claim, glance: Glance) -> Glance:  # noqa: ARG002
@@ -43,7 +43,7 @@ class Watch:
 
 
 @contextmanager
-def ports(state: AppState, records: Records, lock: Lock) -> Iterator[None]:
+def ports(state: AppState, records: Any, lock: Any) -> Iterator[None]:
     """Let an application use other records and another lock."""
     before = state.records, state.lock, state.engine
     sealer = state.sealer if isinstance(state.sealer, AnswerSealer) else None
@@ -62,33 +62,28 @@ def watched(state: AppState, watch: Watch) -> Iterator[None]:
         yield
 
 
-class WatchedRecords:
-    """Any store's records."""
+class Watched:
+    """A port of any store. It passes on what it does not watch."""
 
-    def __init__(self, records: Records, watch: Watch) -> None:
-        self._records, self._watch = records, watch
-        self.atomic = records.atomic
+    def __init__(self, inner: Any, watch: Watch) -> None:
+        self._inner, self._watch = inner, watch
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._records, name)
+        return getattr(self._inner, name)
 
-    def look(self, key: bytes) -> Record | None:
+
+class WatchedRecords(Watched):
+    """Any store's records."""
+
+    def claim(self, claim: Claim) -> WatchedHold | None:
         """See :class:`Records`."""
-        return self._records.look(key)
+        return self._watched(self._inner.claim(claim), claim)
 
-    def claim(self, claim: Claim) -> Hold | None:
+    def take_over(self, claim: Claim, as_seen: Record) -> WatchedHold | None:
         """See :class:`Records`."""
-        return self._watched(self._records.claim(claim), claim)
+        return self._watched(self._inner.take_over(claim, as_seen), claim)
 
-    def take_over(self, claim: Claim, seen: Record) -> Hold | None:
-        """See :class:`Records`."""
-        return self._watched(self._records.take_over(claim, seen), claim)
-
-    def wait(self, key: bytes, seconds: float) -> None:
-        """See :class:`Records`."""
-        self._records.wait(key, seconds)
-
-    def _watched(self, hold: Hold | None, claim: Claim) -> Hold | None:
+    def _watched(self, hold: Hold | None, claim: Claim) -> WatchedHold | None:
         if hold is None:
             return None
         try:
@@ -96,51 +91,39 @@ class WatchedRecords:
         except BaseException:
             hold.abandon()
             raise
-        return cast("Hold", WatchedHold(hold, claim, self._watch))
+        return WatchedHold(hold, self._watch, claim)
 
 
-class WatchedHold:
+class WatchedHold(Watched):
     """Any hold, or a step's transaction."""
 
-    def __init__(self, hold: Any, claim: Claim, watch: Watch) -> None:
-        self._hold, self._claim, self._watch = hold, claim, watch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._hold, name)
+    def __init__(self, inner: Any, watch: Watch, claim: Claim) -> None:
+        super().__init__(inner, watch)
+        self._claim = claim
 
     def complete(self, response: StoredResponse) -> None:
         """See :class:`Hold`."""
         self._watch.completing(self._claim)
-        self._hold.complete(response)
+        self._inner.complete(response)
         self._watch.completed(self._claim)
 
     def record(self, step: str, result: bytes) -> None:
         """See :class:`Lease` and :class:`Step`."""
         self._watch.recording(self._claim)
-        self._hold.record(step, result)
+        self._inner.record(step, result)
 
     def open_step(self) -> WatchedHold:
         """See :class:`Lease`."""
-        return WatchedHold(self._hold.open_step(), self._claim, self._watch)
+        return WatchedHold(self._inner.open_step(), self._watch, self._claim)
 
 
-class WatchedLock:
+class WatchedLock(Watched):
     """Any lock."""
-
-    def __init__(self, lock: Lock, watch: Watch) -> None:
-        self._lock, self._watch = lock, watch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._lock, name)
 
     def acquire(self, claim: Claim) -> Glance:
         """See :class:`Lock`."""
-        return self._watch.glanced(claim, self._lock.acquire(claim))
+        return self._watch.glanced(claim, self._inner.acquire(claim))
 
     def release(self, claim: Claim) -> None:
         """See :class:`Lock`."""
-        self._watch.releasing(claim, lambda: self._lock.release(claim))
-
-    def finish(self, claim: Claim) -> None:
-        """See :class:`Lock`."""
-        self._lock.finish(claim)
+        self._watch.releasing(claim, lambda: self._inner.release(claim))

@@ -67,18 +67,18 @@ def test_the_plugin_gives_the_fixtures(tmp_path):
 
 @pytest.mark.parametrize("store", ["hybrid", "sql"], indirect=True)
 def test_any_application_may_have_its_records_in_memory(shop, idempotency_memory):
-    def kept():
+    def stored():
         with shop.app.app_context(), shop.db.engine.connect() as connection:
             return connection.exec_driver_sql("select count(*) from idempotency_record").scalar()
 
-    before = kept()  # of other tests, on the same database
+    before = stored()  # of other tests, on the same database
     idempotency_memory(shop.app)
     assert isinstance(shop.app.extensions["idempotency"].records, MemoryRecords)
     shop.view(shop.pay)
     for point in CRASH_POINTS:
         with crash_at(point):
             assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.payments)
-    assert kept() == before
+    assert stored() == before
 
 
 @pytest.mark.parametrize("store", ["memory"], indirect=True)

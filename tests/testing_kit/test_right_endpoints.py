@@ -51,7 +51,7 @@ def crashes(shop, **kwargs):
             assert_idempotent(
                 shop.client, "POST", "/payments", json={}, effects=shop.effects, status=status
             )
-        died.append(at.where if at.happened else "nowhere")
+        died.append(repr(at) if at.happened else "nowhere")
     return died
 
 
@@ -62,20 +62,21 @@ def test_every_crash_in_one_go(shop):
         return {}, 201
 
     shop.view(view, atomic=False, on_interrupted="retry")
-    places = [f"'in-view' (place {number})" for number in (1, 2, 3)]
-    assert crashes(shop) == ["'after-claim'", *places, "nowhere", "'before-commit'", "'after-commit'"]
+    places = [f"crash_at('in-view', place={number})" for number in (1, 2, 3)]
+    outside = ["crash_at('before-commit')", "crash_at('after-commit')"]
+    assert crashes(shop) == ["crash_at('after-claim')", *places, "nowhere", *outside]
 
 
 @pytest.mark.parametrize("store", ["memory", "postgres"], indirect=True)
 def test_every_crash_of_a_view_without_places_and_of_one_that_is_held(shop):
-    outside = ["'before-commit'", "'after-commit'"]
+    outside = ["crash_at('before-commit')", "crash_at('after-commit')"]
     shop.view(lambda: ({}, 201))
     shop.effects = dict
-    assert crashes(shop) == ["'after-claim'", "nowhere", *outside]
+    assert crashes(shop) == ["crash_at('after-claim')", "nowhere", *outside]
     shop.app.view_functions["pay"] = idempotent(atomic=False)(shop.pay)
     status = {"after-commit": 201}
     assert crashes(shop, status=lambda point: status.get(point, 409)) == [
-        "'after-claim'", "'in-view' (place 1)", "nowhere", *outside
+        "crash_at('after-claim')", "crash_at('in-view', place=1)", "nowhere", *outside
     ]  # fmt: skip
 
 

@@ -26,11 +26,11 @@ def message(shop, point=None, crash=None, **kwargs):
 def test_a_view_without_protection(shop):
     shop.view(shop.pay, protect=None)
     said = message(shop, effects=None, duplicates=0)
-    assert "POST /payments: a retry was answered otherwise than the first request" in said
+    assert "POST /payments: a retry got another response than the first request" in said
     assert re.search(r"body, 'id': first \d+, then \d+\n", said)
     assert "Is @idempotent on the view" in said
     shop.app.view_functions["pay"] = lambda: (shop.pay(), "same")[1]
-    assert "without Idempotent-Replayed" in message(shop, effects=None)
+    assert "without the header Idempotent-Replayed" in message(shop, effects=None)
     assert "effects() rose by 4, not by 1" in message(shop, effects=shop.payments)
 
 
@@ -43,7 +43,7 @@ def test_a_view_that_charges_before_it_commits(shop):
     assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.effects)
     for point in ("in-view", "before-commit"):
         said = message(shop, point)
-        assert said.startswith(f"POST /payments: after a crash at '{point}' and a retry and 3 dupli")
+        assert said.startswith(f"POST /payments: after crash_at('{point}') and a retry, with 3 dupli")
         assert "\n  charges rose by 2, not by 1\n" in said
         assert "payments rose" not in said
         assert "a call to another system" in said
@@ -95,8 +95,8 @@ def test_a_later_step_that_commits_by_itself(shop):
         with pytest.raises(AssertionError, match="rose by 2"), crash_at("in-view", place=place):
             assert_idempotent(*request, json={}, effects=shop.payments)
     said = message(shop, effects=shop.payments, crash=crash_at("in-view", place=4))
-    assert "the first request was answered 201" in said
-    assert "crash_at('in-view', place=4) was not reached: the view has 3 of these places" in said
+    assert "the first request got 201" in said
+    assert "crash_at('in-view', place=4) was not reached: the view has 3 such places" in said
 
 
 def test_each_place_is_found_without_being_counted(shop):
@@ -111,7 +111,7 @@ def test_each_place_is_found_without_being_counted(shop):
         with next(blocks):
             assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.effects)
     said = message(shop, crash=next(blocks))
-    assert said.startswith("POST /payments: after a crash at 'in-view' (place 2) and a retry and 3 dup")
+    assert said.startswith("POST /payments: after crash_at('in-view', place=2) and a retry, with 3 dup")
     assert "payments rose by 2" in said
 
 
@@ -134,7 +134,7 @@ class TestEveryCrash:
                 with crash:
                     shop.client.post("/payments", headers={"Idempotency-Key": "a"})
 
-        with pytest.raises(AssertionError, match="place=3.* attempt 4 .*a key that is new"):
+        with pytest.raises(AssertionError, match="place=3.* attempt 4 .*a new key"):
             crash_everywhere()
 
     def test_is_not_content_with_a_request_that_is_no_operation(self, shop):
@@ -151,7 +151,7 @@ class TestEveryCrash:
 
 @pytest.mark.parametrize(("point", "place"), [("after-claim", 1), ("in-view", 0), ("in-view", -1)])
 def test_a_place_that_can_be_nowhere(point, place):
-    with pytest.raises(ValueError, match="places are in 'in-view', from 1 on"):
+    with pytest.raises(ValueError, match="only 'in-view' has places, from 1 on"):
         crash_at(point, place=place)
 
 
@@ -203,21 +203,21 @@ def test_an_effect_before_the_view(shop):
 
 
 @pytest.mark.parametrize("store", ["memory"], indirect=True)
-def test_a_handler_that_makes_every_refusal_a_success(shop):
+def test_a_handler_that_makes_every_rejection_a_success(shop):
     shop.view(shop.pay)
     shop.app.register_error_handler(IdempotencyError, lambda error: ({"done": True}, 200))
     said = message(shop, effects=shop.payments)
-    assert "a duplicate of a request in progress was answered 200" in said
+    assert "a duplicate of a running request got 200" in said
     said = message(shop, effects=shop.payments, duplicates=0)
-    assert 'with another body was answered 200 {"done":true}, not 422' in said
+    assert 'with another body got 200 {"done":true}, not 422' in said
 
 
 @pytest.mark.parametrize("store", ["memory"], indirect=True)
 def test_a_fingerprint_that_leaves_out_what_matters(shop):
     shop.view(shop.pay, fingerprint=["/currency"])
     said = message(shop, effects=shop.payments)
-    assert re.search(r"the same key with another body was answered 201 .*, not 422", said)
-    assert "See the route's fingerprint" in said
+    assert re.search(r"the same key with another body got 201 .*, not 422", said)
+    assert "Check the route's fingerprint" in said
 
 
 @pytest.mark.parametrize("store", ["memory"], indirect=True)
@@ -230,7 +230,7 @@ def test_a_view_that_catches_everything(shop):
 
     shop.view(view)
     said = message(shop, "in-view")
-    assert "something caught the crash and answered 500" in said
+    assert "something caught the crash and responded with 500" in said
 
 
 def test_a_crash_that_is_caught_still_commits_nothing(shop):
@@ -249,17 +249,17 @@ def test_a_crash_that_is_caught_still_commits_nothing(shop):
 def test_a_request_that_fails_says_nothing_of_idempotency(shop):
     shop.view(lambda: ({"error": "no such customer"}, 404))
     said = message(shop, effects=None)
-    assert 'after the first request the answer is 404 {"error":"no such customer"}' in said
+    assert 'after the first request the response is 404 {"error":"no such customer"}' in said
     assert "status=" in said
     assert "is 404" in message(shop, effects=None, status=201)
     assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.payments, status=404)
 
 
 @pytest.mark.parametrize("store", ["memory"], indirect=True)
-def test_a_crash_that_never_comes(shop):
+def test_a_crash_that_never_happens(shop):
     shop.view(lambda: ({}, 500))
     said = message(shop, "after-commit", effects=None)
-    assert "the first request was answered 500" in said
+    assert "the first request got 500" in said
     assert "crash_at('after-commit') was not reached" in said
     with pytest.raises(AssertionError, match="not reached"), crash_at("in-view"):
         pass
@@ -272,18 +272,18 @@ class TestWhatIsMissing:
         for point in (None, "after-claim", "in-view"):
             said = message(shop, point, effects=lambda: {"mails": 0})
             assert "mails rose by 0, not by 1\n" in said
-            assert "Does effects() count it, and see what is committed?" in said
+            assert "Does effects() count it, and can it see what is committed?" in said
             assert "before_request" not in said
-            assert "is still done" not in said
+            assert "the dead attempt" not in said
 
-    def test_because_the_answer_is_not_kept(self, shop):
+    def test_because_the_response_is_not_stored(self, shop):
         shop.view(shop.pay, store=lambda response: False)
         said = message(shop, effects=shop.payments)
         assert "effects() rose by 0, not by 1" in said
-        assert "An answer that store=... does not keep rolls the view's writes back" in said
+        assert "If store=... rejects the response, the view's writes are rolled back" in said
         assert "before_request" not in said
 
-    def test_because_it_was_to_follow_the_commit(self, shop):
+    def test_because_it_was_due_after_the_commit(self, shop):
         def view():
             shop.idempotency.after_commit(shop.charge)
             return shop.pay()
@@ -291,8 +291,8 @@ class TestWhatIsMissing:
         shop.view(view)
         said = message(shop, "after-commit")
         assert "charges rose by 0, not by 1" in said
-        assert "what was to follow it, such as a function given to after_commit, is lost" in said
-        assert "is still done" not in said
+        assert "What was due after it, such as a function given to after_commit, is lost" in said
+        assert "the dead attempt" not in said
         assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.effects)
 
     def test_while_something_else_is_there_twice(self, shop):
@@ -300,7 +300,7 @@ class TestWhatIsMissing:
         shop.app.view_functions["pay"] = idempotent(lambda: (shop.charge(), ({}, 201))[1])
         said = message(shop, "before-commit")
         assert "payments rose by 0, not by 1\n  charges rose by 2, not by 1\n" in said
-        assert "is still done" in said
+        assert "the dead attempt" in said
         assert "Does effects() count it" in said
 
 
@@ -312,7 +312,7 @@ def test_an_effect_before_the_view_is_not_put_down_to_the_crash(shop, point):
     said = message(shop, point)
     assert "charges rose by 5, not by 1" in said
     assert "before_request" in said
-    assert "is still done" not in said
+    assert "the dead attempt" not in said
 
 
 @pytest.mark.parametrize("store", ["memory"], indirect=True)
@@ -323,8 +323,11 @@ def test_an_operation_that_is_held_says_so(shop):
     assert "status=409" in said
 
 
-def test_a_point_that_is_none():
-    with pytest.raises(ValueError, match="there are " + ", ".join(CRASH_POINTS)), crash_at("later"):
+def test_a_point_that_does_not_exist():
+    with (
+        pytest.raises(ValueError, match="the points are " + ", ".join(CRASH_POINTS)),
+        crash_at("later"),
+    ):
         pass
 
 
@@ -335,7 +338,7 @@ def test_an_error_of_the_view_comes_out_as_it_is(shop):
 
     shop.view(view, atomic=False)
     said = message(shop, effects=None)
-    assert "the answer is 503" in said
+    assert "the response is 503" in said
     shop.app.view_functions["pay"] = lambda: 1 / 0
     with pytest.raises(ZeroDivisionError):
         assert_idempotent(shop.client, "POST", "/payments", json={})

@@ -1,4 +1,4 @@
-"""Two answers held against each other, and a request that differs from another."""
+"""Compares two responses, and makes a request that differs from another."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ SHOWN_BYTES = 200
 """How much of a body a message shows: enough for a problem's detail."""
 
 
-def shown(answer: TestResponse) -> str:
-    """An answer's status, and the beginning of its body."""
-    body = answer.get_data()
-    return f"{answer.status_code} {_text(body)}" if body else str(answer.status_code)
+def shown(response: TestResponse) -> str:
+    """A response's status, and the beginning of its body."""
+    return f"{response.status_code} {_text(response.get_data())}".rstrip()
 
 
 def differences(first: TestResponse, other: TestResponse, ignored: Collection[str]) -> list[str]:
-    """What the other answer has that the first has not, and the other way round; a line for each."""
+    """What differs between the two responses, a line for each."""
     found = []
     if first.status_code != other.status_code:
         found.append(f"status: first {shown(first)}, then {shown(other)}")
     before, after = _lines(first, ignored), _lines(other, ignored)
     if "Cache-Control" not in before and after.get("Cache-Control") == ["no-store"]:
-        del after["Cache-Control"]  # every replay says so, where the first answer says nothing
+        del after["Cache-Control"]  # every replay says so, where the first response says nothing
     for name in sorted({*before, *after}):
         if before.get(name) != after.get(name):
             values = (", ".join(lines.get(name, ["(none)"])) for lines in (before, after))
@@ -35,12 +34,12 @@ def differences(first: TestResponse, other: TestResponse, ignored: Collection[st
     return found
 
 
-def _lines(answer: TestResponse, ignored: Collection[str]) -> dict[str, list[str]]:
+def _lines(response: TestResponse, ignored: Collection[str]) -> dict[str, list[str]]:
     lines: dict[str, list[str]] = {}
-    for name, value in answer.headers:
+    for name, value in response.headers:
         if name.lower() not in ignored:
             lines.setdefault(name.title(), []).append(value)
-    # Flask adds Cookie after a view that has used the session, which a replay does not.
+    # Flask adds Cookie after a view that has used the session; a replay runs no view.
     vary = [part.strip() for value in lines.pop("Vary", []) for part in value.split(",")]
     if names := [name for name in vary if name.lower() != "cookie"]:
         lines["Vary"] = names
@@ -67,7 +66,7 @@ def _text(body: bytes) -> str:
 
 
 def changed_request(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a request with another body: every value of it is another one."""
+    """The arguments of a request with another body: every value in it is changed."""
     changed = dict(kwargs)
     if kwargs.get("json") is not None:
         changed["json"] = _other(kwargs["json"])
