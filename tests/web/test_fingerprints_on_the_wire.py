@@ -200,3 +200,19 @@ def test_a_form_that_cannot_be_read_is_compared_by_its_bytes(compare, case):
         {"data": first, "content_type": content_type},
         {"data": second, "content_type": content_type},
     )
+
+
+def test_a_form_that_was_parsed_too_early_is_not_taken_for_an_empty_one(world):
+    """The decorator above hides the view, so that the body cannot be read in time."""
+
+    @world.app.before_request
+    def csrf():
+        request.form.get("token")
+
+    def hiding():
+        return idempotent(dict)()
+
+    world.app.add_url_rule("/payments", "pay", hiding, methods=["POST"])
+    world.app.testing = True
+    with pytest.raises(ConfigurationError, match=r"functools\.wraps"):
+        world.post(data={"amount": "5"})

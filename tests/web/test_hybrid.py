@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis import Redis
 
-from flask_idempotency import idempotent, store_failed
+from flask_idempotency import idempotent
 
 pytestmark = pytest.mark.parametrize("store", ["hybrid"])
 
@@ -57,45 +57,4 @@ def test_two_databases_may_share_one_redis(make_world, add_view, redis, gate, ba
     assert other.post().status_code == 201
     gate.open()
     assert first.result().status_code == 201
-    assert runs == [1]
-
-
-def test_an_emptied_redis_changes_no_answer(world, add_view, redis, gate, background):
-    runs = add_view(world, during=gate)
-    first = background(world.post)
-    gate.wait_until_reached()
-    redis.flushall()
-    assert world.post().status_code == 409
-    gate.open()
-    assert first.result().status_code == 201
-    redis.flushall()
-    assert world.post().headers["Idempotent-Replayed"] == "true"
-    assert runs == [1]
-
-
-def test_a_forged_redis_changes_no_answer(world, add_view, redis):
-    runs = add_view(world)
-    assert world.post().status_code == 201
-    name = redis.keys()[0]
-    for forgery in b"1:done", b"2:", b"", b"\xff" * 1000:
-        redis.set(name, forgery, px=60_000)
-        assert world.post().headers["Idempotent-Replayed"] == "true"
-    redis.delete(name)
-    redis.rpush(name, "a list")
-    assert world.post().headers["Idempotent-Replayed"] == "true"
-    assert runs == [1]
-
-
-def test_a_redis_that_fails_is_signalled_and_does_no_harm(make_world, add_view, caplog):
-    world = make_world(IDEMPOTENCY_REDIS_URL="redis://:canary@127.0.0.1:1/0")
-    runs, failures = add_view(world), []
-
-    def note(app, event):
-        failures.append((app, type(event.error).__name__))
-
-    with store_failed.connected_to(note):
-        assert [world.post().status_code for _ in range(3)] == [201] * 3
-    assert failures == [(world.app, "ConnectionError")]
-    assert "Redis failed, going on without it" in caplog.text
-    assert "canary" not in caplog.text
     assert runs == [1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import sqlalchemy as sa
 from flask import abort
 
 from flask_idempotency import current_operation, idempotent
@@ -238,3 +239,39 @@ def test_an_error_in_after_request_comes_after_the_commit(world, add_view):
     assert world.count() == 1
     assert world.post().status_code == 201
     assert runs == [1]
+
+
+def test_a_counter_of_wrong_pins_counts_only_on_a_connection_of_its_own(world):
+    """The 403 says that the answer is not kept, and what is not kept is rolled back."""
+    count_up = sa.insert(world.Payment).values(amount=1)
+
+    def own_connection():
+        with world.db.engine.begin() as connection:
+            connection.execute(count_up)
+
+    def session():
+        world.db.session.execute(count_up)
+        world.db.session.commit()
+
+    for count in session, own_connection:
+        view = idempotent(lambda count=count: (count(), ({}, 403))[1])
+        world.app.add_url_rule(f"/{count.__name__}", count.__name__, view, methods=["POST"])
+    for path, counted in ("/session", 0), ("/own_connection", 2):
+        assert [world.post(path).status_code for _ in range(2)] == [403, 403]
+        assert world.count() == counted
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_what_follows_the_commit_is_no_part_of_the_operation(world, atomic):
+    mails = []
+
+    @world.app.post("/payments")
+    @idempotent(atomic=atomic)
+    def pay():
+        world.idempotency.after_commit(
+            world.idempotency.run, "mail-1", lambda: mails.append(1), name="mail", scope=None
+        )
+        return {}, 201
+
+    assert world.post().status_code == 201
+    assert mails == [1]

@@ -11,6 +11,7 @@ import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from flask import flash, get_flashed_messages
 
 from flask_idempotency import (
     ConfigurationError,
@@ -26,6 +27,7 @@ from flask_idempotency import (
     StepError,
     current_operation,
     idempotent,
+    operation_rejected,
 )
 from tests.stores import BOTH
 
@@ -438,3 +440,28 @@ class TestAfterCommit:
         seen = []
         world.idempotency.after_commit(seen.append, 1)
         assert seen == [1]
+
+
+def test_run_leaves_nothing_behind_in_the_request_it_is_called_in(make_world):
+    world = make_world(SECRET_KEY="s")
+    rejected = []
+
+    @world.app.post("/hook")
+    def hook():
+        run = world.idempotency.run
+        run("a", lambda: flash("alice has paid"), scope="alice", name="pay")
+        run("b", lambda: flash("bob has paid"), scope="bob", name="pay")
+        with pytest.raises(LookupError):
+            run("c", lambda: {}["x"], scope="bob", name="pay", atomic=False)
+        return {}
+
+    @world.app.post("/again")
+    def again():
+        world.idempotency.run("b", dict, scope="bob", name="pay")
+        return {"flashed": get_flashed_messages()}
+
+    with operation_rejected.connected_to(lambda _app, event: rejected.append(event), world.app):
+        answer = world.post("/hook", key=None)
+    assert "Cache-Control" not in answer.headers
+    assert rejected == []
+    assert world.post("/again", key=None).json == {"flashed": ["bob has paid"]}

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import pytest
 
+from tests.integration.views import pay_once, protect
 from tests.stores import BOTH
 from tests.waiting import PATIENCE_SECONDS
 
@@ -179,3 +180,29 @@ def test_who_waits_leaves_the_threads_of_a_worker_to_others(world, add_view, gat
         assert threads.submit(world.post, key="other").result(PATIENCE_SECONDS).status_code == 201
         gate.open()
     assert first.result().status_code == 201
+
+
+@BOTH
+def test_a_duplicate_that_waits_gets_the_replay_at_any_default_isolation(world):
+    database = world.sql("select current_database()")[0][0]
+    world.sql(f"alter database {database} set default_transaction_isolation = 'repeatable read'")
+    with world.app.app_context():
+        world.db.engine.dispose()
+    inside, go_on, answers = threading.Event(), threading.Event(), []
+
+    def pay():
+        pay_once(world)
+        inside.set()
+        go_on.wait(10)
+        return {}, 201
+
+    protect(world, pay, wait=10)
+    threads = [threading.Thread(target=lambda: answers.append(world.post())) for _ in range(2)]
+    threads[0].start()
+    assert inside.wait(10)
+    threads[1].start()
+    world.wait_until_blocked()
+    go_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert [answer.status_code for answer in answers] == [201, 201]

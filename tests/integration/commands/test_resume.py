@@ -230,3 +230,39 @@ def test_what_runs_is_left_alone(world, run):
     world.app.add_url_rule("/payments", "pay", idempotent(resumable=True)(pay), methods=["POST"])
     assert world.post().status_code == 201
     assert seen == [[]]
+
+
+def dies_once(world, path, **options):
+    """A view that is killed in each first attempt; the scopes and paths it ran for."""
+    runs = []
+
+    def view(**_values):
+        runs.append((current_operation.scope, request.path))
+        if current_operation.attempt == 1:
+            raise Killed
+        return {}, 201
+
+    view = idempotent(atomic=False, resumable=True, on_interrupted="retry", **options)(view)
+    world.app.add_url_rule(path, "view", view, methods=["POST"])
+    return runs
+
+
+def test_resume_runs_nothing_for_somebody_else(world, run):
+    runs = dies_once(world, "/payments", scope=lambda: request.headers.get("X-User", "guest"))
+    with pytest.raises(Killed):
+        world.post()
+    make_due(world)
+    assert [status for _, _, status in resume(run)] == [401]
+    assert runs == [("alice", "/payments")]
+
+
+def test_resume_sends_odd_paths_as_they_were(world, run):
+    runs = dies_once(world, "/p/<path:name>", scope=None)
+    paths = ("/p/a%3Fb", "/p/%23x", "/p/%2523", "/p/%C3%BC")
+    for path in paths:
+        with pytest.raises(Killed):
+            world.post(path, key=path)
+    make_due(world)
+    assert [status for _, _, status in resume(run)] == [201] * len(paths)
+    first, again = runs[: len(paths)], runs[len(paths) :]
+    assert sorted(first) == sorted(again)

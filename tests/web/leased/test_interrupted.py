@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flask_idempotency import current_operation, operation_interrupted
+from flask_idempotency import current_operation, idempotent, operation_interrupted
 from tests.killed import Killed
 from tests.web.leased.records import end_lease
 
@@ -114,3 +114,17 @@ def test_who_could_not_find_out_is_asked_again(world, add):
     assert world.post().status_code == 500
     assert world.post().json == {"found": True}
     assert runs == [1]
+
+
+def test_an_async_application_may_find_out_too(world):
+    async def find_out(_operation):
+        return {"found": True}, 201
+
+    @world.app.post("/payments")
+    @idempotent(atomic=False, on_interrupted=find_out)
+    async def pay():
+        raise Killed
+
+    with pytest.raises(Killed):
+        world.post()
+    assert world.post().json == {"found": True}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flask_idempotency import Retryable, StepError, current_operation, idempotent
+from flask_idempotency import Retryable, StepError, StoreUnavailable, current_operation, idempotent
 from tests.web.leased.records import steps
 
 
@@ -308,3 +308,39 @@ def test_an_expired_operation_begins_without_its_old_steps(world, add_json, prov
     world.sql("update idempotency_record set expires_at = clock_timestamp()")
     assert world.post().json == {"id": 2}
     assert len(provider.calls) == 2
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_step_that_may_be_recorded_is_looked_up_before_it_is_done_again(
+    world, add, atomic, monkeypatch
+):
+    runs = []
+
+    def view():
+        steps = current_operation.steps
+        real = steps._lease.open_step if atomic else steps._lease.record
+
+        def answer_lost(*args):
+            monkeypatch.undo()
+            if not atomic:
+                real(*args)
+                raise StoreUnavailable
+            hold = real()
+            record = hold.record
+
+            def lost(*given):
+                record(*given)
+                raise StoreUnavailable
+
+            hold.record = lost
+            return hold
+
+        monkeypatch.setattr(steps._lease, "open_step" if atomic else "record", answer_lost)
+        with pytest.raises(StoreUnavailable):
+            current_operation.step("charge", runs.append, 1, atomic=atomic)
+        current_operation.step("charge", runs.append, 1, atomic=atomic)
+        return {}, 201
+
+    add(view)
+    assert world.post().status_code == 201
+    assert runs == [1]

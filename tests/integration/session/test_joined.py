@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import sqlalchemy as sa
-from flask import after_this_request, g
-from sqlalchemy.exc import IntegrityError
+from flask import after_this_request, g, request
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from flask_idempotency import current_operation, idempotent
+from tests.integration.views import pay_once, protect
 
 
 def pid(connection):
@@ -272,3 +275,184 @@ def test_the_applications_isolation_level_and_lock_timeout_hold_in_the_view(make
     assert world.post().json == [level.lower(), "7s", "on", "500ms"]
     with world.app.app_context(), world.db.engine.connect() as connection:
         assert connection.scalar(sa.text("show client_connection_check_interval")) == "0"
+
+
+def add_taken_note(world):
+    world.db.session.add(world.Payment(amount=1, note="taken"))
+
+
+def test_an_integrity_error_the_view_answers_is_kept(world):
+    world.sql("insert into payment (amount, note) values (0, 'taken')")
+
+    @world.app.post("/payments")
+    @idempotent
+    def pay():
+        world.db.session.add(world.Payment(amount=2))
+        world.db.session.commit()
+        try:
+            add_taken_note(world)
+            world.db.session.commit()
+        except IntegrityError:
+            world.db.session.rollback()
+            return {"taken": True}, 409
+        return {}, 201
+
+    assert world.post().status_code == 409
+    world.sql("delete from payment where note = 'taken'")
+    assert world.post().headers["Idempotent-Replayed"] == "true"
+    assert world.sql("select amount from payment") == [(2,)]
+
+
+def test_a_database_error_that_an_error_handler_answers_is_kept(world):
+    world.sql("insert into payment (amount, note) values (0, 'taken')")
+    world.app.register_error_handler(IntegrityError, lambda error: ({"taken": True}, 409))
+    world.app.register_error_handler(DBAPIError, lambda error: ({"wrong": True}, 400))
+
+    @world.app.post("/payments")
+    @idempotent
+    def pay():
+        world.db.session.add(world.Payment(amount=2))
+        world.db.session.commit()
+        if request.json["amount"] == 5:
+            add_taken_note(world)
+            world.db.session.flush()
+        world.db.session.execute(world.db.text("select 1 / 0"))
+        return {}, 201
+
+    for key, amount, status in ("a", 5, 409), ("b", 6, 400):
+        first, replay = (world.post(key=key, json={"amount": amount}) for _ in range(2))
+        assert (first.status_code, replay.status_code) == (status, status)
+        assert replay.headers["Idempotent-Replayed"] == "true"
+    assert world.sql("select amount from payment order by id") == [(0,), (2,), (2,)]
+
+
+def test_a_deferred_constraint_that_fails_at_the_commit_keeps_nothing(world):
+    """The error comes as SQLAlchemy's own, as it would without us."""
+    world.sql("alter table payment add constraint one unique (amount) deferrable initially deferred")
+    world.sql("insert into payment (amount) values (5)")
+    caught = []
+
+    @world.app.errorhandler(IntegrityError)
+    def note(error):
+        caught.append(error.orig.pgcode)
+        return {}, 409
+
+    @world.app.post("/payments")
+    @idempotent
+    def pay():
+        world.db.session.add(world.Payment(amount=5))
+        world.db.session.commit()
+        return {}, 201
+
+    assert [world.post().status_code for _ in range(2)] == [409, 409]
+    assert caught == ["23505"], "the view's own commit raised it, so its response is stored"
+    world.sql("delete from payment")
+    assert world.post(key="key-2").status_code == 201
+    assert world.count() == 1
+
+
+@pytest.mark.parametrize(("status", "left"), [(201, 1), (403, 0)])
+def test_what_a_view_leaves_on_its_connection_stays_if_the_answer_is_kept(make_world, status, left):
+    """A temporary table is made by a statement like others; a lock of the session is by none."""
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"pool_size": 1, "max_overflow": 0})
+    locks = []
+
+    @world.app.post("/payments")
+    @idempotent
+    def pay():
+        execute = world.db.session.execute
+        execute(sa.text("create temp table basket as select now() as began"))
+        execute(sa.text("select pg_advisory_lock(1), pg_advisory_xact_lock(2)"))
+        world.db.session.commit()
+        assert execute(sa.text("select began = now() from basket")).scalar_one()
+        locked = "select objid::int from pg_locks where locktype = 'advisory' order by objid"
+        locks.append(list(execute(sa.text(locked)).scalars()))
+        return {}, status
+
+    assert world.post().status_code == status
+    assert locks == [[1, 2]]
+    found = world.sql(
+        "select (select count(*) from pg_class where relname = 'basket' and relpersistence = 't'),"
+        " (select count(*) from pg_locks where locktype = 'advisory')"
+    )
+    assert found == [(left, 1)]
+
+
+@pytest.mark.parametrize("rollback", [False, True])
+def test_what_a_second_session_commits_is_kept_with_the_answer(world, rollback):
+    def pay():
+        world.db.session.scalar(sa.select(sa.func.count(world.Payment.id)))
+        with world.app.app_context():
+            pay_once(world)
+        if rollback:
+            world.db.session.rollback()
+        return {}, 201
+
+    protect(world, pay)
+    assert world.post().status_code == 201
+    assert world.count() == 1
+
+
+def add(world, amount=1, note=None):
+    world.db.session.add(world.Payment(amount=amount, note=note))
+    world.db.session.commit()
+
+
+def test_a_function_that_names_its_setting_at_run_time_does_no_harm(world, view):
+    world.sql(
+        "create function choose(kind text) returns void language sql as"
+        " $$ select set_config('app.' || kind, 'x', true) $$"
+    )
+
+    def pay():
+        world.db.session.execute(sa.text("select choose('tenant')"))
+        add(world)
+        add(world)
+        return {}, 201
+
+    view(pay)
+    assert world.post().status_code == 201
+    assert world.count() == 2
+
+
+def test_a_local_time_out_for_idleness_ends_with_the_views_commit(world, view):
+    def pay():
+        world.db.session.execute(sa.text("set local idle_in_transaction_session_timeout = '150ms'"))
+        add(world)
+        time.sleep(0.4)  # what the view does elsewhere
+        add(world)
+        return {}, 201
+
+    view(pay)
+    assert world.post().status_code == 201
+    assert world.count() == 2
+
+
+def test_a_constraint_that_became_deferrable_later_is_noticed_after_its_first_violation(world, view):
+    def pay():
+        try:
+            add(world, amount=7)
+        except sa.exc.IntegrityError:
+            world.db.session.rollback()
+            return {}, 409
+        return {}, 201
+
+    view(pay)
+    world.app.config["PROPAGATE_EXCEPTIONS"] = False
+    assert world.post(key="before").status_code == 201
+    world.sql("alter table payment add constraint one unique (amount) deferrable initially deferred")
+    assert world.post(key="first").status_code == 500
+    assert world.post(key="first").status_code == 409
+    assert world.count() == 1
+
+
+def test_a_function_that_only_reads_after_the_commit_is_no_lost_work(world, view, caplog):
+    def pay():
+        add(world)
+        world.db.session.execute(sa.text("select pg_table_is_visible('payment'::regclass)"))
+        return {}, 409
+
+    view(pay)
+    assert world.post().status_code == 409
+    assert world.count() == 1
+    assert "did not commit" not in caplog.text

@@ -1,4 +1,4 @@
-"""SQLite does not commit, or has no row to finish: nothing is kept, and the client is told."""
+"""SQLite does not commit, rolls back, or has no row to finish: nothing is stored."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from contextlib import closing
 
 import pytest
 import sqlalchemy as sa
+from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
 
-from flask_idempotency import NotAtomic, StepError, current_operation, idempotent
+from flask_idempotency import Idempotency, NotAtomic, StepError, current_operation, idempotent
 
 pytestmark = pytest.mark.parametrize("store", ["sql"], indirect=True)
 
@@ -180,3 +182,44 @@ def test_an_answer_whose_row_is_no_longer_its_own_is_not_given(world, assert_pro
 
     assert_problem(world.post(), 409, "request-in-progress", retry=True)
     assert [record.state for record in world.records()] in ([], ["in_progress"])
+
+
+@pytest.mark.parametrize("status", [201, 503])
+def test_a_trigger_of_sqlites_that_rolls_all_back_ends_the_operation(tmp_path, store, status):
+    app, db = Flask("sqlite"), SQLAlchemy()
+    app.config["SQLALCHEMY_DATABASE_URI"] = f"sqlite:///{tmp_path}/shop.db"
+    app.config["IDEMPOTENCY_STORE"] = "sql"
+    db.init_app(app)
+
+    class Payment(db.Model):
+        id = sa.Column(sa.Integer, primary_key=True)
+        amount = sa.Column(sa.Integer)
+
+    Idempotency(app, db, scope=None)
+    with app.app_context():
+        db.create_all()
+        db.session.execute(
+            sa.text(
+                "create trigger no before insert on payment when new.amount = 99"
+                " begin select raise(rollback, 'no'); end"
+            )
+        )
+        db.session.commit()
+
+    @app.post("/payments")
+    @idempotent
+    def pay():
+        for amount in (3, 99, 4):
+            try:
+                db.session.add(Payment(amount=amount))
+                db.session.commit()
+            except sa.exc.SQLAlchemyError:
+                db.session.rollback()
+        return {}, status
+
+    for _ in range(2):
+        response = app.test_client().post("/payments", json={}, headers={"Idempotency-Key": "key-1"})
+        assert response.status_code == 500
+    with app.app_context():
+        assert db.session.scalar(sa.select(sa.func.count(Payment.id))) == 0
+        db.engine.dispose()

@@ -1,27 +1,22 @@
-"""Redis fails while a view runs: the record's row keeps the second one out, and nothing is lost."""
+"""Redis fails, forgets or lies before a request or while its view runs: it costs speed alone."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 import redis
+from redis import Redis
 
 import servers
+from flask_idempotency import store_failed
+from flask_idempotency.core.engine import Mismatch, Replay
+from flask_idempotency.core.ports import Glance
+from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.stores.redis import lock as redis_store
-
-pytestmark = pytest.mark.parametrize("store", ["hybrid"], indirect=True)
-
-
-@pytest.fixture
-def own_redis():
-    with servers.Redis() as server:
-        yield server
-
-
-@pytest.fixture
-def redis_world(make_world, own_redis):
-    return make_world(IDEMPOTENCY_REDIS_URL=own_redis.url)
+from tests.contract.test_locks import FIRST, OTHER, SAME, SECOND, THIRD
+from tests.integration.views import pay_once, protect
 
 
 def is_emptied(server):
@@ -172,3 +167,101 @@ def test_a_lock_that_has_run_out_under_its_view_lets_nobody_in(
     assert runs == [1]
     assert world.count() == 1
     world.assert_clean()
+
+
+@pytest.mark.parametrize("fingerprint", [SAME, OTHER])
+def test_who_finishes_without_the_lock_still_tells_it(world, fingerprint):
+    """The lock's owner was overtaken, and is there still: its lock must refuse nobody any more."""
+    state = world.app.extensions["idempotency"]
+    assert state.lock.acquire(FIRST) is Glance.MINE
+    overtakes = state.engine.decide(SECOND, wait=1)  # who would wait asks the records, not the lock
+    overtakes.execution.complete(StoredResponse(201, (), b"the answer"))
+    retry = state.engine.decide(replace(THIRD, fingerprint=fingerprint))
+    expected = Replay if fingerprint is SAME else Mismatch
+    assert isinstance(retry, expected)
+    assert isinstance(state.engine.decide(FIRST), Replay)
+
+
+def test_a_retry_that_finds_the_end_tells_a_lock_that_forgot(world, redis_server):
+    """Not only the retry that replays: a refused one has found it as well."""
+    state = world.app.extensions["idempotency"]
+    state.engine.decide(FIRST).execution.complete(StoredResponse(201, (), b"the answer"))
+    for decision, fingerprint in ((Mismatch, OTHER), (Replay, SAME)):
+        client = Redis.from_url(redis_server.url)
+        client.flushall()
+        client.close()
+        retry = replace(SECOND, fingerprint=fingerprint)
+        assert isinstance(state.engine.decide(retry), decision)
+        assert state.lock.acquire(replace(retry, owner=THIRD.owner)) is Glance.ASK
+
+
+@pytest.mark.parametrize("trouble", [is_killed, is_paused, is_a_replica, is_full])
+def test_redis_in_trouble_costs_speed_never_a_second_run(redis_world, own_redis, add_view, trouble):
+    world = redis_world
+    add_view(world)
+    assert world.post(key="before").status_code == 201
+    trouble(own_redis)
+    started = time.monotonic()
+    for key in ("before", "during", "during"):
+        assert world.post(key=key).status_code == 201
+    assert time.monotonic() - started < 1.5, "one time-out, then Redis is left alone"
+    assert world.count() == 2
+
+
+def test_redis_comes_back_into_use_by_itself(redis_world, own_redis, add_view, monkeypatch):
+    world = redis_world
+    monkeypatch.setattr(redis_store, "PAUSE_SECONDS", 0.05)
+    add_view(world)
+    own_redis.kill()
+    assert world.post(key="while-down").status_code == 201
+    own_redis.start()
+    client = redis.Redis.from_url(own_redis.url)
+    deadline = time.monotonic() + 10
+    number = 0
+    while not client.keys():
+        assert time.monotonic() < deadline
+        number += 1
+        assert world.post(key=f"after-{number}").status_code == 201
+
+
+@pytest.mark.parametrize("reply", [[5], {}, 7, ["x", "y"], [1, None], RuntimeError("client")])
+def test_a_strange_redis_costs_speed_only(make_world, reply):
+    class Strange(redis.Redis):
+        def eval(self, *_arguments):
+            if isinstance(reply, Exception):
+                raise reply
+            return reply
+
+    world = make_world(init={"redis": Strange()})
+    protect(world, lambda: pay_once(world) or ({}, 201))
+    assert [world.post().status_code for _ in range(2)] == [201, 201]
+    assert world.count() == 1
+
+
+def test_a_forged_redis_changes_no_answer(redis_world, own_redis, add_view):
+    world, client = redis_world, ask(own_redis)
+    runs = add_view(world)
+    assert world.post().status_code == 201
+    (name,) = client.keys()
+    for forgery in b"1:done", b"2:", b"", b"\xff" * 1000:
+        client.set(name, forgery, px=60_000)
+        assert world.post().headers["Idempotent-Replayed"] == "true"
+    client.delete(name)
+    client.rpush(name, "a list")
+    assert world.post().headers["Idempotent-Replayed"] == "true"
+    assert runs == [1]
+
+
+def test_a_redis_that_fails_is_signalled_and_does_no_harm(make_world, add_view, caplog):
+    world = make_world(IDEMPOTENCY_REDIS_URL="redis://:canary@127.0.0.1:1/0")
+    runs, failures = add_view(world), []
+
+    def note(app, event):
+        failures.append((app, type(event.error).__name__))
+
+    with store_failed.connected_to(note):
+        assert [world.post().status_code for _ in range(3)] == [201] * 3
+    assert failures == [(world.app, "ConnectionError")]
+    assert "Redis failed, going on without it" in caplog.text
+    assert "canary" not in caplog.text
+    assert runs == [1]

@@ -1,16 +1,17 @@
-"""What went unnoticed when a safeguard of a connection was taken out: one test for each of them."""
+"""The view's connection: every way to write and to read, and how it comes back to the pool."""
 
 from __future__ import annotations
 
 import io
-import threading
-import time
 
+import psycopg2.extras
 import pytest
 import sqlalchemy as sa
+from psycopg2.extras import DictCursor, NamedTupleCursor
+from sqlalchemy.pool.base import _AdhocProxiedConnection
 
-from flask_idempotency import current_operation
-from tests.integration.views import protect
+from flask_idempotency import current_operation, idempotent
+from tests.integration.views import pay_once, protect
 
 ONE_CONNECTION = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 2}
 
@@ -142,82 +143,6 @@ def test_a_setting_made_by_a_connect_listener_stays(world):
     assert world.post().json == ["kept"]
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_a_locked_table_is_waited_for_briefly(make_world, known):
-    impatient = {"connect_args": {"options": "-c statement_timeout=3000"}}
-    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=impatient)
-    protect(world, lambda: ({}, 201))
-    world.post(key="key-1" if known else "key-0")
-    with world.app.app_context(), world.db.engine.begin() as connection:
-        connection.execute(sa.text("lock table idempotency_record in access exclusive mode"))
-        started = time.monotonic()
-        assert world.post().status_code == 503
-        assert time.monotonic() - started < 2
-
-
-def test_a_table_locked_between_the_claim_and_its_lock_is_waited_for_briefly(make_world):
-    """The claim waits for one lock, and another is asked for behind it: that one comes in between."""
-    impatient = {"connect_args": {"options": "-c statement_timeout=3000"}}
-    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=impatient)
-    protect(world, lambda: ({}, 201))
-    world.post(key="key-0")
-    for _ in range(30):
-        world.sql("delete from idempotency_record")
-        status, seconds = answer_while_locked(world)
-        assert status in (201, 503)
-        assert seconds < 2
-        # A claim that timed out itself, on a busy machine, has left no record.
-        if status == 503 and world.records():
-            return
-    pytest.fail("never: the table was locked between the claim and its lock")
-
-
-def answer_while_locked(world):
-    """The answer's status, and how long it took."""
-    waiting = sa.text(
-        "select count(*) from pg_locks where not granted and database ="
-        " (select oid from pg_database where datname = current_database())"
-    )
-    answers, altered = [], threading.Event()
-
-    def send():
-        started = time.monotonic()
-        answers.append((world.post().status_code, time.monotonic() - started))
-
-    def alter():
-        with engine.begin() as third:
-            third.execute(sa.text("lock table idempotency_record in access exclusive mode"))
-            altered.wait(10)
-
-    with world.app.app_context():
-        engine = world.db.engine
-    with engine.connect() as watch, engine.connect() as first:
-        first.execute(sa.text("lock table idempotency_record in share mode"))
-        sender, alterer = threading.Thread(target=send), threading.Thread(target=alter)
-        for number, thread in enumerate((sender, alterer), 1):
-            thread.start()
-            patience = time.monotonic() + 0.2
-            while watch.scalar(waiting) < number and time.monotonic() < patience:
-                watch.rollback()
-        first.rollback()
-        sender.join(10)
-        altered.set()
-        alterer.join(10)
-    return answers[0]
-
-
-def test_the_number_of_an_attempt_is_durable_before_the_view_runs(world):
-    outside = []
-
-    def pay():
-        outside.append([(r.state, r.attempt) for r in world.records()])
-        return {"attempt": current_operation.attempt}, 500 if len(outside) < 3 else 201
-
-    protect(world, pay)
-    assert [world.post().status_code for _ in range(3)] == [500, 500, 201]
-    assert outside == [[("in_progress", n)] for n in (1, 2, 3)]
-
-
 def test_savepoints_that_nothing_was_sent_in_may_be_rolled_back(world):
     def pay():
         connection = current_operation.connection
@@ -231,3 +156,89 @@ def test_savepoints_that_nothing_was_sent_in_may_be_rolled_back(world):
     protect(world, pay)
     assert world.post().status_code == 201
     assert world.count() == 1
+
+
+def add(world, amount=1, note=None):
+    world.db.session.add(world.Payment(amount=amount, note=note))
+    world.db.session.commit()
+
+
+def test_a_cursor_factory_that_the_view_chooses_is_used(world, view):
+    def pay():
+        raw = world.db.session.connection().connection.driver_connection
+        raw.cursor_factory = DictCursor
+        with raw.cursor() as cursor:
+            cursor.execute("select 5 as amount")
+            return {"amount": cursor.fetchone()["amount"]}
+
+    view(pay)
+    assert world.post().json == {"amount": 5}
+
+
+def test_an_engine_with_a_cursor_class_of_its_own_may_read_before_the_view(make_world):
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"connect_args": {"cursor_factory": NamedTupleCursor}})
+    world.app.before_request(lambda: world.db.session.scalar(sa.text("select 1")) and None)
+
+    @world.app.post("/payments")
+    @idempotent
+    def pay():
+        add(world)
+        return {}, 201
+
+    assert [world.post().status_code for _ in range(2)] == [201, 201]
+
+
+@pytest.mark.parametrize("undo", [False, True])
+def test_a_cursor_with_a_factory_of_its_own_keeps_its_place_among_savepoints(world, undo):
+    def pay():
+        session = world.db.session
+        if not undo:
+            session.add(world.Payment(amount=1))
+            session.flush()
+            session.rollback()
+        driver = session.connection().connection
+        with driver.cursor(cursor_factory=psycopg2.extras.RealDictCursor) as cursor:
+            cursor.execute("insert into payment (amount) values (7)")
+        if undo:
+            session.rollback()
+        else:
+            session.commit()
+        return {}, 402 if undo else 201
+
+    protect(world, pay)
+    assert world.post().status_code == (402 if undo else 201)
+    assert world.sql("select amount from payment") == ([] if undo else [(7,)])
+
+
+def test_a_connection_class_keeps_its_cursors(make_world):
+    class Logging(psycopg2.extras.LoggingConnection):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.lines = []
+            self.initialize(self)
+
+        def write(self, line):
+            self.lines.append(line)
+
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"connect_args": {"connection_factory": Logging}})
+
+    def pay():
+        driver = current_operation.connection.connection.driver_connection
+        before = len(driver.lines)
+        world.db.session.execute(sa.text("select 1"))
+        return {"lines": len(driver.lines) - before}
+
+    protect(world, pay)
+    assert world.post().json == {"lines": 1}, "what the view sent"
+
+
+def test_a_connection_that_is_not_yet_pooled_may_be_rolled_back(world):
+    """SQLAlchemy does so while it gets to know a server, again and again if the server goes away."""
+    protect(world, lambda: pay_once(world) or ({}, 201))
+    assert world.post().status_code == 201
+    with world.app.app_context():
+        raw = world.db.engine.raw_connection()
+        stand_in = _AdhocProxiedConnection(raw.driver_connection, raw._connection_record)
+        world.db.engine.dialect.do_rollback(stand_in)
+        world.db.engine.dialect.do_commit(stand_in)
+        raw.close()

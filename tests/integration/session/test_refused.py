@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 
 import pytest
 import sqlalchemy as sa
-from flask import current_app, request
-from flask_sqlalchemy import SQLAlchemy
-from flask_sqlalchemy.session import Session as FlaskSession
 from psycopg2 import extensions
 from psycopg2.extras import execute_values
 from sqlalchemy.orm import sessionmaker
-from sqlalchemy.sql.dml import UpdateBase
 
 from flask_idempotency import ConfigurationError, NotAtomic, current_operation, idempotent
+from tests.integration.views import pay_once, protect
 
 
 @pytest.mark.parametrize("flushed", [False, True])
@@ -217,18 +215,6 @@ def test_who_looks_at_a_failed_transaction_does_not_hide_its_error(world, view, 
     world.assert_clean()
 
 
-def test_a_session_with_a_bind_of_its_own_is_refused(world, view):
-    def pay():
-        with world.db.engine.connect() as connection:
-            session = world.db.session.session_factory()
-            session.execute(sa.select(world.Payment), bind_arguments={"bind": connection})
-        return {}, 201
-
-    view(pay)
-    with pytest.raises(NotAtomic, match="connection of its own"):
-        world.post()
-
-
 def test_a_raw_connection_is_warned_about_once(world, view, caplog):
     def pay():
         with world.db.engine.begin() as connection:
@@ -238,20 +224,6 @@ def test_a_raw_connection_is_warned_about_once(world, view, caplog):
     view(pay, name=f"raw-{world.store}")
     assert world.post().status_code == world.post(key="key-2").status_code == 201
     assert caplog.text.count("connection of its own") == 1
-
-
-def test_a_session_that_another_requests_context_shares_is_the_views(world, view):
-    def pay():
-        with world.app.test_request_context():
-            world.db.session.add(world.Payment(amount=1))
-            world.db.session.commit()
-        return {}, 201 if request.json["amount"] else 500
-
-    view(pay)
-    assert world.post(json={"amount": 0}).status_code == 500
-    assert world.count() == 0
-    assert [world.post(key="key-2").status_code for _ in range(2)] == [201, 201]
-    assert world.count() == 1
 
 
 @pytest.mark.parametrize("how", ["close", "with"])
@@ -273,45 +245,6 @@ def test_closing_a_sessions_connection_ends_what_it_has_not_committed(world, vie
     world.assert_clean()
 
 
-@pytest.mark.parametrize("allowed", [False, True])
-def test_a_write_to_another_bind_needs_permission(make_world, postgres, allowed):
-    other = postgres.database("other_bind")
-    world = make_world(SQLALCHEMY_BINDS={"logs": other})
-
-    class Line(world.db.Model):
-        __bind_key__ = "logs"
-        id = sa.Column(sa.Integer, primary_key=True)
-
-    with world.app.app_context():
-        world.db.create_all("logs")
-
-    @world.app.post("/payments")
-    @idempotent(other_binds=["logs"] if allowed else [])
-    def pay():
-        world.db.session.scalar(sa.select(sa.func.count(Line.id)))  # reading is free
-        world.db.session.add_all([world.Payment(amount=1), Line()])
-        world.db.session.commit()
-        return {}, 201
-
-    world.app.testing = True
-    if allowed:
-        assert world.post().status_code == 201
-        assert world.count() == 1
-    else:
-        with pytest.raises(NotAtomic, match="another bind"):
-            world.post()
-        assert world.count() == 0
-        assert [r.state for r in world.records()] == ["in_progress"]
-
-
-def test_an_autocommit_engine_is_refused(make_world):
-    world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"isolation_level": "AUTOCOMMIT"})
-    world.app.post("/payments", endpoint="pay")(idempotent(dict))
-    world.app.testing = True
-    with pytest.raises(NotAtomic, match="AUTOCOMMIT"):
-        world.post()
-
-
 def test_a_session_that_cannot_join_is_refused_before_the_first_view_runs(world, view):
     class Stubborn(world.db.session.session_factory.class_):
         def get_bind(self, *args, **kwargs):
@@ -325,47 +258,74 @@ def test_a_session_that_cannot_join_is_refused_before_the_first_view_runs(world,
     assert ran == []
 
 
-@pytest.mark.parametrize("cured", [False, True])
-def test_a_session_that_reads_from_a_replica_is_refused_with_the_cure(make_world, postgres, cured):
-    class Routing(FlaskSession):
-        """As SQLAlchemy's documentation has it, and with the cure that the error names."""
-
-        def get_bind(self, mapper=None, *, clause=None, **kwargs):
-            if self._flushing or isinstance(clause, UpdateBase) or (cured and current_operation):
-                return super().get_bind(mapper, clause=clause, **kwargs)
-            return current_app.extensions["sqlalchemy"].engines["replica"]
-
-    replica = postgres.database("replica")  # nothing of the primary ever arrives in it
-    db = SQLAlchemy(session_options={"class_": Routing})
-    world = make_world(db=db, SQLALCHEMY_BINDS={"replica": replica})
-    with world.app.app_context(), world.db.engines["replica"].begin() as connection:
-        connection.execute(sa.text("create table payment (id int, amount int, note text)"))
-
-    @world.app.get("/payments")
-    def count():
-        return {"count": world.db.session.query(world.Payment).count()}
-
-    @world.app.post("/payments")
-    @idempotent
-    def pay():
-        payment = world.Payment(amount=1)
-        world.db.session.add(payment)
-        world.db.session.commit()
-        return {"id": payment.id, **count()}, 201
-
-    world.app.testing = True
-    if cured:
-        assert [world.post().json for _ in range(2)] == [{"id": 1, "count": 1}] * 2
-    else:
-        with pytest.raises(ConfigurationError, match=r"return what super\(\).get_bind\(\) returns"):
-            world.post()
-    assert world.client.get("/payments").json == {"count": 0}
-    assert world.count() == cured
-
-
 def test_a_session_class_replaced_later_is_refused_too(world, view):
     view(dict)
     assert world.post().status_code == 200
     world.db.session.session_factory = sessionmaker()
     with pytest.raises(ConfigurationError, match="replaced"):
         world.post(key="key-2")
+
+
+def test_with_uncommitted_work_in_the_session_both_would_share_is_refused(world):
+    @world.app.post("/inner")
+    @idempotent
+    def inner():
+        return {}
+
+    @world.app.post("/outer")
+    @idempotent
+    def outer():
+        world.db.session.add(world.Payment(amount=1))
+        world.db.session.flush()
+        world.post("/inner")
+        return {}
+
+    world.app.testing = True
+    with pytest.raises(NotAtomic, match="its own application"):
+        world.post("/outer")
+    assert world.count() == 0
+
+
+def test_committing_the_operations_connection_after_a_named_cursor_commits_nothing(world):
+    def pay():
+        session = world.db.session
+        list(session.execute(sa.select(world.Payment.id).execution_options(yield_per=5)))
+        pay_once(world)
+        session.execute(sa.text("select 1"))
+        current_operation.connection.commit()
+        return {}, 201
+
+    protect(world, pay)
+    assert world.post().status_code == 500
+    assert world.count() == 0
+
+
+@pytest.mark.parametrize("words", ["; COMMIT", "select 1; COMMIT", "executemany"])
+def test_a_commit_in_disguise_commits_nothing(world, words):
+    def pay():
+        session = world.db.session
+        session.add(world.Payment(amount=1))
+        session.flush()
+        if words == "executemany":
+            session.connection().connection.cursor().executemany("COMMIT", [()])
+        else:
+            session.execute(sa.text(words))
+        return {}, 201
+
+    protect(world, pay)
+    assert [world.post().status_code for _ in range(2)] == [500, 500]
+    assert world.count() == 0
+
+
+@pytest.mark.parametrize("note", ["*/ commit", "*//*" * 22])
+def test_what_a_client_sends_is_not_taken_for_a_statement(world, note):
+    def pay():
+        started = time.monotonic()
+        world.db.session.execute(
+            sa.text("/* tag */ insert into payment (amount, note) values (1, :note)"), {"note": note}
+        )
+        world.db.session.commit()
+        return {"quick": time.monotonic() - started < 0.3}, 201
+
+    protect(world, pay)
+    assert world.post().json == {"quick": True}

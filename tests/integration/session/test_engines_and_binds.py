@@ -1,0 +1,183 @@
+"""Engines, pools and binds: which the session joins, and which are refused."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+from flask import Flask, current_app
+from flask_sqlalchemy import SQLAlchemy
+from flask_sqlalchemy.session import Session
+from sqlalchemy.sql.dml import UpdateBase
+
+from flask_idempotency import ConfigurationError, Idempotency, NotAtomic, current_operation, idempotent
+from tests.integration.views import pay_once, protect
+
+
+def add(world, amount=1, note=None):
+    world.db.session.add(world.Payment(amount=amount, note=note))
+    world.db.session.commit()
+
+
+def test_what_was_written_on_another_bind_before_the_view_is_refused(make_world, postgres):
+    world = make_world(SQLALCHEMY_BINDS={"logs": postgres.database("written_before")})
+
+    class Line(world.db.Model):
+        __bind_key__ = "logs"
+        id = sa.Column(sa.Integer, primary_key=True)
+
+    with world.app.app_context():
+        world.db.create_all("logs")
+
+    @world.app.before_request
+    def write():
+        world.db.session.add(Line())
+        world.db.session.flush()
+
+    @world.app.post("/payments")
+    @idempotent
+    def pay():
+        add(world)
+        return {}, 503
+
+    world.app.testing = True
+    for _ in range(2):
+        with pytest.raises(NotAtomic, match="another bind"):
+            world.post()
+    with world.app.app_context(), world.db.engines["logs"].connect() as connection:
+        assert connection.scalar(sa.select(sa.func.count(Line.id))) == 0
+
+
+def test_a_pool_with_one_connection_for_all_is_refused(postgres, store):
+    app, db = Flask("shop"), SQLAlchemy(engine_options={"poolclass": sa.pool.StaticPool})
+    app.config["SQLALCHEMY_DATABASE_URI"] = postgres.database("static_pool")
+    db.init_app(app)
+    with pytest.raises(ConfigurationError, match="StaticPool"):
+        Idempotency().init_app(app, db, scope=None)
+
+
+def test_a_session_with_a_bind_of_its_own_is_refused(world, view):
+    def pay():
+        with world.db.engine.connect() as connection:
+            session = world.db.session.session_factory()
+            session.execute(sa.select(world.Payment), bind_arguments={"bind": connection})
+        return {}, 201
+
+    view(pay)
+    with pytest.raises(NotAtomic, match="connection of its own"):
+        world.post()
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_write_to_another_bind_needs_permission(make_world, postgres, allowed):
+    other = postgres.database("other_bind")
+    world = make_world(SQLALCHEMY_BINDS={"logs": other})
+
+    class Line(world.db.Model):
+        __bind_key__ = "logs"
+        id = sa.Column(sa.Integer, primary_key=True)
+
+    with world.app.app_context():
+        world.db.create_all("logs")
+
+    @world.app.post("/payments")
+    @idempotent(other_binds=["logs"] if allowed else [])
+    def pay():
+        world.db.session.scalar(sa.select(sa.func.count(Line.id)))  # reading is free
+        world.db.session.add_all([world.Payment(amount=1), Line()])
+        world.db.session.commit()
+        return {}, 201
+
+    world.app.testing = True
+    if allowed:
+        assert world.post().status_code == 201
+        assert world.count() == 1
+    else:
+        with pytest.raises(NotAtomic, match="another bind"):
+            world.post()
+        assert world.count() == 0
+        assert [r.state for r in world.records()] == ["in_progress"]
+
+
+def test_an_autocommit_engine_is_refused(make_world):
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"isolation_level": "AUTOCOMMIT"})
+    world.app.post("/payments", endpoint="pay")(idempotent(dict))
+    world.app.testing = True
+    with pytest.raises(NotAtomic, match="AUTOCOMMIT"):
+        world.post()
+
+
+@pytest.mark.parametrize("cured", [False, True])
+def test_a_session_that_reads_from_a_replica_is_refused_with_the_cure(make_world, postgres, cured):
+    class Routing(Session):
+        """As SQLAlchemy's documentation has it, and with the cure that the error names."""
+
+        def get_bind(self, mapper=None, *, clause=None, **kwargs):
+            if self._flushing or isinstance(clause, UpdateBase) or (cured and current_operation):
+                return super().get_bind(mapper, clause=clause, **kwargs)
+            return current_app.extensions["sqlalchemy"].engines["replica"]
+
+    replica = postgres.database("replica")  # nothing of the primary ever arrives in it
+    db = SQLAlchemy(session_options={"class_": Routing})
+    world = make_world(db=db, SQLALCHEMY_BINDS={"replica": replica})
+    with world.app.app_context(), world.db.engines["replica"].begin() as connection:
+        connection.execute(sa.text("create table payment (id int, amount int, note text)"))
+
+    @world.app.get("/payments")
+    def count():
+        return {"count": world.db.session.query(world.Payment).count()}
+
+    @world.app.post("/payments")
+    @idempotent
+    def pay():
+        payment = world.Payment(amount=1)
+        world.db.session.add(payment)
+        world.db.session.commit()
+        return {"id": payment.id, **count()}, 201
+
+    world.app.testing = True
+    if cured:
+        assert [world.post().json for _ in range(2)] == [{"id": 1, "count": 1}] * 2
+    else:
+        with pytest.raises(ConfigurationError, match=r"return what super\(\).get_bind\(\) returns"):
+            world.post()
+    assert world.client.get("/payments").json == {"count": 0}
+    assert world.count() == cured
+
+
+def test_an_engine_with_a_schema_translate_map_keeps_it(make_world):
+    class TenantSession(Session):
+        def get_bind(self, *args, **kwargs):
+            bind = super().get_bind(*args, **kwargs)
+            return bind.execution_options(schema_translate_map={None: "tenant"})
+
+    world = make_world(db=SQLAlchemy(session_options={"class_": TenantSession}))
+    world.sql("create schema tenant")
+    world.sql("create table tenant.payment (like payment including all)")
+    protect(world, lambda: pay_once(world) or ({}, 201))
+    status = world.post().status_code
+    assert world.count() == 0, "the default schema is another tenant's"
+    assert world.count("tenant.payment") == (1 if status == 201 else 0)
+
+
+def test_a_write_to_another_bind_is_noticed_also_behind_a_comment(make_world, postgres):
+    world = make_world(SQLALCHEMY_BINDS={"logs": postgres.database("commented_bind")})
+    with world.app.app_context():
+        logs = world.db.engines["logs"]
+        with logs.begin() as connection:
+            connection.execute(sa.text("create table line (id serial)"))
+
+    def pay():
+        insert = sa.text("/* tag */ insert into line default values")
+        world.db.session.execute(insert, bind_arguments={"bind": logs})
+        world.db.session.commit()
+        return {}, 201
+
+    protect(world, pay)
+    assert world.post().status_code == 500
+
+
+def test_a_bind_that_is_not_there_is_named(world):
+    world.app.post("/payments", endpoint="pay")(idempotent(other_binds=["logs"])(dict))
+    world.app.testing = True
+    with pytest.raises(ConfigurationError, match=r"'logs'.*\[None\]"):
+        world.post()

@@ -1,0 +1,75 @@
+"""Threads, tasks and contexts beside the view: none of them ends or takes along its operation."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from flask import copy_current_request_context, request
+
+from flask_idempotency import current_operation, idempotent
+from tests.integration.views import pay_once, protect
+
+
+def test_a_thread_with_a_copy_of_the_request_context_does_not_end_the_operation(world):
+    def pay():
+        thread = threading.Thread(target=copy_current_request_context(lambda: None))
+        thread.start()
+        thread.join()
+        pay_once(world)
+        return {}, 201
+
+    protect(world, pay)
+    assert [world.post().status_code for _ in range(3)] == [201, 201, 201]
+    assert world.count() == 1
+
+
+def test_a_thread_that_outlives_its_cancelled_view_cannot_commit(world):
+    started, go_on, done = threading.Event(), threading.Event(), threading.Event()
+
+    def work():
+        started.set()
+        go_on.wait(10)
+        try:
+            pay_once(world)
+        finally:
+            done.set()
+
+    @idempotent
+    async def pay():
+        if current_operation.attempt == 1:
+            await asyncio.to_thread(work)
+        else:
+            pay_once(world)
+        return {}, 201
+
+    async def pay_in_time():
+        task = asyncio.create_task(pay())
+        if not started.is_set():
+            await asyncio.sleep(0)
+            await asyncio.to_thread(started.wait, 10)
+            task.cancel()
+        try:
+            return await task
+        except asyncio.CancelledError:
+            go_on.set()
+            await asyncio.to_thread(done.wait, 10)
+            return {}, 504
+
+    world.app.add_url_rule("/payments", "pay", pay_in_time, methods=["POST"])
+    assert [world.post().status_code for _ in range(2)] == [504, 201]
+    assert world.count() == 1
+
+
+def test_a_session_that_another_requests_context_shares_is_the_views(world, view):
+    def pay():
+        with world.app.test_request_context():
+            world.db.session.add(world.Payment(amount=1))
+            world.db.session.commit()
+        return {}, 201 if request.json["amount"] else 500
+
+    view(pay)
+    assert world.post(json={"amount": 0}).status_code == 500
+    assert world.count() == 0
+    assert [world.post(key="key-2").status_code for _ in range(2)] == [201, 201]
+    assert world.count() == 1
