@@ -2,8 +2,8 @@
 
 Two kinds, both below :class:`IdempotencyError`:
 
-* a :class:`Problem` is an answer to the client (400, 401, 403, 404, 409, 422, 500 or 503);
-* the others are mistakes in the application or its set-up, and answered with 500.
+* a :class:`Problem` is a response to the client (400, 401, 403, 404, 409, 422, 500 or 503);
+* the others are mistakes in the application or its set-up; the client gets a plain 500.
 
 None is a Werkzeug ``HTTPException``: an application's catch-all for those leaves them alone.
 No message ever holds a key, a body or a fingerprint.
@@ -30,9 +30,9 @@ class ConfigurationError(IdempotencyError):
 
 
 def shown(value: object) -> str:
-    """A wrong value as a message may show it: of a URL or anything long only the type and the length.
+    """A wrong value as a message may show it: only type and length of a URL and of anything long.
 
-    In the wrong place there may be a password or a key; none that is worth anything is short.
+    It may be a password or a key in the wrong place, and no good one is short.
     """
     try:
         text = repr(value)
@@ -49,11 +49,11 @@ class NotAtomic(IdempotencyError):
 
 
 class SealBroken(IdempotencyError):
-    """A stored answer that is encrypted cannot be opened."""
+    """An encrypted response cannot be decrypted."""
 
 
 class RecordBroken(IdempotencyError):
-    """A stored record is not one that this extension writes."""
+    """The stored record is not one that this extension writes."""
 
     def __init__(self, fault: str) -> None:
         super().__init__(
@@ -63,24 +63,25 @@ class RecordBroken(IdempotencyError):
 
 
 class Problem(IdempotencyError):
-    """An answer to the client, in the form of RFC 9457 (Problem Details).
+    """A response to the client in the form of RFC 9457 (Problem Details).
 
     Class attributes: ``status`` is the HTTP status code, ``type`` the last part of the problem's
-    type URI, ``title`` its short summary. ``detail`` says what happened to this request;
-    ``retry_after`` is in whole seconds, or None where a retry would not help.
+    type URI, ``title`` its short summary; ``retry_after`` is in whole seconds, or None where a retry
+    would not help, and may be given for one problem. ``detail`` says what happened to this request.
     """
 
     status: int = 500
     type: str = "about:blank"
     title: str = "The request could not be served."
+    retry_after: int | None = None
 
     def __init__(self, detail: str | None = None, *, retry_after: int | None = None) -> None:
         super().__init__(detail)
-        self.retry_after = retry_after
+        self.retry_after = self.retry_after if retry_after is None else retry_after
 
 
 class KeyRequired(Problem):
-    """This endpoint needs an idempotency key; send one, new for each operation."""
+    """This endpoint requires an idempotency key; send a new one for each operation."""
 
     status, type, title = 400, "key-required", "An idempotency key is required"
 
@@ -104,21 +105,21 @@ class BodyMalformed(Problem):
 
 
 class ScopeUnknown(Problem):
-    """Nobody is signed in, so there is nobody the idempotency key could belong to."""
+    """Sign in: an idempotency key must belong to a known account."""
 
     status, type, title = 401, "scope-unknown", "Authentication is required"
 
 
 class ReplayForbidden(Problem):
-    """The stored answer may no longer be given to this caller."""
+    """This caller may no longer receive the stored response."""
 
-    status, type, title = 403, "replay-forbidden", "The stored answer may not be replayed"
+    status, type, title = 403, "replay-forbidden", "The stored response may not be replayed"
 
 
 class OutcomeUnknown(Problem):
-    """No operation with this key is known here; it was never begun, or its record has expired."""
+    """No operation with this key is known: it never started, or its record has expired."""
 
-    status, type, title = 404, "outcome-unknown", "Nothing is known of this operation"
+    status, type, title = 404, "outcome-unknown", "Nothing is known about this operation"
 
 
 class RequestInProgress(Problem):
@@ -128,32 +129,31 @@ class RequestInProgress(Problem):
 
 
 class LeaseLost(RequestInProgress):
-    """Another request took this operation over; nothing more was written here."""
+    """Another request took this operation over; this one wrote nothing more."""
 
-    def __init__(self, detail: str | None = None, *, retry_after: int | None = 1) -> None:
-        super().__init__(detail, retry_after=retry_after)
+    retry_after = 1
 
 
 class OperationInterrupted(Problem):
-    """The operation was interrupted and its outcome is not known; an operator must decide.
+    """The operation was interrupted, and its outcome is unknown; an operator must decide.
 
-    A view that is not atomic may raise it, to say that it does not know what came of its call.
+    A view that is not atomic may raise it if it does not know the outcome of its call.
     """
 
     status, type, title = 409, "operation-interrupted", "The operation was interrupted"
 
 
 class ResponseNotKept(Problem):
-    """The operation finished, but its answer was too large to keep; it will not run again."""
+    """The operation finished, but its response was too large to store; it will not run again."""
 
-    status, type, title = 409, "response-not-kept", "The answer was not kept"
+    status, type, title = 409, "response-not-kept", "The response was not kept"
 
     def __init__(
         self,
         detail: str | None = None,
         *,
         retry_after: int | None = None,
-        headers: tuple[tuple[str, str], ...] = (),
+        headers: tuple[tuple[str, str], ...] = (),  # those that still say where the result is
     ) -> None:
         super().__init__(detail, retry_after=retry_after)
         self.headers = headers
@@ -174,14 +174,12 @@ class OperationFailed(Problem):
 class Retryable(Problem):
     """The operation did not succeed this time; try again with the same key.
 
-    For a view to raise: it frees the key, so that the next retry runs the operation again. Steps that
-    are finished are not repeated.
+    Raised by a view, it frees the key: the next retry runs the operation again. Finished steps are not
+    repeated.
     """
 
     status, type, title = 503, "try-again", "The operation can be tried again"
-
-    def __init__(self, detail: str | None = None, *, retry_after: int | None = 1) -> None:
-        super().__init__(detail, retry_after=retry_after)
+    retry_after = 1
 
 
 class UnknownRecord(IdempotencyError):
@@ -189,25 +187,21 @@ class UnknownRecord(IdempotencyError):
 
 
 class StepError(IdempotencyError):
-    """A step was used in a way that it cannot be recorded by."""
+    """A step was used in a way that cannot be recorded."""
 
 
 class StoreUnavailable(Problem):
-    """The database cannot be reached or its answer is unknown; try again with the same key."""
+    """The database is unavailable, or the outcome is unknown; try again with the same key."""
 
     status, type, title = 503, "store-unavailable", "The idempotency store is unavailable"
-
-    def __init__(self, detail: str | None = None, *, retry_after: int | None = 1) -> None:
-        super().__init__(detail, retry_after=retry_after)
+    retry_after = 1
 
 
 class TransactionConflict(Problem):
-    """The database gave the transaction up because of another one; try again with the same key."""
+    """The transaction conflicted with another and was rolled back; try again with the same key."""
 
     status, type, title = 503, "transaction-conflict", "The transaction conflicted with another"
-
-    def __init__(self, detail: str | None = None, *, retry_after: int | None = 1) -> None:
-        super().__init__(detail, retry_after=retry_after)
+    retry_after = 1
 
 
 PROBLEMS: tuple[type[Problem], ...] = (
