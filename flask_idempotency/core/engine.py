@@ -1,8 +1,8 @@
 """One loop: ask the core what comes next, do it through the ports.
 
-The engine knows no database, no Redis and no web framework. A request calls :meth:`Engine.begin`
+The engine knows no database, no Redis and no web framework. A request calls :meth:`Engine.decide`
 and gets a decision; if that is :class:`Claimed`, it runs the operation and ends the execution with
-``complete`` or ``abandon``.
+``complete``, ``release`` or ``abandon``.
 """
 
 from __future__ import annotations
@@ -22,20 +22,16 @@ T = TypeVar("T")
 ROUNDS = 3
 """How often a record may vanish or appear between a look and a claim. Each round means that another
 request's transaction or a purge ended just then; three in a row mean that something is wrong."""
-
-
 PURGE_SECONDS = 0.25
-"""How long a request waits for who holds an *expired* record: most likely a purge that deletes it,
-which takes milliseconds a batch."""
+"""How long a request waits for the holder of an *expired* record: most likely a purge, which deletes a
+batch in milliseconds."""
 
 POLL_SECONDS = 0.1
-"""How often a request that may wait looks at a *leased* record. There is no row's lock to wait for,
-and a notification would not come through a pooler."""
-
-
+"""How often a waiting request looks at a *leased* record. There is no row lock to wait for, and poolers
+drop notifications."""
 MAX_WAITERS = 4
 """How many requests of a process wait at once, unless a setting says otherwise. Each occupies a thread
-and a connection. A worker of gunicorn with eight threads goes on serving others with half of them."""
+and a connection; a gunicorn worker with eight threads can still serve others with half of them."""
 
 _MAY_BE_HELD = (Situation.IN_PROGRESS, Situation.LEASED, Situation.INTERRUPTED, Situation.EXPIRED)
 
@@ -53,21 +49,21 @@ class Sealer(Protocol):
 
 
 class _Patience:
-    """How long one request may wait for another, if there is a place for it among those who wait."""
+    """How long one request may wait for another, if there is a place for it among the waiters."""
 
     def __init__(self, seconds: float, clock: Clock, places: threading.Semaphore) -> None:
         self._deadline, self._clock, self._places = clock.monotonic() + seconds, clock, places
         self._has_place = False
 
     def left(self) -> float:
-        """Seconds that the request may go on waiting; it has a place from then on."""
+        """Seconds that the request may still wait; it has a place from then on."""
         left = self._deadline - self._clock.monotonic()
         if left > 0 and not self._has_place:
             self._has_place = self._places.acquire(blocking=False)
         return left if self._has_place else 0
 
     def end(self) -> None:
-        """Leave the place to others."""
+        """Give the place up."""
         if self._has_place:
             self._has_place = False
             self._places.release()
@@ -88,7 +84,7 @@ class Execution:
         )
 
     def complete(self, response: StoredResponse) -> None:
-        """Store the answer and commit, durably; then tell the lock.
+        """Store the response and commit, durably; then tell the lock.
 
         Errors: see ``Hold.complete``. After one, ``abandon``.
         """
@@ -103,7 +99,7 @@ class Execution:
         self.abandon()
 
     def abandon(self) -> None:
-        """Roll back, or end the lease with the outcome unknown. Does nothing after the end."""
+        """Roll back, or end the lease with the outcome unknown. Does nothing once it has ended."""
         try:
             self.hold.abandon()
         finally:
@@ -133,19 +129,19 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class InProgress:
-    """Somebody else is running the operation, for at most ``seconds`` if that is known."""
+    """Another request is running the operation, for at most ``seconds`` if that is known."""
 
     seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The operation was begun, its lease is over, and nobody knows how far it came."""
+    """The operation started, its lease is over, and nobody knows how far it got."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The record that was to be resumed has expired, is gone, or has been taken over."""
+    """The record to resume has expired, is gone, or was taken over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +175,7 @@ class Engine:
     def decide(self, claim: Claim, wait: float = 0, *, resume: bool = False) -> Decision:
         """Decide about a request; ``wait`` is how many seconds it may wait for another's end.
 
-        ``resume`` says that an interrupted operation is taken over; otherwise it is left alone.
+        ``resume`` says that an interrupted operation is to be taken over, not left alone.
         Raises ``StoreUnavailable`` if the records cannot be reached.
         """
         glance = self._lock.acquire(claim)
@@ -189,7 +185,7 @@ class Engine:
         mine = glance is Glance.MINE
         decision: Decision | None = None
         try:
-            # Most locks that are free belong to first requests: they claim without looking first.
+            # Whoever gets a free lock is most likely a first request: it claims without looking.
             is_first = mine and claim.resumes is None
             record = None if is_first else self._records.look(claim.key)
             decision = self._settle(claim, record, mine, patience, resume)
@@ -201,7 +197,7 @@ class Engine:
                 give_back(claim)
 
     def look(self, key: bytes) -> Record | None:
-        """The record as it is now, with its answer opened. Nothing is claimed, nobody is asked.
+        """The record as it is now, with its response decrypted. Claims nothing.
 
         Raises ``StoreUnavailable``, and ``SealBroken`` or ``RecordBroken`` for one that was changed.
         """
@@ -213,7 +209,7 @@ class Engine:
     def _settle(
         self, claim: Claim, record: Record | None, mine: bool, patience: _Patience, resume: bool
     ) -> Decision:
-        """Claim, or find out who did. ``mine`` says that the lock is this claim's."""
+        """Claim, or find out who did. ``mine``: the lock is this claim's."""
         rounds = 0
         while True:
             step = decide(record, claim.fingerprint, claim.resumes)
@@ -226,7 +222,7 @@ class Engine:
                 return Claimed(Execution(hold, self._lock, mine, claim, self._sealer, found))
             tried = record
             if step is not Next.LET_RUN:
-                # No hold has several meanings: held, finished just now, gone. So look once more.
+                # Not getting a hold may mean held, finished just now or gone. So look once more.
                 record = self._records.look(claim.key)
             if tried is not None and situation(record) in _MAY_BE_HELD:
                 left = patience.left()
@@ -287,12 +283,12 @@ class Engine:
 
 
 def _has_finished(decision: Decision | None) -> bool:
-    """Whether the operation's answer is known to be stored."""
+    """Whether the operation's response is known to be stored."""
     return isinstance(decision, Replay) or (isinstance(decision, Mismatch) and decision.finished)
 
 
 def _required(value: T | None) -> T:
-    """The value that the tables of the core promise to be there."""
+    """The value that the tables of ``machine`` say is there."""
     if value is None:
-        raise RuntimeError("a record without what its state promises")
+        raise RuntimeError("a record lacks what its state says it has")
     return value

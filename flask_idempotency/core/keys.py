@@ -1,6 +1,7 @@
 """From what a client sends to what is stored: the key read from its header, then hashed.
 
-Only the hash goes on, to a store or into a log line; what is kept of a resumable request holds the key.
+Only the hash goes to a store or into a log line; the stored request of a resumable operation holds the
+key.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def parse_key(value: str, max_length: int = 255, min_length: int = 1) -> str:
     :param max_length: the most characters a key may have after decoding.
     :param min_length: the fewest; keys that can be guessed are short.
     :return: the key, ``min_length`` to ``max_length`` printable ASCII characters.
-    :raises KeyMalformed: if it is anything else; the detail says what is wrong, never the key.
+    :raises KeyMalformed: otherwise; the detail says what is wrong, but never the key.
     """
     text = value.strip(" ")
     key, fault = _quoted(text) if text.startswith('"') else _bare(text)
@@ -96,17 +97,17 @@ def _name(character: str) -> str:
 def hash_key(namespace: str, name: str, scope: Scope, key: str) -> bytes:
     """Hash what identifies an operation into the one value that stores look it up by.
 
-    Plain SHA-256 rather than an HMAC under the application's secret: rotating that secret would
-    forget every live key, and run every retry a second time. Different parts never meet, whatever
-    separators they hold: each is hashed with its type and length.
+    Plain SHA-256 rather than an HMAC under the application's secret: rotating that secret would forget
+    every live key and run every retry a second time. Different parts never collide, whatever separators
+    they hold: each is hashed with its type and length.
 
     :param namespace: version of the route's meaning.
     :param name: name of the route.
     :param scope: whose key it is; ``1`` and ``"1"`` are two.
     :param key: any text; a natural key may hold any Unicode, even lone surrogates.
     :return: 32 bytes.
-    :raises ConfigurationError: if ``scope`` is of another type. Its text is never guessed: two
-        tenants' objects may well print alike.
+    :raises ConfigurationError: if ``scope`` is of another type. Its text is no substitute: the objects
+        of two tenants may print alike.
     """
     if isinstance(scope, bool) or not (scope is None or isinstance(scope, str | int | UUID)):
         raise ConfigurationError(
@@ -117,19 +118,19 @@ def hash_key(namespace: str, name: str, scope: Scope, key: str) -> bytes:
 
 
 def derive_key(key: bytes, name: str) -> str:
-    """A key for somebody else's API: the same for every attempt at an operation and ``name``.
+    """A key for another API: the same for every attempt at an operation and ``name``.
 
     :param key: what :func:`hash_key` gave for the operation.
-    :return: 43 characters of the URL-safe base64 alphabet, which tell nothing of ``key``.
+    :return: 43 characters of the URL-safe base64 alphabet, which reveal nothing of ``key``.
     """
     return base64.urlsafe_b64encode(digest("derived", key, name)).rstrip(b"=").decode()
 
 
 def digest(*parts: Part) -> bytes:
-    """SHA-256 over parts in order, each with its type and its length in bytes before it.
+    """SHA-256 over parts in order, each preceded by its type and its length in bytes.
 
-    :return: 32 bytes. Other parts, another order or another type give another digest; stored
-        records are found and compared by it, so its format may never change.
+    :return: 32 bytes. Other parts, another order or another type give another digest. Stored records
+        are found and compared by it, so its format may never change.
     """
     sha256 = hashlib.sha256()
     for part in parts:

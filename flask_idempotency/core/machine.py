@@ -1,23 +1,23 @@
 """The state machine: two tables, and the two functions that read them.
 
-A record is seen in one of six ways. It is *absent*, or *in progress*, or *completed* (with an answer
-that may say "failed"); whatever it is, once its retention is over it is *expired* and counts as absent,
-except that its row is still there and is taken over instead of inserted. An operation that is not
-atomic is *leased* while it runs, and *interrupted* once its lease is over: its effects may be out in
-the world, so it neither expires nor is it simply run again.
+A request finds a record in one of six situations. The record is *absent*, *in progress* or *completed*
+(its response may say "failed"). Once its retention is over it is *expired*, which counts as absent,
+except that its row still exists and is taken over instead of inserted. An operation that is not atomic
+is *leased* while it runs, and *interrupted* once its lease is over: it may already have had effects
+outside the database, so it neither expires nor simply runs again.
 
-What a request does next depends on what it sees and on whether its fingerprint is the stored one.
-A different request is told so first, even while the first one still runs (422 before 409).
-A fingerprint of another version cannot be compared; a deployment must not turn every
-key in flight into an error, so it counts as the same (which is logged).
+What a request does next depends on the situation and on whether its fingerprint is the stored one.
+A changed request is rejected first, even while the first one still runs (422 before 409). Fingerprints
+of two algorithms cannot be compared; a deployment must not turn every key in flight into an error, so
+they count as the same, and that is logged.
 
-Whether an operation in progress still has a living owner is not in the tables: only the row's lock
-knows. ``TAKE_OVER`` means "try to lock the row"; who does not get the lock has met the owner and
-answers 409. ``ASK_ROUTE`` means that the route's ``on_interrupted`` says whether to try. Nothing else
-in the package decides.
+The tables do not say whether an operation in progress still has a living owner: only the row's lock
+knows. ``TAKE_OVER`` means "try to lock the row"; failing to get the lock means that the owner is
+alive: 409. ``ASK_ROUTE`` means that the route's ``on_interrupted`` says whether to try. Nothing else in
+the package decides.
 
-A request that resumes an operation goes on with the very record that it was sent for. If that has
-expired, is gone, or has been taken over, it leaves everything as it is.
+A request that resumes an operation continues the very record that it was sent for. If that record has
+expired, is gone or was taken over, the request changes nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Situation(Enum):
 
 
 class Comparison(Enum):
-    """The request's fingerprint held against the stored one."""
+    """The request's fingerprint against the stored one."""
 
     SAME = "same"
     OTHER = "other"
@@ -53,11 +53,11 @@ class Next(Enum):
 
     CLAIM = "insert the record"
     TAKE_OVER = "lock the row and make it mine"
-    LET_RUN = "leave it to the holder of the lease"
-    ASK_ROUTE = "do what the route says of interrupted operations"
-    REPLAY = "answer with what is stored"
-    REFUSE = "tell that the key was used for another request"
-    LEAVE = "do nothing: what was to be resumed is not there any more"
+    LET_RUN = "leave it to the lease's owner"
+    ASK_ROUTE = "do what the route says about interrupted operations"
+    REPLAY = "replay the stored response"
+    REFUSE = "reject: the key was used for another request"
+    LEAVE = "do nothing: the record to resume is gone"
 
 
 NEXT: dict[tuple[Situation, Comparison], Next] = {
@@ -100,12 +100,12 @@ AFTER: dict[tuple[Situation, Transition], Situation] = {
     (Situation.EXPIRED, Transition.COMPLETE): Situation.COMPLETED,
     (Situation.EXPIRED, Transition.PURGE): Situation.ABSENT,
 }
-"""Every other pair is illegal. A rollback is no event: it leaves the record in progress. Nor is the
-end of a lease: the clock makes *interrupted* out of *leased*, which both are in progress here."""
+"""Every other pair is illegal. A rollback is no transition: the record stays in progress. Nor is the
+end of a lease: the clock turns *leased* into *interrupted*, and both are in progress here."""
 
 
 class IllegalTransition(RuntimeError):
-    """The engine tried what the table above does not allow; a bug of this package."""
+    """The engine tried what the table above does not allow: a bug in this package."""
 
 
 def assert_never(value: NoReturn) -> NoReturn:
@@ -114,7 +114,7 @@ def assert_never(value: NoReturn) -> NoReturn:
 
 
 def situation(record: Record | None) -> Situation:
-    """How a record (or its absence) counts."""
+    """The situation that a record, or its absence, stands for."""
     if record is None:
         return Situation.ABSENT
     if record.expired:
@@ -137,7 +137,7 @@ def compare(record: Record | None, fingerprint: Fingerprint) -> Comparison:
 def decide(record: Record | None, fingerprint: Fingerprint, resumes: str | None = None) -> Next:
     """What a request with this fingerprint does about this record: the one place that decides.
 
-    ``resumes`` is the owner of the record that the request was sent to resume, if it was.
+    ``resumes`` is the owner of the record that the request was sent to resume, if any.
     """
     step = NEXT[situation(record), compare(record, fingerprint)]
     if resumes is None or step in (Next.REPLAY, Next.REFUSE):

@@ -1,7 +1,7 @@
-"""What the engine needs from the outside, as protocols. One verb is one atomic act on a server.
+"""What the engine needs from outside, as protocols. One verb is one atomic act on a server.
 
-Every verb may raise :class:`~flask_idempotency.StoreUnavailable`; then nothing is known to have
-happened, and asking again later is safe.
+Every verb may raise :class:`~flask_idempotency.StoreUnavailable`: then the outcome is unknown, and
+asking again later is safe.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Hold(Protocol):
         ...
 
     def complete(self, response: StoredResponse) -> None:
-        """Store the answer, durably; see the two kinds of holds for the errors."""
+        """Store the response, durably; see the two kinds of holds for the errors."""
         ...
 
     def abandon(self) -> None:
-        """End without an answer. May be called at any time, twice."""
+        """End without a response. May be called at any time, and twice."""
         ...
 
 
@@ -99,17 +99,17 @@ class Transaction(Hold, Protocol):
         ...
 
     def complete(self, response: StoredResponse) -> None:
-        """Store the answer and commit it together with everything written on ``connection``.
+        """Store the response and commit it together with everything written on ``connection``.
 
         Returns only once the commit is durable. Raises ``NotAtomic`` if the transaction is no longer
         the one that holds the row, ``RequestInProgress`` if another attempt took the operation over,
-        ``TransactionConflict`` if the database gave it up, ``StoreUnavailable`` if the outcome
-        is unknown. After an error nothing was committed, except in that last case.
+        ``TransactionConflict`` if the database rolled it back, ``StoreUnavailable`` if the outcome is
+        unknown. After an error nothing was committed, except in that last case.
         """
         ...
 
     def abandon(self) -> None:
-        """Roll everything back and give the connection back clean. May be called at any time, twice."""
+        """Roll everything back and return the connection clean. May be called any time, and twice."""
         ...
 
     def explain(self, error: BaseException | None) -> Exception | None:
@@ -129,15 +129,15 @@ class Lease(Hold, Protocol):
         ...
 
     def release(self) -> None:
-        """Give the operation back without an answer: the next retry runs it again."""
+        """Give the operation back without a response: the next retry runs it again."""
         ...
 
     def extend(self, seconds: float) -> None:
-        """Let the lease run for at least ``seconds`` from now on."""
+        """Renew the lease for at least ``seconds`` from now on."""
         ...
 
     def steps(self) -> dict[str, bytes]:
-        """The results of the steps that are recorded, by name."""
+        """The results of the recorded steps, by name."""
         ...
 
     def record(self, step: str, result: bytes) -> None:
@@ -145,7 +145,7 @@ class Lease(Hold, Protocol):
         ...
 
     def open_step(self) -> Step:
-        """Begin a transaction for a step whose writes commit with it.
+        """Open a transaction for a step whose writes commit with it.
 
         Raises ``NotAtomic`` if the store has leases only.
         """
@@ -180,8 +180,7 @@ class Records(Protocol):
     def atomic(self) -> bool:
         """Whether there are :class:`Transaction` holds: writes that commit together with a record.
 
-        False for a store with leases only. Routes that are atomic are refused then, so every claim
-        names a lease.
+        False for a store with leases only: it rejects atomic routes, so every claim names a lease.
         """
         ...
 
@@ -190,24 +189,24 @@ class Records(Protocol):
         ...
 
     def claim(self, claim: Claim) -> Hold | None:
-        """Insert the record and hold it; None: somebody was first.
+        """Insert the record and hold it; None if somebody was first.
 
         The hold is a :class:`Lease` if the claim names one, otherwise a :class:`Transaction`.
         """
         ...
 
     def take_over(self, claim: Claim, as_seen: Record) -> Hold | None:
-        """Lock the row as ``seen`` if nobody holds it, and make it the next attempt. None: held.
+        """Lock the row ``as_seen`` if nobody holds it, and make it the next attempt; None if held.
 
-        What has expired begins afresh, as attempt 1 and without its steps; but not for a claim that
-        ``resumes``: that gets None, and changes nothing.
+        An expired record starts afresh, as attempt 1 and without steps. A claim that ``resumes`` gets
+        None instead, and changes nothing.
         """
         ...
 
     def wait(self, key: bytes, seconds: float) -> None:
         """Return when the transaction that holds the record has ended, or after ``seconds``.
 
-        A store with leases only may return at once: whoever waits for a lease looks again by itself.
+        A store with leases only may return at once: the engine looks at a lease again by itself.
         """
         ...
 
@@ -227,7 +226,7 @@ class Clock(Protocol):
 class Glance(Enum):
     """What the fast lock knows."""
 
-    MINE = "the lock is ours: nobody has it, and nobody finished lately"
+    MINE = "the lock is ours: nobody had it, and nobody finished lately"
     BUSY = "a young request of the same fingerprint is running"
     ASK = "anything else: only the records can tell"
 
@@ -244,7 +243,7 @@ class Lock(Protocol):
         ...
 
     def finish(self, claim: Claim) -> None:
-        """The operation has its answer: whoever holds the lock, retries now go straight to the records.
+        """The operation has its response: from now on retries go straight to the records.
 
         One round trip.
         """

@@ -1,4 +1,4 @@
-"""The values everything else is made of: a record, an answer, a claim."""
+"""The values that everything else is made of: a record, a stored response, a claim."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from .errors import RecordBroken
 from .fingerprint import Fingerprint
 
 SEALED = b"\x01"
-"""How everything begins that is stored encrypted: its format. No text begins so."""
+"""The first byte of everything stored encrypted: its format. No text begins with it."""
 
 Headers = tuple[tuple[str, str], ...]
 """Header lines as pairs, in order; several of one name stay several."""
 
 
 class State(str, Enum):
-    """What a record says of its operation."""
+    """What a record says about its operation."""
 
     IN_PROGRESS = "in_progress"
-    """Claimed. Whether somebody still works on it only the row's lock can tell."""
+    """Claimed. Only the row's lock tells whether somebody still works on it."""
 
     COMPLETED = "completed"
-    """The answer is stored; it committed together with the operation's writes."""
+    """The response is stored; it committed together with the operation's writes."""
 
     FAILED = "failed"
-    """Of an operation that is not atomic: the stored answer says that it failed. It replays."""
+    """The stored response, which replays, says that an operation that is not atomic failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """An HTTP answer as it is stored.
+    """An HTTP response as it is stored.
 
-    ``headers`` is None when the answer is sealed (``body`` then holds headers and body, encrypted);
-    ``body`` is None when it was too large to keep.
+    ``headers`` is None if the response is sealed (``body`` then holds headers and body, encrypted);
+    ``body`` is None if it was too large to store.
     """
 
     status: int
@@ -41,7 +41,7 @@ class StoredResponse:
     body: bytes | None
 
     def is_sealed(self) -> bool:
-        """Whether this is encrypted, to be opened first."""
+        """Whether this is encrypted."""
         return self.headers is None and (self.body or b"").startswith(SEALED)
 
     def check_status(self) -> None:
@@ -50,7 +50,7 @@ class StoredResponse:
             raise RecordBroken("its status is not an integer from 100 to 599")
 
     def check(self) -> None:
-        """Raise ``RecordBroken`` if this, opened, is no HTTP response: then somebody else wrote it."""
+        """Raise ``RecordBroken`` if this, decrypted, is no HTTP response: somebody else wrote it."""
         if self.headers is None:
             raise RecordBroken("its headers are missing")
         if not isinstance(self.body, bytes | None):
@@ -71,12 +71,11 @@ def _is_pair(line: object) -> bool:
 class Claim:
     """What a request asks for: to be the one that runs this operation.
 
-    ``key`` is the hash over scope and key (32 bytes), ``name`` the route's, ``owner`` a random
-    token of this attempt, ``ttl_seconds`` how long the finished record replays.
-    ``lease_seconds`` is how long an operation that is not atomic may be without a sign of life, and
-    None for an atomic one. ``request`` is what it takes to run a resumable operation again.
-    ``resumes`` is the owner of the record that this claim goes on with: it takes that record over
-    while it lives, and never begins an operation.
+    ``key`` is the hash over scope and key (32 bytes), ``name`` the route's, ``owner`` a random token of
+    this attempt, ``ttl_seconds`` how long the finished record replays. ``lease_seconds`` is how long an
+    operation that is not atomic may go without renewing its lease, and None for an atomic one.
+    ``request`` is the stored request of a resumable operation. ``resumes`` is the owner of the record
+    that this claim continues: it takes that record over while it lives, and never starts an operation.
     """
 
     key: bytes
@@ -93,8 +92,8 @@ class Claim:
 class Record:
     """A record as the store shows it.
 
-    ``owner`` is the token of its latest attempt; ``expired`` is judged by the database's clock, and so
-    is ``lease_left``: seconds, 0 or less if the lease is over, None if there is none.
+    ``owner`` is the token of its latest attempt. The database's clock decides about ``expired`` and
+    ``lease_left``: seconds, 0 or less if the lease is over, None if there is none.
     """
 
     key: bytes

@@ -8,14 +8,14 @@ from collections.abc import Collection, Iterable
 from .records import Headers
 
 NOT_KEPT = frozenset({401, 403, 408, 425, 429})
-"""Answers about the caller or the moment, not about the operation: a retry may fare better."""
+"""Responses about the caller or the moment, not about the operation: a retry may fare better."""
 
 REASON = "flask-idempotency-reason"
-"""The name of the line that holds a reason phrase of the view's own. It is sent in the status line."""
+"""The name of the stored line with a reason phrase of the view's own, which the status line repeats."""
 
 NEVER_STORED = frozenset(
     {
-        "set-cookie",  # would hand one visitor's session to whoever retries
+        "set-cookie",  # would hand a visitor's session to whoever retries
         "set-cookie2",
         "date",
         "server",
@@ -31,20 +31,18 @@ NEVER_STORED = frozenset(
         "transfer-encoding",
         "upgrade",
         REASON,
-        # Follows from the body, and would be wrong for a replay to a HEAD or a changed server.
+        # Follows from the body, and would be wrong in a replay to HEAD or behind another server.
         "content-length",
     }
 )
 """Header names, in lower case, that say nothing about the operation."""
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 section 5.6.2
-_VALUE = re.compile(
-    r"[\t -~\x80-\xff]*"
-)  # RFC 9110 section 5.5: a line break would begin another header
+# RFC 9110 section 5.5: a line break would begin another header.
+_VALUE = re.compile(r"[\t -~\x80-\xff]*")
 
 POINTERS = frozenset({"location", "content-location", "link"})
-"""The headers that still say where the result is, when the body was too large to keep."""
-
+"""The headers that still say where the result is if the body was too large to store."""
 
 INTERRUPTING = frozenset(
     {
@@ -54,8 +52,8 @@ INTERRUPTING = frozenset(
         "huey.exceptions.TaskTimeout",
     }
 )
-"""What queues raise in the middle of a job: nobody knows whether its effect happened. (Those that no
-``except Exception`` catches need not be here: dramatiq's, asyncio's, ``SystemExit``.)"""
+"""What queues raise in the middle of a job: nobody knows whether its effect happened. Those that no
+``except Exception`` catches need not be here: dramatiq's, asyncio's, ``SystemExit``."""
 
 RELEASING = {
     "celery.exceptions.Retry": None,
@@ -65,16 +63,16 @@ RELEASING = {
     "huey.exceptions.CancelExecution": "retry",
     "arq.worker.Retry": None,
 }
-"""What a job raises that asks its queue to be run again; of some, only if this attribute is true."""
+"""What a job raises to be run again by its queue, if the attribute (where one is named) is true."""
 
 
 def interrupts(error: BaseException) -> bool:
-    """Whether a queue has stopped the job by ``error``."""
+    """Whether ``error`` means that a queue stopped the job."""
     return not INTERRUPTING.isdisjoint(_names(error))
 
 
 def releases(error: BaseException) -> bool:
-    """Whether the job has asked its queue by ``error`` to be run again."""
+    """Whether ``error`` asks the job's queue to run it again."""
     flags = (RELEASING[name] for name in _names(error) if name in RELEASING)
     return any(flag is None or getattr(error, flag, False) for flag in flags)
 
@@ -85,15 +83,15 @@ def _names(error: BaseException) -> list[str]:
 
 
 def is_kept(status: int) -> bool:
-    """Whether an answer of this status is kept (and its writes committed) by default."""
+    """Whether a response of this status is stored (and its writes committed) by default."""
     return status < 500 and status not in NOT_KEPT
 
 
 def storable(headers: Iterable[tuple[str, str]], unstored: Collection[str]) -> Headers:
-    """The headers that may be stored, and be sent when somebody else may have stored them.
+    """The headers that may be stored, and that may be sent if somebody else stored them.
 
-    All but :data:`NEVER_STORED`, ``unstored`` (lower case), what ``Connection`` names (that is hop by
-    hop, too), and what no HTTP message can carry.
+    All but :data:`NEVER_STORED`, ``unstored`` (lower case), what ``Connection`` names (also hop by
+    hop), and what no HTTP message can carry.
     """
     lines = [(name.lower(), name, value) for name, value in headers]
     hops = [value.lower().split(",") for lower, _, value in lines if lower == "connection"]
@@ -110,5 +108,5 @@ def storable(headers: Iterable[tuple[str, str]], unstored: Collection[str]) -> H
 
 
 def reason_in(headers: Headers) -> str:
-    """The reason phrase of the view's own among stored headers; an empty text without one."""
+    """The reason phrase of the view's own among stored headers; empty without one."""
     return next((text for name, text in headers if name == REASON and _VALUE.fullmatch(text)), "")
