@@ -1,37 +1,37 @@
-"""What a statement does, read from its text: enough to refuse what would break a promise.
+"""What a statement does, read from its text: enough to refuse what would break a guarantee.
 
-A message may hold several statements. Literals, quoted names and comments are taken out first, in
-one pass from left to right, so that nothing inside them is taken for a statement.
+A message may hold several statements. One pass from left to right removes literals, quoted names and
+comments first, so that nothing inside them counts as a statement.
 
-A text cannot tell everything: a function may write, lock or set something that its call does not
-show. :func:`traits_of` says ``UNSURE`` then, and whoever needs to know asks the server.
+A text cannot tell everything: a function may write, lock or set something that its call does not show.
+Then :func:`traits_of` says ``UNSURE``, and whoever needs to know asks the server.
 """
 
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import lru_cache, partial
 
 READS = 0
 """Nothing but reads of tables: no trait at all."""
 UNSURE = 1
 """Calls a function that is not known to only read."""
 WRITES = 2
-"""May change data or definitions, or is anything else than a read."""
+"""May change data or definitions, or is anything other than a read."""
 LOCKS = 4
 """Takes a lock that outlasts the statement: on rows, on a table, or an advisory one."""
 SETS = 8
-"""Changes a setting or the role, for the transaction or for the connection."""
+"""Changes a setting or the role, for the transaction or the connection."""
 CONSTRAINTS = 16
-"""Says when constraints are checked (``SET CONSTRAINTS``), or makes one that can be deferred."""
+"""Says when constraints are checked (``SET CONSTRAINTS``), or creates one that can be deferred."""
 ON_COMMIT = 32
-"""Makes a temporary table that the end of the transaction empties or drops."""
+"""Creates a temporary table that the end of the transaction empties or drops."""
 CURSOR = 64
-"""Opens a cursor that is read by later statements."""
+"""Opens a cursor that later statements read."""
 SIGNALS = 128
 """``NOTIFY``, ``LISTEN`` or ``UNLISTEN``."""
 SAVEPOINT = 256
-"""Sets, releases or goes back to a savepoint."""
+"""Sets, releases or rolls back to a savepoint."""
 
 _QUOTED = r"""|"[^"]*(?:"|\Z)|(?<![\w$])\$(?P<tag>[A-Za-z_]\w*|)\$.*?(?:\$(?P=tag)\$|\Z)"""
 _ESCAPED = r"'(?:[^'\\]|\\.|'')*(?:'|\Z)"
@@ -39,53 +39,48 @@ _NOISE = re.compile(rf"--[^\n]*|/\*|\b[eE]{_ESCAPED}|'[^']*(?:'|\Z)" + _QUOTED, 
 _NOISE_WITH_BACKSLASHES = re.compile(rf"--[^\n]*|/\*|{_ESCAPED}" + _QUOTED, re.DOTALL)
 _COMMENT_EDGE = re.compile(r"/\*|\*/")
 
-_SUSPECT = re.compile(r"\b(?:COMMIT|END|ABORT|ROLLBACK|BEGIN|START|PREPARE)\b", re.IGNORECASE)
-_ENDS = re.compile(
+_sql = partial(re.compile, flags=re.IGNORECASE | re.DOTALL)
+
+_SUSPECT = _sql(r"\b(?:COMMIT|END|ABORT|ROLLBACK|BEGIN|START|PREPARE)\b")
+_ENDS = _sql(
     r"(?:COMMIT|END|ABORT|BEGIN|START\s+TRANSACTION|PREPARE\s+TRANSACTION"
-    r"|ROLLBACK(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b))\b",
-    re.IGNORECASE,
+    r"|ROLLBACK(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b))\b"
 )
 # CREATE FUNCTION ... BEGIN ATOMIC ...; ... END: its semicolons and its END are part of the definition.
-_ATOMIC_BODY = re.compile(r"\bBEGIN\s+ATOMIC\b", re.IGNORECASE)
-_BLOCK = re.compile(r"\b(?:BEGIN\s+ATOMIC|CASE|END)\b", re.IGNORECASE)
-_READS = re.compile(
+_ATOMIC_BODY = _sql(r"\bBEGIN\s+ATOMIC\b")
+_BLOCK = _sql(r"\b(?:BEGIN\s+ATOMIC|CASE|END)\b")
+_READS = _sql(
     r"[\s(]*(?:SELECT|SHOW|EXPLAIN|VALUES|TABLE|SET|RESET|DECLARE|FETCH|MOVE|CLOSE|PRAGMA"
-    r"|SAVEPOINT|RELEASE|ROLLBACK|COMMIT|BEGIN|START|WITH(?!.*\b(?:INSERT|UPDATE|DELETE|MERGE)\b))\b",
-    re.IGNORECASE | re.DOTALL,
+    r"|SAVEPOINT|RELEASE|ROLLBACK|COMMIT|BEGIN|START|WITH(?!.*\b(?:INSERT|UPDATE|DELETE|MERGE)\b))\b"
 )
 
-_ANY = re.IGNORECASE | re.DOTALL
-_SELECTS = re.compile(r"[\s(]*(?:SELECT|VALUES|TABLE|WITH)\b", re.IGNORECASE)
-_SAVEPOINT = re.compile(
+_SELECTS = _sql(r"[\s(]*(?:SELECT|VALUES|TABLE|WITH)\b")
+_SAVEPOINT = _sql(
     r"(?P<verb>SAVEPOINT|RELEASE|ROLLBACK)\s+(?:(?:WORK|TRANSACTION)\s+)?(?:TO\s+)?(?:SAVEPOINT\s+)?"
-    r'(?P<name>\w+|"[^"]+")$',
-    re.IGNORECASE,
+    r'(?P<name>\w+|"[^"]+")$'
 )
-_TRAITS = re.compile(
+_TRAITS = _sql(
     r"\b(?:(?P<writes>INSERT|DELETE|MERGE|INTO|(?<!FOR )(?<!KEY )UPDATE)\b"
     r"|FOR\s+(?P<locks>UPDATE|NO\s+KEY|SHARE|KEY\s+SHARE)\b"
-    r"|(?P<call>[A-Za-z_][\w$]*)\s*\()",
-    re.IGNORECASE,
+    r"|(?P<call>[A-Za-z_][\w$]*)\s*\()"
 )
 _BY_FIRST_WORD = (
-    (re.compile(r"SET\s+CONSTRAINTS\b", re.IGNORECASE), CONSTRAINTS),
-    (
-        re.compile(r"SET\s+(?:LOCAL\s+)?TRANSACTION\b(?!.*(?:ISOLATION|SNAPSHOT|DEFERR))", _ANY),
-        READS,  # READ ONLY: a savepoint has its own, and who asks the server before the view is told
-    ),
-    (re.compile(r"(?:SET|RESET|DISCARD\s+ALL)\b", re.IGNORECASE), SETS),
-    (re.compile(r"LOCK\b", re.IGNORECASE), LOCKS),
-    (re.compile(r"(?:NOTIFY|LISTEN|UNLISTEN)\b", re.IGNORECASE), SIGNALS),
-    (re.compile(r"DECLARE\b.*\bWITH\s+HOLD\b", re.IGNORECASE | re.DOTALL), UNSURE),
-    (re.compile(r"DECLARE\b", re.IGNORECASE), CURSOR | UNSURE),
-    (re.compile(r"(?:FETCH|MOVE|CLOSE)\b", re.IGNORECASE), CURSOR),
-    (re.compile(r"(?:SHOW|PRAGMA)\b", re.IGNORECASE), READS),
+    (_sql(r"SET\s+CONSTRAINTS\b"), CONSTRAINTS),
+    # READ ONLY: a savepoint has its own, and whoever asks the server before the view learns of it.
+    (_sql(r"SET\s+(?:LOCAL\s+)?TRANSACTION\b(?!.*(?:ISOLATION|SNAPSHOT|DEFERR))"), READS),
+    (_sql(r"(?:SET|RESET|DISCARD\s+ALL)\b"), SETS),
+    (_sql(r"LOCK\b"), LOCKS),
+    (_sql(r"(?:NOTIFY|LISTEN|UNLISTEN)\b"), SIGNALS),
+    (_sql(r"DECLARE\b.*\bWITH\s+HOLD\b"), UNSURE),
+    (_sql(r"DECLARE\b"), CURSOR | UNSURE),
+    (_sql(r"(?:FETCH|MOVE|CLOSE)\b"), CURSOR),
+    (_sql(r"(?:SHOW|PRAGMA)\b"), READS),
 )
-_DEFERS = re.compile(r"\bDEFERR(?:ABLE|ED)\b", re.IGNORECASE)
-_ENDS_WITH_COMMIT = re.compile(r"\bON\s+COMMIT\s+(?:DELETE\s+ROWS|DROP)\b", re.IGNORECASE)
+_DEFERS = _sql(r"\bDEFERR(?:ABLE|ED)\b")
+_ENDS_WITH_COMMIT = _sql(r"\bON\s+COMMIT\s+(?:DELETE\s+ROWS|DROP)\b")
 
-# Keywords that stand before a parenthesis, types with a length, and functions of the server that only
-# read (or, as a sequence's, are not undone by a rollback either).
+# Keywords that precede a parenthesis, types with a length, and functions of the server that only read
+# (or that a rollback does not undo either, as those of sequences).
 _HARMLESS_WORDS = """
 abs age all and any array array_agg array_length array_position as ascii avg between bigint bit
 bool_and bool_or btrim by cardinality case cast ceil ceiling changes char char_length character
@@ -113,37 +108,28 @@ _CALLS = {
     "set_config": SETS,
     "pg_export_snapshot": LOCKS,
     "pg_notify": SIGNALS,
-    "pg_advisory_lock": LOCKS,
-    "pg_advisory_lock_shared": LOCKS,
-    "pg_advisory_xact_lock": LOCKS,
-    "pg_advisory_xact_lock_shared": LOCKS,
-    "pg_try_advisory_lock": LOCKS,
-    "pg_try_advisory_lock_shared": LOCKS,
-    "pg_try_advisory_xact_lock": LOCKS,
-    "pg_try_advisory_xact_lock_shared": LOCKS,
+    **{
+        f"pg_{tries}advisory_{ends}lock{shared}": LOCKS
+        for tries in ("", "try_")
+        for ends in ("", "xact_")
+        for shared in ("", "_shared")
+    },
 }
 
-_SET = re.compile(
+_NAME = r"(?P<name>TIME\s+ZONE\b|SESSION\s+AUTHORIZATION\b|[\w.$]+|\"[^\"]+\")"
+_SET = _sql(
     r"SET\s+(?:SESSION\s+(?!AUTHORIZATION\b|CHARACTERISTICS\b))?"
-    r"(?!LOCAL\b|TRANSACTION\b|CONSTRAINTS\b|SESSION\s+CHARACTERISTICS\b)"
-    r"(?P<name>TIME\s+ZONE\b|SESSION\s+AUTHORIZATION\b|[\w.$]+|\"[^\"]+\")",
-    re.IGNORECASE,
+    rf"(?!LOCAL\b|TRANSACTION\b|CONSTRAINTS\b|SESSION\s+CHARACTERISTICS\b){_NAME}"
 )
-_SET_LOCAL = re.compile(
-    r"SET\s+LOCAL\s+(?P<name>TIME\s+ZONE\b|SESSION\s+AUTHORIZATION\b|[\w.$]+|\"[^\"]+\")", re.IGNORECASE
-)
-_RESET = re.compile(
-    r"(?:RESET\s+(?P<name>SESSION\s+AUTHORIZATION\b|[\w.$]+)|DISCARD\s+ALL)", re.IGNORECASE
-)
-_SET_CONFIG = re.compile(
+_SET_LOCAL = _sql(rf"SET\s+LOCAL\s+{_NAME}")
+_RESET = _sql(r"(?:RESET\s+(?P<name>SESSION\s+AUTHORIZATION\b|[\w.$]+)|DISCARD\s+ALL)")
+_SET_CONFIG = _sql(
     r"\bset_config\s*\(\s*'(?P<name>[^']+)'(?:::\w+)?\s*,\s*(?:[^()']|'(?:[^']|'')*'|\([^()]*\))*?"
-    r",\s*'?(?P<local>[A-Za-z01]+)'?(?:::\w+)?\s*\)",
-    re.IGNORECASE,
+    r",\s*'?(?P<local>[A-Za-z01]+)'?(?:::\w+)?\s*\)"
 )
-_ISOLATION = re.compile(
+_ISOLATION = _sql(
     r"SET\s+(?:LOCAL\s+|SESSION\s+)?(?:TRANSACTION\b.*(?:ISOLATION|SNAPSHOT|DEFERRABLE)"
-    r"|CHARACTERISTICS\b|TRANSACTION_(?:ISOLATION|DEFERRABLE)\b|DEFAULT_TRANSACTION_\w+)",
-    re.IGNORECASE | re.DOTALL,
+    r"|CHARACTERISTICS\b|TRANSACTION_(?:ISOLATION|DEFERRABLE)\b|DEFAULT_TRANSACTION_\w+)"
 )
 _FALSE = frozenset({"f", "false", "n", "no", "off", "0", "of", "fa", "fal", "fals"})
 _OTHER_NAMES = {
@@ -153,20 +139,19 @@ _OTHER_NAMES = {
     "all": "*",
 }
 
-_DO = re.compile(r"\s*DO\b", re.IGNORECASE)
+_DO = _sql(r"\s*DO\b")
 _DOLLARS = re.compile(r"\$\w*\$")
-_BLOCK_WORDS = re.compile(r"\b(?:BEGIN|THEN|ELSE|LOOP|PERFORM)\b", re.IGNORECASE)
-_SETS_SOMETHING = re.compile(r"\bset_config\b|\bSET\s+\w", re.IGNORECASE)
+_BLOCK_WORDS = _sql(r"\b(?:BEGIN|THEN|ELSE|LOOP|PERFORM)\b")
+_SETS_SOMETHING = _sql(r"\bset_config\b|\bSET\s+\w")
 
-_ON_COMMIT_TABLE = re.compile(
+_ON_COMMIT_TABLE = _sql(
     r"CREATE\s+(?:(?:LOCAL|GLOBAL)\s+)?TEMP(?:ORARY)?\s+TABLE\s+(?:IF\s+NOT\s+EXISTS\s+)?"
-    r"(?:pg_temp\s*\.\s*)?(?P<name>\w+|\"[^\"]+\").*?\bON\s+COMMIT\s+(?P<what>DELETE\s+ROWS|DROP)\b",
-    re.IGNORECASE | re.DOTALL,
+    r"(?:pg_temp\s*\.\s*)?(?P<name>\w+|\"[^\"]+\").*?\bON\s+COMMIT\s+(?P<what>DELETE\s+ROWS|DROP)\b"
 )
 
 
 def _without_noise(text: str, *, backslashes: bool = False) -> str:
-    """The text without comments, which nest in PostgreSQL, without literals and quoted names."""
+    """The text without comments (which nest in PostgreSQL), literals and quoted names."""
     noise = _NOISE_WITH_BACKSLASHES if backslashes else _NOISE
     kept, place = [], 0
     while (found := noise.search(text, place)) is not None:
@@ -222,13 +207,13 @@ def ends_transaction(text: str, *, backslashes: bool = False) -> bool:
 
 
 def may_write(text: str) -> bool:
-    """Whether a statement of the message is any other than a plain read."""
+    """Whether a statement of the message is anything but a plain read."""
     return not all(_READS.match(statement) for statement in _statements(text))
 
 
 @lru_cache(maxsize=1024)
 def traits_of(text: str) -> int:
-    """What the message may do besides reading tables: the constants above, added up."""
+    """What the message may do besides reading tables: the sum of the constants above."""
     traits = READS
     for statement in _statements(text):
         traits |= _traits_of_statement(statement)
@@ -260,15 +245,16 @@ def _traits_of_statement(statement: str) -> int:
 
 
 def savepoint_of(text: str) -> tuple[str, str] | None:
-    """The verb (``SAVEPOINT``, ``RELEASE``, ``ROLLBACK``) and name, if that is all the message is."""
+    """Verb (``SAVEPOINT``, ``RELEASE``, ``ROLLBACK``) and name, if the message is nothing else."""
     found = _SAVEPOINT.match(text.strip())
     return None if found is None else (found["verb"].upper(), found["name"])
 
 
 def settings_of(text: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The settings that the message, with its values, changes: for the connection, for the transaction.
+    """The settings that the message changes: for the connection, and for the transaction.
 
-    In lower case; ``*`` for all. What a function on the server sets is not among them.
+    In lower case; ``*`` for all. Those that a function on the server sets are not among them. The
+    message must contain its values.
     """
     session: set[str] = set()
     local: set[str] = set()
@@ -295,12 +281,12 @@ def _plain(names: set[str]) -> frozenset[str]:
 
 
 def _keep_names(text: str) -> str:
-    """The text with quoted names bare, so that they are not taken out with the literals."""
+    """The text with quoted names bare, so that they are not removed with the literals."""
     return re.sub(r'"([\w.$]+)"', r"\1", text)
 
 
 def on_commit_tables(text: str) -> list[tuple[str, bool]]:
-    """The temporary tables that the message makes, and whether the commit drops (or empties) them."""
+    """The temporary tables that the message creates, and whether the commit drops (or empties) them."""
     return [
         (found["name"], found["what"].upper() == "DROP") for found in _ON_COMMIT_TABLE.finditer(text)
     ]
