@@ -1,4 +1,4 @@
-"""What the tests of a store are made of: claims to keys that nobody has used, and looks at records."""
+"""What the tests of a store use: claims to new keys, and looks at records."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def wait_until(condition: Callable[[], bool]) -> None:
     """Let time pass by the store's own clock."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, "the store's clock does not go on"
+        assert time.monotonic() < deadline, "the store's clock stands still"
         time.sleep(SHORT_SECONDS / 10)

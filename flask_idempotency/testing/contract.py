@@ -13,11 +13,11 @@
         def records(self, engine):
             return MyRecords(engine)
 
-A store with leases only sets ``atomic = False`` and gives no ``engine``. Of an atomic store ``engine``
-is the SQLAlchemy engine that its transactions are on, with a pool of several connections (not SQLite in
-memory): the tests make tables of their own there, write on the holds' connections, and look from
-others at what is committed. What a test waits for is a short lease or retention by the store's own
-clock; override the fixture ``pass_time`` where a test can move that clock.
+A store with leases only sets ``atomic = False`` and needs no ``engine``. For an atomic store ``engine``
+is the SQLAlchemy engine of its transactions, with a pool of several connections (not SQLite in memory):
+the tests create tables of their own there, write on the holds' connections, and see from others what is
+committed. Tests wait for short leases and retentions to end by the store's own clock; override the
+fixture ``pass_time`` if a test can move that clock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ try:
     import pytest
 except ImportError as error:
     raise ImportError(
-        f"the contract of stores needs pytest ({error}): pip install 'flask-idempotency[testing]'"
+        f"the store contract needs pytest ({error}): pip install 'flask-idempotency[testing]'"
     ) from error
 
 from flask_idempotency.core.errors import LeaseLost, NotAtomic
@@ -56,7 +56,7 @@ THREADS = 8
 
 
 class StoreContract(TransactionContract):
-    """The tests. Each works on a key of its own, so the store need not be empty."""
+    """The tests. Each uses a key of its own, so the store need not be empty."""
 
     atomic = True
     """Whether the store holds operations in transactions, and not in leases alone."""
@@ -75,11 +75,11 @@ class StoreContract(TransactionContract):
 
     @pytest.fixture
     def pass_time(self) -> Callable[[float], object]:
-        """Lets seconds pass on the store's clock: by waiting, for a clock that nobody can move."""
+        """Lets seconds pass on the store's clock; by waiting, as nobody can move most clocks."""
         return time.sleep
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Run what takes a claim for each kind that the store has."""
+        """Run each test that takes a claim with every kind of claim that the store takes."""
         if "claim" in metafunc.fixturenames:
             kinds = [None, 60.0] if self.atomic else [60.0]
             names = ["transaction", "lease"][-len(kinds) :]
@@ -92,7 +92,7 @@ class StoreContract(TransactionContract):
 
     @pytest.fixture
     def held(self) -> Iterator[Callable[[Hold | None], Any]]:
-        """Notes a hold, so that it is abandoned in the end; gives it back."""
+        """A function that returns a hold, and has it abandoned after the test."""
         holds: list[Hold] = []
 
         def note(hold: Hold | None) -> Any:
@@ -116,7 +116,7 @@ class StoreContract(TransactionContract):
     def test_a_key_that_nobody_used_has_no_record(self, records: Records) -> None:
         assert records.look(a_claim().key) is None
 
-    def test_who_claims_first_holds(self, records: Records, claim: Claim, held: Any) -> None:
+    def test_the_first_claim_holds_the_key(self, records: Records, claim: Claim, held: Any) -> None:
         assert held(records.claim(claim)).attempt == 1
         assert records.claim(again(claim)) is None
         record = stored_record(records, claim)
@@ -130,7 +130,7 @@ class StoreContract(TransactionContract):
         held(records.claim(claim))
         assert records.take_over(again(claim), stored_record(records, claim)) is None
 
-    def test_an_answer_comes_back_as_it_was(self, records: Records, claim: Claim, held: Any) -> None:
+    def test_a_response_comes_back_as_it_was(self, records: Records, claim: Claim, held: Any) -> None:
         held(records.claim(claim)).complete(RESPONSE)
         record = stored_record(records, claim)
         assert (record.state, record.response, record.lease_left) == (State.COMPLETED, RESPONSE, None)
@@ -145,13 +145,13 @@ class StoreContract(TransactionContract):
             StoredResponse(204, (), b""),
         ],
     )
-    def test_sealed_unkept_and_empty_are_told_apart(
+    def test_sealed_unstored_and_empty_responses_stay_different(
         self, records: Records, claim: Claim, held: Any, response: StoredResponse
     ) -> None:
         held(records.claim(claim)).complete(response)
         assert stored_record(records, claim).response == response
 
-    def test_what_was_abandoned_is_taken_over_once(
+    def test_an_abandoned_operation_is_taken_over_once(
         self, records: Records, claim: Claim, held: Any
     ) -> None:
         held(records.claim(claim)).abandon()
@@ -163,7 +163,7 @@ class StoreContract(TransactionContract):
         hold.complete(RESPONSE)
         assert stored_record(records, claim).attempt == 2
 
-    def test_a_look_that_is_old_takes_nothing_over(
+    def test_an_outdated_look_takes_nothing_over(
         self, records: Records, claim: Claim, held: Any
     ) -> None:
         held(records.claim(claim)).abandon()
@@ -171,28 +171,37 @@ class StoreContract(TransactionContract):
         held(records.take_over(again(claim), before)).abandon()
         assert records.take_over(again(claim), before) is None
 
-    def test_what_has_expired_begins_anew(self, records: Records, claim: Claim, held: Any) -> None:
+    def test_an_expired_operation_begins_afresh(
+        self, records: Records, claim: Claim, held: Any
+    ) -> None:
         claim = replace(claim, ttl_seconds=SHORT_SECONDS)
-        held(records.claim(claim)).complete(RESPONSE)
+        hold = held(records.claim(claim))
+        if claim.lease_seconds is not None:
+            hold.record("charge", b"1")
+        hold.complete(RESPONSE)
         wait_until(lambda: (found := records.look(claim.key)) is None or found.expired)
         found, fresh = records.look(claim.key), replace(again(claim), ttl_seconds=60.0)
         hold = held(records.claim(fresh) if found is None else records.take_over(fresh, found))
         assert hold.attempt == 1
         assert stored_record(records, claim).response is None
+        if claim.lease_seconds is not None:
+            assert hold.steps() == {}
 
-    def test_of_many_at_once_one_claims(self, records: Records, claim: Claim, held: Any) -> None:
+    def test_one_of_many_concurrent_claims_wins(
+        self, records: Records, claim: Claim, held: Any
+    ) -> None:
         got = _at_once(lambda: records.claim(again(claim)))
         assert len([held(hold) for hold in got if hold is not None]) == 1
 
-    def test_of_many_at_once_one_takes_over(self, records: Records, claim: Claim, held: Any) -> None:
+    def test_one_of_many_concurrent_take_overs_wins(
+        self, records: Records, claim: Claim, held: Any
+    ) -> None:
         held(records.claim(claim)).abandon()
         before = stored_record(records, claim)
         got = _at_once(lambda: records.take_over(again(claim), before))
         assert len([held(hold) for hold in got if hold is not None]) == 1
 
-    def test_who_waits_goes_on_when_the_holder_ends(
-        self, records: Records, claim: Claim, held: Any
-    ) -> None:
+    def test_waiting_ends_when_the_holder_ends(self, records: Records, claim: Claim, held: Any) -> None:
         hold = held(records.claim(claim))
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(records.wait, claim.key, PATIENCE_SECONDS)
@@ -200,19 +209,19 @@ class StoreContract(TransactionContract):
             waiting.result(PATIENCE_SECONDS)
         assert stored_record(records, claim).state is State.COMPLETED
 
-    def test_a_failure_is_kept_as_one(self, records: Records, held: Any) -> None:
+    def test_a_failure_is_stored_as_one(self, records: Records, held: Any) -> None:
         claim = a_claim(lease=60)
         held(records.claim(claim)).complete(replace(RESPONSE, status=500))
         assert stored_record(records, claim).state is State.FAILED
 
-    def test_a_lease_that_is_over_is_taken_over_and_its_holder_loses(
+    def test_an_expired_lease_is_taken_over_and_its_holder_loses(
         self, records: Records, held: Any
     ) -> None:
         claim = a_claim(lease=SHORT_SECONDS, ttl=SHORT_SECONDS)
         first: Lease = held(records.claim(claim))
         wait_until(lambda: (stored_record(records, claim).lease_left or 0) <= 0)
         record = stored_record(records, claim)
-        assert not record.expired, "what was interrupted does not expire"
+        assert not record.expired, "an interrupted operation does not expire"
         second = replace(again(claim), lease_seconds=60.0)
         assert held(records.take_over(second, record)).attempt == 2
         with pytest.raises(LeaseLost):
@@ -226,19 +235,21 @@ class StoreContract(TransactionContract):
         first.abandon()
         record = stored_record(records, claim)
         assert (record.owner, record.attempt, record.response) == (second.owner, 2, None)
-        assert (record.lease_left or 0) > 30, "nor may it end the other's lease"
+        assert (record.lease_left or 0) > 30, "it has ended the other's lease"
 
-    def test_a_lease_is_made_longer_and_never_shorter(self, records: Records, held: Any) -> None:
+    def test_extending_makes_a_lease_longer_and_never_shorter(
+        self, records: Records, held: Any
+    ) -> None:
         claim = a_claim(lease=10)
         lease: Lease = held(records.claim(claim))
         for seconds in (1000, 1):
             lease.extend(seconds)
             assert 900 < (stored_record(records, claim).lease_left or 0) < 1001
 
-    def test_what_was_given_back_is_taken_over_with_its_steps(
+    def test_a_released_operation_is_taken_over_with_its_steps(
         self, records: Records, held: Any, pass_time: Callable[[float], object]
     ) -> None:
-        """Also after its retention would have been over: that begins again."""
+        """Its retention begins again, so it outlives the first one."""
         claim = a_claim(lease=60, ttl=1.5)
         first: Lease = held(records.claim(claim))
         pass_time(1.0)
@@ -254,18 +265,8 @@ class StoreContract(TransactionContract):
         assert second.attempt == 2
         assert second.steps() == {"charge": b'{"id": 1}', "mail ü": b"null"}
 
-    def test_what_expired_begins_without_its_steps(self, records: Records, held: Any) -> None:
-        claim = a_claim(lease=60, ttl=SHORT_SECONDS)
-        first: Lease = held(records.claim(claim))
-        first.record("charge", b"1")
-        first.complete(RESPONSE)
-        wait_until(lambda: (found := records.look(claim.key)) is None or found.expired)
-        found, fresh = records.look(claim.key), replace(again(claim), ttl_seconds=60.0)
-        hold = held(records.claim(fresh) if found is None else records.take_over(fresh, found))
-        assert hold.steps() == {}
-
-    def test_who_resumes_begins_nothing_anew(self, records: Records, claim: Claim, held: Any) -> None:
-        """It goes on with what lives. Only a store that takes resumable operations is asked to."""
+    def test_resuming_begins_nothing_afresh(self, records: Records, claim: Claim, held: Any) -> None:
+        """It continues a live operation. Only a store that takes resumable operations must do this."""
         if not getattr(records, "takes_resumable", False):
             return
         claim = replace(claim, ttl_seconds=SHORT_SECONDS)
@@ -279,7 +280,9 @@ class StoreContract(TransactionContract):
         wait_until(lambda: stored_record(records, claim).expired)
         for found in unexpired, stored_record(records, claim):
             assert records.take_over(replace(fresh, resumes=claim.owner), found) is None
-        assert stored_record(records, claim) == found, "nor is anything changed"
+        assert stored_record(records, claim) == found, (
+            "a take-over that is not allowed has changed the record"
+        )
         if claim.lease_seconds is not None:
             assert hold.steps() == {"charge": b"1"}
         third = held(records.take_over(fresh, found))
@@ -288,14 +291,14 @@ class StoreContract(TransactionContract):
         resuming = replace(again(claim), ttl_seconds=60.0, resumes=fresh.owner)
         assert held(records.take_over(resuming, stored_record(records, claim))).attempt == 2
 
-    def test_who_abandons_a_lease_ends_it_at_once(self, records: Records, held: Any) -> None:
+    def test_abandoning_a_lease_ends_it_at_once(self, records: Records, held: Any) -> None:
         claim = a_claim(lease=60)
         held(records.claim(claim)).abandon()
         left = stored_record(records, claim).lease_left
         assert left is not None
         assert left <= 0.01
 
-    def test_after_its_end_a_hold_does_nothing(self, records: Records, claim: Claim, held: Any) -> None:
+    def test_a_hold_does_nothing_after_its_end(self, records: Records, claim: Claim, held: Any) -> None:
         hold = held(records.claim(claim))
         hold.complete(RESPONSE)
         hold.abandon()

@@ -1,4 +1,4 @@
-"""What an atomic store must do besides: writes and record commit together, or not at all.
+"""What only an atomic store must do: commit writes and record together, or neither.
 
 Each test runs on the transaction of an operation, and on that of a step.
 """
@@ -11,13 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-try:
-    import pytest
-except ImportError as error:
-    raise ImportError(
-        f"the contract of stores needs pytest ({error}): pip install 'flask-idempotency[testing]'"
-    ) from error
-
+import pytest
 from sqlalchemy import Column, Connection, Engine, MetaData, String, Table, exc, insert, select
 from sqlalchemy.pool import QueuePool
 
@@ -31,7 +25,7 @@ Held = Callable[[Any], Any]
 
 
 class Writes:
-    """A table of the application, and what of it everybody sees."""
+    """A table of the application, and what everybody sees in it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -53,8 +47,8 @@ class Writes:
 
 
 @dataclass
-class Work:
-    """A transaction that holds a record: an operation's, or that of a step of ``lease``."""
+class Attempt:
+    """An attempt under test, with its transaction: the operation's, or that of a step of ``lease``."""
 
     records: Records
     held: Held
@@ -62,45 +56,45 @@ class Work:
     transaction: Any
     lease: Lease | None
 
+    @classmethod
+    def of(cls, records: Records, held: Held, claim: Claim, hold: Any) -> Attempt:
+        """The attempt of a hold, which is a transaction, or the lease of a step's."""
+        if claim.lease_seconds is None:
+            return cls(records, held, claim, hold, None)
+        return cls(records, held, claim, held(hold.open_step()), hold)
+
     @property
     def connection(self) -> Any:
         return self.transaction.connection
 
     def finish(self) -> None:
-        """Commit the answer, or the step."""
+        """Commit the response, or the step."""
         if self.lease is None:
             self.transaction.complete(RESPONSE)
         else:
             self.transaction.record("pay", b"1")
 
     def is_finished(self) -> bool:
-        """Whether the answer, or the step, is there."""
+        """Whether the response, or the step, is stored."""
         if self.lease is None:
             record = stored_record(self.records, self.claim)
             return (record.state, record.response) == (State.COMPLETED, RESPONSE)
         return self.lease.steps() == {"pay": b"1"}
 
     def is_in_progress(self) -> bool:
-        """Whether nothing of it is there."""
+        """Whether nothing of it is stored."""
         record = stored_record(self.records, self.claim)
         steps = self.lease.steps() if self.lease is not None else {}
         return (record.state, record.response, steps) == (State.IN_PROGRESS, None, {})
 
-    def next_attempt(self) -> Work:
-        """The operation has ended without an answer: the next attempt's transaction."""
+    def next(self) -> Attempt:
+        """The next attempt, after this one has ended without a response."""
         if self.lease is not None:
             self.lease.abandon()
         claim = again(self.claim)
         hold: Hold = self.held(self.records.take_over(claim, stored_record(self.records, claim)))
         assert hold.attempt == 2
-        return begun(self.records, self.held, claim, hold)
-
-
-def begun(records: Records, held: Held, claim: Claim, hold: Any) -> Work:
-    """The transaction of a hold: itself, or a step of the lease that it is."""
-    if claim.lease_seconds is None:
-        return Work(records, held, claim, hold, None)
-    return Work(records, held, claim, held(hold.open_step()), hold)
+        return Attempt.of(self.records, self.held, claim, hold)
 
 
 class TransactionContract:
@@ -108,146 +102,142 @@ class TransactionContract:
 
     @pytest.fixture
     def engine(self) -> Engine:
-        """The engine whose transactions the store's holds are."""
+        """The engine of the store's transactions."""
         raise NotImplementedError(
-            "give the engine whose transactions the store uses in a fixture named engine, or set"
+            "give the engine of the store's transactions in a fixture named engine, or set"
             " atomic = False if the store has leases only"
         )
 
     @pytest.fixture
     def writes(self, engine: Engine) -> Iterator[Writes]:
-        """A table to write in. Ask for it before what holds a record, which must end before it."""
+        """A table to write in. Ask for it before ``attempt``, so that it is dropped after that ends."""
         writes = Writes(engine)
         writes.table.create(engine)
         yield writes
         writes.table.drop(engine)
 
     @pytest.fixture(params=[None, 60.0], ids=["operation", "step"])
-    def work(self, records: Records, held: Held, request: pytest.FixtureRequest) -> Work:
-        """A transaction that holds a record."""
+    def attempt(self, records: Records, held: Held, request: pytest.FixtureRequest) -> Attempt:
+        """An attempt that holds a record in a transaction."""
         claim = a_claim(lease=request.param)
-        return begun(records, held, claim, held(records.claim(claim)))
+        return Attempt.of(records, held, claim, held(records.claim(claim)))
 
-    def test_writes_commit_with_the_record_and_not_before(self, writes: Writes, work: Work) -> None:
-        writes.write(work.connection, "a")
-        with work.connection.begin_nested():
-            writes.write(work.connection, "b")
-        savepoint = work.connection.begin_nested()
-        writes.write(work.connection, "c")
+    @pytest.mark.parametrize(
+        "write", [Writes.write, Writes.write_past_sqlalchemy], ids=["sqlalchemy", "driver"]
+    )
+    def test_writes_commit_with_the_record_and_not_before(
+        self, writes: Writes, attempt: Attempt, write: Callable[[Writes, Connection, str], None]
+    ) -> None:
+        write(writes, attempt.connection, "a")
+        with attempt.connection.begin_nested():
+            write(writes, attempt.connection, "b")
+        savepoint = attempt.connection.begin_nested()
+        write(writes, attempt.connection, "c")
         savepoint.rollback()
         assert writes.committed() == []
-        assert work.is_in_progress()
-        work.finish()
+        assert attempt.is_in_progress()
+        attempt.finish()
         assert writes.committed() == ["a", "b"]
-        assert work.is_finished()
+        assert attempt.is_finished()
 
-    def test_so_do_writes_past_sqlalchemy(self, writes: Writes, work: Work) -> None:
-        with work.connection.begin_nested():
-            writes.write_past_sqlalchemy(work.connection, "a")
-        savepoint = work.connection.begin_nested()
-        writes.write_past_sqlalchemy(work.connection, "b")
-        savepoint.rollback()
+    def test_abandoned_writes_are_gone(self, writes: Writes, attempt: Attempt) -> None:
+        writes.write(attempt.connection, "a")
+        attempt.transaction.abandon()
+        attempt.transaction.abandon()
         assert writes.committed() == []
-        work.finish()
-        assert writes.committed() == ["a"]
-        assert work.is_finished()
-
-    def test_what_is_abandoned_was_never_written(self, writes: Writes, work: Work) -> None:
-        writes.write(work.connection, "a")
-        work.transaction.abandon()
-        work.transaction.abandon()
-        assert writes.committed() == []
-        assert work.is_in_progress()
-        retry = work.next_attempt()
+        assert attempt.is_in_progress()
+        retry = attempt.next()
         writes.write(retry.connection, "a")
         retry.finish()
         assert writes.committed() == ["a"]
         assert retry.is_finished()
 
-    def test_what_is_finished_is_not_undone(self, writes: Writes, work: Work) -> None:
-        writes.write(work.connection, "a")
-        work.finish()
-        work.transaction.abandon()
+    def test_abandoning_undoes_nothing_that_is_finished(self, writes: Writes, attempt: Attempt) -> None:
+        writes.write(attempt.connection, "a")
+        attempt.finish()
+        attempt.transaction.abandon()
         assert writes.committed() == ["a"]
-        assert work.is_finished()
+        assert attempt.is_finished()
 
-    def test_nothing_is_there_when_the_connection_ends(self, writes: Writes, work: Work) -> None:
-        """That is also all that the database hears of a process that dies."""
-        writes.write(work.connection, "a")
-        work.connection.connection.driver_connection.close()
+    def test_nothing_is_left_when_the_connection_ends(self, writes: Writes, attempt: Attempt) -> None:
+        """It is all that the database notices when a process dies."""
+        writes.write(attempt.connection, "a")
+        attempt.connection.connection.driver_connection.close()
         with pytest.raises(IdempotencyError):
-            work.finish()
-        work.transaction.abandon()
+            attempt.finish()
+        attempt.transaction.abandon()
         assert writes.committed() == []
-        assert work.is_in_progress()
-        work.next_attempt()
+        assert attempt.is_in_progress()
+        attempt.next()
 
-    def test_who_finishes_after_another_has_begun_writes_nothing(
-        self, writes: Writes, work: Work
+    def test_an_attempt_that_was_taken_over_writes_nothing(
+        self, writes: Writes, attempt: Attempt
     ) -> None:
-        writes.write(work.connection, "a")
-        work.transaction.abandon()
-        retry = work.next_attempt()
+        writes.write(attempt.connection, "a")
+        attempt.transaction.abandon()
+        retry = attempt.next()
         with pytest.raises(IdempotencyError):
-            work.finish()
+            attempt.finish()
         assert writes.committed() == []
-        assert work.is_in_progress()
+        assert attempt.is_in_progress()
         writes.write(retry.connection, "b")
         retry.finish()
         assert writes.committed() == ["b"]
         assert retry.is_finished()
 
-    def test_what_the_view_has_ended_cannot_be_finished(self, writes: Writes, work: Work) -> None:
-        """Refused at once or in the end: it is not to seem done."""
-        writes.write(work.connection, "a")
+    def test_a_transaction_that_the_view_ended_cannot_be_finished(
+        self, writes: Writes, attempt: Attempt
+    ) -> None:
+        """Ending it may fail at once; finishing must fail, so that nothing seems done."""
+        writes.write(attempt.connection, "a")
         with suppress(Exception):
-            work.connection.get_transaction().rollback()
+            attempt.connection.get_transaction().rollback()
         with pytest.raises(NotAtomic):
-            work.finish()
-        work.transaction.abandon()
+            attempt.finish()
+        attempt.transaction.abandon()
         assert writes.committed() == []
-        assert work.is_in_progress()
-        work.next_attempt()
+        assert attempt.is_in_progress()
+        attempt.next()
 
-    def test_an_ordinary_error_means_nothing_special(self, writes: Writes, work: Work) -> None:
-        writes.write(work.connection, "a")
-        with pytest.raises(exc.IntegrityError) as twice, work.connection.begin_nested():
-            writes.write(work.connection, "a")
+    def test_an_ordinary_error_is_not_explained(self, writes: Writes, attempt: Attempt) -> None:
+        writes.write(attempt.connection, "a")
+        with pytest.raises(exc.IntegrityError) as twice, attempt.connection.begin_nested():
+            writes.write(attempt.connection, "a")
         for error in (None, ValueError("of the view"), twice.value):
-            assert work.transaction.explain(error) is None
-        work.finish()
+            assert attempt.transaction.explain(error) is None
+        attempt.finish()
         assert writes.committed() == ["a"]
 
-    def test_connections_are_given_back(self, engine: Engine, work: Work) -> None:
+    def test_connections_are_returned(self, engine: Engine, attempt: Attempt) -> None:
         if not isinstance(engine.pool, QueuePool):
             pytest.fail("give an engine with SQLAlchemy's usual pool, whose connections can be counted")
         assert engine.pool.checkedout() == 1
-        work.transaction.abandon()
+        attempt.transaction.abandon()
         assert engine.pool.checkedout() == 0
-        work.next_attempt().finish()
+        attempt.next().finish()
         assert engine.pool.checkedout() == 0
 
-    def test_nobody_takes_over_in_the_middle_of_a_step(
+    def test_nobody_takes_over_during_a_step(
         self, records: Records, writes: Writes, held: Held
     ) -> None:
         claim = a_claim(lease=SHORT_SECONDS)
-        work = begun(records, held, claim, held(records.claim(claim)))
-        writes.write(work.connection, "a")
+        attempt = Attempt.of(records, held, claim, held(records.claim(claim)))
+        writes.write(attempt.connection, "a")
         wait_until(lambda: (stored_record(records, claim).lease_left or 0) <= 0)
         late = replace(again(claim), lease_seconds=60.0)
         assert records.take_over(late, stored_record(records, claim)) is None
-        work.finish()
+        attempt.finish()
         assert writes.committed() == ["a"]
-        assert work.is_finished()
+        assert attempt.is_finished()
 
     def test_a_step_renews_the_lease(self, records: Records, held: Held) -> None:
         claim = a_claim(lease=2.0)
-        work = begun(records, held, claim, held(records.claim(claim)))
+        attempt = Attempt.of(records, held, claim, held(records.claim(claim)))
         wait_until(lambda: (stored_record(records, claim).lease_left or 0) < 1.9)
-        work.finish()
+        attempt.finish()
         assert (stored_record(records, claim).lease_left or 0) > 1.9
 
-    def test_who_was_taken_over_begins_no_step(self, records: Records, held: Held) -> None:
+    def test_an_attempt_that_was_taken_over_opens_no_step(self, records: Records, held: Held) -> None:
         claim = a_claim(lease=60)
         lease = held(records.claim(claim))
         lease.abandon()

@@ -15,19 +15,19 @@ ROOT = Path(__file__).parents[2]
 STORES = Path(__file__).parent / "broken_stores.py"
 
 CAUGHT = {
-    "AnswersWithoutWrites": "writes_commit_with_the_record_and_not_before[operation]",
-    "RecordsStepsWithoutWrites": "writes_commit_with_the_record_and_not_before[step]",
-    "StoresTheAnswerFirst": "nothing_is_there_when_the_connection_ends[operation]",
-    "CommitsEachWrite": "writes_commit_with_the_record_and_not_before[operation]",
-    "CommitsWhatIsAbandoned": "what_is_abandoned_was_never_written[operation]",
-    "LetsALateAttemptFinish": "who_finishes_after_another_has_begun_writes_nothing[operation]",
-    "LetsTheViewEndTheTransaction": "what_the_view_has_ended_cannot_be_finished[operation]",
-    "TakesEveryErrorForItsOwn": "an_ordinary_error_means_nothing_special[operation]",
-    "KeepsConnections": "connections_are_given_back[operation]",
-    "DoesNotLockTheRecordForAStep": "nobody_takes_over_in_the_middle_of_a_step",
-    "BeginsAStepForWhoWasTakenOver": "who_was_taken_over_begins_no_step",
+    "AnswersWithoutWrites": "writes_commit_with_the_record_and_not_before[operation-sqlalchemy]",
+    "RecordsStepsWithoutWrites": "writes_commit_with_the_record_and_not_before[step-sqlalchemy]",
+    "StoresTheAnswerFirst": "nothing_is_left_when_the_connection_ends[operation]",
+    "CommitsEachWrite": "writes_commit_with_the_record_and_not_before[operation-sqlalchemy]",
+    "CommitsWhatIsAbandoned": "abandoned_writes_are_gone[operation]",
+    "LetsALateAttemptFinish": "an_attempt_that_was_taken_over_writes_nothing[operation]",
+    "LetsTheViewEndTheTransaction": "a_transaction_that_the_view_ended_cannot_be_finished[operation]",
+    "TakesEveryErrorForItsOwn": "an_ordinary_error_is_not_explained[operation]",
+    "KeepsConnections": "connections_are_returned[operation]",
+    "DoesNotLockTheRecordForAStep": "nobody_takes_over_during_a_step",
+    "BeginsAStepForWhoWasTakenOver": "an_attempt_that_was_taken_over_opens_no_step",
     "DoesNotRenewTheLease": "a_step_renews_the_lease",
-    "ResumesWhatHasExpired": "who_resumes_begins_nothing_anew[lease]",
+    "ResumesWhatHasExpired": "resuming_begins_nothing_afresh[lease]",
 }
 
 

@@ -95,7 +95,6 @@ except ImportError as error:
         ("client.transport", "anyio", "httpx"),
         ("client.transport", "httpx", "httpx"),
         ("testing.contract", "pytest", "testing"),
-        ("testing.transactions", "pytest", "testing"),
         ("integrations.wtf", "wtforms", "wtf"),
     ],
 )
