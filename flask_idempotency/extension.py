@@ -22,10 +22,11 @@ from sqlalchemy import Engine, MetaData, Table
 from flask_idempotency.core.engine import Engine as IdempotencyEngine
 from flask_idempotency.core.errors import ConfigurationError, shown
 from flask_idempotency.core.keys import Scope
-from flask_idempotency.core.ports import Records
+from flask_idempotency.core.ports import Lock, NoLock, Records
 from flask_idempotency.stores.memory import MemoryRecords
 from flask_idempotency.stores.postgres.records import PostgresRecords
-from flask_idempotency.stores.redis.lock import NoLock, RedisLock, client_from_url
+from flask_idempotency.stores.redis.client import client_from_url
+from flask_idempotency.stores.redis.lock import RedisLock
 from flask_idempotency.stores.redis.records import RedisRecords
 from flask_idempotency.stores.savepoints.units import units_of
 from flask_idempotency.stores.sealing import AnswerSealer, NoSealer, Sealer
@@ -320,7 +321,7 @@ def _compose(
     metadata = metadata_of(db, settings.bind_key)
     table = define_table(metadata if in_sql else MetaData(info=metadata.info), settings.table)
     records = _records(settings.store, engines[settings.bind_key], table, make_client, prefix)
-    lock: RedisLock | NoLock = NoLock()
+    lock: Lock = NoLock()
     if settings.store == "hybrid":
         lock = RedisLock(
             make_client,

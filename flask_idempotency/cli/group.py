@@ -11,9 +11,10 @@ from flask import current_app
 from flask.cli import AppGroup
 
 from flask_idempotency.core.errors import IdempotencyError, Problem
-from flask_idempotency.stores.admin import Admin, NothingToDo, admin_of
-from flask_idempotency.stores.postgres import checks
+from flask_idempotency.stores.admin import Admin, NothingToDo, reason
 from flask_idempotency.web.setup.state import AppState, app_state
+
+from .stores import admin_of
 
 
 class _Group(AppGroup):
@@ -66,7 +67,7 @@ def admin(state: AppState) -> Admin:
 
 def explain(error: IdempotencyError) -> str:
     """The error for an operator: with the driver's words, where a client is told to try again."""
-    return checks.reason(error) if isinstance(error, Problem) else error.detail
+    return reason(error) if isinstance(error, Problem) else error.detail
 
 
 def write(text: str, *, err: bool = False) -> None:

@@ -11,7 +11,7 @@ import click
 
 from flask_idempotency.core.errors import IdempotencyError, UnknownRecord
 from flask_idempotency.core.records import State
-from flask_idempotency.stores.admin import Line, find
+from flask_idempotency.stores.admin import Admin, Line, StepLine
 from flask_idempotency.web.attempt.leased import fail_record
 
 from .group import MANY, admin, as_json_option, cli, current_state, in_utc, write, write_rows
@@ -141,6 +141,20 @@ def release(digits: str, fail: bool) -> None:
     if fail:
         fail_record(state, found)
     click.echo(f"{key}: {'failed for good' if fail else 'may be run again'}")
+
+
+def find(admin: Admin, digits: str) -> tuple[Line, list[StepLine]]:
+    """The record whose key's hash begins with ``digits``, and its steps.
+
+    Raises ``UnknownRecord`` if there is none, or more than one.
+    """
+    start = bytes.fromhex(digits)
+    found = admin.starting(start)
+    if len(found) != 1:
+        text = f"there is {'more than one' if found else 'no'} record whose digits are {digits}"
+        longer = ": give all 16 digits, such as " + " or ".join(sorted(line.key for line in found))
+        raise UnknownRecord(text + (longer if found else ""))
+    return found[0], admin.steps(start)
 
 
 def _row(line: Line) -> dict[str, Any]:

@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import click
 
 from flask_idempotency.core.errors import IdempotencyError, Problem, StoreUnavailable
-from flask_idempotency.stores.admin import Admin, Finding
-from flask_idempotency.stores.postgres import checks
-from flask_idempotency.stores.redis.lock import NoLock, RedisLock
+from flask_idempotency.stores.admin import TRIAL, Admin, Finding
+from flask_idempotency.stores.redis.lock import RedisLock
 from flask_idempotency.web.operation import Operation
 from flask_idempotency.web.session.joined import Joined
 from flask_idempotency.web.setup.state import AppState
@@ -176,13 +175,16 @@ def _examine(state: AppState) -> Iterator[Finding]:
         yield from _examine_claim(state, store)
     if state.settings.store == "redis":
         return  # the records are there: no lock stands before them
+    if not isinstance(state.lock, RedisLock):
+        yield Finding("ok", "Redis", "not used")
+        return
     errors: list[BaseException | None] = []
 
     def note(_sender: object, event: Event) -> None:
         errors.append(event.error)
 
     with store_failed.connected_to(note, state.app):
-        for finding in checks.examine_lock(cast("RedisLock | NoLock", state.lock)):
+        for finding in state.lock.examine():
             yield replace(finding, text=f"{finding.text}: {errors[0]}") if errors else finding
 
 
@@ -196,7 +198,7 @@ def _examine_claim(state: AppState, store: Admin) -> Iterator[Finding]:
                 return
             yield Finding("ok", subject, "a record was claimed and its row locked")
             subject = "db.session"
-            operation = Operation(checks.TRIAL, "", None, "", hold.attempt)
+            operation = Operation(TRIAL, "", None, "", hold.attempt)
             Joined(state, operation, hold).end()
             yield Finding("ok", subject, "joins the operation's transaction")
             subject = "deletion"

@@ -248,3 +248,17 @@ class Lock(Protocol):
         One round trip.
         """
         ...
+
+
+class NoLock:
+    """No lock at all: the records decide alone (the ``postgres`` store)."""
+
+    def acquire(self, claim: Claim) -> Glance:  # noqa: ARG002
+        """Knows nothing."""
+        return Glance.ASK
+
+    def release(self, claim: Claim) -> None:
+        """Has nothing to give back."""
+
+    def finish(self, claim: Claim) -> None:
+        """Leaves no marker."""

@@ -7,16 +7,26 @@ A stored time that Python does not have is shown as its text.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, Protocol, cast
+from typing import Literal, Protocol
 
-from flask_idempotency.core.errors import IdempotencyError, UnknownRecord
-from flask_idempotency.core.ports import Records, Transaction
+from sqlalchemy import exc
+
+from flask_idempotency.core.errors import IdempotencyError
+from flask_idempotency.core.fingerprint import Fingerprint
+from flask_idempotency.core.ports import Transaction
+from flask_idempotency.core.records import Claim
 
 Time = datetime | str
+
+
+CREATE = "run `flask idempotency create-table`"
+MIGRATE = "make a migration (the table is part of db.metadata)"
+"""What to do when the table is not as it should be."""
 
 
 class NothingToDo(IdempotencyError):
@@ -167,26 +177,24 @@ class Admin(Protocol):
         ...
 
 
-def admin_of(records: Records, store: object) -> Admin:
-    """The store's own; ``store`` is its setting. Raises ``IdempotencyError`` if it has none."""
-    open_room = getattr(records, "admin", None)
-    if open_room is None:
-        raise IdempotencyError(
-            f"IDEMPOTENCY_STORE is {store!r}, which has no commands; a store of your own has them if it"
-            " has a method admin(), see flask_idempotency.stores.admin"
-        )
-    return cast("Admin", open_room())
+TRIAL = "flask idempotency check"
+"""The name of the record that a check claims."""
+
+_TRIAL_SECONDS = 60.0  # a check that is killed leaves a record, which a purge deletes later
 
 
-def find(admin: Admin, digits: str) -> tuple[Line, list[StepLine]]:
-    """The record whose key's hash begins with ``digits``, and its steps.
+def trial_claim() -> Claim:
+    """A claim that is nobody else's, for a moment."""
+    owner = secrets.token_urlsafe(16)
+    return Claim(secrets.token_bytes(32), TRIAL, Fingerprint(0, bytes(32)), owner, _TRIAL_SECONDS)
 
-    Raises ``UnknownRecord`` if there is none, or more than one.
-    """
-    start = bytes.fromhex(digits)
-    found = admin.starting(start)
-    if len(found) != 1:
-        text = f"there is {'more than one' if found else 'no'} record whose digits are {digits}"
-        longer = ": give all 16 digits, such as " + " or ".join(sorted(line.key for line in found))
-        raise UnknownRecord(text + (longer if found else ""))
-    return found[0], admin.steps(start)
+
+def original(error: BaseException | None) -> BaseException | None:
+    """The driver's error inside SQLAlchemy's."""
+    return error.orig if isinstance(error, exc.DBAPIError) else error
+
+
+def reason(error: BaseException) -> str:
+    """Why something failed, in one line: the driver's own words where there are any."""
+    found = original(error.__cause__) or error
+    return next(iter(str(found).strip().splitlines()), type(found).__name__)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flask_idempotency.core.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.core.records import Claim, StoredResponse
-from flask_idempotency.stores.postgres import lease_statements
 
-from .rows import claim_values, response_values
-
-if TYPE_CHECKING:
-    from flask_idempotency.stores.postgres.records import PostgresHold, PostgresRecords
+from .table import response_values
 
 
 class Lease:
@@ -51,33 +47,3 @@ class Lease:
     def _change(self, template: str, **values: Any) -> None:
         """Send a statement that changes the record if it is ours. Raises ``LeaseLost`` if not."""
         raise NotImplementedError
-
-
-class PostgresLease(Lease):
-    """A lease in PostgreSQL."""
-
-    statements = lease_statements
-
-    def __init__(self, records: PostgresRecords, claim: Claim, *, attempt: int) -> None:
-        super().__init__(claim, attempt=attempt)
-        self._records = records
-
-    def steps(self) -> dict[str, bytes]:
-        """The results of the finished steps."""
-        rows, _ = self._records.fetch(lease_statements.STEPS, {"key": self._claim.key})
-        return {name: bytes(result) for name, result in rows}
-
-    def record(self, step: str, result: bytes) -> None:
-        """Record a finished step and renew the lease, in one statement."""
-        self._change(lease_statements.RECORD_STEP, step=step, result=result, attempt=self.attempt)
-
-    def open_step(self) -> PostgresHold:
-        """A transaction that holds the row, for one step."""
-        hold = self._records.hold(lease_statements.BEGIN_STEP, self._claim, claim_values(self._claim))
-        if hold is None:
-            raise LeaseLost
-        return hold
-
-    def _change(self, template: str, **values: Any) -> None:
-        if self._records.run(template, {**claim_values(self._claim), **values})[1] == 0:
-            raise LeaseLost

@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine
 
-from flask_idempotency.core.errors import IdempotencyError, LeaseLost
+from flask_idempotency.core.errors import LeaseLost
 from flask_idempotency.core.records import Claim, Record, State, StoredResponse
 
 from .borrowed import BorrowedTransaction
@@ -49,14 +49,6 @@ class MemoryRecords:
         self.engine, self.clock = engine, clock
         self._entries: dict[bytes, _Entry] = {}
         self.changed = threading.Condition()
-
-    def admin(self) -> Any:
-        """What the commands need; in vain."""
-        raise IdempotencyError(
-            "the store 'memory' keeps its records in the memory of the process that serves the"
-            " requests, where a command, another process, cannot reach them. They are gone when that"
-            " one ends; to have others, set IDEMPOTENCY_STORE"
-        )
 
     def look(self, key: bytes) -> Record | None:
         """The record."""

@@ -2,17 +2,74 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
 from .admin import Group, Line, StepLine, Time, Waiting
-from .admin_statements import AdminStatements
-from .table import KEY_BYTES
+from .table import KEY_BYTES, TIMES
 
 T = TypeVar("T", Group, Line, StepLine)
 
 _TIMES = ("oldest", "created", "completed", "expires", "finished")
+
+
+@dataclass(frozen=True, slots=True)
+class AdminStatements:
+    """The statements of one dialect, in the manner of :mod:`.statements`."""
+
+    stats: str
+    newest: str
+    starting: str
+    steps: str
+    reopen: str
+    reopened: str
+    waiting: str
+
+
+def admin_statements(
+    *, now: str, in_ttl: str, later: str, digits: str, time: str = "{}"
+) -> AdminStatements:
+    """Fill in how a database tells the time, that in ``ttl`` seconds and the later of two.
+
+    ``digits`` are the first 16 of a key's hash, ``time`` makes text of a time, in UTC.
+    """
+    expired = f"(expires_at <= {now} AND lease_expires_at IS NULL)"
+    # Who runs an operation has a lease, or has nothing written of an end (completed_at is null).
+    state = f"""CASE WHEN state <> 'in_progress' THEN state
+       WHEN lease_expires_at <= {now} THEN 'interrupted'
+       WHEN lease_expires_at IS NULL AND completed_at IS NOT NULL THEN 'released'
+       ELSE state END"""
+    line = f"""SELECT {digits}, name, {state}, attempt, status, length(body),
+       {time.format("created_at")},
+       CASE WHEN state <> 'in_progress' THEN {time.format("completed_at")} END,
+       CASE WHEN lease_expires_at IS NULL THEN {time.format("expires_at")} END, {expired}
+  FROM {{table}}"""
+    starting = "key BETWEEN %(low)s AND %(high)s"
+    reopened = f"{starting} AND {state} IN ('interrupted', 'failed')"
+    return AdminStatements(
+        stats=f"""SELECT name, {state}, count(*), count(CASE WHEN {expired} THEN 1 END),
+       CAST(coalesce(sum(length(body)), 0) AS bigint), {time.format("min(created_at)")}
+  FROM {{table}} GROUP BY 1, 2 ORDER BY 1, 2""",
+        newest=f"""{line}
+ WHERE (CAST(%(name)s AS text) IS NULL OR name = %(name)s)
+   AND (CAST(%(state)s AS text) IS NULL OR {state} = %(state)s)
+ ORDER BY created_at DESC LIMIT %(limit)s""",
+        starting=f"{line} WHERE {starting} LIMIT 2",
+        steps=f"""SELECT name, attempt, length(result), {time.format("created_at")} FROM {{steps}}
+ WHERE {starting} ORDER BY created_at""",
+        # Another owner: whoever held it before writes nothing more. The retention begins again, for
+        # the sake of the finished steps, and so do the tries of ``resume``.
+        reopen=f"""UPDATE {{table}} SET state = 'in_progress', owner = %(owner)s,
+       lease_expires_at = NULL, completed_at = {now}, expires_at = {later}(expires_at, {in_ttl}),
+       status = NULL, headers = NULL, body = NULL, tries = 0, tried_at = NULL
+ WHERE {reopened}""",
+        reopened=f"SELECT key FROM {{table}} WHERE {reopened}",
+        waiting=f"""SELECT count(CASE WHEN NOT {expired} AND {TIMES} < %(max_attempts)s THEN 1 END),
+       count(CASE WHEN NOT {expired} AND {TIMES} >= %(max_attempts)s THEN 1 END),
+       count(CASE WHEN {expired} THEN 1 END)
+  FROM {{table}} WHERE request IS NOT NULL AND state = 'in_progress'""",
+    )
 
 
 class TableAdmin:

@@ -10,9 +10,9 @@ from typing import Any
 
 from flask import Flask
 
-from flask_idempotency.core.ports import Lock
+from flask_idempotency.core.ports import Lock, NoLock
 from flask_idempotency.stores.memory import MemoryRecords
-from flask_idempotency.stores.redis.lock import NoLock, RedisLock
+from flask_idempotency.stores.redis.lock import RedisLock
 from flask_idempotency.web.setup.state import app_state
 
 from .watch import ports

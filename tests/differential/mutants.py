@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from flask_idempotency.core import session_statements, sqltext
 from flask_idempotency.stores.postgres import statements
-from flask_idempotency.stores.postgres.records import PostgresRecords
+from flask_idempotency.stores.postgres.messages import Messages
 from flask_idempotency.stores.savepoints import postgres as savepoints
 from flask_idempotency.stores.savepoints.postgres import PostgresUnits
 from flask_idempotency.stores.savepoints.units import Units
@@ -168,7 +168,7 @@ def record_out_of_sight(knife: Knife) -> None:
     end = statements.FINISH.rindex("WITH done AS")
     knife.rewrite(statements, statements.FINISH[:end], "", "FINISH")
     knife.rewrite(statements, statements.ONE_ROW, "SELECT 1;\nCOMMIT", "FINISH")
-    knife.replace(PostgresRecords, "_name", lambda self, table, wire: table.name)
+    knife.replace(Messages, "_name", lambda self, table, wire: table.name)
 
 
 @shown_by("another role for good")
@@ -203,8 +203,8 @@ def path_left_for_the_finish(knife: Knife) -> None:
 @shown_by("another role for good")
 def role_left_on_the_connection(knife: Knife) -> None:
     """What a request leaves on its connection is who our next statements are sent as."""
-    knife.pin(PostgresRecords, "_as_login", lambda: False)
-    knife.pin(PostgresRecords, "_cache", dict)
+    knife.pin(Messages, "_as_login", lambda: False)
+    knife.pin(Messages, "_cache", dict)
 
 
 @shown_by(a_rejection_with_a_write=Program(view=(INSERT,), answer="conflict"))

@@ -19,7 +19,9 @@ from flask_idempotency.core.machine import Comparison, Next, Situation
 from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Claim, StoredResponse
 from flask_idempotency.stores.postgres import statements
-from flask_idempotency.stores.postgres.records import Locked, PostgresHold, PostgresRecords
+from flask_idempotency.stores.postgres.holds import Locked, PostgresHold
+from flask_idempotency.stores.postgres.messages import Messages
+from flask_idempotency.stores.postgres.records import PostgresRecords
 from flask_idempotency.stores.postgres.wire import RawConnection
 from flask_idempotency.stores.redis import lock as redis
 from flask_idempotency.web.attempt.atomic import AtomicAttempt
@@ -49,20 +51,20 @@ def no_row_lock(_app: Flask) -> None:
     _in_statements("FOR UPDATE SKIP LOCKED", "", "CLAIM", "TAKE_OVER")
 
 
-def _in_any_case(self: PostgresRecords, claim: Claim) -> PostgresHold:
+def _in_any_case(messages: Messages, claim: Claim) -> PostgresHold:
     """A transaction that holds nothing."""
-    wire = RawConnection(self.engine)
+    wire = RawConnection(messages.engine)
     (xid,) = wire.send("BEGIN; SELECT txid_current()").fetchone() or (0,)
     locked = Locked(1, xid, "read committed", "postgres", "none", "public", "on")
-    return PostgresHold(self, wire, claim, locked)
+    return PostgresHold(messages, wire, claim, locked)
 
 
 def empty_is_free(_app: Flask) -> None:
     """No row from SKIP LOCKED: surely nobody has it."""
-    before = PostgresRecords.hold
-    PostgresRecords.hold = (  # type: ignore[method-assign]
-        lambda self, template, claim, values: (
-            before(self, template, claim, values) or _in_any_case(self, claim)
+    before = PostgresHold.open
+    PostgresHold.open = (  # type: ignore[method-assign]
+        lambda messages, template, claim, values: (
+            before(messages, template, claim, values) or _in_any_case(messages, claim)
         )
     )
 
@@ -80,7 +82,7 @@ def redis_trusted(_app: Flask) -> None:
         hold = before(self, claim)
         trusted = claim.owner in mine
         mine.discard(claim.owner)
-        return _in_any_case(self, claim) if hold is None and trusted else hold
+        return _in_any_case(self.messages, claim) if hold is None and trusted else hold
 
     mine: set[str] = set()
     ask, before = redis.RedisLock.acquire, PostgresRecords.claim
@@ -123,7 +125,7 @@ def delete_on_error(_app: Flask) -> None:
             before(self, answer)
         except StoreUnavailable:
             key = {"key": self._claim.key}
-            self._records.run("DELETE FROM {table} WHERE key = %(key)s", key)
+            self._messages.run("DELETE FROM {table} WHERE key = %(key)s", key)
             raise
 
     before = PostgresHold.complete

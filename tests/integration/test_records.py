@@ -72,7 +72,7 @@ def test_a_hold_that_is_forgotten_frees_its_row_and_leaves_no_transaction_in_the
     hold = records.claim(FIRST)
     del hold
     gc.collect()
-    with records.engine.connect() as connection:
+    with records.messages.engine.connect() as connection:
         driver = connection.connection.driver_connection
         assert not driver.autocommit
         assert driver.info.transaction_status == 0
@@ -86,7 +86,7 @@ def test_a_connection_that_dies_while_it_is_given_back_does_not_come_back(world,
     backend = hold.connection.scalar(sa.text("select pg_backend_pid()"))
     world.sql("select pg_terminate_backend(:pid, 5000)", pid=backend)
     hold.abandon()
-    with records.engine.connect() as connection:
+    with records.messages.engine.connect() as connection:
         assert connection.scalar(sa.text("select 1")) == 1
 
 

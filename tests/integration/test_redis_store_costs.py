@@ -9,6 +9,7 @@ import pytest
 import redis
 
 import servers
+from flask_idempotency.cli.stores import admin_of
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.stores.redis.records import RedisRecords
 from flask_idempotency.testing.claims import a_claim, again, stored_record
@@ -87,7 +88,7 @@ def test_large_steps_are_fetched_a_few_at_a_time(client, records, steps, trips):
 def test_the_operators_lists_take_few_round_trips(client, records, command):
     for _ in range(1000):
         records.claim(a_claim(lease=60)).complete(StoredResponse(200, (), b"x" * 1000))
-    admin = records.admin()
+    admin = admin_of(records, "")
     with cost(client) as measured:
         if command == "stats":
             (group,) = admin.stats()
@@ -114,9 +115,9 @@ def test_a_cluster_and_a_client_that_decodes_list_the_same(tmp_path):
                     lease = records.claim(claim)
                     lease.record("ü", b"1")
                     lease.complete(replace(ANSWER, body=b""))
-                lines = records.admin().newest(None, "completed", 50)
+                lines = admin_of(records, "").newest(None, "completed", 50)
                 assert {line.key for line in lines} == {claim.key[:8].hex() for claim in claims}
                 assert {(line.operation, line.status, line.bytes) for line in lines} == {
                     (claims[0].name, 201, 0)
                 }
-                assert [step.name for step in records.admin().steps(claims[0].key)] == ["ü"]
+                assert [step.name for step in admin_of(records, "").steps(claims[0].key)] == ["ü"]

@@ -12,15 +12,16 @@ from typing import Any
 from sqlalchemy import Table, exc, inspect, text
 
 from flask_idempotency.core.errors import ConfigurationError
-from flask_idempotency.stores.admin import Due, Finding
-from flask_idempotency.stores.admin_statements import admin_statements
+from flask_idempotency.stores.admin import MIGRATE, Due, Finding, original
 from flask_idempotency.stores.table import FILLFACTOR
-from flask_idempotency.stores.table_admin import TableAdmin, between
+from flask_idempotency.stores.table_admin import TableAdmin, admin_statements, between
 
 from . import checks, statements
-from .failures import original, store_error
-from .records import PostgresHold, PostgresRecords
-from .shape import MIGRATE, Shape, index_on, preparer, shape_of, wrong_columns
+from .failures import store_error
+from .holds import PostgresHold
+from .messages import Messages
+from .records import PostgresRecords
+from .shape import Shape, index_on, preparer, shape_of, wrong_columns
 
 _ONE_AT_A_TIME = text("SELECT pg_advisory_xact_lock(hashtext(:table))")
 _CREATE_INDEX = "CREATE INDEX CONCURRENTLY IF NOT EXISTS {name} ON {{table}} (expires_at)"
@@ -47,12 +48,12 @@ class PostgresAdmin(TableAdmin):
     remedy = checks.POOLER
 
     def __init__(self, records: PostgresRecords) -> None:
-        self._records = records
+        self._records, self._messages = records, records.messages
 
     def reopen(self, start: bytes, owner: str, ttl_seconds: float) -> bytes | None:
         """Let a record be run again."""
         values = {**between(start), "owner": owner, "ttl": ttl_seconds}
-        row = self._records.run(self.sql.reopen + " RETURNING key", values)[0]
+        row = self._messages.run(self.sql.reopen + " RETURNING key", values)[0]
         return None if row is None else bytes(row[0])
 
     def resumable(self, limit: int, max_attempts: int, backoff_seconds: float) -> list[Due]:
@@ -66,11 +67,11 @@ class PostgresAdmin(TableAdmin):
 
     def count_try(self, due: Due) -> bool:
         """Count a try of what nobody holds."""
-        return self._records.run(statements.COUNT_TRY, {"key": due.key, "owner": due.owner})[1] == 1
+        return self._messages.run(statements.COUNT_TRY, {"key": due.key, "owner": due.owner})[1] == 1
 
     def postpone(self, key: bytes) -> None:
         """Put one off that nobody holds."""
-        self._records.run(statements.PUT_OFF, {"key": key})
+        self._messages.run(statements.PUT_OFF, {"key": key})
 
     def purge(self, batch: int) -> Iterator[int]:
         """Delete expired records in batches."""
@@ -79,12 +80,12 @@ class PostgresAdmin(TableAdmin):
 
     def create(self) -> list[str]:
         """Create what is missing: the tables, or of one that is there its indexes and fill factor."""
-        records, table = self._records, self._records.table
+        messages, table = self._messages, self._messages.table
         done = []
         try:
-            with records.engine.begin() as connection:
+            with messages.engine.begin() as connection:
                 connection.execute(_ONE_AT_A_TIME, {"table": table.fullname})
-                for each, what in ((table, "the table"), (records.steps, "the table of its steps")):
+                for each, what in ((table, "the table"), (messages.steps, "the table of its steps")):
                     if not inspect(connection).has_table(each.name, schema=each.schema):
                         each.create(connection)
                         done.append(f"created {what}")
@@ -95,25 +96,25 @@ class PostgresAdmin(TableAdmin):
                     " the owner of the schema"
                 ) from error
             raise store_error(error, table.fullname) from error
-        shape = _sound(records, table)
-        _sound(records, records.steps)
-        return done + _complete(records, shape)
+        shape = _sound(messages, table)
+        _sound(messages, messages.steps)
+        return done + _complete(messages, shape)
 
     def examine(self) -> Iterator[Finding]:
         """Check the server and the table."""
-        return checks.examine(self._records)
+        return checks.examine(self._messages)
 
     def trial(self) -> AbstractContextManager[PostgresHold]:
         """Claim a record of its own."""
         return checks.trial(self._records)
 
     def _fetch(self, template: str, values: dict[str, Any]) -> list[Any]:
-        return self._records.fetch(template, values)[0]
+        return self._messages.fetch(template, values)[0]
 
 
-def _sound(records: PostgresRecords, table: Table) -> Shape:
+def _sound(messages: Messages, table: Table) -> Shape:
     """The table as it is. Raises ``ConfigurationError`` if it is not to be mended here."""
-    shape = shape_of(records, table)
+    shape = shape_of(messages, table)
     if shape is None or not shape.has_key or wrong_columns(table, shape):
         raise ConfigurationError(
             f"{table.fullname} is there, but its columns or its primary key are not as they should be"
@@ -122,20 +123,20 @@ def _sound(records: PostgresRecords, table: Table) -> Shape:
     return shape
 
 
-def _complete(records: PostgresRecords, shape: Shape) -> list[str]:
+def _complete(messages: Messages, shape: Shape) -> list[str]:
     """Add the index and the fill factor to a table in use, which goes on being read and written."""
     done = []
     if not shape.has_expiry:
         for broken in shape.broken:
-            records.run(_DROP_INDEX.format(name=broken))
-        name = preparer.format_index(index_on(records.table, "expires_at"))
-        records.run(_CREATE_INDEX.format(name=name))
+            messages.run(_DROP_INDEX.format(name=broken))
+        name = preparer.format_index(index_on(messages.table, "expires_at"))
+        messages.run(_CREATE_INDEX.format(name=name))
         done.append("created the index on expires_at")
     if not shape.has_resumable:
-        name = preparer.format_index(index_on(records.table, "created_at"))
-        records.run(_CREATE_RESUMABLE.format(name=name))
+        name = preparer.format_index(index_on(messages.table, "created_at"))
+        messages.run(_CREATE_RESUMABLE.format(name=name))
         done.append("created the index of resumable operations")
     if shape.fillfactor is None:
-        records.run(_FILL)
+        messages.run(_FILL)
         done.append(f"set the fill factor to {FILLFACTOR}")
     return done

@@ -5,11 +5,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import cast
 
 import psycopg2
-from sqlalchemy import exc, text
+from sqlalchemy import Table, exc, text
 
 from flask_idempotency.core.errors import (
     ConfigurationError,
@@ -17,27 +16,19 @@ from flask_idempotency.core.errors import (
     NotAtomic,
     StoreUnavailable,
 )
-from flask_idempotency.core.fingerprint import Fingerprint
-from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Claim
-from flask_idempotency.stores.admin import Finding
-from flask_idempotency.stores.redis.lock import NoLock, RedisLock, cause
+from flask_idempotency.stores.admin import CREATE, MIGRATE, TRIAL, Finding, reason, trial_claim
 from flask_idempotency.stores.table import FILLFACTOR
 
-from .failures import original
-from .records import PostgresHold, PostgresRecords
-from .shape import MIGRATE, Shape, shape_of, wrong_columns
-
-TRIAL = "flask idempotency check"
-"""The name of the record that a check claims."""
+from .holds import PostgresHold
+from .messages import Messages
+from .records import PostgresRecords
+from .shape import Shape, shape_of, wrong_columns
 
 POOLER = "a pooler such as PgBouncer must pool transactions or sessions, not statements"
 """Advice where a connection is lost or changes under a transaction."""
 
-_CREATE = "run `flask idempotency create-table`"
-_TRIAL_SECONDS = 60.0  # a check that is killed leaves a record, which a purge deletes later
 _KNOWS_DEAD_CLIENTS = 140000  # client_connection_check_interval came with PostgreSQL 14
-_SLOWER = "Until then requests go on without it, and every duplicate reaches PostgreSQL"
 _FORGET = "DELETE FROM {table} WHERE key = %(key)s AND owner = %(owner)s"
 _STEP = """INSERT INTO {steps} (key, name, attempt, created_at, result)
 VALUES (%(key)s, %(name)s, 1, clock_timestamp(), '')
@@ -49,19 +40,19 @@ _SERVER = """SELECT current_setting('server_version'),
        current_setting('synchronous_commit')"""
 
 
-def examine(records: PostgresRecords) -> Iterator[Finding]:
+def examine(messages: Messages) -> Iterator[Finding]:
     """Check the server and the tables, and leave nothing there. Ends early if the server is away."""
     try:
-        server = records.run(_SERVER)[0]
-        shape, steps = (shape_of(records, table) for table in (records.table, records.steps))
+        server = messages.run(_SERVER)[0]
+        shape, steps = (shape_of(messages, table) for table in (messages.table, messages.steps))
     except (IdempotencyError, exc.SQLAlchemyError) as error:
         remedy = f"see that the server runs, and that the URL, user and password are right; {POOLER}"
         yield Finding("FAILED", "PostgreSQL", reason(error), remedy)
         return
     yield from _examine_server(*server)
-    yield from _examine_table(records, shape)
+    yield from _examine_table(messages, shape)
     if shape is not None:
-        yield _examine_steps(records, steps, writable=not (server[4] or server[5]))
+        yield _examine_steps(messages, steps, writable=not (server[4] or server[5]))
 
 
 def _examine_server(
@@ -89,18 +80,18 @@ def _examine_server(
         yield Finding("advice", "durability", lossy, "turn synchronous_commit on")
 
 
-def _examine_table(records: PostgresRecords, shape: Shape | None) -> Iterator[Finding]:
-    name, create_it = records.table.fullname, _CREATE
+def _examine_table(messages: Messages, shape: Shape | None) -> Iterator[Finding]:
+    name, create_it = messages.table.fullname, CREATE
     if shape is None:
         yield Finding("FAILED", "table", f"{name} is missing", f"{create_it}, or {MIGRATE}")
         return
     if shape.unlogged:
         remedy = f"ALTER TABLE {name} SET LOGGED"
         yield Finding("FAILED", "table", f"{name} is unlogged, so a crash empties it", remedy)
-    if wrong := wrong_columns(records.table, shape):
+    if wrong := wrong_columns(messages.table, shape):
         yield Finding("FAILED", "columns", f"missing or of another type: {wrong}", MIGRATE)
     else:
-        yield Finding("ok", "columns", f"all {len(records.table.columns)} of {name}")
+        yield Finding("ok", "columns", f"all {len(messages.table.columns)} of {name}")
     if shape.has_key:
         yield Finding("ok", "primary key", "key")
     else:
@@ -122,31 +113,31 @@ def _examine_table(records: PostgresRecords, shape: Shape | None) -> Iterator[Fi
         yield Finding("advice", "fill factor", full, set_it if shape.fillfactor else create_it)
 
 
-def _examine_steps(records: PostgresRecords, shape: Shape | None, *, writable: bool) -> Finding:
+def _examine_steps(messages: Messages, shape: Shape | None, *, writable: bool) -> Finding:
     """The table of steps, which every purge uses too. Without it a step runs again in each attempt."""
-    subject, name = "steps", records.steps.fullname
+    subject, name = "steps", messages.steps.fullname
     if shape is None:
         lost = f"{name} is missing: it keeps the steps of operations, and a purge deletes them"
-        return Finding("FAILED", subject, lost, f"{_CREATE}, or {MIGRATE}")
+        return Finding("FAILED", subject, lost, f"{CREATE}, or {MIGRATE}")
     if shape.unlogged:
         lost = f"{name} is unlogged, so a crash empties it"
         return Finding("FAILED", subject, lost, f"ALTER TABLE {name} SET LOGGED")
-    if wrong := wrong_columns(records.steps, shape):
+    if wrong := wrong_columns(messages.steps, shape):
         return Finding("FAILED", subject, f"{name}: missing or of another type: {wrong}", MIGRATE)
     if not shape.has_key:
         lost = f"nothing keeps two results of a step apart in {name}"
         return Finding("FAILED", subject, lost, f"ALTER TABLE {name} ADD PRIMARY KEY (key, name)")
     if writable:
-        return _try_steps(records)
-    return Finding("ok", subject, f"all {len(records.steps.columns)} columns of {name}")
+        return _try_steps(messages)
+    return Finding("ok", subject, f"all {len(messages.steps.columns)} columns of {name}")
 
 
-def _try_steps(records: PostgresRecords) -> Finding:
+def _try_steps(messages: Messages) -> Finding:
     """Keep a step as a request does, and delete it in the same transaction."""
-    subject, name = "steps", records.steps.fullname
+    subject, name = "steps", messages.steps.fullname
     allow = f"grant the application's user SELECT, INSERT, UPDATE and DELETE on {name}, on all rows"
     try:
-        written = records.run(_STEP, {"key": secrets.token_bytes(32), "name": TRIAL})[1]
+        written = messages.run(_STEP, {"key": secrets.token_bytes(32), "name": TRIAL})[1]
     except ConfigurationError as error:
         return Finding("FAILED", subject, error.detail, allow)
     except (IdempotencyError, exc.SQLAlchemyError) as error:
@@ -171,74 +162,21 @@ def trial(records: PostgresRecords) -> Iterator[PostgresHold]:
         try:
             if not hold.connection.scalar(text("SELECT txid_current_if_assigned() IS NOT NULL")):
                 raise NotAtomic(f"two statements of one transaction went two ways: {POOLER}")
-            _change(records, hold, claim)
+            _change(records.messages.table, hold, claim)
             yield hold
         finally:
             hold.abandon()
     finally:
         with suppress(StoreUnavailable):
-            records.run(_FORGET, {"key": claim.key, "owner": claim.owner})
+            records.messages.run(_FORGET, {"key": claim.key, "owner": claim.owner})
 
 
-def _change(records: PostgresRecords, hold: PostgresHold, claim: Claim) -> None:
+def _change(table: Table, hold: PostgresHold, claim: Claim) -> None:
     """Change the record as the end of an operation does. Raises ``ConfigurationError``."""
-    mine = records.table.c.key == claim.key
-    change = records.table.update().where(mine).values(status=200)
+    mine = table.c.key == claim.key
+    change = table.update().where(mine).values(status=200)
     if hold.connection.execute(change).rowcount != 1:
         raise ConfigurationError(
-            f"a record of {records.table.fullname} stays as it is when it is changed: a trigger, a rule"
+            f"a record of {table.fullname} stays as it is when it is changed: a trigger, a rule"
             " or row security keeps it, so no answer can be stored"
         )
-
-
-def examine_lock(lock: RedisLock | NoLock) -> Iterator[Finding]:
-    """Check Redis: reachable, and a lock of its own can be taken and given back."""
-    if isinstance(lock, NoLock):
-        yield Finding("ok", "Redis", "not used")
-        return
-    try:
-        lock.ping()
-    except Exception as error:  # whatever the application's own client may raise
-        remedy = f"see that the server runs, and that its URL and password are right. {_SLOWER}"
-        yield Finding("FAILED", "Redis", cause(error), remedy)
-        return
-    first = trial_claim()
-    second = replace(trial_claim(), key=first.key)
-    glances = [lock.acquire(first), lock.acquire(second)]
-    lock.release(first)
-    glances.append(lock.acquire(second))
-    lock.release(second)
-    if [glance is Glance.MINE for glance in glances] != [True, False, True]:
-        remedy = (
-            "allow its user EVAL, GET, SET, PTTL and DEL on IDEMPOTENCY_REDIS_PREFIX, and connect to"
-            f" a primary that takes writes. {_SLOWER}"
-        )
-        yield Finding("FAILED", "Redis", "reachable, but the lock cannot be taken", remedy)
-        return
-    yield Finding("ok", "Redis", "the lock was taken and given back")
-    yield from _examine_memory(lock)
-
-
-def _examine_memory(lock: RedisLock) -> Iterator[Finding]:
-    try:
-        info = lock.memory()
-    except Exception:  # hosted servers and narrow users do not allow INFO
-        return
-    if info.get("maxmemory") and info.get("maxmemory_policy") == "noeviction":
-        full = "once it is full it refuses the lock, and all requests go to PostgreSQL (noeviction)"
-        yield Finding("advice", "Redis memory", full, "set maxmemory-policy volatile-ttl")
-
-
-def reason(error: BaseException) -> str:
-    """Why something failed, in one line: the driver's own words where there are any."""
-    return _line(original(error.__cause__) or error)
-
-
-def _line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
-def trial_claim() -> Claim:
-    """A claim that is nobody else's, for a moment."""
-    owner = secrets.token_urlsafe(16)
-    return Claim(secrets.token_bytes(32), TRIAL, Fingerprint(0, bytes(32)), owner, _TRIAL_SECONDS)

@@ -16,6 +16,7 @@ from flask_idempotency.core.errors import (
     StoreUnavailable,
     TransactionConflict,
 )
+from flask_idempotency.stores.admin import original
 
 SERIALIZATION_FAILURE = "40001"
 CONFLICTS = frozenset({SERIALIZATION_FAILURE, "40P01"})  # and deadlock
@@ -53,11 +54,6 @@ def is_lost(error: BaseException | None, connection: Connection | None = None) -
     if not isinstance(error, psycopg2.OperationalError):
         return False
     return error.pgcode is None or error.pgcode.startswith(("08", "57P"))
-
-
-def original(error: BaseException | None) -> BaseException | None:
-    """The driver's error inside SQLAlchemy's."""
-    return error.orig if isinstance(error, exc.DBAPIError) else error
 
 
 def problem(error: BaseException | None) -> IdempotencyError | None:

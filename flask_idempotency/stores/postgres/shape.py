@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from sqlalchemy import Index, Table
 from sqlalchemy.dialects import postgresql
 
-from .records import PostgresRecords
-
-MIGRATE = "make a migration (the table is part of db.metadata)"
-"""What to do when the table is not as it should be."""
+from .messages import Messages
 
 preparer = postgresql.dialect().identifier_preparer  # type: ignore[no-untyped-call]
 
@@ -52,15 +49,15 @@ class Shape:
     has_resumable: bool
 
 
-def shape_of(records: PostgresRecords, table: Table) -> Shape | None:
+def shape_of(messages: Messages, table: Table) -> Shape | None:
     """One of the two tables as it is in the database, or None."""
-    resumable = preparer.format_index(index_on(records.table, "created_at"))
+    resumable = preparer.format_index(index_on(messages.table, "created_at"))
     names = {
         "table": preparer.format_table(table),
         "key": [column.name for column in table.primary_key],
         "resumable": _beside(table, resumable),
     }
-    row = records.run(_TABLE, names)[0]
+    row = messages.run(_TABLE, names)[0]
     return None if row is None else Shape(*row)
 
 

@@ -12,6 +12,8 @@ just delays; longer would pile up workers behind a migration.
 
 from __future__ import annotations
 
+from flask_idempotency.stores.table import TIMES
+
 LOCK_TIMEOUT = "250ms"
 
 # An operation that is not atomic does not expire before its end: its effects may be out in the world.
@@ -165,9 +167,6 @@ SELECT count(*) FROM gone"""
 WAITS = f"request IS NOT NULL AND state = 'in_progress' AND NOT {EXPIRED}"
 _LAST = "greatest(lease_expires_at, completed_at, created_at, tried_at)"
 
-# How often it was begun or tried: a try may end before it begins anything. From a release on it is
-# counted anew; ``attempt``, the fencing token, is not.
-TIMES = "coalesce(tries, attempt)"
 _DOUBLED = f"2 ^ least(greatest({TIMES} - 1, 0), 30)"
 _PAUSE = f"least(%(backoff)s * {_DOUBLED}, 3600) * interval '1 second'"
 

@@ -24,9 +24,11 @@ from psycopg2.extensions import (
 from sqlalchemy import Engine, PoolProxiedConnection
 
 from flask_idempotency.core.errors import NotAtomic
-from flask_idempotency.stores.savepoints.postgres import Connection, Cursor
 
 from .failures import is_lost
+
+Connection = psycopg2.extensions.connection
+Cursor = psycopg2.extensions.cursor
 
 _LEVELS = {
     None: "",

@@ -26,11 +26,11 @@ from flask_idempotency.stores.admin import (
     StepLine,
     Time,
     Waiting,
+    trial_claim,
 )
-from flask_idempotency.stores.postgres.checks import trial_claim
 
-from .lock import cause
-from .records import AT_ONCE, NOW, STEPS, RedisRecords, milliseconds
+from .client import cause, milliseconds
+from .records import AT_ONCE, NOW, STEPS, RedisRecords
 
 # -> the time, and for each key what makes a Line; false for what is missing, or is no record. As one
 # text: many values take a client long to read.

@@ -13,31 +13,20 @@ needs Redis 7).
 
 from __future__ import annotations
 
-import codecs
 import logging
-import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from threading import TIMEOUT_MAX
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
-from urllib.parse import SplitResult, unquote, urlsplit
 
-from redis import Redis, RedisCluster, RedisError, Sentinel
-from redis.backoff import NoBackoff
-from redis.cluster import ClusterNode
-from redis.connection import parse_url
-from redis.retry import Retry
-
-from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Claim
+from flask_idempotency.stores.admin import Finding, trial_claim
+
+from .client import Client, cause, milliseconds
 
 log = logging.getLogger("flask_idempotency")
-
-TIMEOUT_SECONDS = 0.1
-"""For connecting and for an answer. Redis answers in a tenth of a millisecond; a request that waited
-longer than this for it would have been faster without it. ``?socket_timeout=`` in the URL wins."""
 
 LOCK_SECONDS = 10.0
 """How long a lock outlives a worker that died. Nothing depends on it: a duplicate older than
@@ -74,30 +63,9 @@ redis.call('SET', KEYS[1], '1:done', 'PX', ARGV[2])
 # Also over the lock of somebody else. Whoever finished need not have had the lock, and who has it
 # now can only find the answer. A marker left where it should not be costs one look at the records.
 
-SCHEMES = (
-    "redis",
-    "rediss",
-    "unix",
-    "redis+cluster",
-    "rediss+cluster",
-    "redis+sentinel",
-    "rediss+sentinel",
-)
-"""What ``IDEMPOTENCY_REDIS_URL`` may begin with; ``rediss`` is with TLS."""
-
-_PORTS = {"cluster": 6379, "sentinel": 26379}
-
-_OPTIONS: dict[str, Any] = {
-    "socket_timeout": TIMEOUT_SECONDS,
-    "socket_connect_timeout": TIMEOUT_SECONDS,
-    "retry": Retry(NoBackoff(), 0),
-    # Every Redis speaks RESP 2. For RESP 3, redis-py's default, it must be version 6.
-    "protocol": 2,
-}
+_SLOWER = "Until then requests go on without it, and every duplicate reaches PostgreSQL"
 
 T = TypeVar("T")
-
-Client = Any  # Redis | RedisCluster; their common face has no type of its own
 
 
 class RedisLock:
@@ -121,7 +89,7 @@ class RedisLock:
 
     def acquire(self, claim: Claim) -> Glance:
         """Take the lock if it is free. One round trip, or none while Redis is left alone."""
-        arguments = (_ms(self._lock_seconds), _fingerprint(claim))
+        arguments = (milliseconds(self._lock_seconds), _fingerprint(claim))
         return self._call(self._glance, ACQUIRE, claim, *arguments) or Glance.ASK
 
     def _glance(self, reply: Any) -> Glance:
@@ -138,16 +106,35 @@ class RedisLock:
 
     def finish(self, claim: Claim) -> None:
         """Leave the marker in place of whatever lock there is."""
-        self._call(bool, FINISH, claim, _ms(min(MARKER_SECONDS, claim.ttl_seconds)))
+        self._call(bool, FINISH, claim, milliseconds(min(MARKER_SECONDS, claim.ttl_seconds)))
 
-    def ping(self) -> None:
-        """Ask Redis for a sign of life, past the breaker. Raises what the client raises."""
-        self._connected().ping()
-
-    def memory(self) -> dict[str, Any]:
-        """What Redis says of its memory. Raises what the client raises."""
-        info: dict[str, Any] = self._connected().info("memory")
-        return info
+    def examine(self) -> Iterator[Finding]:
+        """Check that Redis is reachable, and that a lock can be taken and given back."""
+        try:
+            self._connected().ping()
+        except Exception as error:  # whatever the application's own client may raise
+            remedy = f"see that the server runs, and that its URL and password are right. {_SLOWER}"
+            yield Finding("FAILED", "Redis", cause(error), remedy)
+            return
+        first = trial_claim()
+        second = replace(trial_claim(), key=first.key)
+        glances = [self.acquire(first), self.acquire(second)]
+        self.release(first)
+        glances.append(self.acquire(second))
+        self.release(second)
+        if [glance is Glance.MINE for glance in glances] != [True, False, True]:
+            remedy = (
+                "allow its user EVAL, GET, SET, PTTL and DEL on IDEMPOTENCY_REDIS_PREFIX, and connect"
+                f" to a primary that takes writes. {_SLOWER}"
+            )
+            yield Finding("FAILED", "Redis", "reachable, but the lock cannot be taken", remedy)
+            return
+        yield Finding("ok", "Redis", "the lock was taken and given back")
+        with suppress(Exception):  # hosted servers and narrow users do not allow INFO
+            memory = self._connected().info("memory")
+            if memory.get("maxmemory") and memory.get("maxmemory_policy") == "noeviction":
+                full = "once full it refuses the lock, and all requests go to PostgreSQL (noeviction)"
+                yield Finding("advice", "Redis memory", full, "set maxmemory-policy volatile-ttl")
 
     def _connected(self) -> Client:
         if self._client is None:
@@ -176,160 +163,5 @@ class RedisLock:
         return result
 
 
-class NoLock:
-    """No lock at all: the records decide alone (the ``postgres`` store)."""
-
-    def acquire(self, claim: Claim) -> Glance:  # noqa: ARG002
-        """Knows nothing."""
-        return Glance.ASK
-
-    def release(self, claim: Claim) -> None:
-        """Has nothing to give back."""
-
-    def finish(self, claim: Claim) -> None:
-        """Leaves no marker."""
-
-
-def client_from_url(url: str) -> Callable[[], Client]:
-    """A function that makes the client for ``IDEMPOTENCY_REDIS_URL``; it connects at its first use.
-
-    Options are those of redis-py's ``from_url``, with every scheme of :data:`SCHEMES`. No client
-    retries by itself: an owner must not meet its own lock, and redis-py's default retries would hold a
-    request for seconds. Raises ``ConfigurationError`` for any other URL; no message quotes it.
-    """
-    scheme, separator, rest = url.partition("://")
-    scheme = scheme.lower()
-    if not separator or scheme not in SCHEMES:
-        raise _unusable("its scheme is not known" if separator else "it has no scheme")
-    url = f"{scheme}://{rest}"
-    with _reading("it"):
-        parts = urlsplit(url)
-    _check_encoded(url, parts)
-    base, _, kind = scheme.partition("+")
-    if base == "unix" and (parts.path in ("", "/") or parts.netloc.rpartition("@")[2]):
-        raise _unusable("the path of its socket is missing, which begins with /")
-    if not kind:
-        client = _one_server(url, "" if base == "unix" else parts.path)
-        return lambda: client
-    login, at, hosts = parts.netloc.rpartition("@")
-    service, database = "", parts.path.removeprefix("/").rstrip("/")
-    if kind == "sentinel":
-        service, _, database = database.partition("/")
-        service = unquote(service)
-    with _reading("its port or one of its hosts"):
-        nodes = [_host_and_port(host, _PORTS[kind]) for host in hosts.split(",")]
-    options = _options(f"{base}://{login}{at}localhost/{database}?{parts.query}", f"/{database}")
-    return (_sentinel if kind == "sentinel" else _cluster)(nodes, service, options)
-
-
-def _check_encoded(url: str, parts: SplitResult) -> None:
-    """Refuse a password that ends early in the URL: its rest would be a host, which logs show."""
-    options = parts.query.split("&") if parts.query else []
-    behind_host = f"{parts.path}?{parts.query}"
-    if "#" in url or "@" in behind_host or not all("=" in option for option in options):
-        raise _unusable(
-            "there is a #, an @ behind the host, or an option without =, so perhaps a special character"
-            ' is not percent-encoded: write the password as urllib.parse.quote(password, safe="")'
-            " gives it, and the user, the path and the options likewise"
-        )
-
-
-def _options(url: str, path: str) -> dict[str, Any]:
-    """What a URL says beside its host, for clients that have no ``from_url`` of their own."""
-    _one_server(url, path)
-    parse: Any = parse_url  # redis-py leaves it without types, as other things here
-    options = {**_OPTIONS, **parse(url), "ssl": url.startswith("rediss:")}
-    return {n: v for n, v in options.items() if n not in ("host", "port", "connection_class")}
-
-
-def _cluster(nodes: list[tuple[str, int]], _: str, options: dict[str, Any]) -> Callable[[], Client]:
-    if options.pop("db", 0) != 0:
-        raise _unusable("a cluster has no database but 0")
-    node: Any = ClusterNode
-    return lambda: RedisCluster(startup_nodes=[node(*place) for place in nodes], **options)
-
-
-def _sentinel(
-    nodes: list[tuple[str, int]], service: str, options: dict[str, Any]
-) -> Callable[[], Client]:
-    """The master's client. User, password and database are the master's, not the Sentinels'."""
-    if not service:
-        raise _unusable("the name of its service is missing")
-    common = ("socket_", "ssl", "retry", "protocol")
-    to_sentinels = {name: value for name, value in options.items() if name.startswith(common)}
-    make: Any = Sentinel
-    master = make(nodes, sentinel_kwargs=to_sentinels).master_for(service, **options)
-    return lambda: master
-
-
-def _one_server(url: str, path: str) -> Client:
-    """The client of one server. What it cannot understand is told now, not at the first request."""
-    with _reading("its database"):
-        _check_database(int(path.strip("/") or 0))
-    with _reading("its host, its port or one of its options"):
-        _check_options(url)
-        Redis.from_url(url, **_OPTIONS).connection_pool.make_connection()
-        return Redis.from_url(url, **_OPTIONS)
-
-
-def _check_options(url: str) -> None:
-    """Raise ``ValueError`` or ``LookupError`` for what redis-py would find at the first request."""
-    parse: Any = parse_url
-    options = parse(url)
-    _check_database(options.get("db", 0))
-    for name in ("socket_timeout", "socket_connect_timeout"):
-        if not 0 < options.get(name, TIMEOUT_SECONDS) <= TIMEOUT_MAX:  # nor is nan
-            raise ValueError
-    codecs.lookup(options.get("encoding", "utf-8"))
-    codecs.lookup_error(options.get("encoding_errors", "strict"))
-
-
-def _check_database(number: int) -> None:
-    if number < 0:
-        raise ValueError
-
-
-def _host_and_port(text: str, usual_port: int) -> tuple[str, int]:
-    parts = urlsplit(f"//{text}")
-    if not parts.hostname:
-        raise ValueError
-    return parts.hostname, parts.port or usual_port
-
-
-@contextmanager
-def _reading(what: str) -> Iterator[None]:
-    try:
-        yield
-    except (LookupError, RedisError, TypeError, ValueError):  # they may quote the password
-        raise _unusable(f"{what} cannot be read") from None
-
-
-def _unusable(why: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"IDEMPOTENCY_REDIS_URL cannot be used: {why}. Allowed are redis://user:password@host:port/0,"
-        " unix:///path?db=0, redis+cluster://host:port and"
-        " redis+sentinel://host:port/service/0; several hosts with commas between them; rediss in place"
-        " of redis for TLS; special characters in user and password are percent-encoded"
-    )
-
-
-def cause(error: Exception) -> str:
-    """An error of redis-py in words: its ``repr`` has none. And the cure, where the words lack it.
-
-    Redis quotes the arguments of a command that it does not know; HELLO's are a user and a password.
-    """
-    words = f"{type(error).__name__}: {error}".partition(", with args beginning with")[0]
-    if re.search("hello|noproto", words, re.IGNORECASE):
-        words += (
-            ". This server does not speak RESP 3: give protocol=2 to the redis-py client, or take"
-            " ?protocol=3 out of IDEMPOTENCY_REDIS_URL"
-        )
-    return words
-
-
 def _fingerprint(claim: Claim) -> str:
     return f"{claim.fingerprint.algorithm:x}.{claim.fingerprint.digest.hex()}"
-
-
-def _ms(seconds: float) -> int:
-    return max(1, int(seconds * 1000))

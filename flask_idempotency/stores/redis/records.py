@@ -15,19 +15,16 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from redis import RedisCluster
 
 from flask_idempotency.core.errors import LeaseLost, NotAtomic, RecordBroken, StoreUnavailable
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.records import Claim, Record, State, StoredResponse
-from flask_idempotency.stores.rows import finite, legible, pairs_of
+from flask_idempotency.stores.table import finite, legible, pairs_of
 
-from .lock import Client, cause
-
-if TYPE_CHECKING:
-    from .admin import RedisAdmin
+from .client import Client, cause, milliseconds
 
 log = logging.getLogger("flask_idempotency")
 
@@ -132,12 +129,6 @@ class RedisRecords:
         self.prefix = f"{prefix}record:"
         self._make_client = client
         self._client: Client | None = None
-
-    def admin(self) -> RedisAdmin:
-        """What the commands need."""
-        from .admin import RedisAdmin
-
-        return RedisAdmin(self)
 
     def look(self, key: bytes) -> Record | None:
         """The record."""
@@ -302,8 +293,3 @@ def _record(key: bytes, now: int, fields: dict[str, bytes]) -> Record | None:
             lease_left=None if lease is None else finite((float(lease) - now) / 1000),
             response=response,
         )
-
-
-def milliseconds(seconds: float) -> int:
-    """As the scripts take it."""
-    return max(1, int(seconds * 1000))

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import psycopg2
 from psycopg2 import extensions
@@ -38,11 +38,9 @@ from flask_idempotency.core import sqltext
 from flask_idempotency.core.errors import NotAtomic, TransactionConflict
 from flask_idempotency.core.sqltext import CONSTRAINTS, CURSOR, ON_COMMIT, READS, SETS, UNSURE, WRITES
 from flask_idempotency.stores.postgres.failures import NO_SAVEPOINT, SERIALIZATION_FAILURE, UNREAD
+from flask_idempotency.stores.postgres.wire import RawConnection
 
 from .units import NAME, StandIn, Units
-
-if TYPE_CHECKING:
-    from flask_idempotency.stores.postgres.wire import RawConnection
 
 Connection = extensions.connection
 Cursor = extensions.cursor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flask_idempotency.stores.postgres.statements import TIMES
+from flask_idempotency.stores.table import TIMES
 
 NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
 IN_TTL = "strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', :ttl))"

@@ -10,8 +10,9 @@ from typing import Any
 from unittest.mock import patch
 
 from flask_idempotency.core import engine, machine
-from flask_idempotency.stores.postgres import records as sql
 from flask_idempotency.stores.postgres import statements
+from flask_idempotency.stores.postgres.holds import PostgresHold
+from flask_idempotency.stores.postgres.records import PostgresRecords
 from flask_idempotency.stores.redis import lock as redis
 from tests.faults import mutants
 from tests.faults.explore.schedules import Report, explore
@@ -105,7 +106,7 @@ MUTANTS: dict[str, tuple[Callable[[Any], object], Bound]] = {
     "no_marker_over_anothers_lock": (no_marker_over_anothers_lock, Bound(faults=(FLUSH, CRASH))),
 }
 
-_TOUCHED = (statements, redis, sql.PostgresRecords, sql.PostgresHold, redis.RedisLock, engine.Engine)
+_TOUCHED = (statements, redis, PostgresRecords, PostgresHold, redis.RedisLock, engine.Engine)
 
 
 @contextmanager

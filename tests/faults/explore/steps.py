@@ -15,7 +15,8 @@ import sqlalchemy as sa
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 from sqlalchemy import event
 
-from flask_idempotency.stores.postgres import records as sql
+from flask_idempotency.stores.postgres import holds
+from flask_idempotency.stores.postgres.records import PostgresRecords
 from flask_idempotency.stores.postgres.wire import RawConnection
 from flask_idempotency.stores.table import define_steps, define_table
 from servers import plain_dsn
@@ -75,10 +76,10 @@ class Servers:
         event.listen(self.engine, "checkout", _taken)
         event.listen(self.engine, "checkin", self._given_back)
         table = define_table(sa.MetaData(), "idempotency_record")
-        self.records = sql.PostgresRecords(self.engine, table, define_steps(table))
+        self.records = PostgresRecords(self.engine, table, define_steps(table))
         table.metadata.create_all(self.engine)
         wire = RawConnection(self.engine)
-        self.records.prepared("{settings}", wire)  # the questions of an engine's first use
+        self.records.messages.prepared("{settings}", wire)  # the questions of an engine's first use
         wire.close()
 
     def close(self) -> None:
@@ -144,7 +145,7 @@ class Servers:
 
         with (
             patch.object(RawConnection, "send", step_by_step),
-            patch.object(sql, "time", Clock),
+            patch.object(holds, "time", Clock),
         ):
             yield
 

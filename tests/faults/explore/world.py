@@ -7,11 +7,13 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
+from flask_idempotency.cli.stores import admin_of
 from flask_idempotency.core.engine import Claimed, Engine, InProgress, Mismatch, Replay
 from flask_idempotency.core.errors import NotAtomic, RequestInProgress, StoreUnavailable
 from flask_idempotency.core.fingerprint import Fingerprint
+from flask_idempotency.core.ports import NoLock
 from flask_idempotency.core.records import Claim, State, StoredResponse
-from flask_idempotency.stores.redis.lock import NoLock, RedisLock
+from flask_idempotency.stores.redis.lock import RedisLock
 from tests.faults.explore.schedules import Actor, Choice, Kind, Stage, Violation
 from tests.faults.explore.steps import ANSWER_LOST, TIMES_OUT, Clock, Servers, SteppedRedis
 
@@ -90,7 +92,7 @@ class World:
             self._add_purge()
 
     def _add_purge(self) -> None:
-        self._stage.add("purge", lambda: next(self._servers.records.admin().purge(10), 0))
+        self._stage.add("purge", lambda: next(admin_of(self._servers.records, "").purge(10), 0))
 
     # What the attempts do
 

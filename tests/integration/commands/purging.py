@@ -10,6 +10,7 @@ import psycopg2
 
 import servers
 from flask_idempotency.cli import cli
+from flask_idempotency.cli.stores import admin_of
 
 EXPIRE = "update idempotency_record set expires_at = clock_timestamp()"
 
@@ -28,7 +29,7 @@ def purge(world: Any, *options: str) -> str:
 def purged(world: Any, batch: int = 1000) -> list[int]:
     """Purge without the command's output, which threads would share."""
     with world.app.app_context():
-        return list(world.app.extensions["idempotency"].records.admin().purge(batch))
+        return list(admin_of(world.app.extensions["idempotency"].records, "").purge(batch))
 
 
 @contextmanager

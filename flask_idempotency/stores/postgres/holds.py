@@ -1,0 +1,213 @@
+"""The holds of operations in PostgreSQL: the row's lock while a view or a step runs, or a lease."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg2
+from sqlalchemy import Connection
+
+from flask_idempotency.core.errors import LeaseLost, NotAtomic, RequestInProgress, StoreUnavailable
+from flask_idempotency.core.records import Claim, StoredResponse
+from flask_idempotency.stores.admin import original
+from flask_idempotency.stores.lease import Lease
+from flask_idempotency.stores.savepoints.postgres import PostgresUnits
+from flask_idempotency.stores.savepoints.units import operation_engine
+from flask_idempotency.stores.table import claim_values, response_values
+
+from . import lease_statements, statements
+from .failures import (
+    ABORTED,
+    CONFLICTS,
+    DIVISION_BY_ZERO,
+    INTEGRITY,
+    LOCK_NOT_AVAILABLE,
+    is_lost,
+    problem,
+    store_error,
+)
+from .messages import Messages
+from .wire import RawConnection
+
+NOT_OURS = CONFLICTS | {LOCK_NOT_AVAILABLE}
+"""Errors that mean that somebody else has the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Locked:
+    """What came back with the row's lock: see ``statements.LOCK_ROW``."""
+
+    attempt: int
+    xid: int
+    isolation: str
+    session_user: str
+    role: str
+    search_path: str
+    synchronous_commit: str
+
+
+class PostgresHold:
+    """A transaction that holds the row of a record that is ours: an atomic operation's, or a step's."""
+
+    def __init__(self, messages: Messages, wire: RawConnection, claim: Claim, locked: Locked) -> None:
+        self.attempt = locked.attempt
+        self._messages, self._wire, self._claim, self._locked = messages, wire, claim, locked
+        self._open, self._committed = True, False
+        self._began = time.monotonic()
+        self.units = PostgresUnits(wire, messages.facts(wire), locked.isolation)
+        self._connection: Connection | None = None
+
+    @classmethod
+    def open(
+        cls, messages: Messages, template: str, claim: Claim, values: dict[str, Any]
+    ) -> PostgresHold | None:
+        """Send a message that ends by locking the row; None if it could not be locked."""
+
+        def lock(wire: RawConnection) -> PostgresHold | None:
+            hold = None
+            try:
+                row = wire.send(messages.prepared(template, wire), values).fetchone()
+                if row is not None:
+                    hold = cls(messages, wire, claim, Locked(*row[:7]))
+            except psycopg2.Error as error:
+                if error.pgcode not in NOT_OURS:
+                    raise
+            finally:
+                if hold is None:
+                    wire.close()
+            return hold
+
+        return messages.on_a_wire(lock)
+
+    @property
+    def connection(self) -> Connection:
+        """A connection in the transaction, and in none of the view's units of work."""
+        if self._connection is None:
+            top = operation_engine(self._messages.engine, lambda: self.units.top)
+            self._connection = top.connect()
+            self._connection.begin()  # the transaction that is open already: sends nothing
+        return self._connection
+
+    def complete(self, response: StoredResponse) -> None:
+        """Store the answer and commit, in one message."""
+        late = time.monotonic() - self._began > statements.LATE * self._claim.ttl_seconds
+        template = statements.FINISH_LATE if late else statements.FINISH
+        self._finish(template, response_values(response))
+
+    def record(self, step: str, result: bytes) -> None:
+        """Record the step and commit, in one message."""
+        values = {"step": step, "result": result, "attempt": self.attempt}
+        self._finish(lease_statements.FINISH_STEP, values)
+
+    def _finish(self, template: str, values: dict[str, Any]) -> None:
+        wire, locked = self._wire, self._locked
+        try:
+            self._check()
+            values = {
+                **claim_values(self._claim),
+                "xid": locked.xid,
+                "session_user": locked.session_user,
+                "role": locked.role,
+                "search_path": locked.search_path,
+                "synchronous_commit": locked.synchronous_commit,
+                **values,
+            }
+            sql = self._messages.prepared(template, wire)
+            cursor = wire.send(self.units.waiting() + wire.mogrify(sql, values))
+            if cursor.statusmessage != "COMMIT":  # COMMIT of a failed transaction says ROLLBACK
+                raise NotAtomic("the transaction had failed, so nothing was committed")
+            self._committed = True
+        except psycopg2.Error as error:
+            raise self._finish_error(error) from error
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Roll back what is open and give the connection back."""
+        if self._open:
+            self._open = False
+            self._wire.is_spoiled = not self._committed and self.units.has_ended()
+            self.units.close()
+            self._wire.close()
+
+    def explain(self, error: BaseException | None) -> Exception | None:
+        """What an error that left the view (or None) means for the operation as a whole."""
+        if found := self.units.explain(error):
+            return found
+        if self._wire.lost:
+            return StoreUnavailable()
+        return problem(error) if self.units.is_ours(original(error)) else None
+
+    def _check(self) -> None:
+        """Refuse to finish a transaction that is not the one we began."""
+        if not self._open:  # the connection may be another request's by now
+            raise NotAtomic("the operation's transaction was rolled back before it was finished")
+        if found := self.explain(None):
+            raise found
+        if not self._wire.in_transaction:
+            raise NotAtomic(
+                "the view ended the operation's transaction: inside an atomic operation use"
+                " db.session.commit() and rollback(), not those of current_operation.connection"
+            )
+
+    def _finish_error(self, error: psycopg2.Error) -> Exception:
+        """What it means that completing failed; asks the record when the row was not ours."""
+        if is_lost(error, self._wire.driver):
+            return StoreUnavailable(
+                "The connection to the database was lost, and it is not known whether the operation"
+                " was committed; a retry with the same key finds out."
+            )
+        if error.pgcode == ABORTED:
+            return NotAtomic(
+                "a statement of the view failed and its error was caught without"
+                " db.session.rollback(), so the transaction cannot commit"
+            )
+        if (error.pgcode or "").startswith(INTEGRITY):
+            self._messages.forget_facts()  # a constraint that can be deferred is new in the database
+        if error.pgcode == DIVISION_BY_ZERO:
+            self.abandon()
+            return self._successor()
+        return store_error(error, self._messages.table.fullname)
+
+    def _successor(self) -> Exception:
+        """Who owns the record that is no longer ours."""
+        row = self._messages.run(statements.OWNER, {"key": self._claim.key})[0]
+        if row == (self._claim.owner,):
+            return NotAtomic(
+                "the view ended the operation's transaction and began another, or hid the record from"
+                " its role, so what it wrote and the record do not commit together"
+            )
+        return RequestInProgress(retry_after=1)
+
+
+class PostgresLease(Lease):
+    """A lease in PostgreSQL."""
+
+    statements = lease_statements
+
+    def __init__(self, messages: Messages, claim: Claim, *, attempt: int) -> None:
+        super().__init__(claim, attempt=attempt)
+        self._messages = messages
+
+    def steps(self) -> dict[str, bytes]:
+        """The results of the finished steps."""
+        rows, _ = self._messages.fetch(lease_statements.STEPS, {"key": self._claim.key})
+        return {name: bytes(result) for name, result in rows}
+
+    def record(self, step: str, result: bytes) -> None:
+        """Record a finished step and renew the lease, in one statement."""
+        self._change(lease_statements.RECORD_STEP, step=step, result=result, attempt=self.attempt)
+
+    def open_step(self) -> PostgresHold:
+        """A transaction that holds the row, for one step."""
+        values = claim_values(self._claim)
+        hold = PostgresHold.open(self._messages, lease_statements.BEGIN_STEP, self._claim, values)
+        if hold is None:
+            raise LeaseLost
+        return hold
+
+    def _change(self, template: str, **values: Any) -> None:
+        if self._messages.run(template, {**claim_values(self._claim), **values})[1] == 0:
+            raise LeaseLost

@@ -1,0 +1,155 @@
+"""Messages to PostgreSQL on connections of the application's pool, outside any view's transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import psycopg2
+from sqlalchemy import Engine, Table, exc
+from sqlalchemy.pool import SingletonThreadPool, StaticPool
+
+from flask_idempotency.core import session_statements
+from flask_idempotency.core.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.stores.admin import original
+from flask_idempotency.stores.savepoints.postgres import Facts, guard_isolation
+
+from . import statements
+from .failures import NO_RIGHT, NO_TABLE, READ_ONLY, is_lost, record_error
+from .wire import RawConnection
+
+T = TypeVar("T")
+
+_SET_LOCAL = f"SET LOCAL lock_timeout = '{statements.LOCK_TIMEOUT}';"
+
+
+class Messages:
+    """Sends statements of our own: for these tables, and prepared for this engine."""
+
+    def __init__(self, engine: Engine, table: Table, steps: Table) -> None:
+        if isinstance(engine.pool, (StaticPool, SingletonThreadPool)):
+            raise ConfigurationError(
+                f"the engine's pool is a {type(engine.pool).__name__}, which hands one connection"
+                " to all who ask: what a view writes on db.engine would be part of its operation."
+                " Use QueuePool (the default) or NullPool"
+            )
+        self.engine = engine
+        self.table = table
+        self.steps = steps
+        self._facts: Facts | None = None
+        self._cache: dict[tuple[str, str], str] = {}
+        self._schema: str | None = None
+        self._as_login = False
+
+    def run(self, template: str, values: dict[str, Any] | None = None) -> tuple[Any, int]:
+        """Send statements of our own in one message; the last one's first row and row count.
+
+        Raises ``StoreUnavailable``, ``ConfigurationError`` or ``RecordBroken``.
+        """
+        rows, count = self.fetch(template, values)
+        return (rows[0] if rows else None), count
+
+    def fetch(
+        self, template: str, values: dict[str, Any] | None = None
+    ) -> tuple[list[tuple[Any, ...]], int]:
+        """Like :meth:`run`, with all rows."""
+
+        def ask(wire: RawConnection) -> tuple[list[tuple[Any, ...]], int]:
+            try:
+                cursor = wire.send(self.prepared(template, wire), values)
+                return (cursor.fetchall() if cursor.description else []), cursor.rowcount
+            finally:
+                wire.close()
+
+        return self.on_a_wire(ask)
+
+    def on_a_wire(self, use: Callable[[RawConnection], T]) -> T:
+        """Run ``use``, a second time if the pooled connection turned out to be of no use.
+
+        It is dead, or after a failover it leads to a server that takes no writes. Every verb may be
+        sent twice: a claim that did get through the first time carries our token.
+        """
+        for another_try in (True, False):
+            try:
+                return use(RawConnection(self.engine))
+            except (psycopg2.Error, exc.SQLAlchemyError) as error:
+                driver_error = original(error)
+                if getattr(driver_error, "pgcode", None) == NO_RIGHT and another_try != self._as_login:
+                    self._as_login = another_try  # tried, and given up again if that did not help
+                    self._cache.clear()
+                    if another_try:
+                        continue
+                if getattr(driver_error, "pgcode", None) in NO_TABLE:
+                    self._forget_schema()  # it may have moved
+                if not is_lost(driver_error) and getattr(driver_error, "pgcode", None) != READ_ONLY:
+                    raise record_error(error, self.table.fullname) from error
+                # As SQLAlchemy does: if one pooled connection is dead, the server went away and the
+                # others are dead too. Those in use are not touched. One to a standby would never die
+                # by itself.
+                self.engine.dispose()
+                if not another_try:
+                    raise StoreUnavailable from error
+        raise AssertionError("unreachable")
+
+    def prepared(self, template: str, wire: RawConnection) -> str:
+        """The statement for these tables and, where it begins a transaction, this engine."""
+        begin = wire.isolation if "{begin}" in template else ""
+        prepared = self._cache.get((template, begin))
+        if prepared is None:
+            settings = self.facts(wire).settings if "{settings}" in template else ""
+            names = {"table": self._name(self.table, wire), "steps": self._name(self.steps, wire)}
+            role = statements.AS_LOGIN if self._as_login else statements.AS_ANYONE
+            prepared = template.format(**names, begin=begin, settings=settings, role=role)
+            if self._as_login:
+                prepared = prepared.replace(_SET_LOCAL, statements.LOGIN + _SET_LOCAL)
+            if self._schema is not None or self.table.schema:
+                self._cache[template, begin] = prepared
+        return prepared
+
+    def _name(self, table: Table, wire: RawConnection) -> str:
+        """The table with its schema, found once: a request may leave any search path behind."""
+        preparer = self.engine.dialect.identifier_preparer
+        if self._schema is None and not self.table.schema:
+            self._schema = self._find_schema(preparer.format_table(self.table), wire)
+        place = "" if self.table.schema or self._schema is None else f"{self._schema}."
+        return place + preparer.format_table(table)
+
+    def forget_facts(self) -> None:
+        """Ask the database again: it has changed since."""
+        self._facts = None
+
+    def _forget_schema(self) -> None:
+        self._schema = None
+        self._cache.clear()
+
+    def _find_schema(self, table: str, wire: RawConnection) -> str | None:
+        for question in (session_statements.WHERE_TABLE_IS, session_statements.WHERE_TABLE_IS_NOW):
+            schema: str | None = wire.send(question, {"table": table}).fetchall()[0][0]
+            if schema is not None:
+                return schema
+        return None
+
+    def facts(self, wire: RawConnection) -> Facts:
+        """Make the engine ready, and find out what depends on its database.
+
+        Without a lock, which must not be held over a message: requests that come first at the same
+        time each ask, and get the same answer.
+        """
+        if self._facts is None:
+            guard_isolation(self.engine.dialect)
+            synchronous, watching, deferred, has_deferrable, set_in_functions = wire.send(
+                session_statements.FACTS
+            ).fetchall()[0]
+            settings = statements.SYNCHRONOUS if synchronous == "off" else ""
+            if watching == "0":  # not set by the operator; None before Postgres 14
+                try:
+                    wire.send("BEGIN; " + statements.WATCH + "ROLLBACK")
+                    settings += statements.WATCH
+                except psycopg2.Error as error:
+                    if is_lost(error, wire.driver):
+                        raise
+                    wire.send("ROLLBACK")
+            self._facts = Facts(
+                settings, tuple(deferred), has_deferrable, frozenset(set_in_functions or ())
+            )
+        return self._facts

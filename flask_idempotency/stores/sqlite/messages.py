@@ -1,0 +1,69 @@
+"""Statements to SQLite, alone or in the one transaction that writes."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Engine, Table, exc
+
+from flask_idempotency.core.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.stores.borrowed import BorrowedTransaction
+
+Run = Callable[[str, dict[str, Any]], Any]
+
+
+class Messages:
+    """Sends statements of our own: for these tables, on connections of this engine."""
+
+    def __init__(self, engine: Engine, table: Table, steps: Table) -> None:
+        self.engine, self.table, self.steps = engine, table, steps
+
+    def fetch(self, template: str, values: dict[str, Any]) -> list[Any]:
+        """The rows of a statement that only reads."""
+        try:
+            with self.engine.connect() as connection:
+                return list(connection.exec_driver_sql(self._prepared(template), values))
+        except exc.SQLAlchemyError as error:
+            raise self.error(error) from error
+
+    def begin(self, *, waits: bool = True) -> BorrowedTransaction:
+        """The one transaction that writes. Raises ``StoreUnavailable``."""
+        return BorrowedTransaction(self.engine, waits=waits)
+
+    def execute(self, transaction: BorrowedTransaction, template: str, values: dict[str, Any]) -> Any:
+        """Run one of our statements in a transaction; the driver's cursor."""
+        try:
+            return transaction.execute(self._prepared(template), values)
+        except sqlite3.Error as error:
+            raise self.error(error) from error
+
+    @contextmanager
+    def writing(self, transaction: BorrowedTransaction | None = None) -> Iterator[Run]:
+        """Give what runs a statement in the transaction, or in a new one; commit it at the end."""
+        transaction = transaction or self.begin()
+        try:
+            yield lambda template, values: self.execute(transaction, template, values)
+            transaction.commit()
+        except (sqlite3.Error, exc.SQLAlchemyError) as error:
+            raise self.error(error) from error
+        finally:
+            transaction.abandon()
+
+    def _prepared(self, template: str) -> str:
+        name = self.engine.dialect.identifier_preparer.format_table
+        named = re.sub(r"%\((\w+)\)s", r":\1", template)  # values as SQLite wants them
+        return named.replace("{table}", name(self.table)).replace("{steps}", name(self.steps))
+
+    def error(self, error: Exception) -> Exception:
+        """What an error of the database, or of its driver, means."""
+        if "no such table" in str(error) or "no such column" in str(error):
+            return ConfigurationError(
+                f"the table {self.table.fullname} is missing or not up to date: run `flask"
+                " idempotency create-table`, call db.create_all(), or make a migration (the table is"
+                " part of db.metadata)"
+            )
+        return StoreUnavailable()
