@@ -29,7 +29,7 @@ from flask_idempotency.stores.redis.client import client_from_url
 from flask_idempotency.stores.redis.lock import RedisLock
 from flask_idempotency.stores.redis.records import RedisRecords
 from flask_idempotency.stores.savepoints.units import units_of
-from flask_idempotency.stores.sealing import AnswerSealer, NoSealer, Sealer
+from flask_idempotency.stores.sealing import Plain, Sealed
 from flask_idempotency.stores.sqlite.records import SqliteRecords
 from flask_idempotency.stores.table import define_steps, define_table
 from flask_idempotency.web import hooks, run
@@ -330,7 +330,7 @@ def _compose(
             on_failure=lambda error: send(store_failed, app, Event("", error=error)),
         )
     keys = settings.encryption_keys
-    sealer = AnswerSealer(Sealer(keys), accept_unsealed=settings.accept_unsealed) if keys else None
+    sealer = Sealed(keys, accept_unsealed=settings.accept_unsealed) if keys else Plain()
     engine = IdempotencyEngine(records, lock, sealer, time, settings.max_waiters)
     return AppState(
         app,
@@ -342,7 +342,7 @@ def _compose(
         records,
         lock,
         engine,
-        sealer or NoSealer(),
+        sealer,
         protections,
         units_of,
     )

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
-from .errors import RecordBroken, SealBroken, StoreUnavailable
+from .errors import RecordBroken, StoreUnavailable
 from .fingerprint import Fingerprint
 from .machine import Comparison, Next, Situation, Transition, after, compare, decide, situation
-from .ports import Clock, Glance, Hold, Lease, Lock, Records
+from .ports import Clock, Glance, Hold, Lease, Lock, Records, Sealer
 from .records import Claim, Record, State, StoredResponse
 
 T = TypeVar("T")
@@ -34,18 +34,6 @@ MAX_WAITERS = 4
 and a connection; a gunicorn worker with eight threads can still serve others with half of them."""
 
 _MAY_BE_HELD = (Situation.IN_PROGRESS, Situation.LEASED, Situation.INTERRUPTED, Situation.EXPIRED)
-
-
-class Sealer(Protocol):
-    """Encrypts answers at rest and binds each to its record."""
-
-    def seal(self, response: StoredResponse, claim: Claim) -> StoredResponse:
-        """The answer as it is stored."""
-        ...
-
-    def open(self, response: StoredResponse, record: Record) -> StoredResponse:
-        """The answer as it was."""
-        ...
 
 
 class _Patience:
@@ -73,7 +61,7 @@ class Execution:
     """One attempt at an operation, from its claim to its end."""
 
     def __init__(
-        self, hold: Hold, lock: Lock, mine: bool, claim: Claim, sealer: Sealer | None, found: Situation
+        self, hold: Hold, lock: Lock, mine: bool, claim: Claim, sealer: Sealer, found: Situation
     ) -> None:
         self.hold, self.claim = hold, claim
         self.took_over = found in (Situation.IN_PROGRESS, Situation.INTERRUPTED)
@@ -89,7 +77,7 @@ class Execution:
         Errors: see ``Hold.complete``. After one, ``abandon``.
         """
         completed = after(self._state, Transition.COMPLETE)
-        self.hold.complete(self._sealer.seal(response, self.claim) if self._sealer else response)
+        self.hold.complete(self._sealer.seal(response, self.claim))
         self._state, self._mine = completed, False
         self._lock.finish(self.claim)
 
@@ -165,7 +153,7 @@ class Engine:
         self,
         records: Records,
         lock: Lock,
-        sealer: Sealer | None,
+        sealer: Sealer,
         clock: Clock,
         max_waiters: int = MAX_WAITERS,
     ) -> None:
@@ -274,10 +262,7 @@ class Engine:
         if response is None:
             raise RecordBroken("it has ended, but has no status")
         response.check_status()  # what is sealed is bound to it
-        if self._sealer:
-            response = self._sealer.open(response, record)
-        elif response.is_sealed():
-            raise SealBroken("the stored answer is sealed, but IDEMPOTENCY_ENCRYPTION_KEYS is empty")
+        response = self._sealer.open(response, record)
         response.check()
         return response
 

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from .errors import IdempotencyError
+from .fingerprint import Fingerprint
 from .records import Claim, Record, StoredResponse
 from .session_statements import Carried
 
@@ -208,6 +209,34 @@ class Records(Protocol):
 
         A store with leases only may return at once: the engine looks at a lease again by itself.
         """
+        ...
+
+
+class Sealer(Protocol):
+    """Encrypts what is stored, and binds it to its record; or leaves it as it is.
+
+    What opens raises ``SealBroken`` for what was changed or moved, is under another key, or should have
+    been sealed and is not.
+    """
+
+    def keyed(self, fingerprint: Fingerprint) -> Fingerprint:
+        """A request's fingerprint as it is stored."""
+        ...
+
+    def seal(self, response: StoredResponse, claim: Claim) -> StoredResponse:
+        """The response as it is stored."""
+        ...
+
+    def open(self, response: StoredResponse, record: Record) -> StoredResponse:
+        """The response as it was."""
+        ...
+
+    def seal_bytes(self, plain: bytes, key: bytes, purpose: str) -> bytes:
+        """Anything else that is stored for a record, bound to its key and to a purpose."""
+        ...
+
+    def open_bytes(self, stored: bytes, key: bytes, purpose: str) -> bytes:
+        """What :meth:`seal_bytes` was given."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Answers encrypted at rest, and fingerprints keyed, under keys of the operator's own."""
+"""What is stored, encrypted under keys of the operator's own, or left as it is."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ from flask_idempotency.core.records import SEALED, Claim, Record, StoredResponse
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-_FORMAT = SEALED
 _KEY_BYTES = 32
 _KEY_ID_BYTES = 8
 """Eight tell a list of keys apart (four already would), and say nothing about a random key."""
 _NONCE_BYTES = 12
 """The length GCM is made for. Random ones are safe for 2**32 answers under one key (NIST SP
 800-38D section 8.3): rotate before that."""
-_HEADER_BYTES = len(_FORMAT) + _KEY_ID_BYTES
+_HEADER_BYTES = len(SEALED) + _KEY_ID_BYTES
 _TAG_BYTES = 16
 
 
-class Sealer:
-    """Seals what a store keeps, so that who reads the database does not read the answers.
+class Sealed:
+    """Encrypts what is stored, so that whoever reads the database does not read the responses.
 
     :param keys: newest first. The first seals; all of them open, so a key may be rotated out once
         the records sealed under it have expired. Each is 32 bytes, or those in urlsafe base64.
+    :param accept_unsealed: whether to open also what was stored without encryption. Then whoever can
+        write to the store can forge responses.
     :raises ConfigurationError: if a key is anything else, there is none, or ``cryptography`` is
         not installed. No message holds a key.
     """
 
-    def __init__(self, keys: Sequence[bytes | str]) -> None:
+    def __init__(self, keys: Sequence[bytes | str], *, accept_unsealed: bool = False) -> None:
         try:
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         except ImportError as error:
@@ -53,21 +54,22 @@ class Sealer:
         secrets = [_secret(key, position) for position, key in enumerate(keys)]
         self._ciphers: dict[bytes, AESGCM] = {_key_id(s): AESGCM(s) for s in secrets}
         self._newest = _key_id(secrets[0])
-        self.fingerprint_keys = [(_key_id(s), _fingerprint_key(s)) for s in secrets]
+        self._fingerprint_keys = [(_key_id(s), _fingerprint_key(s)) for s in secrets]
+        self._accept_unsealed = accept_unsealed
 
-    def seal(self, plain: bytes, context: bytes) -> bytes:
+    def encrypt(self, plain: bytes, context: bytes) -> bytes:
         """Encrypt under the newest key.
 
-        :param context: what the answer belongs to, such as the hash of its key. It is not kept;
-            the same is needed to open, so an answer moved to another row stays shut.
+        :param context: what the response belongs to, such as the hash of its key. It is not kept;
+            the same is needed to open, so a response moved to another row stays shut.
         :return: format byte, key id, nonce and ciphertext: 37 bytes more than ``plain``.
         """
-        header, nonce = _FORMAT + self._newest, os.urandom(_NONCE_BYTES)
+        header, nonce = SEALED + self._newest, os.urandom(_NONCE_BYTES)
         cipher = self._ciphers[self._newest]
         return header + nonce + cipher.encrypt(nonce, plain, header + context)
 
-    def open(self, sealed: bytes, context: bytes) -> bytes:
-        """Decrypt what :meth:`seal` made in the same context, whichever of the keys it used.
+    def decrypt(self, sealed: bytes, context: bytes) -> bytes:
+        """Decrypt what :meth:`encrypt` made in the same context, whichever of the keys it used.
 
         :raises SealBroken: if it was changed, belongs to another context, or its key is not (or
             no longer) among the keys.
@@ -75,69 +77,51 @@ class Sealer:
         from cryptography.exceptions import InvalidTag
 
         header, rest = sealed[:_HEADER_BYTES], sealed[_HEADER_BYTES:]
-        if not header.startswith(_FORMAT) or len(rest) < _NONCE_BYTES + _TAG_BYTES:
-            raise SealBroken("The stored answer is not sealed, or in a format not known here.")
-        cipher = self._ciphers.get(header[len(_FORMAT) :])
+        if not header.startswith(SEALED) or len(rest) < _NONCE_BYTES + _TAG_BYTES:
+            raise SealBroken("The stored response is not sealed, or in a format not known here.")
+        cipher = self._ciphers.get(header[len(SEALED) :])
         if cipher is None:
             raise SealBroken(
-                "The stored answer is sealed under a key that is not in "
+                "The stored response is sealed under a key that is not in "
                 "IDEMPOTENCY_ENCRYPTION_KEYS: put that key back at the end of the list."
             )
         try:
             return cipher.decrypt(rest[:_NONCE_BYTES], rest[_NONCE_BYTES:], header + context)
         except InvalidTag:
-            raise SealBroken("The stored answer was changed or moved from its row.") from None
-
-
-class AnswerSealer:
-    """Seals headers and body of answers, each bound to its record and its status.
-
-    :param sealer: what encrypts.
-    :param accept_unsealed: whether to open also what was stored without encryption. Then whoever can
-        write to the store can forge responses.
-    """
-
-    def __init__(self, sealer: Sealer, *, accept_unsealed: bool = False) -> None:
-        self._sealer, self._accept_unsealed = sealer, accept_unsealed
+            raise SealBroken("The stored response was changed or moved from its row.") from None
 
     def keyed(self, fingerprint: Fingerprint) -> Fingerprint:
-        """A request's fingerprint as it is stored: who reads it cannot guess at the request."""
-        return fingerprint.keyed(self._sealer.fingerprint_keys)
+        """See :class:`Sealer`: keyed, so that whoever reads it cannot guess at the request."""
+        return fingerprint.keyed(self._fingerprint_keys)
 
     def seal(self, response: StoredResponse, claim: Claim) -> StoredResponse:
-        """The answer as it is stored: its status in clear, the rest in ``body``."""
+        """See :class:`Sealer`. The status stays in clear, the rest is in ``body``."""
         lines = json.dumps({"headers": response.headers, "kept": response.body is not None})
         plain = lines.encode() + b"\n" + (response.body or b"")
         context = _context(claim.key, claim.fingerprint, response.status)
-        return StoredResponse(response.status, None, self._sealer.seal(plain, context))
+        return StoredResponse(response.status, None, self.encrypt(plain, context))
 
     def open(self, response: StoredResponse, record: Record) -> StoredResponse:
-        """The answer as it was.
-
-        :raises SealBroken: as :meth:`Sealer.open`, and for an unsealed one if those are not accepted.
-        """
+        """See :class:`Sealer`."""
         if not response.is_sealed():
             self._check_accepted("response")
             return response
         context = _context(record.key, record.fingerprint, response.status)
-        lines, _, body = self._sealer.open(response.body or b"", context).partition(b"\n")
+        lines, _, body = self.decrypt(response.body or b"", context).partition(b"\n")
         meta = json.loads(lines)
         headers = tuple((name, value) for name, value in meta["headers"])
         return StoredResponse(response.status, headers, body if meta["kept"] else None)
 
     def seal_bytes(self, plain: bytes, key: bytes, purpose: str) -> bytes:
-        """Anything else that is stored for a record, bound to its key and to a purpose."""
-        return self._sealer.seal(plain, purpose.encode() + b" " + key)
+        """See :class:`Sealer`."""
+        return self.encrypt(plain, purpose.encode() + b" " + key)
 
     def open_bytes(self, stored: bytes, key: bytes, purpose: str) -> bytes:
-        """What :meth:`seal_bytes` was given.
-
-        :raises SealBroken: as :meth:`open`.
-        """
-        if not stored.startswith(_FORMAT):
+        """See :class:`Sealer`."""
+        if not stored.startswith(SEALED):
             self._check_accepted(purpose)
             return stored
-        return self._sealer.open(stored, purpose.encode() + b" " + key)
+        return self.decrypt(stored, purpose.encode() + b" " + key)
 
     def _check_accepted(self, what: str) -> None:
         if not self._accept_unsealed:
@@ -148,25 +132,35 @@ class AnswerSealer:
             )
 
 
-class NoSealer:
-    """Leaves things as they are, and does not give out what somebody else has sealed."""
+class Plain:
+    """Leaves things as they are. It gives out nothing that is sealed: somebody else wrote that."""
 
     def keyed(self, fingerprint: Fingerprint) -> Fingerprint:
-        """As it is."""
+        """See :class:`Sealer`."""
         return fingerprint
 
+    def seal(self, response: StoredResponse, claim: Claim) -> StoredResponse:  # noqa: ARG002
+        """See :class:`Sealer`."""
+        return response
+
+    def open(self, response: StoredResponse, record: Record) -> StoredResponse:  # noqa: ARG002
+        """See :class:`Sealer`."""
+        _refuse(response.is_sealed())
+        return response
+
     def seal_bytes(self, plain: bytes, key: bytes, purpose: str) -> bytes:  # noqa: ARG002
-        """As it is: text, which never begins like something sealed."""
+        """See :class:`Sealer`: text, which never begins like something sealed."""
         return plain
 
     def open_bytes(self, stored: bytes, key: bytes, purpose: str) -> bytes:  # noqa: ARG002
-        """As it is.
-
-        :raises SealBroken: if it was sealed.
-        """
-        if stored.startswith(_FORMAT):
-            raise SealBroken("what is stored is sealed, but IDEMPOTENCY_ENCRYPTION_KEYS is empty")
+        """See :class:`Sealer`."""
+        _refuse(stored.startswith(SEALED))
         return stored
+
+
+def _refuse(is_sealed: bool) -> None:
+    if is_sealed:
+        raise SealBroken("What is stored is sealed, but IDEMPOTENCY_ENCRYPTION_KEYS is empty.")
 
 
 def _context(key: bytes, fingerprint: Fingerprint, status: int) -> bytes:

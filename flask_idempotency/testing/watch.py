@@ -14,7 +14,6 @@ from typing import Any
 from flask_idempotency.core.engine import Engine
 from flask_idempotency.core.ports import Glance, Hold
 from flask_idempotency.core.records import Claim, Record, StoredResponse
-from flask_idempotency.stores.sealing import AnswerSealer
 from flask_idempotency.web.setup.state import AppState
 
 
@@ -46,8 +45,7 @@ class Watch:
 def ports(state: AppState, records: Any, lock: Any) -> Iterator[None]:
     """Let an application use other records and another lock."""
     before = state.records, state.lock, state.engine
-    sealer = state.sealer if isinstance(state.sealer, AnswerSealer) else None
-    engine = Engine(records, lock, sealer, time, state.settings.max_waiters)
+    engine = Engine(records, lock, state.sealer, time, state.settings.max_waiters)
     state.records, state.lock, state.engine = records, lock, engine
     try:
         yield

@@ -68,12 +68,6 @@ PACKAGES = {
 IMPURE = {"time", "datetime", "random", "secrets", "os", "socket", "logging"}
 
 
-STILL = {
-    "web.setup.state",
-}
-"""Not in order yet: the next commits empty this."""
-
-
 def name_of(path):
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
@@ -114,8 +108,6 @@ def room_of(name):
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_imports_only_what_its_room_may(name):
-    if name in STILL:
-        pytest.xfail("not yet")
     inside, outside = imports(name)
     room = room_of(name)
     assert {room_of(each) for each in inside} <= {room, *ROOMS[room]}
@@ -124,8 +116,6 @@ def test_a_file_imports_only_what_its_room_may(name):
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.startswith("web.")])
 def test_a_request_goes_down_the_floors_of_web(name):
-    if name in STILL:
-        pytest.xfail("not yet")
     floors = {part: number for number, parts in enumerate(WEB) for part in parts}
     here = name.split(".")[1]
     for each in imports(name)[0]:
@@ -136,8 +126,6 @@ def test_a_request_goes_down_the_floors_of_web(name):
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.startswith("core.")])
 def test_the_core_has_no_clock_no_randomness_no_input_and_no_output(name):
-    if name in STILL:
-        pytest.xfail("not yet")
     nodes = ast.walk(ast.parse(FILES[name].read_text()))
     found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     assert not found & IMPURE
@@ -147,7 +135,6 @@ def test_no_file_imports_itself_in_a_circle():
     try:
         TopologicalSorter({name: imports(name)[0] - {"__init__"} for name in FILES}).prepare()
     except CycleError as error:
-        pytest.xfail("not yet")
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 

@@ -10,73 +10,73 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, SealBroken
-from flask_idempotency.stores.sealing import Sealer
+from flask_idempotency.stores.sealing import Sealed
 
 OLD, NEW = b"o" * 32, bytes(range(200, 232))
 ROW, OTHER_ROW = b"row 1", b"row 2"
 
-sealer = Sealer([NEW])
+sealer = Sealed([NEW])
 
 
 @settings(deadline=None)
 @given(st.binary(), st.binary())
 def test_what_was_sealed_opens_in_its_context(plain: bytes, context: bytes) -> None:
-    sealed = sealer.seal(plain, context)
-    assert sealer.open(sealed, context) == plain
+    sealed = sealer.encrypt(plain, context)
+    assert sealer.decrypt(sealed, context) == plain
     assert len(sealed) == len(plain) + 37
 
 
 def test_neither_answer_nor_context_nor_key_can_be_read_in_what_is_sealed() -> None:
-    sealed = sealer.seal(b"4111 1111", ROW)
+    sealed = sealer.encrypt(b"4111 1111", ROW)
     assert not any(secret in sealed for secret in (b"4111", ROW, NEW[:4]))
 
 
 def test_every_flipped_bit_is_refused() -> None:
-    sealed = sealer.seal(b"answer", ROW)
+    sealed = sealer.encrypt(b"answer", ROW)
     for position in range(len(sealed) * 8):
         flipped = bytearray(sealed)
         flipped[position // 8] ^= 1 << position % 8
         with pytest.raises(SealBroken):
-            sealer.open(bytes(flipped), ROW)
+            sealer.decrypt(bytes(flipped), ROW)
 
 
 def test_every_shortened_or_lengthened_seal_is_refused() -> None:
-    sealed = sealer.seal(b"answer", ROW)
+    sealed = sealer.encrypt(b"answer", ROW)
     for changed in (*(sealed[:length] for length in range(len(sealed))), sealed + b"\0", b"answer"):
         with pytest.raises(SealBroken):
-            sealer.open(changed, ROW)
+            sealer.decrypt(changed, ROW)
 
 
 def test_an_answer_in_a_format_not_known_here_is_told_from_a_changed_one() -> None:
     with pytest.raises(SealBroken, match="not sealed, or in a format not known"):
-        sealer.open(b"\x02" + sealer.seal(b"answer", ROW)[1:], ROW)
+        sealer.decrypt(b"\x02" + sealer.encrypt(b"answer", ROW)[1:], ROW)
 
 
 def test_an_answer_moved_to_another_row_stays_shut() -> None:
     with pytest.raises(SealBroken, match="changed or moved"):
-        sealer.open(sealer.seal(b"answer", ROW), OTHER_ROW)
+        sealer.decrypt(sealer.encrypt(b"answer", ROW), OTHER_ROW)
 
 
 def test_a_context_cannot_borrow_from_the_header() -> None:
-    sealed = sealer.seal(b"answer", b"")
+    sealed = sealer.encrypt(b"answer", b"")
     with pytest.raises(SealBroken):
-        sealer.open(sealed[:8] + sealed[9:], sealed[8:9])
+        sealer.decrypt(sealed[:8] + sealed[9:], sealed[8:9])
 
 
 def test_the_same_answer_is_never_sealed_alike() -> None:
-    nonces = {sealer.seal(b"answer", ROW)[9:21] for _ in range(100)}
+    nonces = {sealer.encrypt(b"answer", ROW)[9:21] for _ in range(100)}
     assert len(nonces) == 100
 
 
 def test_the_newest_key_seals_and_older_ones_still_open() -> None:
-    before, rotated = Sealer([OLD]), Sealer([NEW, OLD])
-    assert rotated.open(before.seal(b"old", ROW), ROW) == b"old"
-    assert sealer.open(rotated.seal(b"new", ROW), ROW) == b"new"
+    before, rotated = Sealed([OLD]), Sealed([NEW, OLD])
+    assert rotated.decrypt(before.encrypt(b"old", ROW), ROW) == b"old"
+    assert sealer.decrypt(rotated.encrypt(b"new", ROW), ROW) == b"new"
 
 
 def test_an_answer_under_a_key_taken_out_says_which_setting_to_mend() -> None:
     with pytest.raises(SealBroken, match="IDEMPOTENCY_ENCRYPTION_KEYS: put that key back"):
-        sealer.open(Sealer([OLD]).seal(b"answer", ROW), ROW)
+        sealer.decrypt(Sealed([OLD]).encrypt(b"answer", ROW), ROW)
 
 
 def test_a_broken_seal_is_an_error_of_this_package() -> None:
@@ -92,12 +92,12 @@ def test_a_broken_seal_is_an_error_of_this_package() -> None:
     ],
 )
 def test_a_key_may_be_in_urlsafe_base64(key: str | bytes) -> None:
-    assert Sealer([key]).open(sealer.seal(b"answer", ROW), ROW) == b"answer"
+    assert Sealed([key]).decrypt(sealer.encrypt(b"answer", ROW), ROW) == b"answer"
 
 
 def test_a_key_made_as_the_message_says_is_accepted() -> None:
-    fresh = Sealer([secrets.token_urlsafe(32)])
-    assert fresh.open(fresh.seal(b"answer", ROW), ROW) == b"answer"
+    fresh = Sealed([secrets.token_urlsafe(32)])
+    assert fresh.decrypt(fresh.encrypt(b"answer", ROW), ROW) == b"answer"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_key_made_as_the_message_says_is_accepted() -> None:
 )
 def test_anything_else_is_refused_by_its_position_and_never_shown(key: Any) -> None:
     with pytest.raises(ConfigurationError, match="32 bytes in urlsafe base64; to make one") as it:
-        Sealer([OLD, key])
+        Sealed([OLD, key])
     assert it.value.detail.startswith("IDEMPOTENCY_ENCRYPTION_KEYS[1] is not a key.")
     assert not key or str(key) not in it.value.detail
 
@@ -128,7 +128,7 @@ def test_anything_else_is_refused_by_its_position_and_never_shown(key: Any) -> N
 @pytest.mark.parametrize("keys", [[], (), "A" * 43, b"n" * 32])
 def test_the_keys_must_be_a_list_of_at_least_one(keys: Any) -> None:
     with pytest.raises(ConfigurationError, match="a list of at least one key"):
-        Sealer(keys)
+        Sealed(keys)
 
 
 def test_without_cryptography_the_message_says_what_to_install(
@@ -136,4 +136,4 @@ def test_without_cryptography_the_message_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
     with pytest.raises(ConfigurationError, match=r"flask-idempotency\[encryption\]"):
-        Sealer([NEW])
+        Sealed([NEW])

@@ -16,8 +16,7 @@ from sqlalchemy import Engine, Pool, Table
 
 from flask_idempotency.core.engine import Engine as IdempotencyEngine
 from flask_idempotency.core.errors import ConfigurationError
-from flask_idempotency.core.ports import Lock, Records, Units
-from flask_idempotency.stores.sealing import AnswerSealer, NoSealer
+from flask_idempotency.core.ports import Lock, Records, Sealer, Units
 
 from .options import Route, ScopeCallable
 from .settings import Settings
@@ -85,7 +84,7 @@ class AppState:
     records: Records
     lock: Lock
     engine: IdempotencyEngine
-    sealer: AnswerSealer | NoSealer
+    sealer: Sealer
     protections: Protections
     units_of: Callable[[Any], Units]
     has_served: bool = False

@@ -14,6 +14,7 @@ from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.ports import NoLock
 from flask_idempotency.core.records import Claim, State, StoredResponse
 from flask_idempotency.stores.redis.lock import RedisLock
+from flask_idempotency.stores.sealing import Plain
 from tests.faults.explore.schedules import Actor, Choice, Kind, Stage, Violation
 from tests.faults.explore.steps import ANSWER_LOST, TIMES_OUT, Clock, Servers, SteppedRedis
 
@@ -100,7 +101,8 @@ class World:
         """What a request does in a process of its own, as in ``attempt.py``; says how it came out."""
         client = SteppedRedis(self._servers.redis)
         lock = RedisLock(lambda: client, "explored:", probe_after=PROBE_AFTER_SECONDS)
-        engine = Engine(self._servers.records, lock if self._bound.redis else NoLock(), None, Clock())
+        fast = lock if self._bound.redis else NoLock()
+        engine = Engine(self._servers.records, fast, Plain(), Clock())
         fingerprint = Fingerprint(1, (b"b" if plan.other else b"a") * 32)
         claim = Claim(self.key, "pay", fingerprint, f"{name}{self.key.hex()}"[:22], TTL_SECONDS)
         try:
