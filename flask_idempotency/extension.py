@@ -36,8 +36,7 @@ from flask_idempotency.web import hooks, run
 from flask_idempotency.web.request.forms import idempotency_field
 from flask_idempotency.web.request.response import watch_flashes
 from flask_idempotency.web.request.state import present_operation
-from flask_idempotency.web.session import escapes
-from flask_idempotency.web.session import joining as session
+from flask_idempotency.web.session import escapes, joining
 from flask_idempotency.web.setup import routes
 from flask_idempotency.web.setup.environment import (
     check_driver,
@@ -122,7 +121,7 @@ class Idempotency:
         timeout = worker_timeout()
         warn_if_short(settings.lease, timeout, "IDEMPOTENCY_LEASE")
         state = _compose(app, db, scope, settings, client, self._protections)
-        session.install(db)
+        joining.install(db)
         for engine in state.engines.values():
             escapes.watch(engine)
         hooks.register(app, state, timeout)

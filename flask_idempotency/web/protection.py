@@ -44,8 +44,9 @@ from flask_idempotency.web.request.state import (
     present_operation,
     this_request,
 )
-from flask_idempotency.web.session import joining as session
+from flask_idempotency.web.session.ends import blocks_records, drop, present_session
 from flask_idempotency.web.session.joined import engines_of
+from flask_idempotency.web.session.joining import parked, set_aside
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.state import AppState, TypicalDuration, app_state
 
@@ -110,29 +111,26 @@ def claim_or_answer(
 ) -> Attempt | Response | None:
     """Ask the engine who runs the operation, and do what it decides. None: run it unprotected."""
     if not route.atomic:
-        if session.blocks_records(state):
+        if blocks_records(state):
             raise NotAtomic(
                 f"db.session had written, but not committed, when {operation.name} began: on SQLite"
                 " nobody else can write until it has, the record too: commit before the operation"
             )
-        with session.parked(state.db, state.pool):
+        with parked(state):
             decided = _decide(state, route, current, operation, claim)
         if isinstance(decided, Attempt):
             return decided.open()
         return _answer(state, route, current, operation, claim, decided)
     try:
-        before = session.set_aside(state.db, state.pool, engines_of(state, route.other_binds))
+        aside = set_aside(state, engines_of(state, route.other_binds))
     except NotAtomic:
         if is_outermost_request():
-            session.drop(state.db)
+            drop(present_session(state.db))
         raise
-    try:
+    with aside as before:
         decided = _decide(state, route, current, operation, claim)
         if isinstance(decided, Attempt):
             return decided.open(before)
-    finally:
-        if before is not None:
-            before.end()
     return _answer(state, route, current, operation, claim, decided)
 
 

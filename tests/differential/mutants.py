@@ -19,10 +19,10 @@ from flask_idempotency.stores.postgres.messages import Messages
 from flask_idempotency.stores.savepoints import postgres as savepoints
 from flask_idempotency.stores.savepoints.postgres import PostgresUnits
 from flask_idempotency.stores.savepoints.units import Units
+from flask_idempotency.web import protection
 from flask_idempotency.web.attempt.attempt import Attempt
 from flask_idempotency.web.request.state import RequestState
-from flask_idempotency.web.session import earlier
-from flask_idempotency.web.session import joining as session
+from flask_idempotency.web.session import earlier, ends
 from flask_idempotency.web.session.joined import Joined
 from tests.differential.comparison import Twins, Verdict
 from tests.differential.kept import KEPT
@@ -210,7 +210,7 @@ def role_left_on_the_connection(knife: Knife) -> None:
 @shown_by(a_rejection_with_a_write=Program(view=(INSERT,), answer="conflict"))
 def leftovers_of_a_rejection_committed(knife: Knife) -> None:
     """What the view left is not undone, and the COMMIT that is for the record commits it, too."""
-    knife.replace(session, "leave", lambda db, running: None)
+    knife.replace(Joined, "_let_go", lambda self: setattr(self._running, "is_open", False))
 
 
 # Statements held back
@@ -412,7 +412,7 @@ def read_only_before_the_view_lost(knife: Knife) -> None:
 @shown_by("a write before the view, committed after it")
 def refused_and_left_for_a_commit(knife: Knife) -> None:
     """What a refused request's session holds is committed above it."""
-    knife.replace(session, "drop", lambda db: None)
+    knife.replace(protection, "drop", lambda session: None)
 
 
 # Above the view
@@ -421,7 +421,7 @@ def refused_and_left_for_a_commit(knife: Knife) -> None:
 @shown_by("a setting after the view")
 def nothing_waits(knife: Knife) -> None:
     """Every view is done with its session when it returns."""
-    knife.replace(session, "is_settled", lambda db, running: True)
+    knife.replace(Joined, "is_settled", lambda self: True)
 
 
 @shown_by(a_commit_too_late=Program(view=(INSERT, do("commit in a teardown"))))
@@ -439,7 +439,7 @@ def undone_and_kept(knife: Knife) -> None:
 @shown_by("a commit after the request of what is not kept")
 def undone_and_still_pending(knife: Knife) -> None:
     """What was undone is still in the session, for the next commit."""
-    knife.replace(session, "_forget_changes", lambda session: None)
+    knife.replace(ends, "_forget_changes", lambda session: None)
 
 
 @shown_by("a decorator above a handled error")

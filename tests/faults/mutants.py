@@ -25,7 +25,8 @@ from flask_idempotency.stores.postgres.records import PostgresRecords
 from flask_idempotency.stores.postgres.wire import RawConnection
 from flask_idempotency.stores.redis import lock as redis
 from flask_idempotency.web.attempt.atomic import AtomicAttempt
-from flask_idempotency.web.session import joining as session
+from flask_idempotency.web.session import joined
+from flask_idempotency.web.session.joining import JoiningSession
 
 
 @dataclass(frozen=True)
@@ -111,10 +112,10 @@ def two_transactions(_app: Flask) -> None:
     """The view's session is not joined: it commits for itself."""
 
     def get_bind(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return super(session.JoiningSession, self).get_bind(*args, **kwargs)
+        return super(JoiningSession, self).get_bind(*args, **kwargs)
 
-    session.JoiningSession.get_bind = get_bind  # type: ignore[method-assign]
-    session.prove = lambda *args: None
+    JoiningSession.get_bind = get_bind  # type: ignore[method-assign]
+    joined.prove = lambda *args: None
 
 
 def delete_on_error(_app: Flask) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import sqlalchemy as sa
 from flask import after_this_request
 from flask.globals import request_ctx
-
-from flask_idempotency.web.session.earlier import GivenBack
 
 
 def test_a_session_knows_its_connections_by_what_they_were_asked_for_with(world):
@@ -16,13 +15,14 @@ def test_a_session_knows_its_connections_by_what_they_were_asked_for_with(world)
         assert known[world.db.engine][0] is known[connection][0] is connection
 
 
-def test_what_is_under_a_connection_can_be_exchanged(world):
+def test_what_is_under_a_connection_can_be_taken_away_and_put_back(world):
     with world.app.app_context():
         connection = world.db.session.connection()
-        below, stand_in = connection.connection, GivenBack()
+        below = connection.connection
         assert below is connection._dbapi_connection
-        connection._dbapi_connection = stand_in
-        assert connection.connection is stand_in
+        connection._dbapi_connection = None
+        with pytest.raises(sa.exc.PendingRollbackError):
+            world.db.session.scalar(sa.text("select 1"))
         assert world.db.session.connection() is connection
         connection._dbapi_connection = below
         assert world.db.session.scalar(sa.text("select 1")) == 1

@@ -15,7 +15,7 @@ from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.web.operation import Operation
 from flask_idempotency.web.request.response import capture, handle_problem
 from flask_idempotency.web.request.state import RequestState
-from flask_idempotency.web.session.joining import SetAside
+from flask_idempotency.web.session.earlier import SetAside
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.state import AppState
 from flask_idempotency.web.signals import (

@@ -35,7 +35,8 @@ from flask_idempotency.core.records import Claim, StoredResponse
 from flask_idempotency.core.storable import is_kept
 from flask_idempotency.web.operation import Operation
 from flask_idempotency.web.request.response import capture, problem_response
-from flask_idempotency.web.session import joining as session
+from flask_idempotency.web.session.ends import end_view, is_settled_outside
+from flask_idempotency.web.session.joining import parked
 from flask_idempotency.web.setup.state import AppState
 from flask_idempotency.web.signals import Event, operation_interrupted, send
 
@@ -142,8 +143,8 @@ class LeasedAttempt(Attempt):
 
     def _end(self, stored: StoredResponse | None) -> None:
         state = self._state
-        session.end_view(state.db, self._operation.name)
-        with session.parked(state.db, state.pool):
+        end_view(state.db, self._operation.name)
+        with parked(state):
             self._end_lease(stored)
 
     def _end_lease(self, stored: StoredResponse | None) -> None:
@@ -158,7 +159,7 @@ class LeasedAttempt(Attempt):
             self._complete(stored)
 
     def _is_settled(self) -> bool:
-        return session.is_settled_outside(self._state.db)
+        return is_settled_outside(self._state.db)
 
     def _is_kept(self, status: int) -> bool:
         return is_kept(status) or status >= 500

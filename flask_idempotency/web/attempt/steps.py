@@ -22,8 +22,9 @@ from flask_idempotency.core.errors import StepError
 from flask_idempotency.core.ports import Lease
 from flask_idempotency.core.records import Claim
 from flask_idempotency.web.operation import Operation
-from flask_idempotency.web.session import joining as session
+from flask_idempotency.web.session.ends import blocks_records, drop, present_session, refuse_unsaved
 from flask_idempotency.web.session.joined import Joined
+from flask_idempotency.web.session.joining import parked, set_aside
 from flask_idempotency.web.setup.options import NAMES, is_name, read_lease
 from flask_idempotency.web.setup.state import AppState
 
@@ -97,14 +98,14 @@ class Steps:
     def _run_outside(self, step: PresentStep) -> bytes:
         state = self._state
         self._refuse_open_writes(f"step {step.name!r}")
-        with session.parked(state.db, state.pool):
+        with parked(state):
             self._lease.extend(self._seconds)
         with self._present_step(step):
             result = _encoded(step.name, step.function())
-        left_open = session.blocks_records(state)
+        left_open = blocks_records(state)
         if left_open:
-            session.drop(state.db)
-        with session.parked(state.db, state.pool):
+            drop(present_session(state.db))
+        with parked(state):
             self._lease.record(step.name, self._sealed(step.name, result))
         if left_open:
             raise StepError(
@@ -116,7 +117,7 @@ class Steps:
 
     def _refuse_open_writes(self, what: str) -> None:
         """Raise ``StepError`` if the record could not be written, because the session has written."""
-        if session.blocks_records(self._state):
+        if blocks_records(self._state):
             raise StepError(
                 f"db.session had written, but not committed, when {what} was called: on SQLite nobody"
                 " else can write until it has, the record too: commit before it"
@@ -126,7 +127,7 @@ class Steps:
         """The result that is recorded, if there is one."""
         with self._lock:
             if self._recorded is None:
-                with session.parked(self._state.db, self._state.pool):
+                with parked(self._state):
                     self._recorded = self._lease.steps()
             stored = self._recorded.get(name)
         if stored is None:
@@ -196,30 +197,23 @@ class Steps:
                 self._running.discard(name)
 
     def _run_in_transaction(self, step: PresentStep) -> bytes:
-        session.refuse_unsaved(self._state.db, step.name)
         state = self._state
-        before = session.set_aside(state.db, state.pool)
-        try:
-            return self._run_joined(step, before)
-        finally:
-            if before is not None:
-                before.end()
-
-    def _run_joined(self, step: PresentStep, before: session.SetAside | None) -> bytes:
-        hold = self._lease.open_step()
-        try:
-            with Joined(self._state, self._operation, hold, self._other_binds, before) as joined:
-                try:
-                    with self._present_step(step):
-                        result = _encoded(step.name, step.function())
-                        joined.commit()
-                except Exception as error:
-                    joined.raise_if_uncommittable(error)
-                    raise
-                joined.raise_if_uncommittable(None)
-            hold.record(step.name, self._sealed(step.name, result))
-        finally:
-            hold.abandon()
+        refuse_unsaved(state.db, step.name)
+        with set_aside(state) as before:
+            hold = self._lease.open_step()
+            try:
+                with Joined(state, self._operation, hold, self._other_binds, before) as joined:
+                    try:
+                        with self._present_step(step):
+                            result = _encoded(step.name, step.function())
+                            joined.commit()
+                    except Exception as error:
+                        joined.raise_if_uncommittable(error)
+                        raise
+                    joined.raise_if_uncommittable(None)
+                hold.record(step.name, self._sealed(step.name, result))
+            finally:
+                hold.abandon()
         return result
 
     def _sealed(self, name: str, result: bytes) -> bytes:

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from psycopg2 import Error as PostgresError
-from psycopg2 import InterfaceError, extensions
+from psycopg2 import extensions
 from psycopg2.errors import InFailedSqlTransaction
-from sqlalchemy import Connection, PoolProxiedConnection
+from sqlalchemy import Connection, Engine, PoolProxiedConnection
+from sqlalchemy.orm import Session, SessionTransaction
 
 from flask_idempotency.core import session_statements as sql
 from flask_idempotency.core.errors import NotAtomic, StoreUnavailable
+from flask_idempotency.core.ports import Units
 from flask_idempotency.core.sqltext import (
     CONSTRAINTS,
     CURSOR,
@@ -60,64 +62,64 @@ def note(connection: Connection, cursor: Any, statement: str, parameters: Any) -
         noted.for_transaction |= for_transaction
 
 
-class GivenBack(PoolProxiedConnection):
-    """Stands for a pooled connection that was given back: nothing is open on it."""
-
-    is_valid = is_detached = False
-
-    def cursor(self, *_args: Any, **_kwargs: Any) -> Any:
-        """There is none."""
-        raise InterfaceError("this connection was given back to its pool")
-
-    def rollback(self) -> None:
-        """Nothing is open."""
-
-    commit = close = rollback
-
-    def _close_special(self, *_how: object, **_more: object) -> None:
-        """See :meth:`close`."""
-
-    def invalidate(self, e: BaseException | None = None, soft: bool = False) -> None:
-        """It is gone already."""
-
-
-class Earlier:
-    """A session's connection from before the operation, without a pooled connection for now.
-
-    Raises ``NotAtomic`` if its transaction cannot end without loss, ``StoreUnavailable`` if it is lost.
-    """
-
-    def __init__(self, connection: Connection) -> None:
-        pooled = connection.connection
-        self.settings: sql.Carried | None
-        noted = _noted.get(connection, Noted())
-        if connection.dialect.name == "postgresql":
-            self.settings = _examine(pooled, noted)
-        else:
-            self.settings = None
-            if getattr(pooled.driver_connection, "in_transaction", True):
-                raise NotAtomic(WRITTEN)
-        pooled.rollback()
-        pooled.close()
-        self.connection = connection
-        # What SQLAlchemy knows of the transaction goes on, upon another one. There is no public way to
-        # change what is under a connection; tests/integration/test_private_hooks.py watches this one.
-        connection._dbapi_connection = GivenBack()  # noqa: SLF001
-
-    def go_back(self) -> None:
-        """There is no operation to go on in: give the connection a pooled one again, set as it was."""
-        pooled = self.connection.engine.raw_connection()
-        if self.settings is not None:
-            cursor = pooled.cursor()
-            cursor.execute(self.settings.everything)
-            cursor.close()
-        self.connection._dbapi_connection = pooled  # noqa: SLF001
-
-
 WRITTEN = (
     "db.session had written, locked rows or drawn from a sequence, but not committed, before the"
     " idempotent view began: commit before the view, or do it inside"
 )
+
+
+def connections(session: Session) -> dict[Engine | Connection, Connection]:
+    """The connections of the session's present transaction, by what they were asked for with."""
+    transaction = session.get_transaction()
+    if transaction is None:
+        return {}
+    return {bind: found[0] for bind, found in transaction._connections.items()}  # noqa: SLF001
+
+
+class SetAside:
+    """What the request's session was in the middle of when the operation began. A context manager.
+
+    Its transaction in the database has ended, and its connection is back in the pool; the session does
+    not know. It goes on in the operation (:meth:`go_on`), or else when the context ends: loaded objects
+    stay usable, and what was set is set again. Raises ``NotAtomic`` if the transaction cannot end
+    without loss, ``StoreUnavailable`` if its connection is lost.
+    """
+
+    def __init__(self, transaction: SessionTransaction, connection: Connection) -> None:
+        pooled = connection.connection
+        self._settings: sql.Carried | None = None
+        if connection.dialect.name == "postgresql":
+            self._settings = _examine(pooled, _noted.get(connection, Noted()))
+        elif getattr(pooled.driver_connection, "in_transaction", True):
+            raise NotAtomic(WRITTEN)
+        pooled.rollback()
+        pooled.close()
+        self._transaction: SessionTransaction | None = transaction
+        self._connection = connection
+        # What SQLAlchemy knows of the transaction goes on, upon another one. There is no public way to
+        # change what is under a connection; tests/integration/test_private_hooks.py watches this one.
+        connection._dbapi_connection = None  # noqa: SLF001
+
+    def __enter__(self) -> SetAside:
+        return self
+
+    def go_on(self, units: Units) -> None:
+        """Let the session's transaction go on as the first unit of the operation."""
+        self._transaction = None
+        units.adopt(self._connection, self._settings)
+
+    def __exit__(self, *_error: object) -> None:
+        transaction, self._transaction = self._transaction, None
+        if transaction is None:
+            return
+        if self._settings is None:
+            transaction.close()
+            return
+        pooled = self._connection.engine.raw_connection()
+        cursor = pooled.cursor()
+        cursor.execute(self._settings.everything)
+        cursor.close()
+        self._connection._dbapi_connection = pooled  # noqa: SLF001
 
 
 def has_written(connection: Connection) -> bool:

@@ -6,13 +6,23 @@ from collections.abc import Sequence
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 
 from flask_idempotency.core.errors import ConfigurationError, NotAtomic
 from flask_idempotency.core.ports import Step, Transaction
 from flask_idempotency.web.operation import OpenTransaction, Operation, forget_ended
 from flask_idempotency.web.setup.state import AppState
 
-from . import joining as session
+from .earlier import SetAside, connections
+from .ends import (
+    commits_in_teardown,
+    drop_leftovers,
+    has_unsaved,
+    present_session,
+    undo,
+    waits_for_commit,
+)
+from .joining import is_joining, prove
 
 
 def engines_of(state: AppState, bind_keys: Sequence[str | None]) -> frozenset[Engine]:
@@ -39,7 +49,7 @@ class Joined:
         operation: Operation,
         hold: Transaction | Step,
         other_binds: Sequence[str | None] = (),
-        before: session.SetAside | None = None,
+        before: SetAside | None = None,
     ) -> None:
         self._state, self._hold = state, hold
         self._left: tuple[int, int] | None = None
@@ -57,9 +67,9 @@ class Joined:
         """Make sure, before the first view runs, that its session cannot escape the operation."""
         state = self._state
         if not state.is_proved:
-            session.prove(state.db, self._running, state.table)
+            prove(state.db, self._running, state.table)
             state.is_proved = True
-        elif not session.is_joining(state.db):
+        elif not is_joining(state.db):
             raise ConfigurationError(
                 "db.session was replaced after init_app, so its writes would not be protected"
             )
@@ -70,36 +80,65 @@ class Joined:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         try:
             if error is None:
-                session.leave(self._state.db, self._running)
-                self._running.is_open = False
+                self._let_go()
         except SQLAlchemyError as lost:  # the connection is: nothing can be undone or stored
             self.raise_if_uncommittable(lost)
             raise
         finally:
             self.end()
 
+    def _let_go(self) -> None:
+        """Undo what was not committed, as without us. Otherwise loaded objects stay usable."""
+        running = self._running
+        left = running.units.has_unsaved_writes()
+        running.units.leave()
+        for session in self._sessions():
+            transaction = session.get_transaction()
+            if has_unsaved(session) or (left and transaction is not None):
+                drop_leftovers(session, running.operation.name)
+            elif (
+                transaction is not None
+                and transaction.is_active  # one that has failed waits for the application's rollback()
+                and (session in running.sessions or connections(session))
+            ):
+                transaction.close()
+        running.is_open = False
+
     def end(self) -> None:
-        """Undo all of it, unless it has ended."""
+        """Undo all of it, unless it has ended; the sessions go their own way again."""
         running = self._running
         try:
             if running.is_open:
-                session.undo(self._state.db, running)
+                lost = running.units.is_lost() or running.units.broken is not None
+                running.units.leave()  # nothing of it need be sent: the operation's ROLLBACK follows
+                for session in self._sessions():
+                    undo(session, lost=lost)
         finally:
             running.is_open = False
             running.sessions.clear()
             forget_ended()
 
+    def _sessions(self) -> list[Session]:
+        """Those that joined, and the present one, which may hold changes and not have joined yet."""
+        present = present_session(self._state.db)
+        return list({**self._running.sessions, **({} if present is None else {present: None})})
+
+    def has_leftovers(self) -> bool:
+        """Whether changes are left that nobody has committed."""
+        return self._running.units.has_unsaved_writes() or any(map(has_unsaved, self._sessions()))
+
     def commit(self) -> None:
         """Commit what the function has left uncommitted in ``db.session``."""
-        session.commit(self._state.db, self._running)
+        if self.has_leftovers():
+            self._state.db.session.commit()
 
     def is_settled(self) -> bool:
         """Whether everything is committed, so that a commit above the view has nothing left to do."""
-        running = self._running
-        if session.is_settled(self._state.db, running):
+        units = self._running.units
+        if not units.has_open_work and not any(map(waits_for_commit, self._sessions())):
             return True
-        if session.has_leftovers(self._state.db, running):
-            self._left = running.units.commits, running.units.rollbacks
+        if self.has_leftovers():
+            self._left = units.commits, units.rollbacks
         return False
 
     def has_committed(self) -> bool:
@@ -108,24 +147,20 @@ class Joined:
 
     def is_undone(self) -> bool:
         """Whether what was left then has been dropped since."""
-        running = self._running
         if self._left is None:
             return False
+        units = self._running.units
         commits, rollbacks = self._left
-        if running.units.rollbacks > rollbacks:
-            return True
-        return running.units.commits == commits and not session.has_leftovers(self._state.db, running)
+        return units.rollbacks > rollbacks or (units.commits == commits and not self.has_leftovers())
 
     def refuse_leftovers(self, status: int) -> None:
         """Raise ``NotAtomic`` if changes are left that nobody committed, with a response of success.
 
         Beside a rejection they are undone, as without us: unless the application commits in a teardown.
         """
-        running = self._running
-        if status >= 400 and not session.commits_in_teardown(self._state.app):
-            return
-        if session.has_leftovers(self._state.db, running):
-            name = running.operation.name
+        may_stay = status >= 400 and not commits_in_teardown(self._state.app)
+        if not may_stay and self.has_leftovers():
+            name = self._running.operation.name
             raise NotAtomic(
                 f"the view of {name} answered {status} and left changes in db.session that nobody"
                 " committed: commit them in the view, in a decorator or in an after_request function (a"

@@ -12,33 +12,19 @@ holds for sessions that ``db.session.remove()`` makes room for.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from types import CodeType
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import Connection, Engine, Table, inspect
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
-from sqlalchemy.orm.attributes import set_committed_value
-from sqlalchemy.orm.exc import ObjectDeletedError
-from sqlalchemy.orm.session import SessionTransactionOrigin
+from sqlalchemy import Connection, Engine, Table
+from sqlalchemy.orm import sessionmaker
 
 from flask_idempotency.core.errors import ConfigurationError, NotAtomic, StoreUnavailable
-from flask_idempotency.core.ports import Units
 from flask_idempotency.web.operation import OpenTransaction, joined_operation, outer_operation
 from flask_idempotency.web.setup.state import AppState
 
-from .earlier import Earlier, has_written
-
-log = logging.getLogger("flask_idempotency")
-
-READ_AGAIN = 100
-"""How many objects are read once more before an operation is rolled back, so that an error handler can
-show them. More would keep a failing request busy with what nobody may look at."""
+from .earlier import SetAside, connections, has_written
+from .ends import end_transactions, has_unsaved, present_session
 
 
 class JoiningSession:
@@ -56,7 +42,7 @@ class JoiningSession:
 def _join(session: Any, bind: Engine | Connection, running: OpenTransaction) -> Engine | Connection:
     """What the session works on in place of ``bind``. Raises ``NotAtomic`` if it would escape."""
     running.sessions[session] = None
-    begun = _connections(session).get(bind)
+    begun = connections(session).get(bind)
     if begun is not None and running.units.is_joined(begun):
         return bind
     if begun is not None or isinstance(bind, Connection):
@@ -68,14 +54,6 @@ def _join(session: Any, bind: Engine | Connection, running: OpenTransaction) -> 
         )
     bound: Engine = running.units.bind(bind)
     return bound
-
-
-def _connections(session: Session) -> dict[Engine | Connection, Connection]:
-    """The connections of the session's present transaction, by what they were asked for with."""
-    transaction = session.get_transaction()
-    if transaction is None:
-        return {}
-    return {bind: found[0] for bind, found in transaction._connections.items()}  # noqa: SLF001
 
 
 def install(db: SQLAlchemy) -> None:
@@ -118,44 +96,17 @@ def prove(db: SQLAlchemy, running: OpenTransaction, table: Table) -> None:
         )
 
 
-class SetAside:
-    """What the request's session was in the middle of when the operation began.
-
-    Its transaction in the database has ended; the session does not know. It goes on in the operation
-    (:meth:`go_on`), or ends (:meth:`end`).
-    """
-
-    def __init__(self, transaction: SessionTransaction, earlier: Earlier) -> None:
-        self._transaction: SessionTransaction | None = transaction
-        self._earlier = earlier
-
-    def go_on(self, units: Units) -> None:
-        """Let the session's transaction go on as the first unit of the operation."""
-        if self._transaction is not None:
-            self._transaction = None
-            units.adopt(self._earlier.connection, self._earlier.settings)
-
-    def end(self) -> None:
-        """There is no operation to go on in. Loaded objects stay usable, and what was set stays set."""
-        if self._transaction is not None:
-            transaction, self._transaction = self._transaction, None
-            if self._earlier.settings is not None:
-                self._earlier.go_back()
-            else:
-                transaction.close()
-
-
 def set_aside(
-    db: SQLAlchemy, pool: Any, other_binds: frozenset[Engine] = frozenset()
-) -> SetAside | None:
+    state: AppState, other_binds: frozenset[Engine] = frozenset()
+) -> AbstractContextManager[SetAside | None]:
     """Take the connection from the request's session, so that the operation needs no second one.
 
     Changes that are not flushed yet go along; so does what was written on ``other_binds``. Raises
     ``NotAtomic`` if something was written, locked, or chosen for its transaction: ending that would
     split the operation, or lose it.
     """
-    outer = outer_operation()
-    session = db.session() if db.session.registry.has() else None
+    outer, pool = outer_operation(), state.pool
+    session = present_session(state.db)
     if outer is not None and outer.units.pool is not pool:
         outer = None
     if outer is not None and (
@@ -170,8 +121,8 @@ def set_aside(
         )
     transaction = None if session is None else session.get_transaction()
     if session is None or transaction is None:
-        return None
-    every = set(_connections(session).values())
+        return nullcontext()
+    every = set(connections(session).values())
     begun = {connection for connection in every if connection.engine.pool is pool}
     for connection in every - begun:
         if connection.engine not in other_binds and has_written(connection):
@@ -181,241 +132,34 @@ def set_aside(
                 ' it with @idempotent(other_binds=["..."])'
             )
     if not begun:
-        return None
+        return nullcontext()
     if outer is not None and all(map(outer.units.is_joined, begun)):
         transaction.close()
-        return None
+        return nullcontext()
     if len(begun) > 1 or session.in_nested_transaction():
         raise NotAtomic(
             "db.session was inside begin_nested(), or used several connections, before the idempotent"
             " view began: end that before the view"
         )
-    return SetAside(transaction, Earlier(begun.pop()))
+    return SetAside(transaction, begun.pop())
 
 
-@contextmanager
-def parked(db: SQLAlchemy, pool: Any) -> Iterator[None]:
+def parked(state: AppState) -> AbstractContextManager[object]:
     """Give the connection of the present session back meanwhile, if nothing is lost by that.
 
     So that what comes in between needs no second one. What the session has only read with ends; what it
     has set is set again afterwards.
     """
-    session = db.session() if db.session.registry.has() else None
+    session = present_session(state.db)
     transaction = None if session is None else session.get_transaction()
-    found: SetAside | None = None
     if session is not None and transaction is not None and not session.in_nested_transaction():
-        begun = {c for c in _connections(session).values() if c.engine.pool is pool}
+        begun = {c for c in connections(session).values() if c.engine.pool is state.pool}
         if len(begun) == 1:
             try:
-                found = SetAside(transaction, Earlier(begun.pop()))
+                return SetAside(transaction, begun.pop())
             except NotAtomic as error:
                 if error.__cause__ is not None:  # it has failed
-                    _end_transactions(session)
+                    end_transactions(session)
             except StoreUnavailable:
-                _end_transactions(session)
-    try:
-        yield
-    finally:
-        if found is not None:
-            found.end()
-
-
-def refuse_unsaved(db: SQLAlchemy, step: str) -> None:
-    """Raise ``NotAtomic`` if the present session holds changes that ``step`` would commit as its own.
-
-    After a crash the view would make them once more, and the step would not be repeated.
-    """
-    if db.session.registry.has() and has_unsaved(db.session()):
-        raise NotAtomic(
-            f"db.session held changes when step {step!r} began, which would have committed with it, and"
-            " once more when the operation is run again: commit them before the step, or make them in"
-            " its function"
-        )
-
-
-def commit(db: SQLAlchemy, running: OpenTransaction) -> None:
-    """Commit what the present session has left uncommitted."""
-    if has_leftovers(db, running):
-        db.session.commit()
-
-
-def is_settled_outside(db: SQLAlchemy) -> bool:
-    """The same as :func:`is_settled` for a view that is not atomic, whose session is the application's.
-
-    Asks the server if the session has a transaction open.
-    """
-    if not db.session.registry.has():
-        return True
-    session = db.session()
-    return not (has_unsaved(session) or _is_explicit(session) or _has_written(session))
-
-
-def end_view(db: SQLAlchemy, name: str) -> None:
-    """End the part of a view that is not atomic: what it did not commit is undone, as without us."""
-    if not is_settled_outside(db):
-        session = db.session()
-        log.warning("the view of %s left changes it did not commit; they are undone", name)
-        _end_transactions(session)
-        _forget_changes(session)
-
-
-def blocks_records(state: AppState) -> bool:
-    """Whether ``db.session`` keeps the records from being written: SQLite has one writer."""
-    if not getattr(state.records, "one_writer", False) or not state.db.session.registry.has():
-        return False
-    return _has_written(state.db.session(), state.pool)
-
-
-def _has_written(session: Session, pool: Any = None) -> bool:
-    try:
-        begun = set(_connections(session).values())
-        return any(has_written(each) for each in begun if pool in (None, each.engine.pool))
-    except Exception:  # it has failed, or its connection is lost: there is nothing to ask it
-        return False
-
-
-def is_settled(db: SQLAlchemy, running: OpenTransaction) -> bool:
-    """Whether the view's work is done: nothing waits for a commit that may come above the view."""
-    if running.units.has_open_work:
-        return False
-    return not any(has_unsaved(session) or _is_explicit(session) for session in _all(db, running))
-
-
-def has_leftovers(db: SQLAlchemy, running: OpenTransaction) -> bool:
-    """Whether changes are left that nobody has committed."""
-    return running.units.has_unsaved_writes() or any(map(has_unsaved, _all(db, running)))
-
-
-def commits_in_teardown(app: Flask) -> bool:
-    """Whether a teardown function of the application's own mentions a commit.
-
-    Such a commit comes when the response is on its way, too late for any record. A function that calls
-    another one for it is not recognised.
-    """
-    functions = [*app.teardown_appcontext_funcs]
-    for each in app.teardown_request_funcs.values():
-        functions += each
-    return any("commit" in _names(getattr(each, "__code__", None)) for each in functions)
-
-
-def _names(code: Any) -> set[str]:
-    if not isinstance(code, CodeType):
-        return set()
-    return set(code.co_names).union(*map(_names, code.co_consts))
-
-
-def _is_explicit(session: Session) -> bool:
-    transaction = session.get_transaction()
-    return transaction is not None and transaction.origin is SessionTransactionOrigin.BEGIN
-
-
-def _all(db: SQLAlchemy, running: OpenTransaction) -> list[Session]:
-    """The sessions that joined, and the present one, which may hold changes and not have joined yet."""
-    sessions = dict(running.sessions)
-    if db.session.registry.has():
-        sessions[db.session()] = None
-    return list(sessions)
-
-
-def leave(db: SQLAlchemy, running: OpenTransaction) -> None:
-    """End the view's part: what its sessions did not commit is undone, as without us.
-
-    Loaded objects stay usable for ``after_request`` functions, unless the session holds changes that
-    were never committed.
-    """
-    left = running.units.has_unsaved_writes()
-    running.units.leave()
-    for session in _all(db, running):
-        if has_unsaved(session) or (left and session.in_transaction()):
-            log.warning(
-                "the view of %s left changes it did not commit; they are undone", running.operation.name
-            )
-            _end_transactions(session)
-            _forget_changes(session)
-        elif (
-            (transaction := session.get_transaction()) is not None
-            and transaction.is_active  # one that has failed waits for the application's rollback()
-            and (session in running.sessions or _connections(session))
-        ):
-            transaction.close()
-
-
-def has_unsaved(session: Session) -> bool:
-    """Whether the session holds changes that it has not sent to the database."""
-    changed = any(map(session.is_modified, session.dirty))
-    return bool(session.new or session.deleted or changed)
-
-
-def drop(db: SQLAlchemy) -> None:
-    """Undo what a refused request's session holds, so that nobody above it commits that."""
-    if db.session.registry.has():
-        session = db.session()
-        _end_transactions(session)
-        _forget_changes(session)
-
-
-def undo(db: SQLAlchemy, running: OpenTransaction) -> None:
-    """Undo all of the view's part: also what it committed is rolled back with the operation.
-
-    What the view committed is gone, but an error handler may still want to show it: objects keep the
-    values that a commit would have left them with.
-    """
-    lost = running.units.is_lost() or running.units.broken is not None
-    running.units.leave()  # nothing of it need be sent: the operation's ROLLBACK follows
-    for session in _all(db, running):
-        loaded = {} if lost else _loaded(session)
-        _end_transactions(session)
-        if not lost:
-            loaded |= _read_again(session, loaded)
-            _end_transactions(session)
-        _forget_changes(session)
-        for instance, values in loaded.items():
-            if instance in session:
-                for name, value in values.items():
-                    set_committed_value(instance, name, value)
-
-
-def _end_transactions(session: Session) -> None:
-    """Without the events of a rollback that the application did not ask for."""
-    before = None
-    while True:
-        transaction = session.get_nested_transaction() or session.get_transaction()
-        if transaction is None or transaction is before:
-            return
-        before = transaction
-        with suppress(SQLAlchemyError):  # the connection is lost, and everything undone
-            transaction.close()
-
-
-def _forget_changes(session: Session) -> None:
-    for instance in list(session.deleted):
-        session.add(instance)
-    for instance in list(session.new):
-        session.expunge(instance)
-    session.expire_all()
-
-
-def _loaded(session: Session) -> dict[Any, dict[str, Any]]:
-    """The values of the objects that are as they are in the database."""
-    return {
-        instance: _values(instance)
-        for instance in session
-        if inspect(instance).persistent
-        and not inspect(instance).expired_attributes
-        and not session.is_modified(instance)
-    }
-
-
-def _read_again(session: Session, loaded: dict[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:
-    found = {}
-    for instance in [each for each in session if each not in loaded][:READ_AGAIN]:
-        with suppress(SQLAlchemyError, ObjectDeletedError):
-            session.refresh(instance)
-            found[instance] = _values(instance)
-    return found
-
-
-def _values(instance: Any) -> dict[str, Any]:
-    state = inspect(instance)
-    columns = {attribute.key for attribute in state.mapper.column_attrs}
-    return {name: value for name, value in state.dict.items() if name in columns}
+                end_transactions(session)
+    return nullcontext()

@@ -1,0 +1,186 @@
+"""What a session leaves behind: what it has not committed, and how that is undone."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from types import CodeType
+from typing import Any
+
+from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy import inspect
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import set_committed_value
+from sqlalchemy.orm.exc import ObjectDeletedError
+from sqlalchemy.orm.session import SessionTransactionOrigin
+
+from flask_idempotency.core.errors import NotAtomic
+from flask_idempotency.web.setup.state import AppState
+
+from .earlier import connections, has_written
+
+log = logging.getLogger("flask_idempotency")
+
+READ_AGAIN = 100
+"""How many objects are read once more before an operation is rolled back, so that an error handler can
+show them. More would keep a failing request busy with what nobody may look at."""
+
+
+def present_session(db: SQLAlchemy) -> Session | None:
+    """What ``db.session`` stands for, if it has been used."""
+    return db.session() if db.session.registry.has() else None
+
+
+def has_unsaved(session: Session | None) -> bool:
+    """Whether the session holds changes that it has not sent to the database."""
+    if session is None:
+        return False
+    changed = any(map(session.is_modified, session.dirty))
+    return bool(session.new or session.deleted or changed)
+
+
+def waits_for_commit(session: Session) -> bool:
+    """Whether a commit above the view may be meant for the session, as far as it knows by itself."""
+    transaction = session.get_transaction()
+    is_explicit = transaction is not None and transaction.origin is SessionTransactionOrigin.BEGIN
+    return is_explicit or has_unsaved(session)
+
+
+def refuse_unsaved(db: SQLAlchemy, step: str) -> None:
+    """Raise ``NotAtomic`` if the present session holds changes that ``step`` would commit as its own.
+
+    After a crash the view would make them once more, and the step would not be repeated.
+    """
+    if has_unsaved(present_session(db)):
+        raise NotAtomic(
+            f"db.session held changes when step {step!r} began, which would have committed with it, and"
+            " once more when the operation is run again: commit them before the step, or make them in"
+            " its function"
+        )
+
+
+def is_settled_outside(db: SQLAlchemy) -> bool:
+    """Whether nothing waits for a commit after a view that is not atomic.
+
+    Its session is the application's. Asks the server if the session has a transaction open.
+    """
+    session = present_session(db)
+    return session is None or not (waits_for_commit(session) or _has_written(session))
+
+
+def end_view(db: SQLAlchemy, name: str) -> None:
+    """End the part of a view that is not atomic: what it did not commit is undone, as without us."""
+    if not is_settled_outside(db):
+        drop_leftovers(db.session(), name)
+
+
+def blocks_records(state: AppState) -> bool:
+    """Whether ``db.session`` keeps the records from being written: SQLite has one writer."""
+    if not getattr(state.records, "one_writer", False):
+        return False
+    session = present_session(state.db)
+    return session is not None and _has_written(session, state.pool)
+
+
+def _has_written(session: Session, pool: Any = None) -> bool:
+    try:
+        begun = set(connections(session).values())
+        return any(has_written(each) for each in begun if pool in (None, each.engine.pool))
+    except Exception:  # it has failed, or its connection is lost: there is nothing to ask it
+        return False
+
+
+def commits_in_teardown(app: Flask) -> bool:
+    """Whether a teardown function of the application's own mentions a commit.
+
+    Such a commit comes when the response is on its way, too late for any record. A function that calls
+    another one for it is not recognised.
+    """
+    functions = [*app.teardown_appcontext_funcs]
+    for each in app.teardown_request_funcs.values():
+        functions += each
+    return any("commit" in _names(getattr(each, "__code__", None)) for each in functions)
+
+
+def _names(code: Any) -> set[str]:
+    if not isinstance(code, CodeType):
+        return set()
+    return set(code.co_names).union(*map(_names, code.co_consts))
+
+
+def drop_leftovers(session: Session, name: str) -> None:
+    """Undo what the view of the operation ``name`` did not commit in a session, and say so."""
+    log.warning("the view of %s left changes it did not commit; they are undone", name)
+    drop(session)
+
+
+def drop(session: Session | None) -> None:
+    """Undo what a session holds, so that nobody above the view commits that."""
+    if session is not None:
+        end_transactions(session)
+        _forget_changes(session)
+
+
+def undo(session: Session, *, lost: bool) -> None:
+    """Undo a session's part of an operation that is about to be rolled back; ``lost``: which has been.
+
+    What the view committed is gone, but an error handler may still want to show it: objects keep the
+    values that a commit would have left them with.
+    """
+    loaded = {} if lost else _loaded(session)
+    end_transactions(session)
+    if not lost:
+        loaded |= _read_again(session, loaded)
+    drop(session)
+    for instance, values in loaded.items():
+        if instance in session:
+            for name, value in values.items():
+                set_committed_value(instance, name, value)
+
+
+def end_transactions(session: Session) -> None:
+    """Without the events of a rollback that the application did not ask for."""
+    before = None
+    while True:
+        transaction = session.get_nested_transaction() or session.get_transaction()
+        if transaction is None or transaction is before:
+            return
+        before = transaction
+        with suppress(SQLAlchemyError):  # the connection is lost, and everything undone
+            transaction.close()
+
+
+def _forget_changes(session: Session) -> None:
+    for instance in list(session.deleted):
+        session.add(instance)
+    for instance in list(session.new):
+        session.expunge(instance)
+    session.expire_all()
+
+
+def _loaded(session: Session) -> dict[Any, dict[str, Any]]:
+    """The values of the objects that are as they are in the database."""
+    return {
+        instance: _values(instance)
+        for instance in session
+        if inspect(instance).persistent
+        and not inspect(instance).expired_attributes
+        and not session.is_modified(instance)
+    }
+
+
+def _read_again(session: Session, loaded: dict[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:
+    found = {}
+    for instance in [each for each in session if each not in loaded][:READ_AGAIN]:
+        with suppress(SQLAlchemyError, ObjectDeletedError):
+            session.refresh(instance)
+            found[instance] = _values(instance)
+    return found
+
+
+def _values(instance: Any) -> dict[str, Any]:
+    state = inspect(instance)
+    columns = {attribute.key for attribute in state.mapper.column_attrs}
+    return {name: value for name, value in state.dict.items() if name in columns}
