@@ -206,5 +206,5 @@ def test_what_is_no_exception_is_refused(run, option, wrong):
 
 @pytest.mark.parametrize("option", ["released_by", "interrupted_by"])
 def test_they_are_not_for_atomic_operations(run, option):
-    with pytest.raises(ConfigurationError, match=f"{option} is an option of operations with atomic"):
+    with pytest.raises(ConfigurationError, match=f"{option} is an option for atomic=False"):
         run(dict, atomic=True, **{option: OSError})

@@ -18,7 +18,7 @@ from flask_idempotency.core.fingerprint import Pointer, parse_pointer
 from flask_idempotency.core.storable import interrupts, releases
 from flask_idempotency.web.operation import Operation
 
-from .settings import SETTINGS, Settings, boolean, checked, row
+from .settings import SETTINGS, Settings, boolean, checked, optional, row, value_that
 
 Skip = Callable[[Request], object]
 """Whether a request passes as if its view were not protected."""
@@ -36,7 +36,7 @@ class _NotGiven:
 
 
 NOT_GIVEN: Any = _NotGiven()
-"""The default of an argument for which None means something, and of options that a setting gives."""
+"""The default of an argument for which None means something, and of an option that a setting gives."""
 
 
 class RunOptions(TypedDict, total=False):
@@ -55,7 +55,7 @@ class RunOptions(TypedDict, total=False):
 
 
 class RouteOptions(RunOptions, total=False):
-    """The keyword arguments of ``@idempotent`` and ``protect``; each one left out has its default.
+    """The keyword arguments of ``@idempotent`` and ``protect``; all are optional.
 
     * ``required``: a request without a key gets 400; ``False`` lets it through unprotected.
     * ``ttl``: seconds or ``timedelta``; how long a finished record replays.
@@ -66,7 +66,7 @@ class RouteOptions(RunOptions, total=False):
     * ``fingerprint``: ``"request"``, ``"json"``, a list of JSON pointers, or a callable for bytes.
     * ``store``: predicate ``(response) -> bool``; which responses are stored.
     * ``namespace``: version of the route's meaning; keys of two namespaces never meet.
-    * ``authorize_replay``: callable ``(operation) -> bool``, called before a replay; ``False``: 403.
+    * ``authorize_replay``: callable ``(operation) -> bool``, asked before a replay; ``False``: 403.
     * ``name``: stands for the route in records and in the key's hash; default: the endpoint.
     * ``other_binds``: bind keys that the view may write to, outside the operation's transaction.
     * ``atomic``: ``False`` for a view with effects outside the database: no transaction is held.
@@ -105,21 +105,14 @@ class FormField:
 
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-
+"""The methods that change nothing (RFC 9110 section 9.2.1)."""
 
 PROTECTED_METHODS = ("POST", "PATCH")
-"""What ``protect`` covers unless told otherwise: the methods that are not idempotent by themselves (RFC
-9110 section 9.2.2, and RFC 5789 for PATCH)."""
+"""What ``protect`` covers by default: the methods that are not idempotent by themselves (RFC 9110
+section 9.2.2, and RFC 5789 for PATCH)."""
 
 
-def _callable(value: Any) -> Any:
-    if not callable(value):
-        raise ValueError
-    return value
-
-
-def _callable_or_none(value: Any) -> Any:
-    return value if value is None else _callable(value)
+_callable = value_that(callable)
 
 
 def _methods(value: Any) -> frozenset[str]:
@@ -158,12 +151,6 @@ def is_name(value: object) -> bool:
     if not isinstance(value, str) or not 1 <= len(value) <= 255:
         return False
     return not any(character == "\0" or "\ud800" <= character <= "\udfff" for character in value)
-
-
-def _name(value: Any) -> str:
-    if not is_name(value):
-        raise ValueError
-    return cast("str", value)
 
 
 def _binds(value: Any) -> tuple[str | None, ...]:
@@ -210,7 +197,7 @@ class Route:
         None, _key, "a callable, 'json:/pointer' or 'form:name'"
     )
     scope: ScopeCallable | None = row(
-        NOT_GIVEN, _callable_or_none, "a callable, or None for an API with one tenant"
+        NOT_GIVEN, optional(_callable), "a callable, or None for an API with one tenant"
     )
     fingerprint: str | tuple[Pointer, ...] | Callable[[], bytes] = row(
         "request",
@@ -224,7 +211,7 @@ class Route:
     authorize_replay: Callable[[Operation], bool] | None = row(
         None, _callable, "a callable that takes the operation and gives True or False"
     )
-    name: str | None = row(None, _name, NAMES)
+    name: str | None = row(None, value_that(is_name), NAMES)
     other_binds: tuple[str | None, ...] = row((), _binds, "a list of Flask-SQLAlchemy bind keys")
     atomic: bool = row(True, boolean, "True or False")
     lease: float = _as_setting("lease")
@@ -239,7 +226,7 @@ class Route:
     methods: frozenset[str] | None = row(
         None, _methods, "one or more of DELETE, PATCH, POST, PUT, in a list"
     )
-    skip: Skip | None = row(None, _callable_or_none, "a callable that takes the request, or None")
+    skip: Skip | None = row(None, optional(_callable), "a callable that takes the request, or None")
     given: Route | None = field(default=None, repr=False, compare=False)
 
     def resolved(self, settings: Settings, scope: ScopeCallable | None) -> Route:
@@ -249,20 +236,18 @@ class Route:
         return replace(self, **left_open, given=self)
 
     def is_interrupted_by(self, error: Exception) -> bool:
-        """Whether nobody knows, after ``error``, what came of an operation that is not atomic."""
+        """Whether ``error`` leaves the outcome of an operation that is not atomic unknown."""
         if isinstance(error, self.interrupted_by):
             return True
         return interrupts(error) and not isinstance(error, self.released_by)
 
     def is_released_by(self, error: Exception) -> bool:
-        """Whether such an operation is to be run again after ``error``."""
+        """Whether such an operation is to run again after ``error``."""
         return isinstance(error, self.released_by) or releases(error)
 
     def applies_to(self, method: str) -> bool:
-        """Whether a request with this HTTP method is protected (RFC 9110 section 9.2.1)."""
-        if self.methods is not None:
-            return method in self.methods
-        return method not in SAFE_METHODS
+        """Whether a request with this HTTP method is protected."""
+        return method not in SAFE_METHODS if self.methods is None else method in self.methods
 
 
 CHECKS = {
@@ -290,14 +275,14 @@ def read_options(options: RouteOptions) -> Route:
     for name in ("lease", "on_interrupted", "interrupted_by", "released_by"):
         if name in options and options.get("atomic", True):
             raise ConfigurationError(
-                f"{name} is an option of operations with atomic=False; an atomic one needs none: when"
-                " its worker dies, the database rolls it back at once"
+                f"{name} is an option for atomic=False; an atomic operation needs none: when its worker"
+                " dies, the database rolls it back at once"
             )
     return Route(**_read(options))
 
 
 def read_lease(seconds: Any) -> float:
-    """How long a lease is to run. Raises ``ConfigurationError`` as for the option ``lease``."""
+    """The seconds of a lease. Raises ``ConfigurationError`` as the option ``lease`` does."""
     return cast("float", _read({"lease": seconds})["lease"])
 
 

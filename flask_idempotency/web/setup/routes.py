@@ -1,4 +1,4 @@
-"""Which views are protected, and with which options."""
+"""Which views are protected, with which options; what contradicts itself is refused."""
 
 from __future__ import annotations
 
@@ -20,21 +20,18 @@ from .options import Route, ScopeCallable
 from .state import AppState, states
 
 ROUTE = "__idempotency_route__"
-"""The attribute that tells a protected view from others."""
+"""The attribute that marks a protected view, with its options."""
 
 EXEMPT = "__idempotency_exempt__"
 """The attribute that leaves a view out of ``protect``."""
 
-_DECORATED = "__idempotency_decorated__"
-"""The attribute of a view that ``@idempotent`` was put around: its own ``id``, which a copy has not."""
-
 _decorated: dict[tuple[int, int], Any] = {}
-"""Such views that take no attributes, and a reference to each, weak if it can be: see ``_identity``."""
+"""The views below ``@idempotent`` by identity, with a reference to each, weak where possible."""
 
 
 @dataclass(frozen=True)
 class ProtectedRoute:
-    """One method of one URL rule; ``operation`` is the name that its records have."""
+    """One method of one URL rule; ``operation`` is the name in its records."""
 
     operation: str
     endpoint: str
@@ -82,19 +79,18 @@ def route_of(state: AppState, endpoint: str, method: str) -> Route | None:
 
 
 def hidden_route(state: AppState, endpoint: str, method: str) -> Route | None:
-    """The options of a protection that :func:`route_of` does not see, as a decorator hides it."""
-    for found in view_objects(state.app.view_functions.get(endpoint), method):
-        for each in chain(found, hidden=True):
-            route = getattr(each, ROUTE, None)
-            if isinstance(route, Route) and route.applies_to(method):
-                return route
+    """The options of a protection that a decorator hides from :func:`route_of`."""
+    for each in _everything(state.app.view_functions.get(endpoint), method):
+        route = getattr(each, ROUTE, None)
+        if isinstance(route, Route) and route.applies_to(method):
+            return route
     return None
 
 
 def covering_route(state: AppState, endpoint: str) -> Route | None:
     """The options of the ``protect`` call that covers an endpoint, whatever its view says.
 
-    What is nearest counts: a blueprint before the one around it, and that before the application.
+    The nearest one counts: a blueprint before the one around it, and that before the application.
     """
     protections, name = state.protections, endpoint
     if endpoint in protections.exempt_endpoints:
@@ -109,13 +105,13 @@ def covering_route(state: AppState, endpoint: str) -> Route | None:
 
 
 def refuse_shared_name(state: AppState, covering: Route) -> None:
-    """Raise ``ConfigurationError`` if the name that ``protect`` was given would cover several views."""
+    """Raise ``ConfigurationError`` if the option ``name`` of ``protect`` would cover several views."""
     if covering.name is None:
         return
     endpoints = {each.endpoint for each in protected_routes(state) if each.route.given is covering}
     if len(endpoints) > 1:
         raise ConfigurationError(
-            f"protect() was given name={covering.name!r}, which would make one operation of"
+            f"protect(name={covering.name!r}) would make one operation of"
             f" {', '.join(sorted(endpoints))}: a key used for one would count as used for the others."
             " Give each a name with @idempotent(name=...), or none"
         )
@@ -128,8 +124,7 @@ def refuse_unsupported(state: AppState, route: Route, name: str) -> None:
         store = store if isinstance(store, str) else type(state.records).__name__
         raise ConfigurationError(
             f"{name} is atomic, which the store {store!r} cannot be: nothing commits together with"
-            " its records. Say @idempotent(atomic=False) and read what that means, or use another"
-            " store"
+            " its records. Use @idempotent(atomic=False), and read what that means, or another store"
         )
     if route.resumable is not None and not getattr(state.records, "takes_resumable", False):
         raise ConfigurationError(
@@ -140,12 +135,12 @@ def refuse_unsupported(state: AppState, route: Route, name: str) -> None:
 
 
 def needs_protect(view: Any, method: str) -> bool:
-    """Whether ``protect`` has to see to this method: it is neither exempt nor protected by itself."""
+    """Whether ``protect`` has to protect this method: it is neither exempt nor protected by itself."""
     return not any(hasattr(each, ROUTE) or is_exempt(each) for each in view_objects(view, method))
 
 
 def view_objects(view: Any, *methods: str) -> tuple[Any, ...]:
-    """The view function, and for a class-based view its class and what it does with the methods."""
+    """The view function, and for a class-based view its class and the functions of its methods."""
     view_class = getattr(view, "view_class", None)
     if view_class is None:
         return (view,)
@@ -155,7 +150,7 @@ def view_objects(view: Any, *methods: str) -> tuple[Any, ...]:
 
 
 def _method_decorators(view_class: Any, methods: tuple[str, ...]) -> Iterator[Any]:
-    """Those of Flask-RESTful and Flask-RESTX, put around a method when it is called."""
+    """Those of Flask-RESTful and Flask-RESTX, which decorate a method when it is called."""
     decorators = getattr(view_class, "method_decorators", ())
     if not isinstance(decorators, Mapping):
         return iter(decorators)
@@ -163,36 +158,31 @@ def _method_decorators(view_class: Any, methods: tuple[str, ...]) -> Iterator[An
 
 
 def note_decorated(view: Any) -> None:
-    """Remember that ``@idempotent`` was put around a view, for :func:`refuse_misplaced`."""
+    """Remember that ``@idempotent`` stands above a view, for :func:`refuse_misplaced`."""
     for each in chain(view, hidden=True):
+        identity, owner = _identity(each), getattr(each, "__self__", each)
         try:
-            setattr(each, _DECORATED, id(each))
-        except (AttributeError, TypeError):
-            _note_unmarkable(each)
+            _decorated[identity] = ref(owner, partial(_forget, identity))
+        except TypeError:  # an object with slots
+            _decorated[identity] = each
 
 
-def _note_unmarkable(view: Any) -> None:
-    """Remember a bound method, an object with slots or a built-in."""
-    identity, owner = _identity(view), getattr(view, "__self__", view)
-    try:
-        _decorated[identity] = ref(owner, lambda _: _decorated.pop(identity, None))
-    except TypeError:
-        _decorated[identity] = view
+def _forget(identity: tuple[int, int], _: object = None) -> None:
+    _decorated.pop(identity, None)
 
 
 def _identity(view: Any) -> tuple[int, int]:
-    """What tells a view from others; a bound method is another object each time it is asked for."""
+    """What tells a view from others; each access to a bound method makes another object."""
     return id(getattr(view, "__self__", None)), id(getattr(view, "__func__", view))
 
 
 def note_registered(view: Any) -> None:
-    """Forget it where what stands around the view was registered: it protects."""
+    """Forget it if the protected view was registered."""
     for found in view_objects(view, *views.http_method_funcs):
         below = list(chain(found, hidden=True))
         if any(map(_has_own_protection, below)):
             for each in below:
-                if _decorated.pop(_identity(each), None) is None and _is_decorated(each):
-                    setattr(each, _DECORATED, None)
+                _forget(_identity(each))
 
 
 def refuse_contradiction(state: AppState, endpoint: str) -> None:
@@ -202,12 +192,12 @@ def refuse_contradiction(state: AppState, endpoint: str) -> None:
     is_protected = any(map(_has_own_protection, view_objects(view)))
     if is_protected and (is_named or any(map(is_exempt, view_objects(view)))):
         raise ConfigurationError(
-            f"the endpoint {endpoint!r} is exempt, and has @idempotent of its own: take one away"
+            f"the endpoint {endpoint!r} is exempt, and has @idempotent of its own: remove one of them"
         )
 
 
 def is_registered(state: AppState, target: Any) -> bool:
-    """Whether the application has what ``exempt`` or ``protect`` was given."""
+    """Whether the application has the target of an ``exempt`` or ``protect``."""
     if isinstance(target, str):
         return target in state.app.view_functions
     if isinstance(target, Blueprint):
@@ -223,8 +213,8 @@ def is_registered(state: AppState, target: Any) -> bool:
 def refuse_misplaced(state: AppState, endpoint: str) -> None:
     """Raise ``ConfigurationError`` for an endpoint whose ``@idempotent`` stands above its route.
 
-    Then the view is registered as it is, and what protects it is registered nowhere. (If that is
-    registered too, or called by what is, the other one is plain on purpose.)
+    Then the plain view is registered, and the protected one is not. (If the protected one is registered
+    too, or called by a registered one, the other is plain on purpose.)
     """
     view = state.app.view_functions[endpoint]
     if is_exempt(view) or not any(map(_is_decorated, chain(view, hidden=True))):
@@ -243,20 +233,19 @@ def refuse_misplaced(state: AppState, endpoint: str) -> None:
 
 
 def refuse_hidden(state: AppState, endpoint: str, method: str, covering: Route) -> None:
-    """Raise ``ConfigurationError`` if ``protect`` covers a view whose own options it cannot see."""
+    """Raise ``ConfigurationError`` if ``protect`` covers a view whose own options a decorator hides."""
     covering = replace(covering, methods=None, skip=None)
-    for found in view_objects(state.app.view_functions[endpoint], method):
-        for each in chain(found, hidden=True):
-            if _has_own_protection(each) and getattr(each, ROUTE) != covering:
-                raise ConfigurationError(
-                    f"the endpoint {endpoint!r} is covered by protect(), and a decorator hides an"
-                    " @idempotent with other options, which would not count: let the decorator use"
-                    " functools.wraps"
-                )
+    for each in _everything(state.app.view_functions[endpoint], method):
+        if _has_own_protection(each) and getattr(each, ROUTE) != covering:
+            raise ConfigurationError(
+                f"the endpoint {endpoint!r} is covered by protect(), and a decorator hides an"
+                " @idempotent with other options, which would not count: let the decorator use"
+                " functools.wraps"
+            )
 
 
 def is_exempt(view: Any) -> bool:
-    """Whether ``exempt`` was given the view, or what its decorators were put around."""
+    """Whether ``exempt`` marked the view, or a function below its decorators."""
     return any(hasattr(each, EXEMPT) for each in chain(view))
 
 
@@ -266,28 +255,32 @@ def _has_own_protection(view: Any) -> bool:
 
 
 def _is_decorated(view: Any) -> bool:
-    return getattr(view, _DECORATED, None) == id(view) or _identity(view) in _decorated
+    return _identity(view) in _decorated
 
 
 def _may_call_protected(function: Any) -> bool:
-    """Whether the function knows a protected one by a variable around it."""
+    """Whether the function knows a protected one by a global or an enclosing variable."""
     names = getattr(getattr(function, "__code__", None), "co_names", ())
     variables = map(getattr(function, "__globals__", {}).get, names)
-    # A proxy, such as current_operation, may not be asked for anything where it stands for nothing.
+    # A proxy, such as current_operation, may be unbound here, and raises then.
     known = (each for each in (*_closure(function), *variables) if type(each) is not LocalProxy)
     return any(map(_has_own_protection, known))
 
 
 def name_of(function: Any) -> str:
-    """A function as a developer finds it."""
+    """A function's module and name."""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{function.__module__}.{name}"
 
 
-def chain(view: Any, *, hidden: bool = False) -> Iterator[Any]:
-    """The view, and what its decorators were put around.
+def _everything(view: Any, method: str) -> Iterator[Any]:
+    return (each for found in view_objects(view, method) for each in chain(found, hidden=True))
 
-    ``hidden``: also what those hide that do without ``functools.wraps``, as far as that can be guessed.
+
+def chain(view: Any, *, hidden: bool = False) -> Iterator[Any]:
+    """The view, and the functions below its decorators.
+
+    ``hidden``: also those below decorators without ``functools.wraps``, as far as they can be guessed.
     """
     pending, seen = [view], set()
     while pending:
@@ -307,7 +300,7 @@ def _enclosed(view: Any) -> list[Any]:
     flags = getattr(getattr(view, "__code__", None), "co_flags", 0)
     if not (flags & inspect.CO_VARARGS and flags & inspect.CO_VARKEYWORDS):
         return []
-    # What takes anything, to hand it on, closes over what it hands it to.
+    # A function that takes anything, to pass it on, closes over the one that it passes it to.
     return [each for each in _closure(view) if inspect.isroutine(each) or isinstance(each, partial)]
 
 

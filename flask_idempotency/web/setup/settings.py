@@ -1,4 +1,4 @@
-"""Every setting, once: its name, type, default, what is allowed, and why.
+"""Every setting, once: its name, type, default, what is allowed, and what it means.
 
 The reference page is written from this table. A wrong value is a
 ``ConfigurationError`` in ``init_app`` (a setting) or where the view is decorated (an option), never
@@ -35,54 +35,48 @@ class Setting:
     meaning: str
 
 
-def _one_of(*values: str) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
-        if value not in values:
+def value_that(is_allowed: Callable[[Any], object]) -> Callable[[Any], Any]:
+    """A reader that returns the value itself if it is allowed, and else raises ValueError."""
+
+    def read(value: Any) -> Any:
+        if not is_allowed(value):
             raise ValueError
-        return str(value)
+        return value
 
     return read
 
 
-def boolean(value: Any) -> bool:
-    """True or False and nothing that is merely like them. Raises ValueError."""
-    if not isinstance(value, bool):
-        raise ValueError
-    return value
+boolean = value_that(lambda value: isinstance(value, bool))
+
+
+def _one_of(*values: str) -> Callable[[Any], str]:
+    return value_that(lambda value: value in values)
 
 
 def _matching(pattern: str) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
-        if not isinstance(value, str) or not re.fullmatch(pattern, value):
-            raise ValueError
-        return value
+    return value_that(lambda value: isinstance(value, str) and re.fullmatch(pattern, value))
 
-    return read
+
+def _is_number(value: Any, low: float, high: float) -> bool:
+    return not isinstance(value, bool) and low <= value <= high  # which also refuses NaN
 
 
 def _integer(low: int, high: int) -> Callable[[Any], int]:
-    def read(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise ValueError
-        return value
-
-    return read
+    return value_that(lambda value: isinstance(value, int) and _is_number(value, low, high))
 
 
 def _seconds(low: float, high: float) -> Callable[[Any], float]:
     def read(value: Any) -> float:
-        if isinstance(value, timedelta):
-            value = value.total_seconds()
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        seconds = value.total_seconds() if isinstance(value, timedelta) else value
+        if not isinstance(seconds, (int, float)) or not _is_number(seconds, low, high):
             raise ValueError
-        if not low <= value <= high:  # also refuses NaN
-            raise ValueError
-        return float(value)
+        return float(seconds)
 
     return read
 
 
-def _optional(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def optional(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A reader that lets None pass, too."""
     return lambda value: None if value is None else read(value)
 
 
@@ -106,27 +100,12 @@ def _store(value: Any) -> Any:
 
 
 _TOKEN = _matching(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 section 5.6.2
-_OTHER_HEADERS = (
-    NEVER_STORED
-    | POINTERS
-    | {
-        "accept",
-        "authorization",
-        "cache-control",
-        "content-encoding",
-        "content-type",
-        "cookie",
-        "etag",
-        "expect",
-        "host",
-        "origin",
-        "retry-after",
-        "vary",
-        "www-authenticate",
-    }
-)
-"""Header names, in lower case, that HTTP or the extension uses for something else. As the key it would
-be a credential, or the same in every request; as the mark of a replay it would break the response."""
+_OTHER_HEADERS = NEVER_STORED | POINTERS | {
+    "accept", "authorization", "cache-control", "content-encoding", "content-type", "cookie", "etag",
+    "expect", "host", "origin", "retry-after", "vary", "www-authenticate",
+}  # fmt: skip
+"""Headers, in lower case, that HTTP or the extension uses for something else. As the key they would
+be a credential or the same in every request; as the mark of a replay they would break the response."""
 
 
 def _header_name(value: Any) -> str:
@@ -149,21 +128,21 @@ _DURATION = "seconds (int, float) or a timedelta, from {} to {}"
 # fmt: off
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one application, read and checked; each row says what it may be, and why."""
+    """The settings of one application. Each row also says how its value is read, and why."""
 
-    store: Any = row(None, _optional(_store),
+    store: Any = row(None, optional(_store),
         "'hybrid', 'postgres', 'sql', 'redis', 'memory' or a store of your own",
         "Where claims and responses are stored. The default is `hybrid` if a Redis is configured,"
         " else `postgres`. `sql` is `postgres`, or for development the application's SQLite file."
         " A store of your own is an object, or a callable (its class) that gets the engine of the"
         " bind.")
-    redis_url: str | None = row(None, _optional(_matching(r"(?s).*")),
+    redis_url: str | None = row(None, optional(_matching(r"(?s).*")),
         "a URL; None or empty for none",
         "`redis://`, `rediss://`, `unix://`, `redis+cluster://host:port` or"
         " `redis+sentinel://host:port/service`; with TLS, the last two are `rediss+cluster://` and"
         " `rediss+sentinel://`. Time-outs are 0.1 s unless the URL sets others"
         " (`?socket_timeout=0.05`).")
-    redis_prefix: str | None = row(None, _optional(_matching(r"[\x21-\x7e]{1,100}")),
+    redis_prefix: str | None = row(None, optional(_matching(r"[\x21-\x7e]{1,100}")),
         "1 to 100 visible ASCII characters",
         "What every key in Redis begins with. The default is `idempotency:` and a digest of"
         " database and table, so that applications may share one Redis.")
@@ -172,7 +151,7 @@ class Settings:
     replayed_header: str = row("Idempotent-Replayed", _header_name, _FIELD,
         "The response header that marks a replay, with the value `true`.")
     form_field: str | None = row("idempotency_key",
-        _optional(_matching(r"[A-Za-z_][A-Za-z0-9_.:-]{0,99}")), "a field name, or None",
+        optional(_matching(r"[A-Za-z_][A-Za-z0-9_.:-]{0,99}")), "a field name, or None",
         "The form field that `idempotency_field()` creates. It serves as the key where no header is"
         " sent. With `None`, bodies of requests without a header are not examined.")
     required: bool = row(True, boolean, "True or False", "Default of the option `required`.")
@@ -216,7 +195,7 @@ class Settings:
         "an SQL name of up to 50 ASCII letters, digits and underscores",
         "The name of the table. The table of steps adds the suffix `_step`. No model of yours may"
         " have either name.")
-    bind_key: str | None = row(None, _optional(_matching(r"(?s).+")),
+    bind_key: str | None = row(None, optional(_matching(r"(?s).+")),
         "a Flask-SQLAlchemy bind key, or None",
         "The bind whose database holds the table, and whose writes are atomic with it.")
     namespace: str = row("", _matching(r"[\x21-\x7e]{0,64}"), "up to 64 visible ASCII characters",
@@ -244,8 +223,8 @@ SETTINGS = tuple(Setting(each.name.upper(), each.default, **each.metadata) for e
 def read_settings(config: Mapping[str, Any], *, redis_given: bool) -> Settings:
     """The settings in an application's configuration.
 
-    ``redis_given`` says that a client was handed to ``init_app``. Raises ``ConfigurationError`` for a
-    value that is not allowed and for a name that is not known.
+    ``redis_given`` says that ``init_app`` got a client. Raises ``ConfigurationError`` for a wrong value
+    and for an unknown name.
     """
     known = {PREFIX + setting.name for setting in SETTINGS}
     for name in config:
@@ -266,15 +245,15 @@ def read_settings(config: Mapping[str, Any], *, redis_given: bool) -> Settings:
         )
     if values["header"].lower() == values["replayed_header"].lower():
         raise ConfigurationError(
-            f"IDEMPOTENCY_REPLAYED_HEADER is {shown(values['replayed_header'])}; allowed: another name"
-            " than that of IDEMPOTENCY_HEADER"
+            f"IDEMPOTENCY_REPLAYED_HEADER is {shown(values['replayed_header'])}; allowed: a name"
+            " other than that of IDEMPOTENCY_HEADER"
         )
     values["unstored_headers"] |= {values["replayed_header"].lower()}
     values["store"] = values["store"] or ("hybrid" if redis_given else "postgres")
     if values["store"] in ("hybrid", "redis") and not redis_given:
         raise ConfigurationError(
             f"IDEMPOTENCY_STORE is {values['store']!r}, which needs a Redis: set IDEMPOTENCY_REDIS_URL,"
-            " or hand a client to init_app(redis=...), or use 'postgres'"
+            " or pass a client to init_app(redis=...), or use 'postgres'"
         )
     return Settings(**values)
 
