@@ -110,13 +110,13 @@ class World:
         """The records, oldest first."""
         return self.sql("select * from idempotency_record order by created_at")
 
-    def wait_until_blocked(self) -> None:
-        """Return when a connection waits for another's lock, as Postgres sees it."""
+    def wait_until_blocked(self, count: int = 1) -> None:
+        """Return when so many connections wait for others' locks, as Postgres sees it."""
         waiting = (
             "select count(*) from pg_stat_activity"
             " where datname = current_database() and wait_event_type = 'Lock'"
         )
-        wait_until(lambda: self.sql(waiting)[0][0], "somebody waits for a lock")
+        wait_until(lambda: self.sql(waiting)[0][0] >= count, f"{count} wait for a lock")
 
     def assert_clean(self) -> None:
         """Every connection is back in its pool, and the database has no transaction open."""

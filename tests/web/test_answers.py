@@ -77,8 +77,8 @@ def test_a_replay_is_the_first_answer_byte_for_byte(world, answers, view):
     answers(world, view)
 
 
-def test_an_application_may_have_its_own_response_class(world, answers):
-    world.app.response_class = Receipt
+def test_an_application_may_have_its_own_response_class(app, world, answers):
+    app.response_class = Receipt
     first = answers(world, lambda: "paid")
     assert (first.status_code, first.mimetype) == (202, "application/vnd.receipt")
 
@@ -114,8 +114,8 @@ NEVER_REPLAYED = {
 }
 
 
-def test_what_is_true_of_one_message_only_is_never_stored(world):
-    @world.app.post("/answer")
+def test_what_is_true_of_one_message_only_is_never_stored(app, world):
+    @app.post("/answer")
     @idempotent
     def answer():
         response = jsonify(id=1)
@@ -152,15 +152,15 @@ def test_only_a_replay_says_that_it_is_one(make_world, name):
     assert name.title() not in str(world.records()[0].headers).title()
 
 
-def test_a_replay_is_not_to_be_cached_unless_the_first_answer_says_more(world):
+def test_a_replay_is_not_to_be_cached_unless_the_first_answer_says_more(app, world):
     """Whether a cache may keep the first answer is for its view to say; a replay is for one client."""
 
-    @world.app.post("/answer/<path:says>")
+    @app.post("/answer/<path:says>")
     @idempotent
     def answer(says):
         return "", 200, {} if says == "nothing" else {"cache-control": says}
 
-    @world.app.after_request
+    @app.after_request
     def say_something(response):
         if request.args:
             response.headers.setdefault("Cache-Control", "private")
@@ -180,8 +180,8 @@ def test_bytes_of_a_record_do_not_grow_by_a_usual_phrase(world, answers):
     assert [name for name, _ in world.records()[0].headers] == ["Content-Type"]
 
 
-def test_a_view_cannot_write_the_line_that_a_phrase_is_stored_in(world):
-    @world.app.post("/answer")
+def test_a_view_cannot_write_the_line_that_a_phrase_is_stored_in(app, world):
+    @app.post("/answer")
     @idempotent
     def answer():
         return "", 201, {"Flask-Idempotency-Reason": "canary"}
@@ -203,10 +203,10 @@ def test_a_setting_leaves_more_headers_out(make_world):
     assert replay.headers["X-Other"] == "1"
 
 
-def test_after_request_functions_run_on_the_first_answer_and_on_replays(world, add_view):
+def test_after_request_functions_run_on_the_first_answer_and_on_replays(app, world, add_view):
     numbers = iter(range(10))
 
-    @world.app.after_request
+    @app.after_request
     def mark(response):
         response.headers["X-Number"] = str(next(numbers))
         response.headers["X-Replayed"] = response.headers.get("Idempotent-Replayed", "false")
@@ -221,15 +221,15 @@ def test_after_request_functions_run_on_the_first_answer_and_on_replays(world, a
     assert b"seen" not in bytes(world.records()[0].body)
 
 
-def test_a_stored_answer_outlives_the_code_that_made_it(world, assert_replayed):
+def test_a_stored_answer_outlives_the_code_that_made_it(app, world, assert_replayed):
     """Promise 3: every later answer is the stored one, whatever the code does by then."""
 
-    @world.app.post("/answer")
+    @app.post("/answer")
     @idempotent
     def answer():
         return Response(json.dumps({"version": 1}), 201, {"X-Version": "1"})
 
     first = world.post("/answer")
-    world.app.view_functions["answer"] = idempotent(lambda: ({"version": 2}, 200))
+    app.view_functions["answer"] = idempotent(lambda: ({"version": 2}, 200))
     assert_replayed(first, world.post("/answer"))
     assert world.post("/answer", key="new").json == {"version": 2}

@@ -142,9 +142,9 @@ def test_an_empty_body_is_a_request_too(world, echo, assert_replayed):
     assert post(world, BODY).status_code == 422
 
 
-def test_a_body_that_was_read_as_a_stream_before_is_a_mistake_that_is_named(world):
+def test_a_body_that_was_read_as_a_stream_before_is_a_mistake_that_is_named(app, world):
     """The outer decorator hides the inner one, so nothing could read the body in time."""
-    world.app.testing = True
+    app.testing = True
 
     def reads_first(view):
         def inner():
@@ -153,7 +153,7 @@ def test_a_body_that_was_read_as_a_stream_before_is_a_mistake_that_is_named(worl
 
         return inner
 
-    world.app.add_url_rule("/payments", "pay", reads_first(idempotent(dict)), methods=["POST"])
+    app.add_url_rule("/payments", "pay", reads_first(idempotent(dict)), methods=["POST"])
     with pytest.raises(ConfigurationError, match=r"stream or form before the idempotent view"):
         post(world, BODY)
     assert world.records() == []
@@ -176,10 +176,10 @@ READERS = {
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_view_may_read_the_body_as_a_stream(world, read, chunked):
+def test_a_view_may_read_the_body_as_a_stream(app, world, read, chunked):
     seen = []
 
-    @world.app.post("/payments")
+    @app.post("/payments")
     @idempotent
     def view():
         seen.append(read(request))
@@ -249,7 +249,7 @@ def test_a_body_that_the_application_decodes_reaches_the_view_decoded(world, wra
     assert answers[0].text == answers[1].text == answers[2].text
 
 
-def test_a_decoded_body_is_no_broken_one_above_the_protection(world):
+def test_a_decoded_body_is_no_broken_one_above_the_protection(app, world):
     def inflate(view):
         def inflating():
             inflated()
@@ -260,7 +260,7 @@ def test_a_decoded_body_is_no_broken_one_above_the_protection(world):
     def pay():
         return request.get_json()
 
-    world.app.post("/payments", endpoint="pay")(inflate(idempotent(pay)))
+    app.post("/payments", endpoint="pay")(inflate(idempotent(pay)))
     sent = {"data": gzip.compress(BODY), "content_type": "application/json", **TERMINATED}
     answer = world.post(headers={"Content-Encoding": "gzip"}, **sent)
     assert (answer.status_code, answer.json["amount"]) == (200, 5)

@@ -146,10 +146,10 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("status", "kwargs"), REFUSED.values(), ids=REFUSED)
-def test_nothing_is_read_of_a_request_that_is_refused_anyway(world, add_sink, status, kwargs):
+def test_nothing_is_read_of_a_request_that_is_refused_anyway(app, world, add_sink, status, kwargs):
     runs = add_sink(world, scope=lambda: request.headers["X-User"])
 
-    @world.app.before_request
+    @app.before_request
     def authenticate():
         if request.headers["X-User"] == "mallory":
             return "who?", 401
@@ -169,7 +169,7 @@ def test_nothing_is_read_of_a_stranger_whose_key_is_in_the_body(world, add_sink,
     assert upload.taken == 0
 
 
-def test_nothing_is_read_before_a_decorator_above_has_let_the_request_in(world):
+def test_nothing_is_read_before_a_decorator_above_has_let_the_request_in(app, world):
     def guarded(view):
         def guard():
             return "who?", 401
@@ -177,8 +177,8 @@ def test_nothing_is_read_before_a_decorator_above_has_let_the_request_in(world):
         guard.__wrapped__ = view
         return guard
 
-    world.app.post("/payments", endpoint="pay")(guarded(idempotent(dict)))
-    world.idempotency.protect(world.app)
+    app.post("/payments", endpoint="pay")(guarded(idempotent(dict)))
+    world.idempotency.protect(app)
     upload = Upload(MIB)
     assert send(world, upload, user="").status_code == 401
     assert upload.taken == 0
@@ -231,9 +231,9 @@ def read_first(app, read):
 class TestReadByABeforeRequestFunction:
     """As Flask-WTF does, and what checks a signature."""
 
-    def test_the_whole_body_is_compared(self, world, read):
-        read_first(world.app, read)
-        world.app.post("/payments", endpoint="pay")(idempotent(dict))
+    def test_the_whole_body_is_compared(self, app, world, read):
+        read_first(app, read)
+        app.post("/payments", endpoint="pay")(idempotent(dict))
         for number, (content_type, body, terminated) in enumerate(SENT):
             server = {"terminated": terminated, "key": f"key-{number}"}
             assert ask(world, content_type, body, **server).status_code == 200
@@ -242,25 +242,25 @@ class TestReadByABeforeRequestFunction:
             other = ask(world, content_type, body.replace(b"5", b"6"), **server)
             assert other.status_code == 422
 
-    def test_a_body_that_breaks_off_is_incomplete(self, world, assert_problem, read):
+    def test_a_body_that_breaks_off_is_incomplete(self, app, world, assert_problem, read):
         runs = []
-        read_first(world.app, read)
-        world.app.post("/payments", endpoint="pay")(idempotent(lambda: runs.append(1) or {}))
+        read_first(app, read)
+        app.post("/payments", endpoint="pay")(idempotent(lambda: runs.append(1) or {}))
         for content_type, body, terminated in SENT:
             response = ask(world, content_type, body, terminated=terminated, length=len(body) + 10)
             assert_problem(response, 400, "body-incomplete")
         assert runs == []
         assert world.records() == []
 
-    def test_who_catches_the_error_runs_nothing_either(self, world, assert_problem, read):
-        @world.app.before_request
+    def test_who_catches_the_error_runs_nothing_either(self, app, world, assert_problem, read):
+        @app.before_request
         def careless():
             try:
                 read()
             except Exception:
                 g.caught = True
 
-        world.app.post("/payments", endpoint="pay")(idempotent(dict))
+        app.post("/payments", endpoint="pay")(idempotent(dict))
         response = ask(world, "application/json", b'{"amount"', length=100)
         assert_problem(response, 400, "body-incomplete")
         assert world.records() == []
@@ -312,31 +312,31 @@ TOO_MUCH = {"parts": multipart(4), "a long field": multipart(1, 100_001)}
 
 
 @pytest.mark.parametrize("body", TOO_MUCH.values(), ids=TOO_MUCH)
-def test_limits_for_forms_hold(world, body):
+def test_limits_for_forms_hold(app, world, body):
     limit_by(world, max_content_length=None)
-    world.app.post("/payments", endpoint="pay")(idempotent(dict))
+    app.post("/payments", endpoint="pay")(idempotent(dict))
     assert ask(world, MULTIPART, body).status_code == 413
     assert world.records() == []
 
 
-def test_limits_for_forms_may_be_set_for_a_request(world):
+def test_limits_for_forms_may_be_set_for_a_request(app, world):
     limit_by(world, max_content_length=None, max_form_parts=5, max_form_memory_size=200_000)
-    world.app.post("/payments", endpoint="pay")(idempotent(lambda: dict(request.form)))
+    app.post("/payments", endpoint="pay")(idempotent(lambda: dict(request.form)))
     assert ask(world, MULTIPART, multipart(5, 200_000)).json == {"n": "x" * 200_000}
     assert ask(world, MULTIPART, multipart(6)).status_code == 413
     assert ask(world, MULTIPART, multipart(1, 200_001)).status_code == 413
 
 
-def test_a_file_may_be_longer_than_a_field(world):
+def test_a_file_may_be_longer_than_a_field(app, world):
     limit_by(world, max_content_length=None)
-    world.app.post("/payments", endpoint="pay")(idempotent(lambda: {"n": len(request.files)}))
+    app.post("/payments", endpoint="pay")(idempotent(lambda: {"n": len(request.files)}))
     body = multipart(1, 200_000).replace(b'name="n"', b'name="n"; filename="f"')
     assert ask(world, MULTIPART, body).json == {"n": 1}
 
 
-def test_a_form_of_too_many_parts_is_refused_as_cheaply_as_werkzeug_does(world):
-    world.app.post("/plain", endpoint="plain")(lambda: dict(request.form))
-    world.app.post("/payments", endpoint="pay")(idempotent(dict))
+def test_a_form_of_too_many_parts_is_refused_as_cheaply_as_werkzeug_does(app, world):
+    app.post("/plain", endpoint="plain")(lambda: dict(request.form))
+    app.post("/payments", endpoint="pay")(idempotent(dict))
     body = multipart(40_000)
 
     def seconds(path):

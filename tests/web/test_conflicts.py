@@ -87,8 +87,8 @@ def test_a_connection_lost_before_the_commit_leaves_nothing(world, add_view, ass
     assert world.count() == 1
 
 
-def test_a_connection_lost_in_the_view_is_told_as_such(world, assert_problem):
-    @world.app.post("/payments")
+def test_a_connection_lost_in_the_view_is_told_as_such(app, world, assert_problem):
+    @app.post("/payments")
     @idempotent
     def pay():
         pid = world.db.session.scalar(world.db.text("select pg_backend_pid()"))
@@ -148,11 +148,11 @@ def test_a_serialization_failure_at_the_commit_is_a_conflict(make_world, assert_
     assert world.sql("select amount from payment order by id") == [(0,), (1,)]
 
 
-def test_a_deadlock_is_a_conflict(world, background, assert_problem):
+def test_a_deadlock_is_a_conflict(app, world, background, assert_problem):
     world.sql("insert into payment (id, amount) values (1, 0), (2, 0)")
     other_has_two, view_has_one = threading.Event(), threading.Event()
 
-    @world.app.post("/payments")
+    @app.post("/payments")
     @idempotent
     def pay():
         world.db.session.execute(world.db.text("set local deadlock_timeout = '50ms'"))
@@ -165,7 +165,7 @@ def test_a_deadlock_is_a_conflict(world, background, assert_problem):
         return {}, 201
 
     def in_the_other_order():
-        with world.app.app_context(), world.db.engine.begin() as connection:
+        with app.app_context(), world.db.engine.begin() as connection:
             connection.exec_driver_sql("set local deadlock_timeout = '1min'")  # never the victim
             connection.exec_driver_sql("update payment set amount = 9 where id = 2")
             assert view_has_one.wait(PATIENCE_SECONDS)
@@ -179,14 +179,14 @@ def test_a_deadlock_is_a_conflict(world, background, assert_problem):
     assert world.sql("select amount from payment order by id") == [(5,), (5,)]
 
 
-def test_a_conflict_that_an_error_handler_answers_is_still_rolled_back(world, assert_problem):
+def test_a_conflict_that_an_error_handler_answers_is_still_rolled_back(app, world, assert_problem):
     """Whatever the application makes of it, the transaction is lost and may not look kept."""
 
-    @world.app.errorhandler(Exception)
+    @app.errorhandler(Exception)
     def hide(error):
         return {"hidden": True}, 200
 
-    @world.app.post("/payments")
+    @app.post("/payments")
     @idempotent
     def pay():
         world.db.session.execute(

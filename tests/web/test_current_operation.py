@@ -20,8 +20,8 @@ def pay(world):
     return write
 
 
-def test_the_present_operation_knows_what_it_is(world):
-    @world.app.post("/payments")
+def test_the_present_operation_knows_what_it_is(app, world):
+    @app.post("/payments")
     @idempotent(namespace="v2")
     def pay():
         operation = current_operation
@@ -34,20 +34,20 @@ def test_the_present_operation_knows_what_it_is(world):
     assert "nary" not in shown
 
 
-def test_without_an_operation_there_is_none(world):
-    @world.app.get("/")
+def test_without_an_operation_there_is_none(app, client):
+    @app.get("/")
     def index():
         return {"there": bool(current_operation)}
 
-    assert world.client.get("/").json == {"there": False}
-    for context in world.app.app_context(), world.app.test_request_context("/"):
+    assert client.get("/").json == {"there": False}
+    for context in app.app_context(), app.test_request_context("/"):
         with context, pytest.raises(RuntimeError, match="while a view protected by @idempotent"):
             current_operation.attempt  # noqa: B018 -- asking is enough
     with pytest.raises(RuntimeError, match="@idempotent"):
         current_operation.key  # noqa: B018 -- asking is enough
 
 
-def test_an_idempotent_function_called_by_an_idempotent_view_is_part_of_it(world, pay):
+def test_an_idempotent_function_called_by_an_idempotent_view_is_part_of_it(app, world, pay):
     attempts = []
 
     @idempotent(name="inner")
@@ -55,7 +55,7 @@ def test_an_idempotent_function_called_by_an_idempotent_view_is_part_of_it(world
         attempts.append(current_operation.name)
         return pay()
 
-    @world.app.post("/payments")
+    @app.post("/payments")
     @idempotent(name="outer")
     def outer():
         return inner()[0], inner()[1]
@@ -67,19 +67,19 @@ def test_an_idempotent_function_called_by_an_idempotent_view_is_part_of_it(world
     assert [record.name for record in world.records()] == ["outer"]
 
 
-def test_two_idempotent_functions_in_one_plain_view_run_once_each(world, pay):
+def test_two_idempotent_functions_in_one_plain_view_run_once_each(app, world, pay):
     first, second = idempotent(name="first")(pay), idempotent(name="second")(pay)
-    world.app.add_url_rule("/payments", "both", lambda: (first(), second())[1], methods=["POST"])
+    app.add_url_rule("/payments", "both", lambda: (first(), second())[1], methods=["POST"])
     assert [world.post().status_code for _ in range(2)] == [201, 201]
     assert [record.name for record in world.records()] == ["first", "second"]
     assert world.count() == 2
 
 
-def test_a_request_that_a_view_makes_to_its_own_application_is_another_operation(world, pay):
+def test_a_request_that_a_view_makes_to_its_own_application_is_another_operation(app, world, pay):
     """Afterwards the view's writes are part of its own operation, and go when that goes."""
-    world.app.post("/inner")(idempotent(pay))
+    app.post("/inner")(idempotent(pay))
 
-    @world.app.post("/outer")
+    @app.post("/outer")
     @idempotent
     def outer():
         assert world.post("/inner").status_code == 201
@@ -87,7 +87,7 @@ def test_a_request_that_a_view_makes_to_its_own_application_is_another_operation
         pay()
         return {}, 503
 
-    world.app.testing = True
+    app.testing = True
     for _ in range(2):
         assert world.post("/outer").status_code == 503
     assert [record.name for record in world.records()] == ["outer", "write"]

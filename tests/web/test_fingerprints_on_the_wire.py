@@ -106,8 +106,8 @@ def test_the_application_may_say_what_a_request_is(compare):
     assert not same(first, {"data": b"one", "headers": {"X-Order": "8"}})
 
 
-def test_a_callable_that_gives_no_bytes_is_a_mistake_that_is_named(world, add_view):
-    world.app.testing = True
+def test_a_callable_that_gives_no_bytes_is_a_mistake_that_is_named(app, world, add_view):
+    app.testing = True
     runs = add_view(world, fingerprint=lambda: "text")
     with pytest.raises(ConfigurationError, match="must return bytes, not str"):
         world.post()
@@ -174,8 +174,8 @@ def test_an_urlencoded_form_is_compared_like_any_other_body(compare):
     assert not same(fields(b"a=1"), {**fields(b"a=1"), "content_type": "text/plain"})
 
 
-def test_the_view_still_finds_the_form_and_the_file(world):
-    @world.app.post("/upload")
+def test_the_view_still_finds_the_form_and_the_file(app, world):
+    @app.post("/upload")
     @idempotent
     def upload():
         return {**request.form, "file": request.files["file"].read().decode()}
@@ -202,17 +202,17 @@ def test_a_form_that_cannot_be_read_is_compared_by_its_bytes(compare, case):
     )
 
 
-def test_a_form_that_was_parsed_too_early_is_not_taken_for_an_empty_one(world):
+def test_a_form_that_was_parsed_too_early_is_not_taken_for_an_empty_one(app, world):
     """The decorator above hides the view, so that the body cannot be read in time."""
 
-    @world.app.before_request
+    @app.before_request
     def csrf():
         request.form.get("token")
 
     def hiding():
         return idempotent(dict)()
 
-    world.app.add_url_rule("/payments", "pay", hiding, methods=["POST"])
-    world.app.testing = True
+    app.add_url_rule("/payments", "pay", hiding, methods=["POST"])
+    app.testing = True
     with pytest.raises(ConfigurationError, match=r"functools\.wraps"):
         world.post(data={"amount": "5"})

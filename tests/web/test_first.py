@@ -9,8 +9,8 @@ from tests.stores import BOTH
 
 
 @BOTH
-def test_a_retry_gets_the_same_answer_and_the_view_runs_once(world):
-    @world.app.post("/payments")
+def test_a_retry_gets_the_same_answer_and_the_view_runs_once(app, world):
+    @app.post("/payments")
     @idempotent
     def pay():
         payment = world.Payment(amount=request.get_json()["amount"])

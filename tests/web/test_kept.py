@@ -14,13 +14,13 @@ NOT_KEPT = [401, 403, 408, 425, 429, 500, 501, 502, 503, 504, 507, 599]
 
 
 @pytest.fixture
-def add_answering(world):
+def add_answering(app, world):
     """Adds a view that commits a payment and then does what it is told; gives its attempts."""
 
     def add(answer, **options):
         attempts = []
 
-        @world.app.post("/answer/<int:status>")
+        @app.post("/answer/<int:status>")
         @idempotent(**options)
         def view(status):
             attempts.append(current_operation.attempt)
@@ -98,9 +98,9 @@ class Broken(Exception):
     pass
 
 
-def test_an_error_handler_answers_for_the_exception(world, add_answering, assert_kept, assert_not_kept):
-    world.app.register_error_handler(OutOfStock, lambda error: ({"sold": "out"}, 409))
-    world.app.register_error_handler(Broken, lambda error: ({"sorry": True}, 500))
+def test_an_error_handler_answers_for_the_exception(app, add_answering, assert_kept, assert_not_kept):
+    app.register_error_handler(OutOfStock, lambda error: ({"sold": "out"}, 409))
+    app.register_error_handler(Broken, lambda error: ({"sorry": True}, 500))
     errors = {1: OutOfStock, 2: Broken}
 
     def fail(status):
@@ -112,8 +112,8 @@ def test_an_error_handler_answers_for_the_exception(world, add_answering, assert
     assert attempts == [1, 1, 2]
 
 
-def test_an_http_error_has_the_form_the_application_gives_it(world, add_answering, assert_kept):
-    @world.app.errorhandler(404)
+def test_an_http_error_has_the_form_the_application_gives_it(app, world, add_answering, assert_kept):
+    @app.errorhandler(404)
     def not_found(error):
         return {"missing": True}, 404
 
@@ -122,10 +122,10 @@ def test_an_http_error_has_the_form_the_application_gives_it(world, add_answerin
     assert world.post("/answer/404", key="key-404").json == {"missing": True}
 
 
-def test_an_unhandled_exception_keeps_nothing_and_the_next_try_runs(world):
+def test_an_unhandled_exception_keeps_nothing_and_the_next_try_runs(app, world):
     failures = [ZeroDivisionError(), KeyError("x")]
 
-    @world.app.post("/payments")
+    @app.post("/payments")
     @idempotent
     def pay():
         world.db.session.add(world.Payment(amount=current_operation.attempt))
@@ -143,8 +143,8 @@ def test_an_unhandled_exception_keeps_nothing_and_the_next_try_runs(world):
     assert world.sql("select amount from payment") == [(3,)]
 
 
-def test_an_exception_that_leaves_the_application_keeps_nothing(world, add_view):
-    world.app.testing = True
+def test_an_exception_that_leaves_the_application_keeps_nothing(app, world, add_view):
+    app.testing = True
     failures = [ZeroDivisionError("once")]
 
     def fail_once():
@@ -173,10 +173,10 @@ def test_a_worker_that_is_told_to_exit_keeps_nothing(world, add_view):
     assert runs == [1, 2]
 
 
-def test_a_generator_that_fails_on_its_way_keeps_nothing(world):
+def test_a_generator_that_fails_on_its_way_keeps_nothing(app, world):
     failures = [ValueError("half way")]
 
-    @world.app.post("/payments")
+    @app.post("/payments")
     @idempotent
     def pay():
         def body():
@@ -195,10 +195,10 @@ def test_a_generator_that_fails_on_its_way_keeps_nothing(world):
     assert world.count() == 1
 
 
-def test_an_answer_that_is_no_answer_keeps_nothing(world):
+def test_an_answer_that_is_no_answer_keeps_nothing(app, world):
     answers = [None, ({}, 201)]
 
-    @world.app.post("/payments")
+    @app.post("/payments")
     @idempotent
     def pay():
         world.db.session.add(world.Payment(amount=5))
@@ -211,8 +211,8 @@ def test_an_answer_that_is_no_answer_keeps_nothing(world):
 
 
 @pytest.mark.parametrize("status", [0, 99, 600, 99999])
-def test_a_status_that_no_client_understands_keeps_nothing_and_is_named(world, caplog, status):
-    @world.app.post("/payments")
+def test_a_status_that_no_client_understands_keeps_nothing_and_is_named(app, world, caplog, status):
+    @app.post("/payments")
     @idempotent(store=lambda response: True)
     def pay():
         world.db.session.add(world.Payment(amount=5))
@@ -224,11 +224,11 @@ def test_a_status_that_no_client_understands_keeps_nothing_and_is_named(world, c
     assert world.count() == 0
 
 
-def test_an_error_in_after_request_comes_after_the_commit(world, add_view):
+def test_an_error_in_after_request_comes_after_the_commit(app, world, add_view):
     """The first client is told 500; the retry gets what was committed."""
     failures = [RuntimeError("too late")]
 
-    @world.app.after_request
+    @app.after_request
     def fail_once(response):
         if failures:
             raise failures.pop()
@@ -241,7 +241,7 @@ def test_an_error_in_after_request_comes_after_the_commit(world, add_view):
     assert runs == [1]
 
 
-def test_a_counter_of_wrong_pins_counts_only_on_a_connection_of_its_own(world):
+def test_a_counter_of_wrong_pins_counts_only_on_a_connection_of_its_own(app, world):
     """The 403 says that the answer is not kept, and what is not kept is rolled back."""
     count_up = sa.insert(world.Payment).values(amount=1)
 
@@ -255,17 +255,17 @@ def test_a_counter_of_wrong_pins_counts_only_on_a_connection_of_its_own(world):
 
     for count in session, own_connection:
         view = idempotent(lambda count=count: (count(), ({}, 403))[1])
-        world.app.add_url_rule(f"/{count.__name__}", count.__name__, view, methods=["POST"])
+        app.add_url_rule(f"/{count.__name__}", count.__name__, view, methods=["POST"])
     for path, counted in ("/session", 0), ("/own_connection", 2):
         assert [world.post(path).status_code for _ in range(2)] == [403, 403]
         assert world.count() == counted
 
 
 @pytest.mark.parametrize("atomic", [True, False])
-def test_what_follows_the_commit_is_no_part_of_the_operation(world, atomic):
+def test_what_follows_the_commit_is_no_part_of_the_operation(app, world, atomic):
     mails = []
 
-    @world.app.post("/payments")
+    @app.post("/payments")
     @idempotent(atomic=atomic)
     def pay():
         world.idempotency.after_commit(

@@ -48,11 +48,11 @@ def test_a_malformed_key_is_refused_and_never_counts_as_absent(world, add_view, 
     assert world.records() == []
 
 
-def test_two_header_lines_are_refused_equal_or_not(world, add_view, assert_problem):
+def test_two_header_lines_are_refused_equal_or_not(client, world, add_view, assert_problem):
     runs = add_view(world)
     for second in "canary-1", "canary-2":
         lines = [("Idempotency-Key", "canary-1"), ("Idempotency-Key", second), ("X-User", "alice")]
-        response = world.client.post("/payments", headers=lines, json={"amount": 5})
+        response = client.post("/payments", headers=lines, json={"amount": 5})
         assert "sent twice" in assert_problem(response, 400, "key-malformed")["detail"]
     assert runs == []
 
@@ -170,9 +170,9 @@ def test_a_callable_may_give_a_number(world, add_view, assert_problem, assert_re
 
 
 @pytest.mark.parametrize("key", [b"canary", object()])
-def test_a_callable_that_gives_no_key_is_the_applications_mistake(world, add_view, key):
+def test_a_callable_that_gives_no_key_is_the_applications_mistake(app, world, add_view, key):
     add_view(world, key=lambda: key)
-    world.app.testing = True
+    app.testing = True
     with pytest.raises(ConfigurationError, match="The callable of the option key must return"):
         world.post()
 

@@ -392,9 +392,9 @@ def test_with_flask_smorest(shop):
     assert shop.is_protected("/right")
 
 
-def test_two_payments_for_one_key_are_not_made(world):
+def test_two_payments_for_one_key_are_not_made(app, world):
     @idempotent
-    @world.app.post("/payments")
+    @app.post("/payments")
     def pay():
         world.db.session.add(world.Payment(amount=5))
         world.db.session.commit()

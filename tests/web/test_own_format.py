@@ -34,16 +34,16 @@ def test_a_handler_for_all_our_errors_registered_before(make_world, add_view):
     assert response.headers["Cache-Control"] == "no-store"
 
 
-def test_a_handler_for_all_our_errors_registered_after(world, add_view):
+def test_a_handler_for_all_our_errors_registered_after(app, world, add_view):
     add_view(world)
-    world.app.register_error_handler(IdempotencyError, in_own_form)
+    app.register_error_handler(IdempotencyError, in_own_form)
     response = world.post(key=None)
     assert (response.status_code, response.json["code"]) == (410, "key-required")
 
 
-def test_a_handler_for_one_error_leaves_the_others_to_us(world, add_view, assert_problem):
+def test_a_handler_for_one_error_leaves_the_others_to_us(app, world, add_view, assert_problem):
     add_view(world)
-    world.app.register_error_handler(KeyReused, in_own_form)
+    app.register_error_handler(KeyReused, in_own_form)
     assert world.post().status_code == 201
     response = world.post(json={"amount": 6})
     assert (response.status_code, response.json["code"]) == (432, "key-reused")
@@ -51,28 +51,28 @@ def test_a_handler_for_one_error_leaves_the_others_to_us(world, add_view, assert
     assert_problem(world.post(key="canary", user=""), 401, "scope-unknown")
 
 
-def test_a_blueprint_may_have_a_form_of_its_own(world, assert_problem):
+def test_a_blueprint_may_have_a_form_of_its_own(app, world, assert_problem):
     blueprint = Blueprint("shop", __name__)
     blueprint.register_error_handler(IdempotencyError, in_own_form)
     blueprint.post("/orders", endpoint="order")(idempotent(order))
-    world.app.register_blueprint(blueprint)
-    world.app.post("/payments")(idempotent(order))
+    app.register_blueprint(blueprint)
+    app.post("/payments")(idempotent(order))
     assert world.post("/orders", key=None).status_code == 410
     assert_problem(world.post("/payments", key=None), 400, "key-required")
 
 
 @pytest.mark.parametrize("caught", [HTTPException, Exception, 400, 500, 422])
-def test_a_catch_all_leaves_our_problems_alone(world, add_view, assert_problem, caught):
+def test_a_catch_all_leaves_our_problems_alone(app, world, add_view, assert_problem, caught):
     add_view(world)
-    world.app.register_error_handler(caught, lambda error: ("caught", 418))
+    app.register_error_handler(caught, lambda error: ("caught", 418))
     assert_problem(world.post(key=None), 400, "key-required")
     assert world.post().status_code == 201
     assert_problem(world.post(json={"amount": 6}), 422, "key-reused")
 
 
-def test_an_own_form_keeps_retry_after(world, add_view, gate, background):
+def test_an_own_form_keeps_retry_after(app, world, add_view, gate, background):
     add_view(world, during=gate)
-    world.app.register_error_handler(IdempotencyError, in_own_form)
+    app.register_error_handler(IdempotencyError, in_own_form)
     first = background(world.post)
     gate.wait_until_reached()
     refused = world.post()
@@ -84,12 +84,12 @@ def test_an_own_form_keeps_retry_after(world, add_view, gate, background):
 
 
 def test_a_refused_request_passes_the_functions_around_requests_like_any_other(
-    world, add_view, assert_problem
+    app, world, add_view, assert_problem
 ):
     """What an ``after_request`` function relies on, such as the time a request began, is there."""
     add_view(world)
 
-    @world.app.after_request
+    @app.after_request
     def rely_on_sign_in(response):
         response.headers["X-Account"] = g.account_id
         return response

@@ -12,12 +12,12 @@ from flask_idempotency import ConfigurationError, current_operation, idempotent
 
 
 @pytest.fixture
-def add(world):
+def add(app, world):
     """Adds plain views that write a payment."""
 
     def add(path, target=None, methods=("POST",), view=None):
         endpoint = path.strip("/").replace("/", "_")
-        (target or world.app).add_url_rule(
+        (target or app).add_url_rule(
             path, endpoint, view or (lambda: pay(world)), methods=list(methods)
         )
 
@@ -50,8 +50,8 @@ def is_protected(world, assert_problem):
     return check
 
 
-def test_an_application_protects_its_post_and_patch_views(world, add, is_protected):
-    world.idempotency.protect(world.app)
+def test_an_application_protects_its_post_and_patch_views(app, world, add, is_protected):
+    world.idempotency.protect(app)
     add("/payments", methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
     assert is_protected(method="POST")
     assert is_protected(method="PATCH")
@@ -60,14 +60,14 @@ def test_an_application_protects_its_post_and_patch_views(world, add, is_protect
     assert not is_protected(method="GET")
 
 
-def test_a_blueprint_protects_its_own_views(world, add, is_protected):
+def test_a_blueprint_protects_its_own_views(app, world, add, is_protected):
     shop, other = Blueprint("shop", __name__), Blueprint("other", __name__)
     inner = Blueprint("inner", __name__)
-    for path, target in {"/a": shop, "/b": other, "/c": inner, "/d": world.app}.items():
+    for path, target in {"/a": shop, "/b": other, "/c": inner, "/d": app}.items():
         add(path, target)
     shop.register_blueprint(inner)
     for blueprint in shop, other:
-        world.app.register_blueprint(blueprint)
+        app.register_blueprint(blueprint)
     world.idempotency.protect(shop)
     assert is_protected("/a")
     assert not is_protected("/b")
@@ -75,27 +75,27 @@ def test_a_blueprint_protects_its_own_views(world, add, is_protected):
     assert not is_protected("/d")
 
 
-def test_a_blueprint_registered_after_it_is_protected(world, add, is_protected):
+def test_a_blueprint_registered_after_it_is_protected(app, world, add, is_protected):
     shop = Blueprint("shop", __name__)
     world.idempotency.protect(shop)
     add("/payments", shop)
-    world.app.register_blueprint(shop)
+    app.register_blueprint(shop)
     assert is_protected()
 
 
-def test_the_options_of_a_blueprint_come_before_those_of_the_application(world, add):
+def test_the_options_of_a_blueprint_come_before_those_of_the_application(app, world, add):
     shop = Blueprint("shop", __name__)
-    world.idempotency.protect(world.app, name="by-app")
+    world.idempotency.protect(app, name="by-app")
     world.idempotency.protect(shop, name="by-blueprint")
     add("/a", shop)
     add("/b")
-    world.app.register_blueprint(shop)
+    app.register_blueprint(shop)
     assert world.post("/a").json == {"name": "by-blueprint"}
     assert world.post("/b").json == {"name": "by-app"}
 
 
-def test_an_exempt_view_is_left_out(world, add, is_protected):
-    world.idempotency.protect(world.app)
+def test_an_exempt_view_is_left_out(app, world, add, is_protected):
+    world.idempotency.protect(app)
 
     @world.idempotency.exempt
     class Exempt(MethodView):
@@ -110,8 +110,8 @@ def test_an_exempt_view_is_left_out(world, add, is_protected):
     assert is_protected("/c")
 
 
-def test_a_view_with_options_of_its_own_keeps_them(world, add):
-    world.idempotency.protect(world.app, name="by-app")
+def test_a_view_with_options_of_its_own_keeps_them(app, world, add):
+    world.idempotency.protect(app, name="by-app")
     add("/payments", view=idempotent(name="own", required=False)(lambda: pay(world)))
     assert world.post().json == {"name": "own"}
     assert world.post(key=None).json == {"name": None}
@@ -131,8 +131,8 @@ class Views(MethodView):
 
 
 @pytest.mark.parametrize("order", [["POST", "PATCH", "POST"], ["PATCH", "POST", "PATCH"]], ids=str)
-def test_a_method_with_options_of_its_own_keeps_them_whoever_comes_first(world, add, order):
-    world.idempotency.protect(world.app, name="by-app")
+def test_a_method_with_options_of_its_own_keeps_them_whoever_comes_first(app, world, add, order):
+    world.idempotency.protect(app, name="by-app")
     view = type("Both", (Views,), {"world": world}).as_view("both")
     add("/payments", view=view, methods=["POST", "PATCH"])
     names = {"POST": "own", "PATCH": "by-app"}
@@ -142,8 +142,8 @@ def test_a_method_with_options_of_its_own_keeps_them_whoever_comes_first(world, 
 
 
 @pytest.mark.parametrize("order", [["POST", "PATCH", "POST"], ["PATCH", "POST", "PATCH"]], ids=str)
-def test_an_exempt_method_stays_exempt_whoever_comes_first(world, add, is_protected, order):
-    world.idempotency.protect(world.app)
+def test_an_exempt_method_stays_exempt_whoever_comes_first(app, world, add, is_protected, order):
+    world.idempotency.protect(app)
 
     class Half(MethodView):
         @world.idempotency.exempt
@@ -166,27 +166,25 @@ def login_required(view):
     return inner
 
 
-def test_a_guard_below_is_made_up_for_by_the_scope(world, add, assert_problem):
+def test_a_guard_below_is_made_up_for_by_the_scope(app, world, add, assert_problem):
     """The replay does not come to the view's own decorators; the scope finds nobody."""
-    world.idempotency.protect(world.app)
+    world.idempotency.protect(app)
     add("/payments", view=login_required(lambda: pay(world)))
     assert world.post().status_code == 201
     assert_problem(world.post(user=""), 401, "scope-unknown")
     assert world.post(user="bob").headers.get("Idempotent-Replayed") is None
 
 
-def test_a_guard_below_is_made_up_for_by_authorize_replay(world, add, assert_problem):
-    world.idempotency.protect(
-        world.app, scope=None, authorize_replay=lambda operation: bool(g.account_id)
-    )
+def test_a_guard_below_is_made_up_for_by_authorize_replay(app, world, add, assert_problem):
+    world.idempotency.protect(app, scope=None, authorize_replay=lambda operation: bool(g.account_id))
     add("/payments", view=login_required(lambda: pay(world)))
     assert world.post().status_code == 201
     assert_problem(world.post(user=""), 403, "replay-forbidden")
     assert world.post().headers["Idempotent-Replayed"] == "true"
 
 
-def test_an_async_view_and_a_class_are_protected_too(world, add, is_protected):
-    world.idempotency.protect(world.app)
+def test_an_async_view_and_a_class_are_protected_too(app, world, add, is_protected):
+    world.idempotency.protect(app)
 
     async def view():
         return pay(world)
@@ -201,9 +199,9 @@ def test_an_async_view_and_a_class_are_protected_too(world, add, is_protected):
     assert is_protected("/b")
 
 
-def test_a_wrong_option_is_refused_where_it_is_given(world):
+def test_a_wrong_option_is_refused_where_it_is_given(app, world):
     with pytest.raises(ConfigurationError, match="ttl is -1"):
-        world.idempotency.protect(world.app, ttl=-1)
+        world.idempotency.protect(app, ttl=-1)
 
 
 @pytest.mark.parametrize("target", ["orders", None, 5, Blueprint])
@@ -212,7 +210,7 @@ def test_only_an_application_or_a_blueprint_is_protected(world, target):
         world.idempotency.protect(target)
 
 
-def test_a_name_is_for_one_view_alone(world, add):
+def test_a_name_is_for_one_view_alone(app, world, add):
     one, two = Blueprint("one", __name__), Blueprint("two", __name__)
     for target in one, two:
         world.idempotency.protect(target, name="shared")
@@ -220,8 +218,8 @@ def test_a_name_is_for_one_view_alone(world, add):
     add("/b", one)
     add("/c", two)
     for target in one, two:
-        world.app.register_blueprint(target)
-    world.app.testing = True
+        app.register_blueprint(target)
+    app.testing = True
     for path in "/a", "/b", "/a":
         with pytest.raises(ConfigurationError, match=r"one operation of one\.a, one\.b"):
             world.post(path)

@@ -28,12 +28,12 @@ def test_after_its_time_a_key_is_as_new(world, add_view):
 
 @BOTH
 def test_an_operation_that_outlives_its_time_still_counts_once(
-    world, add_view, gate, background, assert_problem
+    app, world, add_view, gate, background, assert_problem
 ):
     runs = add_view(world, ttl=1, during=gate)
     first = background(world.post)
     gate.wait_until_reached()
-    with world.app.app_context(), world.db.engine.connect() as connection:
+    with app.app_context(), world.db.engine.connect() as connection:
         row = connection.exec_driver_sql(
             "select pg_sleep_until(max(expires_at) + interval '10 ms') from idempotency_record"
         )

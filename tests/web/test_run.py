@@ -107,7 +107,7 @@ def test_another_payload_is_another_request(run, pay):
 
 
 @BOTH
-def test_who_comes_at_the_same_time_is_told_so(world, run):
+def test_who_comes_at_the_same_time_is_told_so(app, run):
     inside, go_on = threading.Event(), threading.Event()
 
     def slow():
@@ -116,7 +116,7 @@ def test_who_comes_at_the_same_time_is_told_so(world, run):
         return "slow"
 
     def elsewhere():
-        with world.app.app_context():
+        with app.app_context():
             return run("key", slow)
 
     with ThreadPoolExecutor(1) as pool:
@@ -316,14 +316,14 @@ def test_inside_an_operation_it_is_refused(world, run, pay):
     assert run("other", outer, atomic=False) == "outer"
 
 
-def test_beside_a_view_that_is_not_protected(world, run, pay):
-    world.app.add_url_rule("/hook", "hook", lambda: run("key", pay), methods=["POST"])
+def test_beside_a_view_that_is_not_protected(app, world, run, pay):
+    app.add_url_rule("/hook", "hook", lambda: run("key", pay), methods=["POST"])
     assert world.post("/hook", key=None).json == world.post("/hook", key=None).json
     assert pay.runs == 1
 
 
-def test_a_view_that_asks_for_a_result_again_is_no_replay(world, run, pay):
-    world.app.add_url_rule("/plain", "plain", lambda: run("key", pay), methods=["POST"])
+def test_a_view_that_asks_for_a_result_again_is_no_replay(app, world, run, pay):
+    app.add_url_rule("/plain", "plain", lambda: run("key", pay), methods=["POST"])
     first, second = world.post("/plain"), world.post("/plain")
     assert first.json == second.json
     assert "Cache-Control" not in second.headers
@@ -342,13 +342,13 @@ class TestAfterCommit:
     """``idempotency.after_commit``."""
 
     @pytest.mark.parametrize("atomic", [True, False])
-    def test_it_runs_once_after_the_commit(self, world, atomic, caplog):
+    def test_it_runs_once_after_the_commit(self, app, world, atomic, caplog):
         seen = []
 
         def look():
             seen.append((world.count(), world.records()[0].state))
 
-        @world.app.post("/payments")
+        @app.post("/payments")
         @idempotent(atomic=atomic)
         def pay():
             world.db.session.add(world.Payment(amount=5))
@@ -365,10 +365,10 @@ class TestAfterCommit:
         assert seen == [(1, "completed"), "last"]
         assert "a function failed after the commit" in caplog.text
 
-    def test_not_after_a_rollback(self, world):
+    def test_not_after_a_rollback(self, app, world):
         seen = []
 
-        @world.app.post("/payments")
+        @app.post("/payments")
         @idempotent
         def pay():
             world.idempotency.after_commit(seen.append, 1)
@@ -378,7 +378,7 @@ class TestAfterCommit:
         assert seen == []
 
     @pytest.mark.parametrize("atomic", [True, False])
-    def test_what_a_step_registered_goes_with_the_step_that_failed(self, world, atomic):
+    def test_what_a_step_registered_goes_with_the_step_that_failed(self, app, world, atomic):
         seen = []
 
         def step(fails, result=None):
@@ -387,7 +387,7 @@ class TestAfterCommit:
                 raise LookupError
             return result
 
-        @world.app.post("/payments")
+        @app.post("/payments")
         @idempotent(atomic=False)
         def pay():
             world.idempotency.after_commit(seen.append, "before")
@@ -403,14 +403,14 @@ class TestAfterCommit:
         assert world.post().status_code == 201
         assert seen == ["before", "in a step, fails=False", "after"]
 
-    def test_what_a_step_registered_goes_with_a_transaction_that_cannot_commit(self, world):
+    def test_what_a_step_registered_goes_with_a_transaction_that_cannot_commit(self, app, world):
         seen = []
 
         def step():
             world.idempotency.after_commit(seen.append, "in a step")
             world.db.session.execute(world.db.text("COMMIT"))
 
-        @world.app.post("/payments")
+        @app.post("/payments")
         @idempotent(atomic=False)
         def pay():
             with pytest.raises(NotAtomic):
@@ -421,10 +421,10 @@ class TestAfterCommit:
         assert seen == []
 
     @pytest.mark.parametrize("atomic", [True, False])
-    def test_not_if_the_view_raises(self, world, atomic):
+    def test_not_if_the_view_raises(self, app, world, atomic):
         seen = []
 
-        @world.app.post("/payments")
+        @app.post("/payments")
         @idempotent(atomic=atomic)
         def pay():
             if not atomic:
@@ -432,7 +432,7 @@ class TestAfterCommit:
             world.idempotency.after_commit(seen.append, 1)
             raise LookupError
 
-        world.app.config["PROPAGATE_EXCEPTIONS"] = False
+        app.config["PROPAGATE_EXCEPTIONS"] = False
         assert world.post().status_code == 500
         assert seen == []
 

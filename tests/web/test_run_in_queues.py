@@ -176,14 +176,14 @@ def test_the_options_come_before_what_is_known_of_queues(run):
 
 
 @pytest.mark.parametrize(("error", "again"), [(Declined, 201), (Unreachable, 409), (LookupError, 500)])
-def test_a_view_has_them_too(world, error, again):
+def test_a_view_has_them_too(app, world, error, again):
     attempts = []
 
-    @world.app.errorhandler(Declined)
+    @app.errorhandler(Declined)
     def declined(_error):
         return {"declined": True}, 402
 
-    @world.app.post("/payments")
+    @app.post("/payments")
     @idempotent(atomic=False, released_by=Declined, interrupted_by=[Unreachable])
     def pay():
         attempts.append(current_operation.attempt)

@@ -34,12 +34,12 @@ def heard():
         yield events
 
 
-def test_an_execution_and_its_replay_are_signalled(world, add_view, heard):
+def test_an_execution_and_its_replay_are_signalled(app, world, add_view, heard):
     add_view(world)
     world.post()
     world.post()
     assert [name for name, _, _ in heard] == ["operation_executed", "operation_replayed"]
-    assert all(sender is world.app for _, sender, _ in heard)
+    assert all(sender is app for _, sender, _ in heard)
     executed, replayed = (event for _, _, event in heard)
     assert (executed.name, executed.attempt, executed.status) == ("pay", 1, 201)
     assert 0 < executed.seconds < 10
@@ -108,8 +108,8 @@ def test_a_second_attempt_is_signalled(world, add_view, heard):
     ]
 
 
-def test_an_answer_that_is_not_kept_was_not_executed(world, heard):
-    world.app.post("/payments")(idempotent(lambda: ("", 503)))
+def test_an_answer_that_is_not_kept_was_not_executed(app, world, heard):
+    app.post("/payments")(idempotent(lambda: ("", 503)))
     world.post()
     assert heard == []
 

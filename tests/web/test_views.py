@@ -35,27 +35,27 @@ def assert_runs_once(world, assert_replayed):
     return check
 
 
-def test_a_view_of_a_blueprint(world, pay, assert_runs_once):
+def test_a_view_of_a_blueprint(app, world, pay, assert_runs_once):
     blueprint = Blueprint("shop", __name__, url_prefix="/shop")
     blueprint.post("/payments")(idempotent(pay))
-    world.app.register_blueprint(blueprint)
+    app.register_blueprint(blueprint)
     assert_runs_once("/shop/payments")
     assert [record.name for record in world.records()] == ["shop.write"]
 
 
-def test_a_view_of_a_blueprint_in_two_places_is_two(world, pay, assert_runs_once):
+def test_a_view_of_a_blueprint_in_two_places_is_two(app, world, pay, assert_runs_once):
     inner = Blueprint("inner", __name__)
     inner.post("/payments")(idempotent(pay))
     for name in "a", "b":
         outer = Blueprint(name, __name__, url_prefix=f"/{name}")
         outer.register_blueprint(inner)
-        world.app.register_blueprint(outer)
+        app.register_blueprint(outer)
     assert_runs_once("/a/payments")
     assert_runs_once("/b/payments")
     assert [record.name for record in world.records()] == ["a.inner.write", "b.inner.write"]
 
 
-def test_a_class_of_views(world, pay, assert_runs_once):
+def test_a_class_of_views(app, client, world, pay, assert_runs_once):
     class Payments(MethodView):
         decorators = [idempotent]  # noqa: RUF012 -- as Flask's documentation has it
 
@@ -68,14 +68,14 @@ def test_a_class_of_views(world, pay, assert_runs_once):
         def delete(self):
             return pay()
 
-    world.app.add_url_rule("/payments", view_func=Payments.as_view("payments"))
+    app.add_url_rule("/payments", view_func=Payments.as_view("payments"))
     assert_runs_once()
     assert_runs_once(method="DELETE", key="key-2")
     assert world.post(method="DELETE").status_code == 422
-    assert world.client.get("/payments").data == b"list"
+    assert client.get("/payments").data == b"list"
 
 
-def test_one_method_of_a_class(world, pay, assert_runs_once):
+def test_one_method_of_a_class(app, world, pay, assert_runs_once):
     class Payments(MethodView):
         @idempotent
         def post(self):
@@ -84,7 +84,7 @@ def test_one_method_of_a_class(world, pay, assert_runs_once):
         def put(self):
             return pay()
 
-    world.app.add_url_rule("/payments", view_func=Payments.as_view("payments"))
+    app.add_url_rule("/payments", view_func=Payments.as_view("payments"))
     assert_runs_once()
     for _ in range(2):
         assert "Idempotent-Replayed" not in world.post(method="PUT").headers
@@ -92,8 +92,8 @@ def test_one_method_of_a_class(world, pay, assert_runs_once):
 
 
 @pytest.mark.parametrize("status", [201, 409])
-def test_an_after_request_function_may_use_the_session_after_an_async_view(world, status):
-    @world.app.post("/payments")
+def test_an_after_request_function_may_use_the_session_after_an_async_view(app, world, status):
+    @app.post("/payments")
     @idempotent
     async def payments():
         world.db.session.add(world.Payment(amount=5))
@@ -102,7 +102,7 @@ def test_an_after_request_function_may_use_the_session_after_an_async_view(world
             abort(status)
         return {}, status
 
-    @world.app.after_request
+    @app.after_request
     def read(response):
         found.append(world.db.session.query(world.Payment).count())
         return response
@@ -112,8 +112,8 @@ def test_an_after_request_function_may_use_the_session_after_an_async_view(world
     assert found == [1]
 
 
-def test_an_async_view(world, pay, assert_runs_once):
-    @world.app.post("/payments")
+def test_an_async_view(app, pay, assert_runs_once):
+    @app.post("/payments")
     @idempotent
     async def payments():
         await asyncio.sleep(0)
@@ -123,15 +123,15 @@ def test_an_async_view(world, pay, assert_runs_once):
     assert_runs_once()
 
 
-def test_an_async_view_that_fails(world, pay, assert_problem):
+def test_an_async_view_that_fails(app, world, pay, assert_problem):
     errors = [ZeroDivisionError(), LookupError(), None]
 
-    @world.app.errorhandler(LookupError)
+    @app.errorhandler(LookupError)
     async def handled(error):
         await asyncio.sleep(0)
         return {}, 404
 
-    @world.app.post("/payments")
+    @app.post("/payments")
     @idempotent
     async def payments():
         pay()
@@ -149,7 +149,7 @@ def test_an_async_view_that_fails(world, pay, assert_problem):
     assert len(errors) == 1
 
 
-def test_an_async_method_of_a_class(world, pay, assert_runs_once):
+def test_an_async_method_of_a_class(app, pay, assert_runs_once):
     class Payments(MethodView):
         init_every_request = False
 
@@ -157,7 +157,7 @@ def test_an_async_method_of_a_class(world, pay, assert_runs_once):
         async def post(self):
             return pay()
 
-    world.app.add_url_rule("/payments", view_func=Payments.as_view("payments"))
+    app.add_url_rule("/payments", view_func=Payments.as_view("payments"))
     assert_runs_once()
 
 
@@ -183,31 +183,31 @@ def nameless(view):
     return inner
 
 
-def test_decorators_above_guard_replays_too(world, pay, assert_runs_once):
-    world.app.post("/payments")(guarded(idempotent(scope=None)(pay)))
+def test_decorators_above_guard_replays_too(app, world, pay, assert_runs_once):
+    app.post("/payments")(guarded(idempotent(scope=None)(pay)))
     assert_runs_once()
     assert world.post(user="").status_code == 401
 
 
-def test_decorators_below_run_once(world, pay, assert_runs_once):
-    world.app.post("/payments")(idempotent(scope=None)(guarded(pay)))
+def test_decorators_below_run_once(app, world, pay, assert_runs_once):
+    app.post("/payments")(idempotent(scope=None)(guarded(pay)))
     assert world.post(user="", key="other").status_code == 401
     assert_runs_once()
     assert world.post(user="").headers["Idempotent-Replayed"] == "true"
 
 
-def test_decorators_above_that_hide_the_view(world, pay, assert_runs_once, assert_problem):
-    world.app.add_url_rule("/payments", "pay", nameless(idempotent(pay)), methods=["POST"])
+def test_decorators_above_that_hide_the_view(app, world, pay, assert_runs_once, assert_problem):
+    app.add_url_rule("/payments", "pay", nameless(idempotent(pay)), methods=["POST"])
     assert_runs_once()
     assert_problem(world.post(key=None), 400, "key-required")
     assert_problem(world.post(key="canary,"), 400, "key-malformed")
     assert world.count() == 1
 
 
-def test_safe_methods_pass_through_untouched(world, pay):
+def test_safe_methods_pass_through_untouched(app, world, pay):
     operations = []
 
-    @world.app.route("/payments", methods=["GET", "HEAD", "OPTIONS", "POST"])
+    @app.route("/payments", methods=["GET", "HEAD", "OPTIONS", "POST"])
     @idempotent
     def payments():
         operations.append(bool(current_operation))
@@ -220,9 +220,9 @@ def test_safe_methods_pass_through_untouched(world, pay):
     assert world.records() == []
 
 
-def test_other_methods_are_honoured(world, pay, assert_runs_once):
+def test_other_methods_are_honoured(app, pay, assert_runs_once):
     methods = ["POST", "PUT", "PATCH", "DELETE"]
-    world.app.add_url_rule("/payments", view_func=idempotent(pay), methods=methods)
+    app.add_url_rule("/payments", view_func=idempotent(pay), methods=methods)
     for method in methods:
         assert_runs_once(method=method, key=f"key-{method}")
 

@@ -183,10 +183,10 @@ def test_who_waits_leaves_the_threads_of_a_worker_to_others(world, add_view, gat
 
 
 @BOTH
-def test_a_duplicate_that_waits_gets_the_replay_at_any_default_isolation(world):
+def test_a_duplicate_that_waits_gets_the_replay_at_any_default_isolation(app, world):
     database = world.sql("select current_database()")[0][0]
     world.sql(f"alter database {database} set default_transaction_isolation = 'repeatable read'")
-    with world.app.app_context():
+    with app.app_context():
         world.db.engine.dispose()
     inside, go_on, answers = threading.Event(), threading.Event(), []
 

@@ -138,12 +138,14 @@ def test_a_replay_may_be_forbidden_and_allowed_again(world, add_view, assert_pro
 
 
 @pytest.mark.parametrize("atomic", [True, False])
-def test_authorize_replay_may_use_the_session_that_has_read_before_the_view(world, add_view, atomic):
+def test_authorize_replay_may_use_the_session_that_has_read_before_the_view(
+    app, world, add_view, atomic
+):
     def read(_operation=None):
         seen.append(world.db.session.scalar(sa.text("select 1")))
 
     seen = []
-    world.app.before_request(read)
+    app.before_request(read)
     add_view(world, atomic=atomic, authorize_replay=lambda operation: read(operation) or True)
     assert [post(world).status_code for _ in range(2)] == [201, 201]
     assert seen == [1, 1, 1]

@@ -57,17 +57,17 @@ def test_a_header_comes_before_the_field(shop):
     assert runs == ["key-1", "key-2"]
 
 
-def test_the_named_view_may_be_in_the_same_blueprint(world):
+def test_the_named_view_may_be_in_the_same_blueprint(app, client, world):
     blueprint = Blueprint("shop", __name__)
     blueprint.add_url_rule(
         "/page", "page", lambda: render_template_string("{{ idempotency_field('.pay') }}")
     )
     blueprint.add_url_rule("/pay", "pay", dict, methods=["POST"])
     world.idempotency.protect(blueprint)
-    world.app.register_blueprint(blueprint)
-    field = load(world.client, "/page")
-    assert send(world.client, field, "/pay").status_code == 200
-    assert send(world.client, field, "/pay").headers["Idempotent-Replayed"] == "true"
+    app.register_blueprint(blueprint)
+    field = load(client, "/page")
+    assert send(client, field, "/pay").status_code == 200
+    assert send(client, field, "/pay").headers["Idempotent-Replayed"] == "true"
 
 
 def test_the_named_view_must_be_protected(shop):

@@ -17,8 +17,8 @@ from tests.web.forms.pages import ALICE
 
 class TestFlaskWtf:
     @pytest.fixture
-    def forms(self, world):
-        CSRFProtect(world.app)
+    def forms(self, app, world):
+        CSRFProtect(app)
 
         class PaymentForm(FlaskForm):
             idempotency_key = IdempotencyField(endpoint="pay")
@@ -40,8 +40,8 @@ class TestFlaskWtf:
             world.db.session.commit()
             return redirect("/thanks", 303)
 
-        world.app.add_url_rule("/form", "form", page)
-        world.app.add_url_rule("/payments", "pay", pay, methods=["POST"])
+        app.add_url_rule("/form", "form", page)
+        app.add_url_rule("/payments", "pay", pay, methods=["POST"])
         return world
 
     @staticmethod

@@ -173,15 +173,15 @@ class TestNesting:
         add_json(view)
         assert world.post().status_code == 201
 
-    def test_another_operation_inside_a_step_has_steps_of_its_own(self, world, add_json):
-        @world.app.post("/inner")
+    def test_another_operation_inside_a_step_has_steps_of_its_own(self, app, world, add_json):
+        @app.post("/inner")
         @idempotent(atomic=False)
         def inner():
             return {"inner": current_operation.step("inner", lambda: 1)}
 
         def call():
             return (
-                world.app.test_client()
+                app.test_client()
                 .post("/inner", headers={"Idempotency-Key": "inner", "X-User": "alice"})
                 .json
             )

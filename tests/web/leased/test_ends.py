@@ -32,8 +32,8 @@ def test_the_route_may_say_what_is_kept(world, add):
     assert runs == [1, 2]
 
 
-def test_an_exception_is_kept_as_the_answer_that_the_application_gives_it(world, add):
-    @world.app.errorhandler(500)
+def test_an_exception_is_kept_as_the_answer_that_the_application_gives_it(app, world, add):
+    @app.errorhandler(500)
     def sorry(error):
         return {"sorry": type(error.original_exception).__name__}, 500
 
@@ -47,8 +47,8 @@ def test_an_exception_is_kept_as_the_answer_that_the_application_gives_it(world,
     assert runs == [1]
 
 
-def test_an_exception_that_flask_lets_out_is_kept_first(world, add):
-    world.app.config["PROPAGATE_EXCEPTIONS"] = True
+def test_an_exception_that_flask_lets_out_is_kept_first(app, world, add):
+    app.config["PROPAGATE_EXCEPTIONS"] = True
 
     def view():
         raise LookupError

@@ -39,10 +39,10 @@ def test_a_worker_that_is_told_to_exit_leaves_the_operation_interrupted_at_once(
     ]
 
 
-def test_an_interrupted_operation_is_held(world, add, assert_problem):
+def test_an_interrupted_operation_is_held(app, world, add, assert_problem):
     runs = interrupt(world, add)
     events = []
-    with operation_interrupted.connected_to(lambda _app, event: events.append(event), world.app):
+    with operation_interrupted.connected_to(lambda _app, event: events.append(event), app):
         assert_problem(world.post(), 409, "operation-interrupted")
     assert [event.name for event in events] == ["charge"]
     assert_problem(world.post(json={"amount": 6}), 422, "key-reused")
@@ -116,11 +116,11 @@ def test_who_could_not_find_out_is_asked_again(world, add):
     assert runs == [1]
 
 
-def test_an_async_application_may_find_out_too(world):
+def test_an_async_application_may_find_out_too(app, world):
     async def find_out(_operation):
         return {"found": True}, 201
 
-    @world.app.post("/payments")
+    @app.post("/payments")
     @idempotent(atomic=False, on_interrupted=find_out)
     async def pay():
         raise Killed

@@ -53,13 +53,13 @@ def test_a_duplicate_that_may_wait_gets_the_answer(world, add, gate, background)
     assert runs == [1]
 
 
-def test_the_retention_cannot_end_before_the_operation(world, add, gate, background):
+def test_the_retention_cannot_end_before_the_operation(app, world, add, gate, background):
     runs = add(lambda: gate() or ({}, 201), ttl=1)
     first = background(world.post)
     gate.wait_until_reached()
     world.sql("update idempotency_record set expires_at = clock_timestamp() - interval '1 hour'")
     assert world.post().status_code == 409
-    assert list(admin_of(world.app.extensions["idempotency"].records, "").purge(100)) == []
+    assert list(admin_of(app.extensions["idempotency"].records, "").purge(100)) == []
     gate.open()
     assert first.result().status_code == 201
     assert world.post().headers["Idempotent-Replayed"] == "true"

@@ -208,8 +208,8 @@ def test_derived_keys_are_the_same_for_every_attempt_and_tell_nothing(world, add
     assert all(len(key) == 43 and key.replace("-", "a").replace("_", "a").isalnum() for key in alice)
 
 
-def test_atomic_operations_have_none(world):
-    @world.app.post("/payments")
+def test_atomic_operations_have_none(app, world):
+    @app.post("/payments")
     @idempotent
     def pay():
         with pytest.raises(RuntimeError, match="atomic=False"):
@@ -294,12 +294,12 @@ def test_a_result_that_somebody_writes_in_plain_is_not_used(world, add_json, pro
     assert [amount for amount, _ in provider.calls] == [5, 1]
 
 
-def test_steps_go_with_their_record(world, add_json, provider):
+def test_steps_go_with_their_record(app, world, add_json, provider):
     add_json(lambda: current_operation.step("charge", provider.charge, 5))
     world.post(), world.post(key="key-2")
     world.sql("update idempotency_record set expires_at = now() where attempt = 1 and ctid ="
               " (select min(ctid) from idempotency_record)")  # fmt: skip
-    assert sum(admin_of(world.app.extensions["idempotency"].records, "").purge(100)) == 1
+    assert sum(admin_of(app.extensions["idempotency"].records, "").purge(100)) == 1
     assert steps(world) == [("charge", 1)]
 
 

@@ -26,12 +26,12 @@ def test_another_user_gets_no_hint(world, look, add_view, assert_problem):
         )
 
 
-def test_an_operation_of_run_is_found_by_the_commands_alone(world, look, add_view, assert_problem):
+def test_an_operation_of_run_is_found_by_the_commands_alone(app, world, look, add_view, assert_problem):
     add_view(world)
-    with world.app.app_context():
+    with app.app_context():
         world.idempotency.run("key-1", dict, scope="alice", name="invoice")
     assert_problem(look(operation="invoice"), 404, "outcome-unknown")
-    runner = world.app.test_cli_runner()
+    runner = app.test_cli_runner()
     listed = runner.invoke(cli, ["list", "--operation", "invoice"])
     digits = listed.output.splitlines()[1].split()[0]
     assert "completed" in runner.invoke(cli, ["show", digits]).output
@@ -58,18 +58,18 @@ def test_authorize_replay_is_asked(world, look, add_view, assert_problem):
     assert asked == [("alice", "key-1", 1)]
 
 
-def test_scope_name_and_namespace_of_the_route_count(world, look, add_view, assert_problem):
+def test_scope_name_and_namespace_of_the_route_count(app, world, look, add_view, assert_problem):
     add_view(world, scope=None, name="payment", namespace="v2")
     world.post()
     assert look(user="bob", operation="payment").json["state"] == "completed"
     assert_problem(look(operation="pay"), 404, "outcome-unknown")
-    world.app.config["IDEMPOTENCY_NAMESPACE"] = "v3"  # read once: changes nothing
+    app.config["IDEMPOTENCY_NAMESPACE"] = "v3"  # read once: changes nothing
     assert look(operation="payment").status_code == 200
 
 
-def test_a_protected_blueprint_is_looked_up_by_its_endpoint(world, look):
-    world.idempotency.protect(world.app)
-    world.app.add_url_rule("/payments", "pay", dict, methods=["POST", "GET"])
+def test_a_protected_blueprint_is_looked_up_by_its_endpoint(app, world, look):
+    world.idempotency.protect(app)
+    app.add_url_rule("/payments", "pay", dict, methods=["POST", "GET"])
     world.post()
     assert look().json["state"] == "completed"
 

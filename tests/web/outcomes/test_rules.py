@@ -9,8 +9,8 @@ from flask_idempotency.outcomes import outcomes_blueprint
 
 
 class TestPolicy:
-    def test_it_has_the_rules_of_the_application(self, world):
-        answer = world.client.get("/idempotency/idempotency-policy")
+    def test_it_has_the_rules_of_the_application(self, client):
+        answer = client.get("/idempotency/idempotency-policy")
         assert answer.status_code == 200
         rules = answer.json
         assert rules["header"]["name"] == "Idempotency-Key"
@@ -29,7 +29,7 @@ class TestPolicy:
         assert statuses["store-unavailable"] == 503
         assert rules["operations"] == []
 
-    def test_it_has_every_protected_route_and_no_other(self, world, add_view):
+    def test_it_has_every_protected_route_and_no_other(self, app, client, world, add_view):
         add_view(world, "/payments/<int:number>", methods=("GET", "POST", "PUT"))
         add_view(
             world,
@@ -42,11 +42,11 @@ class TestPolicy:
             required=False,
             scope=None,
         )
-        world.idempotency.protect(world.app)
-        world.app.add_url_rule("/covered", "covered", dict, methods=["PATCH", "DELETE"])
+        world.idempotency.protect(app)
+        app.add_url_rule("/covered", "covered", dict, methods=["PATCH", "DELETE"])
         view = world.idempotency.exempt(lambda: {})  # noqa: PIE807
-        world.app.add_url_rule("/exempt", "exempt", view, methods=["POST"])
-        operations = world.client.get("/idempotency/idempotency-policy").json["operations"]
+        app.add_url_rule("/exempt", "exempt", view, methods=["POST"])
+        operations = client.get("/idempotency/idempotency-policy").json["operations"]
         usual = {
             "required": True,
             "key": "header",
@@ -71,13 +71,13 @@ class TestPolicy:
             {"operation": "covered", "method": "PATCH", "path": "/covered", **usual},
         ]
 
-    def test_it_lists_what_it_enforces_also_after_the_first_request(self, world):
+    def test_it_lists_what_it_enforces_also_after_the_first_request(self, app, client, world):
         """``protect`` wraps a view when it is first asked for."""
-        world.idempotency.protect(world.app)
-        world.app.add_url_rule("/covered", "covered", dict, methods=["POST"])
-        before = world.client.get("/idempotency/idempotency-policy").json
+        world.idempotency.protect(app)
+        app.add_url_rule("/covered", "covered", dict, methods=["POST"])
+        before = client.get("/idempotency/idempotency-policy").json
         world.post("/covered")
-        assert world.client.get("/idempotency/idempotency-policy").json == before
+        assert client.get("/idempotency/idempotency-policy").json == before
 
     @pytest.mark.parametrize(
         "config",
@@ -92,8 +92,8 @@ class TestPolicy:
         ],
         ids=["settings"],
     )
-    def test_it_follows_the_settings(self, world):
-        rules = world.client.get("/idempotency/idempotency-policy").json
+    def test_it_follows_the_settings(self, client):
+        rules = client.get("/idempotency/idempotency-policy").json
         assert (rules["header"]["name"], rules["retention_seconds"]) == ("X-Once", 60)
         assert rules["required"] is False
         assert (rules["header"]["min_length"], rules["header"]["max_length"]) == (16, 64)

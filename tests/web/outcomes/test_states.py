@@ -11,10 +11,10 @@ from flask_idempotency import Retryable, idempotent
 from tests.killed import Killed
 
 
-def test_a_finished_operation_says_where_its_result_is(world, look):
+def test_a_finished_operation_says_where_its_result_is(app, world, look):
     links = [("Location", "/payments/7"), ("Link", "</a>; rel=a"), ("Link", "</b>; rel=b")]
     view = idempotent(lambda: Response("canary", 201, [*links, ("X-Other", "1")]))
-    world.app.add_url_rule("/payments", "pay", view, methods=["POST"])
+    app.add_url_rule("/payments", "pay", view, methods=["POST"])
     world.post()
     answer = look()
     assert (answer.status_code, answer.headers["Cache-Control"]) == (200, "no-store")
@@ -31,9 +31,9 @@ def test_a_finished_operation_says_where_its_result_is(world, look):
 @pytest.mark.parametrize(
     "config", [{"IDEMPOTENCY_ENCRYPTION_KEYS": [secrets.token_urlsafe(32)]}], ids=["keys"]
 )
-def test_a_sealed_answer_is_opened(world, look):
+def test_a_sealed_answer_is_opened(app, world, look):
     view = idempotent(lambda: ({}, 201, {"Location": "/payments/7"}))
-    world.app.add_url_rule("/payments", "pay", view, methods=["POST"])
+    app.add_url_rule("/payments", "pay", view, methods=["POST"])
     world.post()
     assert look().json["answer"] == {"status": 201, "location": "/payments/7"}
 
