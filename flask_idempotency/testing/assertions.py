@@ -114,19 +114,19 @@ def assert_idempotent(
         when = f"{crash!r} and a retry"
     first, *others = check.send_at_once(duplicates)
     check.has_status(first, when, status)
-    is_held = first.status_code == 409 and crash is not None
+    check.is_held = first.status_code == 409 and crash is not None
     at_least = 1 if first.status_code < 400 else 0
     when += f", with {duplicates} duplicates at the same time" if duplicates else ""
     check.effects_are_one(when, at_least, crash)
     for other in others:
         check.is_duplicate(other, first)
-    check.is_retry(check.send(), first, is_held=is_held)
+    check.is_retry(check.send(), first)
     check.effects_are_one("a retry", at_least)
     if changed is not False:
         request = changed_request(kwargs) if changed is True else {**kwargs, **changed}
         check.is_rejected(check.send(request))
         check.effects_are_one("the same key with another body", at_least)
-        check.is_retry(check.send(), first, is_held=is_held)
+        check.is_retry(check.send(), first)
     return first
 
 
@@ -140,6 +140,7 @@ class Check:
     kwargs: Mapping[str, Any]
     effects: Effects | None
     ignore_headers: Sequence[str]
+    is_held: bool = False  # the operation is interrupted, and nobody runs it again
 
     def __post_init__(self) -> None:
         self.state: AppState = app_state(self.client.application)
@@ -219,21 +220,14 @@ class Check:
                 "It must get 409, or the first one's response. Does the pool have a connection for it?"
             )
             self._fail(f"a duplicate of a running request got {shown(response)}", hint)
-        self.is_retry(response, first, what="a duplicate")
+        self.is_retry(response, first, "a duplicate")
 
-    def is_retry(
-        self,
-        response: TestResponse,
-        first: TestResponse,
-        *,
-        what: str = "a retry",
-        is_held: bool = False,
-    ) -> None:
+    def is_retry(self, response: TestResponse, first: TestResponse, what: str = "a retry") -> None:
         """A retry gets the first response, marked as a replay."""
         if found := differences(first, response, self._ignored):
             hint = REMADE if self._replayed in response.headers else UNMARKED
             self._fail(f"{what} got another response than the first request", hint, *found)
-        if self._replayed not in response.headers and not is_held:
+        if self._replayed not in response.headers and not self.is_held:
             self._fail(f"{what} got {shown(response)}, without the header {self._replayed}", UNMARKED)
 
     def is_rejected(self, response: TestResponse) -> None:

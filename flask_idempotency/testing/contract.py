@@ -116,22 +116,22 @@ class StoreContract(TransactionContract):
     def test_a_key_that_nobody_used_has_no_record(self, records: Records) -> None:
         assert records.look(a_claim().key) is None
 
-    def test_the_first_claim_holds_the_key(self, records: Records, claim: Claim, held: Any) -> None:
+    def test_the_first_claim_holds_the_key_alone(
+        self, records: Records, claim: Claim, held: Any
+    ) -> None:
         assert held(records.claim(claim)).attempt == 1
         assert records.claim(again(claim)) is None
+        assert records.take_over(again(claim), stored_record(records, claim)) is None
         record = stored_record(records, claim)
         assert (record.state, record.attempt, record.owner) == (State.IN_PROGRESS, 1, claim.owner)
         assert (record.name, record.fingerprint, record.response) == ("pay", SAME, None)
         assert (record.lease_left is None) is (claim.lease_seconds is None)
 
-    def test_a_record_that_is_held_cannot_be_taken_over(
-        self, records: Records, claim: Claim, held: Any
-    ) -> None:
-        held(records.claim(claim))
-        assert records.take_over(again(claim), stored_record(records, claim)) is None
-
     def test_a_response_comes_back_as_it_was(self, records: Records, claim: Claim, held: Any) -> None:
-        held(records.claim(claim)).complete(RESPONSE)
+        hold = held(records.claim(claim))
+        hold.complete(RESPONSE)
+        hold.abandon()
+        hold.abandon()
         record = stored_record(records, claim)
         assert (record.state, record.response, record.lease_left) == (State.COMPLETED, RESPONSE, None)
         assert records.claim(again(claim)) is None
@@ -156,20 +156,14 @@ class StoreContract(TransactionContract):
     ) -> None:
         held(records.claim(claim)).abandon()
         before = stored_record(records, claim)
-        second = again(claim)
-        hold = held(records.take_over(second, before))
-        assert hold.attempt == 2
+        second = held(records.take_over(again(claim), before))
+        assert second.attempt == 2
         assert records.take_over(again(claim), before) is None
-        hold.complete(RESPONSE)
-        assert stored_record(records, claim).attempt == 2
-
-    def test_an_outdated_look_takes_nothing_over(
-        self, records: Records, claim: Claim, held: Any
-    ) -> None:
-        held(records.claim(claim)).abandon()
-        before = stored_record(records, claim)
-        held(records.take_over(again(claim), before)).abandon()
-        assert records.take_over(again(claim), before) is None
+        second.abandon()
+        assert records.take_over(again(claim), before) is None, "by a look that is outdated"
+        third = held(records.take_over(again(claim), stored_record(records, claim)))
+        third.complete(RESPONSE)
+        assert stored_record(records, claim).attempt == 3
 
     def test_an_expired_operation_begins_afresh(
         self, records: Records, claim: Claim, held: Any
@@ -297,13 +291,6 @@ class StoreContract(TransactionContract):
         left = stored_record(records, claim).lease_left
         assert left is not None
         assert left <= 0.01
-
-    def test_a_hold_does_nothing_after_its_end(self, records: Records, claim: Claim, held: Any) -> None:
-        hold = held(records.claim(claim))
-        hold.complete(RESPONSE)
-        hold.abandon()
-        hold.abandon()
-        assert stored_record(records, claim).response == RESPONSE
 
 
 def _at_once(work: Callable[[], Hold | None]) -> list[Hold | None]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal, get_args
+from unittest.mock import patch
 
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
@@ -101,14 +102,13 @@ def _crashing(crash: CrashPoint) -> Iterator[CrashPoint]:
             stack.enter_context(watched(state, crash))
             stack.enter_context(_commits_watched(state.db, crash))
         armed.append(crash)
+        stack.callback(armed.remove, crash)
+        crash.afterwards = stack
         try:
             yield crash
         except Crash as died:
             if died.args != (crash,):
                 raise
-        finally:
-            armed.remove(crash)
-            crash.clear()
     if not crash.happened and not crash.has_passed_the_last_place:
         raise AssertionError(crash.not_reached())
 
@@ -121,11 +121,11 @@ class CrashPoint(Watch):
     ) -> None:
         self.point, self.place, self.targets = point, place, targets
         self.began = False
+        self.afterwards: ExitStack  # what happens when the block ends
         self._is_probe = is_probe
         self._attempt = self._passed = 0
         self._has_returned = False
         self._dead: Claim | None = None
-        self._left_behind: list[Callable[[], None]] = []
         self._once = threading.Lock()
 
     def __repr__(self) -> str:
@@ -193,7 +193,7 @@ class CrashPoint(Watch):
     def releasing(self, claim: Claim, release: Callable[[], None]) -> None:
         """The dead release no lock: theirs is released when the block ends."""
         if self._is_dead(claim):
-            self._left_behind.append(release)
+            self.afterwards.callback(release)  # so that a retry after the block need not wait for it
         else:
             release()
 
@@ -202,11 +202,6 @@ class CrashPoint(Watch):
         if glance is Glance.BUSY and self._dead is not None and self._dead.key == claim.key:
             return Glance.ASK
         return glance
-
-    def clear(self) -> None:
-        """Release the lock of the dead, so that retries after the block need not wait for it."""
-        for release in self._left_behind:
-            release()
 
     def _is_dead(self, claim: Claim) -> bool:
         return self._dead is not None and self._dead.owner == claim.owner
@@ -228,22 +223,14 @@ armed: list[CrashPoint] = []
 """The crash points whose blocks are open, the innermost last."""
 
 
-@contextmanager
-def _commits_watched(db: SQLAlchemy, crash: CrashPoint) -> Iterator[None]:
+def _commits_watched(db: SQLAlchemy, crash: CrashPoint) -> AbstractContextManager[object]:
     """Tell when a view commits ``db.session``, whose class is ours."""
     session_class: Any = db.session.session_factory.class_
-    before, inherited = vars(session_class).get("commit"), session_class.commit
+    inherited = session_class.commit
 
     def commit(session: Session) -> None:
         inherited(session)
         if db.session.registry.has() and db.session.registry() is session:
             crash.committed_in_view()
 
-    session_class.commit = commit
-    try:
-        yield
-    finally:
-        if before is None:
-            del session_class.commit
-        else:
-            session_class.commit = before
+    return patch.object(session_class, "commit", commit)

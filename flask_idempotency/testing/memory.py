@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 from flask import Flask
 
@@ -41,13 +42,10 @@ def memory_store(app: Flask, clock: Clock | None = None, *, redis: Any = None) -
     ``fakeredis.FakeRedis()`` needs no server.
     """
     state, clock = app_state(app), Clock() if clock is None else clock
-    before = state.settings
-    state.settings = replace(before, store="memory")
+    settings = replace(state.settings, store="memory")
     lock: Lock = NoLock()
     if redis is not None:
-        lock = RedisLock(lambda: redis, "test:", probe_after=before.probe_after)
-    try:
-        with ports(state, MemoryRecords(state.engines[before.bind_key], clock), lock):
-            yield clock
-    finally:
-        state.settings = before
+        lock = RedisLock(lambda: redis, "test:", probe_after=settings.probe_after)
+    records = MemoryRecords(state.engines[settings.bind_key], clock)
+    with patch.object(state, "settings", settings), ports(state, records, lock):
+        yield clock

@@ -7,9 +7,10 @@ replaced by others that pass everything on, and put back afterwards.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest.mock import patch
 
 from flask_idempotency.core.engine import Engine
 from flask_idempotency.core.ports import Glance, Hold
@@ -41,23 +42,15 @@ class Watch:
         return glance
 
 
-@contextmanager
-def ports(state: AppState, records: Any, lock: Any) -> Iterator[None]:
+def ports(state: AppState, records: Any, lock: Any) -> AbstractContextManager[object]:
     """Let an application use other records and another lock."""
-    before = state.records, state.lock, state.engine
     engine = Engine(records, lock, state.sealer, time, state.settings.max_waiters)
-    state.records, state.lock, state.engine = records, lock, engine
-    try:
-        yield
-    finally:
-        state.records, state.lock, state.engine = before
+    return patch.multiple(state, records=records, lock=lock, engine=engine)
 
 
-@contextmanager
-def watched(state: AppState, watch: Watch) -> Iterator[None]:
+def watched(state: AppState, watch: Watch) -> AbstractContextManager[object]:
     """Tell ``watch`` what happens in an application."""
-    with ports(state, WatchedRecords(state.records, watch), WatchedLock(state.lock, watch)):
-        yield
+    return ports(state, WatchedRecords(state.records, watch), WatchedLock(state.lock, watch))
 
 
 class Watched:

@@ -56,7 +56,7 @@ def said(tmp_path_factory):
 
 def test_the_store_that_they_are_made_from_passes(said):
     sound = [messages for (store, _), messages in said.items() if store == "Sound"]
-    assert len(sound) > 50
+    assert len(sound) > 40
     assert not any(sound)
 
 
