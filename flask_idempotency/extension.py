@@ -22,14 +22,14 @@ from sqlalchemy import Engine, MetaData, Table
 from flask_idempotency.core.engine import Engine as IdempotencyEngine
 from flask_idempotency.core.errors import ConfigurationError, shown
 from flask_idempotency.core.keys import Scope
-from flask_idempotency.core.ports import Lock, NoLock, Records
+from flask_idempotency.core.ports import Lock, NoLock, Plain, Records
 from flask_idempotency.stores.memory import MemoryRecords
 from flask_idempotency.stores.postgres.records import PostgresRecords
 from flask_idempotency.stores.redis.client import client_from_url
 from flask_idempotency.stores.redis.lock import RedisLock
 from flask_idempotency.stores.redis.records import RedisRecords
 from flask_idempotency.stores.savepoints.units import units_of
-from flask_idempotency.stores.sealing import Plain, Sealed
+from flask_idempotency.stores.sealing import Sealed
 from flask_idempotency.stores.sqlite.records import SqliteRecords
 from flask_idempotency.stores.table import define_steps, define_table
 from flask_idempotency.web import hooks, run

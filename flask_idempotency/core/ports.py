@@ -9,9 +9,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, Protocol
 
-from .errors import IdempotencyError
+from .errors import IdempotencyError, SealBroken
 from .fingerprint import Fingerprint
-from .records import Claim, Record, StoredResponse
+from .records import SEALED, Claim, Record, StoredResponse
 from .session_statements import Carried
 
 
@@ -291,3 +291,34 @@ class NoLock:
 
     def finish(self, claim: Claim) -> None:
         """Leaves no marker."""
+
+
+class Plain:
+    """Leaves things as they are. It gives out nothing that is sealed: somebody else wrote that."""
+
+    def keyed(self, fingerprint: Fingerprint) -> Fingerprint:
+        """See :class:`Sealer`."""
+        return fingerprint
+
+    def seal(self, response: StoredResponse, claim: Claim) -> StoredResponse:  # noqa: ARG002
+        """See :class:`Sealer`."""
+        return response
+
+    def open(self, response: StoredResponse, record: Record) -> StoredResponse:  # noqa: ARG002
+        """See :class:`Sealer`."""
+        _refuse(response.is_sealed())
+        return response
+
+    def seal_bytes(self, plain: bytes, key: bytes, purpose: str) -> bytes:  # noqa: ARG002
+        """See :class:`Sealer`: text, which never begins like something sealed."""
+        return plain
+
+    def open_bytes(self, stored: bytes, key: bytes, purpose: str) -> bytes:  # noqa: ARG002
+        """See :class:`Sealer`."""
+        _refuse(stored.startswith(SEALED))
+        return stored
+
+
+def _refuse(is_sealed: bool) -> None:
+    if is_sealed:
+        raise SealBroken("What is stored is sealed, but IDEMPOTENCY_ENCRYPTION_KEYS is empty.")

@@ -7,8 +7,7 @@ from typing import Any
 
 from flask_idempotency.core.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.core.records import Claim, StoredResponse
-
-from .table import response_values
+from flask_idempotency.core.rows import response_values
 
 
 class Lease:

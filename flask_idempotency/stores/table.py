@@ -5,10 +5,7 @@ Part of the application's own metadata, so that ``db.create_all()`` and Flask-Mi
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import (
@@ -26,9 +23,7 @@ from sqlalchemy import (
     event,
 )
 
-from flask_idempotency.core.errors import ConfigurationError, RecordBroken
-from flask_idempotency.core.fingerprint import Fingerprint
-from flask_idempotency.core.records import Claim, Headers, Record, State, StoredResponse
+from flask_idempotency.core.errors import ConfigurationError
 
 FILLFACTOR = 80
 """Percent of a page that inserts may fill.
@@ -137,62 +132,3 @@ def _steps(metadata: MetaData, name: str) -> Table:
         comment="Finished steps of idempotent operations (Flask-Idempotency)",
         info={_OURS: True},
     )
-
-
-def claim_values(claim: Claim) -> dict[str, Any]:
-    """A claim as the statements take it."""
-    return {
-        "key": claim.key,
-        "name": claim.name,
-        "version": claim.fingerprint.algorithm,
-        "digest": claim.fingerprint.digest,
-        "owner": claim.owner,
-        "ttl": claim.ttl_seconds,
-        "lease": claim.lease_seconds,
-        "request": claim.request,
-        "resumes": claim.resumes,
-    }
-
-
-def response_values(response: StoredResponse) -> dict[str, Any]:
-    """An answer as the statements take it."""
-    return {
-        "status": response.status,
-        "headers": None if response.headers is None else json.dumps(response.headers),
-        "body": response.body,
-    }
-
-
-def record_of(row: tuple[Any, ...]) -> Record:
-    """A row of ``statements.COLUMNS``. Raises ``RecordBroken``."""
-    key, name, state, version, digest, attempt, owner, expired, lease_left, *answered = row
-    with legible():
-        found = bytes(key), name, State(state), Fingerprint(version, bytes(digest)), attempt, owner
-        return Record(*found, bool(expired), finite(lease_left), _response_of(*answered))
-
-
-def _response_of(status: int | None, headers: str | None, body: bytes | None) -> StoredResponse | None:
-    if status is None:
-        return None
-    return StoredResponse(status, pairs_of(headers), None if body is None else bytes(body))
-
-
-def pairs_of(headers: str | bytes | None) -> Headers | None:
-    """The lines of a stored header. Raises ``TypeError`` or ``ValueError`` for what is none."""
-    return None if headers is None else tuple((name, value) for name, value in json.loads(headers))
-
-
-def finite(seconds: float | None) -> float | None:
-    """What is left of a lease, as it is. Raises ``ValueError`` for one that never ends, or is none."""
-    if seconds is not None and not math.isfinite(seconds):
-        raise ValueError
-    return seconds
-
-
-@contextmanager
-def legible() -> Iterator[None]:
-    """Raise ``RecordBroken`` where a stored value cannot be read."""
-    try:
-        yield
-    except (KeyError, OverflowError, TypeError, ValueError) as error:
-        raise RecordBroken("one of its fields cannot be read") from error

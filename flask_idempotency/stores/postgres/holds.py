@@ -11,11 +11,11 @@ from sqlalchemy import Connection
 
 from flask_idempotency.core.errors import LeaseLost, NotAtomic, RequestInProgress, StoreUnavailable
 from flask_idempotency.core.records import Claim, StoredResponse
+from flask_idempotency.core.rows import claim_values, response_values
 from flask_idempotency.stores.admin import original
 from flask_idempotency.stores.lease import Lease
 from flask_idempotency.stores.savepoints.postgres import PostgresUnits
 from flask_idempotency.stores.savepoints.units import operation_engine
-from flask_idempotency.stores.table import claim_values, response_values
 
 from . import lease_statements, statements
 from .failures import (

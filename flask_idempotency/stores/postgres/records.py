@@ -15,7 +15,7 @@ from sqlalchemy import Engine, Table
 
 from flask_idempotency.core.errors import StoreUnavailable, TransactionConflict
 from flask_idempotency.core.records import Claim, Record
-from flask_idempotency.stores.table import claim_values, record_of
+from flask_idempotency.core.rows import claim_values, record_of
 
 from . import lease_statements, statements
 from .holds import NOT_OURS, PostgresHold, PostgresLease

@@ -22,7 +22,7 @@ from redis import RedisCluster
 from flask_idempotency.core.errors import LeaseLost, NotAtomic, RecordBroken, StoreUnavailable
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.records import Claim, Record, State, StoredResponse
-from flask_idempotency.stores.table import finite, legible, pairs_of
+from flask_idempotency.core.rows import finite, legible, pairs_of
 
 from .client import Client, cause, milliseconds
 

@@ -11,10 +11,9 @@ from flask_idempotency.cli.stores import admin_of
 from flask_idempotency.core.engine import Claimed, Engine, InProgress, Mismatch, Replay
 from flask_idempotency.core.errors import NotAtomic, RequestInProgress, StoreUnavailable
 from flask_idempotency.core.fingerprint import Fingerprint
-from flask_idempotency.core.ports import NoLock
+from flask_idempotency.core.ports import NoLock, Plain
 from flask_idempotency.core.records import Claim, State, StoredResponse
 from flask_idempotency.stores.redis.lock import RedisLock
-from flask_idempotency.stores.sealing import Plain
 from tests.faults.explore.schedules import Actor, Choice, Kind, Stage, Violation
 from tests.faults.explore.steps import ANSWER_LOST, TIMES_OUT, Clock, Servers, SteppedRedis
 
