@@ -8,17 +8,17 @@ A stored time that Python does not have is shown as its text.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Protocol
 
 from sqlalchemy import exc
 
-from flask_idempotency.core.errors import IdempotencyError
+from flask_idempotency.core.errors import IdempotencyError, StoreUnavailable
 from flask_idempotency.core.fingerprint import Fingerprint
-from flask_idempotency.core.ports import Transaction
+from flask_idempotency.core.ports import Hold, Records, Transaction
 from flask_idempotency.core.records import Claim
 
 Time = datetime | str
@@ -99,6 +99,18 @@ class Finding:
     subject: str
     text: str
     remedy: str = ""
+
+
+def finding(
+    good: object,
+    subject: str,
+    text: str,
+    bad: str,
+    remedy: str,
+    level: Literal["advice", "FAILED"] = "FAILED",
+) -> Finding:
+    """What a check found: ``text`` if it is good, otherwise what is ``bad`` and the remedy."""
+    return Finding("ok", subject, text) if good else Finding(level, subject, bad, remedy)
 
 
 class Admin(Protocol):
@@ -187,6 +199,26 @@ def trial_claim() -> Claim:
     """A claim that is nobody else's, for a moment."""
     owner = secrets.token_urlsafe(16)
     return Claim(secrets.token_bytes(32), TRIAL, Fingerprint(0, bytes(32)), owner, _TRIAL_SECONDS)
+
+
+@contextmanager
+def trying(records: Records, forget: Callable[[Claim], object]) -> Iterator[tuple[Claim, Hold]]:
+    """Claim a record of its own as a request would; end the hold and ``forget`` the record afterwards.
+
+    Raises what a request would raise.
+    """
+    claim = trial_claim()
+    try:
+        hold = records.claim(claim)
+        if hold is None:
+            raise StoreUnavailable("the table is locked, by an ALTER TABLE for instance")
+        try:
+            yield claim, hold
+        finally:
+            hold.abandon()
+    finally:
+        with suppress(StoreUnavailable):
+            forget(claim)
 
 
 def original(error: BaseException | None) -> BaseException | None:

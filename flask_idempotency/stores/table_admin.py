@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
-from .admin import Group, Line, StepLine, Time, Waiting
+from sqlalchemy import Connection, Table, inspect
+
+from flask_idempotency.core.errors import ConfigurationError
+
+from .admin import MIGRATE, Group, Line, StepLine, Time, Waiting
 from .table import KEY_BYTES, TIMES
+
+FORGET = "DELETE FROM {table} WHERE key = %(key)s AND owner = %(owner)s"
 
 T = TypeVar("T", Group, Line, StepLine)
 
@@ -77,6 +84,9 @@ class TableAdmin:
 
     sql: AdminStatements
 
+    def __init__(self, records: Any) -> None:
+        self._records, self._messages = records, records.messages
+
     def stats(self) -> list[Group]:
         """The records counted."""
         return [_tidy(Group(*row)) for row in self._fetch(self.sql.stats, {})]
@@ -98,6 +108,14 @@ class TableAdmin:
     def waiting(self, max_attempts: int) -> Waiting:
         """The resumable operations counted."""
         return Waiting(*self._fetch(self.sql.waiting, {"max_attempts": max_attempts})[0])
+
+    def _create_tables(self, connection: Connection) -> Iterator[str]:
+        """Create the tables that are missing; say which."""
+        tables = {"the table": self._messages.table, "the table of its steps": self._messages.steps}
+        for what, table in tables.items():
+            if not inspect(connection).has_table(table.name, schema=table.schema):
+                table.create(connection)
+                yield f"created {what}"
 
     def _fetch(self, template: str, values: dict[str, Any]) -> list[Any]:
         """The rows of a statement that only reads."""
@@ -124,3 +142,11 @@ def _time(text: Any) -> Time:
 def between(start: bytes) -> dict[str, bytes]:
     """The first and the last key that start so."""
     return {"low": start.ljust(KEY_BYTES, b"\0"), "high": start.ljust(KEY_BYTES, b"\xff")}
+
+
+def unsound(table: Table) -> ConfigurationError:
+    """The error for a table that is there, but not as it should be."""
+    return ConfigurationError(
+        f"{table.fullname} is there, but its columns or its primary key are not as they should be"
+        f" (flask idempotency check says how). Columns are not altered here: {MIGRATE}"
+    )

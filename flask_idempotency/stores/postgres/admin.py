@@ -6,21 +6,21 @@ Each method is a few statements outside any request, on connections of the appli
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, cast
 
-from sqlalchemy import Table, exc, inspect, text
+from sqlalchemy import Table, exc, text
 
 from flask_idempotency.core.errors import ConfigurationError
-from flask_idempotency.stores.admin import MIGRATE, Due, Finding, original
+from flask_idempotency.core.records import Claim
+from flask_idempotency.stores.admin import Due, Finding, original, trying
 from flask_idempotency.stores.table import FILLFACTOR
-from flask_idempotency.stores.table_admin import TableAdmin, admin_statements, between
+from flask_idempotency.stores.table_admin import FORGET, TableAdmin, admin_statements, between, unsound
 
 from . import checks, statements
 from .failures import store_error
 from .holds import PostgresHold
 from .messages import Messages
-from .records import PostgresRecords
 from .shape import Shape, index_on, preparer, shape_of, wrong_columns
 
 _ONE_AT_A_TIME = text("SELECT pg_advisory_xact_lock(hashtext(:table))")
@@ -45,10 +45,8 @@ class PostgresAdmin(TableAdmin):
          to_char({0} AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US BC'), ' AD', ''), {0}::text)""",
     )
 
+    _messages: Messages
     remedy = checks.POOLER
-
-    def __init__(self, records: PostgresRecords) -> None:
-        self._records, self._messages = records, records.messages
 
     def reopen(self, start: bytes, owner: str, ttl_seconds: float) -> bytes | None:
         """Let a record be run again."""
@@ -81,14 +79,11 @@ class PostgresAdmin(TableAdmin):
     def create(self) -> list[str]:
         """Create what is missing: the tables, or of one that is there its indexes and fill factor."""
         messages, table = self._messages, self._messages.table
-        done = []
+        done: list[str] = []
         try:
             with messages.engine.begin() as connection:
                 connection.execute(_ONE_AT_A_TIME, {"table": table.fullname})
-                for each, what in ((table, "the table"), (messages.steps, "the table of its steps")):
-                    if not inspect(connection).has_table(each.name, schema=each.schema):
-                        each.create(connection)
-                        done.append(f"created {what}")
+                done += self._create_tables(connection)
         except exc.SQLAlchemyError as error:
             if getattr(original(error), "pgcode", None) == "42501":
                 raise ConfigurationError(
@@ -104,9 +99,17 @@ class PostgresAdmin(TableAdmin):
         """Check the server and the table."""
         return checks.examine(self._messages)
 
-    def trial(self) -> AbstractContextManager[PostgresHold]:
+    @contextmanager
+    def trial(self) -> Iterator[PostgresHold]:
         """Claim a record of its own."""
-        return checks.trial(self._records)
+
+        def forget(claim: Claim) -> None:
+            self._messages.run(FORGET, {"key": claim.key, "owner": claim.owner})
+
+        with trying(self._records, forget) as (claim, hold):
+            mine = cast("PostgresHold", hold)
+            checks.change(self._messages.table, mine, claim)
+            yield mine
 
     def _fetch(self, template: str, values: dict[str, Any]) -> list[Any]:
         return self._messages.fetch(template, values)[0]
@@ -116,10 +119,7 @@ def _sound(messages: Messages, table: Table) -> Shape:
     """The table as it is. Raises ``ConfigurationError`` if it is not to be mended here."""
     shape = shape_of(messages, table)
     if shape is None or not shape.has_key or wrong_columns(table, shape):
-        raise ConfigurationError(
-            f"{table.fullname} is there, but its columns or its primary key are not as they should be"
-            f" (flask idempotency check says how). Columns are not altered here: {MIGRATE}"
-        )
+        raise unsound(table)
     return shape
 
 

@@ -26,7 +26,8 @@ from flask_idempotency.stores.admin import (
     StepLine,
     Time,
     Waiting,
-    trial_claim,
+    finding,
+    trying,
 )
 
 from .client import cause, milliseconds
@@ -158,28 +159,19 @@ class RedisAdmin:
             text = f"this is Redis {version}; the store 'redis' needs Redis 5"
             yield Finding("FAILED", "version", text, "upgrade to Redis 5 or later, or to Valkey")
         policy = memory.get("maxmemory_policy", "noeviction")
-        if memory.get("maxmemory") and policy != "noeviction":
-            loss = f"once it is full it forgets records, and their retries run again ({policy})"
-            yield Finding("FAILED", "memory", loss, "set maxmemory-policy noeviction")
-        else:
-            yield Finding("ok", "memory", "records are not evicted")
-        if disk.get("aof_enabled") == 0:
-            loss = "a crash loses the records since the last snapshot, and their retries run again"
-            yield Finding("advice", "persistence", loss, "set appendonly yes")
-        else:
-            yield Finding("ok", "persistence", "appendonly")
+        bad = f"once it is full it forgets records, and their retries run again ({policy})"
+        good = not memory.get("maxmemory") or policy == "noeviction"
+        yield finding(good, "memory", "records are not evicted", bad, "set maxmemory-policy noeviction")
+        bad = "a crash loses the records since the last snapshot, and their retries run again"
+        good = disk.get("aof_enabled") != 0
+        yield finding(good, "persistence", "appendonly", bad, "set appendonly yes", "advice")
 
     @contextmanager
     def trial(self) -> Iterator[None]:
         """Claim a record, and delete it at the end."""
-        claim = trial_claim()
-        try:
-            if self._records.claim(claim) is None:
-                raise StoreUnavailable
+        forget = lambda claim: self._records.run(_FORGET, claim.key, claim.owner)  # noqa: E731
+        with trying(self._records, forget):
             yield None
-        finally:
-            with suppress(StoreUnavailable):
-                self._records.run(_FORGET, claim.key, claim.owner)
 
     def _keys(self, start: bytes = b"") -> Iterator[bytes]:
         """The keys that start so. Raises ``StoreUnavailable``."""

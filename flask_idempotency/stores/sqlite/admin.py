@@ -4,39 +4,38 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, cast
 
 from sqlalchemy import Table, exc, inspect
 
-from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, StoreUnavailable
 from flask_idempotency.core.ports import Transaction
-from flask_idempotency.stores.admin import CREATE, MIGRATE, Due, Finding, reason, trial_claim
+from flask_idempotency.core.records import Claim
+from flask_idempotency.stores.admin import CREATE, MIGRATE, Due, Finding, finding, reason, trying
 from flask_idempotency.stores.table_admin import (
-    AdminStatements,
+    FORGET,
     TableAdmin,
     admin_statements,
     between,
+    unsound,
 )
 
 from . import statements
-from .records import SqliteRecords
+from .messages import Messages
 
 
 class SqliteAdmin(TableAdmin):
     """The records in SQLite, for an operator."""
 
-    sql: AdminStatements = admin_statements(
+    sql = admin_statements(
         now=statements.NOW,
         in_ttl=statements.IN_TTL,
         later="max",
         digits="lower(substr(hex(key), 1, 16))",
     )
 
+    _messages: Messages
     remedy = "see that the file may be written, and that nobody writes to it for long"
-
-    def __init__(self, records: SqliteRecords) -> None:
-        self._records, self._messages = records, records.messages
 
     def reopen(self, start: bytes, owner: str, ttl_seconds: float) -> bytes | None:
         """Let a record be run again."""
@@ -78,16 +77,10 @@ class SqliteAdmin(TableAdmin):
 
     def create(self) -> list[str]:
         """Create what is missing: the tables, or indexes of one that is there."""
-        messages, done = self._messages, []
+        messages, done = self._messages, list[str]()
         try:
             with messages.engine.begin() as connection:
-                for each, what in (
-                    (messages.table, "the table"),
-                    (messages.steps, "the table of its steps"),
-                ):
-                    if not inspect(connection).has_table(each.name):
-                        each.create(connection)
-                        done.append(f"created {what}")
+                done += self._create_tables(connection)
                 for index in self._missing_indexes(connection):
                     index.create(connection)
                     done.append(f"created the index {index.name}")
@@ -95,10 +88,7 @@ class SqliteAdmin(TableAdmin):
             raise messages.error(error) from error
         for each in (messages.table, messages.steps):
             if self._missing_columns(each):
-                raise ConfigurationError(
-                    f"{each.fullname} is there, but its columns are not as they should be (flask"
-                    f" idempotency check says how). Columns are not altered here: {MIGRATE}"
-                )
+                raise unsound(each)
         return done
 
     def examine(self) -> Iterator[Finding]:
@@ -112,43 +102,31 @@ class SqliteAdmin(TableAdmin):
             yield Finding("FAILED", "SQLite", reason(error), remedy)
             return
         yield Finding("ok", "SQLite", f"{sqlite3.sqlite_version}, {messages.engine.url.database}")
-        name = messages.table.name
+        name, steps = messages.table.name, messages.steps.name
         if name not in there:
             yield Finding("FAILED", "table", f"{name} is missing", f"{CREATE}, or {MIGRATE}")
             return
-        if missing := self._missing_columns(messages.table):
-            yield Finding("FAILED", "columns", f"missing: {', '.join(missing)}", MIGRATE)
-        else:
-            yield Finding("ok", "columns", f"all {len(messages.table.columns)} of {name}")
-        if messages.steps.name not in there:
-            yield Finding(
-                "FAILED", "steps", f"{messages.steps.name} is missing", f"{CREATE}, or {MIGRATE}"
-            )
-        elif missing := self._missing_columns(messages.steps):
-            text = f"missing in {messages.steps.name}: {', '.join(missing)}"
-            yield Finding("FAILED", "steps", text, MIGRATE)
+        missing = ", ".join(self._missing_columns(messages.table))
+        text = f"all {len(messages.table.columns)} of {name}"
+        yield finding(not missing, "columns", text, f"missing: {missing}", MIGRATE)
+        if steps not in there:
+            yield Finding("FAILED", "steps", f"{steps} is missing", f"{CREATE}, or {MIGRATE}")
+        elif missing := ", ".join(self._missing_columns(messages.steps)):
+            yield Finding("FAILED", "steps", f"missing in {steps}: {missing}", MIGRATE)
         with messages.engine.connect() as connection:
-            absent = [str(index.name) for index in self._missing_indexes(connection)]
-        if absent:
-            yield Finding("FAILED", "index", f"missing: {', '.join(absent)}", CREATE)
-        else:
-            yield Finding("ok", "index", "expires_at")
+            missing = ", ".join(str(index.name) for index in self._missing_indexes(connection))
+        yield finding(not missing, "index", "expires_at", f"missing: {missing}", CREATE)
 
     @contextmanager
     def trial(self) -> Iterator[Transaction]:
         """Claim a record; roll back and delete it at the end."""
-        claim = trial_claim()
-        try:
-            hold = self._records.claim(claim)
-            if hold is None:
-                raise StoreUnavailable
-            try:
-                yield cast("Transaction", hold)
-            finally:
-                hold.abandon()
-        finally:
-            with suppress(IdempotencyError), self._messages.writing() as run:
-                run(statements.FORGET, {"key": claim.key, "owner": claim.owner})
+
+        def forget(claim: Claim) -> None:
+            with self._messages.writing() as run:
+                run(FORGET, {"key": claim.key, "owner": claim.owner})
+
+        with trying(self._records, forget) as (_claim, hold):
+            yield cast("Transaction", hold)
 
     def _missing_columns(self, table: Table) -> list[str]:
         there = {column["name"] for column in inspect(self._messages.engine).get_columns(table.name)}

@@ -76,5 +76,3 @@ COUNT_TRY = f"""UPDATE {{table}} SET tries = {TIMES} + 1, tried_at = {NOW}
    AND (lease_expires_at IS NULL OR lease_expires_at <= {NOW})"""
 PUT_OFF = f"""UPDATE {{table}} SET completed_at = {NOW}, tried_at = {NOW}
  WHERE key = :key AND state = 'in_progress' AND lease_expires_at IS NULL"""
-
-FORGET = "DELETE FROM {table} WHERE key = :key AND owner = :owner"
