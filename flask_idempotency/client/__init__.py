@@ -26,19 +26,13 @@ __all__ = [
     "was_replayed",
 ]
 
-_MODULES = {
-    "AsyncIdempotentTransport": "transport",
-    "IdempotentAdapter": "session",
-    "IdempotentSession": "session",
-    "IdempotentTransport": "transport",
-}
-
 if not TYPE_CHECKING:  # a type checker would take every name for one of ours
 
     def __getattr__(name: str) -> object:
-        if name not in _MODULES:
+        if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        module = "transport" if name.endswith("Transport") else "session"
+        return getattr(import_module(f"{__name__}.{module}"), name)
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

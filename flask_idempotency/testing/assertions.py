@@ -105,7 +105,7 @@ def assert_idempotent(
     Returns the first response. Raises ``AssertionError``, which says what differs and where to look.
     """
     check = Check(client, method, path, kwargs, effects, ignore_headers)
-    crash = next((crash for crash in reversed(armed) if crash.covers(check.state)), None)
+    crash = next((crash for crash in reversed(armed) if check.state in crash.targets), None)
     when = "the first request"
     if crash is not None and not crash.happened:
         response = check.crash(crash)

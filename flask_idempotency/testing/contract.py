@@ -81,9 +81,8 @@ class StoreContract(TransactionContract):
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Run each test that takes a claim with every kind of claim that the store takes."""
         if "claim" in metafunc.fixturenames:
-            kinds = [None, 60.0] if self.atomic else [60.0]
-            names = ["transaction", "lease"][-len(kinds) :]
-            metafunc.parametrize("claim", kinds, indirect=True, ids=names)
+            kinds = {"transaction": None, "lease": 60.0} if self.atomic else {"lease": 60.0}
+            metafunc.parametrize("claim", kinds.values(), indirect=True, ids=kinds)
 
     @pytest.fixture
     def claim(self, request: pytest.FixtureRequest) -> Claim:
@@ -137,17 +136,11 @@ class StoreContract(TransactionContract):
         assert records.claim(again(claim)) is None
         assert records.take_over(again(claim), record) is None
 
-    @pytest.mark.parametrize(
-        "response",
-        [
-            StoredResponse(200, None, b"sealed"),
-            StoredResponse(201, (), None),
-            StoredResponse(204, (), b""),
-        ],
-    )
+    @pytest.mark.parametrize(("headers", "body"), [(None, b"sealed"), ((), None), ((), b"")])
     def test_sealed_unstored_and_empty_responses_stay_different(
-        self, records: Records, claim: Claim, held: Any, response: StoredResponse
+        self, records: Records, claim: Claim, held: Any, headers: Any, body: bytes | None
     ) -> None:
+        response = StoredResponse(200, headers, body)
         held(records.claim(claim)).complete(response)
         assert stored_record(records, claim).response == response
 

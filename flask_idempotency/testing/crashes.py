@@ -137,10 +137,6 @@ class CrashPoint(Watch):
         """Whether a request has died."""
         return self._dead is not None
 
-    def covers(self, state: AppState) -> bool:
-        """Whether it may happen in this application."""
-        return any(target is state for target in self.targets)
-
     @property
     def has_passed_the_last_place(self) -> bool:
         """Whether a place was only looked for, and a whole run of the view has none of that number."""

@@ -35,10 +35,8 @@ def differences(first: TestResponse, other: TestResponse, ignored: Collection[st
 
 
 def _lines(response: TestResponse, ignored: Collection[str]) -> dict[str, list[str]]:
-    lines: dict[str, list[str]] = {}
-    for name, value in response.headers:
-        if name.lower() not in ignored:
-            lines.setdefault(name.title(), []).append(value)
+    headers = response.headers
+    lines = {name.title(): headers.getlist(name) for name, _ in headers if name.lower() not in ignored}
     # Flask adds Cookie after a view that has used the session; a replay runs no view.
     vary = [part.strip() for value in lines.pop("Vary", []) for part in value.split(",")]
     if names := [name for name in vary if name.lower() != "cookie"]:
