@@ -61,12 +61,12 @@ def current_state() -> AppState:
 
 
 def admin(state: AppState) -> Admin:
-    """The application's store, as the commands need it; a store that has no commands is told so."""
+    """What the commands need of the application's store. Raises what :func:`admin_of` does."""
     return admin_of(state.records, state.settings.store)
 
 
 def explain(error: IdempotencyError) -> str:
-    """The error for an operator: with the driver's words, where a client is told to try again."""
+    """The error for an operator: in the driver's words, where a client only reads to try again."""
     return reason(error) if isinstance(error, Problem) else error.detail
 
 
@@ -76,7 +76,7 @@ def write(text: str, *, err: bool = False) -> None:
 
 
 def printable(text: str) -> str:
-    """Text in which nothing is an instruction to a terminal: who writes to the table is not trusted."""
+    """Text without instructions to the terminal: whoever writes to the table is not trusted."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 

@@ -1,4 +1,4 @@
-"""What an operator types: create the tables, look at the records, let one be run again."""
+"""Commands to create the tables, look at the records, and let an operation be run again."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ STATES = (*(state.value for state in State), "interrupted", "released")
 def create_table() -> None:
     """Create the table of the records and that of their steps, with indexes and fill factor.
 
-    Creates these two and nothing else of the application. Of a table that is there already, missing
-    indexes and the fill factor are added while it is in use; columns are never altered. Running it
-    again does nothing. Applications with Flask-Migrate need no more than a migration: the tables are
-    part of db.metadata.
+    Creates these two and none of the application's own. If a table exists, adds its missing indexes and
+    the fill factor while it is in use; never alters a column. Running it again does nothing. An
+    application with Flask-Migrate needs only a migration: the tables are part of db.metadata.
     """
     state = current_state()
     for line in admin(state).create() or ["nothing to do"]:
@@ -44,7 +43,7 @@ def stats(as_json: bool) -> None:
     """Count the records of each operation.
 
     For each operation and state: how many records there are, how many of them have expired and wait
-    for a purge, the bytes of their answers' bodies, and when the oldest began. Reads the whole table.
+    for a purge, the bytes of their response bodies, and when the oldest began. Reads the whole table.
     """
     write_rows([asdict(group) for group in admin(current_state()).stats()], as_json)
 
@@ -72,10 +71,10 @@ def list_records(
 ) -> None:
     """List the newest records, or find that of a key.
 
-    A key is never shown, nor is an answer: the first column has the first 8 digits of the hash that
-    stands for scope, operation and key. "in_progress" is also what a worker that died has left
-    behind of an atomic operation; the next request with the key takes it over. One that is not atomic
-    is "interrupted" then, once its lease is over, and "released" once it has been given back. The exit
+    Never shows a key or a response: the first column has the first 8 digits of the hash that stands
+    for scope, operation and key. If a worker dies in an atomic operation, the record stays
+    "in_progress" until the next request with the key takes it over. An operation that is not atomic
+    becomes "interrupted" when its lease runs out, and "released" when it may be run again. The exit
     code is 1 if a --key has no record.
     """
     app, none = current_state(), "no records"
@@ -100,9 +99,9 @@ def list_records(
 def show(digits: str, as_json: bool) -> None:
     """Show one record and its finished steps.
 
-    DIGITS are the 8 digits that `list` shows, also for a client's key. Neither the key itself nor an
-    answer or the result of a step is shown. Of an interrupted operation the steps tell how far it came:
-    the step after the last one may or may not have happened.
+    DIGITS are the 8 digits that `list` shows; `list --key` finds those of a client's key. Shows no key,
+    no response and no step's result. The steps tell how far an interrupted operation came: the step
+    after the last one may or may not have happened.
     """
     line, steps = find(admin(current_state()), _checked(digits))
     if as_json:
@@ -116,15 +115,15 @@ def show(digits: str, as_json: bool) -> None:
 
 @cli.command()
 @click.argument("digits")
-@click.option("--fail", is_flag=True, help="Store a failure as its answer; it never runs again.")
+@click.option("--fail", is_flag=True, help="Store a failure as its response; it never runs again.")
 def release(digits: str, fail: bool) -> None:
     """Let an operation that was interrupted, or has failed, be run again.
 
-    DIGITS are the 8 digits that `list` shows, also for a client's key. Find out first what came of it,
-    at the other service for example: the next retry runs the view again, with its finished steps left
-    out. If it must not run again, use --fail: every retry gets a 500 of the type operation-failed then.
-    An operation whose lease still runs is left alone, and so is one that is completed. Operations that
-    are atomic need nothing: their next retry takes over.
+    DIGITS are the 8 digits that `list` shows; `list --key` finds those of a client's key. First find
+    out what became of the operation, for example from the other service: the next retry runs the view
+    again, without its finished steps. If it must not run again, use --fail: then every retry gets a
+    500 of the type operation-failed. Does not touch an operation that has completed or whose lease
+    still runs. Atomic operations need nothing: their next retry takes over.
     """
     state = current_state()
     store, digits = admin(state), _checked(digits)
@@ -167,7 +166,7 @@ def _checked(digits: str) -> str:
     ):  # not repeated: it may be a client's key
         raise UnknownRecord(
             "DIGITS are the 8 digits, 0 to 9 and a to f, that `flask idempotency list` shows, not the"
-            " client's key; by that a record is found with"
+            " client's key; to find the digits of a key, run"
             " `flask idempotency list --key KEY --operation NAME --scope SCOPE`"
         )
     return digits.lower()

@@ -1,11 +1,11 @@
 """Running abandoned operations again, through the application itself, as their client would.
 
-A resumable operation's request is kept in its record until the operation ends. It holds the client's
-key and whatever headers the route names, so it is sealed where there are keys to seal with.
+The record of a resumable operation stores its request until the operation ends. That holds the client's
+key and the headers that the route names, so it is encrypted if there are encryption keys.
 
-What is sent says in its environ which record it is for. It goes on with that operation as it was found
-here, or does nothing: the hook before the request lets it pass to a protected, resumable view of the
-same operation only, and its claim never begins one.
+The environ of the new request names its record. It continues that operation as found here, or does
+nothing: the hook before the request admits it only to a protected, resumable view of the same
+operation, and its claim never begins one.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ log = logging.getLogger("flask_idempotency")
 class Resumed:
     """What came of one operation.
 
-    ``key`` is 8 hex digits of the key's hash, ``attempt`` the last one before; ``status`` is that of
-    the answer, and 409 if the operation could not be run or has not ended for all that.
+    ``key`` is 8 hex digits of the key's hash, ``attempt`` the last one before; ``status`` is the
+    response's, or 409 if the operation could not be run or has not ended.
     """
 
     key: str
@@ -45,14 +45,13 @@ class Resumed:
 def resume(
     state: AppState, store: Admin, *, limit: int, max_attempts: int, backoff_seconds: float
 ) -> Iterator[Resumed]:
-    """Send the requests of at most ``limit`` operations that nobody works on again.
+    """Re-send the requests of at most ``limit`` operations that have no active worker.
 
     One is due ``backoff_seconds`` after its first attempt, twice that after the second, and so on, an
-    hour at most; after ``max_attempts`` it is left alone. A try counts like an attempt, and before it
-    is made, also if it comes to nothing: it is refused, or ends the process. Several processes may do
-    this at once: each operation is claimed like any other. A request that cannot be unsealed is logged
-    and counts as answered with 500. Raises ``StoreUnavailable``, and ``ConfigurationError`` if the
-    protection is turned off.
+    hour at most; after ``max_attempts`` it is skipped. A try counts like an attempt. It is counted
+    before it is made, because it may be refused or end the process. Several processes may do this at
+    once: each operation is claimed like any other. A request that cannot be decrypted is logged and
+    gets the status 500. Raises ``StoreUnavailable``, and ``ConfigurationError`` if protection is off.
     """
     if not state.settings.enabled:
         raise ConfigurationError(
@@ -69,7 +68,7 @@ def resume(
 
 
 def _try(state: AppState, due: Due) -> int:
-    """The status of the response to a kept request; 500 if it cannot be sent."""
+    """The status of the response to a stored request; 500 if it cannot be sent."""
     try:
         head, _, body = state.sealer.open_bytes(due.request, due.key, REQUEST).partition(b"\n")
         return _send(state, due, json.loads(head), body)
@@ -93,7 +92,7 @@ def _send(state: AppState, due: Due, head: dict[str, object], body: bytes) -> in
         environ = builder.get_environ()
         environ["PATH_INFO"] = str(head["path"]).encode().decode("latin-1")  # as PEP 3333 has it
         environ[RESUMED] = resuming
-        # Not through the middleware around app.wsgi_app: the request was kept as it came out of that,
+        # Not through the middleware around app.wsgi_app: the request was stored as it came out of that,
         # and an application that is mounted there by now would run whatever it has at this URL.
         send = partial(type(state.app).wsgi_app, state.app)
         _, status, _ = run_wsgi_app(send, environ, buffered=True)
@@ -105,6 +104,6 @@ def _send(state: AppState, due: Due, head: dict[str, object], body: bytes) -> in
 
 
 def _has_ended(state: AppState, due: Due) -> bool:
-    """Whether a response that tells of success is the operation's, and stored."""
+    """Whether the operation itself has ended, which a response without an error does not prove."""
     record = state.records.look(due.key)
     return record is not None and record.state is not State.IN_PROGRESS

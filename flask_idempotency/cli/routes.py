@@ -74,9 +74,9 @@ def list_routes(as_json: bool) -> None:
     """List every route that changes something, and how it is protected.
 
     These are the routes with POST, PUT, PATCH or DELETE. "protected by" is "decorator" for @idempotent,
-    "protect" for Idempotency.protect, and "not" (null as JSON) for none of them. The options are those
-    that differ from their defaults; as JSON all of them, with the application's settings in place. Of a
-    callable its name is shown. Needs neither database nor Redis.
+    "protect" for Idempotency.protect, and "not" (null in JSON) without protection. Shows the options
+    that differ from their defaults; in JSON all of them, with the application's settings filled in, and
+    callables by name. Needs neither database nor Redis.
     """
     state = current_state()
     rows = [_row(state, each, as_json) for each in write_routes(state)]
@@ -190,7 +190,7 @@ def _refuse(state: AppState, each: WriteRoute) -> None:
 
 
 def _examine_targets(state: AppState) -> Iterator[Finding]:
-    """What ``protect`` and ``exempt`` were given and is nowhere to be found."""
+    """Arguments of ``protect`` and ``exempt`` that are not registered."""
     protections = state.protections
     mine = [each for each in states() if each.protections is protections]
 
@@ -211,7 +211,7 @@ def _examine_targets(state: AppState) -> Iterator[Finding]:
 
 
 def _examine_foreign(state: AppState, found: list[WriteRoute]) -> Iterator[Finding]:
-    """Views of installed packages that ``protect`` has caught: their forms send no key."""
+    """Views of installed packages that ``protect`` covers: their forms send no key."""
     packages: dict[str, set[str]] = defaultdict(set)
     for each in found:
         route = each.route
@@ -242,7 +242,7 @@ def _examine_scope(state: AppState, found: list[WriteRoute]) -> Finding:
     if state.scope is None and getattr(state.app, "login_manager", None) is not None:
         text = "None, for one tenant, although Flask-Login signs users in"
         remedy = (
-            "init_app(..., scope=lambda: current_user.get_id()), unless all users may see all answers"
+            "init_app(..., scope=lambda: current_user.get_id()), unless all users may see all responses"
         )
         return Finding("advice", "scope", text, remedy)
     if state.scope is None:

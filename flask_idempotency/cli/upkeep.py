@@ -1,4 +1,4 @@
-"""What is run again and again: the check before each release, the purge and the resume."""
+"""Commands that run regularly: the check before each release, the purge and the resume."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from .routes import examine_routes
 def purge(batch: int, every: float | None) -> None:
     """Delete the records that have expired.
 
-    Goes in small transactions that nothing waits for, so it may run at any time, and several at
-    once. A record whose request is still running stays, also when it has expired. Run it from cron,
-    or leave it running with --every: that outlives a database that is away for a while. Either ends
-    between two transactions on SIGINT and SIGTERM.
+    Uses small transactions that nothing waits for, so it may run at any time, and several at once.
+    Keeps a record whose request is still running, even an expired one. Run it from cron, or leave it
+    running with --every: then it survives a database that is away for a while. SIGINT and SIGTERM end
+    it between two transactions.
     """
     store = admin(current_state())
     with _until_signal() as stop:
@@ -68,7 +68,7 @@ def purge(batch: int, every: float | None) -> None:
 @click.option("--limit", type=MANY, default=100, show_default=True, metavar="N",
               help="The most operations to run each time.")  # fmt: skip
 @click.option("--max-attempts", type=MANY, default=10, show_default=True, metavar="N",
-              help="Leave an operation alone that was begun this often.")  # fmt: skip
+              help="Skip an operation that was begun this often.")  # fmt: skip
 @click.option("--backoff", type=Seconds(0.1), default=10.0, show_default=True,
               metavar="SECONDS", help="How long to leave one alone after its first attempt; doubled"
               " after each.")  # fmt: skip
@@ -80,12 +80,12 @@ def resume_operations(
 ) -> None:
     """Finish operations that were abandoned, as their client would.
 
-    Of routes with resumable=True the request is kept until the operation ends. This sends those
-    again, through the application itself, whose operation nobody works on: its worker died, it
-    answered with an error that is not kept, or its lease is over (unless it is held: those end with
-    409 here, too). May run in several places at once. Shows each operation with the status of its
-    answer, and how many others wait. On SIGINT and SIGTERM it ends after the present operation, on the
-    second one at once, as a worker that is told to exit.
+    Routes with resumable=True store each request until its operation ends. This command re-sends,
+    through the application itself, the stored requests whose operation has no active worker: it died,
+    its response was an error that is not stored, or its lease ran out (an operation that is held gets
+    its 409 here, too). May run in several places at once. Shows each operation with the status of its
+    response, and how many others wait. SIGINT and SIGTERM end it after the present operation, a second
+    signal at once.
     """
     state = current_state()
     store = admin(state)
@@ -108,7 +108,7 @@ def resume_operations(
 def _resume_once(
     state: AppState, store: Admin, how: dict[str, Any], stop: threading.Event, as_json: bool
 ) -> bool:
-    """Try what is due, until ``stop``; whether there was anything."""
+    """Resume what is due, until ``stop``; return whether there was anything."""
     done: list[dict[str, Any]] = []
     try:
         for resumed in resume(state, store, **how):
@@ -122,7 +122,7 @@ def _resume_once(
 
 
 def _write_waiting(store: Admin, max_attempts: int, as_json: bool, *, is_none: bool) -> None:
-    """Say that nothing was due, if so, and what waits nevertheless. As JSON there are rows only."""
+    """Say if nothing was due, and what still waits. JSON has rows only."""
     if is_none:
         write_rows([], as_json, "nothing to resume")
     if as_json:
@@ -144,13 +144,13 @@ def _write_waiting(store: Admin, max_attempts: int, as_json: bool, *, is_none: b
 @cli.command()
 @click.pass_context
 def check(context: click.Context) -> None:
-    """Check that everything the promises rest on is there.
+    """Check that everything the guarantees depend on is in place.
 
-    One line for each check: ok, advice (works, but could be better) or FAILED, with what to do.
-    Claims one record and writes one step, as a request would, and deletes them. Then looks at the
-    routes: at what would be refused in the first request, such as @idempotent above the route, at what
-    protect() and exempt() were given and is not there, and at views of other packages that protect()
-    has caught. The exit code is 1 if a check failed: run it before a release goes live.
+    Prints one line for each check: ok, advice (works, but could be better) or FAILED, with what to do.
+    Claims one record and writes one step, as a request would, and deletes them. Then checks the routes
+    for what the first request would refuse, such as @idempotent above the route; for arguments of
+    protect() and exempt() that are not registered; and for views of other packages that protect()
+    covers. The exit code is 1 if a check failed: run it before each release.
     """
     failed, state = False, current_state()
     for finding in chain(_examine(state), examine_routes(state)):
@@ -162,7 +162,7 @@ def check(context: click.Context) -> None:
 
 
 _NEEDED_LESS = ("index", "memory", "steps")
-"""What a claim can do without."""
+"""What a claim works without."""
 
 
 def _examine(state: AppState) -> Iterator[Finding]:
@@ -209,7 +209,7 @@ def _examine_claim(state: AppState, store: Admin) -> Iterator[Finding]:
 
 @contextmanager
 def _until_signal() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set; the second of them ends what runs, as it does otherwise."""
+    """An event that SIGINT and SIGTERM set; a second signal ends the process as usual."""
     stop = threading.Event()
 
     def handle(number: int, _frame: object) -> None:

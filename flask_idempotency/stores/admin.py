@@ -1,8 +1,8 @@
 """What the commands of ``flask idempotency`` need of a store, whichever it is.
 
-Each store has an :class:`Admin` in a room of its own, which its method ``admin()`` opens. Nothing there
-reads an answer, and of a key's hash no more digits are shown than tell records apart.
-A stored time that Python does not have is shown as its text.
+Each store has an :class:`Admin`; a store of an application's own gives it with a method ``admin()``.
+Nothing here reads a response, and of a key's hash only as many digits as tell records apart. A stored
+time that Python cannot represent stays text.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ MIGRATE = "make a migration (the table is part of db.metadata)"
 
 
 class NothingToDo(IdempotencyError):
-    """A store sees to it by itself. No failure: the command says so and is done."""
+    """A store does this by itself. No failure: the command says so and is done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The records of one operation in one state. ``bytes`` counts the bodies of their answers."""
+    """The records of one operation in one state. ``bytes`` counts their response bodies."""
 
     operation: str
     state: str
@@ -47,7 +47,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One record, without its key and its answer. ``key`` is 16 hex digits of the key's hash."""
+    """One record, without its key and its response. ``key`` is 16 hex digits of the key's hash."""
 
     key: str
     operation: str
@@ -73,7 +73,7 @@ class StepLine:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """An operation to resume; ``request`` as it is stored, ``owner`` the token of its ``attempt``."""
+    """An operation to resume; ``request`` as stored, ``owner`` the token of its ``attempt``."""
 
     key: bytes
     operation: str
@@ -84,7 +84,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How many resumable operations have not ended: to be tried later, given up, or expired."""
+    """How many resumable operations have not ended: due later, given up, or expired."""
 
     later: int
     given_up: int
@@ -132,7 +132,7 @@ class Admin(Protocol):
         ...
 
     def starting(self, start: bytes) -> list[Line]:
-        """The records whose key's hash starts so; two at most, as two are too many."""
+        """The records whose key's hash starts so, at most two: two are already ambiguous."""
         ...
 
     def steps(self, start: bytes) -> list[StepLine]:
@@ -142,12 +142,12 @@ class Admin(Protocol):
     def reopen(self, start: bytes, owner: str, ttl_seconds: float) -> bytes | None:
         """Let a record that is interrupted or failed be run again, for at least ``ttl_seconds``.
 
-        ``owner`` takes it out of its holder's hands. Gives its key, or None if it is neither.
+        The new ``owner`` fences off its holder. Returns its key, or None if it is neither.
         """
         ...
 
     def resumable(self, limit: int, max_attempts: int, backoff_seconds: float) -> list[Due]:
-        """Put off the operations to resume now, and give them; none that somebody holds."""
+        """Put off the operations to resume now, and return them; none that somebody holds."""
         ...
 
     def count_try(self, due: Due) -> bool:
@@ -162,14 +162,14 @@ class Admin(Protocol):
         ...
 
     def postpone(self, key: bytes) -> None:
-        """Leave an operation alone whose attempt has failed, as after :meth:`resumable`."""
+        """Put off an operation whose attempt has failed, as :meth:`resumable` does."""
         ...
 
     def purge(self, batch: int) -> Iterator[int]:
         """Delete expired records, at most ``batch`` in each transaction, until none is left.
 
-        Yields how many each transaction deleted, after it has committed. A record that somebody holds
-        stays.
+        Yields how many records each transaction has deleted, after its commit. Skips a record that
+        somebody holds.
         """
         ...
 
@@ -178,13 +178,13 @@ class Admin(Protocol):
         ...
 
     def examine(self) -> Iterator[Finding]:
-        """Check the server, without writing. Ends early if it is out of reach."""
+        """Check the server, without writing. Ends early if it cannot be reached."""
         ...
 
     def trial(self) -> AbstractContextManager[Transaction | None]:
         """Claim a record of its own as a request would, and delete it at the end.
 
-        Gives the transaction in which a view would run; None if a record is in none.
+        Yields the transaction in which a view would run; None if the store has leases only.
         """
         ...
 

@@ -1,8 +1,8 @@
 """A transaction on one of the application's engines that a view's session can join.
 
-For stores without a protocol of their own to the database (PostgreSQL has one). On SQLite,
-Python's driver begins transactions by itself, late and not at all before a SAVEPOINT; so it is told
-not to, and BEGIN is sent by hand. IMMEDIATE: who begins has the one right to write there is, or waits.
+For stores without a protocol of their own to the database (PostgreSQL has one). Python's driver for
+SQLite begins transactions by itself, late, and not at all before a SAVEPOINT. So we turn that off and
+send BEGIN ourselves. IMMEDIATE: whoever begins gets the only right to write, or waits for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TRANSACTION = 22  # SQLITE_TRANSACTION (Python names it from 3.11 on)
 TURN_SECONDS = 5.0
 """How long to wait for the only connection of a database in memory: as long as for a lock in a file."""
 
-# Python 3.10 cannot take an authorizer away again, and denies everything if it is told None.
+# Python 3.10 cannot remove an authorizer, and denies everything if it is set to None.
 _NO_AUTHORIZER: Any = None if sys.version_info >= (3, 11) else lambda *_what: sqlite3.SQLITE_OK
 
 

@@ -23,12 +23,12 @@ class Lease:
         self._open, self._claim = True, claim
 
     def complete(self, response: StoredResponse) -> None:
-        """Store the answer, of a status of 500 or more as failed."""
+        """Store the response; as failed if its status is 500 or more."""
         self._change(self.statements.FINISH, **response_values(response))
         self._open = False
 
     def abandon(self) -> None:
-        """End the lease now: who would have to wait for its end knows no more then."""
+        """End the lease now: waiting for its end would tell nobody more."""
         if self._open:
             self._open = False
             with suppress(LeaseLost, StoreUnavailable):

@@ -1,7 +1,7 @@
 """Records in the memory of one process: for tests and first steps.
 
-They are gone when the process ends, and no other process sees them. Within it, everything is as with
-the other stores: the view's writes commit together with the answer, in the application's database.
+They are lost when the process ends, and no other process sees them. Inside it everything works as with
+the other stores: the view's writes commit together with the response, in the application's database.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class MemoryRecords:
 
     atomic = True
     takes_resumable = True
-    """For tests of routes that say so: nothing is resumed, as nothing outlives the process."""
+    """So that such routes can be tested: nothing is resumed, as nothing outlives the process."""
 
     def __init__(self, engine: Engine, clock: Clock = time.monotonic) -> None:
         self.engine, self.clock = engine, clock
@@ -161,11 +161,11 @@ class MemoryHold(_Held):
         return None
 
     def complete(self, response: StoredResponse) -> None:
-        """Commit, then store the answer: nobody takes over what is held, so nobody comes between."""
+        """Commit, then store the response: nobody takes over between, as the record is held."""
         self._commit(lambda: self._store(response, State.COMPLETED))
 
     def record(self, step: str, result: bytes) -> None:
-        """Commit, then keep the step."""
+        """Commit, then record the step."""
 
         def keep() -> None:
             self._entry.steps[step] = result
@@ -202,11 +202,11 @@ class MemoryLease(_Held):
     _open = True
 
     def opened(self) -> MemoryLease:
-        """Nothing is to be begun."""
+        """There is nothing to begin."""
         return self
 
     def complete(self, response: StoredResponse) -> None:
-        """Store the answer."""
+        """Store the response."""
         with self._records.changed:
             self._store(response, State.FAILED if response.status >= 500 else State.COMPLETED)
             self._open = False
@@ -238,7 +238,7 @@ class MemoryLease(_Held):
             return dict(self._entry.steps)
 
     def record(self, step: str, result: bytes) -> None:
-        """Keep a finished step."""
+        """Record a finished step."""
         self.extend(self._claim.lease_seconds or 0.0)
         with self._records.changed:
             self._check()

@@ -99,12 +99,12 @@ def _records(metadata: MetaData, name: str) -> Table:
         Column("owner", String(22), nullable=False, comment="random, of the present attempt"),
         Column("name", String(255), nullable=False, comment="the operation's, e.g. the endpoint"),
         Column("fingerprint", LargeBinary, nullable=False),
-        Column("headers", JSON, comment="list of pairs; null when the answer is sealed"),
-        Column("body", LargeBinary, comment="null when it was too large to keep"),
+        Column("headers", JSON, comment="list of pairs; null when the response is sealed"),
+        Column("body", LargeBinary, comment="null when it was too large to store"),
         Column("request", LargeBinary, comment="of resumable operations, until they end"),
         Column("tries", Integer, comment="begun or tried so often since a release; null: as attempt"),
         Column("tried_at", DateTime(timezone=True), comment="by resume"),
-        comment="Idempotency keys and their answers (Flask-Idempotency)",
+        comment="Idempotency keys and their responses (Flask-Idempotency)",
         info={_OURS: True},
     )
     Index(
@@ -128,7 +128,7 @@ def _steps(metadata: MetaData, name: str) -> Table:
         Column("name", String(255), primary_key=True),
         Column("attempt", Integer, nullable=False, comment="that finished it"),
         Column("created_at", DateTime(timezone=True), nullable=False),
-        Column("result", LargeBinary, nullable=False, comment="JSON; sealed like answers"),
+        Column("result", LargeBinary, nullable=False, comment="JSON; sealed like responses"),
         comment="Finished steps of idempotent operations (Flask-Idempotency)",
         info={_OURS: True},
     )

@@ -46,7 +46,7 @@ Connection = psycopg2.extensions.connection
 
 
 def is_lost(error: BaseException | None, connection: Connection | None = None) -> bool:
-    """Whether the connection is gone, so that nothing it did is known unless it was answered."""
+    """Whether the connection is gone, so that the outcome of an unanswered statement is unknown."""
     if connection is not None and connection.closed:
         return True
     if isinstance(error, psycopg2.InterfaceError):
@@ -57,9 +57,9 @@ def is_lost(error: BaseException | None, connection: Connection | None = None) -
 
 
 def problem(error: BaseException | None) -> IdempotencyError | None:
-    """The answer for an error that concerns the transaction as a whole, or None for any other.
+    """The problem for an error that concerns the transaction as a whole, or None for any other.
 
-    That is: the database gave the transaction up because of another one, or its connection is lost.
+    That is: the database rolled it back because of another one, or its connection is lost.
     """
     driver_error = original(error)
     if isinstance(driver_error, psycopg2.Error) and driver_error.pgcode in CONFLICTS:
@@ -99,11 +99,9 @@ def store_error(error: Exception, table: str) -> Exception:
         )
     if code == NO_RIGHT:
         return ConfigurationError(
-            "the database user, or the role that a request has set with SET ROLE and left on its"
-            " pooled"
-            f" connection, may not use the table {table}: grant it SELECT, INSERT, UPDATE and"
-            " DELETE, or"
-            " end what sets the role with RESET ROLE"
+            "the database user, or the role that a request has set with SET ROLE and left on its pooled"
+            f" connection, may not use the table {table}: grant it SELECT, INSERT, UPDATE and DELETE,"
+            " or reset the role with RESET ROLE"
         )
     if found := problem(error):
         return found

@@ -91,13 +91,13 @@ class PostgresHold:
         return self._connection
 
     def complete(self, response: StoredResponse) -> None:
-        """Store the answer and commit, in one message."""
+        """Store the response and commit, in one round trip."""
         late = time.monotonic() - self._began > statements.LATE * self._claim.ttl_seconds
         template = statements.FINISH_LATE if late else statements.FINISH
         self._finish(template, response_values(response))
 
     def record(self, step: str, result: bytes) -> None:
-        """Record the step and commit, in one message."""
+        """Record the step and commit, in one round trip."""
         values = {"step": step, "result": result, "attempt": self.attempt}
         self._finish(lease_statements.FINISH_STEP, values)
 

@@ -40,8 +40,8 @@ _RENEW = (
 
 EXTEND = _ALONE + _RENEW
 
-# May be sent twice, should the connection break: hence no look at the state. What was taken over, or
-# released by an operator, has another owner.
+# May be sent twice if the connection breaks, so it does not compare the state. A record that was taken
+# over, or released by an operator, has another owner.
 FINISH = (
     _ALONE
     + """UPDATE {table} SET
@@ -54,8 +54,8 @@ FINISH = (
 
 END = _ALONE + "UPDATE {table} SET lease_expires_at = clock_timestamp() " + _MINE
 
-# Without a lease, a record in progress is whoever's locks its row: nobody's, here. And it may expire,
-# with its steps: so the retention begins again.
+# Without a lease, a record in progress belongs to whoever holds its row lock; here nobody does. And it
+# may expire, with its steps: so the retention begins again.
 RELEASE = (
     _ALONE
     + """UPDATE {table} SET
@@ -67,7 +67,7 @@ RELEASE = (
 
 STEPS = """SELECT name, result FROM {steps} WHERE key = %(key)s"""
 
-# May be sent twice, too; of one owner there is one result for each step.
+# May be sent twice; each owner has one result for each step.
 RECORD_STEP = (
     _ALONE
     + "WITH mine AS ("

@@ -30,7 +30,7 @@ class Messages:
         if isinstance(engine.pool, (StaticPool, SingletonThreadPool)):
             raise ConfigurationError(
                 f"the engine's pool is a {type(engine.pool).__name__}, which hands one connection"
-                " to all who ask: what a view writes on db.engine would be part of its operation."
+                " to everyone: whatever a view writes on db.engine would be part of its operation."
                 " Use QueuePool (the default) or NullPool"
             )
         self.engine = engine
@@ -132,8 +132,8 @@ class Messages:
     def facts(self, wire: RawConnection) -> Facts:
         """Make the engine ready, and find out what depends on its database.
 
-        Without a lock, which must not be held over a message: requests that come first at the same
-        time each ask, and get the same answer.
+        Takes no lock, which would be held over a round trip: the first requests that come at the same
+        time each ask, and get the same facts.
         """
         if self._facts is None:
             guard_isolation(self.engine.dialect)

@@ -41,7 +41,7 @@ class PostgresRecords:
         return None if row is None else record_of(row)
 
     def claim(self, claim: Claim) -> PostgresHold | PostgresLease | None:
-        """Insert the record and commit that; lock the row, if the operation is atomic: one message."""
+        """Insert the record and commit it; lock the row if the operation is atomic. One round trip."""
         if claim.lease_seconds is not None:
             return self._lease(lease_statements.CLAIM, claim, claim_values(claim))
         return PostgresHold.open(self.messages, statements.CLAIM, claim, claim_values(claim))

@@ -19,7 +19,7 @@ LOCK_TIMEOUT = "250ms"
 # An operation that is not atomic does not expire before its end: its effects may be out in the world.
 EXPIRED = "(expires_at <= clock_timestamp() AND lease_expires_at IS NULL)"
 
-# Who comes after that begins the operation anew. Who resumes it never does.
+# Whoever comes after that begins the operation anew. Whoever resumes it never does.
 AFRESH = f"({EXPIRED} AND %(resumes)s IS NULL)"
 
 COLUMNS = f"""key, name, state, fingerprint_version, fingerprint, attempt, owner,
@@ -98,7 +98,7 @@ LOGIN = "SET LOCAL ROLE NONE;\n"
 # The first is to be changed if it is 0, and fails where the server's sockets cannot tell. Half a
 # second is below the second after which a duplicate asks whether the owner is alive.
 WATCH = "SET LOCAL client_connection_check_interval = '500ms';\n"
-# A server that commits asynchronously by default must not do so with an answer that was given.
+# A server that commits asynchronously by default must not do so with a response that was sent.
 SYNCHRONOUS = "SET LOCAL synchronous_commit = on;\n"
 CLAIM = _OPEN + INSERT + _HOLD
 TAKE_OVER = _OPEN + TAKE_OVER_ROW + _HOLD
@@ -145,9 +145,8 @@ OWNER = """SELECT owner FROM {table} WHERE key = %(key)s"""
 WAIT = """SET LOCAL lock_timeout = %(milliseconds)s;
 SELECT 1 FROM {table} WHERE key = %(key)s FOR KEY SHARE"""
 
-# A few at a time, each batch its own transaction, which nothing waits for: it locks only rows that
-# nobody holds. A record that somebody holds is skipped, also when it expired meanwhile: it is in
-# progress.
+# A few at a time, each batch in its own transaction, which nothing waits for: it locks only rows that
+# nobody holds. A held record is in progress, even if it has expired, and is skipped.
 # - In a subquery the clock is read once; as a volatile function it could not use the index, and a
 #   purge would read every record that has not expired.
 # - ARRAY pins the batch down: a plain IN may be planned so that the subquery runs, and locks, again.
@@ -163,15 +162,15 @@ WITH gone AS (
 steps AS (DELETE FROM {{steps}} AS step USING gone WHERE step.key = gone.key)
 SELECT count(*) FROM gone"""
 
-# What to resume: not what has expired, which nobody goes on with.
+# What to resume: nothing that has expired, as nobody continues that.
 WAITS = f"request IS NOT NULL AND state = 'in_progress' AND NOT {EXPIRED}"
 _LAST = "greatest(lease_expires_at, completed_at, created_at, tried_at)"
 
 _DOUBLED = f"2 ^ least(greatest({TIMES} - 1, 0), 30)"
 _PAUSE = f"least(%(backoff)s * {_DOUBLED}, 3600) * interval '1 second'"
 
-# Each that is picked is put off at once, as after a try: one that is refused again and again (it is
-# held, or its headers are not enough) lets the others pass, and two that do this share the work.
+# Each operation picked is put off at once, as after a try: so one that is refused again and again (it
+# is held, or its headers are not enough) lets the others pass, and two processes share the work.
 RESUMABLE = f"""WITH due AS (
   UPDATE {{table}} SET tried_at = clock_timestamp() WHERE key = ANY (ARRAY(
     SELECT key FROM {{table}}
@@ -180,13 +179,13 @@ RESUMABLE = f"""WITH due AS (
   RETURNING key, name, attempt, owner, request, created_at)
 SELECT key, name, attempt, owner, request FROM due ORDER BY created_at"""
 
-# Counted before it is made: it may end the process. In the same breath it is seen whether there still
-# is something to try.
+# Counted before the try, which may end the process. The same statement sees whether there still is
+# something to try.
 COUNT_TRY = f"""UPDATE {{table}} SET tries = {TIMES} + 1, tried_at = clock_timestamp() WHERE key = (
   SELECT key FROM {{table}} WHERE key = %(key)s AND owner = %(owner)s AND {WAITS}
      AND (lease_expires_at <= clock_timestamp()) IS NOT FALSE FOR UPDATE SKIP LOCKED)"""
 
-# Of an atomic attempt that was rolled back nothing else would tell when it was.
+# An atomic attempt that was rolled back leaves no other trace of when it was.
 PUT_OFF = """UPDATE {table} SET completed_at = clock_timestamp(), tried_at = clock_timestamp()
  WHERE key = (
   SELECT key FROM {table} WHERE key = %(key)s AND state = 'in_progress' AND lease_expires_at IS NULL

@@ -1,7 +1,7 @@
 """A connection out of the application's pool, on which we send BEGIN and COMMIT ourselves.
 
-psycopg2 sends BEGIN as a message of its own. In the driver's autocommit mode it sends what it is
-told and nothing else, so a whole transaction fits into one message. Switching the mode leaves nothing
+psycopg2 sends BEGIN as a message of its own. In the driver's autocommit mode it sends only what it is
+given, so a whole transaction fits into one message. Switching the mode leaves nothing
 behind on the server, and costs no round trip (one, if the engine names an isolation level). The other
 side of it: the driver's ``commit()`` and ``rollback()`` and the pool's reset do nothing then, so
 :meth:`RawConnection.close` itself sees to it that no transaction and no setting goes back to the pool.
@@ -42,7 +42,7 @@ _AUTOCOMMIT = "AUTOCOMMIT"
 
 
 class RawConnection:
-    """One checked-out connection. Whoever opens a wire closes it, whatever happens.
+    """One checked-out connection. Whoever makes one closes it, whatever happens.
 
     ``has_listener`` says that a listener of the pool has begun a transaction on it, to set something.
     """

@@ -1,8 +1,7 @@
 """What the commands do with the records in Redis.
 
-They look through all keys that begin as ours do (``SCAN``, which blocks nobody), and ask for a thousand
-records at a time. What they need of each is put together in the server: neither answers nor results
-come along.
+They scan all keys with our prefix (``SCAN`` blocks nobody), and ask for a thousand records at a time. A
+script collects what they need in the server, so neither responses nor results are fetched.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ for i, key in ipairs(KEYS) do
 end
 return cjson.encode({{now, lines}})"""
 
-# May be sent twice, as its reply may be lost: who comes again is known by its token.
+# May be sent twice, as its reply may be lost: the token tells who comes again.
 _REOPEN = f"""{NOW}
 local held = redis.call('HMGET', KEYS[1], 'owner', 'state', 'lease')
 if held[1] == ARGV[1] then return 1 end
@@ -153,9 +152,8 @@ class RedisAdmin:
         except Exception:  # hosted servers and narrow users do not allow INFO
             return
         version = str(server.get("redis_version"))
-        if re.match(
-            r"[0-4]\.", version
-        ):  # before Redis 5 no script writes once it has asked for the time
+        # Before Redis 5, no script may write once it has asked for the time.
+        if re.match(r"[0-4]\.", version):
             text = f"this is Redis {version}; the store 'redis' needs Redis 5"
             yield Finding("FAILED", "version", text, "upgrade to Redis 5 or later, or to Valkey")
         policy = memory.get("maxmemory_policy", "noeviction")
@@ -180,9 +178,8 @@ class RedisAdmin:
         try:
             for name in self._records.connected().scan_iter(match=pattern, count=AT_ONCE):
                 digits = name[len(prefix) :]
-                digits = (
-                    digits.encode() if isinstance(digits, str) else digits
-                )  # by the client's set-up
+                if isinstance(digits, str):  # by the client's set-up
+                    digits = digits.encode()
                 if _KEY.fullmatch(digits) and digits not in as_seen:
                     as_seen.add(digits)  # SCAN may give one twice
                     yield bytes.fromhex(digits.decode())

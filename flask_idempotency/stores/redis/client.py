@@ -19,8 +19,8 @@ from redis.retry import Retry
 from flask_idempotency.core.errors import ConfigurationError
 
 TIMEOUT_SECONDS = 0.1
-"""For connecting and for an answer. Redis answers in a tenth of a millisecond; a request that waited
-longer than this for it would have been faster without it. ``?socket_timeout=`` in the URL wins."""
+"""For connecting, and for a reply. Redis replies in a tenth of a millisecond; a request that waits
+longer than this would be faster without it. ``?socket_timeout=`` in the URL wins."""
 
 SCHEMES = (
     "redis",
@@ -43,6 +43,11 @@ _OPTIONS: dict[str, Any] = {
     "protocol": 2,
 }
 
+# redis-py leaves these without types.
+_parse: Any = parse_url
+_node: Any = ClusterNode
+_make_sentinel: Any = Sentinel
+
 Client = Any  # Redis | RedisCluster; their common face has no type of its own
 
 
@@ -50,7 +55,7 @@ def client_from_url(url: str) -> Callable[[], Client]:
     """A function that makes the client for ``IDEMPOTENCY_REDIS_URL``; it connects at its first use.
 
     Options are those of redis-py's ``from_url``, with every scheme of :data:`SCHEMES`. No client
-    retries by itself: an owner must not meet its own lock, and redis-py's default retries would hold a
+    retries by itself: an owner must not meet its own lock, and redis-py's default retries would block a
     request for seconds. Raises ``ConfigurationError`` for any other URL; no message quotes it.
     """
     scheme, separator, rest = url.partition("://")
@@ -79,7 +84,7 @@ def client_from_url(url: str) -> Callable[[], Client]:
 
 
 def _check_encoded(url: str, parts: SplitResult) -> None:
-    """Refuse a password that ends early in the URL: its rest would be a host, which logs show."""
+    """Refuse a password that ends early in the URL: the rest would count as a host, which logs show."""
     options = parts.query.split("&") if parts.query else []
     behind_host = f"{parts.path}?{parts.query}"
     if "#" in url or "@" in behind_host or not all("=" in option for option in options):
@@ -91,18 +96,16 @@ def _check_encoded(url: str, parts: SplitResult) -> None:
 
 
 def _options(url: str, path: str) -> dict[str, Any]:
-    """What a URL says beside its host, for clients that have no ``from_url`` of their own."""
+    """A URL's options besides its host, for clients without a ``from_url`` of their own."""
     _one_server(url, path)
-    parse: Any = parse_url  # redis-py leaves it without types, as other things here
-    options = {**_OPTIONS, **parse(url), "ssl": url.startswith("rediss:")}
+    options = {**_OPTIONS, **_parse(url), "ssl": url.startswith("rediss:")}
     return {n: v for n, v in options.items() if n not in ("host", "port", "connection_class")}
 
 
 def _cluster(nodes: list[tuple[str, int]], _: str, options: dict[str, Any]) -> Callable[[], Client]:
     if options.pop("db", 0) != 0:
         raise _unusable("a cluster has no database but 0")
-    node: Any = ClusterNode
-    return lambda: RedisCluster(startup_nodes=[node(*place) for place in nodes], **options)
+    return lambda: RedisCluster(startup_nodes=[_node(*place) for place in nodes], **options)
 
 
 def _sentinel(
@@ -113,15 +116,15 @@ def _sentinel(
         raise _unusable("the name of its service is missing")
     common = ("socket_", "ssl", "retry", "protocol")
     to_sentinels = {name: value for name, value in options.items() if name.startswith(common)}
-    make: Any = Sentinel
-    master = make(nodes, sentinel_kwargs=to_sentinels).master_for(service, **options)
+    master = _make_sentinel(nodes, sentinel_kwargs=to_sentinels).master_for(service, **options)
     return lambda: master
 
 
 def _one_server(url: str, path: str) -> Client:
-    """The client of one server. What it cannot understand is told now, not at the first request."""
+    """The client of one server. Raises now what the first request would find."""
     with _reading("its database"):
-        _check_database(int(path.strip("/") or 0))
+        if int(path.strip("/") or 0) < 0:
+            raise ValueError
     with _reading("its host, its port or one of its options"):
         _check_options(url)
         Redis.from_url(url, **_OPTIONS).connection_pool.make_connection()
@@ -130,19 +133,14 @@ def _one_server(url: str, path: str) -> Client:
 
 def _check_options(url: str) -> None:
     """Raise ``ValueError`` or ``LookupError`` for what redis-py would find at the first request."""
-    parse: Any = parse_url
-    options = parse(url)
-    _check_database(options.get("db", 0))
+    options = _parse(url)
+    if options.get("db", 0) < 0:
+        raise ValueError
     for name in ("socket_timeout", "socket_connect_timeout"):
         if not 0 < options.get(name, TIMEOUT_SECONDS) <= TIMEOUT_MAX:  # nor is nan
             raise ValueError
     codecs.lookup(options.get("encoding", "utf-8"))
     codecs.lookup_error(options.get("encoding_errors", "strict"))
-
-
-def _check_database(number: int) -> None:
-    if number < 0:
-        raise ValueError
 
 
 def _host_and_port(text: str, usual_port: int) -> tuple[str, int]:

@@ -1,9 +1,8 @@
-"""The fast lock in Redis: turns concurrent duplicates away in one round trip.
+"""The fast lock in Redis: rejects concurrent duplicates in one round trip.
 
-It may forget (restart, eviction, failover), lie (a lock left by a dead worker, a value of somebody
-else) or be gone. Nothing is built on it but speed: whatever it says, the record's row decides who
-runs, so it holds no answer and no key, and a forged value can do no more than delay one request by
-``probe_after`` seconds.
+It may forget (restart, eviction, failover), lie (a lock left by a dead worker, somebody else's value)
+or be gone. Only speed depends on it: whatever it says, the record's row decides who runs. So it holds
+no response and no key, and a forged value can only delay one request by ``probe_after`` seconds.
 
 A lock's value is ``1:<owner>:<fingerprint>``, and ``1:done`` after the end: format version, random
 token (22 characters), fingerprint in hex. One small script reads and sets in one round trip; it
@@ -34,11 +33,11 @@ LOCK_SECONDS = 10.0
 longer, and Redis keeps more locks of the dead."""
 
 MARKER_SECONDS = 600.0
-"""How long a finished key is remembered, to send retries straight to one plain read. Most retries
-come within minutes; after it a replay costs one message more."""
+"""How long a finished key is remembered, so that retries go straight to one plain read. Most retries
+come within minutes; later a replay costs one more round trip."""
 
 PAUSE_SECONDS = 2.0
-"""How long Redis is left alone after it failed. Of all requests in that time one waits for it."""
+"""How long Redis is left alone after it failed. After each pause one request probes it."""
 
 ACQUIRE = """
 local held = redis.pcall('GET', KEYS[1])
@@ -60,8 +59,8 @@ if redis.pcall('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
 FINISH = """
 redis.call('SET', KEYS[1], '1:done', 'PX', ARGV[2])
 """
-# Also over the lock of somebody else. Whoever finished need not have had the lock, and who has it
-# now can only find the answer. A marker left where it should not be costs one look at the records.
+# Even over somebody else's lock. Whoever finished need not have had the lock, and whoever has it now
+# can only find the response. A marker in the wrong place costs one look at the records.
 
 _SLOWER = "Until then requests go on without it, and every duplicate reaches PostgreSQL"
 

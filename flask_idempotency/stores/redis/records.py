@@ -1,12 +1,12 @@
 """The records in Redis alone: for endpoints where a small risk in rare failures is accepted.
 
-Redis may forget what it was told: a restart, a failover or an eviction loses records, and then a retry
-runs the view again. Nothing commits together with a record here, so every operation has a lease, as
-others have with ``atomic=False``, and every change compares the owner's token. Times are the server's.
+Redis may forget: a restart, a failover or an eviction loses records, and then a retry runs the view
+again. Nothing commits together with a record here, so every operation has a lease, as with
+``atomic=False`` elsewhere, and every change compares the owner's token. Times are the server's.
 
 A record is one hash: its fields, and for each finished step ``step:<name>``, its result, and
-``end:<name>``, the attempt and the time that finished it. It has no time to live
-while it is in progress: what was interrupted is not forgotten by the clock.
+``end:<name>``, the attempt and the time that finished it. It has no time to live while it is in
+progress: an interrupted operation does not expire.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ return found"""
 _RESULTS = "return redis.call('HMGET', KEYS[1], unpack(ARGV))"
 
 AT_ONCE_BYTES = 1024 * 1024
-"""How much of the steps' results is fetched at once. Tens of megabytes take a server longer than its
-client waits."""
+"""How many bytes of steps' results are fetched at once. A server needs longer for tens of megabytes
+than its client waits."""
 
 AT_ONCE = 1000
 """For how many records, or steps, the server is asked at once: some milliseconds of its time."""
@@ -67,7 +67,7 @@ redis.call('PERSIST', KEYS[1])
 return attempt
 """
 
-# Every script may be sent twice, as its reply may be lost: who comes again is known by its token.
+# Every script may be sent twice, as its reply may be lost: the token tells who comes again.
 _FIND = f"""{NOW}
 local held = redis.call('HMGET', KEYS[1], 'owner', 'state', 'lease', 'attempt')
 if held[1] == ARGV[1] and held[2] == 'in_progress' then return tonumber(held[4]) end
@@ -150,8 +150,8 @@ class RedisRecords:
     def run(self, script: str, key: bytes, *arguments: Any) -> Any:
         """A script's reply, at the second try if there is none at the first.
 
-        Raises ``StoreUnavailable`` whatever goes wrong, which may have been carried out all the same;
-        but ``RecordBroken`` where the key holds something else.
+        Raises ``StoreUnavailable`` for any failure, although the script may have run, and
+        ``RecordBroken`` if the key holds something else.
         """
         command = self._command(script, [key], *arguments)
         return _twice(lambda: self.connected().execute_command(*command, NEVER_DECODE=True))
@@ -198,7 +198,7 @@ class RedisLease:
         self._open = True
 
     def complete(self, response: StoredResponse) -> None:
-        """Store the answer, of a status of 500 or more as failed."""
+        """Store the response; as failed if its status is 500 or more."""
         state = State.FAILED if response.status >= 500 else State.COMPLETED
         headers = "" if response.headers is None else json.dumps(response.headers)
         body = (1, response.body) if response.body is not None else (0, b"")

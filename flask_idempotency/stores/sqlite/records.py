@@ -1,9 +1,9 @@
-"""The records in SQLite, for development: PostgreSQL's promises on one machine, writers in line.
+"""The records in SQLite, for development: PostgreSQL's guarantees on one machine, one writer at a time.
 
-SQLite has one lock for all who write. The transaction in which a view runs holds it, so whoever gets
-it knows that no view runs at all, and a record in progress is nobody's any more. Whoever does not get
-it knows only that somebody writes: a duplicate is then told that its request is in progress, and the
-first request of another key waits, for five seconds at most.
+SQLite has one lock for all writers. The transaction in which a view runs holds it, so whoever gets it
+knows that no view is running, and that nobody works on a record in progress. Whoever does not get it
+knows only that somebody writes: then a duplicate is rejected as in progress, and the first request of
+another key waits, for five seconds at most.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .holds import SqliteHold, SqliteLease
 from .messages import Messages
 
 POLL_SECONDS = 0.01
-"""How often a request that waits looks: SQLite tells nobody of a lock that is free again."""
+"""How often a waiting request looks: SQLite does not announce that its lock is free."""
 
 LINE_SECONDS = 5.0
-"""How long the first request of a key waits for others that write; as long as the driver would."""
+"""How long the first request of a key waits for other writers; as long as the driver would."""
 
 
 class SqliteRecords:
@@ -66,7 +66,7 @@ class SqliteRecords:
         return self._hold(claim) if taken else None
 
     def wait(self, key: bytes, seconds: float) -> None:
-        """Return when nobody writes any more, or the record is finished."""
+        """Return when nobody writes, or the record is finished."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             with suppress(StoreUnavailable):
