@@ -9,10 +9,12 @@ from typing import Any
 
 import click
 
-from flask_idempotency.core.errors import IdempotencyError, UnknownRecord
-from flask_idempotency.core.records import State
+from flask_idempotency.core.engine import Claimed
+from flask_idempotency.core.errors import IdempotencyError, LeaseLost, OperationFailed, UnknownRecord
+from flask_idempotency.core.records import Claim, State
 from flask_idempotency.stores.admin import Admin, Line, StepLine
-from flask_idempotency.web.attempt.leased import fail_record
+from flask_idempotency.web.request.response import capture, lasting_response
+from flask_idempotency.web.setup.state import AppState
 
 from .group import MANY, admin, as_json_option, cli, current_state, in_utc, write, write_rows
 from .keys import possible_hashes
@@ -138,7 +140,7 @@ def release(digits: str, fail: bool) -> None:
             " released"
         )
     if fail:
-        fail_record(state, found)
+        _fail(state, found)
     click.echo(f"{key}: {'failed for good' if fail else 'may be run again'}")
 
 
@@ -154,6 +156,24 @@ def find(admin: Admin, digits: str) -> tuple[Line, list[StepLine]]:
         longer = ": give all 16 digits, such as " + " or ".join(sorted(line.key for line in found))
         raise UnknownRecord(text + (longer if found else ""))
     return found[0], admin.steps(start)
+
+
+def _fail(state: AppState, key: bytes) -> None:
+    """Store a failure as the response of a record that nobody holds: an operator has decided.
+
+    Raises ``StoreUnavailable``, and ``LeaseLost`` if a request was faster.
+    """
+    record = state.records.look(key)
+    if record is None:
+        raise LeaseLost
+    problem = OperationFailed("The operation was interrupted, and will not be run again.")
+    response = lasting_response(state.app, problem, state.settings)
+    owner = secrets.token_urlsafe(16)
+    claim = Claim(key, record.name, record.fingerprint, owner, state.settings.ttl, state.settings.lease)
+    decision = state.engine.decide(claim)
+    if not isinstance(decision, Claimed):
+        raise LeaseLost
+    decision.execution.complete(capture(response, state.settings))
 
 
 def _row(line: Line) -> dict[str, Any]:

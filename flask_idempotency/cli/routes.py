@@ -16,7 +16,7 @@ from flask import Blueprint
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.fingerprint import Pointer
 from flask_idempotency.stores.admin import Finding
-from flask_idempotency.web.session.joined import engines_of
+from flask_idempotency.web.session.joining import engines_of
 from flask_idempotency.web.setup.options import OPTIONS, SAFE_METHODS, FormField, Route
 from flask_idempotency.web.setup.routes import (
     covering_route,

@@ -203,7 +203,7 @@ class Hooks:
         current = this_request()
         raised, current.raised = current.raised, None
         if raised is not None and isinstance(error, Exception):
-            return raised.answer(error)
+            return raised.respond_to(error)
         self.end_waiting(self._state.app)
         if raised is not None:
             raised.end()

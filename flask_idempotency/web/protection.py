@@ -45,7 +45,6 @@ from flask_idempotency.web.request.state import (
     this_request,
 )
 from flask_idempotency.web.session.ends import blocks_records, drop, present_session
-from flask_idempotency.web.session.joined import engines_of
 from flask_idempotency.web.session.joining import parked, set_aside
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.state import AppState, TypicalDuration, app_state
@@ -122,7 +121,7 @@ def claim_or_answer(
             return decided.open()
         return _answer(state, route, current, operation, claim, decided)
     try:
-        aside = set_aside(state, engines_of(state, route.other_binds))
+        aside = set_aside(state, route.other_binds)
     except NotAtomic:
         if is_outermost_request():
             drop(present_session(state.db))

@@ -22,7 +22,7 @@ from flask_idempotency.stores.savepoints.units import Units
 from flask_idempotency.web import protection
 from flask_idempotency.web.attempt.attempt import Attempt
 from flask_idempotency.web.request.state import RequestState
-from flask_idempotency.web.session import earlier, ends
+from flask_idempotency.web.session import earlier, ends, joined
 from flask_idempotency.web.session.joined import Joined
 from tests.differential.comparison import Twins, Verdict
 from tests.differential.kept import KEPT
@@ -210,7 +210,7 @@ def role_left_on_the_connection(knife: Knife) -> None:
 @shown_by(a_rejection_with_a_write=Program(view=(INSERT,), answer="conflict"))
 def leftovers_of_a_rejection_committed(knife: Knife) -> None:
     """What the view left is not undone, and the COMMIT that is for the record commits it, too."""
-    knife.replace(Joined, "_let_go", lambda self: setattr(self._running, "is_open", False))
+    knife.replace(joined, "end_session", lambda session, running, drops: None)
 
 
 # Statements held back
@@ -427,7 +427,7 @@ def nothing_waits(knife: Knife) -> None:
 @shown_by(a_commit_too_late=Program(view=(INSERT, do("commit in a teardown"))))
 def leftovers_of_a_success_dropped(knife: Knife) -> None:
     """A success with changes that nobody has committed is kept."""
-    knife.replace(Joined, "refuse_leftovers", lambda self, status: None)
+    knife.replace(Joined, "_refuse_leftovers", lambda self, status: None)
 
 
 @shown_by(a_rollback_in_a_decorator=Program(view=(INSERT,), above=(ROLLBACK,)))

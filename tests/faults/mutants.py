@@ -190,8 +190,8 @@ def answer_not_stored(_app: Flask) -> None:
 
 def errors_kept(_app: Flask) -> None:
     """An answer of 500 is an answer, too."""
-    before = AtomicAttempt._is_kept
-    AtomicAttempt._is_kept = (  # type: ignore[method-assign]
+    before = AtomicAttempt._stores
+    AtomicAttempt._stores = (  # type: ignore[method-assign]
         lambda self, status: status == 500 or before(self, status)
     )
 

@@ -1,4 +1,4 @@
-"""The attempt at an atomic operation: the view's writes and its answer commit together, or not."""
+"""The attempt at an atomic operation: the view's writes and its response commit together, or not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flask import Response
 from flask_idempotency.core.errors import Problem
 from flask_idempotency.core.ports import Transaction
 from flask_idempotency.core.records import StoredResponse
-from flask_idempotency.core.storable import is_kept
+from flask_idempotency.web.session.earlier import SetAside
 from flask_idempotency.web.session.joined import Joined
 
 from .attempt import Attempt
@@ -21,24 +21,36 @@ class AtomicAttempt(Attempt):
     _joined: Joined = None  # type: ignore[assignment]  # until it is open
 
     def fail(self, error: Exception) -> Response:
-        """Answer as the application's error handlers do.
+        """Respond as the application's error handlers do.
 
         Raises what they leave unhandled, after everything is rolled back.
         """
-        self._raise_if_void(error)
+        self.note_failure(error)
         return self.succeed(self._handle(error), handled=True)
 
     def note_failure(self, error: Exception) -> None:
-        """Raise what says more than the error, if there is something."""
-        self._raise_if_void(error)
-
-    def _raise_if_void(self, error: Exception | None) -> None:
-        """Raise what makes the whole operation void: whatever the view answered, it cannot commit."""
+        """Raise what makes the whole operation void: whatever the view returned, it cannot commit."""
         try:
             self._joined.raise_if_uncommittable(error)
         except Problem as problem:
             self._current.problem = problem
             raise
+
+    def has_committed(self) -> bool:
+        """See :class:`Attempt`."""
+        return self._joined.has_committed()
+
+    def _open(self, before: SetAside | None) -> None:
+        hold, binds = cast("Transaction", self._execution.hold), self._route.other_binds
+        self._joined = Joined(self._state, self._operation, hold, binds, before)
+
+    def _end(self, stored: StoredResponse | None) -> None:
+        if stored is None:
+            self._joined.raise_if_uncommittable(None)
+            self.end()
+        else:
+            self._joined.let_go(stored.status)
+            self._complete(stored)
 
     def _abandon(self) -> None:
         try:
@@ -47,29 +59,8 @@ class AtomicAttempt(Attempt):
         finally:
             self._execution.abandon()
 
-    def _open(self) -> None:
-        hold = cast("Transaction", self._execution.hold)
-        binds = self._route.other_binds
-        self._joined = Joined(self._state, self._operation, hold, binds, self._before)
-
-    def _end(self, stored: StoredResponse | None) -> None:
-        self._raise_if_void(None)
-        if stored is None:
-            self.end()
-        else:
-            with self._joined as joined:
-                joined.refuse_leftovers(stored.status)
-            self._complete(stored)
-
     def _is_settled(self) -> bool:
         return self._joined.is_settled()
 
-    def has_committed(self) -> bool:
-        """See :class:`Attempt`."""
-        return self._joined.has_committed()
-
     def _is_undone(self) -> bool:
         return self._joined.is_undone()
-
-    def _is_kept(self, status: int) -> bool:
-        return is_kept(status)

@@ -12,6 +12,7 @@ from flask.globals import request_ctx
 from flask_idempotency.core.engine import Execution
 from flask_idempotency.core.errors import Problem, StoreUnavailable
 from flask_idempotency.core.records import StoredResponse
+from flask_idempotency.core.storable import is_kept
 from flask_idempotency.web.operation import Operation
 from flask_idempotency.web.request.response import capture, handle_problem
 from flask_idempotency.web.request.state import RequestState
@@ -30,10 +31,10 @@ log = logging.getLogger("flask_idempotency")
 
 
 class Attempt:
-    """The view's run: from the claim to its end, however it ends. A context manager.
+    """One run of the view: from the claim to its end, however it ends. A context manager.
 
-    ``begin`` comes first and may answer at once; in the context the view runs, and ``succeed`` or
-    ``fail`` is told what it did and gives the response.
+    ``open`` comes first and may respond at once. The view runs in the context; ``succeed`` or ``fail``
+    is told what it did, and gives the response.
     """
 
     def __init__(
@@ -50,23 +51,21 @@ class Attempt:
         self._in_view = self._is_over = False
         self._waiting: StoredResponse | None = None
         self._is_above = False  # an error of the view is on its way through the decorators
-        self._before: SetAside | None = None
         self._registered: list[Any] = []  # with flask.after_this_request
         self._outside = 0  # how many of these before the view
         current.clean_up = self.clean_up
         operation.attempt = execution.hold.attempt
 
     def open(self, before: SetAside | None = None) -> Attempt | Response:
-        """Make everything ready for the view. What is answered at once is a response.
+        """Make everything ready for the view, or respond at once.
 
         ``before`` is what ``db.session`` was in the middle of.
         """
-        self._before = before
         try:
             if self._execution.took_over:
                 event = Event(self._operation.name, self._operation.attempt)
                 send(operation_taken_over, self._state.app, event)
-            return self._open() or self
+            return self._open(before) or self
         except BaseException:
             self.end()
             raise
@@ -80,7 +79,7 @@ class Attempt:
         self._in_view = True
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._in_view = False
         self.clean_up()
 
@@ -93,14 +92,17 @@ class Attempt:
             self.end()
 
     def end(self) -> None:
-        """End the attempt without a response, if it is not over."""
+        """End the attempt without a response. Does nothing once it is over."""
         if not self._is_over:
             self._waiting, self._is_above = None, False
             self._abandon()
-            self._is_over, self._current.clean_up = True, None
+            self._note_end()
+
+    def _note_end(self) -> None:
+        self._is_over, self._current.clean_up = True, None
 
     def succeed(self, result: Any, *, handled: bool = False, waits: bool = True) -> Response:
-        """The view returned ``result``: keep the answer, or give the key back.
+        """The view returned ``result``: store the response, or release the key.
 
         ``handled`` says that an error handler made it; ``waits``, that a commit above the view may
         follow.
@@ -111,23 +113,25 @@ class Attempt:
             while len(self._registered) > self._outside:
                 response = app.ensure_sync(self._registered.pop(self._outside))(response)
             stored = capture(response, self._state.settings)
-            kept = self._route.store(response) if self._route.store else self._is_kept(stored.status)
+            is_stored = (
+                self._route.store(response) if self._route.store else self._stores(stored.status)
+            )
         except Exception as error:
             if handled:
                 raise
             return self.fail(error)  # a generator, or what the view registered, fails as the view may
-        if waits and kept and self._current.is_dispatched:
+        if waits and is_stored and self._current.is_dispatched:
             self._current.response = response
             if not self._is_settled():
                 self._waiting, self._current.waiting = stored, self
                 return response
-        self._end_with(stored if kept else None)
+        self._end_with(stored if is_stored else None)
         return response
 
     def finish(self) -> None:
-        """Store the answer that waited for what the application does above its views.
+        """Store the response that waited for what the application does above its views.
 
-        Unless that has undone the work it tells of. Raises what :meth:`succeed` would have raised.
+        Unless that has undone the work it reports. Raises what :meth:`succeed` would have raised.
         """
         stored, self._waiting = self._waiting, None
         with self:
@@ -135,13 +139,13 @@ class Attempt:
                 self._end_with(None if stored.status < 400 and self._is_undone() else stored)
 
     def hand_up(self) -> bool:
-        """Let an error of the view pass the decorators above it, if it comes back to ``answer``."""
+        """Let an error of the view pass the decorators above it, if it comes back to ``respond_to``."""
         self._is_above = self._current.is_dispatched
         if self._is_above:
             self._current.raised = self
         return self._is_above
 
-    def answer(self, error: Exception) -> Response:
+    def respond_to(self, error: Exception) -> Response:
         """The error came out above all decorators."""
         self._is_above = False
         with self:
@@ -165,7 +169,7 @@ class Attempt:
         raise NotImplementedError
 
     def _handle(self, error: Exception) -> Any:
-        """What the application's error handlers answer. Raises what they leave unhandled."""
+        """What the application's error handlers return. Raises what they leave unhandled."""
         if isinstance(error, Problem):
             self._current.problem = error
             return handle_problem(self._state.app, error)
@@ -178,15 +182,15 @@ class Attempt:
         """The function of :meth:`Idempotency.run` raised ``error``, which goes to its caller."""
         raise NotImplementedError
 
-    def _abandon(self) -> None:
-        """Undo what can be undone, and let the record go."""
-        raise NotImplementedError
-
-    def _open(self) -> Response | None:
+    def _open(self, before: SetAside | None) -> Response | None:
         raise NotImplementedError
 
     def _end(self, stored: StoredResponse | None) -> None:
-        """Store the answer, or (None) give the key back."""
+        """Store the response, or (None) release the key."""
+        raise NotImplementedError
+
+    def _abandon(self) -> None:
+        """Undo what can be undone, and let go of the record."""
         raise NotImplementedError
 
     def _is_undone(self) -> bool:
@@ -197,27 +201,26 @@ class Attempt:
         """Whether the view has left nothing that a commit above it could be meant for."""
         raise NotImplementedError
 
-    def _is_kept(self, status: int) -> bool:
-        """Whether an answer of this status is kept, if the route does not say."""
-        raise NotImplementedError
+    def _stores(self, status: int) -> bool:
+        """Whether a response of this status is stored, if the route does not say."""
+        return is_kept(status)
 
     def _complete(self, stored: StoredResponse) -> None:
-        """Store the answer; then tell everybody who waits for that."""
+        """Store the response; then tell everybody who waits for that."""
         self._execution.complete(stored)
-        self._is_over, self._current.clean_up = True, None
+        self._note_end()
         app, operation = self._state.app, self._operation
         seconds = time.monotonic() - self._started
         self._state.pace[operation.name].note(seconds)
-        event = Event(operation.name, operation.attempt, stored.status, seconds)
-        send(operation_executed, app, event)
+        send(operation_executed, app, Event(operation.name, operation.attempt, stored.status, seconds))
         for function in operation.after_commit:
             try:
                 function()
-            except Exception:  # the operation has been committed: its answer stands
+            except Exception:  # the operation has been committed: its response stands
                 log.exception("operation %s: a function failed after the commit", operation.name)
 
 
 def report(state: AppState, operation: Operation, error: StoreUnavailable) -> None:
-    """Log and signal that Postgres did not do what was asked; the answer does not say why."""
+    """Log and signal that Postgres did not do what was asked; the response does not say why."""
     log.error("operation %s: the store is unavailable: %r", operation.name, error.__cause__)
     send(store_failed, state.app, Event(operation.name, operation.attempt or None, error=error))

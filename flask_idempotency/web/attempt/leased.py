@@ -9,7 +9,6 @@ example, is interrupted.
 from __future__ import annotations
 
 import inspect
-import secrets
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,10 +18,8 @@ from typing import Any, cast
 from flask import Response, got_request_exception
 from werkzeug.exceptions import InternalServerError
 
-from flask_idempotency.core.engine import Claimed
 from flask_idempotency.core.errors import (
     ConfigurationError,
-    LeaseLost,
     OperationFailed,
     Problem,
     RecordBroken,
@@ -31,13 +28,11 @@ from flask_idempotency.core.errors import (
     TransactionConflict,
 )
 from flask_idempotency.core.ports import Lease
-from flask_idempotency.core.records import Claim, StoredResponse
-from flask_idempotency.core.storable import is_kept
+from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.web.operation import Operation
-from flask_idempotency.web.request.response import capture, problem_response
+from flask_idempotency.web.request.response import capture, lasting_response
 from flask_idempotency.web.session.ends import end_view, is_settled_outside
 from flask_idempotency.web.session.joining import parked
-from flask_idempotency.web.setup.state import AppState
 from flask_idempotency.web.signals import Event, operation_interrupted, send
 
 from .attempt import Attempt
@@ -96,12 +91,11 @@ class LeasedAttempt(Attempt):
         return isinstance(error, (Problem, *_NOT_THE_OPERATIONS))
 
     def _abandon(self) -> None:
-        """Leave the operation as interrupted."""
         if self._operation.steps is not None:
             self._operation.steps = self._current.operation = None
         self._execution.abandon()
 
-    def _open(self) -> Response | None:
+    def _open(self, _before: object) -> Response | None:
         operation, execution = self._operation, self._execution
         self._current.operation = operation
         lease, binds = cast("Lease", execution.hold), self._route.other_binds
@@ -137,54 +131,26 @@ class LeasedAttempt(Attempt):
     def _keep(self, problem: Problem) -> Response:
         """Store a problem as the answer."""
         self._current.problem = problem
-        response = _lasting(self._state, problem)
+        response = lasting_response(self._state.app, problem, self._state.settings)
         self._end(capture(response, self._state.settings))
         return response
 
     def _end(self, stored: StoredResponse | None) -> None:
-        state = self._state
-        end_view(state.db, self._operation.name)
-        with parked(state):
-            self._end_lease(stored)
-
-    def _end_lease(self, stored: StoredResponse | None) -> None:
-        if stored is None and self._reconciling:
-            self.end()  # who could not tell now is asked again: it stays interrupted
-        elif stored is None:
-            self._execution.release()
-        else:
-            if stored.status >= 500:
-                self._operation.after_commit.clear()  # what should follow success does not follow this
-            self._operation.steps = self._current.operation = None  # what follows is no part of it
-            self._complete(stored)
+        operation = self._operation
+        end_view(self._state.db, operation.name)
+        with parked(self._state):
+            if stored is None and self._reconciling:
+                self.end()  # who could not tell now is asked again: it stays interrupted
+            elif stored is None:
+                self._execution.release()
+            else:
+                if stored.status >= 500:
+                    operation.after_commit.clear()  # what should follow success does not follow this
+                operation.steps = self._current.operation = None  # what follows is no part of it
+                self._complete(stored)
 
     def _is_settled(self) -> bool:
         return is_settled_outside(self._state.db)
 
-    def _is_kept(self, status: int) -> bool:
-        return is_kept(status) or status >= 500
-
-
-def fail_record(state: AppState, key: bytes) -> None:
-    """Store a failure as the answer of a record that nobody holds: an operator has decided.
-
-    Raises ``StoreUnavailable``, and ``LeaseLost`` if a request was faster.
-    """
-    record = state.records.look(key)
-    if record is None:
-        raise LeaseLost
-    problem = OperationFailed("The operation was interrupted, and will not be run again.")
-    response = _lasting(state, problem)
-    owner = secrets.token_urlsafe(16)
-    claim = Claim(key, record.name, record.fingerprint, owner, state.settings.ttl, state.settings.lease)
-    decision = state.engine.decide(claim)
-    if not isinstance(decision, Claimed):
-        raise LeaseLost
-    decision.execution.complete(capture(response, state.settings))
-
-
-def _lasting(state: AppState, problem: Problem) -> Response:
-    """A problem's answer that is to be kept: its replays are not to be cached either."""
-    response = problem_response(state.app, problem, state.settings)
-    response.headers["Cache-Control"] = "no-store"
-    return response
+    def _stores(self, status: int) -> bool:
+        return status >= 500 or super()._stores(status)

@@ -210,7 +210,7 @@ class Steps:
                     except Exception as error:
                         joined.raise_if_uncommittable(error)
                         raise
-                    joined.raise_if_uncommittable(None)
+                    joined.let_go()
                 hold.record(step.name, self._sealed(step.name, result))
             finally:
                 hold.abandon()

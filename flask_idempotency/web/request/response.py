@@ -132,6 +132,13 @@ def problem_response(app: Flask, problem: Problem, settings: Settings) -> Respon
     return response
 
 
+def lasting_response(app: Flask, problem: Problem, settings: Settings) -> Response:
+    """The response for a problem that is stored: replays of it are not to be cached either."""
+    response = problem_response(app, problem, settings)
+    response.headers["Cache-Control"] = "no-store"
+    return response
+
+
 def watch_flashes(app: Flask) -> None:
     """Hear of every message that a protected view flashes."""
     message_flashed.connect(_note, app)

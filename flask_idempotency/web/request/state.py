@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from flask import Response, g
+from flask import Response, g, has_app_context, has_request_context, request
 from werkzeug.local import LocalProxy
 
 from flask_idempotency.core.errors import Problem
 from flask_idempotency.web.operation import (
     Operation,
-    present_context,
     present_request,
     running_operation,
 )
@@ -31,12 +30,12 @@ class FormKey:
 
 
 class Waiting(Protocol):
-    """An attempt whose answer waits for what the application does above its view."""
+    """An attempt whose response waits for what the application does above its view."""
 
     def finish(self) -> None:
-        """Store the answer."""
+        """Store the response."""
 
-    def answer(self, error: Exception) -> Response:
+    def respond_to(self, error: Exception) -> Response:
         """The error of the view, above all decorators."""
 
     def end(self) -> None:
@@ -93,10 +92,11 @@ _ATTRIBUTE = "_flask_idempotency"
 
 def this_request() -> RequestState:
     """The state of the present request, made when first asked for."""
-    state = existing_request()
+    home = _home()
+    state: RequestState | None = getattr(home, _ATTRIBUTE, None)
     if state is None:
         state = RequestState()
-        setattr(_home(), _ATTRIBUTE, state)
+        setattr(home, _ATTRIBUTE, state)
     return state
 
 
@@ -121,7 +121,9 @@ def is_outermost_request() -> bool:
 
 def _home() -> Any:
     """Where the state is kept: with the request, which a nested application context shares."""
-    return present_request() or present_context()
+    if has_request_context():
+        return request._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001
+    return g._get_current_object() if has_app_context() else None  # noqa: SLF001
 
 
 def present_operation() -> Operation | None:

@@ -17,6 +17,7 @@ from sqlalchemy.orm.exc import ObjectDeletedError
 from sqlalchemy.orm.session import SessionTransactionOrigin
 
 from flask_idempotency.core.errors import NotAtomic
+from flask_idempotency.web.operation import OpenTransaction
 from flask_idempotency.web.setup.state import AppState
 
 from .earlier import connections, has_written
@@ -73,7 +74,7 @@ def is_settled_outside(db: SQLAlchemy) -> bool:
 def end_view(db: SQLAlchemy, name: str) -> None:
     """End the part of a view that is not atomic: what it did not commit is undone, as without us."""
     if not is_settled_outside(db):
-        drop_leftovers(db.session(), name)
+        _drop_leftovers(db.session(), name)
 
 
 def blocks_records(state: AppState) -> bool:
@@ -110,8 +111,23 @@ def _names(code: Any) -> set[str]:
     return set(code.co_names).union(*map(_names, code.co_consts))
 
 
-def drop_leftovers(session: Session, name: str) -> None:
-    """Undo what the view of the operation ``name`` did not commit in a session, and say so."""
+def end_session(session: Session, running: OpenTransaction, *, drops: bool) -> None:
+    """Undo what a view left in a session, and say so; if it is nothing, loaded objects stay usable.
+
+    ``drops`` says that the open transaction has written.
+    """
+    transaction = session.get_transaction()
+    if has_unsaved(session) or (drops and transaction is not None):
+        _drop_leftovers(session, running.operation.name)
+    elif (
+        transaction is not None
+        and transaction.is_active  # one that has failed waits for the application's rollback()
+        and (session in running.sessions or connections(session))
+    ):
+        transaction.close()
+
+
+def _drop_leftovers(session: Session, name: str) -> None:
     log.warning("the view of %s left changes it did not commit; they are undone", name)
     drop(session)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -13,34 +12,24 @@ from flask_idempotency.core.ports import Step, Transaction
 from flask_idempotency.web.operation import OpenTransaction, Operation, forget_ended
 from flask_idempotency.web.setup.state import AppState
 
-from .earlier import SetAside, connections
+from .earlier import SetAside
 from .ends import (
     commits_in_teardown,
-    drop_leftovers,
+    end_session,
     has_unsaved,
     present_session,
     undo,
     waits_for_commit,
 )
-from .joining import is_joining, prove
-
-
-def engines_of(state: AppState, bind_keys: Sequence[str | None]) -> frozenset[Engine]:
-    """The engines of some binds. Raises ``ConfigurationError`` for one that is not there."""
-    try:
-        return frozenset(state.engines[key] for key in bind_keys)
-    except KeyError as error:
-        raise ConfigurationError(
-            f"other_binds names {error.args[0]!r}; this application has {list(state.engines)}"
-        ) from None
+from .joining import engines_of, is_joining, prove
 
 
 class Joined:
     """``db.session`` joined to the transaction of ``hold``, from now on. A context manager.
 
-    ``before`` is what the session was in the middle of. On leaving the context, what the function did
-    not commit is undone or, after an error, all of it. Raises ``ConfigurationError`` if the session
-    does not join, or if a bind is not there.
+    ``before`` is what the session was in the middle of. :meth:`let_go` keeps what was committed;
+    :meth:`end`, and so the end of the context, undoes all of it. Raises ``ConfigurationError`` if the
+    session does not join, or if a bind is not there.
     """
 
     def __init__(
@@ -77,35 +66,11 @@ class Joined:
     def __enter__(self) -> Joined:
         return self
 
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        try:
-            if error is None:
-                self._let_go()
-        except SQLAlchemyError as lost:  # the connection is: nothing can be undone or stored
-            self.raise_if_uncommittable(lost)
-            raise
-        finally:
-            self.end()
-
-    def _let_go(self) -> None:
-        """Undo what was not committed, as without us. Otherwise loaded objects stay usable."""
-        running = self._running
-        left = running.units.has_unsaved_writes()
-        running.units.leave()
-        for session in self._sessions():
-            transaction = session.get_transaction()
-            if has_unsaved(session) or (left and transaction is not None):
-                drop_leftovers(session, running.operation.name)
-            elif (
-                transaction is not None
-                and transaction.is_active  # one that has failed waits for the application's rollback()
-                and (session in running.sessions or connections(session))
-            ):
-                transaction.close()
-        running.is_open = False
+    def __exit__(self, *_error: object) -> None:
+        self.end()
 
     def end(self) -> None:
-        """Undo all of it, unless it has ended; the sessions go their own way again."""
+        """Undo all of it, unless the sessions were let go; from now on they go their own way."""
         running = self._running
         try:
             if running.is_open:
@@ -117,6 +82,37 @@ class Joined:
             running.is_open = False
             running.sessions.clear()
             forget_ended()
+
+    def let_go(self, status: int | None = None) -> None:
+        """Undo what was not committed, as without us, and let the sessions go: all the rest commits.
+
+        Raises what makes the work void, and ``NotAtomic`` if something was left uncommitted beside a
+        response of success. Beside a rejection it is undone, unless the application commits in a
+        teardown. ``status`` is the response's, or None for a step.
+        """
+        self.raise_if_uncommittable(None)
+        running, sessions = self._running, self._sessions()
+        has_written = running.units.has_unsaved_writes()
+        if status is not None and (has_written or any(map(has_unsaved, sessions))):
+            self._refuse_leftovers(status)
+        running.units.leave()
+        try:
+            for session in sessions:
+                end_session(session, running, drops=has_written)
+        except SQLAlchemyError as lost:  # the connection is: nothing can be undone or stored
+            self.raise_if_uncommittable(lost)
+            raise
+        running.is_open = False
+        self.end()
+
+    def _refuse_leftovers(self, status: int) -> None:
+        if status < 400 or commits_in_teardown(self._state.app):
+            raise NotAtomic(
+                f"the view of {self._running.operation.name} answered {status} and left changes in"
+                " db.session that nobody committed: commit them in the view, in a decorator or in an"
+                " after_request function (a teardown is too late), or drop them with"
+                " db.session.rollback()"
+            )
 
     def _sessions(self) -> list[Session]:
         """Those that joined, and the present one, which may hold changes and not have joined yet."""
@@ -152,20 +148,6 @@ class Joined:
         units = self._running.units
         commits, rollbacks = self._left
         return units.rollbacks > rollbacks or (units.commits == commits and not self.has_leftovers())
-
-    def refuse_leftovers(self, status: int) -> None:
-        """Raise ``NotAtomic`` if changes are left that nobody committed, with a response of success.
-
-        Beside a rejection they are undone, as without us: unless the application commits in a teardown.
-        """
-        may_stay = status >= 400 and not commits_in_teardown(self._state.app)
-        if not may_stay and self.has_leftovers():
-            name = self._running.operation.name
-            raise NotAtomic(
-                f"the view of {name} answered {status} and left changes in db.session that nobody"
-                " committed: commit them in the view, in a decorator or in an after_request function (a"
-                " teardown is too late), or drop them with db.session.rollback()"
-            )
 
     def raise_if_uncommittable(self, error: Exception | None) -> None:
         """Raise what makes the work void, now that it ended with ``error`` (or None).

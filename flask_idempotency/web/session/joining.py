@@ -12,6 +12,7 @@ holds for sessions that ``db.session.remove()`` makes room for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -96,8 +97,18 @@ def prove(db: SQLAlchemy, running: OpenTransaction, table: Table) -> None:
         )
 
 
+def engines_of(state: AppState, bind_keys: Sequence[str | None]) -> frozenset[Engine]:
+    """The engines of some binds. Raises ``ConfigurationError`` for one that is not there."""
+    try:
+        return frozenset(state.engines[key] for key in bind_keys)
+    except KeyError as error:
+        raise ConfigurationError(
+            f"other_binds names {error.args[0]!r}; this application has {list(state.engines)}"
+        ) from None
+
+
 def set_aside(
-    state: AppState, other_binds: frozenset[Engine] = frozenset()
+    state: AppState, other_binds: Sequence[str | None] = ()
 ) -> AbstractContextManager[SetAside | None]:
     """Take the connection from the request's session, so that the operation needs no second one.
 
@@ -105,7 +116,7 @@ def set_aside(
     ``NotAtomic`` if something was written, locked, or chosen for its transaction: ending that would
     split the operation, or lose it.
     """
-    outer, pool = outer_operation(), state.pool
+    outer, pool, others = outer_operation(), state.pool, engines_of(state, other_binds)
     session = present_session(state.db)
     if outer is not None and outer.units.pool is not pool:
         outer = None
@@ -125,7 +136,7 @@ def set_aside(
     every = set(connections(session).values())
     begun = {connection for connection in every if connection.engine.pool is pool}
     for connection in every - begun:
-        if connection.engine not in other_binds and has_written(connection):
+        if connection.engine not in others and has_written(connection):
             raise NotAtomic(
                 "db.session had written on another bind, but not committed, before the idempotent view"
                 " began, which cannot commit together with the record: commit before the view, or allow"
