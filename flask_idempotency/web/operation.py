@@ -63,8 +63,8 @@ class Operation:
     def connection(self) -> Connection:
         """The SQLAlchemy connection of the operation's transaction, while the view runs.
 
-        What is executed on it commits together with the answer (in a step with ``atomic=True``: with
-        the step). Do not end its transaction.
+        What is executed on it commits together with the response (in a step with ``atomic=True``:
+        with the step). Do not end its transaction.
         """
         running = _running.get()
         if running is None or running.operation is not self:
@@ -74,17 +74,17 @@ class Operation:
     def step(
         self, name: str, function: Callable[..., T], /, *args: Any, atomic: bool = False, **kwargs: Any
     ) -> T:
-        """Run ``function(*args, **kwargs)`` once for this operation, and keep its result.
+        """Run ``function(*args, **kwargs)`` once for this operation, and store its result.
 
         If the operation runs again after a crash, the result is given back and the function is not
         called. For operations with ``atomic=False``. ``name`` has 1 to 255 characters, no NUL and no
         lone surrogate. Each step has a name of its own, runs in one thread, and does not nest. The
-        result must be JSON; what comes back is the decoded JSON, the first time too. Each finished step
-        renews the lease. With ``atomic=True`` the function's writes in ``db.session`` commit together
-        with the step, whether or not it says so.
+        result must be JSON; what comes back is the decoded JSON, even the first time. Each finished
+        step renews the lease. With ``atomic=True`` the function's writes in ``db.session`` commit
+        together with the step, even if it does not call ``commit()``.
 
-        A call that is cut off in the middle is made again: pass the other side a key of
-        :meth:`derive_key` by which it can tell.
+        A call that is cut off in the middle is made again: pass the other side a key from
+        :meth:`derive_key`, by which it can tell.
 
         Raises ``LeaseLost`` if another request has taken the operation over, ``StepError`` for a name
         that cannot be one, that was used before or whose step is running in another thread, and for a
@@ -97,24 +97,24 @@ class Operation:
         """Let the lease run for at least ``seconds`` (a number or a timedelta) from now on.
 
         For operations with ``atomic=False``. Raises ``LeaseLost``, ``StoreUnavailable``, and
-        ``ConfigurationError`` for what would not do as ``lease``.
+        ``ConfigurationError`` for a value that the option ``lease`` would reject.
         """
         self._running_steps("extend").extend(seconds)
 
     def note_after_commit(self, function: Callable[[], object]) -> None:
-        """Call ``function`` once this has committed, and the step whose function asks for it, too."""
+        """Call ``function`` once this, and the step whose function asks for it, has committed."""
         (self.after_commit if self.steps is None else self.steps.after_commit()).append(function)
 
     def derive_key(self, name: str) -> str:
         """A key to send to another API for the call ``name`` of this operation.
 
-        The same for every attempt, another one for every operation and name: 43 characters out of
-        letters, digits, ``-`` and ``_``. It tells nothing of the client's key.
+        The same for every attempt, different for every operation and name: 43 letters, digits, ``-``
+        and ``_``. It reveals nothing about the client's key.
         """
         return derive_key(self.hashed_key(), name)
 
     def hashed_key(self) -> bytes:
-        """What the operation's record is found by: 32 bytes, which tell nothing of the key."""
+        """The 32 bytes by which the operation's record is found. They reveal nothing about the key."""
         return hash_key(self.namespace, self.name, self.scope, self.key)
 
     def _running_steps(self, what: str) -> RunsSteps:
@@ -153,8 +153,8 @@ class OpenTransaction:
     def has_session(self, session: Any) -> bool:
         """Whether a session's work is the view's.
 
-        That of a request which the view makes to its own application is, too, if the two share their
-        application context, and so ``db.session``.
+        So is the work of a request that the view makes to its own application, if the two share their
+        application context, and therefore ``db.session``.
         """
         return self.is_here() or session in self.sessions or self._context is present_context()
 
@@ -202,8 +202,8 @@ def joined_operation(session: Any) -> OpenTransaction | None:
 def _still_open(running: OpenTransaction) -> OpenTransaction:
     if not running.is_open:
         raise NotAtomic(
-            f"the operation {running.operation.name} has ended, and work that its view began goes on in"
-            " a thread or task: what it writes now would be no part of it"
+            f"the operation {running.operation.name} has ended, and work that its view started is still"
+            " running in a thread or task: what it writes now would not be part of it"
         )
     return running
 

@@ -1,9 +1,9 @@
 """The attempt at an operation that is not atomic: its effects may be out in the world at any time.
 
-So every end is kept, a failure too, except where the view says that the operation may be tried again
-(``Retryable``, what a queue takes for that, or an answer that is about the caller and not about the
-operation). What ends without an answer, because the worker is told to exit or has run out of time for
-example, is interrupted.
+So the response is stored even if it reports a failure, except where the view says that the operation
+may be tried again (``Retryable``, what a queue takes for that, or a response that is about the caller
+and not about the operation). An operation that ends without a response is interrupted: its worker was
+told to exit or ran out of time, for example.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from .attempt import Attempt
 from .steps import Steps
 
 _UNDONE = (Retryable, TransactionConflict)
-"""What says that the operation may be tried again: the view, or the database of a step."""
+"""The view, or the database of a step, says with these that the operation may be tried again."""
 
 _NOT_THE_OPERATIONS = (ConfigurationError, RecordBroken, SealBroken)
-"""Errors of the set-up, which somebody repairs: the operation is interrupted by them, not failed."""
+"""Errors in the set-up, which somebody repairs: they interrupt the operation, and do not fail it."""
 
 
 class LeasedAttempt(Attempt):
@@ -51,10 +51,10 @@ class LeasedAttempt(Attempt):
     _reconciling = False
 
     def fail(self, error: Exception) -> Response:
-        """Keep the answer that the application gives to ``error``, whatever it is.
+        """Store the response that the application gives to ``error``, whatever it is.
 
-        Raises ``Retryable`` and other problems of ours as they are, and where Flask is set to let
-        exceptions out (in tests, for example) the error itself, after its answer is kept.
+        Raises ``Retryable`` and our other problems as they are. Where Flask propagates exceptions (in
+        tests, for example), raises the error itself after its response is stored.
         """
         if isinstance(error, Problem):
             self._current.problem = error
@@ -66,7 +66,7 @@ class LeasedAttempt(Attempt):
         except Exception as unhandled:
             if unhandled is not error:
                 raise
-            # What Flask does with it, but with the answer kept before it is out.
+            # What Flask does with it, but the response is stored before it is sent.
             result = app.handle_user_exception(InternalServerError(original_exception=error))
             response = self.succeed(result, handled=True, waits=False)
             propagates = app.config["PROPAGATE_EXCEPTIONS"]
@@ -77,12 +77,12 @@ class LeasedAttempt(Attempt):
             return response
 
     def note_failure(self, error: Exception) -> None:
-        """Outside of a request: keep that the function failed, if it says no better."""
+        """Outside a request: store that the function failed, unless the error says more."""
         if not self._stays_open_after(error):
-            self._keep(OperationFailed(f"The operation failed with {type(error).__name__}."))
+            self._store(OperationFailed(f"The operation failed with {type(error).__name__}."))
 
     def _stays_open_after(self, error: Exception) -> bool:
-        """Whether no end is stored after ``error``: the operation is released here, or interrupted."""
+        """Whether no response is stored for ``error``: the operation is released, or interrupted."""
         if self._route.is_interrupted_by(error):
             return True
         if isinstance(error, _UNDONE) or self._route.is_released_by(error):
@@ -104,11 +104,11 @@ class LeasedAttempt(Attempt):
         return self._on_interrupted(steps) if execution.was_interrupted else None
 
     def _on_interrupted(self, steps: Steps) -> Response | None:
-        """Do with an interrupted operation as the route says; None: run it again."""
+        """Treat an interrupted operation as the route says; None: run it again."""
         operation, policy = self._operation, self._route.on_interrupted
         send(operation_interrupted, self._state.app, Event(operation.name, operation.attempt))
         if policy == "fail":
-            response = self._keep(
+            response = self._store(
                 OperationFailed("The operation was interrupted, and will not be run again.")
             )
         elif callable(policy) and (found := self._ask(policy)) is not None:
@@ -121,15 +121,15 @@ class LeasedAttempt(Attempt):
         return response
 
     def _ask(self, policy: Callable[[Operation], Any]) -> Any:
-        """What the application found out; a coroutine runs in a thread, with a loop of its own."""
+        """What the application found out. A coroutine runs in a thread, with its own event loop."""
         ask = self._state.app.ensure_sync(policy)
         if not inspect.iscoroutinefunction(policy):
             return ask(self._operation)
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(copy_context().run, ask, self._operation).result()
 
-    def _keep(self, problem: Problem) -> Response:
-        """Store a problem as the answer."""
+    def _store(self, problem: Problem) -> Response:
+        """Store a problem as the response."""
         self._current.problem = problem
         response = lasting_response(self._state.app, problem, self._state.settings)
         self._end(capture(response, self._state.settings))
@@ -140,12 +140,12 @@ class LeasedAttempt(Attempt):
         end_view(self._state.db, operation.name)
         with parked(self._state):
             if stored is None and self._reconciling:
-                self.end()  # who could not tell now is asked again: it stays interrupted
+                self.end()  # it stays interrupted, so the application is asked again
             elif stored is None:
                 self._execution.release()
             else:
                 if stored.status >= 500:
-                    operation.after_commit.clear()  # what should follow success does not follow this
+                    operation.after_commit.clear()  # they were to follow a success
                 operation.steps = self._current.operation = None  # what follows is no part of it
                 self._complete(stored)
 

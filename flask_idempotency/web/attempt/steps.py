@@ -1,7 +1,7 @@
-"""The steps of an operation that is not atomic: each runs once, and its result is kept.
+"""The steps of an operation that is not atomic: each runs once, and its result is stored.
 
 Before a step the lease is renewed, which also asks whether the operation is still ours: an attempt
-that was paused and taken over meanwhile begins nothing more. A step's result is recorded in one
+that was paused and taken over in the meantime starts nothing more. A step's result is recorded in one
 statement that asks the same again.
 """
 
@@ -31,7 +31,7 @@ from flask_idempotency.web.setup.state import AppState
 
 @dataclass(eq=False)
 class PresentStep:
-    """A step that runs. ``afterwards`` is what its function wants called after the commit."""
+    """A step that runs. ``after_commit`` is what its function wants called after the commit."""
 
     steps: Steps
     name: str
@@ -41,7 +41,7 @@ class PresentStep:
 
 
 _present: ContextVar[PresentStep | None] = ContextVar("flask_idempotency_step", default=None)
-"""The step whose function runs. Of this thread: a view may have several."""
+"""The step whose function runs in this thread: a view may have several threads."""
 
 
 class Steps:
@@ -135,12 +135,12 @@ class Steps:
         return self._state.sealer.open_bytes(stored, self._claim.key, _purpose(name))
 
     def after_commit(self) -> list[Callable[[], object]]:
-        """Where to put what is to be called after the commit: a step that fails takes its own along."""
+        """Where to put what is to be called after the commit: a step that fails drops its own."""
         present = self._present()
         return self._operation.after_commit if present is None else present.after_commit
 
     def begin_again(self) -> None:
-        """The view comes now, after ``on_interrupted``: it may ask for the steps that this recorded."""
+        """After ``on_interrupted`` the view runs: it may ask for the steps recorded there."""
         self._used.clear()
 
     def extend(self, seconds: float | timedelta) -> None:
@@ -225,11 +225,11 @@ def _purpose(name: str) -> str:
 
 
 def _encoded(name: str, value: Any) -> bytes:
-    """A step's result as it is kept. Raises ``StepError`` if it is not JSON."""
+    """A step's result as it is stored. Raises ``StepError`` if it is not JSON."""
     try:
         return json.dumps(value, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise StepError(
-            f"the step {name!r} was done, but its result cannot be kept, as it is not JSON ({error}):"
-            " return a dict, list, str, number, bool or None"
+            f"the step {name!r} was done, but its result cannot be stored, because it is not JSON"
+            f" ({error}): return a dict, list, str, number, bool or None"
         ) from error

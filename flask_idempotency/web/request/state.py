@@ -81,8 +81,8 @@ class RequestState:
         self.raised: Waiting | None = None  # whose view's error is on its way up
         self.clean_up: Callable[[], None] | None = None  # ends an attempt that is not over
         self.problem: Problem | None = None
-        self.is_replay = False  # the answer is a stored one
-        self.field: FormKey | None = None  # where the key comes from a form
+        self.is_replay = False  # the response is a stored one
+        self.field: FormKey | None = None  # if the key comes from a form
         self.flashes: list[tuple[str, Any]] = []
         self.resuming: Resuming | None = None
 

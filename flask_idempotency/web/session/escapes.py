@@ -1,6 +1,6 @@
 """Notice what a view sends past its operation: on another connection, or to another bind.
 
-And what a request's statements do before its view, of which the operation has to know.
+Also notes what a request's statements do before its view, because the operation must know.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from flask_idempotency.core.errors import ConfigurationError, NotAtomic
+from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.ports import Step, Transaction
 from flask_idempotency.web.operation import OpenTransaction, Operation, forget_ended
 from flask_idempotency.web.setup.state import AppState
@@ -21,7 +21,7 @@ from .ends import (
     undo,
     waits_for_commit,
 )
-from .joining import engines_of, is_joining, prove
+from .joining import engines_of, prove
 
 
 class Joined:
@@ -45,23 +45,12 @@ class Joined:
         binds = engines_of(state, other_binds)
         self._running = OpenTransaction(operation, hold, state.units_of(hold), binds)
         try:
-            self._prove()
+            prove(state, self._running)
             if before is not None:
                 before.go_on(self._running.units)
         except BaseException:
             self.end()
             raise
-
-    def _prove(self) -> None:
-        """Make sure, before the first view runs, that its session cannot escape the operation."""
-        state = self._state
-        if not state.is_proved:
-            prove(state.db, self._running, state.table)
-            state.is_proved = True
-        elif not is_joining(state.db):
-            raise ConfigurationError(
-                "db.session was replaced after init_app, so its writes would not be protected"
-            )
 
     def __enter__(self) -> Joined:
         return self

@@ -13,11 +13,11 @@ holds for sessions that ``db.session.remove()`` makes room for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import Connection, Engine, Table
+from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import sessionmaker
 
 from flask_idempotency.core.errors import ConfigurationError, NotAtomic, StoreUnavailable
@@ -32,29 +32,27 @@ class JoiningSession:
     """Put before the application's session class: works on a running operation's connection."""
 
     def get_bind(self, *args: Any, **kwargs: Any) -> Engine | Connection:
-        """The operation's engine in place of the application's; another database's as it is."""
+        """The operation's engine in place of the application's; another database's as it is.
+
+        Raises ``NotAtomic`` if the session would escape the operation.
+        """
         bind: Engine | Connection = super().get_bind(*args, **kwargs)  # type: ignore[misc]
         running = joined_operation(self)
         if running is None or bind.engine.pool is not running.units.pool:
             return bind
-        return _join(self, bind, running)
-
-
-def _join(session: Any, bind: Engine | Connection, running: OpenTransaction) -> Engine | Connection:
-    """What the session works on in place of ``bind``. Raises ``NotAtomic`` if it would escape."""
-    running.sessions[session] = None
-    begun = connections(session).get(bind)
-    if begun is not None and running.units.is_joined(begun):
-        return bind
-    if begun is not None or isinstance(bind, Connection):
-        running.refuse(
-            f"a session of the view of {running.operation.name} uses a connection of its own, so its"
-            " writes cannot commit together with the record: do not hand it a bind, nor one that"
-            " it began"
-            " to use before the view"
-        )
-    bound: Engine = running.units.bind(bind)
-    return bound
+        session: Any = self
+        running.sessions[session] = None
+        begun = connections(session).get(bind)
+        if begun is not None and running.units.is_joined(begun):
+            return bind
+        if begun is not None or isinstance(bind, Connection):
+            running.refuse(
+                f"a session of the view of {running.operation.name} uses a connection of its own, so"
+                " its writes cannot commit together with the record: do not hand it a bind, nor one"
+                " that it began to use before the view"
+            )
+        bound: Engine = running.units.bind(bind)
+        return bound
 
 
 def install(db: SQLAlchemy) -> None:
@@ -75,20 +73,19 @@ def is_joining(db: SQLAlchemy) -> bool:
     return issubclass(session_class, JoiningSession)
 
 
-def prove(db: SQLAlchemy, running: OpenTransaction, table: Table) -> None:
-    """Show that a session of this application works inside the operation's transaction.
+def prove(state: AppState, running: OpenTransaction) -> None:
+    """Show, before the first view runs, that a session works inside the operation's transaction.
 
-    ``table`` is one on the bind that the operation protects. Nothing is sent, and no listener of the
-    application hears of it. Raises ``ConfigurationError`` if not: then nothing would be protected.
+    Nothing is sent, and no listener of the application hears of it. Raises ``ConfigurationError`` if
+    not: then nothing would be protected.
     """
-    session = db.session.session_factory()
-    try:
-        joined = running.units.is_bound(session.get_bind(clause=table))
-    except NotAtomic:
-        joined = False
-    finally:
+    is_possible = is_joining(state.db)
+    if is_possible and not state.is_proved:
+        session = state.db.session.session_factory()
+        with suppress(NotAtomic):
+            state.is_proved = running.units.is_bound(session.get_bind(clause=state.table))
         running.sessions.pop(session, None)
-    if not joined:
+    if not (is_possible and state.is_proved):
         raise ConfigurationError(
             "db.session does not join the operation's transaction, so a view's writes would not be"
             " protected: something replaced its class, or its get_bind() chooses another engine. A"
