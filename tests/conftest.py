@@ -41,7 +41,8 @@ for _name in tuple(os.environ):
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Any]:
-    with servers.postgres(fsync=False, settings={"max_connections": 200}) as server:
+    settings = {"max_connections": 200, "autovacuum_naptime": "5min"}  # a process for each database
+    with servers.postgres(fsync=False, settings=settings) as server:
         yield server
 
 
@@ -167,9 +168,12 @@ def make_world(databases: Databases, redis_server: Any, store: str) -> Iterator[
         options = {"scope": lambda: g.account_id, **(init or {})}
         idempotency.init_app(app, db, **options)
         with app.app_context():
-            db.create_all()
+            if len(db.metadatas) > 1 or not databases.has(
+                db.metadata.tables, at=app.config["SQLALCHEMY_DATABASE_URI"]
+            ):
+                db.create_all()
         if used:
-            databases.has_tables(used[-1])
+            databases.note(used[-1])
         worlds.append(World(app, db, idempotency, Payment, store))
         return worlds[-1]
 

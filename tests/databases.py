@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import psycopg2
@@ -104,7 +105,11 @@ class Databases:
             self._cursors[url] = connection.cursor()
         return self._cursors[url]
 
-    def has_tables(self, url: str) -> None:
+    def has(self, tables: Iterable[str], *, at: str) -> bool:
+        """Whether no table has to be made there."""
+        return at in self._shapes and set(tables) <= TABLES
+
+    def note(self, url: str) -> None:
         """Note that the usual tables were made there, if it is they."""
         if url not in self._shapes:
             cursor = self._cursor(url)

@@ -20,7 +20,7 @@ from tests.faults.points import POINTS
 from tests.integration.apps import gunicorn_conf
 
 APPLICATION = "tests.faults.app:create_app()"
-COOPERATIVE = {"COOPERATIVE": "yes"}
+COOPERATIVE = {"COOPERATIVE": "yes", "PRELOAD": "no"}
 """Lets greenlets change places while psycopg2 waits; see ``gunicorn_conf``."""
 
 KINDS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {

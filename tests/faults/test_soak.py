@@ -1,4 +1,4 @@
-"""The soak in short: this package keeps its promises for a while, and two that do not are caught."""
+"""The soak in short: this package keeps its promises for a while, and one that does not is caught."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def machines() -> Iterator[Machines]:
 def test_every_promise_is_kept_while_workers_and_servers_crash(
     machines: Machines, tmp_path: Path, wait: float
 ) -> None:
-    plan = Plan(seconds=5, seed=1, wait=wait, pause_seconds=0.4)
+    plan = Plan(seconds=8, seed=1, wait=wait, pause_seconds=0.4)
     quota = Quota(dict.fromkeys(plan.points, 1), dict.fromkeys(plan.faults, 1))
     history, truth = run(plan, tmp_path / "journal.jsonl", machines, quota)
     found = violations(history, truth, Limits(LONGEST_VIEW_SECONDS))
@@ -35,7 +35,6 @@ def test_every_promise_is_kept_while_workers_and_servers_crash(
     assert emptiness(history, quota) == []
 
 
-@pytest.mark.parametrize("name", ["mark_afterwards", "no_row_lock"])
-def test_who_breaks_a_promise_is_caught(machines: Machines, name: str) -> None:
-    rules = {each.rule for each in controls.caught(name, 1, 8, machines)}
+def test_who_breaks_a_promise_is_caught(machines: Machines) -> None:
+    rules = {each.rule for each in controls.caught("no_row_lock", 1, 5, machines)}
     assert "more than one row" in rules

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import functools
 import re
 import subprocess
 import sys
@@ -37,6 +38,7 @@ def names(*extras: str) -> set[str]:
     return {one.name.lower() for extra in (None, *extras) for one in required(extra)}
 
 
+@functools.cache
 def imported(path: Path) -> set[str]:
     """The distributions that a file imports when it runs, named as in ``setup.cfg``."""
     modules = {name.split(".")[0] for name in _imports(ast.parse(path.read_text(encoding="utf-8")))}
