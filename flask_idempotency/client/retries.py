@@ -28,7 +28,7 @@ LAST: Final = 1.0
 """Seconds. What a call that waits for its first attempt keeps of its time, to ask once more."""
 
 SHORTEST: Final = 0.001
-"""Seconds. A time limit of 0 would be refused; an attempt that may still begin fails at once."""
+"""Seconds. A time limit of 0 would be rejected; an attempt that may still begin fails at once."""
 
 
 class HasHeaders(Protocol):

@@ -41,7 +41,7 @@ class Seen:
 class Server:
     """Does one piece of work for each key, and follows a script: one act for each request.
 
-    When the script is at its end, it works and answers. ``work`` gives the answer of the first time
+    When the script is at its end, it works and responds. ``work`` gives the response of the first time
     again, as a server with idempotency keys does.
     """
 
@@ -80,7 +80,7 @@ class Server:
             self._http.server_close()
 
     def work(self, key: str | None) -> tuple[int, dict[str, str], bytes]:
-        """Do the work, unless it was done for this key; the answer."""
+        """Do the work, unless it was done for this key; the response."""
         replayed = key is not None and key in self.done
         if not replayed:
             self.done.append(key)
@@ -94,7 +94,7 @@ class Handler(BaseHTTPRequestHandler):
 
     world: Server
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # 40 ms an answer
+    disable_nagle_algorithm = True  # 40 ms a response
 
     def handle_one_request(self) -> None:
         with contextlib.suppress(ConnectionError):
@@ -118,7 +118,7 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return body
 
-    def answer(self, status: int, headers: dict[str, str], body: bytes, short: int = 0) -> None:
+    def respond(self, status: int, headers: dict[str, str], body: bytes, short: int = 0) -> None:
         self.send_response(status)
         for name, value in ({"Content-Length": str(len(body))} | headers).items():
             self.send_header(name, value)
@@ -134,8 +134,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def work(handler: Handler) -> None:
-    """Work and answer."""
-    handler.answer(*handler.world.work(handler.key))
+    """Work and respond."""
+    handler.respond(*handler.world.work(handler.key))
 
 
 def drop_before(handler: Handler) -> None:
@@ -144,35 +144,35 @@ def drop_before(handler: Handler) -> None:
 
 
 def drop_after(handler: Handler) -> None:
-    """Work, and lose the answer."""
+    """Work, and lose the response."""
     handler.world.work(handler.key)
     handler.close_connection = True
 
 
 def break_off(handler: Handler) -> None:
-    """Work, and lose the end of the answer."""
-    handler.answer(*handler.world.work(handler.key), short=3)
+    """Work, and lose the end of the response."""
+    handler.respond(*handler.world.work(handler.key), short=3)
     handler.close_connection = True
 
 
 def hang(handler: Handler) -> None:
-    """Work, and never answer."""
+    """Work, and never respond."""
     handler.world.work(handler.key)
     handler.world.let_go.wait(10)
     handler.close_connection = True
 
 
 def duplicate(handler: Handler) -> None:
-    """Get the request twice, as if a proxy had sent it again; the answer is the second one."""
+    """Get the request twice, as if a proxy had sent it again; the response is the second one."""
     handler.world.work(handler.key)
-    handler.answer(*handler.world.work(handler.key))
+    handler.respond(*handler.world.work(handler.key))
 
 
-def answer(status: int, problem: str = "", **headers: str) -> Callable[[Handler], None]:
+def respond(status: int, problem: str = "", **headers: str) -> Callable[[Handler], None]:
     """Answer without work; ``problem`` is the last part of its type."""
     body = json.dumps({"type": f"urn:flask-idempotency:problem:{problem}"}).encode()
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return lambda handler: handler.answer(status, {"Content-Type": PROBLEM} | named, body)
+    return lambda handler: handler.respond(status, {"Content-Type": PROBLEM} | named, body)
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ class Reply:
 
 Caller = Callable[..., Reply]
 LOST = (requests.ConnectionError, requests.Timeout, httpx.TransportError)
-"""What the clients raise where no answer came."""
+"""What the clients raise where no response came."""
 
 
 def with_requests(time: Time, timeout: float = 5, **options: Any) -> Caller:

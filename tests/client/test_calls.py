@@ -24,12 +24,12 @@ from flask_idempotency.client import (
 from tests.certificates import self_signed
 from tests.client.conftest import (
     LOST,
-    answer,
     break_off,
     drop_after,
     drop_before,
     duplicate,
     hang,
+    respond,
     with_async_httpx,
     with_httpx,
     with_requests,
@@ -49,7 +49,7 @@ class TestKeys:
 
     @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
     def test_other_methods_get_none_and_are_sent_once(self, call, server, method):
-        server.script += [answer(503)]
+        server.script += [respond(503)]
         assert call(method, server.url).status == 503
         assert server.keys == [None]
 
@@ -61,7 +61,7 @@ class TestKeys:
         assert server.keys == ['"order 7"'] * 2
         assert server.done == ['"order 7"']
 
-    def test_a_key_kept_over_a_restart_finds_the_answer(self, make_caller, server):
+    def test_a_key_stored_over_a_restart_finds_the_response(self, make_caller, server):
         before = make_caller(retries=0)
         server.script += [drop_after]
         with pytest.raises(LOST) as lost:
@@ -79,7 +79,7 @@ class TestKeys:
 
 class TestTroubleOnTheWay:
     @pytest.mark.parametrize("trouble", [drop_before, drop_after, break_off])
-    def test_a_call_without_an_answer_is_sent_again_with_its_key(self, call, server, trouble):
+    def test_a_call_without_a_response_is_sent_again_with_its_key(self, call, server, trouble):
         server.script += [trouble, trouble]
         got = call("POST", server.url, json={"amount": 5})
         assert (got.status, json.loads(got.body)) == (201, {"id": 1})
@@ -88,7 +88,7 @@ class TestTroubleOnTheWay:
         assert {request.body for request in server.seen} == {server.seen[0].body}
         assert was_replayed(got.response) == (trouble is not drop_before)
 
-    def test_a_server_that_does_not_answer_in_time_is_asked_again(self, make_caller, server):
+    def test_a_server_that_does_not_respond_in_time_is_asked_again(self, make_caller, server):
         server.script += [hang]
         begun = real_time.monotonic()
         got = make_caller(timeout=0.1)("POST", server.url)
@@ -113,14 +113,14 @@ class TestTroubleOnTheWay:
             make_caller(retries=2)("POST", server.url)
         assert server.keys == [lost.value.request.headers["Idempotency-Key"]] * 3
 
-    def test_a_broken_answer_is_an_error_at_last(self, make_caller, server):
+    def test_a_broken_response_is_an_error_at_last(self, make_caller, server):
         server.script += [break_off] * 2
         with pytest.raises((ChunkedEncodingError, httpx.RemoteProtocolError)) as lost:
             make_caller(retries=1)("POST", server.url)
         assert server.keys == [lost.value.request.headers["Idempotency-Key"]] * 2
 
-    def test_errors_and_answers_count_together(self, make_caller, server):
-        server.script += [drop_before, answer(503), drop_before, answer(429), work]
+    def test_errors_and_responses_count_together(self, make_caller, server):
+        server.script += [drop_before, respond(503), drop_before, respond(429), work]
         assert make_caller(retries=3)("POST", server.url).status == 429
         assert len(server.seen) == 4
 
@@ -128,18 +128,18 @@ class TestTroubleOnTheWay:
 class TestAnswers:
     @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 599])
     def test_what_says_not_now_is_asked_again(self, call, server, status):
-        server.script += [answer(status)]
+        server.script += [respond(status)]
         assert call("POST", server.url).status == 201
         assert server.done == [server.keys[0]] == [server.keys[1]]
 
     @pytest.mark.parametrize("status", [200, 304, 400, 401, 422])
     def test_what_says_no_is_final(self, call, server, status):
-        server.script += [answer(status)]
+        server.script += [respond(status)]
         assert call("POST", server.url).status == status
         assert len(server.seen) == 1
 
     def test_the_first_attempt_may_still_run(self, call, server):
-        server.script += [answer(409, "request-in-progress", Retry_After="1")] * 2
+        server.script += [respond(409, "request-in-progress", Retry_After="1")] * 2
         got = call("POST", server.url)
         assert got.status == 201
         assert server.keys == [got.key] * 3
@@ -148,7 +148,7 @@ class TestAnswers:
         "problem", ["operation-interrupted", "response-not-kept", "out-of-stock", ""]
     )
     def test_any_other_conflict_is_final_and_whole(self, call, server, problem):
-        server.script += [answer(409, problem, Retry_After="1")]
+        server.script += [respond(409, problem, Retry_After="1")]
         got = call("POST", server.url)
         assert got.status == 409
         assert json.loads(got.body)["type"].endswith(f":{problem}")
@@ -157,7 +157,7 @@ class TestAnswers:
     def test_a_compressed_problem_is_read_too(self, call, server):
         body = gzip.compress(json.dumps({"type": "/problems/request-in-progress"}).encode())
         headers = {"Content-Type": "application/json; charset=utf-8", "Content-Encoding": "gzip"}
-        server.script += [lambda handler: handler.answer(409, headers, body)]
+        server.script += [lambda handler: handler.respond(409, headers, body)]
         assert call("POST", server.url).status == 201
 
     @pytest.mark.parametrize(
@@ -165,49 +165,49 @@ class TestAnswers:
         [("operation-failed", {}), ("", {"Idempotent_Replayed": "true"})],
     )
     def test_an_error_that_was_stored_is_final(self, call, server, problem, headers):
-        server.script += [answer(500, problem, **headers)]
+        server.script += [respond(500, problem, **headers)]
         assert call("POST", server.url).status == 500
         assert len(server.seen) == 1
 
-    def test_the_last_answer_is_returned(self, make_caller, server):
-        server.script += [answer(503)] * 3
+    def test_the_last_response_is_returned(self, make_caller, server):
+        server.script += [respond(503)] * 3
         assert make_caller(retries=2)("POST", server.url).status == 503
         assert len(server.seen) == 3
 
 
 class TestWaits:
     def test_they_double_up_to_the_longest(self, make_caller, server, time):
-        server.script += [answer(503)] * 6
+        server.script += [respond(503)] * 6
         make_caller(backoff=0.5, backoff_max=5)("POST", server.url)
         assert time.waits == [0.5, 1, 2, 4, 5, 5]
 
     def test_they_are_random_from_nothing_to_the_longest(self, make_caller, server, time):
         time.chance = 0.25
-        server.script += [drop_before, answer(503)]
+        server.script += [drop_before, respond(503)]
         make_caller(backoff=1)("POST", server.url)
         assert time.waits == [0.25, 0.5]
 
     @pytest.mark.parametrize("status", [408, 425, 429, 500, 503])
     def test_retry_after_is_the_least(self, call, server, time, status):
-        server.script += [answer(status, "request-in-progress", Retry_After="7")]
+        server.script += [respond(status, "request-in-progress", Retry_After="7")]
         call("POST", server.url)
         assert time.waits == [7]
 
     @pytest.mark.parametrize("after", [{}, {"Retry_After": "1"}, {"Retry_After": "60"}])
     def test_but_not_while_the_first_attempt_runs(self, call, server, time, after):
-        server.script += [answer(409, "request-in-progress", **after)] * 3
+        server.script += [respond(409, "request-in-progress", **after)] * 3
         assert call("POST", server.url).status == 201
         assert time.waits == [0.5, 1, 2]
 
     def test_a_running_attempt_is_asked_for_until_the_deadline(self, make_caller, server, time):
-        server.script += [answer(409, "request-in-progress", Retry_After="60")] * 30
+        server.script += [respond(409, "request-in-progress", Retry_After="60")] * 30
         assert make_caller(deadline=60)("POST", server.url).status == 409
         assert time.now == 59  # the last attempt has a second
         assert time.waits[-2:] == [10, 3.5]
 
     def test_chance_does_not_end_the_call_long_before_its_deadline(self, make_caller, server, time):
         time.chance = 0.4
-        server.script += [answer(409, "request-in-progress")] * 30
+        server.script += [respond(409, "request-in-progress")] * 30
         assert make_caller(deadline=60)("POST", server.url).status == 409
         assert time.now == 59
 
@@ -216,27 +216,27 @@ class TestWaits:
             "Retry_After": "Fri, 01 Jan 2038 00:00:30 GMT",
             "Date": "Fri, 01 Jan 2038 00:00:05 GMT",
         }
-        server.script += [answer(429, **dates)]
+        server.script += [respond(429, **dates)]
         call("POST", server.url)
         assert time.waits == [25]
 
     @pytest.mark.parametrize("value", ["soon", "-5", "1.5", "9" * 5000, "Fri, 99 Jan 2038", ""])
     def test_a_retry_after_that_says_nothing_is_passed_over(self, call, server, time, value):
-        server.script += [answer(503, Retry_After=value)]
+        server.script += [respond(503, Retry_After=value)]
         assert call("POST", server.url).status == 201
         assert time.waits == [0.5]
 
     def test_a_wait_beyond_the_deadline_is_not_begun(self, make_caller, server, time):
-        server.script += [answer(503, Retry_After="60")]
+        server.script += [respond(503, Retry_After="60")]
         got = make_caller(deadline=60)("POST", server.url)
         assert (got.status, time.waits) == (503, [])
 
     def test_the_deadline_counts_all_waits_together(self, make_caller, server, time):
-        server.script += [answer(503, Retry_After="40"), answer(503, Retry_After="30")]
+        server.script += [respond(503, Retry_After="40"), respond(503, Retry_After="30")]
         got = make_caller(deadline=60)("POST", server.url)
         assert (got.status, time.waits) == (503, [40])
 
-    def test_the_deadline_ends_a_call_without_an_answer(self, make_caller, server):
+    def test_the_deadline_ends_a_call_without_a_response(self, make_caller, server):
         server.script += [drop_before] * 4
         with pytest.raises(LOST):
             make_caller(deadline=3)("POST", server.url)
@@ -250,14 +250,14 @@ class TestWaits:
         assert real_time.monotonic() - begun < 5
 
     def test_the_deadline_counts_over_a_redirect(self, make_caller, server, time):
-        moved = answer(307, Location="/there")
-        server.script += [answer(503, Retry_After="40"), moved, answer(503, Retry_After="30")]
+        moved = respond(307, Location="/there")
+        server.script += [respond(503, Retry_After="40"), moved, respond(503, Retry_After="30")]
         got = make_caller(deadline=60)("POST", server.url)
         assert (got.status, time.waits) == (503, [40])
         assert [seen.path for seen in server.seen] == ["/", "/", "/there"]
 
     def test_a_redirect_waits_no_longer_than_the_call_has_left(self, make_caller, server):
-        server.script += [answer(307, Location="/there"), hang]
+        server.script += [respond(307, Location="/there"), hang]
         begun = real_time.monotonic()
         with pytest.raises(LOST):
             make_caller(timeout=9, deadline=0.5, clock=real_time.monotonic)("POST", server.url)
@@ -266,7 +266,7 @@ class TestWaits:
 
     def test_the_next_call_has_time_of_its_own(self, make_caller, server, time):
         call = make_caller(deadline=60)
-        server.script += [answer(503, Retry_After="40"), work, answer(503, Retry_After="40")]
+        server.script += [respond(503, Retry_After="40"), work, respond(503, Retry_After="40")]
         assert [call("POST", server.url).status for _ in range(2)] == [201, 201]
         assert time.waits == [40, 40]
 
@@ -274,13 +274,13 @@ class TestWaits:
 class TestBodies:
     @pytest.mark.parametrize("make_caller", [with_requests, with_httpx], indirect=True)
     def test_a_file_is_sent_whole_each_time(self, call, server):
-        server.script += [drop_before, answer(503)]
+        server.script += [drop_before, respond(503)]
         call("POST", server.url, content=io.BytesIO(b"abc" * 1000))
         assert [request.body for request in server.seen] == [b"abc" * 1000] * 3
 
     @pytest.mark.parametrize("make_caller", [with_requests, with_httpx], indirect=True)
     def test_a_generator_is_sent_whole_each_time(self, call, server):
-        server.script += [drop_before, answer(503)]
+        server.script += [drop_before, respond(503)]
         call("POST", server.url, content=(part for part in (b"abc", b"def")))
         assert [request.body for request in server.seen] == [b"abcdef"] * 3
 
@@ -290,7 +290,7 @@ class TestBodies:
             yield b"abc"
             yield b"def"
 
-        server.script += [drop_before, answer(503)]
+        server.script += [drop_before, respond(503)]
         call("POST", server.url, content=parts())
         assert [request.body for request in server.seen] == [b"abcdef"] * 3
 
@@ -350,14 +350,14 @@ class TestTransport:
 
     def test_a_request_that_is_sent_again_has_time_of_its_own(self, server, time):
         """The error of a call that ended at its deadline has the request, to be sent again later."""
-        server.script += [answer(503, Retry_After="59"), drop_before]
+        server.script += [respond(503, Retry_After="59"), drop_before]
         transport = IdempotentTransport(policy=time.policy(deadline=60))
         with httpx.Client(transport=transport, timeout=5, trust_env=False) as client:
             with pytest.raises(httpx.TransportError) as lost:
                 client.post(server.url)
             request = lost.value.request
             assert request.extensions["timeout"]["read"] == 5
-            server.script += [answer(503, Retry_After="59")]
+            server.script += [respond(503, Retry_After="59")]
             assert client.send(request).status_code == 201
         assert time.waits == [59, 59]
         assert len(set(server.keys)) == 1

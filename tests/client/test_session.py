@@ -15,10 +15,10 @@ from requests.exceptions import ChunkedEncodingError, ContentDecodingError, Read
 from urllib3 import Timeout
 
 from flask_idempotency.client import IdempotentAdapter, IdempotentSession, RetryPolicy, was_replayed
-from tests.client.conftest import answer, break_off, drop_after, drop_before, hang
+from tests.client.conftest import break_off, drop_after, drop_before, hang, respond
 
-CHALLENGE = answer(401, WWW_Authenticate='Digest realm="r", nonce="n", qop="auth"')
-MOVED = answer(307, Location="/there")
+CHALLENGE = respond(401, WWW_Authenticate='Digest realm="r", nonce="n", qop="auth"')
+MOVED = respond(307, Location="/there")
 BODIES = {
     "bytes": lambda: b"abc",
     "a file": lambda: io.BytesIO(b"abc"),
@@ -58,7 +58,7 @@ def unpickled(value):
 
 class TestSession:
     def test_a_streamed_response_is_left_to_the_caller_to_read(self, server, session):
-        server.script += [answer(503), break_off]
+        server.script += [respond(503), break_off]
         with session.post(server.url, stream=True) as response:
             assert response.status_code == 201
             with pytest.raises(ChunkedEncodingError):
@@ -88,7 +88,7 @@ class TestSession:
         assert server.keys == [lost.value.request.headers["Idempotency-Key"]] * 2
 
     def test_the_deadline_counts_over_the_sign_in(self, server, time):
-        server.script += [answer(503, Retry_After="40"), CHALLENGE, answer(503, Retry_After="30")]
+        server.script += [respond(503, Retry_After="40"), CHALLENGE, respond(503, Retry_After="30")]
         with IdempotentSession(time.policy(deadline=60)) as session:
             session.trust_env = False
             response = session.post(server.url, auth=HTTPDigestAuth("alice", "pw"))
@@ -161,7 +161,7 @@ class TestMountedAdapters:
 
     def test_an_adapter_with_a_policy_of_its_own_keeps_it(self, server, session, time):
         session.mount(server.url, IdempotentAdapter(Custom(), policy=time.policy(retries=2)))
-        server.script += [answer(503)] * 9
+        server.script += [respond(503)] * 9
         assert session.post(server.url).request.headers["X-Sent-By"] == "custom"
         assert len(server.seen) == 3
 
@@ -183,13 +183,13 @@ class TestEitherSession:
         assert server.keys == [response.request.headers["Idempotency-Key"]] * 3
 
     def test_a_call_without_a_key_is_sent_once(self, server, either):
-        server.script += [answer(503)]
+        server.script += [respond(503)]
         assert either.get(server.url).status_code == 503
         assert len(server.seen) == 1
 
     @bodies
     def test_a_body_is_sent_whole_each_time_and_after_a_redirect(self, server, either, body):
-        server.script += [drop_before, MOVED, answer(503)]
+        server.script += [drop_before, MOVED, respond(503)]
         either.post(server.url, data=body())
         assert [seen.path for seen in server.seen] == ["/", "/", "/there", "/there"]
         assert [seen.body for seen in server.seen] == [b"abc"] * 4
@@ -197,7 +197,7 @@ class TestEitherSession:
 
     @pytest.mark.parametrize("body", ["bytes", "a file"])
     def test_a_call_that_has_to_sign_in_first_is_one_call(self, server, either, body):
-        server.script += [CHALLENGE, answer(503), drop_after]
+        server.script += [CHALLENGE, respond(503), drop_after]
         auth = HTTPDigestAuth("alice", "pw")
         assert was_replayed(either.post(server.url, data=BODIES[body](), auth=auth))
         assert server.keys == server.done * 4
@@ -211,7 +211,7 @@ class TestEitherSession:
         assert [seen.body for seen in server.seen] == [b"abc"] * 3
 
     def test_a_response_that_cannot_be_decoded_is_an_error_with_its_request(self, server, either):
-        server.script += [lambda handler: handler.answer(201, {"Content-Encoding": "gzip"}, b"abc")]
+        server.script += [lambda handler: handler.respond(201, {"Content-Encoding": "gzip"}, b"abc")]
         with pytest.raises(ContentDecodingError) as lost:
             either.post(server.url)
         assert server.keys == [lost.value.request.headers["Idempotency-Key"]]

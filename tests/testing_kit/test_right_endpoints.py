@@ -191,13 +191,13 @@ def test_a_view_that_reads_or_writes_the_session(shop, vary):
     shop.app.secret_key = "secret"
 
     def view():
-        answer = shop.app.make_response(({"user": session.get("user")}, 201))
+        response = shop.app.make_response(({"user": session.get("user")}, 201))
         if vary:
-            answer.vary.add(vary)
+            response.vary.add(vary)
         if request.headers.get("X-Write"):
             session["user"] = "alice"
         shop.pay()
-        return answer
+        return response
 
     shop.view(view)
     for headers in ({}, {"X-Write": "1"}):
