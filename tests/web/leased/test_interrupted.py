@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import sqlalchemy as sa
 
 from flask_idempotency import current_operation, idempotent, operation_interrupted
 from tests.killed import Killed
@@ -81,6 +82,15 @@ def test_the_application_may_find_out_what_came_of_it(world, add):
     assert [world.post().json for _ in range(2)] == [{"found": True}] * 2
     assert runs == []
     assert asked == [("key-1", 2, 2), ("key-1", 3, 3)]
+
+
+def test_who_finds_out_may_use_the_session_that_has_read_before_the_view(app, world, add):
+    def find_out(_operation):
+        return {"found": world.db.session.scalar(sa.text("select 2"))}, 201
+
+    app.before_request(lambda: world.db.session.scalar(sa.text("select null")))
+    interrupt(world, add, on_interrupted=find_out)
+    assert world.post().json == {"found": 2}
 
 
 def test_what_the_application_found_out_may_be_a_step(world, add):
