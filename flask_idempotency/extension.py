@@ -335,6 +335,7 @@ def _compose(
         app,
         db,
         engines,
+        engines[settings.bind_key],
         scope,
         settings,
         table,

@@ -25,8 +25,9 @@ from flask_idempotency.core.records import Record, State, StoredResponse
 from flask_idempotency.core.storable import POINTERS
 from flask_idempotency.web.attempt.attempt import report
 from flask_idempotency.web.operation import Operation
+from flask_idempotency.web.request.state import current_scope
 from flask_idempotency.web.setup.options import FormField, Route, ScopeCallable
-from flask_idempotency.web.setup.routes import ProtectedRoute, current_scope, protected_routes
+from flask_idempotency.web.setup.routes import ProtectedRoute, protected_routes
 from flask_idempotency.web.setup.state import AppState, app_state
 
 _SAYS = {
@@ -117,7 +118,7 @@ def _outcome(state: AppState, key: str | None) -> tuple[dict[str, Any], int | No
         told["answer"] = _pointers(record.response)
     if word != "in_progress":
         return told, None
-    guess = state.pace[name].retry_after()
+    guess = max(1, math.ceil(state.typical_seconds[name]))
     return told, guess if record.lease_left is None else min(guess, math.ceil(record.lease_left))
 
 

@@ -50,8 +50,8 @@ class Units(Protocol):
     broken: IdempotencyError | None
 
     @property
-    def pool(self) -> Any:
-        """Where the database's connections come from."""
+    def engine(self) -> Any:
+        """The store's engine; ``dispose()`` gives it a new pool."""
         ...
 
     @property

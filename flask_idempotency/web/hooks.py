@@ -64,9 +64,7 @@ def register(app: Flask, state: AppState, worker_timeout: float) -> None:
     hooks = Hooks(state, worker_timeout)
     for endpoint, view in app.view_functions.items():
         if (route := getattr(view, ROUTE, None)) is not None:
-            refuse_unsupported(
-                state, route, endpoint
-            )  # of a view that comes later the first request tells
+            refuse_unsupported(state, route, endpoint)  # for a later view the first request tells
     # First: what a function of the application reads of the body must be kept.
     app.before_request_funcs.setdefault(None, []).insert(0, hooks.before)
     # Flask runs these from the last to the first: so ours is the last, and what others did is done.
@@ -304,6 +302,7 @@ class Hooks:
             view = self._enveloped(view)
             self._state.app.view_functions[endpoint] = view
         if route is not None:
+            refuse_unsupported(self._state, route, route.name or endpoint)
             if route.lease is not NOT_GIVEN:
                 warn_if_short(route.lease, self._worker_timeout, f"the one of {endpoint}")
             route = route.resolved(self._state.settings, self._state.scope)

@@ -47,7 +47,8 @@ from flask_idempotency.web.request.state import (
 from flask_idempotency.web.session.ends import blocks_records, drop, present_session
 from flask_idempotency.web.session.joining import parked, set_aside
 from flask_idempotency.web.setup.options import Route
-from flask_idempotency.web.setup.state import AppState, TypicalDuration, app_state
+from flask_idempotency.web.setup.routes import refuse_unsupported
+from flask_idempotency.web.setup.state import AppState, app_state
 
 from .operation import Operation
 from .signals import Event, operation_interrupted, operation_replayed, send
@@ -60,22 +61,21 @@ def enter(route: Route) -> Attempt | Response | None:
 
     Raises a :class:`Problem` where the answer is one.
     """
-    state = app_state(current_app)
+    state: AppState = current_app.extensions.get("idempotency") or app_state(current_app)
     current = this_request()
     if current.waiting is not None or current.raised is not None:
         raise NotAtomic(
             "a second idempotent view was called in one request, before what the first one left in"
             " db.session was committed: commit it in the first"
         )
-    if (
-        present_operation() is not None
-        or not state.settings.enabled
-        or not route.applies_to(request.method)
-    ):
+    if present_operation() is not None or not state.settings.enabled:
         return None  # an idempotent function called by an idempotent view is part of it
     if current.route is not None and current.route.given is route:
         route = current.route
+    elif not route.applies_to(request.method):
+        return None
     else:  # a function that a view calls, or a request that the hooks have not seen
+        refuse_unsupported(state, route, route.name or request.endpoint or "")
         route = route.resolved(state.settings, state.scope)
     try:
         prepare(state, route, current)
@@ -166,7 +166,7 @@ def _answer(
         case Mismatch():
             raise KeyReused
         case InProgress(seconds):
-            raise _in_progress(claim, seconds, state.pace[operation.name])
+            raise _in_progress(claim, seconds, state.typical_seconds[operation.name])
         case Interrupted():
             send(operation_interrupted, state.app, Event(operation.name))
             raise OperationInterrupted
@@ -205,9 +205,9 @@ def _replay(
     return response
 
 
-def _in_progress(claim: Claim, seconds: float | None, pace: TypicalDuration) -> RequestInProgress:
+def _in_progress(claim: Claim, seconds: float | None, typical: float) -> RequestInProgress:
     """The refusal of a duplicate; ``seconds`` is how long the lease runs, if the record was asked."""
     if seconds is None:  # Redis knows of no leases, but only of young requests
         seconds = claim.lease_seconds
-    left = pace.retry_after() if seconds is None else max(1, math.ceil(seconds))
-    return RequestInProgress(retry_after=left)
+    left = typical if seconds is None else seconds  # RFC 9110 section 10.2.3 knows no fractions
+    return RequestInProgress(retry_after=max(1, math.ceil(left)))

@@ -22,6 +22,7 @@ from flask_idempotency.core.keys import Scope
 from flask_idempotency.web.request.identity import new_claim
 from flask_idempotency.web.request.state import RequestState, present_operation, this_request
 from flask_idempotency.web.setup.options import NOT_GIVEN, Route, RouteOptions, RunOptions, read_options
+from flask_idempotency.web.setup.routes import refuse_unsupported
 from flask_idempotency.web.setup.state import AppState, app_state
 
 from .operation import Operation
@@ -98,6 +99,7 @@ def _route(state: AppState, function: Callable[..., Any], options: RunOptions) -
     if "name" not in values:
         values["name"] = _name(function)
     route = read_options(cast("RouteOptions", values)).resolved(state.settings, state.scope)
+    refuse_unsupported(state, route, str(route.name))
     policy = route.on_interrupted
     if not callable(policy):
         return route

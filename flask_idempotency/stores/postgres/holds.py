@@ -134,11 +134,13 @@ class PostgresHold:
 
     def explain(self, error: BaseException | None) -> Exception | None:
         """What an error that left the view (or None) means for the operation as a whole."""
-        if found := self.units.explain(error):
-            return found
+        if self.units.broken is not None:
+            return self.units.broken
         if self._wire.lost:
             return StoreUnavailable()
-        return problem(error) if self.units.is_ours(original(error)) else None
+        if error is None or not self.units.is_ours(original(error)):
+            return None
+        return problem(error)
 
     def _check(self) -> None:
         """Refuse to finish a transaction that is not the one we began."""

@@ -227,7 +227,7 @@ class PostgresUnits(Units):
         self._checking_out = True
         try:
             record = self.fairy._connection_record  # noqa: SLF001
-            self.pool.dispatch.checkout(self.driver, record, self.fairy)
+            self.engine.pool.dispatch.checkout(self.driver, record, self.fairy)
         finally:
             self._checking_out = False
 

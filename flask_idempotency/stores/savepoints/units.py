@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from psycopg2 import InterfaceError
 from psycopg2.extensions import TRANSACTION_STATUS_INERROR
-from sqlalchemy import Connection, Engine, Pool, PoolProxiedConnection
+from sqlalchemy import Connection, Engine, PoolProxiedConnection
 
 from flask_idempotency.core import sqltext
 from flask_idempotency.core.errors import IdempotencyError, NotAtomic
@@ -147,11 +147,6 @@ class Units:
         self._nested: list[str] = []
         self._leaving = False
         self._engines: dict[Engine, Engine] = {}
-
-    @property
-    def pool(self) -> Pool:
-        """Where the database's connections come from now: ``dispose()`` gives an engine a new one."""
-        return self.engine.pool
 
     def bind(self, engine: Engine) -> Engine:
         """The engine that a session works on in place of ``engine`` while the operation runs."""
@@ -303,10 +298,6 @@ class Units:
             self.refuse("the view invalidated the operation's connection")
         if self.fairy.dbapi_connection is not None:
             self.fairy.invalidate(error)
-
-    def explain(self, error: BaseException | None) -> IdempotencyError | None:  # noqa: ARG002
-        """Why the operation as a whole cannot commit, or None."""
-        return self.broken
 
     # What a database does in a way of its own:
 

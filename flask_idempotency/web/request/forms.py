@@ -25,11 +25,11 @@ from werkzeug.datastructures import MultiDict
 from flask_idempotency.core.errors import ConfigurationError, KeyMalformed
 from flask_idempotency.core.keys import Scope, hash_key
 from flask_idempotency.web.setup.options import Route
-from flask_idempotency.web.setup.routes import current_scope, route_of
+from flask_idempotency.web.setup.routes import route_of
 from flask_idempotency.web.setup.settings import Settings
 from flask_idempotency.web.setup.state import AppState, app_state
 
-from .state import FormKey
+from .state import FormKey, current_scope
 
 FORM_TYPES = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 

@@ -13,12 +13,11 @@ from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.records import Claim
 from flask_idempotency.web.operation import Operation
 from flask_idempotency.web.setup.options import Route
-from flask_idempotency.web.setup.routes import current_scope, refuse_unsupported
 from flask_idempotency.web.setup.state import AppState
 
 from . import forms
 from .body import REQUEST, Body, fingerprint, header_key, natural_key, pack_request
-from .state import RequestState, Resuming
+from .state import RequestState, Resuming, current_scope
 
 
 def prepare(state: AppState, route: Route, current: RequestState) -> None:
@@ -113,11 +112,7 @@ def request_claim(state: AppState, route: Route, current: RequestState, operatio
 
 
 def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: Fingerprint) -> Claim:
-    """What a new attempt at ``operation`` asks for.
-
-    Raises ``ConfigurationError`` if the route's options are not for this store.
-    """
-    refuse_unsupported(state, route, operation.name)
+    """What a new attempt at ``operation`` asks for."""
     return Claim(
         key=operation.hashed_key(),
         name=operation.name,

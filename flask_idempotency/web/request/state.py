@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from flask import Response, g, has_app_context, has_request_context, request
 from werkzeug.local import LocalProxy
 
-from flask_idempotency.core.errors import Problem
+from flask_idempotency.core.errors import Problem, ScopeUnknown
+from flask_idempotency.core.keys import Scope
 from flask_idempotency.web.operation import (
     Operation,
     present_request,
     running_operation,
 )
-from flask_idempotency.web.setup.options import Route
+from flask_idempotency.web.setup.options import Route, ScopeCallable
 
 if TYPE_CHECKING:
     from .body import Body
@@ -105,13 +106,26 @@ def existing_request() -> RequestState | None:
     return cast("RequestState | None", getattr(_home(), _ATTRIBUTE, None))
 
 
+def current_scope(scope_of: ScopeCallable | None, *, required: bool = True) -> Scope:
+    """Whose key the present request has; ``scope_of`` is the option ``scope`` of its route.
+
+    Raises ``ScopeUnknown`` if nobody is signed in, unless that is not ``required``.
+    """
+    if scope_of is None:
+        return None
+    scope: Scope = scope_of()
+    if required and (scope is None or scope == ""):
+        raise ScopeUnknown
+    return scope
+
+
 _OUTERMOST = "_flask_idempotency_request"
 
 
 def note_outermost_request() -> None:
     """Remember which request an application context belongs to: a view's own requests share it."""
     if _OUTERMOST not in g:
-        setattr(g, _OUTERMOST, present_request())
+        setattr(g, _OUTERMOST, _home())
 
 
 def is_outermost_request() -> bool:

@@ -82,7 +82,7 @@ def blocks_records(state: AppState) -> bool:
     if not getattr(state.records, "one_writer", False):
         return False
     session = present_session(state.db)
-    return session is not None and _has_written(session, state.pool)
+    return session is not None and _has_written(session, state.database.pool)
 
 
 def _has_written(session: Session, pool: Any = None) -> bool:

@@ -35,7 +35,7 @@ def _before_statement(
     running = here or outer_operation()
     if running is None or not may_write(statement):
         return
-    if connection.engine.pool is running.units.pool:
+    if connection.engine.pool is running.units.engine.pool:
         # A raw connection is somebody's decision; it also serves logs that must survive a rollback.
         _warn_once(running)
     elif here is not None and connection.engine not in running.other_binds:

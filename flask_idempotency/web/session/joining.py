@@ -38,7 +38,7 @@ class JoiningSession:
         """
         bind: Engine | Connection = super().get_bind(*args, **kwargs)  # type: ignore[misc]
         running = joined_operation(self)
-        if running is None or bind.engine.pool is not running.units.pool:
+        if running is None or bind.engine.pool is not running.units.engine.pool:
             return bind
         session: Any = self
         running.sessions[session] = None
@@ -113,9 +113,9 @@ def set_aside(
     ``NotAtomic`` if something was written, locked, or chosen for its transaction: ending that would
     split the operation, or lose it.
     """
-    outer, pool, others = outer_operation(), state.pool, engines_of(state, other_binds)
+    outer, pool, others = outer_operation(), state.database.pool, engines_of(state, other_binds)
     session = present_session(state.db)
-    if outer is not None and outer.units.pool is not pool:
+    if outer is not None and outer.units.engine.pool is not pool:
         outer = None
     if outer is not None and (
         outer.units.wrote
@@ -161,7 +161,7 @@ def parked(state: AppState) -> AbstractContextManager[object]:
     session = present_session(state.db)
     transaction = None if session is None else session.get_transaction()
     if session is not None and transaction is not None and not session.in_nested_transaction():
-        begun = {c for c in connections(session).values() if c.engine.pool is state.pool}
+        begun = {c for c in connections(session).values() if c.engine.pool is state.database.pool}
         if len(begun) == 1:
             try:
                 return SetAside(transaction, begun.pop())

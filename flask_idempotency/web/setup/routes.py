@@ -13,10 +13,9 @@ from weakref import ref
 from flask import Blueprint, views
 from werkzeug.local import LocalProxy
 
-from flask_idempotency.core.errors import ConfigurationError, ScopeUnknown
-from flask_idempotency.core.keys import Scope
+from flask_idempotency.core.errors import ConfigurationError
 
-from .options import Route, ScopeCallable
+from .options import Route
 from .state import AppState, states
 
 ROUTE = "__idempotency_route__"
@@ -48,19 +47,6 @@ def protected_routes(state: AppState) -> Iterator[ProtectedRoute]:
             if route is not None:
                 name, route = route.name or rule.endpoint, route.resolved(state.settings, state.scope)
                 yield ProtectedRoute(name, rule.endpoint, method, rule.rule, route)
-
-
-def current_scope(scope_of: ScopeCallable | None, *, required: bool = True) -> Scope:
-    """Whose key the present request has; ``scope_of`` is the option ``scope`` of its route.
-
-    Raises ``ScopeUnknown`` if nobody is signed in, unless that is not ``required``.
-    """
-    if scope_of is None:
-        return None
-    scope: Scope = scope_of()
-    if required and (scope is None or scope == ""):
-        raise ScopeUnknown
-    return scope
 
 
 def route_of(state: AppState, endpoint: str, method: str) -> Route | None:

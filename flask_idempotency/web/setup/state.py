@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from flask import Blueprint, Flask, current_app
 from flask.blueprints import BlueprintSetupState
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import Engine, Pool, Table
+from sqlalchemy import Engine, Table
 
 from flask_idempotency.core.engine import Engine as IdempotencyEngine
 from flask_idempotency.core.errors import ConfigurationError
@@ -50,27 +49,6 @@ class Protections:
             )
 
 
-class TypicalDuration:
-    """How long a route usually takes, to tell a duplicate when to come back.
-
-    A moving average of durations in seconds; a lost update between threads only makes the guess a
-    little older.
-    """
-
-    WEIGHT = 0.2  # the last ten requests make nine tenths of the guess
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-
-    def note(self, seconds: float) -> None:
-        """Count one more execution that took ``seconds``."""
-        self._seconds += self.WEIGHT * (seconds - self._seconds)
-
-    def retry_after(self) -> int:
-        """Whole seconds, at least 1 (RFC 9110 section 10.2.3 knows no fractions)."""
-        return max(1, math.ceil(self._seconds))
-
-
 @dataclass(eq=False)
 class AppState:
     """Everything the extension knows about one application."""
@@ -78,6 +56,7 @@ class AppState:
     app: Flask
     db: SQLAlchemy
     engines: Mapping[str | None, Engine]
+    database: Engine  # the one of them with the records
     scope: ScopeCallable | None
     settings: Settings
     table: Table
@@ -88,13 +67,8 @@ class AppState:
     protections: Protections
     units_of: Callable[[Any], Units]
     has_served: bool = False
-    pace: dict[str, TypicalDuration] = field(default_factory=lambda: defaultdict(TypicalDuration))
+    typical_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     is_proved: bool = False  # that db.session joins
-
-    @property
-    def pool(self) -> Pool:
-        """Where the connections to the database of the records come from."""
-        return self.engines[self.settings.bind_key].pool
 
 
 _states: WeakSet[AppState] = WeakSet()
