@@ -15,7 +15,7 @@ from flask import Blueprint
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.fingerprint import Pointer
-from flask_idempotency.stores.admin import Finding
+from flask_idempotency.stores.admin import Finding, finding
 from flask_idempotency.web.session.joining import engines_of
 from flask_idempotency.web.setup.options import OPTIONS, SAFE_METHODS, FormField, Route
 from flask_idempotency.web.setup.routes import (
@@ -153,11 +153,9 @@ def examine_routes(state: AppState) -> Iterator[Finding]:
     text = f"{len(covered)} of {len(endpoints)} endpoints that change something are protected"
     if by_protect:
         text += f", {len(by_protect)} of them by protect()"
-    if state.settings.enabled:
-        yield Finding("ok", "routes", text)
-    else:
-        remedy = "leave the setting out, or see `flask idempotency routes` for what it would protect"
-        yield Finding("advice", "routes", "IDEMPOTENCY_ENABLED is False: nothing is protected", remedy)
+    bad = "IDEMPOTENCY_ENABLED is False: nothing is protected"
+    remedy = "leave the setting out, or see `flask idempotency routes` for what it would protect"
+    yield finding(state.settings.enabled, "routes", text, bad, remedy, "advice")
 
 
 def _examine_each(state: AppState, found: list[WriteRoute]) -> Iterator[Finding]:

@@ -89,14 +89,6 @@ class MemoryRecords:
             if entry is not None:
                 self.changed.wait_for(lambda: not entry.is_held(), seconds)
 
-    def purge(self) -> int:
-        """Forget the records that have expired; how many."""
-        with self.changed:
-            gone = [k for k, e in self._entries.items() if self._seen(e).expired and not e.is_held()]
-            for key in gone:
-                del self._entries[key]
-            return len(gone)
-
     def _seen(self, entry: _Entry) -> Record:
         now = self.clock()
         expired = entry.expires <= now and entry.lease is None

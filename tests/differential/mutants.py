@@ -235,8 +235,8 @@ def forgotten_before_it_is_bound(knife: Knife) -> None:
 
         return Forgetful
 
-    before: Any = savepoints._operation_cursor
-    knife.replace(savepoints, "_operation_cursor", operation_cursor)
+    before: Any = savepoints._subclass
+    knife.replace(savepoints, "_subclass", operation_cursor)
     knife.forget(savepoints._subclasses)
     knife.forget(savepoints._named_kinds)
 

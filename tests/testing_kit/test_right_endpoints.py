@@ -111,7 +111,7 @@ def test_what_is_dead_leaves_its_lock_in_redis_until_then(shop):
         try:
             shop.client.post("/payments", headers=key)
         finally:
-            client = lock._client
+            client = lock._connected()
             looked += [client.get(name) for name in client.keys(f"{lock._prefix}*")]
     assert any(value.startswith(b"1:") and value != b"1:done" for value in looked)
 

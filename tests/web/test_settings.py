@@ -301,7 +301,7 @@ def test_a_client_that_is_given_comes_before_the_url():
     app.config["IDEMPOTENCY_REDIS_URL"] = REDIS
     client = redis.Redis()
     Idempotency(app, db, scope=None, redis=client)
-    assert app.extensions["idempotency"].lock._make_client() is client
+    assert app.extensions["idempotency"].lock._connected() is client
 
 
 @pytest.mark.parametrize("wrong", [b"short", "too short", "x" * 44, 7, None])

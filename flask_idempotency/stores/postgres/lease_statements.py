@@ -31,53 +31,38 @@ _ALONE = f"{{settings}}SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';\n"
 
 _MINE = """WHERE key = %(key)s AND owner = %(owner)s AND state = 'in_progress'"""
 
-_RENEW = (
-    """UPDATE {table} SET lease_expires_at =
+_RENEW = f"""UPDATE {{table}} SET lease_expires_at =
        greatest(lease_expires_at, clock_timestamp() + %(lease)s * interval '1 second')
- """
-    + _MINE
-)
+ {_MINE}"""
 
 EXTEND = _ALONE + _RENEW
 
 # May be sent twice if the connection breaks, so it does not compare the state. A record that was taken
 # over, or released by an operator, has another owner.
-FINISH = (
-    _ALONE
-    + """UPDATE {table} SET
+FINISH = f"""{_ALONE}UPDATE {{table}} SET
        state = CASE WHEN %(status)s >= 500 THEN 'failed' ELSE 'completed' END,
        completed_at = clock_timestamp(), lease_expires_at = NULL, request = NULL,
        expires_at = clock_timestamp() + %(ttl)s * interval '1 second',
        status = %(status)s, headers = %(headers)s, body = %(body)s
  WHERE key = %(key)s AND owner = %(owner)s"""
-)
 
-END = _ALONE + "UPDATE {table} SET lease_expires_at = clock_timestamp() " + _MINE
+END = f"{_ALONE}UPDATE {{table}} SET lease_expires_at = clock_timestamp() {_MINE}"
 
 # Without a lease, a record in progress belongs to whoever holds its row lock; here nobody does. And it
 # may expire, with its steps: so the retention begins again.
-RELEASE = (
-    _ALONE
-    + """UPDATE {table} SET
+RELEASE = f"""{_ALONE}UPDATE {{table}} SET
        lease_expires_at = NULL, completed_at = clock_timestamp(),
        expires_at = clock_timestamp() + %(ttl)s * interval '1 second'
- """
-    + _MINE
-)
+ {_MINE}"""
 
 STEPS = """SELECT name, result FROM {steps} WHERE key = %(key)s"""
 
 # May be sent twice; each owner has one result for each step.
-RECORD_STEP = (
-    _ALONE
-    + "WITH mine AS ("
-    + _RENEW
-    + """
+RECORD_STEP = f"""{_ALONE}WITH mine AS ({_RENEW}
 RETURNING key)
-INSERT INTO {steps} (key, name, attempt, created_at, result)
+INSERT INTO {{steps}} (key, name, attempt, created_at, result)
 SELECT key, %(step)s, %(attempt)s, clock_timestamp(), %(result)s FROM mine
 ON CONFLICT (key, name) DO UPDATE SET result = excluded.result"""
-)
 
 # A step whose writes commit with it: a transaction like that of an atomic operation. It waits for the
 # row, at most the lock_timeout: others hold it for the moment of an UPDATE only.

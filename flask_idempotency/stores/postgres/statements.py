@@ -114,18 +114,12 @@ STILL_OURS = """SELECT set_config('session_authorization', %(session_user)s, tru
 SELECT 1 / (txid_current() = %(xid)s)::int;"""
 ONE_ROW = """SELECT 1 / (SELECT count(*) FROM done)::int;
 COMMIT"""
-_COMPLETE = (
-    STILL_OURS
-    + """
-WITH done AS (UPDATE {table} SET state = 'completed', completed_at = clock_timestamp(),
+_COMPLETE = f"""{STILL_OURS}
+WITH done AS (UPDATE {{table}} SET state = 'completed', completed_at = clock_timestamp(),
        status = %(status)s, headers = %(headers)s, body = %(body)s, request = NULL"""
-)
-_COMMIT = (
-    """
+_COMMIT = f"""
  WHERE key = %(key)s AND owner = %(owner)s RETURNING 1)
-"""
-    + ONE_ROW
-)
+{ONE_ROW}"""
 
 FINISH = _COMPLETE + _COMMIT
 

@@ -38,8 +38,6 @@ _LEVELS = {
     ISOLATION_LEVEL_SERIALIZABLE: "SERIALIZABLE",
 }
 
-_AUTOCOMMIT = "AUTOCOMMIT"
-
 
 class RawConnection:
     """One checked-out connection. Whoever makes one closes it, whatever happens.
@@ -71,7 +69,7 @@ class RawConnection:
     @property
     def isolation(self) -> str:
         """What follows BEGIN so that the transaction is as isolated as the application asked."""
-        if self._autocommit or self._chosen == _AUTOCOMMIT:
+        if self._autocommit or self._chosen == "AUTOCOMMIT":
             raise NotAtomic(
                 "the engine's isolation_level is AUTOCOMMIT, so a view's writes cannot commit together"
                 " with the record: give the idempotent routes' engine a transactional level"

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from typing import Any, TypeVar
 
 from flask_idempotency.core.ports import Glance
@@ -78,8 +79,7 @@ class RedisLock:
         probe_after: float,
         on_failure: Callable[[Exception], None] = lambda error: None,
     ) -> None:
-        self._make_client = client
-        self._client: Client | None = None
+        self._connected = cache(client)
         self._prefix = prefix
         self._probe_after = probe_after
         self._lock_seconds = max(LOCK_SECONDS, 2 * probe_after)
@@ -134,11 +134,6 @@ class RedisLock:
             if memory.get("maxmemory") and memory.get("maxmemory_policy") == "noeviction":
                 full = "once full it refuses the lock, and all requests go to PostgreSQL (noeviction)"
                 yield Finding("advice", "Redis memory", full, "set maxmemory-policy volatile-ttl")
-
-    def _connected(self) -> Client:
-        if self._client is None:
-            self._client = self._make_client()
-        return self._client
 
     def _call(
         self, read: Callable[[Any], T], script: str, claim: Claim, *arguments: object

@@ -15,6 +15,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any, TypeVar
 
 from redis import RedisCluster
@@ -84,13 +85,10 @@ if held[3] and tonumber(held[3]) > now then return 0 end
 local attempt = held[4] + 1
 {_BEGIN}"""
 
-_MINE = (
-    NOW
-    + """
+_MINE = f"""{NOW}
 local held = redis.call('HMGET', KEYS[1], 'owner', 'state', 'lease')
 if held[1] ~= ARGV[1] or held[2] ~= 'in_progress' then return 0 end
 """
-)
 
 # No look at the state: the second time it is finished, by this attempt.
 FINISH = f"""{NOW}
@@ -127,8 +125,7 @@ class RedisRecords:
 
     def __init__(self, client: Callable[[], Client], prefix: str) -> None:
         self.prefix = f"{prefix}record:"
-        self._make_client = client
-        self._client: Client | None = None
+        self.connected = cache(client)
 
     def look(self, key: bytes) -> Record | None:
         """The record."""
@@ -174,12 +171,6 @@ class RedisRecords:
 
     def _command(self, script: str, keys: Sequence[bytes], *arguments: Any) -> tuple[Any, ...]:
         return "EVAL", script, len(keys), *(self.prefix + key.hex() for key in keys), *arguments
-
-    def connected(self) -> Client:
-        """The client. Raises what making it does."""
-        if self._client is None:
-            self._client = self._make_client()
-        return self._client
 
     def _lease(self, script: str, claim: Claim, *more: Any) -> RedisLease | None:
         fingerprint = claim.fingerprint.algorithm, claim.fingerprint.digest

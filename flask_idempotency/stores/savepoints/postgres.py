@@ -1,16 +1,15 @@
 """Units of work in PostgreSQL: savepoints held back, and a transaction's end imitated.
 
 Each unit of the view (see :mod:`.units`) is a savepoint. SAVEPOINT and RELEASE
-answer nothing, so they are kept here and travel in front of the next statement: a view costs no more
-round trips than without us. Two things make that safe:
+return nothing, so they wait here and travel in front of the next statement: a view needs no more round
+trips than without us. Two things make that safe:
 
-* A message of several statements is parsed as a whole before the first one runs. So nothing waits in
+* A message of several statements is parsed as a whole before the first one runs. So nothing travels in
   front of a statement that was never parsed: what waits is sent on its own before it, once for each
   text.
-* What waits is forgotten once the server has it, and not before: values that cannot be bound lose
-  nothing.
+* What waits is dropped only once the server has it: values that cannot be bound lose nothing.
 
-ROLLBACK TO frees locks, which somebody may be waiting for, so it is sent at once.
+ROLLBACK TO frees locks that somebody may be waiting for, so it is sent at once.
 
 All statements of the connection pass here, so this is also where a view's own ``COMMIT``,
 ``ROLLBACK`` or ``BEGIN``, sent as text, is refused: it would end the transaction that holds the
@@ -57,7 +56,7 @@ _AT_ONCE = {"idle_in_transaction_session_timeout", "idle_session_timeout", "tran
 
 _parsed: dict[str, None] = {}
 _PARSED = 4096
-"""How many texts of statements are known to be parsed by the server. Beyond, the memory begins anew."""
+"""How many texts we remember as parsed by the server. When there are more, we forget them all."""
 
 _ON_COMMIT = "idempotency_on_commit"
 """Where a pooled connection notes which temporary tables a COMMIT empties or drops."""
@@ -110,10 +109,10 @@ class PostgresUnits(Units):
             self._carried[stand_in] = settings
 
     def commit(self, owner: StandIn) -> None:
-        """See :class:`Units`. What was set before the operation outlasts a commit that comes first."""
+        """See :class:`Units`. What was set before the operation survives an empty unit's commit."""
         settings = self._carried.pop(owner, None)
         if settings is not None and settings.lasting and not self.is_closed:
-            self._hold(settings.lasting)
+            self._held.append(settings.lasting)
         super().commit(owner)
 
     def rollback(self, owner: StandIn) -> None:
@@ -121,9 +120,7 @@ class PostgresUnits(Units):
         self._carried.pop(owner, None)
         constraints = self._open is owner and self.traits & CONSTRAINTS
         super().rollback(owner)
-        if (
-            constraints
-        ):  # what was said in a savepoint that was released is not taken back by the server
+        if constraints:  # the server takes nothing back that was said in a released savepoint
             self._held += self._constraints_back()
 
     def cursor(self, owner: StandIn, *args: Any, **kwargs: Any) -> Any:
@@ -207,19 +204,19 @@ class PostgresUnits(Units):
         new = {name for name in names if not name.startswith("transaction_")} - self._remembered
         if new:
             self._remembered |= new
-            self._hold(sql.remember(new))
+            self._held.append(sql.remember(new))
 
     def _begin(self, owner: StandIn) -> None:
         self._remembered.clear()
         self._kept.clear()
-        self._hold(_BEGIN)
+        self._held.append(_BEGIN)
         if self._checks_out:
             self._check_out()
         settings = self._carried.pop(owner, None)
         if settings is not None:
             self._kept |= settings.for_connection
             self._remember(settings.for_transaction)
-            self._hold(settings.everything)
+            self._held.append(settings.everything)
             self.traits |= SETS
 
     def _check_out(self) -> None:
@@ -242,7 +239,7 @@ class PostgresUnits(Units):
             self._held += self._constraints_back()
         if back := self._remembered - self._kept:
             self._held.append(sql.settings_back(back))
-        self._hold(_RELEASE)
+        self._held.append(_RELEASE)
         if self.traits & CURSOR:
             self._held.append("CLOSE ALL")
         if self.traits & CURSOR or back & _AT_ONCE:
@@ -289,7 +286,7 @@ class PostgresUnits(Units):
             return cursor.fetchone() != (False,)
 
     def savepoint(self, owner: StandIn, text: str) -> bool:
-        """Keep a statement about a savepoint, or forget what it makes needless. Whether that is all."""
+        """Hold back a statement about a savepoint, or drop what it ends; False if it must be sent."""
         failed = self.is_failed()
         if not failed:
             self.admit(owner, "")
@@ -304,14 +301,11 @@ class PostgresUnits(Units):
         if verb == "ROLLBACK" and made not in self._held:
             return False  # it frees locks: at once
         if verb == "SAVEPOINT" or made not in self._held:
-            self._hold(text)
+            self._held.append(text)
             return True
         place = len(self._held) - 1 - self._held[::-1].index(made)  # nothing was sent in it
         del self._held[place if verb == "RELEASE" else place + 1 :]
         return True
-
-    def _hold(self, statement: str) -> None:
-        self._held.append(statement)
 
     def prefix(self, text: str, message: bytes) -> bytes:
         """What waits, if it may travel in front of ``message``; otherwise it is sent now."""
@@ -368,10 +362,6 @@ class PostgresUnits(Units):
     def is_ours(self, error: BaseException | None) -> bool:
         """Whether the driver's error came from the operation's connection."""
         return error is not None and error is self._ours
-
-    def is_lost(self) -> bool:
-        """Whether the connection is gone."""
-        return bool(self.driver.closed) or self.fairy.dbapi_connection is None
 
     def has_ended(self) -> bool:
         """Whether the driver's own doors have ended the transaction."""
@@ -472,14 +462,10 @@ def _checking(change: Callable[[Any, Any], None], what: str) -> Callable[[Any, A
 _subclasses: dict[type[Cursor], type[Cursor]] = {}
 
 
-def _subclass(base: type[Cursor]) -> type[Cursor]:
-    if base not in _subclasses:
-        _subclasses[base] = _operation_cursor(base)
-    return _subclasses[base]
-
-
-def _operation_cursor(base: type[Cursor]) -> type[Cursor]:  # noqa: C901 -- a class, each method short
+def _subclass(base: type[Cursor]) -> type[Cursor]:  # noqa: C901 -- a class, each method short
     """The application's cursor class, with its statements passing through the units."""
+    if base in _subclasses:
+        return _subclasses[base]
     takes_text = base is not Cursor  # a class of one's own may put a comment in front
 
     class OperationCursor(base):  # type: ignore[valid-type, misc]
@@ -534,7 +520,7 @@ def _operation_cursor(base: type[Cursor]) -> type[Cursor]:  # noqa: C901 -- a cl
             self.units.traits |= traits
             self.units.flush()
 
-    return OperationCursor
+    return _subclasses.setdefault(base, OperationCursor)
 
 
 _STATE = {
@@ -616,10 +602,19 @@ class DriverDoor:
         setattr(self._units.driver, name, value)
 
 
+def _in_its_unit(fetch: Any) -> Callable[..., Any]:
+    def fetch_or_refuse(cursor: Any, *args: Any, **kwargs: Any) -> Any:
+        if not cursor.withhold and not cursor.units.is_current(cursor.owner, cursor.unit):
+            raise psycopg2.ProgrammingError("named cursor isn't valid anymore")
+        return fetch(cursor, *args, **kwargs)
+
+    return fetch_or_refuse
+
+
 _named_kinds: dict[type[Cursor], type[Cursor]] = {}
 
 
-def _named(base: type[Cursor]) -> type[Cursor]:  # noqa: C901 -- a class, each method short
+def _named(base: type[Cursor]) -> type[Cursor]:
     """A cursor on the server: it ends with its unit, as psycopg2 says without us."""
     if base in _named_kinds:
         return _named_kinds[base]
@@ -632,26 +627,9 @@ def _named(base: type[Cursor]) -> type[Cursor]:  # noqa: C901 -- a class, each m
             self.unit = self.units.begun
             return result
 
-        def _raise_if_ended(self) -> None:
-            units = self.units
-            if not self.withhold and not units.is_current(self.owner, self.unit):
-                raise psycopg2.ProgrammingError("named cursor isn't valid anymore")
-
-        def fetchone(self) -> Any:
-            self._raise_if_ended()
-            return super().fetchone()
-
-        def fetchmany(self, *args: Any, **kwargs: Any) -> Any:
-            self._raise_if_ended()
-            return super().fetchmany(*args, **kwargs)
-
-        def fetchall(self) -> Any:
-            self._raise_if_ended()
-            return super().fetchall()
-
-        def __next__(self) -> Any:
-            self._raise_if_ended()
-            return super().__next__()
+        fetchone, fetchmany, fetchall, __next__ = map(
+            _in_its_unit, (base.fetchone, base.fetchmany, base.fetchall, base.__next__)
+        )
 
         def close(self) -> None:
             if self.withhold or not self.unit or self.units.is_current(self.owner, self.unit):

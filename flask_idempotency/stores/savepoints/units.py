@@ -131,9 +131,9 @@ class Units:
 
     ``engine`` is the store's, ``fairy`` the pooled connection, in a transaction that is ours to end.
     ``traits`` are what the open unit did (see :mod:`~flask_idempotency.core.sqltext`), and ``wrote``
-    says whether an earlier one, which was committed, did more than read. ``commits`` and ``rollbacks``
-    count units; of the latter, those that had written. ``broken`` is why the operation cannot commit
-    any more; it stays when the view catches the error.
+    says whether an earlier, committed one did more than read. ``commits`` counts units, ``rollbacks``
+    those that had written. ``broken`` is why the operation can no longer commit, even if the view
+    catches the error.
     """
 
     def __init__(self, engine: Engine, fairy: PoolProxiedConnection) -> None:
@@ -268,11 +268,11 @@ class Units:
         self._undo(at_once=False)
 
     def _did_more_than_read(self) -> bool:
-        """Ask the server what the texts of the open unit's statements do not tell."""
+        """Ask the server what the text of the statements does not tell."""
         return True
 
     def leave(self) -> None:
-        """From now on what is rolled back goes along with the operation's last message."""
+        """From now on a rollback travels with the operation's last message."""
         self._leaving = True
 
     def close(self) -> None:

@@ -348,7 +348,7 @@ class OldRedis(redis.Redis):
 @pytest.mark.parametrize("store", ["redis"], indirect=True)
 def test_check_names_a_redis_that_is_too_old(shop, redis_server):
     with OldRedis.from_url(redis_server.url) as client:
-        shop.app.extensions["idempotency"].records._client = client
+        shop.app.extensions["idempotency"].records.connected = lambda: client
         result = shop.run("check")
     assert not_ok(result)["version"] == "FAILED"
     assert "this is Redis 4.0.14; the store 'redis' needs Redis 5" in result.output
@@ -370,7 +370,7 @@ def test_a_client_that_decodes_answers_does_no_harm(tmp_path, redis_server):
     shop = Shop("redis", tmp_path, redis_server.url)
     key = shop.interrupt()
     with redis.Redis.from_url(redis_server.url, decode_responses=True) as client:
-        shop.app.extensions["idempotency"].records._client = client
+        shop.app.extensions["idempotency"].records.connected = lambda: client
         assert [line["key"] for line in shop.listed()] == [key]
         assert "charge" in shop.run("show", key).output
         assert not_ok(shop.run("check")).keys() <= {"persistence"}
