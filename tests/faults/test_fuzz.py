@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 from flask_idempotency import idempotent
 from flask_idempotency.core.keys import hash_key
 
-pytestmark = pytest.mark.parametrize("store", ["hybrid"], indirect=True)
-
 fuzz = settings(
     max_examples=80,
     deadline=None,

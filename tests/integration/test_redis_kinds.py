@@ -21,8 +21,6 @@ import servers
 from flask_idempotency import idempotent
 from tests.certificates import self_signed
 
-pytestmark = pytest.mark.parametrize("store", ["hybrid"], indirect=True)
-
 MASTER = "main"
 
 

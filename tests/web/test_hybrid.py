@@ -7,8 +7,6 @@ from redis import Redis
 
 from flask_idempotency import idempotent
 
-pytestmark = pytest.mark.parametrize("store", ["hybrid"])
-
 
 @pytest.fixture
 def redis(redis_server):

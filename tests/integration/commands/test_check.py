@@ -191,7 +191,6 @@ def test_check_notices_a_session_that_does_not_join(world, run):
     assert world.records() == []
 
 
-@pytest.mark.parametrize("store", ["hybrid"])
 def test_check_needs_redis(make_world):
     world = make_world(IDEMPOTENCY_REDIS_URL=f"redis://:hush@127.0.0.1:{servers.free_port()}/0")
     result = runner(world.app)("check")
@@ -202,7 +201,6 @@ def test_check_needs_redis(make_world):
     assert findings(result)["db.session"] == "ok"
 
 
-@pytest.mark.parametrize("store", ["hybrid"])
 @pytest.mark.parametrize(
     ("damage", "repair", "words"),
     [
@@ -224,7 +222,6 @@ def test_check_takes_the_lock_in_earnest(world, run, redis_server, damage, repai
     assert not not_ok(run("check"))
 
 
-@pytest.mark.parametrize("store", ["hybrid"])
 def test_check_advises_on_a_redis_that_will_be_full(world, run, redis_server):
     with redis.Redis.from_url(redis_server.url) as client:
         client.config_set("maxmemory", "100mb")

@@ -5,11 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-import pytest
-
-ONE_STORE = pytest.mark.parametrize("store", ["hybrid"], indirect=True)
-"""For what takes longer: with or without Redis, the same code meets the fault."""
-
 _numbers = itertools.count(1)
 
 

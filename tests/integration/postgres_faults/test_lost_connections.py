@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 import servers
-from tests.integration.postgres_faults.faults import ONE_STORE, first_time, new_name, settings
+from tests.integration.postgres_faults.faults import first_time, new_name, settings
 from tests.stores import BOTH
 from tests.waiting import wait_until
 
@@ -20,7 +20,6 @@ def busy(world, statement: str) -> bool:
     ) != [(0,)]
 
 
-@ONE_STORE
 def test_a_connection_reset_in_the_middle_of_a_statement(
     proxied, background, add_view, assert_problem, expect
 ):
@@ -55,7 +54,6 @@ def test_a_connection_reset_during_the_commit_is_an_unknown_outcome(
         expect.retry_runs(world, runs)
 
 
-@ONE_STORE
 def test_a_server_that_crashes_in_the_view(
     make_world, own_postgres, own_database, add_view, assert_problem, expect
 ):
@@ -67,7 +65,6 @@ def test_a_server_that_crashes_in_the_view(
     expect.retry_runs(world, runs)  # the crash may lose the claim: then it is a first attempt again
 
 
-@ONE_STORE
 def test_a_server_that_crashes_while_the_commit_is_on_its_way(
     make_world, own_postgres, own_database, background, add_view, assert_problem, expect
 ):
@@ -110,7 +107,6 @@ def test_a_server_that_pauses_delays_the_answer_and_nothing_else(
     world.assert_clean()
 
 
-@ONE_STORE
 def test_a_partition_that_tells_neither_side_ends_with_the_servers_timeout(
     make_world, postgres, background, add_view, gate, assert_problem, expect
 ):

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 import servers
-from tests.integration.postgres_faults.faults import ONE_STORE, new_name
+from tests.integration.postgres_faults.faults import new_name
 from tests.waiting import wait_until
 
 
@@ -54,7 +54,6 @@ def in_recovery(server) -> Iterator[None]:
         connection.close()
 
 
-@ONE_STORE
 def test_a_standby_runs_nothing_and_after_its_promotion_the_retry_runs(
     make_world, own_postgres, own_database, add_view, assert_problem, expect
 ):
@@ -69,7 +68,6 @@ def test_a_standby_runs_nothing_and_after_its_promotion_the_retry_runs(
     expect.retry_runs(world, runs, total=1)
 
 
-@ONE_STORE
 def test_a_pool_that_reached_the_wrong_server_recovers_when_the_right_one_is_there(
     make_world, postgres, own_postgres, own_database, add_view, assert_problem, expect
 ):
@@ -92,7 +90,6 @@ def test_a_pool_that_reached_the_wrong_server_recovers_when_the_right_one_is_the
         expect.retry_runs(world, runs, total=1)
 
 
-@ONE_STORE
 def test_a_database_restored_from_a_backup_knows_nothing_that_came_after(
     make_world, postgres, add_view, expect
 ):
@@ -140,7 +137,6 @@ def without_its_standby(own_postgres, own_database):
     server.dispose()
 
 
-@ONE_STORE
 def test_a_synchronous_standby_that_is_gone_holds_the_key_of_a_dead_worker(
     make_world, own_database, without_its_standby, background, add_view, assert_problem, expect
 ):
