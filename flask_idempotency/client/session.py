@@ -30,8 +30,8 @@ class IdempotentAdapter(BaseAdapter):
 
     It gives sessions of another class, such as those for OAuth, what :class:`IdempotentSession` has:
     ``session.mount("https://", IdempotentAdapter())``. Only this differs: ``auth`` signs a request
-    before it has its key, each redirect has a deadline of its own, and without a ``timeout`` an attempt
-    may wait until the deadline.
+    before it has its key, each redirect and sign-in (digest) has a deadline of its own, and without a
+    ``timeout`` an attempt may wait until the deadline.
 
     :param wrapped: what sends each attempt; ``HTTPAdapter()`` if left out.
     :param policy: when a call is sent again, and for how long.
