@@ -21,7 +21,8 @@ from tests.integration.apps import gunicorn_conf
 
 APPLICATION = "tests.faults.app:create_app()"
 COOPERATIVE = {"COOPERATIVE": "yes", "PRELOAD": "no"}
-"""Lets greenlets change places while psycopg2 waits; see ``gunicorn_conf``."""
+"""Lets greenlets change places while psycopg2 waits; see ``gunicorn_conf``. The application is loaded
+after gevent's patches: what a request asks for (``points.py``) is then its greenlet's own."""
 
 KINDS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "sync": ((), {}),
