@@ -103,8 +103,9 @@ class Hooks:
                 return self._state.app.response_class(status=409)
             this_request().resuming = resuming
         if route is not None:
-            this_request().route = route
-            prepare(self._state, route, this_request())
+            current = this_request()
+            current.route = route
+            prepare(self._state, route, current)
         return None
 
     def after(self, response: Response) -> Response:

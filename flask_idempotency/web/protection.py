@@ -41,7 +41,6 @@ from flask_idempotency.web.request.response import replay
 from flask_idempotency.web.request.state import (
     RequestState,
     is_outermost_request,
-    present_operation,
     this_request,
 )
 from flask_idempotency.web.session.ends import blocks_records, drop, present_session
@@ -50,7 +49,7 @@ from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.routes import refuse_unsupported
 from flask_idempotency.web.setup.state import AppState, app_state
 
-from .operation import Operation
+from .operation import Operation, running_operation
 from .signals import Event, operation_interrupted, operation_replayed, send
 
 log = logging.getLogger("flask_idempotency")
@@ -68,7 +67,7 @@ def enter(route: Route) -> Attempt | Response | None:
             "a second idempotent view was called in one request, before what the first one left in"
             " db.session was committed: commit it in the first"
         )
-    if present_operation() is not None or not state.settings.enabled:
+    if running_operation() is not None or current.operation is not None or not state.settings.enabled:
         return None  # an idempotent function called by an idempotent view is part of it
     if current.route is not None and current.route.given is route:
         route = current.route

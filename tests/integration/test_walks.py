@@ -1,0 +1,143 @@
+"""A request goes down through the rooms of the package once, and up once.
+
+A folder is a room, and so is a file that stands directly in ``web``. A crossing is a call from one room
+into another; what Flask or SQLAlchemy calls begins anew. The page "Inside the package" shows the same
+walks.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import redis
+
+import flask_idempotency
+from flask_idempotency import current_operation, idempotent
+from flask_idempotency.testing import crash_at
+
+ROOT = str(Path(flask_idempotency.__file__).parent)
+PAGE = (Path(__file__).parents[2] / "docs/rooms.md").read_text(encoding="utf-8")
+
+pytestmark = pytest.mark.parametrize("store", ["hybrid"])  # Redis is one room more
+
+
+class Walk:
+    """The package's functions that one call enters, in this thread."""
+
+    def __init__(self) -> None:
+        self.rooms: list[str] = []
+        self.crossings: list[tuple[str, str]] = []
+        self.functions: Counter[str] = Counter()
+        self._files: dict[str, str | None] = {}
+
+    def __enter__(self):
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *exc):
+        sys.setprofile(None)
+
+    def room_of(self, filename):
+        if filename not in self._files:
+            below = filename.removeprefix(ROOT).strip("/").removesuffix(".py").split("/")
+            below = below if below[0] == "web" and len(below) == 2 else below[:-1] or below
+            self._files[filename] = "/".join(below) if filename.startswith(ROOT) else None
+        return self._files[filename]
+
+    def _note(self, frame, event, _argument):
+        room = self.room_of(frame.f_code.co_filename)
+        if event != "call" or room is None:
+            return
+        self.functions[f"{room}.{frame.f_code.co_name}"] += 1
+        if room not in self.rooms:
+            self.rooms.append(room)
+        caller = frame.f_back
+        origin = caller and self.room_of(caller.f_code.co_filename)
+        if origin not in {None, room} and frame.f_code.co_name != "__del__":
+            self.crossings.append((origin, room))
+
+
+@pytest.fixture
+def shop(world, redis_server):
+    def pay():
+        payment = world.Payment(amount=5)
+        world.db.session.add(payment)
+        world.db.session.commit()
+        return {"id": payment.id}, 201
+
+    def charge():
+        return current_operation.step("charge", lambda: {"charged": 5}), 201
+
+    world.app.add_url_rule("/payments", "pay", idempotent(pay), methods=["POST"])
+    world.app.add_url_rule("/charges", "charge", idempotent(atomic=False)(charge), methods=["POST"])
+    world.inside, world.resume = threading.Event(), threading.Event()
+
+    @world.app.post("/slow")
+    @idempotent
+    def slow():
+        world.inside.set()
+        assert world.resume.wait(20)
+        return {}
+
+    world.forget_locks = lambda: redis.Redis.from_url(redis_server.url).flushdb()
+    for path in ("/payments", "/charges"):  # what is asked once, when a worker starts
+        for _ in range(2):
+            world.post(path, key="warm-up")
+    return world
+
+
+def walk_on_page(title):
+    """The rooms of a walk, as the page draws it."""
+    section = re.search(rf"^## {title}$(.+?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)[1]
+    drawing = re.search(r"```text\n(.+?)```", section, re.DOTALL)[1]
+    return re.findall(r"^↓ ([\w/]+) ", drawing, re.MULTILINE)
+
+
+def take(title, request, status):
+    with Walk() as walk:
+        response = request()
+    assert response.status_code == status
+    assert walk_on_page(title) == walk.rooms
+    return walk
+
+
+def test_a_first_request_goes_down_once_and_up_once(shop):
+    walk = take("A first request", shop.post, 201)
+    assert len(walk.rooms) <= 12
+    assert len(walk.crossings) <= 60
+    assert walk.functions["web/attempt.end"] + walk.functions["web/attempt.clean_up"] <= 2
+    assert walk.functions["stores/postgres.abandon"] == 1
+
+
+def test_a_replay_asks_the_record_and_no_view(shop):
+    shop.post()
+    walk = take("A replay", shop.post, 201)
+    assert len(walk.crossings) <= 30
+
+
+def test_a_duplicate_is_rejected_by_redis(shop):
+    first = threading.Thread(target=lambda: shop.post("/slow"))
+    first.start()
+    assert shop.inside.wait(20)
+    try:
+        walk = take("A rejected duplicate", lambda: shop.post("/slow"), 409)
+    finally:
+        shop.resume.set()
+        first.join(20)
+    assert "stores/postgres" not in walk.rooms
+
+
+def test_a_step_goes_to_the_record_before_and_after(shop):
+    take("A step", lambda: shop.post("/charges"), 201)
+
+
+def test_a_take_over_locks_the_row_that_nobody_holds(shop):
+    with crash_at("in-view", shop.app):
+        shop.post()
+    shop.forget_locks()
+    take("A take-over after a crash", shop.post, 201)
