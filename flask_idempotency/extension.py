@@ -1,4 +1,4 @@
-"""The extension object, and the one place where the parts are put together.
+"""The extension object, and the one place that puts the parts together.
 
 Configuration belongs to the extension object, state to the application: one ``Idempotency`` serves
 several applications, and each has its own ``AppState`` in ``app.extensions["idempotency"]``.
@@ -67,13 +67,13 @@ T = TypeVar("T")
 class Idempotency:
     """Flask-Idempotency, for one or several applications.
 
-    ``scope`` says whose an idempotency key is: a callable that gives the tenant's or user's id
+    ``scope`` says whose an idempotency key is: a callable that returns the tenant's or user's id
     (``str``, ``int`` or ``UUID``; ``None`` or ``""`` if nobody is signed in), or ``None`` for an API
-    with one tenant. It has no default. ``db`` is the application's Flask-SQLAlchemy object; left out,
-    the one registered on the application. ``redis`` is a ready redis-py client in place of
-    ``IDEMPOTENCY_REDIS_URL``. What is given here is the default for :meth:`init_app`.
+    with one tenant. It has no default. ``db`` is the application's Flask-SQLAlchemy object; the default
+    is the one registered on the application. ``redis`` is a ready redis-py client in place of
+    ``IDEMPOTENCY_REDIS_URL``. These arguments are the defaults for :meth:`init_app`.
 
-    Raises :class:`ConfigurationError` for any setting that is wrong.
+    Raises :class:`ConfigurationError` for any wrong setting.
     """
 
     def __init__(
@@ -143,15 +143,16 @@ class Idempotency:
         """Protect the views of an application or a blueprint: every POST and PATCH, or ``methods``.
 
         It stands above the views' own decorators: a ``@login_required`` below it does not guard a
-        replay, so ``scope`` must find nobody for a stranger (401), or ``authorize_replay`` refuse.
-        A view with ``@idempotent`` of its own keeps it, what is :meth:`exempt` is left out, and so is a
-        request for which ``skip(request)`` is true. That is asked once for each request, before the
-        body is read and before the application's own ``before_request`` functions.
+        replay, so ``scope`` must find nobody for an unauthenticated caller (401), or
+        ``authorize_replay`` refuse. A view with ``@idempotent`` of its own keeps it; :meth:`exempt`
+        targets are left out, and so is a request for which ``skip(request)`` is true. It is called once
+        for each request, before the body is read and before the application's own ``before_request``
+        functions.
 
         Call it before the first request, before or after the views and the blueprint are registered.
         Raises ``ConfigurationError`` for a wrong option, and for a call that comes too late or would do
-        nothing. A ``name`` is for one view alone; if there are more, the first request to one of them
-        is told so.
+        nothing. A ``name`` is for one view alone: if it covers several, the first request to one of
+        them raises ``ConfigurationError``.
         """
         if not isinstance(target, (Flask, Blueprint)):
             raise ConfigurationError(
@@ -187,12 +188,12 @@ class Idempotency:
 
         For webhook consumers, queue workers and scripts, inside an application context. What the
         function writes in ``db.session`` commits together with its result; with ``atomic=False`` it
-        may use :data:`current_operation`'s steps. The result must be JSON, and comes back at every
-        later call. ``scope`` says whose key it is (``str``, ``int``, ``UUID`` or None); it may be left
-        out if the application has one tenant. ``payload`` is anything that is JSON: the same key with
-        another payload is refused. Options: ``ttl``, ``wait``, ``namespace``, ``name`` (default: the
-        function's module and name; to be given where those differ between processes, in a script),
-        ``other_binds``, ``atomic``, ``lease``, ``on_interrupted``, ``interrupted_by``, ``released_by``.
+        may use :data:`current_operation`'s steps. The result must be JSON; every later call returns it
+        again. ``scope`` says whose key it is (``str``, ``int``, ``UUID`` or None); it may be left out
+        if the application has one tenant. ``payload`` is any JSON: the same key with another payload is
+        rejected. Options: ``ttl``, ``wait``, ``namespace``, ``name`` (default: the function's module
+        and name; needed where those differ between processes, as in a script), ``other_binds``,
+        ``atomic``, ``lease``, ``on_interrupted``, ``interrupted_by``, ``released_by``.
 
         Raises what the function raises, :class:`RequestInProgress`, :class:`KeyReused`,
         :class:`OperationInterrupted`, :class:`StoreUnavailable`, and :class:`OperationFailed` where an
@@ -204,10 +205,10 @@ class Idempotency:
         """Call ``function(*args, **kwargs)`` once the present operation has committed.
 
         Not for a replay, not after a rollback, and not if the step whose function called this failed.
-        It is called before the answer leaves, after the answer is stored: if it raises, that is logged
-        and the answer stands. It is lost if the process dies between the commit and the call; what
-        must not be lost belongs into a table, in the same transaction. Outside of an operation it is
-        called at once.
+        The call happens after the response is stored and before it is sent; an exception is logged and
+        does not change the response. The call is lost if the process dies between the commit and the
+        call: what must not be lost belongs in a table, in the same transaction. Outside an operation
+        the function is called at once.
         """
         operation = present_operation()
         if operation is None:
@@ -218,12 +219,12 @@ class Idempotency:
     def exempt(self, target: T) -> T:
         """Leave something out of :meth:`protect`: a view, a blueprint, or an endpoint by its name.
 
-        Serves as a decorator of a view function, a view class or one of its methods. The name is the
-        full one, such as ``"shop.search"``. Call it before the first request, before or after what it
-        is given is registered.
+        Also a decorator for a view function, a view class or one of its methods. The name is the full
+        one, such as ``"shop.search"``. Call it before the first request, before or after the target is
+        registered.
 
         Raises ``ConfigurationError`` for anything else, for a view with ``@idempotent`` of its own, and
-        for a call that comes too late. What is not there fails ``flask idempotency check``.
+        for a call that comes too late. A missing target fails ``flask idempotency check``.
         """
         if isinstance(target, str):
             self._refuse_late("exempt", target, target in self._protections.exempt_endpoints)
@@ -258,7 +259,7 @@ class Idempotency:
             self._protections.await_registration(blueprint)
 
     def _refuse_late(self, what: str, target: Any, is_known: bool) -> None:
-        """Raise ``ConfigurationError`` if every application that this is for has begun to serve."""
+        """Raise ``ConfigurationError`` if every application concerned has started to serve."""
         mine = [state for state in states() if state.protections is self._protections]
         if isinstance(target, Flask):
             other: AppState | None = target.extensions.get("idempotency")
@@ -279,10 +280,10 @@ class Idempotency:
 def _checked_scope(scope: Any) -> ScopeCallable | None:
     if scope is NOT_GIVEN:
         raise ConfigurationError(
-            "scope is missing. It says whose an idempotency key is: without it, one customer who"
-            " happens to use another's key would be given the other's stored answer. Give a callable"
-            " that returns the tenant's or user's id, such as scope=lambda: g.account_id, or"
-            " scope=None if this API really has one tenant only"
+            "scope is missing. It says whose an idempotency key is: without it, a customer who happens"
+            " to use another's key would get the other's stored response. Pass a callable that returns"
+            " the tenant's or user's id, such as scope=lambda: g.account_id, or scope=None if this API"
+            " really has only one tenant"
         )
     if scope is not None and not callable(scope):
         raise ConfigurationError(
@@ -308,7 +309,7 @@ def _compose(
     client: Any,
     protections: Protections,
 ) -> AppState:
-    """Put stores, engine and settings together: the only place that names a store."""
+    """Put stores, engine and settings together."""
     with app.app_context():
         engines = db.engines
     prefix = settings.redis_prefix or default_prefix(app, settings.bind_key, settings.table)
@@ -351,7 +352,7 @@ def _compose(
 def _records(
     store: Any, engine: Engine, table: Table, client: Callable[[], Any], prefix: str
 ) -> Records:
-    """The store of the records that the settings name, or are."""
+    """The store that the settings name or contain."""
     if not isinstance(store, str):
         return _checked_records(_made(store, engine) if callable(store) else store)
     if store == "memory":
@@ -375,7 +376,7 @@ def _made(store: Callable[[Engine], Any], engine: Engine) -> Any:
 
 
 def _checked_records(records: Any) -> Records:
-    """A store of the application's own. Raises ``ConfigurationError`` for what is none."""
+    """A store of the application's own. Raises ``ConfigurationError`` if it is none."""
     verbs = ("look", "claim", "take_over", "wait")
     missing = [verb for verb in verbs if not callable(getattr(records, verb, None))]
     if not isinstance(getattr(records, "atomic", None), bool):
@@ -389,11 +390,11 @@ def _checked_records(records: Any) -> Records:
 
 
 def _drop_inherited_connections() -> None:
-    """In a forked child: the parent's pooled sockets are the parent's.
+    """In a forked child, leave the pooled sockets to the parent.
 
     gunicorn with ``--preload`` forks after ``create_app()``, which may have used the database; two
-    workers on one socket would read each other's answers. Nothing is closed: the parent still
-    uses it. (redis-py sees to its own sockets.)
+    workers on one socket would read each other's results. Nothing is closed, as the parent still uses
+    it. redis-py handles its own sockets.
     """
     for state in states():
         for engine in state.engines.values():

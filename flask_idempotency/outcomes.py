@@ -1,4 +1,4 @@
-"""What became of an operation, for clients that gave up; and the rules that an API publishes."""
+"""The outcome of an operation, for clients that gave up; and the rules that an API publishes."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from flask_idempotency.web.setup.routes import ProtectedRoute, protected_routes
 from flask_idempotency.web.setup.state import AppState, app_state
 
 _SAYS = {
-    "in_progress": "The operation was begun and has no answer yet. Send the same request again.",
-    "completed": "The operation has finished. The same request gets its answer.",
-    "failed": "The operation has failed. The same request gets its answer, and will not run again.",
-    "interrupted": "The operation was begun, and nobody knows how far it came.",
+    "in_progress": "The operation has started and has no response yet. Send the same request again.",
+    "completed": "The operation has finished. The same request gets its response.",
+    "failed": "The operation has failed. The same request gets its response, and will not run again.",
+    "interrupted": "The operation started, and nobody knows how far it got.",
 }
 
 
@@ -47,10 +47,9 @@ def outcomes_blueprint(
     """A blueprint, below ``/idempotency`` if it is not registered with another ``url_prefix``.
 
     ``GET <prefix>/<key>?operation=<name>`` (or ``GET <prefix>?operation=<name>`` with the key in its
-    header) tells what became of an operation of the caller's scope. ``GET
-    <prefix>/idempotency-policy`` publishes header, retention, scope and every protected route;
-    ``publish_policy=False`` leaves it out. ``decorators``, such as ``[login_required]``, are put around
-    each page, the last one outermost.
+    header) gives the outcome of an operation of the caller's scope. ``GET <prefix>/idempotency-policy``
+    publishes header, retention, scope and every protected route; ``publish_policy=False`` leaves it
+    out. ``decorators``, such as ``[login_required]``, wrap each page, the last one outermost.
     """
     if not isinstance(decorators, list | tuple) or not all(map(callable, decorators)):
         raise ConfigurationError(f"decorators={shown(decorators)}; allowed: a list of decorators")
@@ -76,7 +75,7 @@ def idempotency_policy() -> Response:
 
 
 def outcome(key: str | None = None) -> Response:
-    """What became of an operation, as JSON; a 404 problem if nothing is known of it."""
+    """The outcome of an operation, as JSON; a 404 problem if the operation is not known."""
     retry_after: int | None = None
     try:
         told, retry_after = _outcome(app_state(current_app), key)
@@ -96,10 +95,10 @@ def _mark(response: Response, retry_after: int | None) -> Response:
 
 
 def _outcome(state: AppState, key: str | None) -> tuple[dict[str, Any], int | None]:
-    """The members of the answer, and in how many seconds to ask again. Raises a :class:`Problem`."""
+    """The members of the response, and in how many seconds to ask again. Raises a :class:`Problem`."""
     key = _read_key(state, key)
-    name, route = _route(state)
-    operation = Operation(name, route.namespace, current_scope(route.scope), key, 0)
+    route = _route(state)
+    operation = Operation(route.name, route.namespace, current_scope(route.scope), key, 0)
     try:
         record = state.engine.look(operation.hashed_key())
     except StoreUnavailable as error:
@@ -112,13 +111,13 @@ def _outcome(state: AppState, key: str | None) -> tuple[dict[str, Any], int | No
     if route.authorize_replay and not route.authorize_replay(operation):
         raise ReplayForbidden
     word = _word(how, record)
-    told: dict[str, Any] = {"operation": name, "state": word, "attempt": record.attempt}
+    told: dict[str, Any] = {"operation": route.name, "state": word, "attempt": record.attempt}
     told["detail"] = _says(word, route)
     if record.response is not None:
         told["answer"] = _pointers(record.response)
     if word != "in_progress":
         return told, None
-    guess = max(1, math.ceil(state.typical_seconds[name]))
+    guess = max(1, math.ceil(state.typical_seconds[route.name]))
     return told, guess if record.lease_left is None else min(guess, math.ceil(record.lease_left))
 
 
@@ -126,17 +125,17 @@ def _read_key(state: AppState, key: str | None) -> str:
     if key is not None:
         return natural_key(key, state.settings.max_key_length)
     if (value := request.headers.get(state.settings.header)) is None:
-        raise KeyRequired("Name the key, as the last part of the path or in its header.")
+        raise KeyRequired("Give the key as the last part of the path, or in its header.")
     return parse_key(value, state.settings.max_key_length)
 
 
-def _route(state: AppState) -> tuple[str, Route]:
-    """The operation that the query names, or the only one there is."""
-    routes = {found.operation: found.route for found in reversed([*protected_routes(state)])}
+def _route(state: AppState) -> Route:
+    """The route of the operation that the query names, or of the only one there is."""
+    routes = {found.route.name: found.route for found in reversed([*protected_routes(state)])}
     name = request.args.get("operation") or (next(iter(routes)) if len(routes) == 1 else None)
     if name in routes:
-        return name, routes[name]
-    current_scope(state.scope)  # who is not signed in does not learn what there is
+        return routes[name]
+    current_scope(state.scope)  # an unauthenticated caller does not learn which operations exist
     if name is None:
         raise OutcomeUnknown("Say which operation it was: ?operation=<its name>.")
     raise OutcomeUnknown("There is no operation of this name.")
@@ -168,8 +167,8 @@ def _pointers(stored: StoredResponse) -> dict[str, Any]:
 def _policy(state: AppState) -> dict[str, Any]:
     """What draft-ietf-httpapi-idempotency-key-header, section 2, wants a server to publish.
 
-    Whether a key is required, how it must look, how long it lives, what makes two requests the same,
-    and which problems to expect. Names of options and settings are the library's own.
+    That is: whether a key is required, its syntax, how long it lives, what makes two requests the same,
+    and which problems to expect.
     """
     settings = state.settings
     return {
@@ -195,7 +194,7 @@ def _policy(state: AppState) -> dict[str, Any]:
 def _operation(protected: ProtectedRoute) -> dict[str, Any]:
     route = protected.route
     return {
-        "operation": protected.operation,
+        "operation": route.name,
         "method": protected.method,
         "path": protected.rule,
         "required": route.required,

@@ -28,7 +28,7 @@ def possible_hashes(
 
 
 def _namespaces(state: AppState, operation: str) -> set[str]:
-    routes = [found.route for found in protected_routes(state) if found.operation == operation]
+    routes = [found.route for found in protected_routes(state) if found.route.name == operation]
     return {state.settings.namespace, *(route.namespace for route in routes)}
 
 

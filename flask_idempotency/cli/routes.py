@@ -108,9 +108,8 @@ def _options(state: AppState, each: WriteRoute) -> dict[str, Any]:
     """All options of a route as JSON, with the settings where it has none; all None without a route."""
     if (route := each.route) is None:
         return dict.fromkeys(_OPTIONS)
-    resolved = route.resolved(state.settings, state.scope)
-    values = {name: getattr(resolved, name) for name in _OPTIONS}
-    values["name"] = route.name or each.endpoint
+    route = route.resolved(state.settings, state.scope, each.endpoint)
+    values = {name: getattr(route, name) for name in _OPTIONS}
     values["resumable"] = route.resumable or route.resumable is not None
     if route.atomic:
         values["lease"] = values["on_interrupted"] = None
@@ -179,7 +178,8 @@ def _refuse(state: AppState, each: WriteRoute) -> None:
         refuse_misplaced(state, each.endpoint)
     if each.route is None:
         return
-    refuse_unsupported(state, each.route, each.route.name or each.endpoint)
+    route = each.route.resolved(state.settings, state.scope, each.endpoint)
+    refuse_unsupported(state, route, route.name)
     engines_of(state, each.route.other_binds)
     if each.protected_by == "protect" and (covering := covering_route(state, each.endpoint)):
         refuse_shared_name(state, covering)

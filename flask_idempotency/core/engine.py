@@ -181,8 +181,11 @@ class Engine:
         finally:
             patience.end()
             if mine and not isinstance(decision, Claimed):
-                give_back = self._lock.finish if _has_finished(decision) else self._lock.release
-                give_back(claim)
+                match decision:
+                    case Replay() | Mismatch(finished=True):
+                        self._lock.finish(claim)
+                    case _:
+                        self._lock.release(claim)
 
     def look(self, key: bytes) -> Record | None:
         """The record as it is now, with its response decrypted. Claims nothing.
@@ -265,11 +268,6 @@ class Engine:
         response = self._sealer.open(response, record)
         response.check()
         return response
-
-
-def _has_finished(decision: Decision | None) -> bool:
-    """Whether the operation's response is known to be stored."""
-    return isinstance(decision, Replay) or (isinstance(decision, Mismatch) and decision.finished)
 
 
 def _required(value: T | None) -> T:

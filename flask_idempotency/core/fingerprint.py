@@ -1,7 +1,7 @@
-"""Is this the same request again? Fingerprints tell, without keeping the request.
+"""Is this the same request again? Fingerprints tell, without storing the request.
 
-Each algorithm has a version code that is stored beside its digest. What an algorithm digests may
-never change under its code: every live key would answer 422 after a deploy.
+Each algorithm has a code that is stored beside its digest. What an algorithm digests may never change
+under its code: after a deployment, every live key would get 422.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ JSON: Final = 5
 FIELDS: Final = 6
 
 MAX_DEPTH: Final = 200
-"""Levels of nesting in a JSON body. Far beyond real bodies, and well below what Python's ``json`` can
-read, which depends on the version and the stack: a body is not read today and refused tomorrow."""
+"""Levels of nesting in a JSON body. Far beyond real bodies, and well below the limit of Python's
+``json``, which depends on version and stack: no body is accepted today and rejected tomorrow."""
 
 _DIGEST_BYTES: Final = 32
 
 MISSING: Final = object()
-"""What :func:`resolve` gives for a member that is not there; null is None."""
+"""What :func:`resolve` returns for a missing member; null is None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class RequestParts:
     """What a request is compared by.
 
     ``host`` is None where it does not matter; ``query`` is raw, without the question mark;
-    ``media_type`` is in lower case and without parameters. ``form`` holds the decoded parts of a
-    form in their order and stands for ``body`` then: a retry may choose another boundary.
+    ``media_type`` is in lower case and without parameters. ``form`` holds the decoded parts of a form
+    in order and replaces ``body``: a retry may choose another boundary.
     """
 
     method: str
@@ -70,7 +70,7 @@ class Fingerprint:
     """The digest of a request, and the code of the algorithm that made it.
 
     A keyed ``digest`` begins with the id of its key; stores keep it as one value, of any length.
-    ``older`` is the same request under the other keys, and is not stored.
+    ``older`` is the same request under the older keys, and is not stored.
     """
 
     algorithm: int
@@ -80,16 +80,15 @@ class Fingerprint:
     def keyed(self, keys: Iterable[tuple[bytes, bytes]]) -> Fingerprint:
         """The same under secret keys, as pairs of id and key, newest first (BLAKE2b, RFC 7693).
 
-        Without a key a digest keeps no secret: who reads it can try all requests there may have been.
+        A digest without a key keeps no secret: whoever reads it can try all possible requests.
         """
         digests = [key_id + _mac(self.digest, key) for key_id, key in keys]
         return Fingerprint(self.algorithm, digests[0], tuple(digests[1:]))
 
     def matches(self, stored: Fingerprint) -> bool | None:
-        """Say whether both are of the same request, in constant time.
+        """Whether both are of the same request, compared in constant time.
 
-        :return: None if they cannot be compared, as another algorithm or a key that is not known here
-            made the stored one.
+        :return: None if they cannot be compared: the stored one has another algorithm or unknown key.
         """
         if self.algorithm == stored.algorithm:
             for digest in (self.digest, *self.older):
@@ -105,7 +104,7 @@ class Fingerprint:
 
 
 def _mac(data: bytes, key: bytes) -> bytes:
-    # A quarter of the time that HMAC takes: this is computed for every request.
+    # Four times as fast as HMAC: this is computed for every request.
     return hashlib.blake2b(data, key=key, digest_size=_DIGEST_BYTES).digest()
 
 
@@ -117,8 +116,8 @@ def by_request(parts: RequestParts) -> Fingerprint:
 def by_json(parts: RequestParts) -> Fingerprint:
     """Like :func:`by_request`, with a JSON body in canonical form.
 
-    Order of members and whitespace do not matter; numbers are compared as text, so that no
-    rounding makes two amounts one. A body that is not JSON by its media type counts as bytes.
+    Order of members and whitespace do not matter; numbers are compared as text, so that no rounding
+    makes two amounts equal. The bytes of a body count if its media type is not JSON.
 
     :raises BodyMalformed: if the body is not the JSON it claims to be.
     """
@@ -129,8 +128,7 @@ def by_json(parts: RequestParts) -> Fingerprint:
 def by_fields(parts: RequestParts, pointers: Iterable[Pointer]) -> Fingerprint:
     """Digest method, host, path, sorted query and only some fields of a JSON body.
 
-    A missing field differs from null. A body that is not JSON by its media type has no fields and
-    counts as a whole.
+    A missing field differs from null. The whole body counts if its media type is not JSON.
 
     :raises BodyMalformed: if the body is not the JSON it claims to be.
     """
@@ -144,7 +142,7 @@ def by_fields(parts: RequestParts, pointers: Iterable[Pointer]) -> Fingerprint:
 
 
 def by_value(value: bytes) -> Fingerprint:
-    """Digest what the application says the request is.
+    """Digest the application's own fingerprint of the request.
 
     :raises ConfigurationError: if that is not bytes.
     """
@@ -166,7 +164,7 @@ def _target(parts: RequestParts) -> tuple[str, str | None, str, bytes]:
 
 
 def _query_name(part: bytes) -> bytes:
-    # Values of one name stay in order: a view that reads the first of them can tell.
+    # Values of one name stay in order: a view may read only the first.
     return unquote_to_bytes(part.partition(b"=")[0].replace(b"+", b" "))
 
 
@@ -187,20 +185,20 @@ def _is_json(parts: RequestParts) -> bool:
 def parse_json(body: bytes) -> object:
     """Read a JSON body more strictly than Python does.
 
-    A number that is not an integer stays as it was written, in a tuple that only this module reads.
+    A number that is not an integer stays as written, in a tuple that only this module reads.
 
-    :raises BodyMalformed: if it is not UTF-8 or not JSON (RFC 8259), names a member twice, holds
-        NaN or Infinity, nests too deep or has an integer with more digits than Python reads.
+    :raises BodyMalformed: if it is not UTF-8 or not JSON (RFC 8259), names a member twice, contains NaN
+        or Infinity, nests too deep or has an integer with more digits than Python reads.
     """
     return _decoded(_STRICT, body, _text(body))
 
 
 def _canonical_json(body: bytes) -> str:
-    """The one text of all JSON bodies that mean the same. Raises as :func:`parse_json`.
+    """The one text of all JSON bodies that mean the same. Raises what :func:`parse_json` raises.
 
-    Made by the parts of ``json`` that are written in C; a function of ours for each object and each
-    integer would double the time. What these would notice shows in the text as well: of a member that
-    is named twice one colon is lost, and ``-0`` is rare enough to be looked at closely.
+    Only the parts of ``json`` written in C work here; a function of ours for each object and each
+    integer would double the time. The text shows what these would notice: a member that is named twice
+    loses a colon, and ``-0`` is rare enough for a closer look.
     """
     text = _text(body)
     canonical = _canonical(_decoded(_QUICK, body, text))
@@ -223,7 +221,7 @@ def _decoded(decoder: json.JSONDecoder, body: bytes, text: str) -> object:
         fault = _TOO_DEEP
     except json.JSONDecodeError as error:
         fault = f"The body is not valid JSON, from line {error.lineno}, column {error.colno}."
-    except ValueError:  # from int(), which refuses by default what no view could read either
+    except ValueError:  # from int(), which by default refuses what no view could read either
         fault = "The JSON body has an integer of more than 4300 digits."
     else:
         if _may_be_deep(body) and _is_deep(document):
@@ -239,9 +237,9 @@ _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def _may_be_deep(body: bytes) -> bool:
-    """Whether its brackets pair up in more levels than ``MAX_DEPTH``, those in strings counted too.
+    """Whether its brackets, including those in strings, pair up in more levels than ``MAX_DEPTH``.
 
-    Strings that are made for it may hide levels: what is left then is Python's own limit.
+    Strings made for that may hide levels; Python's own limit remains.
     """
     brackets = body.translate(_SQUARE, _NO_BRACKET)
     levels = 0
@@ -258,13 +256,7 @@ def _is_deep(document: object) -> bool:
 
 
 def _children(value: object) -> Iterable[object]:
-    match value:
-        case dict():
-            return value.values()
-        case list():
-            return value
-        case _:
-            return ()
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _members(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -275,7 +267,7 @@ def _members(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _as_written(text: str) -> tuple[float, str]:
-    # No JSON holds NaN, so no array of a body is encoded as this is.
+    # JSON has no NaN, so no array of a body is encoded like this.
     return math.nan, text
 
 
@@ -355,7 +347,7 @@ def natural_key(value: object, max_length: int = 255) -> str:
     :param value: what :func:`resolve` found.
     :param max_length: the most characters a key may have.
     :return: a string as it is, an integer in decimal; -0 is 0.
-    :raises KeyMalformed: if it is neither, empty or too long; the detail never holds it.
+    :raises KeyMalformed: if it is neither, empty or too long; the detail never contains it.
     """
     match value:
         case str():
@@ -370,11 +362,8 @@ def natural_key(value: object, max_length: int = 255) -> str:
         case _:
             kind = _KINDS.get(type(value), "a number with a fraction or an exponent")
             raise KeyMalformed(
-                "The field that serves as idempotency key must be a string or an integer, "
-                f"but is {kind}."
+                f"The field that serves as the key must be a string or an integer, but is {kind}."
             )
     if not 1 <= len(key) <= max_length:
-        raise KeyMalformed(
-            f"The field that serves as idempotency key must have 1 to {max_length} characters."
-        )
+        raise KeyMalformed(f"The field that serves as the key must have 1 to {max_length} characters.")
     return key

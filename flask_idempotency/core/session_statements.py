@@ -1,9 +1,9 @@
 """The SQL about what a transaction leaves behind: settings, the role, deferred constraints, locks.
 
-Inside an operation a ``COMMIT`` of the view is a RELEASE, which ends none of these. So they are put
-right with statements of our own, which travel in front of the view's. Settings are known by their
-names, which are read from the statements that change them: the server lists its own settings in half
-a millisecond, and an application's (``app.tenant``) not at all.
+Inside an operation, a ``COMMIT`` of the view is a RELEASE, which ends none of these. So statements of
+our own, sent in front of the view's, put them right. The names of settings are read from the statements
+that change them: the server takes half a millisecond to list its own settings, and does not list an
+application's (``app.tenant``).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 STRICT = ("repeatable read", "serializable")
-"""Levels of isolation at which a transaction goes on seeing what it saw at first."""
+"""Levels of isolation at which a transaction keeps seeing what it saw first."""
 
 CHECK = "SET CONSTRAINTS ALL IMMEDIATE"
-"""Every deferred check now, as a COMMIT makes them."""
+"""Every deferred check now, as in a COMMIT."""
 
 _SETS_IN_FUNCTIONS = """(SELECT array_agg(DISTINCT lower(found[1])) FROM (
            SELECT regexp_matches(prosrc,
@@ -30,7 +30,7 @@ _SETS_IN_FUNCTIONS = """(SELECT array_agg(DISTINCT lower(found[1])) FROM (
             OR lower(found[1]) = 'role')"""
 
 FUNCTIONS = f"SELECT {_SETS_IN_FUNCTIONS}"
-"""The settings that functions of the application change, as far as their texts name them."""
+"""The settings that the application's functions change, as far as their texts name them."""
 
 FACTS = f"""SELECT current_setting('synchronous_commit'),
        current_setting('client_connection_check_interval', true),
@@ -39,19 +39,19 @@ FACTS = f"""SELECT current_setting('synchronous_commit'),
               WHERE condeferrable AND condeferred AND has_schema_privilege(place.oid, 'USAGE')),
        EXISTS (SELECT FROM pg_constraint WHERE condeferrable AND NOT condeferred),
        {_SETS_IN_FUNCTIONS}"""
-"""Asked once for each engine: two settings, the constraints that are checked at COMMIT unless told
-otherwise, whether there are deferrable ones besides, and which settings functions change."""
+"""Asked once for each engine: two settings, the constraints that are checked at COMMIT by default,
+whether there are other deferrable ones, and which settings functions change."""
 
 WHERE_TABLE_IS = """SELECT set_config('search_path', (SELECT reset_val FROM pg_settings
          WHERE name = 'search_path'), true), current_setting('search_path');
 SELECT (SELECT format('%%I', nspname) FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
          WHERE pg_class.oid = to_regclass(%(table)s))"""
-"""The schema of the table on the path that a connection begins with, whatever a request left on it."""
+"""The schema of the table on the initial path of a connection, whatever a request left on it."""
 
 WHERE_TABLE_IS_NOW = """SELECT (SELECT format('%%I', nspname) FROM pg_class
           JOIN pg_namespace ON pg_namespace.oid = relnamespace
          WHERE pg_class.oid = to_regclass(%(table)s))"""
-"""The same on the present path: a listener may have chosen it when the connection was made."""
+"""The same on the present path: a listener may have set it when the connection was opened."""
 
 EARLIER = """SELECT txid_current_if_assigned() IS NOT NULL,
        current_setting('transaction_isolation'),
@@ -59,18 +59,18 @@ EARLIER = """SELECT txid_current_if_assigned() IS NOT NULL,
        EXISTS (SELECT FROM pg_cursors),
        EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND granted
                   AND (locktype = 'advisory' OR locktype = 'relation' AND mode <> 'AccessShareLock'))"""
-"""What a transaction that was begun before the view has besides reads."""
+"""What a transaction that started before the view contains besides reads."""
 
 HAS_WRITTEN = "SELECT txid_current_if_assigned() IS NOT NULL"
 
 DID_MORE_THAN_READ = """SELECT count(*) > 1 FROM pg_locks
  WHERE pid = pg_backend_pid() AND locktype = 'transactionid' AND mode = 'ExclusiveLock'"""
-"""Whether the open unit has written, or locked a row. A subtransaction that did either has a number of
-its own, and holds the lock on it until it ends (Postgres manual, "Subtransactions")."""
+"""Whether the open unit has written or locked a row. A subtransaction that did either has its own
+number, and holds the lock on it until it ends (Postgres manual, "Subtransactions")."""
 
 
 def literal(text: str) -> str:
-    """The text as a literal of SQL, whatever the server takes a backslash for."""
+    """The text as an SQL literal, however the server treats backslashes."""
     quoted = text.replace("'", "''")
     if "\\" not in quoted:
         return f"'{quoted}'"
@@ -78,12 +78,12 @@ def literal(text: str) -> str:
 
 
 def _memory(name: str) -> str:
-    """Where the value of a setting is kept until the end of the unit."""
+    """The setting that keeps another one's value until the end of the unit."""
     return literal("idempotency.was_" + name.replace(".", "__"))
 
 
 def remember(names: Iterable[str]) -> str:
-    """A statement that keeps how settings are, before a statement of the view changes them."""
+    """A statement that saves settings before a statement of the view changes them."""
     calls = [
         f"set_config({_memory(name)}, '=' || coalesce(current_setting({literal(name)}, true), ''),"
         " true)"
@@ -93,9 +93,9 @@ def remember(names: Iterable[str]) -> str:
 
 
 def settings_back(names: Iterable[str]) -> str:
-    """A statement that sets them to what they were. The role first: it may forbid the others.
+    """A statement that restores them. The role first: it may forbid the others.
 
-    What was remembered in a savepoint that was rolled back is forgotten, and so is what was set there.
+    A savepoint that was rolled back has lost both what was saved and what was set in it.
     """
     calls = [
         f"set_config({literal(name)}, CASE WHEN current_setting({_memory(name)}, true) LIKE '=%'"
@@ -107,7 +107,7 @@ def settings_back(names: Iterable[str]) -> str:
 
 
 def constraints_back(deferred: tuple[str, ...], *, others: bool) -> list[str]:
-    """Statements after :data:`CHECK`: each constraint is checked again when its definition says."""
+    """Statements after :data:`CHECK`, for each constraint to be checked when its definition says."""
     if not deferred:
         return []
     return [f"SET CONSTRAINTS {', '.join(deferred) if others else 'ALL'} DEFERRED"]
@@ -122,7 +122,7 @@ def current_settings(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Carried:
-    """What another transaction had set: the values by name, and which are for the connection."""
+    """The settings of another transaction: values by name, and which are for the connection."""
 
     settings: Mapping[str, str]
     for_connection: frozenset[str]
@@ -139,19 +139,15 @@ class Carried:
 
     @property
     def lasting(self) -> str:
-        """A statement that sets what outlives a commit; or nothing."""
+        """A statement that sets what outlives a commit; empty if nothing does."""
         left = {name: self.settings[name] for name in self.settings if name in self.for_connection}
         return carried(left, self.for_connection) if left else ""
 
 
 def carried(settings: Mapping[str, str], for_connection: frozenset[str]) -> str:
-    """A statement that sets what another transaction had set; the role last: it may forbid."""
+    """A statement that sets what another transaction had set; the role last: it may forbid others."""
     calls = [
-        f"set_config({literal(name)}, {literal(value)}, {_is_local(name, for_connection)})"
+        f"set_config({literal(name)}, {literal(value)}, {str(name not in for_connection).lower()})"
         for name, value in sorted(settings.items(), key=lambda item: (item[0] == "role", item))
     ]
     return "SELECT " + ", ".join(calls)
-
-
-def _is_local(name: str, for_connection: frozenset[str]) -> str:
-    return "false" if name in for_connection else "true"

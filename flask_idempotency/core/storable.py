@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 
 from .records import Headers
 
-NOT_KEPT = frozenset({401, 403, 408, 425, 429})
+NOT_STORED = frozenset({401, 403, 408, 425, 429})
 """Responses about the caller or the moment, not about the operation: a retry may fare better."""
 
 REASON = "flask-idempotency-reason"
@@ -82,9 +82,9 @@ def _names(error: BaseException) -> list[str]:
     return [f"{each.__module__}.{each.__qualname__}" for each in type(error).__mro__]
 
 
-def is_kept(status: int) -> bool:
+def is_stored_by_default(status: int) -> bool:
     """Whether a response of this status is stored (and its writes committed) by default."""
-    return status < 500 and status not in NOT_KEPT
+    return status < 500 and status not in NOT_STORED
 
 
 def storable(headers: Iterable[tuple[str, str]], unstored: Collection[str]) -> Headers:

@@ -25,8 +25,8 @@ except ImportError as error:
 class IdempotencyPlugin(BasePlugin):
     """Completes what apispec makes, as ``add_idempotency`` does.
 
-    ``app`` is the application, whose routes must be registered before their paths are described. It
-    goes last in the list of plugins. ``prefix`` is as for ``add_idempotency``.
+    ``app`` is the application, whose routes must be registered before their paths are described. The
+    plugin goes last in the list. ``prefix`` is as for ``add_idempotency``.
     """
 
     def __init__(self, app: Flask, *, prefix: str = "") -> None:

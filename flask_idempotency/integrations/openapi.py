@@ -1,4 +1,4 @@
-"""What an OpenAPI 3 document has to say of protected operations: the header, problems, replays.
+"""What an OpenAPI 3 document says about protected operations: the header, problems, replays.
 
 :func:`add_idempotency` completes a finished document, whoever made it;
 ``flask_idempotency.integrations.apispec`` does the same while apispec makes one.
@@ -15,7 +15,7 @@ from flask import Flask
 
 from flask_idempotency.core.errors import PROBLEMS, ConfigurationError
 from flask_idempotency.core.keys import key_syntax
-from flask_idempotency.core.storable import is_kept
+from flask_idempotency.core.storable import is_stored_by_default
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.routes import protected_routes
 from flask_idempotency.web.setup.state import AppState, app_state
@@ -43,12 +43,12 @@ Shared = Mapping[str, Mapping[str, Any]]
 
 
 def add_idempotency(document: dict[str, Any], app: Flask, *, prefix: str = "") -> dict[str, Any]:
-    """Complete an OpenAPI 3 document with what ``app`` protects; gives the same document.
+    """Complete an OpenAPI 3 document with what ``app`` protects; returns the same document.
 
     Every operation of a protected route gets the header parameter (if its key comes in the header),
-    the problem responses 400, 409, 422 and 503, and the replay header on answers that are kept. What
-    the document says itself stays. ``prefix`` is what the document's paths lack of the application's
-    own, because its ``servers`` have it. May be called twice.
+    the problem responses 400, 409, 422 and 503, and the replay header on responses that are stored.
+    What the document already says stays. ``prefix`` is the part of the application's paths that the
+    document has in its ``servers`` instead. May be called twice.
 
     Raises ``ConfigurationError`` for a document that is not OpenAPI 3.
     """
@@ -63,7 +63,7 @@ def add_idempotency(document: dict[str, Any], app: Flask, *, prefix: str = "") -
 
 
 def complete(state: AppState, path: str, operations: Mapping[str, Any], shared: Shared) -> None:
-    """Add to those operations below a path that are protected."""
+    """Complete the protected ones among the operations below a path."""
     for protected in protected_routes(state):
         operation = operations.get(protected.method.lower())
         if operation is None or _shape(protected.rule) != _shape(path):
@@ -72,7 +72,7 @@ def complete(state: AppState, path: str, operations: Mapping[str, Any], shared: 
             _add_parameter(operation.setdefault("parameters", []), state, protected.route, shared)
         responses = operation.setdefault("responses", {})
         for code in list(responses):
-            response = _own(responses, code, shared) if _is_kept(code) else None
+            response = _own(responses, code, shared) if _is_stored(code) else None
             if response is not None and response.get("content") != _PROBLEM_CONTENT:
                 headers = response.setdefault("headers", {})
                 headers.setdefault(state.settings.replayed_header, deepcopy(_REPLAYED))
@@ -105,7 +105,7 @@ def _key_schema(shortest: int, longest: int) -> dict[str, Any]:
 
 
 def _add_problems(responses: dict[Any, Any], status: int, state: AppState, shared: Shared) -> None:
-    """The response of this status, with what we may say in it beside what the view does."""
+    """The response of this status, with our problems beside what the view responds."""
     code = next((code for code in responses if _code(code) == str(status)), str(status))
     kinds = [kind for kind in PROBLEMS if kind.status == status]
     said = "; ".join(f"{kind.title} (`{state.settings.problem_base}{kind.type}`)" for kind in kinds)
@@ -121,7 +121,7 @@ def _add_problems(responses: dict[Any, Any], status: int, state: AppState, share
 
 _PROBLEM_CONTENT = {"application/problem+json": {"schema": {"$ref": f"#/components/schemas/{PROBLEM}"}}}
 _REPLAYED = {
-    "description": "There if the answer is a replay.",
+    "description": "Present if the response is a replay.",
     "schema": {"type": "string", "enum": ["true"]},
 }
 _RETRY_AFTER = {
@@ -131,7 +131,7 @@ _RETRY_AFTER = {
 
 
 def _own(responses: dict[Any, Any], code: Any, shared: Shared) -> dict[str, Any] | None:
-    """A response that is the operation's own: one that is shared is copied. None: not known."""
+    """A response that is the operation's own: a copy of a shared one. None if it is not known."""
     response = _resolved(responses[code], shared.get("responses", {}))
     if response is not None and response is not responses[code]:
         responses[code] = response = deepcopy(response)
@@ -139,22 +139,22 @@ def _own(responses: dict[Any, Any], code: Any, shared: Shared) -> dict[str, Any]
 
 
 def _resolved(part: Any, shared: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a reference refers to (for apispec, a name is one), or the part itself; None: unknown."""
+    """The target of a reference (for apispec, a name is one), or the part itself; None if unknown."""
     name = part.get("$ref") if isinstance(part, dict) else part
     found = part if name is None else shared.get(str(name).rpartition("/")[2])
     return found if isinstance(found, dict) and "$ref" not in found else None
 
 
-def _is_kept(code: Any) -> bool:
+def _is_stored(code: Any) -> bool:
     text = _code(code)
-    return text in {"2XX", "3XX"} or (text.isdecimal() and is_kept(int(text)))
+    return text in {"2XX", "3XX"} or (text.isdecimal() and is_stored_by_default(int(text)))
 
 
 def _code(code: Any) -> str:
-    """A status code as text, whether it is one, a number or an ``HTTPStatus``."""
+    """A status code as text, whether it is text, a number or an ``HTTPStatus``."""
     return str(int(code)) if isinstance(code, int) else str(code)
 
 
 def _shape(path: str) -> str:
-    """A path, or the rule of a URL, without the names of its variables."""
+    """A path or URL rule without the names of its variables."""
     return re.sub(r"<[^<>]*>|\{[^{}]*\}", "{}", path)

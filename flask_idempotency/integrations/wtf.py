@@ -24,9 +24,9 @@ class IdempotencyField(HiddenField):
     """A hidden field that is the form's idempotency key; ``form.hidden_tag()`` renders it too.
 
     Its name in the form must be the one of ``IDEMPOTENCY_FORM_FIELD``. ``endpoint`` is that of
-    ``idempotency_field``. It needs no validator: the protected view checks it before the form is made.
-    Each rendering has a new key, never the one that was sent: a form that is shown again to be
-    corrected is another operation.
+    ``idempotency_field``. It needs no validator: the protected view checks it before the form exists.
+    Each rendering has a new key, never the one that was sent: a form shown again for correction is
+    another operation.
     """
 
     def __init__(self, *, endpoint: str | None = None, **options: Any) -> None:
@@ -37,7 +37,7 @@ class IdempotencyField(HiddenField):
         return new_value(self._endpoint)
 
     def __call__(self, **options: object) -> Markup:
-        """The field as HTML. Raises ``ConfigurationError`` if its name is not the one looked for."""
+        """The field as HTML. Raises ``ConfigurationError`` if it does not have the configured name."""
         name = app_state(current_app).settings.form_field
         if self.name != name:
             raise ConfigurationError(
@@ -46,4 +46,4 @@ class IdempotencyField(HiddenField):
         return super().__call__(**{"autocomplete": "off", **options})
 
     def populate_obj(self, obj: object, name: str) -> None:
-        """Nothing: the key is no part of what the form is about."""
+        """Do nothing: the key is no part of the form's object."""

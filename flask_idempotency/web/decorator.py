@@ -35,7 +35,7 @@ def idempotent(**options: Unpack[RouteOptions]) -> Callable[[View], View]: ...
 
 
 def idempotent(view: Any = None, /, **options: Any) -> Any:
-    """Make a view safe to retry: it runs once for each key, and every retry gets the same answer.
+    """Make a view safe to retry: it runs once for each key, and every retry gets the same response.
 
     Works bare or with options (see :class:`RouteOptions`), on function views, blueprint views,
     ``MethodView`` classes (``decorators = [idempotent]``) and their methods, and ``async def`` views.
@@ -54,7 +54,7 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
     return decorator
 
 
-# For Flask-RESTful's method_decorators, which are put around a method when it is called.
+# For Flask-RESTful's method_decorators, which decorate a method when it is called.
 setattr(idempotent, ROUTE, BARE)
 
 

@@ -1,13 +1,12 @@
-"""The three hooks on an application, and the answer for a problem.
+"""The three hooks on an application, and the response to a problem.
 
-* ``before_request``, first of all: for a protected endpoint it looks at the key's form, and from then
-  on the body is kept, whoever reads it first. It reads and answers nothing: what is wrong is told where
-  the view would run, after the application's own functions, whose counterparts after the request rely
-  on them. Only a request of ``resume`` that has come to the wrong place ends here: that may have
-  nothing of ours around its view.
-* ``after_request``: problems and replays are not cached; receivers hear of them.
-* ``teardown_request``: whatever did not finish is rolled back and released, also when the worker is
-  told to exit in the middle of a view.
+* ``before_request``, before any other: for a protected endpoint it checks the form of the key, and
+  keeps the body from then on, whoever reads it first. It rejects nothing: what is wrong is raised where
+  the view would run, after the application's own functions, on which their counterparts after the
+  request rely. Only a request of ``resume`` at the wrong place ends here, as its view may not be ours.
+* ``after_request``: marks problems and replays as not to be cached, and tells receivers.
+* ``teardown_request``: rolls back and releases what did not finish, also when the worker has to exit in
+  the middle of a view.
 """
 
 from __future__ import annotations
@@ -64,16 +63,15 @@ def register(app: Flask, state: AppState, worker_timeout: float) -> None:
     hooks = Hooks(state, worker_timeout)
     for endpoint, view in app.view_functions.items():
         if (route := getattr(view, ROUTE, None)) is not None:
-            refuse_unsupported(state, route, endpoint)  # for a later view the first request tells
-    # First: what a function of the application reads of the body must be kept.
+            refuse_unsupported(state, route, endpoint)  # for a later view, the first request does this
+    # First: whatever a function of the application reads of the body must be kept.
     app.before_request_funcs.setdefault(None, []).insert(0, hooks.before)
-    # Flask runs these from the last to the first: so ours is the last, and what others did is done.
+    # Flask runs these from the last to the first, so ours comes after all others.
     app.after_request_funcs.setdefault(None, []).insert(0, hooks.after)
     app.teardown_request(hooks.teardown)
     got_request_exception.connect(hooks.end_waiting, app)
     handlers = app.error_handler_spec[None][None]
-    # On the base class: a handler of the application's own for any class of ours is more exact and
-    # wins, and one for this class takes the place.
+    # On the base class: the application's own handler for any class below it is more exact and wins.
     if IdempotencyError not in handlers:
         app.register_error_handler(IdempotencyError, hooks.answer)
 
@@ -87,12 +85,12 @@ class Hooks:
         self._warned: set[str] = set()
 
     def before(self) -> Response | None:
-        """Check the request to a protected endpoint, as far as that needs nobody and nothing.
+        """Check the request to a protected endpoint, as far as that needs no user and no store.
 
         A response ends a request that may not be resumed here.
         """
         note_outermost_request()
-        # Taken out: a request that the view makes out of this environ is not the one to resume.
+        # Removed: a request that the view makes with this environ is not the one to resume.
         resuming: Resuming | None = request.environ.pop(RESUMED, None)
         route = None
         if request.endpoint is not None and self._state.settings.enabled:
@@ -109,7 +107,7 @@ class Hooks:
         return None
 
     def after(self, response: Response) -> Response:
-        """End an operation that waited for this; mark a replay or a problem as not to be cached."""
+        """End an operation that waited for this; keep caches away from a replay or a problem."""
         current = existing_request()
         if current is None:
             return response
@@ -129,8 +127,9 @@ class Hooks:
     def _finish(self, current: RequestState, response: Response) -> Response:
         """Store the response of a view whose work was committed, or not, above it.
 
-        A problem is answered as one of the view's is. The application's ``after_request`` functions run
-        once more then, on that response; what the view registered does not. Other errors go to Flask.
+        A problem gets its response as if the view had raised it, and the application's
+        ``after_request`` functions run again on that one; those that the view registered do not. Other
+        errors go to Flask.
         """
         waiting, current.waiting = current.waiting, None
         try:
@@ -148,17 +147,17 @@ class Hooks:
         return response
 
     def end_waiting(self, _app: Flask, **_what: Any) -> None:
-        """Hear of an error that nobody handled: a response that waits is not stored."""
+        """Do not store a waiting response: there was an error that nobody handled."""
         current = existing_request()
         if current is not None and current.waiting is not None:
             waiting, current.waiting = current.waiting, None
             waiting.end()
 
     def _enveloped(self, view: Any) -> Any:
-        """The view, with an ear for errors that come out above its decorators.
+        """The view, watched for errors that leave its decorators.
 
-        An error of the view itself has passed them, as it does without us, and is answered now. After
-        one of theirs a response that waits is not stored.
+        An error of the view itself has passed them, as it does without us, and gets its response now.
+        After an error of theirs, a waiting response is not stored.
         """
         if inspect.iscoroutinefunction(view):
 
@@ -190,26 +189,22 @@ class Hooks:
         return envelope
 
     def _answer(self, error: BaseException) -> Any:
-        """The response to an error of the view, and to a problem whoever raised it; raises others."""
-        try:
-            return self._answer_view(error)
-        except Problem as problem:
-            this_request().problem = problem  # no attempt has seen that of run(), or of the view itself
-            return handle_problem(self._state.app, problem)
-
-    def _answer_view(self, error: BaseException) -> Any:
-        """The response to an error of the view, if it is one; raises it if not."""
+        """The response to an error of the view, and to anybody's problem; raises other errors."""
         current = this_request()
         raised, current.raised = current.raised, None
-        if raised is not None and isinstance(error, Exception):
-            return raised.respond_to(error)
-        self.end_waiting(self._state.app)
-        if raised is not None:
-            raised.end()
-        raise error
+        try:
+            if raised is not None and isinstance(error, Exception):
+                return raised.respond_to(error)
+            self.end_waiting(self._state.app)
+            if raised is not None:
+                raised.end()
+            raise error
+        except Problem as problem:
+            current.problem = problem  # no attempt has seen that of run(), or of the view itself
+            return handle_problem(self._state.app, problem)
 
     def _after_view(self, current: RequestState, result: Any) -> Any:
-        """What came out above the view's decorators."""
+        """The result that left the view's decorators."""
         if current.raised is not None:
             return self._after_error(current, current.raised, result)
         if current.response is not None and current.response is not result:
@@ -217,28 +212,27 @@ class Hooks:
         return result
 
     def _warn_if_replaced(self, name: str, stored: Response, result: Any) -> None:
-        """Log, once for each view, that a decorator made another response of the stored one."""
+        """Log, once for each view, that a decorator replaced the stored response."""
         if name in self._warned or self._route(request.endpoint or "", request.method) is None:
             return  # a view that calls a protected function makes a response of its own
         try:
             response = self._state.app.make_response(result)
-        except Exception:  # it is no response, as Flask will say
+        except Exception:  # no response, as Flask will say
             return
         if not is_made_from(response, stored):
             self._warned.add(name)
             log.warning(
-                "the response of %s that is stored (%d) is not the one that came out above the view's"
-                " decorators (%d): one of them, such as marshal_with, made another of it. Put that"
-                " decorator below @idempotent",
+                "the stored response of %s (%d) is not the one that left the view's decorators (%d):"
+                " one of them, such as marshal_with, replaced it. Put that decorator below @idempotent",
                 name,
                 stored.status_code,
                 response.status_code,
             )
 
     def _after_error(self, current: RequestState, raised: Waiting, result: Any) -> Any:
-        """A decorator may have made a response of the view's error: that is not stored.
+        """Do not store a response that a decorator made of the view's error.
 
-        Raises ``NotAtomic`` if it tells of success, and what the view committed is rolled back.
+        Raises ``NotAtomic`` if it reports success although the view's commits are rolled back.
         """
         current.raised = None
         response = self._state.app.make_response(result)
@@ -247,16 +241,16 @@ class Hooks:
         if response.status_code < 400 and has_committed:
             raise NotAtomic(
                 f"a decorator above the view of {current.name} answered {response.status_code} to an"
-                " error of the view, after which nothing that it committed can be kept: put it below"
-                " @idempotent"
+                " error of the view, after which nothing that the view committed can be kept: put the"
+                " decorator below @idempotent"
             )
         return response
 
     def teardown(self, error: BaseException | None) -> None:
         """Roll back what is still open.
 
-        Without an error a response that waits goes on waiting: what ends here is a copy of the
-        request's context, in a thread that the view has begun.
+        Without an error, a waiting response goes on waiting: what ends here is a copy of the request's
+        context, in a thread that the view started.
         """
         current = existing_request()
         if current is not None and current.clean_up is not None:
@@ -265,14 +259,14 @@ class Hooks:
             current.clean_up()
 
     def answer(self, error: IdempotencyError) -> ResponseReturnValue:
-        """A problem's answer; other errors of ours are the application's mistakes, a plain 500."""
+        """The response to a problem; our other errors are the application's mistakes, a plain 500."""
         if isinstance(error, Problem):
             this_request().problem = error  # it may come from a function before the view
             return problem_response(self._state.app, error, self._state.settings)
         raise error
 
     def _route(self, endpoint: str, method: str) -> Route | None:
-        """The options the endpoint is protected with, if it is; protects it now if it ought to be."""
+        """The endpoint's options if it is protected; protects it now if ``protect`` covers it."""
         view = self._state.app.view_functions[endpoint]
         known = self._known.get((endpoint, method))
         if known is None or known[0] is not view:
@@ -280,7 +274,7 @@ class Hooks:
         return known[1]
 
     def _find(self, endpoint: str, method: str) -> tuple[Any, Route | None]:
-        """The endpoint's view, and the options that this method of it is protected with."""
+        """The endpoint's view, and the options that protect this method of it."""
         self._state.has_served = True
         refuse_contradiction(self._state, endpoint)
         view = self._state.app.view_functions[endpoint]
@@ -299,25 +293,26 @@ class Hooks:
             if route is not None:
                 refuse_hidden(self._state, endpoint, method, route)
         if not hasattr(view, _ENVELOPE):
-            # Every one: below a decorator that hides it a protected view cannot be recognised.
+            # Every view: below a decorator that hides it, a protected one cannot be recognised.
             view = self._enveloped(view)
             self._state.app.view_functions[endpoint] = view
         if route is not None:
-            refuse_unsupported(self._state, route, route.name or endpoint)
             if route.lease is not NOT_GIVEN:
                 warn_if_short(route.lease, self._worker_timeout, f"the one of {endpoint}")
-            route = route.resolved(self._state.settings, self._state.scope)
+            route = route.resolved(self._state.settings, self._state.scope, endpoint)
+            refuse_unsupported(self._state, route, route.name)
         return view, route
 
 
 def _why_not(resuming: Resuming, route: Route | None) -> str:
-    """Why a request that was sent to resume an operation may not do so here; empty if it may."""
+    """Why a request may not resume an operation here; empty if it may."""
     if route is None:
         return (
-            "its URL leads to no protected view any more, or to one below a decorator that hides it, as"
-            " it does not use functools.wraps"
+            "its URL no longer leads to a protected view, or only to one that a decorator without"
+            " functools.wraps hides"
         )
     if route.resumable is None:
-        return "its route is not resumable any more"
-    name = route.name or request.endpoint
-    return "" if name == resuming.operation else f"its URL leads to the operation {name!r} now"
+        return "its route is no longer resumable"
+    if route.name != resuming.operation:
+        return f"its URL leads to the operation {route.name!r} now"
+    return ""

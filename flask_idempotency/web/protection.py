@@ -1,7 +1,7 @@
-"""What a request to a protected view does: claim, run, commit; or answer at once.
+"""What a request to a protected view does: claim, run and commit, or respond at once.
 
-Everything here happens where the view would run, innermost: a replay is given only to a request that
-has passed every check of the application that a first request passes.
+Everything here happens where the view would run, innermost: only a request that has passed every check
+of the application gets a replay, just as only such a request runs the view.
 """
 
 from __future__ import annotations
@@ -38,11 +38,7 @@ from flask_idempotency.web.attempt.attempt import Attempt, report
 from flask_idempotency.web.attempt.leased import LeasedAttempt
 from flask_idempotency.web.request.identity import identify, is_skipped, prepare, request_claim
 from flask_idempotency.web.request.response import replay
-from flask_idempotency.web.request.state import (
-    RequestState,
-    is_outermost_request,
-    this_request,
-)
+from flask_idempotency.web.request.state import RequestState, is_outermost_request, this_request
 from flask_idempotency.web.session.ends import blocks_records, drop, present_session
 from flask_idempotency.web.session.joining import parked, set_aside
 from flask_idempotency.web.setup.options import Route
@@ -56,31 +52,35 @@ log = logging.getLogger("flask_idempotency")
 
 
 def enter(route: Route) -> Attempt | Response | None:
-    """What the present request does: run in an attempt, answer at once, or (None) run unprotected.
+    """What the present request does: run in an attempt, respond at once, or (None) run unprotected.
 
-    Raises a :class:`Problem` where the answer is one.
+    Raises a :class:`Problem` if the response is one.
     """
     state: AppState = current_app.extensions.get("idempotency") or app_state(current_app)
     current = this_request()
     if current.waiting is not None or current.raised is not None:
         raise NotAtomic(
-            "a second idempotent view was called in one request, before what the first one left in"
-            " db.session was committed: commit it in the first"
+            "a second idempotent view was called in one request while the first one had left"
+            " uncommitted changes in db.session: commit them in the first one"
         )
     if running_operation() is not None or current.operation is not None or not state.settings.enabled:
-        return None  # an idempotent function called by an idempotent view is part of it
+        return None  # an idempotent function that an idempotent view calls is part of it
     if current.route is not None and current.route.given is route:
         route = current.route
     elif not route.applies_to(request.method):
         return None
     else:  # a function that a view calls, or a request that the hooks have not seen
-        refuse_unsupported(state, route, route.name or request.endpoint or "")
-        route = route.resolved(state.settings, state.scope)
+        route = route.resolved(state.settings, state.scope, request.endpoint or "")
+        refuse_unsupported(state, route, route.name)
     try:
         prepare(state, route, current)
-        operation = None if is_skipped(route, current) else identify(state, route, current)
+        skipped = route.skip is not None and is_skipped(route.skip, current)
+        operation = None if skipped else identify(state, route, current)
         if operation is None:
-            _check_may_run_unprotected(current)
+            if current.resuming is not None:
+                raise KeyRequired(
+                    "This request has no key or is skipped: it would run anew, not resume."
+                )
             return None
         claim = request_claim(state, route, current, operation)
         entered = claim_or_answer(state, route, current, operation, claim)
@@ -92,14 +92,6 @@ def enter(route: Route) -> Attempt | Response | None:
         raise
 
 
-def _check_may_run_unprotected(current: RequestState) -> None:
-    """Raise ``KeyRequired`` if the request was sent to resume an operation."""
-    if current.resuming is not None:
-        raise KeyRequired(
-            "This request has no key or is skipped: it would not be resumed, but run anew."
-        )
-
-
 def claim_or_answer(
     state: AppState,
     route: Route,
@@ -107,12 +99,13 @@ def claim_or_answer(
     operation: Operation,
     claim: Claim,
 ) -> Attempt | Response | None:
-    """Ask the engine who runs the operation, and do what it decides. None: run it unprotected."""
+    """Do what the engine decides: attempt, respond, or (None) let the view run unprotected."""
     if not route.atomic:
         if blocks_records(state):
             raise NotAtomic(
-                f"db.session had written, but not committed, when {operation.name} began: on SQLite"
-                " nobody else can write until it has, the record too: commit before the operation"
+                f"db.session had uncommitted writes when {operation.name} began. Until they are"
+                " committed, SQLite lets nobody else write, not even the record: commit them before the"
+                " operation"
             )
         with parked(state):
             decided = _decide(state, route, current, operation, claim)
@@ -158,7 +151,7 @@ def _answer(
     claim: Claim,
     settled: Settled | None,
 ) -> Response | None:
-    """Do what was decided about an operation that is not ours to run."""
+    """The response about an operation that is not ours to run. Raises a :class:`Problem` otherwise."""
     match settled:
         case None:
             return None
@@ -170,43 +163,30 @@ def _answer(
             send(operation_interrupted, state.app, Event(operation.name))
             raise OperationInterrupted
         case Gone():
-            raise LeaseLost("What was to be resumed has expired or was taken over; nothing was done.")
-        case Replay():
-            return _replay(state, route, current, operation, claim, settled)
+            raise LeaseLost("The record to resume has expired or was taken over; nothing was done.")
+        case Replay(stored, attempt, incomparable):
+            if incomparable is not None:
+                log.warning(
+                    "operation %s: the stored fingerprint is of %s, this one of %s; they cannot be"
+                    " compared, so the stored response is replayed",
+                    operation.name,
+                    incomparable.origin,
+                    claim.fingerprint.origin,
+                )
+            operation.attempt = attempt
+            if route.authorize_replay and not route.authorize_replay(operation):
+                raise ReplayForbidden
+            response = replay(state.app, stored, state.settings)
+            current.is_replay = True
+            send(operation_replayed, state.app, Event(operation.name, attempt, stored.status))
+            return response
         case impossible:
             assert_never(impossible)
 
 
-def _replay(
-    state: AppState,
-    route: Route,
-    current: RequestState,
-    operation: Operation,
-    claim: Claim,
-    decision: Replay,
-) -> Response:
-    """The stored response again. Raises ``ReplayForbidden``, and ``ResponseNotKept``."""
-    if decision.incomparable is not None:
-        log.warning(
-            "operation %s: the stored fingerprint is of %s, this one of %s; they cannot be compared, so"
-            " the stored response is replayed",
-            operation.name,
-            decision.incomparable.origin,
-            claim.fingerprint.origin,
-        )
-    operation.attempt = decision.attempt
-    if route.authorize_replay and not route.authorize_replay(operation):
-        raise ReplayForbidden
-    response = replay(state.app, decision.response, state.settings)
-    current.is_replay = True
-    event = Event(operation.name, decision.attempt, decision.response.status)
-    send(operation_replayed, state.app, event)
-    return response
-
-
 def _in_progress(claim: Claim, seconds: float | None, typical: float) -> RequestInProgress:
-    """The refusal of a duplicate; ``seconds`` is how long the lease runs, if the record was asked."""
-    if seconds is None:  # Redis knows of no leases, but only of young requests
+    """The rejection of a duplicate; ``seconds`` are left of the lease, if the record was read."""
+    if seconds is None:  # Redis knows no leases, only young requests
         seconds = claim.lease_seconds
     left = typical if seconds is None else seconds  # RFC 9110 section 10.2.3 knows no fractions
     return RequestInProgress(retry_after=max(1, math.ceil(left)))

@@ -29,7 +29,7 @@ from .operation import Operation
 from .protection import claim_or_answer
 
 STARTED = ("__main__", "__mp_main__")
-"""How Python calls the module that was started, and multiprocessing in a process that it spawns."""
+"""The names of the module that was started: Python's, and that of multiprocessing in a new process."""
 
 
 def run(
@@ -45,15 +45,15 @@ def run(
     route = _route(state, function, options)
     if inspect.iscoroutinefunction(function):
         raise ConfigurationError(
-            f"run() calls the function and keeps its result, and {route.name} is an async def function:"
-            " give one that is not, such as asyncio.run in a function of its own"
+            f"run() cannot await {route.name}, which is an async def function: pass a plain function"
+            " that calls asyncio.run"
         )
     if not isinstance(key, str) or not key:
         raise KeyMalformed("The key is not a string of at least one character.")
     if (outer := present_operation()) is not None:
         raise IdempotencyError(
-            f"run() was called inside the operation {outer.name}: call the function itself, which is"
-            " part of that operation then, or call run() after it"
+            f"run() was called inside the operation {outer.name}: call the function itself, which makes"
+            " it part of that operation, or call run() afterwards"
         )
     if not state.settings.enabled:
         return function(*args)
@@ -62,7 +62,9 @@ def run(
     try:
         return _run(state, route, current, function, args, scope, key, payload)
     finally:
-        current.problem, current.is_replay = before  # what happens here is not yet the request's answer
+        current.problem, current.is_replay = (
+            before  # what happens here is not yet the request's response
+        )
 
 
 def _run(
@@ -75,10 +77,10 @@ def _run(
     key: str,
     payload: Any,
 ) -> Any:
-    operation = Operation(route.name or "", route.namespace, _scope(state, scope), key, attempt=0)
+    operation = Operation(route.name, route.namespace, _scope(state, scope), key, attempt=0)
     claim = new_claim(state, route, operation, _fingerprint(payload))
     entered = claim_or_answer(state, route, current, operation, claim)
-    if entered is None:  # the database is away, and the settings allow to go on without
+    if entered is None:  # the database is unavailable, and the settings allow to go on without
         return function(*args)
     if isinstance(entered, Response):
         return _result(entered)
@@ -116,14 +118,14 @@ def _name(function: Callable[..., Any]) -> str:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<")
     if module in STARTED and "<" not in name:
         raise ConfigurationError(
-            f"run() cannot name {name}: it belongs to {module}, the program that was started, and a"
-            " process that imports it would know it by another name, and do the work of a key once"
-            f" more. Give a name that is the same everywhere: name={name!r}"
+            f"run() cannot name {name}: it belongs to {module}, the program that was started. A process"
+            " that imports it would know it by another name, and repeat the work of a key. Give a name"
+            f" that is the same everywhere: name={name!r}"
         )
     if module is None or "<" in f"{module}.{name}":
         raise ConfigurationError(
             "run() cannot name this function, which is a lambda, local, partial or of no module: give"
-            " name=..., the same in every process and of no other function"
+            " name=..., the same in every process and different for every function"
         )
     return f"{module}.{name}"
 
@@ -136,7 +138,7 @@ def _fingerprint(payload: Any) -> Fingerprint:
 
 
 def _scope(state: AppState, scope: Any) -> Scope:
-    """The scope itself: the application's callable asks a request, and there may be none."""
+    """The scope itself: the application's callable needs a request, and there may be none."""
     if scope is NOT_GIVEN:
         if state.scope is not None:
             raise ConfigurationError(
@@ -144,7 +146,7 @@ def _scope(state: AppState, scope: Any) -> Scope:
             )
         return None
     if scope == "":
-        raise ScopeUnknown("The scope given to run() is empty, so this is nobody's key.")
+        raise ScopeUnknown("The scope given to run() is empty: a key must belong to a known account.")
     return cast("Scope", scope)
 
 
@@ -153,7 +155,7 @@ def _response(state: AppState, result: Any) -> Response:
         body = json.dumps(result, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise IdempotencyError(
-            f"the function's result cannot be kept, as it is not JSON ({error}): return a dict, list,"
+            f"the function's result cannot be stored, as it is not JSON ({error}): return a dict, list,"
             " str, number, bool or None"
         ) from error
     return state.app.response_class(body, mimetype="application/json")

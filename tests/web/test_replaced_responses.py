@@ -54,9 +54,8 @@ def test_marshal_with_above_invents_a_response_and_is_warned_about_once(resource
     (warning,) = caplog.records
     assert (warning.name, warning.levelno) == ("flask_idempotency", logging.WARNING)
     assert warning.getMessage() == (
-        "the response of payments that is stored (201) is not the one that came out above the view's"
-        " decorators (200): one of them, such as marshal_with, made another of it. Put that decorator"
-        " below @idempotent"
+        "the stored response of payments (201) is not the one that left the view's decorators (200):"
+        " one of them, such as marshal_with, replaced it. Put that decorator below @idempotent"
     )
 
 

@@ -342,7 +342,7 @@ def bare_app(uri=URI):
 
 
 def test_a_missing_scope_explains_the_danger():
-    with pytest.raises(ConfigurationError, match="the other's stored answer.*scope=None"):
+    with pytest.raises(ConfigurationError, match="the other's stored response.*scope=None"):
         Idempotency().init_app(*bare_app())
     with pytest.raises(ConfigurationError, match="scope is 'alice'; allowed: a callable"):
         Idempotency().init_app(*bare_app(), scope="alice")

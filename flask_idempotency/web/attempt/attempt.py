@@ -12,7 +12,7 @@ from flask.globals import request_ctx
 from flask_idempotency.core.engine import Execution
 from flask_idempotency.core.errors import Problem, StoreUnavailable
 from flask_idempotency.core.records import StoredResponse
-from flask_idempotency.core.storable import is_kept
+from flask_idempotency.core.storable import is_stored_by_default
 from flask_idempotency.web.operation import Operation
 from flask_idempotency.web.request.response import capture, handle_problem
 from flask_idempotency.web.request.state import RequestState
@@ -206,7 +206,7 @@ class Attempt:
 
     def _stores(self, status: int) -> bool:
         """Whether a response of this status is stored, if the route does not say."""
-        return is_kept(status)
+        return is_stored_by_default(status)
 
     def _complete(self, stored: StoredResponse) -> None:
         """Store the response; then tell everybody who waits for that."""

@@ -33,7 +33,7 @@ CHUNK_BYTES = 64 * 1024
 """How much of a body is asked for at once."""
 
 REQUEST = "request"
-"""What the request of a resumable operation is sealed for."""
+"""The purpose that the stored request of a resumable operation is sealed for."""
 
 
 def header_key(request: Request, settings: Settings, *, resumed: bool = False) -> str | None:
@@ -41,7 +41,7 @@ def header_key(request: Request, settings: Settings, *, resumed: bool = False) -
     value = request.headers.get(settings.header)
     if value is None:
         return None
-    if resumed:  # accepted when it came; the limits may be others by now
+    if resumed:  # accepted when it came; the limits may have changed
         return parse_key(value, len(value))
     return parse_key(value, settings.max_key_length, settings.min_key_length)
 
@@ -57,13 +57,13 @@ def natural_key(request: Request, body: Body, route: Route, settings: Settings) 
         case FormField(name):
             values = body.form().getlist(name)
             if len(values) > 1:
-                raise KeyMalformed(f"The field {name} that serves as key is there more than once.")
+                raise KeyMalformed(f"The field {name}, which serves as the key, occurs more than once.")
             return fp.natural_key(values[0], longest) if values else None
         case function if callable(function):
             value = function()
             if value is None:
                 return None
-            # Any kind of JSON may be what a client has sent; the rest is a mistake of ours.
+            # A client may have sent any kind of JSON; other types are the application's mistake.
             if not isinstance(value, str | int | float | list | dict | UUID):
                 raise ConfigurationError(
                     "The callable of the option key must return a str, int, UUID or None, not"
@@ -74,15 +74,15 @@ def natural_key(request: Request, body: Body, route: Route, settings: Settings) 
 
 
 _PARSED = frozenset({"stream", "form", "files", "values", "_cached_data"})
-"""What a request remembers once it was parsed."""
+"""What a parsed request remembers."""
 
 
 class Body(io.RawIOBase):
     """The body of a request, in place of the server's input: read when it is needed, and kept.
 
-    The application's own functions may come first and parse it as ever. What they have read can still
-    be compared, and whoever reads learns that the body breaks off or is too long: servers hand over a
-    body that broke off as if it were complete, and Werkzeug cuts a chunked one silently at
+    The application's own functions may come first and parse it as usual. What they read can still be
+    compared, and every reader learns that the body is incomplete or too long: servers pass an
+    incomplete body on as if it were complete, and Werkzeug silently cuts a chunked one at
     ``MAX_CONTENT_LENGTH``. Both would make different requests look equal.
     """
 
@@ -99,7 +99,7 @@ class Body(io.RawIOBase):
             request.environ["wsgi.input"] = self
 
     def whole(self) -> bytes:
-        """All of it, as it came; the application finds it unread, as far as it has not read it itself.
+        """All of it, as it came; the application can still read what it has not read yet.
 
         Raises ``BodyIncomplete``, or Werkzeug's 411 and 413.
         """
@@ -119,7 +119,7 @@ class Body(io.RawIOBase):
         return form
 
     def readable(self) -> bool:
-        """It is there to be read."""
+        """Yes."""
         return True
 
     def readinto(self, buffer: Any) -> int:
@@ -148,25 +148,22 @@ class Body(io.RawIOBase):
         return body
 
     def _read_late(self) -> bytes:
-        """The body of a request that somebody has read from before this was there."""
+        """The body of a request that somebody read from before this object existed."""
         body = self._request.get_data(cache=True)
         if not body and (self._expected or self._is_chunked()):
             raise ConfigurationError(
                 "something read the request's stream or form before the idempotent view could keep its"
-                " body: call request.get_data() before, and let the view's decorators use"
+                " body: call request.get_data() first, and let the view's decorators use"
                 " functools.wraps"
             )
-        is_decoded = (
-            self._request.content_encoding is not None
-        )  # perhaps, and then it has another length
-        if self._expected is not None and len(body) != self._expected and not is_decoded:
-            raise BodyIncomplete
+        if self._expected not in (None, len(body)) and not self._request.content_encoding:
+            raise BodyIncomplete  # an encoded body may have been decoded, to another length
         if len(body) > self._limit():
             raise RequestEntityTooLarge
         return body
 
     def _read_on(self, size: int) -> bool:
-        """Take up to ``size`` bytes from the server, or (False) there are no more."""
+        """Take up to ``size`` bytes from the server; False if there are no more."""
         limit = self._limit()
         if max(self._expected or 0, len(self._kept)) > limit:
             raise RequestEntityTooLarge
@@ -188,7 +185,7 @@ class Body(io.RawIOBase):
     def _take(self, size: int) -> bytes:
         try:
             return self._input.read(size)
-        except Exception as error:  # each server has errors of its own for a body that breaks off
+        except Exception as error:  # each server has its own errors for an incomplete body
             if isinstance(error, HTTPException) and not isinstance(error, ClientDisconnected):
                 raise
             self._is_broken = True
@@ -235,10 +232,10 @@ def _parts(request: Request, body: bytes) -> fp.RequestParts:
 
 
 def _multipart(request: Request, body: bytes) -> tuple[fp.FormPart, ...] | None:
-    """The parts of the body, undecoded, or None if it is no form: then it counts by its bytes.
+    """The parts of the body, undecoded, or None if it is no form: then its bytes count.
 
-    Werkzeug's ``request.form`` will not do: it leaves out what it cannot read, and replaces what is
-    not UTF-8, so that different bodies would look equal. Its limits hold here too: raises its 413.
+    Werkzeug's ``request.form`` leaves out what it cannot read and replaces what is not UTF-8, so
+    different bodies would look equal. Its limits hold here, too: raises its 413.
     """
     boundary = request.mimetype_params.get("boundary", "").encode("latin-1", "replace")
     decoder = MultipartDecoder(boundary, max_parts=request.max_form_parts)
@@ -272,10 +269,10 @@ def _multipart(request: Request, body: bytes) -> tuple[fp.FormPart, ...] | None:
 def pack_request(
     request: Request, body: bytes, route: Route, settings: Settings, form_key: str | None
 ) -> bytes:
-    """What it takes to send the request again: method, URL, headers that the route names, body.
+    """Everything needed to send the request again: method, URL, headers that the route names, body.
 
-    ``form_key`` is the key that came from a form's field: it goes into the header, as the field may
-    be too old by then.
+    ``form_key`` is the key of a form's field. It goes into the header, as the field may be too old by
+    then.
     """
     names = {"content-type", settings.header.lower(), *map(str.lower, route.resumable or ())}
     head: dict[str, Any] = {

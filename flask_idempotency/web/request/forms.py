@@ -1,13 +1,13 @@
-"""The hidden field of a form: a signed idempotency key, for browsers, which send no header of ours.
+"""The hidden field of a form: a signed idempotency key, for browsers, which cannot send our header.
 
 The field holds a random key, made when the form is rendered, so that each form shown is one operation
 however often it is sent. Two signatures guard it: one over the key and the time, so that only this
 application makes fields; and one over the key with its scope and form, so that a form which one user
-loaded is refused when another sends it. Neither tells anything of the scope.
+loaded is rejected when another sends it. Neither reveals the scope.
 
-A field may be used for as long as a record replays (``ttl``). Every record of it is younger than the
-field, so while the field is valid the record is there: a form that is sent again after its record has
-expired is refused as too old, and never run a second time.
+A field is valid for as long as a record replays (``ttl``). Its record is always younger, so it exists
+while the field is valid: a form sent again after its record has expired is rejected as too old, and
+never runs a second time.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
+from typing import Any
 
 from flask import Flask, Request, current_app, request
 from itsdangerous import BadSignature, Signer, TimestampSigner
@@ -45,7 +46,7 @@ def idempotency_field(endpoint: str | None = None) -> Markup:
     ``ConfigurationError`` without a ``SECRET_KEY``, and for an endpoint that is not protected.
     """
     name = app_state(current_app).settings.form_field
-    # Firefox keeps what fields held over a reload, hidden ones too, unless it is told not to.
+    # Without autocomplete="off", Firefox keeps the values of fields, even hidden ones, over a reload.
     tag = '<input type="hidden" name="{}" value="{}" autocomplete="off">'
     return Markup(tag).format(name, new_value(endpoint))  # noqa: S704 -- format() escapes
 
@@ -55,10 +56,10 @@ def new_value(endpoint: str | None = None) -> str:
     state = app_state(current_app)
     if state.settings.form_field is None:
         raise ConfigurationError("IDEMPOTENCY_FORM_FIELD is None, so forms have no idempotency field")
-    route, form = _addressee(state, endpoint)
+    route = _addressee(state, endpoint)
     scope = current_scope(route.scope, required=False)
     key = secrets.token_urlsafe(KEY_BYTES)
-    owner = _owner_signer(state.app).get_signature(_owned(key, scope, form)).decode()
+    owner = _owner_signer(state.app).get_signature(_owned(key, scope, route.name)).decode()
     return _signer(state.app).sign(f"{key}.{owner}").decode()
 
 
@@ -74,38 +75,40 @@ def read_field(form: MultiDict[str, str], state: AppState, route: Route) -> Form
     if not values:
         return None
     if len(values) > 1:
-        raise KeyMalformed(f"The field {name} is there more than once.")
+        raise KeyMalformed(f"The field {name} occurs more than once.")
     try:
         signed, made = _signer(state.app).unsign(values[0], return_timestamp=True)
         key, owner = signed.decode().split(".")
     except (BadSignature, ConfigurationError, ValueError):
-        raise KeyMalformed(f"The field {name} was not made by this application, or changed.") from None
+        raise KeyMalformed(
+            f"The field {name} was not made by this application, or was changed."
+        ) from None
     if time.time() - made.timestamp() > route.ttl:
         raise KeyMalformed("The form is too old. Load it again before you send it.")
     return FormKey(key, owner)
 
 
 def check_owner(app: Flask, form_key: FormKey, scope: Scope, name: str) -> None:
-    """Raise ``KeyMalformed`` if the field was made for another scope, or for another view."""
+    """Raise ``KeyMalformed`` if the field was made for another scope or another view."""
     signer = _owner_signer(app)
     for form in "", name:
         if signer.verify_signature(_owned(form_key.key, scope, form), form_key.owner):
             return
     raise KeyMalformed(
-        "The form was loaded by another user, or is the form of another endpoint. Load it again."
+        "The form was loaded by another user, or belongs to another endpoint. Load it again."
     )
 
 
-def _addressee(state: AppState, endpoint: str | None) -> tuple[Route, str]:
-    """The options and the operation's name of the view that a form is sent to."""
+def _addressee(state: AppState, endpoint: str | None) -> Route:
+    """The options of the view that a form is sent to; without a name if it may be any."""
     if endpoint is None:
-        return Route().resolved(state.settings, state.scope), ""
+        return Route().resolved(state.settings, state.scope)
     if endpoint.startswith("."):
         endpoint = f"{request.blueprint}{endpoint}" if request.blueprint else endpoint[1:]
     route = route_of(state, endpoint, "POST")
     if route is None:
         raise ConfigurationError(f"idempotency_field: {endpoint} is not a protected endpoint for POST")
-    return route.resolved(state.settings, state.scope), route.name or endpoint
+    return route.resolved(state.settings, state.scope, endpoint)
 
 
 def _owned(key: str, scope: Scope, form: str) -> bytes:
@@ -113,20 +116,19 @@ def _owned(key: str, scope: Scope, form: str) -> bytes:
 
 
 def _signer(app: Flask) -> TimestampSigner:
-    return TimestampSigner(
-        _secrets(app), b"flask-idempotency form", key_derivation="hmac", digest_method=hashlib.sha256
-    )
+    return TimestampSigner(_secrets(app), b"flask-idempotency form", **_ALGORITHM)
 
 
 def _owner_signer(app: Flask) -> Signer:
-    return Signer(
-        _secrets(app), b"flask-idempotency owner", key_derivation="hmac", digest_method=hashlib.sha256
-    )
+    return Signer(_secrets(app), b"flask-idempotency owner", **_ALGORITHM)
+
+
+_ALGORITHM: Any = {"key_derivation": "hmac", "digest_method": hashlib.sha256}
 
 
 def _secrets(app: Flask) -> list[bytes]:
-    """The keys that may have signed a field, the newest last, as itsdangerous has them."""
+    """The keys that may have signed a field, the newest last, as itsdangerous wants them."""
     if not app.secret_key:
-        raise ConfigurationError("idempotency_field() signs what it makes: set SECRET_KEY")
+        raise ConfigurationError("idempotency_field() signs its values: set SECRET_KEY")
     older = app.config.get("SECRET_KEY_FALLBACKS") or ()  # new in Flask 3.1
     return [want_bytes(secret) for secret in (*older, app.secret_key)]

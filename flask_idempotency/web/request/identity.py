@@ -1,4 +1,4 @@
-"""Which operation a request is about, and what it claims: header, body and scope into plain values."""
+"""Which operation a request is about, and what it claims: header, body and scope as plain values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.records import Claim
 from flask_idempotency.web.operation import Operation
-from flask_idempotency.web.setup.options import Route
+from flask_idempotency.web.setup.options import Route, Skip
 from flask_idempotency.web.setup.state import AppState
 
 from . import forms
@@ -21,12 +21,12 @@ from .state import RequestState, Resuming, current_scope
 
 
 def prepare(state: AppState, route: Route, current: RequestState) -> None:
-    """Look at the header of the key, and see to it that the body is kept, whoever reads it first.
+    """Read the header of the key, and keep the body from now on, whoever reads it first.
 
-    Raises nothing: what is wrong is noted in ``current.refusal``.
+    Raises nothing: ``current.refusal`` says what is wrong.
     """
-    current.name = route.name or request.endpoint or ""
-    if current.checked or is_skipped(route, current):
+    current.name = route.name
+    if current.checked or (route.skip is not None and is_skipped(route.skip, current)):
         return
     current.checked = True
     try:
@@ -40,25 +40,23 @@ def prepare(state: AppState, route: Route, current: RequestState) -> None:
         current.refusal = refusal
 
 
-def is_skipped(route: Route, current: RequestState) -> bool:
-    """Whether ``protect`` was told to let this request pass; asked once for each."""
-    if route.skip is None:
-        return False
+def is_skipped(skip: Skip, current: RequestState) -> bool:
+    """Whether the ``skip`` of ``protect`` lets this request pass; called once for each request."""
     if current.skipped is None:
-        current.skipped = bool(route.skip(request))
+        current.skipped = bool(skip(request))
     return current.skipped
 
 
 def _may_hold_key(state: AppState, route: Route) -> bool:
-    """Whether the key may be elsewhere than in its header."""
+    """Whether the key may be outside its header."""
     return route.key is not None or forms.may_have_field(request, state.settings)
 
 
 def identify(state: AppState, route: Route, current: RequestState) -> Operation | None:
     """The operation that the request is about; None if it has no key and needs none.
 
-    Nothing is read of the body of a stranger, but where a request without a key may pass. Raises what
-    :func:`prepare` has noted.
+    Reads no body of an unauthenticated caller, except where a request without a key may pass. Raises
+    what :func:`prepare` found wrong.
     """
     if current.refusal is not None:
         raise current.refusal
@@ -78,7 +76,7 @@ def identify(state: AppState, route: Route, current: RequestState) -> Operation 
 
 
 def _find_key(state: AppState, route: Route, current: RequestState) -> None:
-    """Look for the key elsewhere than in its header."""
+    """Look for the key outside its header."""
     if not _may_hold_key(state, route):
         return
     body = _body(state, current)
@@ -126,5 +124,5 @@ def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: 
 def _resumed(claim: Claim, resuming: Resuming) -> Claim:
     """The claim of a request that was sent to resume a record. Raises ``ScopeUnknown``."""
     if claim.key != resuming.key:
-        raise ScopeUnknown("The kept headers do not sign in whose operation this is.")
+        raise ScopeUnknown("The stored headers do not authenticate the owner of this operation.")
     return replace(claim, resumes=resuming.owner)

@@ -40,10 +40,10 @@ never taken from a view's headers: no view may put words into the session of who
 
 
 def capture(response: Response, settings: Settings) -> StoredResponse:
-    """The answer to store. Reads a generator's body to its end; the response keeps what it gave.
+    """The response to store. Reads a generator's body to its end; the response keeps what it gave.
 
-    Only a replay is marked as one: a mark that the view has passed on from elsewhere is taken off.
-    Raises ``IdempotencyError`` for a status that no client understands.
+    Removes the mark of a replay if the view passed one on from elsewhere. Raises ``IdempotencyError``
+    for a status that no client understands.
     """
     if not 100 <= response.status_code <= 599:
         raise IdempotencyError(
@@ -63,8 +63,8 @@ def capture(response: Response, settings: Settings) -> StoredResponse:
 
 
 def replay(app: Flask, stored: StoredResponse, settings: Settings) -> Response:
-    """The stored answer again. Raises ``ResponseNotKept`` if its body was too large to keep."""
-    # Somebody else may have written the record.
+    """The stored response again. Raises ``ResponseNotKept`` if its body was too large to store."""
+    # Filtered again: somebody else may have written the record.
     headers = storable(stored.headers or (), settings.unstored_headers | {FLASHES})
     if stored.body is None:
         raise ResponseNotKept(headers=tuple(h for h in headers if h[0].lower() in POINTERS))
@@ -78,9 +78,9 @@ def replay(app: Flask, stored: StoredResponse, settings: Settings) -> Response:
 
 
 def is_made_from(response: Response, stored: Response) -> bool:
-    """Whether a response has what a stored one says: its status, and its body or JSON, perhaps inside.
+    """Whether a response contains a stored one: the same status, and its body or its JSON.
 
-    In doubt it has: what is streamed cannot be looked at, and what is encoded not be read.
+    In doubt it does: a streamed or encoded response cannot be compared.
     """
     if response is stored:
         return True
@@ -101,10 +101,10 @@ def _holds(value: Any, part: Any) -> bool:
 
 
 def handle_problem(app: Flask, problem: Problem) -> ResponseReturnValue:
-    """What the handler answers that Flask would find for a problem, among those for our own classes.
+    """The response of the handler that Flask would choose among those for our own classes.
 
-    A handler for all exceptions does not get it, nor does ``app.handle_user_exception``: frameworks
-    replace that with one that answers 500 to what it does not know.
+    Neither a handler for all exceptions nor ``app.handle_user_exception`` is asked: frameworks replace
+    the latter with one that answers 500 to unknown exceptions.
     """
     ours = [each for each in type(problem).__mro__ if issubclass(each, IdempotencyError)]
     handlers = (
@@ -112,12 +112,12 @@ def handle_problem(app: Flask, problem: Problem) -> ResponseReturnValue:
         for name in (*request.blueprints, None)
         for each in ours
     )
-    handler = next(filter(None, handlers))  # the application has ours, or one in its place
+    handler = next(filter(None, handlers))  # the application has ours, or its own in place of it
     return cast("ResponseReturnValue", app.ensure_sync(handler)(problem))
 
 
 def problem_response(app: Flask, problem: Problem, settings: Settings) -> Response:
-    """The answer for a problem, as RFC 9457 has it."""
+    """The response to a problem in the form of RFC 9457."""
     members = {
         "type": settings.problem_base + problem.type,
         "title": problem.title,
@@ -140,12 +140,12 @@ def lasting_response(app: Flask, problem: Problem, settings: Settings) -> Respon
 
 
 def watch_flashes(app: Flask) -> None:
-    """Hear of every message that a protected view flashes."""
+    """Note every message that a protected view flashes."""
     message_flashed.connect(_note, app)
 
 
 def _flashed_lines() -> records.Headers:
-    """What the view flashed and did not show in its own answer, as a header line that is not sent."""
+    """What the view flashed and did not show itself, as a header line that is not sent."""
     flashed = this_request().flashes
     if not flashed:
         return ()
@@ -160,7 +160,7 @@ def _flashed_lines() -> records.Headers:
 
 
 def _flash_again(headers: records.Headers) -> None:
-    """Flash what was stored, except what the session still holds. Raises ``RecordBroken``."""
+    """Flash what was stored, except what the session still has. Raises ``RecordBroken``."""
     texts = [value for name, value in headers if name == FLASHES]
     if not texts or not has_request_context() or _has_no_session():
         return
@@ -175,7 +175,7 @@ def _flash_again(headers: records.Headers) -> None:
 
 
 _JSON = TaggedJSONSerializer()
-"""As Flask's own sessions have it: it keeps tuples, and Markup apart from text."""
+"""As in Flask's own sessions: it tells tuples from lists, and Markup from text."""
 
 
 def _note(_app: Flask, message: Any, category: str, **_: Any) -> None:

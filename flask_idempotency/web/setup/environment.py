@@ -19,7 +19,7 @@ log = logging.getLogger("flask_idempotency")
 
 
 def database_uri(app: Flask, bind_key: str | None) -> tuple[Any, str]:
-    """The configured URL of a bind, and the setting it stands in."""
+    """The configured URL of a bind, and the setting that has it."""
     if bind_key is None:
         return app.config.get("SQLALCHEMY_DATABASE_URI"), "SQLALCHEMY_DATABASE_URI"
     binds = app.config.get("SQLALCHEMY_BINDS") or {}
@@ -28,7 +28,7 @@ def database_uri(app: Flask, bind_key: str | None) -> tuple[Any, str]:
 
 
 def _configured(app: Flask, bind_key: str | None) -> tuple[URL, str]:
-    """Like :func:`database_uri`, read. Raises ``ConfigurationError`` if it is not there or no URL."""
+    """Like :func:`database_uri`, parsed. Raises ``ConfigurationError`` if there is none or no URL."""
     uri, where = database_uri(app, bind_key)
     if uri is None and bind_key is not None:
         known = [*(app.config.get("SQLALCHEMY_BINDS") or {}), None]
@@ -45,7 +45,7 @@ def _configured(app: Flask, bind_key: str | None) -> tuple[URL, str]:
 
 
 def check_driver(app: Flask, bind_key: str | None, store: Any) -> None:
-    """Refuse what the store cannot work on. Raises ``ConfigurationError`` with the cure."""
+    """Raise ``ConfigurationError``, with the cure, for a database that the store does not support."""
     url, where = _configured(app, bind_key)
     kind = url.get_backend_name()
     if store in ("memory", "redis") or not isinstance(store, str):
@@ -53,7 +53,7 @@ def check_driver(app: Flask, bind_key: str | None, store: Any) -> None:
     if store == "sql" and kind == "sqlite":
         if url.database in (None, "", ":memory:") or "mode" in url.query:
             raise ConfigurationError(
-                f"{where} is a SQLite database in memory, which all requests share one connection to:"
+                f"{where} is a SQLite database in memory, to which all requests share one connection:"
                 " use a file, or IDEMPOTENCY_STORE = 'memory'"
             )
         return
@@ -69,8 +69,8 @@ def check_driver(app: Flask, bind_key: str | None, store: Any) -> None:
         driver = url.drivername
     if driver != "psycopg2":
         raise ConfigurationError(
-            f"{where} begins with {url.drivername}://, which means the driver {driver}; supported is"
-            " psycopg2: write postgresql+psycopg2://user:password@host/database"
+            f"{where} begins with {url.drivername}://, which means the driver {driver}; only psycopg2"
+            " is supported: write postgresql+psycopg2://user:password@host/database"
         )
 
 
@@ -108,8 +108,8 @@ def warn_if_short(lease_seconds: float, timeout_seconds: float, what: str) -> No
     """Log that a lease ends before gunicorn kills its worker."""
     if lease_seconds < timeout_seconds:
         log.warning(
-            "%s is a lease of %g s, shorter than gunicorn's timeout of %g s: a request that is slow,"
-            " but alive, may be taken for interrupted",
+            "%s is a lease of %g s, shorter than gunicorn's timeout of %g s: a slow request may count"
+            " as interrupted although it is alive",
             what,
             lease_seconds,
             timeout_seconds,

@@ -211,7 +211,7 @@ class Route:
     authorize_replay: Callable[[Operation], bool] | None = row(
         None, _callable, "a callable that takes the operation and gives True or False"
     )
-    name: str | None = row(None, value_that(is_name), NAMES)
+    name: str = row(NOT_GIVEN, value_that(is_name), NAMES)
     other_binds: tuple[str | None, ...] = row((), _binds, "a list of Flask-SQLAlchemy bind keys")
     atomic: bool = row(True, boolean, "True or False")
     lease: float = _as_setting("lease")
@@ -229,9 +229,9 @@ class Route:
     skip: Skip | None = row(None, optional(_callable), "a callable that takes the request, or None")
     given: Route | None = field(default=None, repr=False, compare=False)
 
-    def resolved(self, settings: Settings, scope: ScopeCallable | None) -> Route:
-        """The same for one application, with nothing left open; ``given`` is the route itself."""
-        defaults = {**vars(settings), "scope": scope}
+    def resolved(self, settings: Settings, scope: ScopeCallable | None, endpoint: str = "") -> Route:
+        """The same for one endpoint, with nothing left open; ``given`` is the route itself."""
+        defaults = {**vars(settings), "scope": scope, "name": endpoint}
         left_open = {name: defaults[name] for name in vars(self) if getattr(self, name) is NOT_GIVEN}
         return replace(self, **left_open, given=self)
 

@@ -15,7 +15,7 @@ from werkzeug.local import LocalProxy
 
 from flask_idempotency.core.errors import ConfigurationError
 
-from .options import Route
+from .options import NOT_GIVEN, Route
 from .state import AppState, states
 
 ROUTE = "__idempotency_route__"
@@ -30,9 +30,8 @@ _decorated: dict[tuple[int, int], Any] = {}
 
 @dataclass(frozen=True)
 class ProtectedRoute:
-    """One method of one URL rule; ``operation`` is the name in its records."""
+    """One method of one URL rule; the options are resolved."""
 
-    operation: str
     endpoint: str
     method: str
     rule: str
@@ -40,13 +39,13 @@ class ProtectedRoute:
 
 
 def protected_routes(state: AppState) -> Iterator[ProtectedRoute]:
-    """Everything that is protected, with resolved options, in the order of the URL map."""
+    """Everything that is protected, in the order of the URL map."""
     for rule in state.app.url_map.iter_rules():
         for method in sorted(rule.methods or ()):
             route = route_of(state, rule.endpoint, method)
             if route is not None:
-                name, route = route.name or rule.endpoint, route.resolved(state.settings, state.scope)
-                yield ProtectedRoute(name, rule.endpoint, method, rule.rule, route)
+                route = route.resolved(state.settings, state.scope, rule.endpoint)
+                yield ProtectedRoute(rule.endpoint, method, rule.rule, route)
 
 
 def route_of(state: AppState, endpoint: str, method: str) -> Route | None:
@@ -92,7 +91,7 @@ def covering_route(state: AppState, endpoint: str) -> Route | None:
 
 def refuse_shared_name(state: AppState, covering: Route) -> None:
     """Raise ``ConfigurationError`` if the option ``name`` of ``protect`` would cover several views."""
-    if covering.name is None:
+    if covering.name is NOT_GIVEN:
         return
     endpoints = {each.endpoint for each in protected_routes(state) if each.route.given is covering}
     if len(endpoints) > 1:
@@ -104,7 +103,7 @@ def refuse_shared_name(state: AppState, covering: Route) -> None:
 
 
 def refuse_unsupported(state: AppState, route: Route, name: str) -> None:
-    """Raise ``ConfigurationError`` if the route promises what the store cannot keep."""
+    """Raise ``ConfigurationError`` if the store does not support an option of the route."""
     if route.atomic and not state.records.atomic:
         store = state.settings.store
         store = store if isinstance(store, str) else type(state.records).__name__
@@ -114,8 +113,8 @@ def refuse_unsupported(state: AppState, route: Route, name: str) -> None:
         )
     if route.resumable is not None and not getattr(state.records, "takes_resumable", False):
         raise ConfigurationError(
-            f"{name} is resumable, but `flask idempotency resume` cannot find the requests that the"
-            f" store {state.settings.store!r} keeps: leave the option resumable out, or use another"
+            f"{name} is resumable, but `flask idempotency resume` cannot find the requests in the store"
+            f" {state.settings.store!r}: leave the option resumable out, or use another"
             " store ('hybrid', 'postgres' or 'sql')"
         )
 

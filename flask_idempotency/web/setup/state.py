@@ -23,7 +23,7 @@ from .settings import Settings
 
 @dataclass(eq=False)
 class Protections:
-    """What ``protect`` and ``exempt`` were given, for all applications of one extension."""
+    """The targets of ``protect`` and ``exempt``, for all applications of one extension."""
 
     routes: WeakKeyDictionary[Flask | Blueprint, Route] = field(default_factory=WeakKeyDictionary)
     exempt: WeakSet[Any] = field(default_factory=WeakSet)
@@ -31,7 +31,7 @@ class Protections:
     _awaited: set[Blueprint] = field(default_factory=set)
 
     def await_registration(self, blueprint: Blueprint) -> None:
-        """Keep a blueprint until it is registered, so that `check` can say that it never was."""
+        """Keep a blueprint until it is registered, so that `check` can report one that never was."""
         self._awaited.add(blueprint)
         if self._registered not in blueprint.deferred_functions:
             blueprint.deferred_functions.append(self._registered)
@@ -40,12 +40,12 @@ class Protections:
         self._awaited.discard(setup.blueprint)
 
     def refuse_foreign(self) -> None:
-        """Before each request to an application that ``init_app`` has not seen: say so."""
+        """Raise ``ConfigurationError`` before each request to an application without ``init_app``."""
         state = current_app.extensions.get("idempotency")
         if state is None or state.protections is not self:
             raise ConfigurationError(
-                f"protect() was given the application {current_app.name}, which this Idempotency was"
-                " never set up on: call init_app() for it"
+                f"protect() was given the application {current_app.name}, on which this Idempotency was"
+                " never set up: call init_app() for it"
             )
 
 
@@ -80,7 +80,7 @@ def states() -> list[AppState]:
 
 
 def set_state(app: Flask, state: AppState) -> None:
-    """Let :func:`app_state` and :func:`states` give it."""
+    """Make :func:`app_state` and :func:`states` return it."""
     app.extensions["idempotency"] = state
     _states.add(state)
 

@@ -22,7 +22,7 @@ def test_a_finished_operation_says_where_its_result_is(app, world, look):
         "operation": "pay",
         "state": "completed",
         "attempt": 1,
-        "detail": "The operation has finished. The same request gets its answer.",
+        "detail": "The operation has finished. The same request gets its response.",
         "answer": {"status": 201, "location": "/payments/7", "link": "</a>; rel=a, </b>; rel=b"},
     }
     assert "canary" not in answer.text
