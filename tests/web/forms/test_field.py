@@ -62,7 +62,7 @@ def test_the_named_view_may_be_in_the_same_blueprint(app, client, world):
     blueprint.add_url_rule(
         "/page", "page", lambda: render_template_string("{{ idempotency_field('.pay') }}")
     )
-    blueprint.add_url_rule("/pay", "pay", lambda: {}, methods=["POST"])
+    blueprint.add_url_rule("/pay", "pay", lambda: "paid", methods=["POST"])
     world.idempotency.protect(blueprint)
     app.register_blueprint(blueprint)
     field = load(client, "/page")
