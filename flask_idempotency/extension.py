@@ -272,7 +272,7 @@ class Idempotency:
             return
         if mine and all(state.has_served for state in mine):
             raise ConfigurationError(
-                f"{what}() comes too late: the application {mine[0].app.name} has answered its first"
+                f"{what}() comes too late: the application {mine[0].app.name} has served its first"
                 " request"
             )
 

@@ -78,8 +78,8 @@ def outcome(key: str | None = None) -> Response:
     """The outcome of an operation, as JSON; a 404 problem if the operation is not known."""
     retry_after: int | None = None
     try:
-        told, retry_after = _outcome(app_state(current_app), key)
-        return jsonify(told)
+        members, retry_after = _outcome(app_state(current_app), key)
+        return jsonify(members)
     except Problem as problem:
         retry_after = problem.retry_after
         raise
@@ -111,14 +111,14 @@ def _outcome(state: AppState, key: str | None) -> tuple[dict[str, Any], int | No
     if route.authorize_replay and not route.authorize_replay(operation):
         raise ReplayForbidden
     word = _word(how, record)
-    told: dict[str, Any] = {"operation": route.name, "state": word, "attempt": record.attempt}
-    told["detail"] = _says(word, route)
+    members: dict[str, Any] = {"operation": route.name, "state": word, "attempt": record.attempt}
+    members["detail"] = _says(word, route)
     if record.response is not None:
-        told["answer"] = _pointers(record.response)
+        members["answer"] = _pointers(record.response)
     if word != "in_progress":
-        return told, None
+        return members, None
     guess = max(1, math.ceil(state.typical_seconds[route.name]))
-    return told, guess if record.lease_left is None else min(guess, math.ceil(record.lease_left))
+    return members, guess if record.lease_left is None else min(guess, math.ceil(record.lease_left))
 
 
 def _read_key(state: AppState, key: str | None) -> str:
@@ -156,12 +156,12 @@ def _says(word: str, route: Route) -> str:
 
 def _pointers(stored: StoredResponse) -> dict[str, Any]:
     """The status, and the headers that say where the result is. Never the body."""
-    told: dict[str, Any] = {"status": stored.status}
+    members: dict[str, Any] = {"status": stored.status}
     for name, value in stored.headers or ():
         if name.lower() in POINTERS:
             member = name.lower().replace("-", "_")
-            told[member] = f"{told[member]}, {value}" if member in told else value
-    return told
+            members[member] = f"{members[member]}, {value}" if member in members else value
+    return members
 
 
 def _policy(state: AppState) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def _uuid_maker() -> Callable[[], object]:
 def derive_key(operation: str, params: object) -> str:
     """The idempotency key that follows from an operation and its parameters.
 
-    It is the same in every process and after every restart, so nothing has to be kept. The parameters
+    It is the same in every process and after every restart, so nothing has to be stored. The parameters
     must tell two operations apart that are both meant: put the order's number in, not only the amount.
 
     :param operation: what is done, such as ``"create-payment"``. It keeps the keys of different

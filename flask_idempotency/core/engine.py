@@ -105,7 +105,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The operation has finished in its ``attempt``: give its response again.
+    """The operation has finished in its ``attempt``: replay its response.
 
     ``incomparable`` is the stored fingerprint, if nobody can tell whether the request is the same.
     """

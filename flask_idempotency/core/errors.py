@@ -18,7 +18,7 @@ LONGEST_SHOWN = 40
 
 
 class IdempotencyError(Exception):
-    """Something Flask-Idempotency refuses to do; the message names the cause and the cure."""
+    """Something Flask-Idempotency refuses to do; the message names the cause and the fix."""
 
     def __init__(self, detail: str | None = None) -> None:
         self.detail: str = detail or (self.__doc__ or "").partition("\n")[0]

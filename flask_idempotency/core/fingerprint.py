@@ -188,7 +188,7 @@ def parse_json(body: bytes) -> object:
     A number that is not an integer stays as written, in a tuple that only this module reads.
 
     :raises BodyMalformed: if it is not UTF-8 or not JSON (RFC 8259), names a member twice, contains NaN
-        or Infinity, nests too deep or has an integer with more digits than Python reads.
+        or Infinity, nests too deeply or has an integer with more digits than Python reads.
     """
     return _decoded(_STRICT, body, _text(body))
 
@@ -230,7 +230,7 @@ def _decoded(decoder: json.JSONDecoder, body: bytes, text: str) -> object:
     raise BodyMalformed(fault)
 
 
-_TOO_DEEP = f"The JSON body is nested too deep; at most {MAX_DEPTH} levels are allowed."
+_TOO_DEEP = f"The JSON body is nested too deeply; at most {MAX_DEPTH} levels are allowed."
 
 _SQUARE = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))

@@ -41,7 +41,7 @@ class Units(Protocol):
 
     Engines and connections are SQLAlchemy's. ``wrote`` says whether a committed unit did more than
     read; ``commits`` and ``rollbacks`` count units, of the latter those that had written. ``broken`` is
-    why the operation cannot commit any more.
+    why the operation can no longer commit.
     """
 
     wrote: bool
@@ -268,7 +268,7 @@ class Lock(Protocol):
         ...
 
     def release(self, claim: Claim) -> None:
-        """Give the lock back if it is still this claim's, in one round trip."""
+        """Release the lock if it is still this claim's, in one round trip."""
         ...
 
     def finish(self, claim: Claim) -> None:
@@ -294,7 +294,7 @@ class NoLock:
 
 
 class Plain:
-    """Leaves things as they are. It gives out nothing that is sealed: somebody else wrote that."""
+    """Leaves values as they are, and rejects sealed ones, which it cannot have written."""
 
     def keyed(self, fingerprint: Fingerprint) -> Fingerprint:
         """See :class:`Sealer`."""

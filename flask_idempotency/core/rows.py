@@ -29,7 +29,7 @@ def claim_values(claim: Claim) -> dict[str, Any]:
 
 
 def response_values(response: StoredResponse) -> dict[str, Any]:
-    """An answer as the statements take it."""
+    """A response as the statements take it."""
     return {
         "status": response.status,
         "headers": None if response.headers is None else json.dumps(response.headers),
@@ -39,10 +39,10 @@ def response_values(response: StoredResponse) -> dict[str, Any]:
 
 def record_of(row: tuple[Any, ...]) -> Record:
     """A row of ``statements.COLUMNS``. Raises ``RecordBroken``."""
-    key, name, state, version, digest, attempt, owner, expired, lease_left, *answered = row
+    key, name, state, version, digest, attempt, owner, expired, lease_left, *response = row
     with legible():
         found = bytes(key), name, State(state), Fingerprint(version, bytes(digest)), attempt, owner
-        return Record(*found, bool(expired), finite(lease_left), _response_of(*answered))
+        return Record(*found, bool(expired), finite(lease_left), _response_of(*response))
 
 
 def _response_of(status: int | None, headers: str | None, body: bytes | None) -> StoredResponse | None:

@@ -30,7 +30,7 @@ MIGRATE = "make a migration (the table is part of db.metadata)"
 
 
 class NothingToDo(IdempotencyError):
-    """A store does this by itself. No failure: the command says so and is done."""
+    """A store does this by itself. That is no failure: the command says so and succeeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Admin(Protocol):
         ...
 
     def resumable(self, limit: int, max_attempts: int, backoff_seconds: float) -> list[Due]:
-        """Put off the operations to resume now, and return them; none that somebody holds."""
+        """Return the operations to resume now, except held ones, and put off their next try."""
         ...
 
     def count_try(self, due: Due) -> bool:
@@ -196,7 +196,7 @@ _TRIAL_SECONDS = 60.0  # a check that is killed leaves a record, which a purge d
 
 
 def trial_claim() -> Claim:
-    """A claim that is nobody else's, for a moment."""
+    """A short-lived claim to a key that nobody else uses."""
     owner = secrets.token_urlsafe(16)
     return Claim(secrets.token_bytes(32), TRIAL, Fingerprint(0, bytes(32)), owner, _TRIAL_SECONDS)
 

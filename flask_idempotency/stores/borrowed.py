@@ -32,8 +32,8 @@ _NO_AUTHORIZER: Any = None if sys.version_info >= (3, 11) else lambda *_what: sq
 class BorrowedTransaction:
     """Begins at once. Whoever makes one ends it, by :meth:`commit` or :meth:`abandon`.
 
-    ``waits`` says whether to wait for others that write to a SQLite database, as long as its driver is
-    told to. Raises ``StoreUnavailable`` if the transaction cannot be begun.
+    ``waits`` says whether to wait for other writers of a SQLite database, for as long as its driver
+    is configured to. Raises ``StoreUnavailable`` if the transaction cannot be begun.
     """
 
     def __init__(self, engine: Engine, *, waits: bool = True) -> None:
@@ -77,7 +77,7 @@ class BorrowedTransaction:
         return self._driver.execute(statement, values)
 
     def guard(self) -> None:
-        """From now on the transaction is others' to use, and only ours to end."""
+        """From now on others may use the transaction, and only we may end it."""
         if self._is_sqlite:
             self._driver.set_authorizer(self._authorize)
         else:
@@ -135,7 +135,7 @@ class BorrowedTransaction:
         return False
 
     def _authorize(self, action: int, *_what: object) -> int:
-        """Deny BEGIN, COMMIT and ROLLBACK; and all, once a statement's OR ROLLBACK has ended it."""
+        """Deny BEGIN, COMMIT and ROLLBACK; and all else once a statement's OR ROLLBACK has ended it."""
         denied = action == _TRANSACTION or not self._driver.in_transaction
         return sqlite3.SQLITE_DENY if denied else sqlite3.SQLITE_OK
 

@@ -28,7 +28,7 @@ class Lease:
         self._open = False
 
     def abandon(self) -> None:
-        """End the lease now: waiting for its end would tell nobody more."""
+        """End the lease now: nobody would learn more by waiting for its end."""
         if self._open:
             self._open = False
             with suppress(LeaseLost, StoreUnavailable):

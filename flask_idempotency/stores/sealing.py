@@ -22,8 +22,8 @@ _KEY_BYTES = 32
 _KEY_ID_BYTES = 8
 """Eight tell a list of keys apart (four already would), and say nothing about a random key."""
 _NONCE_BYTES = 12
-"""The length GCM is made for. Random ones are safe for 2**32 answers under one key (NIST SP
-800-38D section 8.3): rotate before that."""
+"""The length GCM is made for. Random ones are safe for 2**32 responses under one key (NIST
+SP 800-38D section 8.3): rotate before that."""
 _HEADER_BYTES = len(SEALED) + _KEY_ID_BYTES
 _TAG_BYTES = 16
 
@@ -60,8 +60,8 @@ class Sealed:
     def encrypt(self, plain: bytes, context: bytes) -> bytes:
         """Encrypt under the newest key.
 
-        :param context: what the response belongs to, such as the hash of its key. It is not kept;
-            the same is needed to open, so a response moved to another row stays shut.
+        :param context: what the response belongs to, such as the hash of its key. It is not stored,
+            but needed to decrypt: a response moved to another row cannot be read.
         :return: format byte, key id, nonce and ciphertext: 37 bytes more than ``plain``.
         """
         header, nonce = SEALED + self._newest, os.urandom(_NONCE_BYTES)

@@ -48,8 +48,8 @@ def define_table(metadata: MetaData, name: str) -> Table:
     """The table of the records in ``metadata``, defined at the first call and found at later ones.
 
     Only ``expires_at`` is indexed beside the key, and completing does not change it (see
-    ``FINISH``): that, with the fill factor, is what keeps the completing UPDATE a HOT one. The partial
-    index is of resumable operations alone, so that ``resume`` need not read the whole table.
+    ``FINISH`` of PostgreSQL): that, with the fill factor, is what keeps the completing UPDATE a HOT
+    one. The partial index of resumable operations saves ``resume`` from reading the whole table.
     """
     return _defined(_records, metadata, name)
 
@@ -91,7 +91,7 @@ def _records(metadata: MetaData, name: str) -> Table:
         Column("expires_at", DateTime(timezone=True), nullable=False, index=True),
         Column("created_at", DateTime(timezone=True), nullable=False),
         Column("completed_at", DateTime(timezone=True)),
-        Column("lease_expires_at", DateTime(timezone=True), comment="null: none, or given back"),
+        Column("lease_expires_at", DateTime(timezone=True), comment="null: none, or released"),
         Column("attempt", Integer, nullable=False, comment="fencing token: 1, 2, ..."),
         Column("fingerprint_version", SmallInteger, nullable=False),
         Column("status", SmallInteger),
@@ -102,7 +102,7 @@ def _records(metadata: MetaData, name: str) -> Table:
         Column("headers", JSON, comment="list of pairs; null when the response is sealed"),
         Column("body", LargeBinary, comment="null when it was too large to store"),
         Column("request", LargeBinary, comment="of resumable operations, until they end"),
-        Column("tries", Integer, comment="begun or tried so often since a release; null: as attempt"),
+        Column("tries", Integer, comment="attempts and tries since a release; null: as attempt"),
         Column("tried_at", DateTime(timezone=True), comment="by resume"),
         comment="Idempotency keys and their responses (Flask-Idempotency)",
         info={_OURS: True},

@@ -23,7 +23,7 @@ _TIMES = ("oldest", "created", "completed", "expires", "finished")
 
 @dataclass(frozen=True, slots=True)
 class AdminStatements:
-    """The statements of one dialect, in the manner of :mod:`.statements`."""
+    """The statements of one dialect, with the placeholders of PostgreSQL's."""
 
     stats: str
     newest: str
@@ -37,7 +37,7 @@ class AdminStatements:
 def admin_statements(
     *, now: str, in_ttl: str, later: str, digits: str, time: str = "{}"
 ) -> AdminStatements:
-    """Fill in how a database tells the time, that in ``ttl`` seconds and the later of two.
+    """Fill in a dialect's present time, the time in ``ttl`` seconds and the later of two times.
 
     ``digits`` are the first 16 of a key's hash, ``time`` makes text of a time, in UTC.
     """

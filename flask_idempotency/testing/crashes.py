@@ -114,7 +114,7 @@ def _crashing(crash: CrashPoint) -> Iterator[CrashPoint]:
 
 
 class CrashPoint(Watch):
-    """A point at which one attempt dies. Whatever it tries afterwards dies, too."""
+    """A point at which one attempt dies. Whatever it tries afterwards also dies."""
 
     def __init__(
         self, point: Point, place: int | None, targets: list[AppState], *, is_probe: bool = False

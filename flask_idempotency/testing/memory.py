@@ -35,7 +35,7 @@ class Clock:
 
 @contextmanager
 def memory_store(app: Flask, clock: Clock | None = None, *, redis: Any = None) -> Iterator[Clock]:
-    """Let an application keep its records in memory, whatever its store is; gives the clock.
+    """Let an application keep its records in memory, whatever its store is; yields the clock.
 
     The view's writes go to the application's own database as ever, and commit with the record. With a
     ``redis`` client the lock of the store ``hybrid`` stands before the records;

@@ -1,6 +1,6 @@
 """The ports of an application's engine with a watch on them, for as long as a test asks for it.
 
-Nothing in the product knows of it: the records and the lock of ``app.extensions["idempotency"]`` are
+Nothing in the package knows of it: the records and the lock of ``app.extensions["idempotency"]`` are
 replaced by others that pass everything on, and put back afterwards.
 """
 
@@ -19,7 +19,7 @@ from flask_idempotency.web.setup.state import AppState
 
 
 class Watch:
-    """Is told what happens to an operation. What it raises comes out where it was told."""
+    """Observes an operation. What it raises surfaces where the event happened."""
 
     def claimed(self, claim: Claim, attempt: int) -> None:
         """The operation is held, and its view has not begun."""
@@ -49,7 +49,7 @@ def ports(state: AppState, records: Any, lock: Any) -> AbstractContextManager[ob
 
 
 def watched(state: AppState, watch: Watch) -> AbstractContextManager[object]:
-    """Tell ``watch`` what happens in an application."""
+    """Report to ``watch`` what happens in an application."""
     return ports(state, WatchedRecords(state.records, watch), WatchedLock(state.lock, watch))
 
 

@@ -189,7 +189,7 @@ class Hooks:
         return envelope
 
     def _answer(self, error: BaseException) -> Any:
-        """The response to an error of the view, and to anybody's problem; raises other errors."""
+        """The response to an error of the view, and to any problem; raises other errors."""
         current = this_request()
         raised, current.raised = current.raised, None
         try:
@@ -240,8 +240,8 @@ class Hooks:
         raised.end()
         if response.status_code < 400 and has_committed:
             raise NotAtomic(
-                f"a decorator above the view of {current.name} answered {response.status_code} to an"
-                " error of the view, after which nothing that the view committed can be kept: put the"
+                f"a decorator above the view of {current.name} responded with {response.status_code} to"
+                " an error of the view, which rolls back everything that the view committed: put the"
                 " decorator below @idempotent"
             )
         return response

@@ -76,15 +76,15 @@ class Operation:
     ) -> T:
         """Run ``function(*args, **kwargs)`` once for this operation, and store its result.
 
-        If the operation runs again after a crash, the result is given back and the function is not
-        called. For operations with ``atomic=False``. ``name`` has 1 to 255 characters, no NUL and no
+        If the operation runs again after a crash, the stored result is returned without another
+        call. For operations with ``atomic=False``. ``name`` has 1 to 255 characters, no NUL and no
         lone surrogate. Each step has a name of its own, runs in one thread, and does not nest. The
         result must be JSON; what comes back is the decoded JSON, even the first time. Each finished
         step renews the lease. With ``atomic=True`` the function's writes in ``db.session`` commit
         together with the step, even if it does not call ``commit()``.
 
         A call that is cut off in the middle is made again: pass the other side a key from
-        :meth:`derive_key`, by which it can tell.
+        :meth:`derive_key`, so that it can recognise the repetition.
 
         Raises ``LeaseLost`` if another request has taken the operation over, ``StepError`` for a name
         that cannot be one, that was used before or whose step is running in another thread, and for a
@@ -220,5 +220,5 @@ def present_request() -> Any:
 
 
 def present_context() -> Any:
-    """What the present application context is known by, or None."""
+    """What identifies the present application context, or None."""
     return g._get_current_object() if has_app_context() else None  # noqa: SLF001

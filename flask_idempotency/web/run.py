@@ -80,7 +80,7 @@ def _run(
     operation = Operation(route.name, route.namespace, _scope(state, scope), key, attempt=0)
     claim = new_claim(state, route, operation, _fingerprint(payload))
     entered = claim_or_answer(state, route, current, operation, claim)
-    if entered is None:  # the database is unavailable, and the settings allow to go on without
+    if entered is None:  # the database is unavailable, and the settings allow going on without
         return function(*args)
     if isinstance(entered, Response):
         return _result(entered)
@@ -142,7 +142,7 @@ def _scope(state: AppState, scope: Any) -> Scope:
     if scope is NOT_GIVEN:
         if state.scope is not None:
             raise ConfigurationError(
-                "run() needs scope=...: whose key it is, as a str, int or UUID, or None for nobody's"
+                "run() needs scope=...: whose key it is, as a str, int or UUID, or None for one tenant"
             )
         return None
     if scope == "":

@@ -19,7 +19,7 @@ class Event:
     """What happened to an operation.
 
     ``name`` is the operation's (``""`` where none is concerned, as when Redis fails); ``attempt`` is
-    None where none was made; ``seconds`` is how long the view ran; ``problem`` is the answer's type,
+    None where none was made; ``seconds`` is how long the view ran; ``problem`` is the problem's type,
     such as ``"key-reused"``; ``error`` is what failed.
     """
 
@@ -33,9 +33,9 @@ class Event:
 
 _signals = Namespace()
 
-operation_executed = _signals.signal("operation-executed", "A view ran; its answer was committed.")
-operation_replayed = _signals.signal("operation-replayed", "A stored answer was given again.")
-operation_rejected = _signals.signal("operation-rejected", "A request was answered by a problem.")
+operation_executed = _signals.signal("operation-executed", "A view ran; its response was committed.")
+operation_replayed = _signals.signal("operation-replayed", "A stored response was replayed.")
+operation_rejected = _signals.signal("operation-rejected", "A request was rejected with a problem.")
 operation_taken_over = _signals.signal(
     "operation-taken-over", "An operation that was begun but not finished is being run again."
 )
@@ -46,7 +46,7 @@ store_failed = _signals.signal("store-failed", "Redis or Postgres did not do wha
 
 
 def send(signal: Any, app: Any, event: Event) -> None:
-    """Send ``event`` if anybody listens. A receiver that fails is logged: the answer stands."""
+    """Send ``event`` if anybody listens. A receiver that fails is logged: the response stands."""
     if signal.receivers:
         try:
             signal.send(app, event=event)

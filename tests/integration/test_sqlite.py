@@ -150,9 +150,9 @@ def test_a_write_that_is_open_before_a_step_is_refused_before_the_step(world):
     @idempotent(atomic=False)
     def view():
         leave_open(world)
-        with pytest.raises(StepError, match="commit before it"):
+        with pytest.raises(StepError, match="commit them first"):
             current_operation.step("charge", lambda: pytest.fail("it ran"))
-        with pytest.raises(StepError, match="commit before it"):
+        with pytest.raises(StepError, match="commit them first"):
             current_operation.extend(100)
         world.db.session.commit()
         current_operation.extend(100)
@@ -165,7 +165,7 @@ def test_a_write_that_is_open_before_a_step_is_refused_before_the_step(world):
 def test_a_write_that_is_open_before_the_operation_is_refused_before_it(world):
     with world.app.app_context():
         leave_open(world)
-        with pytest.raises(NotAtomic, match="commit before the operation"):
+        with pytest.raises(NotAtomic, match="commit them before the operation"):
             world.idempotency.run("key", pytest.fail, name="pay", scope=None, atomic=False)
         world.db.session.commit()
         assert world.idempotency.run("key", dict, name="pay", scope=None, atomic=False) == {}

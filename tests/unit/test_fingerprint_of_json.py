@@ -100,9 +100,9 @@ def test_json_values_that_only_look_alike_differ(one: str, other: str) -> None:
         ('{"n":NaN}', "contains NaN"),
         ("[Infinity]", "contains Infinity"),
         ("-Infinity", "contains -Infinity"),
-        ('{"n":' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deep"),
-        ('{"n":' * 100_000 + "1" + "}" * 100_000, "nested too deep"),
-        ('{"n":' + "[" * 250 + "]" * 250 + "}", "nested too deep"),
+        ('{"n":' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
+        ('{"n":' * 100_000 + "1" + "}" * 100_000, "nested too deeply"),
+        ('{"n":' + "[" * 250 + "]" * 250 + "}", "nested too deeply"),
         ("9" * 4301, "integer of more than 4300 digits"),
         (b'{"n":"\xff"}', "not UTF-8"),
         ('{"n":1}'.encode("utf-16"), "not UTF-8"),
@@ -245,4 +245,4 @@ def test_levels_that_strings_hide_are_refused_at_the_latest_by_pythons_own_limit
         except BodyMalformed as refusal:
             answers.append(refusal.detail)
     assert len(answers) > 1
-    assert set(answers) == {"The JSON body is nested too deep; at most 200 levels are allowed."}
+    assert set(answers) == {"The JSON body is nested too deeply; at most 200 levels are allowed."}

@@ -220,7 +220,7 @@ def test_a_status_that_no_client_understands_keeps_nothing_and_is_named(app, wor
         return "", status
 
     assert world.post().status_code == 500
-    assert f"the view answered with the status {status}; allowed: 100 to 599" in caplog.text
+    assert f"the view returned the status {status}; allowed: 100 to 599" in caplog.text
     assert world.count() == 0
 
 

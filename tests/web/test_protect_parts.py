@@ -385,9 +385,7 @@ def test_after_the_first_request_nothing_is_protected_or_exempt_any_more(shop, w
         "view": (shop.idempotency.exempt, shop.pay),
         "endpoint": (shop.idempotency.exempt, "api.payments"),
     }[what]
-    with pytest.raises(
-        ConfigurationError, match="too late: the application shop has answered its first"
-    ):
+    with pytest.raises(ConfigurationError, match="too late: the application shop has served its first"):
         call(target)
     assert not shop.is_protected("/payments"), "and nothing came of it"
 

@@ -40,7 +40,7 @@ class PostgresAdmin(TableAdmin):
         in_ttl="clock_timestamp() + %(ttl)s * interval '1 second'",
         later="greatest",
         digits="encode(substring(key for 8), 'hex')",
-        # As text: it may be infinite, before the year 1 or after 9999. BC is said, AD is not.
+        # As text: it may be infinite, before the year 1 or after 9999. BC is written, AD is not.
         time="""coalesce(replace(
          to_char({0} AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US BC'), ' AD', ''), {0}::text)""",
     )
@@ -55,7 +55,7 @@ class PostgresAdmin(TableAdmin):
         return None if row is None else bytes(row[0])
 
     def resumable(self, limit: int, max_attempts: int, backoff_seconds: float) -> list[Due]:
-        """Put off what is to be resumed now, and give it."""
+        """Return the operations to resume now, and put off their next try."""
         values = {"limit": limit, "max_attempts": max_attempts, "backoff": backoff_seconds}
         rows = self._fetch(statements.RESUMABLE, values)
         return [
@@ -64,11 +64,11 @@ class PostgresAdmin(TableAdmin):
         ]
 
     def count_try(self, due: Due) -> bool:
-        """Count a try of what nobody holds."""
+        """Count a try of an operation that nobody holds."""
         return self._messages.run(statements.COUNT_TRY, {"key": due.key, "owner": due.owner})[1] == 1
 
     def postpone(self, key: bytes) -> None:
-        """Put one off that nobody holds."""
+        """Put off an operation that nobody holds."""
         self._messages.run(statements.PUT_OFF, {"key": key})
 
     def purge(self, batch: int) -> Iterator[int]:
@@ -77,7 +77,7 @@ class PostgresAdmin(TableAdmin):
             yield deleted
 
     def create(self) -> list[str]:
-        """Create what is missing: the tables, or of one that is there its indexes and fill factor."""
+        """Create what is missing: the tables, or the indexes and fill factor of an existing one."""
         messages, table = self._messages, self._messages.table
         done: list[str] = []
         try:
@@ -116,7 +116,7 @@ class PostgresAdmin(TableAdmin):
 
 
 def _sound(messages: Messages, table: Table) -> Shape:
-    """The table as it is. Raises ``ConfigurationError`` if it is not to be mended here."""
+    """The table as it is. Raises ``ConfigurationError`` if it cannot be repaired here."""
     shape = shape_of(messages, table)
     if shape is None or not shape.has_key or wrong_columns(table, shape):
         raise unsound(table)

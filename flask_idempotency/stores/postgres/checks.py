@@ -37,7 +37,7 @@ def examine(messages: Messages) -> Iterator[Finding]:
         server = messages.run(_SERVER)[0]
         shape, steps = (shape_of(messages, table) for table in (messages.table, messages.steps))
     except (IdempotencyError, exc.SQLAlchemyError) as error:
-        remedy = f"see that the server runs, and that the URL, user and password are right; {POOLER}"
+        remedy = f"check that the server runs and that the URL, user and password are right; {POOLER}"
         yield Finding("FAILED", "PostgreSQL", reason(error), remedy)
         return
     yield from _examine_server(*server)
@@ -80,7 +80,7 @@ def _examine_table(messages: Messages, shape: Shape | None) -> Iterator[Finding]
     wrong = wrong_columns(table, shape)
     bad = f"missing or of another type: {wrong}"
     yield finding(not wrong, "columns", f"all {len(table.columns)} of {name}", bad, MIGRATE)
-    bad = "nothing keeps two records of a key apart"
+    bad = "nothing prevents two records of one key"
     remedy = f"ALTER TABLE {name} ADD PRIMARY KEY (key)"
     yield finding(shape.has_key, "primary key", "key", bad, remedy)
     bad = "none that is valid on expires_at, so every purge reads the whole table"
@@ -106,7 +106,7 @@ def _examine_steps(messages: Messages, shape: Shape | None, *, writable: bool) -
     if wrong := wrong_columns(table, shape):
         return Finding("FAILED", "steps", f"{name}: missing or of another type: {wrong}", MIGRATE)
     if not shape.has_key:
-        bad = f"nothing keeps two results of a step apart in {name}"
+        bad = f"nothing prevents two results of one step in {name}"
         return Finding("FAILED", "steps", bad, f"ALTER TABLE {name} ADD PRIMARY KEY (key, name)")
     if writable:
         return _try_steps(messages)
@@ -132,10 +132,10 @@ def change(table: Table, hold: PostgresHold, claim: Claim) -> None:
     Raises ``ConfigurationError``, and ``NotAtomic`` if two messages are not one transaction.
     """
     if not hold.connection.scalar(text("SELECT txid_current_if_assigned() IS NOT NULL")):
-        raise NotAtomic(f"two statements of one transaction went two ways: {POOLER}")
+        raise NotAtomic(f"two statements of one transaction used two connections: {POOLER}")
     update = table.update().where(table.c.key == claim.key).values(status=200)
     if hold.connection.execute(update).rowcount != 1:
         raise ConfigurationError(
-            f"a record of {table.fullname} stays as it is when it is changed: a trigger, a rule or row"
-            " security keeps it, so no response can be stored"
+            f"an UPDATE of a record in {table.fullname} changes nothing: a trigger, a rule or row"
+            " security prevents it, so no response can be stored"
         )

@@ -59,7 +59,7 @@ def is_lost(error: BaseException | None, connection: Connection | None = None) -
 def problem(error: BaseException | None) -> IdempotencyError | None:
     """The problem for an error that concerns the transaction as a whole, or None for any other.
 
-    That is: the database rolled it back because of another one, or its connection is lost.
+    That is: it conflicted with another one and was rolled back, or its connection is lost.
     """
     driver_error = original(error)
     if isinstance(driver_error, psycopg2.Error) and driver_error.pgcode in CONFLICTS:
@@ -72,7 +72,7 @@ def problem(error: BaseException | None) -> IdempotencyError | None:
 def record_error(error: Exception, table: str) -> Exception:
     """The error to raise when a statement that reads or changes records failed, outside of a view.
 
-    What we store ourselves is in range: then the record was not.
+    What we store ourselves is in range, so a value out of range came from the record.
     """
     if getattr(original(error), "pgcode", None) in OUT_OF_RANGE:
         return RecordBroken("one of its numbers or times is out of range")
@@ -80,7 +80,7 @@ def record_error(error: Exception, table: str) -> Exception:
 
 
 def _named(error: psycopg2.Error, table: str) -> str:
-    """Which of our tables the database speaks of: that of the steps, if it names that."""
+    """Which of our tables the error is about: that of the steps, if the database names it."""
     steps = f"{table}_step"
     named = error.diag.message_primary or ""
     return steps if steps.rpartition(".")[2] in named else table
@@ -108,7 +108,7 @@ def store_error(error: Exception, table: str) -> Exception:
     if isinstance(error, exc.TimeoutError) or code.startswith(_UNAVAILABLE):
         return StoreUnavailable()
     if isinstance(error, psycopg2.Error):
-        # An error of the application that shows only at COMMIT, such as a deferred constraint: in
-        # the class that SQLAlchemy would have raised, without the values of our statement.
+        # An error of the application that shows only at COMMIT, such as a deferred constraint. It
+        # gets the class that SQLAlchemy would have raised, without the values of our statement.
         return exc.DBAPIError.instance("COMMIT", None, error, psycopg2.Error, hide_parameters=True)
     return error

@@ -174,7 +174,7 @@ class PostgresHold:
         return store_error(error, self._messages.table.fullname)
 
     def _successor(self) -> Exception:
-        """Who owns the record that is no longer ours."""
+        """The error for a record that is no longer ours."""
         row = self._messages.run(statements.OWNER, {"key": self._claim.key})[0]
         if row == (self._claim.owner,):
             return NotAtomic(

@@ -64,7 +64,7 @@ class Messages:
         return self.on_a_wire(ask)
 
     def on_a_wire(self, use: Callable[[RawConnection], T]) -> T:
-        """Run ``use``, a second time if the pooled connection turned out to be of no use.
+        """Run ``use``, a second time if the pooled connection turned out to be unusable.
 
         It is dead, or after a failover it leads to a server that takes no writes. Every verb may be
         sent twice: a claim that did get through the first time carries our token.
@@ -75,7 +75,7 @@ class Messages:
             except (psycopg2.Error, exc.SQLAlchemyError) as error:
                 driver_error = original(error)
                 if getattr(driver_error, "pgcode", None) == NO_RIGHT and another_try != self._as_login:
-                    self._as_login = another_try  # tried, and given up again if that did not help
+                    self._as_login = another_try  # dropped again if it did not help
                     self._cache.clear()
                     if another_try:
                         continue

@@ -22,7 +22,7 @@ from .holds import NOT_OURS, PostgresHold, PostgresLease
 from .messages import Messages
 
 # Timed out (by the application's statement_timeout, perhaps), or at a strict default isolation the
-# row has changed: in each case the next look tells.
+# row has changed: in either case, look again.
 _WAIT_IS_OVER = NOT_OURS | {"57014"}
 
 
@@ -47,7 +47,7 @@ class PostgresRecords:
         return PostgresHold.open(self.messages, statements.CLAIM, claim, claim_values(claim))
 
     def take_over(self, claim: Claim, as_seen: Record) -> PostgresHold | PostgresLease | None:
-        """Make an unlocked row ours with the next attempt, and so on as in :meth:`claim`."""
+        """Make an unlocked row ours with the next attempt; then as in :meth:`claim`."""
         values = {**claim_values(claim), "seen": as_seen.owner}
         if claim.lease_seconds is not None:
             return self._lease(lease_statements.TAKE_OVER, claim, values)

@@ -1,4 +1,4 @@
-"""The table as it is in the database, held against the table as it should be."""
+"""The table as it is in the database, compared with the table as it should be."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ SELECT ARRAY(SELECT attname || ' ' || format_type(atttypid, atttypmod) FROM pg_a
 class Shape:
     """The table as it is in the database.
 
-    ``columns`` are names and types; ``has_key`` and ``has_expiry`` tell of a valid index that keeps
-    keys unique and of one on ``expires_at``; ``broken`` names indexes on it that are not valid.
-    ``has_resumable`` tells of the index that ``resume`` reads. The table of steps has the first only.
+    ``columns`` are names and types; ``has_key`` and ``has_expiry`` say whether a valid index keeps
+    keys unique, and another is on ``expires_at``; ``broken`` names indexes on it that are not valid.
+    ``has_resumable`` is for the index that ``resume`` reads. The table of steps has the first only.
     """
 
     columns: list[str]

@@ -4,7 +4,7 @@ Each constant is one message to the server: statements joined by ``;`` travel to
 round trip. ``{table}`` is filled in once for each application; ``%(name)s`` are bound values.
 
 Every time is ``clock_timestamp()``, the database's clock at this moment (``now()`` would be the
-transaction's start). Every lock is waited for 250 ms at most: an uncommitted INSERT, the moment
+transaction's start). No wait for a lock exceeds 250 ms: an uncommitted INSERT, the moment
 between FINISH and its commit, or an ALTER TABLE may hold it (``INSERT ... ON CONFLICT`` waits for
 those, and SKIP LOCKED skips rows only, not tables). Shorter would refuse what a slow disk's commit
 just delays; longer would pile up workers behind a migration.
@@ -95,7 +95,7 @@ AS_LOGIN = "'none'"
 LOGIN = "SET LOCAL ROLE NONE;\n"
 
 # Asked once for each engine: what a transaction that holds a record must set for itself.
-# The first is to be changed if it is 0, and fails where the server's sockets cannot tell. Half a
+# The first is sent if the setting is 0, and fails where the server's sockets cannot tell. Half a
 # second is below the second after which a duplicate asks whether the owner is alive.
 WATCH = "SET LOCAL client_connection_check_interval = '500ms';\n"
 # A server that commits asynchronously by default must not do so with a response that was sent.
@@ -156,7 +156,7 @@ WITH gone AS (
 steps AS (DELETE FROM {{steps}} AS step USING gone WHERE step.key = gone.key)
 SELECT count(*) FROM gone"""
 
-# What to resume: nothing that has expired, as nobody continues that.
+# What to resume: nothing that has expired, which nobody may continue.
 WAITS = f"request IS NOT NULL AND state = 'in_progress' AND NOT {EXPIRED}"
 _LAST = "greatest(lease_expires_at, completed_at, created_at, tried_at)"
 

@@ -2,8 +2,8 @@
 
 psycopg2 sends BEGIN as a message of its own. In the driver's autocommit mode it sends only what it is
 given, so a whole transaction fits into one message. Switching the mode leaves nothing
-behind on the server, and costs no round trip (one, if the engine names an isolation level). The other
-side of it: the driver's ``commit()`` and ``rollback()`` and the pool's reset do nothing then, so
+behind on the server, and costs no round trip (one, if the engine names an isolation level). The
+drawback: the driver's ``commit()`` and ``rollback()`` and the pool's reset do nothing then, so
 :meth:`RawConnection.close` itself sees to it that no transaction and no setting goes back to the pool.
 """
 
@@ -46,8 +46,8 @@ class RawConnection:
     """
 
     def __init__(self, engine: Engine) -> None:
-        """Check a connection out; the driver's and SQLAlchemy's errors come as they are."""
-        self.is_spoiled = False  # past us: then nobody knows what is left on it
+        """Check a connection out; raises the driver's and SQLAlchemy's own errors."""
+        self.is_spoiled = False  # used past us: nobody knows what is left on it
         self.closed = True  # until there is something to close
         self.engine = engine
         self._chosen = engine.get_execution_options().get("isolation_level")

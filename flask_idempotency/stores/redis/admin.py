@@ -47,7 +47,7 @@ for i, key in ipairs(KEYS) do
 end
 return cjson.encode({{now, lines}})"""
 
-# May be sent twice, as its reply may be lost: the token tells who comes again.
+# May be sent twice, as its reply may be lost: the token shows who sent it.
 _REOPEN = f"""{NOW}
 local held = redis.call('HMGET', KEYS[1], 'owner', 'state', 'lease')
 if held[1] == ARGV[1] then return 1 end
@@ -114,8 +114,8 @@ class RedisAdmin:
     def resumable(self, *_how: object) -> list[Due]:
         """Refuse: routes cannot be resumable here."""
         raise IdempotencyError(
-            "the store 'redis' keeps no requests to resume, and no route is resumable there; the stores"
-            " 'hybrid', 'postgres' and 'sql' have that"
+            "the store 'redis' stores no requests, so no route is resumable there; use 'hybrid',"
+            " 'postgres' or 'sql'"
         )
 
     def count_try(self, due: Due) -> bool:  # noqa: ARG002
@@ -143,10 +143,10 @@ class RedisAdmin:
             client = self._records.connected()
             client.ping()
         except Exception as error:  # whatever the application's own client may raise
-            remedy = "see that the server runs, and that its URL and password are right"
+            remedy = "check that the server runs and that its URL and password are right"
             yield Finding("FAILED", "Redis", cause(error), remedy)
             return
-        yield Finding("ok", "Redis", "answers")
+        yield Finding("ok", "Redis", "reachable")
         try:
             server, memory, disk = map(client.info, ("server", "memory", "persistence"))
         except Exception:  # hosted servers and narrow users do not allow INFO

@@ -48,7 +48,7 @@ _parse: Any = parse_url
 _node: Any = ClusterNode
 _make_sentinel: Any = Sentinel
 
-Client = Any  # Redis | RedisCluster; their common face has no type of its own
+Client = Any  # Redis | RedisCluster; their common interface has no type of its own
 
 
 def client_from_url(url: str) -> Callable[[], Client]:
@@ -168,7 +168,7 @@ def _unusable(why: str) -> ConfigurationError:
 
 
 def cause(error: Exception) -> str:
-    """An error of redis-py in words: its ``repr`` has none. And the cure, where the words lack it.
+    """An error of redis-py in words, which its ``repr`` lacks, and the fix if they do not name it.
 
     Redis quotes the arguments of a command that it does not know; HELLO's are a user and a password.
     """

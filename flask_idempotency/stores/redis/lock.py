@@ -100,7 +100,7 @@ class RedisLock:
         return Glance.BUSY if kind == 1 and young else Glance.ASK
 
     def release(self, claim: Claim) -> None:
-        """Give the lock back, if the value is still this claim's."""
+        """Release the lock, if the value is still this claim's."""
         self._call(bool, RELEASE, claim)
 
     def finish(self, claim: Claim) -> None:
@@ -108,11 +108,11 @@ class RedisLock:
         self._call(bool, FINISH, claim, milliseconds(min(MARKER_SECONDS, claim.ttl_seconds)))
 
     def examine(self) -> Iterator[Finding]:
-        """Check that Redis is reachable, and that a lock can be taken and given back."""
+        """Check that Redis is reachable, and that a lock can be taken and released."""
         try:
             self._connected().ping()
         except Exception as error:  # whatever the application's own client may raise
-            remedy = f"see that the server runs, and that its URL and password are right. {_SLOWER}"
+            remedy = f"check that the server runs and that its URL and password are right. {_SLOWER}"
             yield Finding("FAILED", "Redis", cause(error), remedy)
             return
         first = trial_claim()
@@ -128,7 +128,7 @@ class RedisLock:
             )
             yield Finding("FAILED", "Redis", "reachable, but the lock cannot be taken", remedy)
             return
-        yield Finding("ok", "Redis", "the lock was taken and given back")
+        yield Finding("ok", "Redis", "the lock was taken and released")
         with suppress(Exception):  # hosted servers and narrow users do not allow INFO
             memory = self._connected().info("memory")
             if memory.get("maxmemory") and memory.get("maxmemory_policy") == "noeviction":

@@ -57,7 +57,7 @@ AT_ONCE_BYTES = 1024 * 1024
 than its client waits."""
 
 AT_ONCE = 1000
-"""For how many records, or steps, the server is asked at once: some milliseconds of its time."""
+"""How many records or steps to ask for at once: some milliseconds of the server's time."""
 
 _BEGIN = """
 redis.call('HSET', KEYS[1], 'state', 'in_progress', 'owner', ARGV[1], 'name', ARGV[2],
@@ -68,7 +68,7 @@ redis.call('PERSIST', KEYS[1])
 return attempt
 """
 
-# Every script may be sent twice, as its reply may be lost: the token tells who comes again.
+# Every script may be sent twice, as its reply may be lost: the token shows who sent it.
 _FIND = f"""{NOW}
 local held = redis.call('HMGET', KEYS[1], 'owner', 'state', 'lease', 'attempt')
 if held[1] == ARGV[1] and held[2] == 'in_progress' then return tonumber(held[4]) end
@@ -90,7 +90,7 @@ local held = redis.call('HMGET', KEYS[1], 'owner', 'state', 'lease')
 if held[1] ~= ARGV[1] or held[2] ~= 'in_progress' then return 0 end
 """
 
-# No look at the state: the second time it is finished, by this attempt.
+# Does not compare the state: the second time, this attempt has already finished it.
 FINISH = f"""{NOW}
 if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
 redis.call('HDEL', KEYS[1], 'lease', 'request')
@@ -138,14 +138,14 @@ class RedisRecords:
         return self._lease(CLAIM, claim)
 
     def take_over(self, claim: Claim, as_seen: Record) -> RedisLease | None:
-        """Make a record ours whose lease is over, or given back."""
+        """Make a record ours whose lease is over or was released."""
         return self._lease(TAKE_OVER, claim, as_seen.owner)
 
     def wait(self, key: bytes, seconds: float) -> None:
         """Nothing to wait for: every record in progress has a lease."""
 
     def run(self, script: str, key: bytes, *arguments: Any) -> Any:
-        """A script's reply, at the second try if there is none at the first.
+        """A script's reply; sends it a second time if there is no reply to the first.
 
         Raises ``StoreUnavailable`` for any failure, although the script may have run, and
         ``RecordBroken`` if the key holds something else.

@@ -1,1 +1,1 @@
-"""What the transactions of a view are inside the operation's: savepoints."""
+"""A view's transactions inside the operation's: savepoints."""

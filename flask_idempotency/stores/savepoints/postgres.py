@@ -66,7 +66,7 @@ _ON_COMMIT = "idempotency_on_commit"
 class Facts:
     """What was asked once of an engine's database.
 
-    ``settings`` are statements that a transaction of ours begins with; the others see
+    ``settings`` are statements that a transaction of ours begins with; for the others see
     :data:`~flask_idempotency.core.session_statements.FACTS`.
     """
 
@@ -120,7 +120,7 @@ class PostgresUnits(Units):
         self._carried.pop(owner, None)
         constraints = self._open is owner and self.traits & CONSTRAINTS
         super().rollback(owner)
-        if constraints:  # the server takes nothing back that was said in a released savepoint
+        if constraints:  # the server keeps what was set in a released savepoint
             self._held += self._constraints_back()
 
     def cursor(self, owner: StandIn, *args: Any, **kwargs: Any) -> Any:
@@ -296,7 +296,7 @@ class PostgresUnits(Units):
             return False
         verb, name = found
         if verb == "RELEASE" and name not in known:
-            return False  # the server's to refuse, now
+            return False  # for the server to refuse, now
         made = f"SAVEPOINT {name}"
         if verb == "ROLLBACK" and made not in self._held:
             return False  # it frees locks: at once
@@ -474,7 +474,7 @@ def _subclass(base: type[Cursor]) -> type[Cursor]:  # noqa: C901 -- a class, eac
 
         @property
         def connection(self) -> Any:
-            """The driver's connection, and note of whoever reaches for more than its state."""
+            """The driver's connection; notes when somebody uses more than its state."""
             return DriverDoor(self.units, self.owner)
 
         def execute(self, query: Any, vars: Any = None) -> Any:  # noqa: A002
@@ -484,7 +484,7 @@ def _subclass(base: type[Cursor]) -> type[Cursor]:  # noqa: C901 -- a class, eac
                 return None
             if self.name is not None:
                 self._admit(text, READS if self.withhold else CURSOR)
-                if units.is_failed():  # the server says so; psycopg2 would speak of something else
+                if units.is_failed():  # the server says so; psycopg2 would complain of something else
                     return _noting(units, Cursor(units.driver).execute, "SELECT 1")
                 units.show()
                 return _noting(units, super().execute, query, vars)
@@ -562,7 +562,7 @@ class DriverDoor:
         self._owner.rollback()
 
     def close(self) -> None:
-        """Close the connection, and lose the operation."""
+        """Close the connection, which ends the operation."""
         self._units.driver.close()
 
     def __enter__(self) -> DriverDoor:
@@ -615,7 +615,7 @@ _named_kinds: dict[type[Cursor], type[Cursor]] = {}
 
 
 def _named(base: type[Cursor]) -> type[Cursor]:
-    """A cursor on the server: it ends with its unit, as psycopg2 says without us."""
+    """A cursor on the server, which ends with its unit as it would with a transaction."""
     if base in _named_kinds:
         return _named_kinds[base]
 
@@ -642,7 +642,7 @@ def _named(base: type[Cursor]) -> type[Cursor]:
 def _noting(
     units: PostgresUnits, call: Callable[..., Any], *args: Any, text: str | None = None, **kwargs: Any
 ) -> Any:
-    """Send something; what waited in front of it is with the server then, if it was read at all."""
+    """Send something; what waited in front of it has then reached the server, if it was parsed."""
     try:
         result = call(*args, **kwargs)
     except psycopg2.Error as error:

@@ -1,6 +1,6 @@
-"""What would be a transaction without us, as a savepoint in the operation's: a *unit of work*.
+"""A *unit of work*: a savepoint in the operation's transaction, in place of a transaction of its own.
 
-An operation has one connection and one transaction. A session of the view does not know: it gets an
+An operation has one connection and one transaction. A session of the view does not notice: it gets an
 engine whose ``connect()`` gives an ordinary SQLAlchemy connection, and under it, in the place of the
 pooled connection, a :class:`StandIn`. What SQLAlchemy asks of that, ``commit()`` and ``rollback()``,
 ends a unit: RELEASE or ROLLBACK TO. So everything above the driver behaves as it does without us:
@@ -9,7 +9,7 @@ live as long as the connection.
 
 There is one place, so at most one unit is open. Another session, or another connection of a view, may
 take its turn while the open unit has done nothing but read: then nothing is lost when it gives way.
-Otherwise the operation fails, because what is committed inside another's savepoint would go with it.
+Otherwise the operation fails: what is committed inside another's savepoint would share its fate.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class StandIn(InOperation, PoolProxiedConnection):
         self.units.rollback(self)
 
     def close(self) -> None:
-        """Roll back, as the pool does; give nothing back: the operation needs the connection."""
+        """Roll back, as the pool does, but keep the connection: the operation needs it."""
         self.is_returned = True
         self.rollback()
 
@@ -73,7 +73,7 @@ class StandIn(InOperation, PoolProxiedConnection):
         self.close()
 
     def invalidate(self, e: BaseException | None = None, soft: bool = False) -> None:  # noqa: ARG002
-        """Let a connection that is lost go. Refused while it is not lost."""
+        """Let go of a lost connection. Refused while it is not lost."""
         self.units.invalidate(e)
 
     def detach(self) -> None:
@@ -122,7 +122,7 @@ class StandIn(InOperation, PoolProxiedConnection):
 
     def _there(self) -> Units:
         if self.is_returned:
-            raise InterfaceError("this connection was given back to its pool")
+            raise InterfaceError("this connection was returned to its pool")
         return self.units
 
 
@@ -237,7 +237,7 @@ class Units:
             return
         if self.has_ended():
             self.refuse("the view ended the operation's transaction through the driver's connection")
-        if self.is_failed():  # the server answers COMMIT with ROLLBACK then, and no error
+        if self.is_failed():  # the server then replies ROLLBACK to COMMIT, and no error
             self.rollback(owner)
             return
         self._release()
@@ -299,7 +299,7 @@ class Units:
         if self.fairy.dbapi_connection is not None:
             self.fairy.invalidate(error)
 
-    # What a database does in a way of its own:
+    # What each database does in its own way:
 
     def is_lost(self) -> bool:
         """Whether the connection is gone."""
@@ -371,7 +371,7 @@ class WatchedCursor:
 
 
 def units_of(hold: Any) -> Units:
-    """The units of a hold's transaction. A store of one's own need not know of them."""
+    """The units of a hold's transaction. A custom store need not have them."""
     units: Units | None = getattr(hold, "units", None)
     if units is not None:
         return units
@@ -394,6 +394,6 @@ _kinds: dict[type[Engine], type[Engine]] = {}
 def _kind(base: type[Engine]) -> type[Engine]:
     if base in _kinds:
         return _kinds[base]
-    pool = property(lambda self: self.source.pool)  # not the one of when it was made
+    pool = property(lambda self: self.source.pool)  # not the one it had when it was made
     kind = type("OperationEngine", (base,), {"raw_connection": None, "pool": pool})
     return _kinds.setdefault(base, kind)

@@ -35,7 +35,7 @@ class SqliteAdmin(TableAdmin):
     )
 
     _messages: Messages
-    remedy = "see that the file may be written, and that nobody writes to it for long"
+    remedy = "check that the file is writable and that nobody writes to it for long"
 
     def reopen(self, start: bytes, owner: str, ttl_seconds: float) -> bytes | None:
         """Let a record be run again."""
@@ -46,7 +46,7 @@ class SqliteAdmin(TableAdmin):
         return bytes(found[0]) if found else None
 
     def resumable(self, limit: int, max_attempts: int, backoff_seconds: float) -> list[Due]:
-        """Put off what is to be resumed now, and give it. Who writes here knows that no view runs."""
+        """Return what to resume now, and put off its next try. While this writes, no view runs."""
         values = {"limit": limit, "max_attempts": max_attempts, "backoff": backoff_seconds}
         with self._messages.writing() as run:
             found = [Due(bytes(row[0]), *row[1:]) for row in run(statements.RESUMABLE, values)]
@@ -98,7 +98,7 @@ class SqliteAdmin(TableAdmin):
             with messages.engine.connect() as connection:
                 there = set(inspect(connection).get_table_names())
         except exc.SQLAlchemyError as error:
-            remedy = "see that the file is a SQLite database, and may be read and written"
+            remedy = "check that the file is a SQLite database, readable and writable"
             yield Finding("FAILED", "SQLite", reason(error), remedy)
             return
         yield Finding("ok", "SQLite", f"{sqlite3.sqlite_version}, {messages.engine.url.database}")

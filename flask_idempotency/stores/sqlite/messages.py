@@ -43,7 +43,7 @@ class Messages:
 
     @contextmanager
     def writing(self, transaction: BorrowedTransaction | None = None) -> Iterator[Run]:
-        """Give what runs a statement in the transaction, or in a new one; commit it at the end."""
+        """Yield what runs a statement in the transaction, or in a new one; commit at the end."""
         transaction = transaction or self.begin()
         try:
             yield lambda template, values: self.execute(transaction, template, values)

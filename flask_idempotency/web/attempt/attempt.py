@@ -30,14 +30,14 @@ from flask_idempotency.web.signals import (
 log = logging.getLogger("flask_idempotency")
 
 WEIGHT = 0.2
-"""Of one execution, in how long its route usually takes: the last ten make nine tenths of that."""
+"""That of one execution in a route's typical duration: the last ten make nine tenths of it."""
 
 
 class Attempt:
     """One run of the view: from the claim to its end, however it ends. A context manager.
 
     ``open`` comes first and may respond at once. The view runs in the context; ``succeed`` or ``fail``
-    is told what it did, and gives the response.
+    takes its result, and returns the response.
     """
 
     def __init__(

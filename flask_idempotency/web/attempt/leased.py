@@ -1,7 +1,7 @@
 """The attempt at an operation that is not atomic: its effects may be out in the world at any time.
 
 So the response is stored even if it reports a failure, except where the view says that the operation
-may be tried again (``Retryable``, what a queue takes for that, or a response that is about the caller
+may be tried again (``Retryable``, its equivalent in a queue, or a response that is about the caller
 and not about the operation). An operation that ends without a response is interrupted: its worker was
 told to exit or ran out of time, for example.
 """

@@ -110,7 +110,7 @@ class Steps:
         if left_open:
             raise StepError(
                 f"step {step.name!r} was done, and left changes in db.session that it did not commit."
-                " On SQLite nobody else can write until they are, the step's record too: so they are"
+                " On SQLite they would block every other write, even the step's record, so they were"
                 " undone. Commit in its function, or call the step with atomic=True"
             )
         return result
@@ -119,8 +119,8 @@ class Steps:
         """Raise ``StepError`` if the record could not be written, because the session has written."""
         if blocks_records(self._state):
             raise StepError(
-                f"db.session had written, but not committed, when {what} was called: on SQLite nobody"
-                " else can write until it has, the record too: commit before it"
+                f"db.session had uncommitted writes when {what} was called. On SQLite they block every"
+                " other write, even the record: commit them first"
             )
 
     def _recorded_result(self, name: str) -> bytes | None:

@@ -47,7 +47,7 @@ def capture(response: Response, settings: Settings) -> StoredResponse:
     """
     if not 100 <= response.status_code <= 599:
         raise IdempotencyError(
-            f"the view answered with the status {response.status_code}; allowed: 100 to 599"
+            f"the view returned the status {response.status_code}; allowed: 100 to 599"
         )
     response.direct_passthrough = False
     response.headers.remove(settings.replayed_header)
@@ -104,7 +104,7 @@ def handle_problem(app: Flask, problem: Problem) -> ResponseReturnValue:
     """The response of the handler that Flask would choose among those for our own classes.
 
     Neither a handler for all exceptions nor ``app.handle_user_exception`` is asked: frameworks replace
-    the latter with one that answers 500 to unknown exceptions.
+    the latter with one that responds to unknown exceptions with 500.
     """
     ours = [each for each in type(problem).__mro__ if issubclass(each, IdempotencyError)]
     handlers = (

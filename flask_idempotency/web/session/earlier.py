@@ -140,7 +140,7 @@ def _ask(pooled: PoolProxiedConnection, statement: str) -> Any:
 
 
 def _examine(pooled: PoolProxiedConnection, noted: Noted) -> sql.Carried | None:
-    """Refuse what cannot be carried into the operation; what is to be set again there."""
+    """Refuse what cannot be carried into the operation; return what is to be set again there."""
     try:
         written, isolation, special, has_cursor, has_locks = _ask(pooled, sql.EARLIER)
         if written:
@@ -171,7 +171,7 @@ def _examine(pooled: PoolProxiedConnection, noted: Noted) -> sql.Carried | None:
                 )
         if both := noted.for_connection & noted.for_transaction:
             raise NotAtomic(
-                f"db.session had set {min(both)} for its transaction and for the connection, too,"
+                f"db.session had set {min(both)} both for its transaction and for the connection"
                 " before the idempotent view began, and only one of them can be carried into it"
             )
         names = (noted.for_connection | noted.for_transaction) - {"*"}

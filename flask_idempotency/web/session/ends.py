@@ -89,7 +89,7 @@ def _has_written(session: Session, pool: Any = None) -> bool:
     try:
         begun = set(connections(session).values())
         return any(has_written(each) for each in begun if pool in (None, each.engine.pool))
-    except Exception:  # it has failed, or its connection is lost: there is nothing to ask it
+    except Exception:  # it has failed, or its connection is lost: it cannot be asked
         return False
 
 
@@ -140,7 +140,7 @@ def drop(session: Session | None) -> None:
 
 
 def undo(session: Session, *, lost: bool) -> None:
-    """Undo a session's part of an operation that is about to be rolled back; ``lost``: which has been.
+    """Undo a session's part of an operation that is about to be rolled back, or (``lost``) has been.
 
     What the view committed is gone, but an error handler may still want to show it: objects keep the
     values that a commit would have left them with.

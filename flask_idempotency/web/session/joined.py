@@ -88,7 +88,7 @@ class Joined:
         try:
             for session in sessions:
                 end_session(session, running, drops=has_written)
-        except SQLAlchemyError as lost:  # the connection is: nothing can be undone or stored
+        except SQLAlchemyError as lost:  # the connection is lost: nothing can be undone or stored
             self.raise_if_uncommittable(lost)
             raise
         running.is_open = False
@@ -97,8 +97,8 @@ class Joined:
     def _refuse_leftovers(self, status: int) -> None:
         if status < 400 or commits_in_teardown(self._state.app):
             raise NotAtomic(
-                f"the view of {self._running.operation.name} answered {status} and left changes in"
-                " db.session that nobody committed: commit them in the view, in a decorator or in an"
+                f"the view of {self._running.operation.name} responded with {status} and left changes"
+                " in db.session that nobody committed: commit them in the view, in a decorator or in an"
                 " after_request function (a teardown is too late), or drop them with"
                 " db.session.rollback()"
             )

@@ -153,9 +153,9 @@ def set_aside(
 
 
 def parked(state: AppState) -> AbstractContextManager[object]:
-    """Give the connection of the present session back meanwhile, if nothing is lost by that.
+    """Return the present session's connection to its pool meanwhile, if that loses nothing.
 
-    So that what comes in between needs no second one. What the session has only read with ends; what it
+    So what comes in between needs no second one. What the session has only read with ends; what it
     has set is set again afterwards.
     """
     session = present_session(state.db)

@@ -76,7 +76,7 @@ def _seconds(low: float, high: float) -> Callable[[Any], float]:
 
 
 def optional(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A reader that lets None pass, too."""
+    """A reader that also lets None pass."""
     return lambda value: None if value is None else read(value)
 
 

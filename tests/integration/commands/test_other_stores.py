@@ -334,7 +334,7 @@ def test_redis_needs_neither_tables_nor_a_purge(shop):
     assert "there is no table to create" in result.output
     result = shop.run("resume")
     assert result.exit_code == 1
-    assert "no route is resumable there; the stores 'hybrid'" in result.output
+    assert "no route is resumable there; use 'hybrid'" in result.output
 
 
 class OldRedis(redis.Redis):
