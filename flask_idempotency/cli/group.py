@@ -48,7 +48,7 @@ class Seconds(click.FloatRange):
         super().__init__(least, 86_400)
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Read a number. Comparing tells nothing of nan."""
+        """Read a number. No comparison would reject nan."""
         seconds = super().convert(value, param, ctx)
         if seconds != seconds:  # noqa: PLR0124
             self.fail(f"{value!r} is not a number of seconds.", param, ctx)

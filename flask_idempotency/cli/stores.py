@@ -33,9 +33,8 @@ def admin_of(records: Records, store: object) -> Admin:
             return RedisAdmin(records)
         case MemoryRecords():
             raise IdempotencyError(
-                "the store 'memory' keeps its records in the memory of the process that serves the"
-                " requests, where a command, another process, cannot reach them. They are gone when"
-                " that one ends; to have others, set IDEMPOTENCY_STORE"
+                "the store 'memory' keeps its records in the process that serves the requests, where a"
+                " command, which is another process, cannot reach them: set IDEMPOTENCY_STORE"
             )
     raise IdempotencyError(
         f"IDEMPOTENCY_STORE is {store!r}, which has no commands; a store of your own has them if it"

@@ -82,8 +82,8 @@ def resume_operations(
 
     Routes with resumable=True store each request until its operation ends. This command re-sends,
     through the application itself, the stored requests whose operation has no active worker: it died,
-    its response was an error that is not stored, or its lease ran out (an operation that is held gets
-    its 409 here, too). May run in several places at once. Shows each operation with the status of its
+    its response was an error that is not stored, or its lease ran out (an operation that is held also
+    gets its 409 here). May run in several places at once. Shows each operation with the status of its
     response, and how many others wait. SIGINT and SIGTERM end it after the present operation, a second
     signal at once.
     """

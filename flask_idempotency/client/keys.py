@@ -44,7 +44,7 @@ def derive_key(operation: str, params: object) -> str:
         operations apart.
     :param params: plain JSON: None, bool, int, float, str, list and dict with str as names. The order
         of a dict does not matter; ``1``, ``1.0`` and ``"1"`` are three.
-    :return: 43 characters of the URL-safe base64 alphabet, which do not tell the parameters.
+    :return: 43 characters of the URL-safe base64 alphabet, which reveal nothing about the parameters.
     :raises ValueError: for NaN and the infinities, which are not JSON, and for a circle.
     :raises TypeError: for whatever else is not plain JSON. Its text is never guessed: it might differ
         after a restart.

@@ -104,8 +104,8 @@ class RetryPolicy:
     def is_final(self, status: int, headers: Mapping[str, str], body: bytes) -> bool:
         """Whether the same request would get no better response. ``body`` is decoded.
 
-        An error of the server is worth another attempt, also 500: an atomic operation that failed was
-        rolled back. Unless it was stored: then it will be the same for ever.
+        A server error, even a 500, is worth another attempt, because an atomic operation that failed
+        was rolled back; but not a stored one, which never changes.
         """
         if headers.get(self.replayed_header, "").lower() == "true":
             return True

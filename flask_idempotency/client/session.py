@@ -91,7 +91,7 @@ class IdempotentSession(requests.Session):
     """A :class:`requests.Session` whose POST and PATCH calls may safely be sent again, and are.
 
     Every such call gets a key of its own, which is the same for each of its attempts. A key that you
-    give in the header is kept; with it, PUT, DELETE and other calls are sent again too. A call without
+    give in the header is kept; with it, PUT, DELETE and other calls are also sent again. A call without
     a key is sent once, as by any other session. Each attempt goes through the adapter that is mounted.
 
     After the last attempt its response is returned, whatever its status, or its error raised. Either
@@ -103,7 +103,7 @@ class IdempotentSession(requests.Session):
 
     :param policy: when a call is sent again, and for how long.
     :param timeout: seconds that each attempt may wait for a connection, and then for each piece of the
-        response, or both as a pair, where the call does not say. It holds for calls without a key, too.
+        response, or both as a pair, where the call does not say. It also holds for calls without a key.
     """
 
     __attrs__ = (*requests.Session.__attrs__, "policy", "timeout")  # what is copied and pickled

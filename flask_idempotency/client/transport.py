@@ -34,7 +34,7 @@ class IdempotentTransport(httpx.BaseTransport):
     """A transport for ``httpx.Client`` whose POST and PATCH calls may safely be sent again, and are.
 
     Every such call gets a key of its own, which is the same for each of its attempts. A key that you
-    give in the header is kept; with it, PUT, DELETE and other calls are sent again too. A call without
+    give in the header is kept; with it, PUT, DELETE and other calls are also sent again. A call without
     a key is sent once, as by any other transport.
 
     After the last attempt its response is returned, whatever its status, or its error raised. Either

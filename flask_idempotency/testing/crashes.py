@@ -194,7 +194,7 @@ class CrashPoint(Watch):
             release()
 
     def glanced(self, claim: Claim, glance: Glance) -> Glance:
-        """The lock of the dead is an old one."""
+        """The lock of a dead worker is an old one."""
         if glance is Glance.BUSY and self._dead is not None and self._dead.key == claim.key:
             return Glance.ASK
         return glance

@@ -27,7 +27,7 @@ def test_a_payment_is_made_and_found_where_location_says(shop: Shop, key: str) -
     assert shop.balance() == before - 250
 
 
-def test_a_retry_gets_the_same_answer_and_pays_nothing(shop: Shop, key: str) -> None:
+def test_a_retry_gets_the_same_response_and_pays_nothing(shop: Shop, key: str) -> None:
     first = shop.pay(key)
     before = shop.balance()
     retry = shop.pay(key)
@@ -53,7 +53,7 @@ def test_a_payment_without_a_key_is_refused(shop: Shop) -> None:
     assert answer.json()["type"].endswith("key-required")
 
 
-def test_insufficient_funds_are_kept_and_replayed(shop: Shop, key: str) -> None:
+def test_insufficient_funds_are_stored_and_replayed(shop: Shop, key: str) -> None:
     before = shop.balance()
     first = shop.pay(key, before + 1)
     retry = shop.pay(key, before + 1)

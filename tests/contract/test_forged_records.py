@@ -108,7 +108,7 @@ def test_headers_that_are_never_stored_are_never_sent(shop, store):
     assert shop.runs == [1]
 
 
-def test_nor_are_they_where_the_body_was_not_kept(shop, store):
+def test_nor_are_they_where_the_body_was_not_stored(shop, store):
     links = [("Location", "/\r\nSet-Cookie: forged"), ("Link", "</1>"), ("Link", "forged\u2028")]
     forge(shop, store, headers=links, body=None)
     response = shop.post()

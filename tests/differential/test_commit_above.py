@@ -547,7 +547,7 @@ family.add(
 
 
 @family.in_every_store()
-def test_what_is_committed_above_the_view_is_there_exactly_if_the_answer_is_kept(hold, case, store):
+def test_what_is_committed_above_the_view_is_there_exactly_if_the_response_is_stored(hold, case, store):
     hold(case, store)
 
 

@@ -282,5 +282,5 @@ def a_write_to_another_bind_committed_before_the_view(world):
 
 
 @family.in_every_store()
-def test_errors_of_other_databases_are_answered_as_without_us(hold, case, store):
+def test_errors_of_other_databases_are_handled_as_without_us(hold, case, store):
     hold(case, store)

@@ -23,7 +23,7 @@ from tests.killed import Killed
 class TestHttpReference:
     PAGE = ROOT / "docs/http.md"
 
-    def test_its_answers_are_the_real_ones(self, postgres):
+    def test_its_responses_are_the_real_ones(self, postgres):
         shop = Shop(postgres.database("docs_http"))
         examples = list(blocks(self.PAGE, "http"))
         sent = set()

@@ -87,7 +87,7 @@ class TestCallsToOtherServices:
         assert (len(provider.ledger), shop.count("payment")) == (1, 1)
 
     @pytest.mark.parametrize(("status", "kept"), [(402, 402), (400, 500)])
-    def test_a_refusal_is_kept(self, shop, provider, status, kept):
+    def test_a_refusal_is_stored(self, shop, provider, status, kept):
         provider.refuses = status
         assert shop.post("/payments").status_code == kept
         provider.refuses = 0

@@ -22,7 +22,7 @@ PLUGIN = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_flask
 class TestTutorials:
     """A tutorial is typed, command by command, into a shell in an empty folder."""
 
-    def test_the_answers_of_the_first_are_the_real_ones(self, postgres, redis_server, tmp_path):
+    def test_the_responses_of_the_first_are_the_real_ones(self, postgres, redis_server, tmp_path):
         self.type_page("tutorial", tmp_path, postgres.database("docs_tutorial"), redis_server.url)
 
     def test_and_those_of_the_one_about_testing(self, tmp_path):

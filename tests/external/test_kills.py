@@ -64,7 +64,7 @@ def test_killed_at_each_boundary(either_shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("policy", ["hold", "retry", "fail", "ask"])
-def test_killed_with_its_answer_stored_it_is_done(shop: Shop, order: str, policy: str) -> None:
+def test_killed_with_its_response_stored_it_is_done(shop: Shop, order: str, policy: str) -> None:
     assert shop.buy(order, policy, x_kill="answer stored").status == 0
     first, second = shop.buy(order, policy), shop.buy(order, policy)
     assert first.told == "201"

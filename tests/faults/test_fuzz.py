@@ -68,7 +68,7 @@ def meant(header: str) -> str:
     return re.sub(r"\\(.)", r"\1", text[1:-1]) if text.startswith('"') else text
 
 
-def test_any_key_header_is_a_key_or_refused_and_never_finds_another_scopes_answer(world):
+def test_any_key_header_is_a_key_or_refused_and_never_finds_another_scopes_response(world):
     runs = add_view(world)
     answers: dict[tuple[str, str], bytes] = {}
 
@@ -131,7 +131,7 @@ COLUMNS = (
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_a_tampered_record_is_a_clean_error_or_its_own_answer(make_world, sealed):
+def test_a_tampered_record_is_a_clean_error_or_its_own_response(make_world, sealed):
     keys = [base64.urlsafe_b64encode(bytes(32)).decode()] if sealed else []
     world = make_world(IDEMPOTENCY_ENCRYPTION_KEYS=keys)
     runs = add_view(world)

@@ -126,7 +126,7 @@ def test_all_eleven_problems_arrive_as_they_are(shop, in_flask, framework):
 
 @ALL
 @pytest.mark.parametrize("name", api_shop.ERRORS)
-def test_errors_of_views_are_those_of_the_unprotected_view_and_are_kept_by_their_status(
+def test_errors_of_views_are_those_of_the_unprotected_view_and_are_stored_by_their_status(
     shop, framework, name
 ):
     plain = shop.post(f"/{framework}/plain/{name}", None)

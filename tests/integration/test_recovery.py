@@ -152,7 +152,7 @@ def test_a_zombie_that_was_taken_over_can_neither_commit_nor_overwrite(world):
     assert world.post().json == {"attempt": 2}
 
 
-def test_a_commit_whose_answer_is_lost_is_an_unknown_outcome_that_the_retry_clears_up(
+def test_a_commit_whose_reply_is_lost_is_an_unknown_outcome_that_the_retry_clears_up(
     make_world, postgres
 ):
     with servers.FaultProxy(postgres.database("lost_commit")) as proxy:

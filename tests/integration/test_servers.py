@@ -243,7 +243,7 @@ def test_a_given_url_of_another_database_is_refused(monkeypatch: pytest.MonkeyPa
     assert "secret" not in str(caught.value)
 
 
-def test_the_proxy_loses_an_answer_after_the_commit_is_done(pg: servers.Postgres) -> None:
+def test_the_proxy_loses_a_reply_after_the_commit_is_done(pg: servers.Postgres) -> None:
     url = pg.database("ambiguous")
     query(servers.plain_dsn(url), "CREATE TABLE sale (i int)")
     with servers.FaultProxy(url) as proxy:

@@ -173,7 +173,7 @@ def test_a_write_that_is_open_before_the_operation_is_refused_before_it(world):
 
 
 @pytest.mark.parametrize("behind", [DELETED, TAKEN_OVER])
-def test_an_answer_whose_row_is_no_longer_its_own_is_not_given(world, assert_problem, behind):
+def test_a_response_whose_row_is_no_longer_its_own_is_not_sent(world, assert_problem, behind):
     @world.app.post("/payments")
     @idempotent(atomic=False)
     def view():

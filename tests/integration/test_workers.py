@@ -142,7 +142,7 @@ def test_a_reload_lets_running_requests_end_and_runs_nothing_twice(
 
 
 @pytest.mark.parametrize("kind", ["sync", "gevent"])
-def test_a_client_that_left_before_the_answer_finds_it_when_it_returns(
+def test_a_client_that_left_before_the_response_finds_it_when_it_returns(
     open_shop: Callable[..., Shop], kind: str
 ) -> None:
     arguments, environment = KINDS[kind]

@@ -26,7 +26,7 @@ def test_what_was_sealed_opens_in_its_context(plain: bytes, context: bytes) -> N
     assert len(sealed) == len(plain) + 37
 
 
-def test_neither_answer_nor_context_nor_key_can_be_read_in_what_is_sealed() -> None:
+def test_neither_response_nor_context_nor_key_can_be_read_in_what_is_sealed() -> None:
     sealed = sealer.encrypt(b"4111 1111", ROW)
     assert not any(secret in sealed for secret in (b"4111", ROW, NEW[:4]))
 
@@ -47,12 +47,12 @@ def test_every_shortened_or_lengthened_seal_is_refused() -> None:
             sealer.decrypt(changed, ROW)
 
 
-def test_an_answer_in_a_format_not_known_here_is_told_from_a_changed_one() -> None:
+def test_a_response_in_an_unknown_format_is_told_from_a_changed_one() -> None:
     with pytest.raises(SealBroken, match="not sealed, or in a format not known"):
         sealer.decrypt(b"\x02" + sealer.encrypt(b"answer", ROW)[1:], ROW)
 
 
-def test_an_answer_moved_to_another_row_stays_shut() -> None:
+def test_a_response_moved_to_another_row_stays_shut() -> None:
     with pytest.raises(SealBroken, match="changed or moved"):
         sealer.decrypt(sealer.encrypt(b"answer", ROW), OTHER_ROW)
 
@@ -63,7 +63,7 @@ def test_a_context_cannot_borrow_from_the_header() -> None:
         sealer.decrypt(sealed[:8] + sealed[9:], sealed[8:9])
 
 
-def test_the_same_answer_is_never_sealed_alike() -> None:
+def test_the_same_response_is_never_sealed_alike() -> None:
     nonces = {sealer.encrypt(b"answer", ROW)[9:21] for _ in range(100)}
     assert len(nonces) == 100
 
@@ -74,7 +74,7 @@ def test_the_newest_key_seals_and_older_ones_still_open() -> None:
     assert sealer.decrypt(rotated.encrypt(b"new", ROW), ROW) == b"new"
 
 
-def test_an_answer_under_a_key_taken_out_says_which_setting_to_mend() -> None:
+def test_a_response_under_a_key_taken_out_says_which_setting_to_mend() -> None:
     with pytest.raises(SealBroken, match="IDEMPOTENCY_ENCRYPTION_KEYS: put that key back"):
         sealer.decrypt(Sealed([OLD]).encrypt(b"answer", ROW), ROW)
 

@@ -73,7 +73,7 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-def test_a_replay_is_the_first_answer_byte_for_byte(world, answers, view):
+def test_a_replay_is_the_first_response_byte_for_byte(world, answers, view):
     answers(world, view)
 
 
@@ -152,7 +152,7 @@ def test_only_a_replay_says_that_it_is_one(make_world, name):
     assert name.title() not in str(world.records()[0].headers).title()
 
 
-def test_a_replay_is_not_to_be_cached_unless_the_first_answer_says_more(app, world):
+def test_a_replay_is_not_to_be_cached_unless_the_first_response_says_more(app, world):
     """Whether a cache may keep the first answer is for its view to say; a replay is for one client."""
 
     @app.post("/answer/<path:says>")
@@ -203,7 +203,7 @@ def test_a_setting_leaves_more_headers_out(make_world):
     assert replay.headers["X-Other"] == "1"
 
 
-def test_after_request_functions_run_on_the_first_answer_and_on_replays(app, world, add_view):
+def test_after_request_functions_run_on_the_first_response_and_on_replays(app, world, add_view):
     numbers = iter(range(10))
 
     @app.after_request
@@ -221,7 +221,7 @@ def test_after_request_functions_run_on_the_first_answer_and_on_replays(app, wor
     assert b"seen" not in bytes(world.records()[0].body)
 
 
-def test_a_stored_answer_outlives_the_code_that_made_it(app, world, assert_replayed):
+def test_a_stored_response_outlives_the_code_that_made_it(app, world, assert_replayed):
     """Promise 3: every later answer is the stored one, whatever the code does by then."""
 
     @app.post("/answer")

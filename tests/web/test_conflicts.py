@@ -179,7 +179,7 @@ def test_a_deadlock_is_a_conflict(app, world, background, assert_problem):
     assert world.sql("select amount from payment order by id") == [(5,), (5,)]
 
 
-def test_a_conflict_that_an_error_handler_answers_is_still_rolled_back(app, world, assert_problem):
+def test_a_conflict_that_an_error_handler_handles_is_still_rolled_back(app, world, assert_problem):
     """Whatever the application makes of it, the transaction is lost and may not look kept."""
 
     @app.errorhandler(Exception)

@@ -9,7 +9,7 @@ from tests.stores import BOTH
 
 
 @BOTH
-def test_a_retry_gets_the_same_answer_and_the_view_runs_once(app, world):
+def test_a_retry_gets_the_same_response_and_the_view_runs_once(app, world):
     @app.post("/payments")
     @idempotent
     def pay():

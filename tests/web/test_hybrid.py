@@ -22,7 +22,7 @@ def test_a_ready_client_takes_the_place_of_the_url(make_world, add_view, redis):
     assert len(redis.keys()) == 1
 
 
-def test_what_redis_holds_is_no_key_and_no_answer(make_world, redis, gate, background):
+def test_what_redis_holds_is_no_key_and_no_response(make_world, redis, gate, background):
     world = make_world(IDEMPOTENCY_REDIS_PREFIX="shop:")
 
     @world.app.post("/payments")

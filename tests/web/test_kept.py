@@ -60,21 +60,21 @@ def twice(world, status):
     return [world.post(f"/answer/{status}", key=f"key-{status}") for _ in range(2)]
 
 
-def test_answers_below_500_are_kept_with_the_writes_of_their_view(add_answering, assert_kept):
+def test_responses_below_500_are_stored_with_the_writes_of_their_view(add_answering, assert_kept):
     attempts = add_answering(lambda status: ("", status))
     for status in KEPT:
         assert_kept(status)
     assert attempts == [1] * len(KEPT)
 
 
-def test_other_answers_are_not_kept_and_roll_the_writes_back(add_answering, assert_not_kept):
+def test_other_responses_are_not_stored_and_roll_the_writes_back(add_answering, assert_not_kept):
     attempts = add_answering(lambda status: ("", status))
     for status in NOT_KEPT:
         assert_not_kept(status)
     assert attempts == [1, 2] * len(NOT_KEPT)
 
 
-def test_a_route_may_say_which_answers_are_kept(add_answering, assert_kept, assert_not_kept):
+def test_a_route_may_say_which_responses_are_stored(add_answering, assert_kept, assert_not_kept):
     add_answering(lambda status: ("", status), store=lambda answer: answer.status_code in {201, 503})
     for status in 201, 503:
         assert_kept(status)
@@ -82,7 +82,7 @@ def test_a_route_may_say_which_answers_are_kept(add_answering, assert_kept, asse
         assert_not_kept(status)
 
 
-def test_aborting_answers_as_returning_does(add_answering, assert_kept, assert_not_kept):
+def test_aborting_responds_as_returning_does(add_answering, assert_kept, assert_not_kept):
     add_answering(abort)
     for status in 400, 404, 409, 422:
         assert_kept(status)
@@ -98,7 +98,7 @@ class Broken(Exception):
     pass
 
 
-def test_an_error_handler_answers_for_the_exception(app, add_answering, assert_kept, assert_not_kept):
+def test_an_error_handler_responds_to_the_exception(app, add_answering, assert_kept, assert_not_kept):
     app.register_error_handler(OutOfStock, lambda error: ({"sold": "out"}, 409))
     app.register_error_handler(Broken, lambda error: ({"sorry": True}, 500))
     errors = {1: OutOfStock, 2: Broken}
@@ -195,7 +195,7 @@ def test_a_generator_that_fails_on_its_way_keeps_nothing(app, world):
     assert world.count() == 1
 
 
-def test_an_answer_that_is_no_answer_keeps_nothing(app, world):
+def test_a_result_that_is_no_response_stores_nothing(app, world):
     answers = [None, ({}, 201)]
 
     @app.post("/payments")

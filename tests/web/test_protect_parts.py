@@ -410,7 +410,7 @@ def test_an_application_of_another_extension_is_not_protected(shop):
 
 
 @pytest.mark.parametrize("is_of_another", [False, True])
-def test_an_application_that_is_protected_and_never_set_up_answers_nothing(is_of_another):
+def test_an_application_that_is_protected_and_never_set_up_serves_nothing(is_of_another):
     app = Flask("other")
     app.testing = True
     Idempotency().protect(app)

@@ -131,7 +131,7 @@ def test_who_comes_at_the_same_time_is_told_so(app, run):
 class TestNotAtomic:
     """``run(..., atomic=False)``."""
 
-    def test_a_failure_is_kept(self, run):
+    def test_a_failure_is_stored(self, run):
         def fails():
             raise LookupError("secret")
 
@@ -141,7 +141,7 @@ class TestNotAtomic:
             run("key", lambda: pytest.fail("it ran"), atomic=False)
         assert "secret" not in str(error.value)
 
-    def test_retryable_frees_the_key_and_steps_are_kept(self, run):
+    def test_retryable_frees_the_key_and_steps_stay(self, run):
         calls = []
 
         def charge():

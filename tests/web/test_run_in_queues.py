@@ -133,7 +133,7 @@ def test_who_asks_to_be_run_again_is_run_again(run, error):
 
 
 @pytest.mark.parametrize("error", FAILS, ids=name_of)
-def test_every_other_error_is_kept(run, error):
+def test_every_other_error_is_stored(run, error):
     function = job(error)
     with pytest.raises(type(error)):
         run(function)

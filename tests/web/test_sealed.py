@@ -75,7 +75,7 @@ def test_a_key_that_was_taken_away_opens_nothing_and_runs_nothing(sealed_world):
     assert after.count() == 1
 
 
-def test_an_answer_from_before_there_were_keys_is_refused_by_name(sealed_world, caplog):
+def test_a_response_from_before_there_were_keys_is_refused_by_name(sealed_world, caplog):
     before = sealed_world()
     assert before.post("/payments/ann").status_code == 201
     after = with_keys(before, sealed_world, NEW)
@@ -87,7 +87,7 @@ def test_an_answer_from_before_there_were_keys_is_refused_by_name(sealed_world, 
     assert after.count() == 1
 
 
-def test_an_answer_from_before_there_were_keys_is_replayed_where_the_setting_allows_it(
+def test_a_response_from_before_there_were_keys_is_replayed_where_the_setting_allows_it(
     sealed_world, assert_replayed
 ):
     before = sealed_world()
@@ -108,7 +108,7 @@ def test_a_row_that_somebody_writes_in_plain_is_never_given(sealed_world):
     assert world.count() == 1
 
 
-def test_answers_swapped_in_the_table_stay_shut(sealed_world):
+def test_responses_swapped_in_the_table_stay_shut(sealed_world):
     world = sealed_world(NEW)
     for name in "ann", "bob":
         assert world.post(f"/payments/{name}", key=name, user=name).status_code == 201
@@ -133,7 +133,7 @@ def test_answers_swapped_in_the_table_stay_shut(sealed_world):
         "status = 202",
     ],
 )
-def test_an_answer_changed_in_the_table_stays_shut(sealed_world, forgery):
+def test_a_response_changed_in_the_table_stays_shut(sealed_world, forgery):
     world = sealed_world(NEW)
     assert world.post("/payments/ann").status_code == 201
     world.sql(f"update idempotency_record set {forgery}")
@@ -189,7 +189,7 @@ def test_an_operation_under_way_runs_again_though_its_fingerprint_cannot_be_comp
     assert [deployed.post("/answer").status_code for deployed in deploys] == [503, 201]
 
 
-def test_a_stored_answer_is_given_and_logged_where_fingerprints_cannot_be_compared(
+def test_a_stored_response_is_replayed_and_logged_where_fingerprints_cannot_be_compared(
     sealed_world, assert_replayed, caplog
 ):
     before = sealed_world()
@@ -199,7 +199,7 @@ def test_a_stored_answer_is_given_and_logged_where_fingerprints_cannot_be_compar
     assert "the stored fingerprint is of version 1, this one of version 1 under key" in caplog.text
 
 
-def test_an_answer_too_large_to_keep_is_told_without_its_secrets(sealed_world, assert_problem):
+def test_a_response_too_large_to_store_is_reported_without_its_secrets(sealed_world, assert_problem):
     world = sealed_world(NEW, IDEMPOTENCY_MAX_RESPONSE_BYTES=3)
     assert world.post("/payments/ann").status_code == 201
     retry = world.post("/payments/ann")

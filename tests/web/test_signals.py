@@ -47,7 +47,7 @@ def test_an_execution_and_its_replay_are_signalled(app, world, add_view, heard):
     assert executed.problem is replayed.problem is None
 
 
-def test_a_receiver_that_fails_changes_no_answer(world, add_view, assert_replayed, caplog):
+def test_a_receiver_that_fails_changes_no_response(world, add_view, assert_replayed, caplog):
     def fail(app, event):
         raise LookupError
 
@@ -108,7 +108,7 @@ def test_a_second_attempt_is_signalled(world, add_view, heard):
     ]
 
 
-def test_an_answer_that_is_not_kept_was_not_executed(app, world, heard):
+def test_a_response_that_is_not_stored_was_not_executed(app, world, heard):
     app.post("/payments")(idempotent(lambda: ("", 503)))
     world.post()
     assert heard == []

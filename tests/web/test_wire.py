@@ -157,7 +157,7 @@ def test_a_changed_request_is_told_so_before_its_right_to_a_replay(world, add_vi
     assert_problem(post(world, body=OTHER), 422, "key-reused")
 
 
-def test_an_answer_too_large_to_keep_goes_out_once(make_world, assert_problem):
+def test_a_response_too_large_to_store_is_sent_once(make_world, assert_problem):
     world = make_world(IDEMPOTENCY_MAX_RESPONSE_BYTES=100)
 
     @world.app.post("/payments")
@@ -184,7 +184,7 @@ def test_an_answer_too_large_to_keep_goes_out_once(make_world, assert_problem):
     assert world.records()[0].body is None
 
 
-def test_an_answer_just_small_enough_is_kept(make_world, assert_replayed):
+def test_a_response_just_small_enough_is_stored(make_world, assert_replayed):
     world = make_world(IDEMPOTENCY_MAX_RESPONSE_BYTES=100)
 
     @world.app.post("/payments")

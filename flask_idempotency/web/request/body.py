@@ -235,7 +235,7 @@ def _multipart(request: Request, body: bytes) -> tuple[fp.FormPart, ...] | None:
     """The parts of the body, undecoded, or None if it is no form: then its bytes count.
 
     Werkzeug's ``request.form`` leaves out what it cannot read and replaces what is not UTF-8, so
-    different bodies would look equal. Its limits hold here, too: raises its 413.
+    different bodies would look equal. Its limits also hold here: raises its 413.
     """
     boundary = request.mimetype_params.get("boundary", "").encode("latin-1", "replace")
     decoder = MultipartDecoder(boundary, max_parts=request.max_form_parts)

@@ -139,10 +139,7 @@ class Joined:
         return units.rollbacks > rollbacks or (units.commits == commits and not self.has_leftovers())
 
     def raise_if_uncommittable(self, error: Exception | None) -> None:
-        """Raise what makes the work void, now that it ended with ``error`` (or None).
-
-        It cannot commit then, whatever came of it.
-        """
+        """Raise what keeps the work from committing, now that it ended with ``error`` (or None)."""
         found = self._running.units.broken or self._hold.explain(error)
         if error is not None and found is error:
             raise error  # handlers hear of it above, once

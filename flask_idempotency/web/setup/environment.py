@@ -45,7 +45,7 @@ def _configured(app: Flask, bind_key: str | None) -> tuple[URL, str]:
 
 
 def check_driver(app: Flask, bind_key: str | None, store: Any) -> None:
-    """Raise ``ConfigurationError``, with the cure, for a database that the store does not support."""
+    """Raise ``ConfigurationError``, with the fix, for a database that the store does not support."""
     url, where = _configured(app, bind_key)
     kind = url.get_backend_name()
     if store in ("memory", "redis") or not isinstance(store, str):

@@ -242,7 +242,7 @@ class Route:
         return interrupts(error) and not isinstance(error, self.released_by)
 
     def is_released_by(self, error: Exception) -> bool:
-        """Whether such an operation is to run again after ``error``."""
+        """Whether such an operation may run again after ``error``."""
         return isinstance(error, self.released_by) or releases(error)
 
     def applies_to(self, method: str) -> bool:

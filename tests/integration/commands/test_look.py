@@ -65,7 +65,7 @@ def test_list_shows_the_newest_first_and_filters(world, run, pay):
     assert run("list", "--limit", "0").exit_code == 2
 
 
-def test_no_command_shows_a_key_or_an_answer(world, run, pay):
+def test_no_command_shows_a_key_or_a_response(world, run, pay):
     pay(key=KEY, user="canary-user-55d0")
     (record,) = world.records()
     world.sql("update idempotency_record set expires_at = now()")

@@ -185,7 +185,7 @@ def test_list_shows_the_newest_first_and_stats_counts(shop):
     assert "there is no record whose digits are 00000000" in shop.run("show", "00000000").output
 
 
-def test_no_command_shows_a_key_or_an_answer(shop):
+def test_no_command_shows_a_key_or_a_response(shop):
     key = shop.interrupt()
     shop.post("/ok")
     commands = ["stats", "list", "list --json", f"show {key}", f"show {key} --json", "check", "purge"]
@@ -366,7 +366,7 @@ def test_redis_is_asked_for_our_records_alone(shop, redis_server, tmp_path):
     assert shop.run("show", "00000000").exit_code == 1
 
 
-def test_a_client_that_decodes_answers_does_no_harm(tmp_path, redis_server):
+def test_a_client_that_decodes_replies_does_no_harm(tmp_path, redis_server):
     shop = Shop("redis", tmp_path, redis_server.url)
     key = shop.interrupt()
     with redis.Redis.from_url(redis_server.url, decode_responses=True) as client:
@@ -530,7 +530,7 @@ class Own:
 
 
 @pytest.mark.parametrize(("store", "said"), [
-    ("memory", "in the memory of the process that serves the requests"),
+    ("memory", "in the process that serves the requests"),
     (Own(), "a store of your own has them if it has a method admin()"),
 ])  # fmt: skip
 def test_a_store_without_commands_is_named_with_a_way_out(store, said, tmp_path, redis_server):

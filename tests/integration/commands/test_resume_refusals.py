@@ -170,7 +170,7 @@ def test_an_application_below_a_prefix_is_resumed(releases):
     assert releases.resume(releases.first) == [201]
 
 
-def test_what_the_application_answers_before_the_view_is_not_taken_for_done(releases):
+def test_what_the_application_returns_before_the_view_is_not_taken_for_done(releases):
     releases.interrupt()
     world = releases.next(idempotent(**RESUMABLE)(releases.charge))
     world.app.before_request(lambda: ("Closed today.", 200))
@@ -178,7 +178,7 @@ def test_what_the_application_answers_before_the_view_is_not_taken_for_done(rele
     assert releases.charges == [1]
 
 
-def test_what_a_decorator_answers_in_place_of_the_view_is_not_taken_for_done(releases):
+def test_what_a_decorator_returns_in_place_of_the_view_is_not_taken_for_done(releases):
     releases.interrupt()
 
     def closed():
@@ -189,7 +189,7 @@ def test_what_a_decorator_answers_in_place_of_the_view_is_not_taken_for_done(rel
     assert releases.charges == [1]
 
 
-def test_an_answer_that_is_not_kept_is_not_taken_for_done(releases):
+def test_a_response_that_is_not_stored_is_not_taken_for_done(releases):
     runs = []
     view = idempotent(resumable=["X-User"], store=lambda _: False)(lambda: (runs.append(1), {})[1])
     world = releases.next(view)

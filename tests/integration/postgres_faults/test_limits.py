@@ -144,7 +144,7 @@ def test_a_full_disk_keeps_neither_record_nor_writes(world, add_view, assert_pro
     expect.retry_runs(world, runs, total=entered + 1)
 
 
-def test_sessions_that_wait_for_one_connection_all_get_their_answer(make_world, add_view, background):
+def test_sessions_that_wait_for_one_connection_all_get_their_response(make_world, add_view, background):
     """One connection for three threads: nobody holds one while waiting for a second."""
     pool = {"pool_size": 1, "max_overflow": 0, "pool_timeout": PATIENCE_SECONDS}
     world = make_world(SQLALCHEMY_ENGINE_OPTIONS=pool)

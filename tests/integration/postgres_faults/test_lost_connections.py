@@ -83,7 +83,7 @@ def test_a_server_that_crashes_while_the_commit_is_on_its_way(
 
 
 @BOTH
-def test_a_server_that_pauses_delays_the_answer_and_nothing_else(
+def test_a_server_that_pauses_delays_the_response_and_nothing_else(
     make_world, own_postgres, own_database, background, add_view, gate, expect, store
 ):
     world = make_world(SQLALCHEMY_DATABASE_URI=own_database)

@@ -238,7 +238,7 @@ def test_a_strange_redis_costs_speed_only(make_world, reply):
     assert world.count() == 1
 
 
-def test_a_forged_redis_changes_no_answer(redis_world, own_redis, add_view):
+def test_a_forged_redis_changes_no_response(redis_world, own_redis, add_view):
     world, client = redis_world, ask(own_redis)
     runs = add_view(world)
     assert world.post().status_code == 201

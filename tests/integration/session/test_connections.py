@@ -118,7 +118,7 @@ def test_a_request_that_used_the_session_before_needs_no_second_connection(make_
     assert world.count() == 1
 
 
-def test_a_server_that_commits_asynchronously_does_not_do_so_with_an_answer(world):
+def test_a_server_that_commits_asynchronously_does_not_do_so_with_a_response(world):
     database = world.sql("select current_database()")[0][0]
     world.sql(f"alter database {database} set synchronous_commit = off")
     with world.app.app_context():

@@ -41,7 +41,7 @@ def test_view_and_record_share_one_backend(world, view):
     assert holders == [of_session]
 
 
-def test_commit_inside_the_view_is_not_visible_outside_before_the_answer(world, view):
+def test_commit_inside_the_view_is_not_visible_outside_before_the_response(world, view):
     counts = []
 
     def pay():
@@ -281,7 +281,7 @@ def add_taken_note(world):
     world.db.session.add(world.Payment(amount=1, note="taken"))
 
 
-def test_an_integrity_error_the_view_answers_is_kept(world):
+def test_an_integrity_error_the_view_handles_is_stored(world):
     world.sql("insert into payment (amount, note) values (0, 'taken')")
 
     @world.app.post("/payments")
@@ -303,7 +303,7 @@ def test_an_integrity_error_the_view_answers_is_kept(world):
     assert world.sql("select amount from payment") == [(2,)]
 
 
-def test_a_database_error_that_an_error_handler_answers_is_kept(world):
+def test_a_database_error_that_an_error_handler_handles_is_stored(world):
     world.sql("insert into payment (amount, note) values (0, 'taken')")
     world.app.register_error_handler(IntegrityError, lambda error: ({"taken": True}, 409))
     world.app.register_error_handler(DBAPIError, lambda error: ({"wrong": True}, 400))
@@ -352,7 +352,7 @@ def test_a_deferred_constraint_that_fails_at_the_commit_keeps_nothing(world):
 
 
 @pytest.mark.parametrize(("status", "left"), [(201, 1), (403, 0)])
-def test_what_a_view_leaves_on_its_connection_stays_if_the_answer_is_kept(make_world, status, left):
+def test_what_a_view_leaves_on_its_connection_stays_if_the_response_is_stored(make_world, status, left):
     """A temporary table is made by a statement like others; a lock of the session is by none."""
     world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"pool_size": 1, "max_overflow": 0})
     locks = []
@@ -379,7 +379,7 @@ def test_what_a_view_leaves_on_its_connection_stays_if_the_answer_is_kept(make_w
 
 
 @pytest.mark.parametrize("rollback", [False, True])
-def test_what_a_second_session_commits_is_kept_with_the_answer(world, rollback):
+def test_what_a_second_session_commits_is_stored_with_the_response(world, rollback):
     def pay():
         world.db.session.scalar(sa.select(sa.func.count(world.Payment.id)))
         with world.app.app_context():

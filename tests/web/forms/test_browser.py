@@ -41,7 +41,7 @@ class TestInABrowser:
         send(client, field)
         assert client.get(send(client, field).location).json == {"messages": [MESSAGE]}
 
-    def test_a_message_that_the_answer_shows_itself_is_not_flashed_again(self, shop):
+    def test_a_message_that_the_response_shows_itself_is_not_flashed_again(self, shop):
         @idempotent
         def pay():
             flash("shown")

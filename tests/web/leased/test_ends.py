@@ -9,7 +9,7 @@ from flask_idempotency import Retryable
 
 
 @pytest.mark.parametrize("status", [500, 503, 402])
-def test_an_answer_that_says_it_failed_is_kept(world, add, status):
+def test_a_response_that_says_it_failed_is_stored(world, add, status):
     runs = add(lambda: ({"sorry": True}, status))
     first, retry = world.post(), world.post()
     assert (first.status_code, first.data) == (retry.status_code, retry.data) == (status, retry.data)
@@ -18,7 +18,7 @@ def test_an_answer_that_says_it_failed_is_kept(world, add, status):
     assert world.records()[0].state == ("failed" if status >= 500 else "completed")
 
 
-def test_an_answer_about_the_caller_frees_the_key(world, add, assert_problem):
+def test_a_response_about_the_caller_frees_the_key(world, add, assert_problem):
     runs = add(lambda: ({}, 429) if len(runs) == 1 else ({}, 201))
     assert world.post().status_code == 429
     assert_problem(world.post(json={"amount": 6}), 422, "key-reused")
@@ -26,13 +26,13 @@ def test_an_answer_about_the_caller_frees_the_key(world, add, assert_problem):
     assert runs == [1, 2]
 
 
-def test_the_route_may_say_what_is_kept(world, add):
+def test_the_route_may_say_what_is_stored(world, add):
     runs = add(lambda: ({}, 500), store=lambda response: response.status_code < 500)
     assert [world.post().status_code for _ in range(2)] == [500, 500]
     assert runs == [1, 2]
 
 
-def test_an_exception_is_kept_as_the_answer_that_the_application_gives_it(app, world, add):
+def test_an_exception_is_stored_as_the_response_that_the_application_gives_it(app, world, add):
     @app.errorhandler(500)
     def sorry(error):
         return {"sorry": type(error.original_exception).__name__}, 500
@@ -47,7 +47,7 @@ def test_an_exception_is_kept_as_the_answer_that_the_application_gives_it(app, w
     assert runs == [1]
 
 
-def test_an_exception_that_flask_lets_out_is_kept_first(app, world, add):
+def test_an_exception_that_flask_lets_out_is_stored_first(app, world, add):
     app.config["PROPAGATE_EXCEPTIONS"] = True
 
     def view():
@@ -60,7 +60,7 @@ def test_an_exception_that_flask_lets_out_is_kept_first(app, world, add):
     assert runs == [1]
 
 
-def test_a_handled_exception_is_kept_as_its_answer(world, add):
+def test_a_handled_exception_is_stored_as_its_response(world, add):
     runs = add(lambda: abort(418))
     assert [world.post().status_code for _ in range(2)] == [418, 418]
     assert runs == [1]

@@ -14,7 +14,7 @@ def fail_a_statement(world):
         world.db.session.execute(sa.text("select * from nowhere"))
 
 
-def test_a_failed_transaction_in_the_session_does_not_cost_the_answer(world, add):
+def test_a_failed_transaction_in_the_session_does_not_cost_the_response(world, add):
     def view():
         fail_a_statement(world)
         return {"done": True}, 201
@@ -23,7 +23,7 @@ def test_a_failed_transaction_in_the_session_does_not_cost_the_answer(world, add
     assert [world.post().status_code for _ in range(2)] == [201, 201]
 
 
-def test_an_error_that_leaves_the_session_failed_is_kept(world, add):
+def test_an_error_that_leaves_the_session_failed_is_stored(world, add):
     def view():
         world.db.session.execute(sa.text("select * from nowhere"))
 

@@ -43,7 +43,7 @@ def test_a_duplicate_is_told_how_long_the_lease_runs(world, add, gate, backgroun
     assert runs == [1]
 
 
-def test_a_duplicate_that_may_wait_gets_the_answer(world, add, gate, background):
+def test_a_duplicate_that_may_wait_gets_the_response(world, add, gate, background):
     runs = add(lambda: gate() or ({}, 201), wait=10)
     first = background(world.post)
     gate.wait_until_reached()

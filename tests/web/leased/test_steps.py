@@ -257,7 +257,7 @@ def test_one_connection_is_enough_to_find_the_recorded_steps(world, add_json, pr
 
 
 @pytest.mark.parametrize("config", [{"IDEMPOTENCY_ENCRYPTION_KEYS": [b"k" * 32]}])
-def test_results_are_sealed_where_answers_are(world, add_json, provider):
+def test_results_are_sealed_where_responses_are(world, add_json, provider):
     def view():
         result = current_operation.step("charge", provider.charge, 5, result="canary")
         if current_operation.attempt == 1:

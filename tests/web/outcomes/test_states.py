@@ -31,7 +31,7 @@ def test_a_finished_operation_says_where_its_result_is(app, world, look):
 @pytest.mark.parametrize(
     "config", [{"IDEMPOTENCY_ENCRYPTION_KEYS": [secrets.token_urlsafe(32)]}], ids=["keys"]
 )
-def test_a_sealed_answer_is_opened(app, world, look):
+def test_a_sealed_response_is_opened(app, world, look):
     view = idempotent(lambda: ({}, 201, {"Location": "/payments/7"}))
     app.add_url_rule("/payments", "pay", view, methods=["POST"])
     world.post()
