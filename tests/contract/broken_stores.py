@@ -1,4 +1,4 @@
-"""Stores that break a promise, each in one place; and the one that they are made from, which does not.
+"""Stores that break a guarantee, each in one place; and the correct one that they are made from.
 
 Not collected with the rest: ``test_broken_stores.py`` runs it, and looks at what the contract catches.
 """

@@ -1,4 +1,4 @@
-"""The contract catches what it is there for: stores that break a promise fail it, each in its place."""
+"""The contract catches what it is for: stores that break a guarantee fail it, each where it should."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same promises to clients on every store."""
+"""The same guarantees to clients on every store."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``python -m tests.faults``: crash workers and servers for a while, and check every promise.
+"""``python -m tests.faults``: crash workers and servers for a while, and check every guarantee.
 
-With ``--controls`` the same is done to designs and mutants that break the promises: each must be
+With ``--controls`` the same is done to designs and mutants that break the guarantees: each must be
 caught, or the checks are worth nothing. With ``--explore`` nothing is left to chance: two and three
 attempts at one operation go through every order of their steps and faults (``tests/faults/explore``),
 with ``--explore --controls`` mutants do. Exit status 1 if a number that should be zero is not, if the
@@ -35,7 +35,7 @@ def quota(plan: Plan) -> Quota:
 
 
 def soak(plan: Plan) -> bool:
-    """One run of a design that keeps its promises; whether it did."""
+    """One run of a design that keeps its guarantees; whether it did."""
     folder = Path(tempfile.mkdtemp(prefix="journal-"))
     journal = folder / "journal.jsonl"
     with Machines() as machines:
@@ -73,7 +73,7 @@ def negative(seed: int, seconds: float, only: str | None) -> bool:
 
 
 def explore() -> bool:
-    """Every schedule of each bound; whether all of them kept every promise."""
+    """Every schedule of each bound; whether all of them kept every guarantee."""
     width, total = max(map(len, BOUNDS)), Counter[str]()
     row = f"{{:{width}}}  {{:>9}}  {{:>9}}  {{:>7}}  {{:>8}}  {{:>10}}  {{:>7}}"
     print(row.format("bound", "schedules", "exhausted", "deepest", "outcomes", "violations", "seconds"))

@@ -1,4 +1,4 @@
-"""From what was seen and what is there to what was promised and not kept. Pure functions.
+"""From what was seen and what is there to what was guaranteed and did not hold. Pure functions.
 
 A key is a register that is written once, so no search is needed: each rule looks at the requests of
 one operation (a scope and a key), its rows and its record.
@@ -24,7 +24,7 @@ DOUBLED, LOST, TWO_ANSWERS, STUCK = COLUMNS = ("doubled", "lost", "two answers",
 
 @dataclass(frozen=True)
 class Violation:
-    """A promise that was not kept; ``name`` is the operation's."""
+    """A guarantee that did not hold; ``name`` is the operation's."""
 
     column: str
     rule: str
@@ -44,7 +44,7 @@ class Limits:
 
 
 def violations(history: History, truth: Truth, limits: Limits) -> list[Violation]:
-    """Every promise that was not kept, once for each operation and rule."""
+    """Every guarantee that did not hold, once for each operation and rule."""
     rows: dict[Name, list[Row]] = defaultdict(list)
     for row in truth.rows:
         rows[row.scope, row.key].append(row)

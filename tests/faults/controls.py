@@ -11,7 +11,7 @@ from tests.faults.machines import Machines, Plan
 from tests.faults.soak import LONGEST_VIEW_SECONDS, run
 
 FLUSH, REDIS_DOWN = "Redis: FLUSHALL", "Redis: kill -9 and start"
-LOST, WORKER = "Postgres: COMMIT's answer lost", "worker: kill -9"
+LOST, WORKER = "Postgres: COMMIT's reply lost", "worker: kill -9"
 TERMINATED = "Postgres: holder terminated"
 
 
@@ -66,7 +66,7 @@ def plan(name: str, seed: int, seconds: float) -> Plan:
 
 
 def caught(name: str, seed: int, seconds: float, machines: Machines) -> list[Violation]:
-    """The promises that the control broke, as far as the checker has seen. A mere error is none."""
+    """The guarantees that the control broke, as far as the checker has seen. A mere error is none."""
     with tempfile.TemporaryDirectory(prefix="journal-") as folder:
         history, truth = run(plan(name, seed, seconds), Path(folder, "journal.jsonl"), machines)
     found = violations(history, truth, Limits(LONGEST_VIEW_SECONDS))

@@ -140,7 +140,7 @@ FAULTS: dict[str, Act] = {
     "Redis: full": fill_redis,
     "Postgres: holder terminated": terminate,
     "Postgres: crash and restart": crash_postgres,
-    "Postgres: COMMIT's answer lost": lose_commit,
+    "Postgres: COMMIT's reply lost": lose_commit,
     "Postgres: connections reset": cut,
 }
 CRASH, PAUSE, KILL = "Postgres: crash and restart", "Redis: paused", "worker: kill -9"

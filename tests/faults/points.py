@@ -29,7 +29,7 @@ POINTS = {
     "claim": "after the claim's commit",
     "view": "in the view, before its first write",
     "write": "in the view, after its first write",
-    "answer": "answer written, before COMMIT",
+    "answer": "response written, before COMMIT",
     "commit": "after COMMIT, before Redis hears",
     "release": "after Redis, before the client reads",
 }

@@ -140,7 +140,7 @@ def explorer(postgres: Any, redis_server: Any) -> Explorer:
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_every_schedule_keeps_every_promise(explorer: Explorer, name: str) -> None:
+def test_every_schedule_keeps_every_guarantee(explorer: Explorer, name: str) -> None:
     report = explorer.run(BOUNDS[name])
     assert report.violations == []
     assert report.exhausted

@@ -23,7 +23,7 @@ def machines() -> Iterator[Machines]:
 
 
 @pytest.mark.parametrize("wait", [0.0, 0.3])
-def test_every_promise_is_kept_while_workers_and_servers_crash(
+def test_every_guarantee_holds_while_workers_and_servers_crash(
     machines: Machines, tmp_path: Path, wait: float
 ) -> None:
     plan = Plan(seconds=8, seed=1, wait=wait, pause_seconds=0.4)

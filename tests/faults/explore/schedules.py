@@ -63,7 +63,7 @@ def independent(one: Choice, other: Choice) -> bool:
 
 
 class Violation(Exception):
-    """A schedule broke a promise."""
+    """A schedule broke a guarantee."""
 
 
 class Stop(BaseException):
