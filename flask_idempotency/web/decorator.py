@@ -74,7 +74,7 @@ def protected(view: View, route: Route) -> View:
 
         @wraps(view)
         async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
-            entered = enter(route)
+            entered = enter(route, view)
             if not isinstance(entered, Attempt):
                 return await view(*args, **kwargs) if entered is None else entered
             with entered:
@@ -92,7 +92,7 @@ def protected(view: View, route: Route) -> View:
 
         @wraps(view)
         def sync_wrapper(*args: Any, **kwargs: Any) -> Any:
-            entered = enter(route)
+            entered = enter(route, view)
             if not isinstance(entered, Attempt):
                 return view(*args, **kwargs) if entered is None else entered
             with entered:

@@ -253,9 +253,9 @@ class Hooks:
         context, in a thread that the view started.
         """
         current = existing_request()
+        if current is not None and error is not None:
+            self.end_waiting(self._state.app)
         if current is not None and current.clean_up is not None:
-            if error is not None:
-                self.end_waiting(self._state.app)
             current.clean_up()
 
     def answer(self, error: IdempotencyError) -> ResponseReturnValue:

@@ -21,6 +21,7 @@ from flask_idempotency.core.engine import (
     Settled,
 )
 from flask_idempotency.core.errors import (
+    ConfigurationError,
     KeyRequired,
     KeyReused,
     LeaseLost,
@@ -51,8 +52,10 @@ from .signals import Event, operation_interrupted, operation_replayed, send
 log = logging.getLogger("flask_idempotency")
 
 
-def enter(route: Route) -> Attempt | Response | None:
+def enter(route: Route, view: object) -> Attempt | Response | None:
     """What the present request does: run in an attempt, respond at once, or (None) run unprotected.
+
+    ``view`` is the function that ``route`` protects.
 
     Raises a :class:`Problem` if the response is one.
     """
@@ -82,6 +85,12 @@ def enter(route: Route) -> Attempt | Response | None:
                     "This request has no key or is skipped: it would run anew, not resume."
                 )
             return None
+        if current.entered.setdefault((operation.name, operation.key), view) != view:
+            raise ConfigurationError(
+                f"two idempotent functions of one request are both the operation {operation.name!r}, so"
+                " the second would get the first one's response: give one of them a name of its own,"
+                " @idempotent(name=...)"
+            )
         claim = request_claim(state, route, current, operation)
         entered = claim_or_answer(state, route, current, operation, claim)
         if isinstance(entered, Attempt):

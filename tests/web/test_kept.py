@@ -173,6 +173,32 @@ def test_a_worker_that_is_told_to_exit_keeps_nothing(world, add_view):
     assert runs == [1, 2]
 
 
+def test_an_exit_above_the_view_keeps_nothing_and_passes_as_it_is(app, world):
+    """The view leaves its work to an ``after_request`` function, where the worker is told to exit."""
+    exits, torn_down = [SystemExit(1)], []
+    app.teardown_request_funcs[None].insert(0, torn_down.append)
+
+    @app.post("/payments")
+    @idempotent
+    def pay():
+        world.db.session.add(world.Payment(amount=5))
+        return {}, 201
+
+    @app.after_request
+    def commit(response):
+        if exits:
+            raise exits.pop()
+        world.db.session.commit()
+        return response
+
+    with pytest.raises(SystemExit):
+        world.post()
+    assert [type(error) for error in torn_down] == [SystemExit], "the application's teardown runs"
+    assert world.count() == 0
+    assert world.post().status_code == 201
+    assert world.count() == 1
+
+
 def test_a_generator_that_fails_on_its_way_keeps_nothing(app, world):
     failures = [ValueError("half way")]
 

@@ -75,6 +75,7 @@ class RequestState:
         self.skipped: bool | None = None  # what protect(skip=...) has said of it
         self.body: Body | None = None  # from when it is known that it may be needed
         self.operation: Operation | None = None  # one that is not atomic, while it runs
+        self.entered: dict[tuple[str, str], object] = {}  # by name and key, the function
         self.refusal: Exception | None = None
         self.is_dispatched = False  # Flask has called its view, and will call the hook after it
         self.response: Response | None = None  # the view's, which is stored
