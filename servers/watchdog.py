@@ -24,6 +24,10 @@ case "$1" in */throwaway-*) rm -rf "$1";; esac
 """
 
 
+_REMOVAL_SECONDS = 60
+"""For the folder of a server with hundreds of databases, on a slow disk."""
+
+
 class Watchdog:
     """A small shell beside the owner that waits for the owner's end."""
 
@@ -47,4 +51,4 @@ class Watchdog:
     def close(self) -> None:
         """Let it end; the folder must be gone by now, or it is removed here."""
         os.close(self._lifeline)
-        self._shell.wait(10)
+        self._shell.wait(_REMOVAL_SECONDS)

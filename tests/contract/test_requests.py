@@ -347,7 +347,7 @@ def test_redis_refuses_to_be_atomic(shop, store, tmp_path, redis_server):
 def test_a_route_that_nobody_could_resume_is_refused(shop, store, postgres):
     shop.view(dict, resumable=True)
     shop.app.config["PROPAGATE_EXCEPTIONS"] = True
-    said = f"pay is resumable, .* the store '{store}' .* or use another"
+    said = f"pay is resumable, .* the store '{store}'.* or use another"
     with pytest.raises(ConfigurationError, match=said):
         shop.post()
     app = Flask("late")  # whose views are there before the extension

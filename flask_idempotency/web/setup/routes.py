@@ -143,7 +143,12 @@ def _method_decorators(view_class: Any, methods: tuple[str, ...]) -> Iterator[An
 
 
 def note_decorated(view: Any) -> None:
-    """Remember that ``@idempotent`` stands above a view, for :func:`refuse_misplaced`."""
+    """Remember that ``@idempotent`` stands above a view, for :func:`refuse_misplaced`.
+
+    Not of a class such as ``dict``: another application may use it as it is.
+    """
+    if isinstance(view, type):
+        return
     for each in chain(view, hidden=True):
         identity, owner = _identity(each), getattr(each, "__self__", each)
         try:
