@@ -16,9 +16,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 demo: $(VENV)/.has-test  ## run the example shop with a real PostgreSQL and Redis
 	@$(RUN) example.demo $(ARGS)
 
-# All of them in three processes: most wait for servers and workers to start, die and come back.
+# All of them in four processes: most wait for servers and workers to start, die and come back.
 test: $(VENV)/.has-test  ## run the tests, or some: make test ARGS="tests/unit -x"
-	@$(RUN) pytest -q $(if $(ARGS),$(ARGS),-n 3 --dist loadfile)
+	@$(RUN) pytest -q $(if $(ARGS),$(ARGS),-n 4 --dist loadfile)
 
 lowest:  ## run them with the lowest versions that setup.cfg allows: make lowest PYTHON=python3.10
 	@mkdir -p build
