@@ -1,1 +1,1 @@
-"""What the protection costs, as ratios to the unprotected view within one run."""
+"""What the protection costs, held against its budgets; see ``python -m bench --help``."""

@@ -1,7 +1,9 @@
-"""The measured application: one view, bare and protected, and one that does nothing."""
+"""The measured application: its views, unprotected and protected."""
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,11 +22,13 @@ def make_client(
     protect: bool = True,
     store: str | None = None,
     atomic: bool = True,
+    during: Callable[[], object] = lambda: None,
 ) -> FlaskClient:
     """A client of an application of its own; ``store`` as in ``IDEMPOTENCY_STORE``.
 
-    ``/empty`` does nothing, ``/bare`` writes a row and reads it after its commit, ``/payments`` is the
-    same view, protected.
+    ``/empty`` does nothing, ``/bare`` writes a row and reads it after its commit. With ``protect``
+    there are three protected views: ``/payments`` does what ``/bare`` does, ``/held`` calls ``during``,
+    ``/text`` responds with 200 bytes.
     """
     db = SQLAlchemy()
 
@@ -38,15 +42,24 @@ def make_client(
         db.session.commit()
         return {"id": payment.id}, 201
 
+    def hold() -> ResponseReturnValue:
+        during()
+        return {}, 201
+
     app = Flask("bench")
-    app.config.update(SQLALCHEMY_DATABASE_URI=database_url, IDEMPOTENCY_REDIS_URL=redis_url)
-    if not protect:
-        del app.config["IDEMPOTENCY_REDIS_URL"]
+    app.config["SQLALCHEMY_DATABASE_URI"] = database_url
     db.init_app(app)
     if protect:
-        app.config["IDEMPOTENCY_STORE"] = store
+        app.config.update(
+            IDEMPOTENCY_STORE=store,
+            IDEMPOTENCY_REDIS_URL=redis_url,
+            IDEMPOTENCY_PROBE_AFTER=60,  # until then Redis alone rejects duplicates
+        )
         Idempotency(app, db, scope=None)
-        app.post("/payments", endpoint="payments")(idempotent(atomic=atomic)(pay))
+        protected = idempotent(atomic=atomic)
+        app.post("/payments", endpoint="payments")(protected(pay))
+        app.post("/held", endpoint="held")(protected(hold))
+        app.post("/text", endpoint="text")(protected(lambda: (secrets.token_hex(100), 201)))
     app.post("/bare", endpoint="bare")(pay)
     app.post("/empty", endpoint="empty")(lambda: ({}, 201))
     with app.app_context():

@@ -1,0 +1,59 @@
+"""The budgets: for each path, the most that each figure may be.
+
+A path is compared with an unprotected view (``BASE``) in an application without the extension.
+"Bare" writes a row, commits and reads it; "empty" does nothing.
+"""
+
+from __future__ import annotations
+
+CALLS = "function calls, added"
+REDIS = "round trips to Redis"
+POSTGRES = "round trips to PostgreSQL, added"
+TIME = "time, × base"
+PROCESSOR = "processor time, × base"
+P99 = "99th percentile of time, × that of base"
+NETWORK = {0.0005: "time, × base, 0.5 ms a round trip", 0.002: "time, × base, 2 ms a round trip"}
+WAITED = "round trips waited for, added"
+BYTES = "bytes of table and indexes"
+
+BASE = {
+    "first, hybrid": "bare",
+    "first, postgres": "bare",
+    "replay, hybrid": "empty",
+    "replay, postgres": "empty",
+    "duplicate, hybrid": "empty",
+    "unprotected bare view": "bare",
+    "unprotected empty view": "empty",
+}
+"""The duplicate comes while the first request runs; the unprotected views are in a protected
+application, the hybrid one."""
+
+RECORD = "record of a 200-byte response"
+
+BUDGETS: dict[str, dict[str, float]] = {
+    "first, hybrid": {
+        CALLS: 650,
+        REDIS: 2,
+        POSTGRES: -2,
+        WAITED: -1,
+        TIME: 1.40,
+        P99: 2.0,
+        NETWORK[0.0005]: 1.15,
+        NETWORK[0.002]: 1.00,
+    },
+    "first, postgres": {
+        CALLS: 480,
+        REDIS: 0,
+        POSTGRES: -1,
+        WAITED: -1,
+        TIME: 1.30,
+        NETWORK[0.0005]: 1.10,
+        NETWORK[0.002]: 0.95,
+    },
+    "replay, hybrid": {CALLS: 520, REDIS: 1, POSTGRES: 1, TIME: 3.0},
+    "replay, postgres": {CALLS: 400, REDIS: 0, POSTGRES: 1, TIME: 2.3},
+    "duplicate, hybrid": {CALLS: 380, REDIS: 1, POSTGRES: 0, TIME: 2.2},
+    "unprotected bare view": {CALLS: 60, REDIS: 0, POSTGRES: 0, TIME: 1.02},
+    "unprotected empty view": {CALLS: 60, REDIS: 0, POSTGRES: 0, TIME: 1.02},
+    RECORD: {BYTES: 450},
+}

@@ -1,0 +1,160 @@
+"""One run of the bench: its servers, what is measured on them, and the figures.
+
+Each public method of :class:`Run` measures one thing and stands alone.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import redis
+
+from .budgets import (
+    BASE,
+    BUDGETS,
+    BYTES,
+    CALLS,
+    NETWORK,
+    P99,
+    POSTGRES,
+    PROCESSOR,
+    RECORD,
+    REDIS,
+    TIME,
+    WAITED,
+)
+from .calls import count_calls
+from .network import Network, count_round_trips
+from .paths import Send, Shops
+from .places import Places, table
+from .report import Figure, Figures
+from .sizes import bytes_of_a_record
+from .times import Turns, in_turns, spent
+
+T = TypeVar("T")
+
+STORES = ("unprotected", "hybrid", "postgres")
+
+FAR_SECONDS = 0.05
+"""A round trip so long that a request takes a whole number of them, and nothing else counts."""
+
+FAR_ROUNDS = 3
+
+PINGS = 200
+
+
+class Run:
+    """Measurements on one PostgreSQL, by the URLs of its databases, and one Redis.
+
+    Attributes:
+        figures: what was measured so far.
+        notes: what a reader needs to know beside the figures.
+    """
+
+    def __init__(self, database_urls: dict[str, str], redis_url: str) -> None:
+        self._database_urls, self._redis_url = database_urls, redis_url
+        self.figures: Figures = {path: {} for path in BUDGETS}
+        self.notes: list[str] = []
+
+    def calls(self, _rounds: int) -> None:
+        """Function calls that each path adds to those of its base."""
+        with self._shops() as shops:
+            counted = _of_each_path(shops, count_calls)
+        for name, base in BASE.items():
+            self.figures[name][CALLS] = Figure(counted[name] - counted[base])
+        self.notes.append(f"function calls: bare {counted['bare']}, empty {counted['empty']}")
+
+    def trips(self, _rounds: int) -> None:
+        """Round trips: all, counted on their way; and those that a request waits for."""
+        with self._network(0) as (network, shops):
+            counted = _of_each_path(shops, lambda send: count_round_trips(network, send))
+        for name, base in BASE.items():
+            self.figures[name][REDIS] = Figure(counted[name][1])
+            self.figures[name][POSTGRES] = Figure(counted[name][0] - counted[base][0])
+        self.notes.append(f"round trips to PostgreSQL: bare {counted['bare'][0]:g}, empty 0")
+        with self._network(FAR_SECONDS) as (_, shops):
+            for name in BASE:
+                elapsed, _ = _in_turns(shops, name, FAR_ROUNDS, warm_up=1)
+                self.figures[name][WAITED] = Figure(round(elapsed.added / FAR_SECONDS))
+
+    def time(self, rounds: int) -> None:
+        """Time in turns with the base."""
+        medians = {}
+        with self._shops() as shops:
+            for name, base in BASE.items():
+                elapsed, processor = _in_turns(shops, name, rounds)
+                self.figures[name][PROCESSOR] = processor.ratio
+                self.figures[name][TIME] = elapsed.ratio
+                if P99 in BUDGETS[name]:
+                    self.figures[name][P99] = elapsed.p99_ratio
+                medians[base] = statistics.median(elapsed.base) * 1e6
+        self.notes.append(f"time: bare {medians['bare']:,.0f} µs, empty {medians['empty']:,.0f} µs")
+        self._note_load("time")
+
+    def network(self, rounds: int) -> None:
+        """Time in turns where each round trip takes longer; a tenth of the rounds."""
+        for delay, what in NETWORK.items():
+            with self._network(delay) as (network, shops):
+                ping = _ping_seconds(network.through(self._redis_url)) * 1000
+                self.notes.append(f"{what}: a PING took {ping:.2f} ms")
+                for name in BASE:
+                    if what in BUDGETS[name]:
+                        elapsed, _ = _in_turns(shops, name, max(rounds // 10, 10))
+                        self.figures[name][what] = elapsed.ratio
+        self._note_load("network")
+
+    def bytes(self, _rounds: int) -> None:
+        """What a record takes on disk."""
+        with self._shops() as shops:
+            size = bytes_of_a_record(shops.clients["postgres"], self._database_urls["postgres"])
+        self.figures[RECORD][BYTES] = Figure(size)
+
+    def places(self, name: str) -> str:
+        """Where the function calls of a path go, as Markdown."""
+        with self._shops() as shops, shops.path(name) as send, shops.path(BASE[name]) as send_base:
+            return table(Places(send), Places(send_base))
+
+    def _note_load(self, what: str) -> None:
+        load, processors = os.getloadavg()[0], os.cpu_count()
+        self.notes.append(f"{what}: {load:.1f} programs wanted the {processors} processors")
+
+    @contextmanager
+    def _shops(self, through: Callable[[str], str] = str) -> Iterator[Shops]:
+        urls = {name: through(url) for name, url in self._database_urls.items()}
+        shops = Shops(urls, through(self._redis_url))
+        try:
+            yield shops
+        finally:
+            shops.close()
+
+    @contextmanager
+    def _network(self, delay: float) -> Iterator[tuple[Network, Shops]]:
+        with (
+            Network(self._database_urls["unprotected"], self._redis_url, delay=delay) as network,
+            self._shops(network.through) as shops,
+        ):
+            yield network, shops
+
+
+def _of_each_path(shops: Shops, measure: Callable[[Send], T]) -> dict[str, T]:
+    """What ``measure`` says of each path, and of the bases."""
+    measured = {}
+    for name in (*BASE, *BASE.values()):
+        if name not in measured:
+            with shops.path(name) as send:
+                measured[name] = measure(send)
+    return measured
+
+
+def _in_turns(shops: Shops, name: str, rounds: int, **options: int) -> tuple[Turns, Turns]:
+    with shops.path(name) as send, shops.path(BASE[name]) as send_base:
+        return in_turns(send, send_base, rounds, **options)
+
+
+def _ping_seconds(redis_url: str) -> float:
+    with redis.Redis.from_url(redis_url) as client:
+        return statistics.median(spent(client.ping)[0] for _ in range(PINGS))

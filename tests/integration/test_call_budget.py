@@ -1,0 +1,91 @@
+"""What a request costs beyond the unprotected view, counted: function calls and round trips.
+
+The tables hold what the package takes now, so that nobody adds cost unnoticed. Lower them when you make
+it cheaper; the goals are in ``bench/budgets.py``. ``make bench ARGS='--places "first, hybrid"'`` lists
+where the calls go.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from bench.budgets import BASE
+from bench.calls import count_calls
+from bench.network import Network, count_round_trips
+from bench.paths import Shops
+from bench.run import STORES
+
+CALLS = {
+    "first, hybrid": 1544,
+    "first, postgres": 1153,
+    "replay, hybrid": 929,
+    "replay, postgres": 670,
+    "duplicate, hybrid": 809,
+    "unprotected bare view": 320,
+    "unprotected empty view": 101,
+}
+"""Function calls, Python's and C's."""
+
+MARGIN = 1.03
+"""Other releases of the packages below may make a few calls more."""
+
+NEWER_PYTHON = 50 if sys.version_info >= (3, 12) else 0
+"""Calls that ``inspect`` makes beyond 3.11's to tell Flask that our three hooks are plain functions: 24
+in 3.12, 42 in 3.13."""
+
+ROUND_TRIPS = {
+    "first, hybrid": (-2, 2),
+    "first, postgres": (-1, 0),
+    "replay, hybrid": (1, 1),
+    "replay, postgres": (1, 0),
+    "duplicate, hybrid": (0, 1),
+    "unprotected bare view": (0, 0),
+    "unprotected empty view": (0, 0),
+}
+"""To PostgreSQL and to Redis."""
+
+
+@pytest.fixture(scope="module")
+def urls(postgres):
+    return {name: postgres.database(f"budget_{name}") for name in STORES}
+
+
+@pytest.fixture(scope="module")
+def shops(urls, redis_server):
+    shops = Shops(urls, redis_server.url)
+    yield shops
+    shops.close()
+
+
+@pytest.fixture(scope="module")
+def network(urls, redis_server):
+    with Network(urls["unprotected"], redis_server.url) as network:
+        yield network
+
+
+@pytest.fixture(scope="module")
+def shops_behind_it(urls, redis_server, network):
+    urls = {name: network.through(url) for name, url in urls.items()}
+    shops = Shops(urls, network.through(redis_server.url))
+    yield shops
+    shops.close()
+
+
+@pytest.mark.parametrize("name", BASE)
+def test_a_path_makes_no_more_function_calls(shops, name):
+    with shops.path(name) as send, shops.path(BASE[name]) as send_base:
+        added = count_calls(send) - count_calls(send_base)
+    print(f"{name}: {added} function calls added")
+    assert added <= CALLS[name] * MARGIN + NEWER_PYTHON
+
+
+@pytest.mark.parametrize("name", BASE)
+def test_a_path_takes_no_more_round_trips(network, shops_behind_it, name):
+    def count(path):
+        with shops_behind_it.path(path) as send:
+            return count_round_trips(network, send)
+
+    to_postgres, to_redis = (a - b for a, b in zip(count(name), count(BASE[name]), strict=True))
+    assert (to_postgres, to_redis) == ROUND_TRIPS[name]
