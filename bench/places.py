@@ -1,81 +1,79 @@
-"""Where the function calls of a path go: by function with all that it calls, and by package."""
+"""Where the function calls of a path go: each is charged to the function of ours that caused it.
+
+That is the innermost one on the stack, of the package or of the measured application.
+"""
 
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from .calls import WARM_UP, no_collection, profiling
 from .paths import Send
 
-SHOWN = 60
+HERE = Path(__file__).parent.parent
+OURS = tuple(str(HERE / name) for name in ("flask_idempotency", "bench/app.py"))
+
+ELSEWHERE = "the other packages"
+"""What Flask and SQLAlchemy do without being called by us, such as asking for listeners."""
+
+ITSELF = "itself"
+
+SHOWN = 5
 
 
-class Places:
-    """The calls of one ``send()``, warm.
+def places(send: Send) -> Counter[tuple[str, str]]:
+    """The calls of one ``send()``, warm: by the function that caused them, and the one it called."""
+    counted: Counter[tuple[str, str]] = Counter()
+    stack = [(ELSEWHERE, "")]
 
-    ``within`` counts by function: it, and all that is called until it returns; a function that calls
-    itself counts once. ``own`` counts by package: calls of its functions, and C's that they call.
-    """
-
-    def __init__(self, send: Send) -> None:
-        self.within: Counter[str] = Counter()
-        self.times: Counter[str] = Counter()
-        self.own: Counter[str] = Counter()
-        self._calls = 0
-        self._stack: list[tuple[str, int]] = []
-        for _ in range(WARM_UP):
-            send()
-        with no_collection(), profiling(self._note):
-            send()
-
-    def _note(self, frame: FrameType, event: str, what: Any) -> None:
+    def note(frame: FrameType, event: str, what: Any) -> None:
+        place, called = stack[-1]
         if event == "call":
-            self._calls += 1
-            self._stack.append((_place(frame), self._calls))
-            self.own[_package(frame)] += 1
+            if frame.f_code.co_filename.startswith(OURS):
+                place, called = _name(frame), ""
+                counted[place, ITSELF] += 1
+            else:
+                called = called or _name(frame)
+                counted[place, called] += 1
+            stack.append((place, called if place != ELSEWHERE else ""))
         elif event == "c_call":
-            self._calls += 1
-            name = f"C: {getattr(what, '__qualname__', what)}"
-            self.own[_package(frame)] += 1
-            self.within[name] += 1
-            self.times[name] += 1
-        elif event == "return" and self._stack:
-            name, before = self._stack.pop()
-            self.times[name] += 1
-            if all(name != outer for outer, _ in self._stack):
-                self.within[name] += self._calls - before + 1
+            counted[place, called or what.__qualname__] += 1
+        elif event == "return" and len(stack) > 1:
+            stack.pop()
+
+    for _ in range(WARM_UP):
+        send()
+    with no_collection(), profiling(note):
+        send()
+    return counted
 
 
-def table(path: Places, base: Places) -> str:
-    """What the path spends beyond its base, as two Markdown tables."""
-    lines = ["| function | calls with all within | it is called |", "|---|---:|---:|"]
-    added = path.within.copy()
-    added.subtract(base.within)
-    for name, calls in added.most_common(SHOWN):
-        lines.append(f"| `{name}` | {calls:+} | {path.times[name] - base.times[name]:+} |")
-    lines += ["", "| package | calls of its own |", "|---|---:|"]
-    own = path.own.copy()
-    own.subtract(base.own)
-    lines += [f"| {name} | {calls:+} |" for name, calls in own.most_common() if calls]
+def table(path: Counter[tuple[str, str]], base: Counter[tuple[str, str]]) -> str:
+    """What the path spends beyond its base, as a Markdown table; the most expensive function first."""
+    added = Counter(path)
+    added.subtract(base)
+    total: Counter[str] = Counter()
+    parts: dict[str, Counter[str]] = {}
+    for (place, called), calls in added.items():
+        total[place] += calls
+        parts.setdefault(place, Counter())[called] += calls
+    lines = [f"{total.total()} calls", "", "| calls | function | of them by |", "|---:|---|---|"]
+    for place, calls in total.most_common():
+        if calls:
+            most = (f"{name} {count}" for name, count in parts[place].most_common(SHOWN) if count)
+            lines.append(f"| {calls} | {place} | {', '.join(most)} |")
     return "\n".join(lines)
 
 
-def _place(frame: FrameType) -> str:
+_ABOVE = re.compile(rf"^{re.escape(str(HERE))}/|.*/site-packages/|.*/python3\.\d+/")
+
+
+def _name(frame: FrameType) -> str:
+    """The function's file, from its package on, and its name."""
     code = frame.f_code
-    name = getattr(code, "co_qualname", code.co_name)  # new in Python 3.11
-    return f"{_file(frame)}:{name}"
-
-
-def _file(frame: FrameType) -> str:
-    """The file's path from its package on."""
-    path = frame.f_code.co_filename
-    roots = sorted((root for root in sys.path if root and path.startswith(root)), key=len)
-    return path[len(roots[-1]) :].lstrip("/") if roots else path
-
-
-def _package(frame: FrameType) -> str:
-    return re.split(r"[/.]", _file(frame))[0]
+    file = _ABOVE.split(code.co_filename)[-1]
+    return f"{file}:{getattr(code, 'co_qualname', code.co_name)}"  # new in Python 3.11

@@ -30,7 +30,7 @@ from .budgets import (
 from .calls import count_calls
 from .network import Network, count_round_trips
 from .paths import Send, Shops
-from .places import Places, table
+from .places import places, table
 from .report import Figure, Figures
 from .sizes import bytes_of_a_record
 from .times import Turns, in_turns, spent
@@ -116,7 +116,7 @@ class Run:
     def places(self, name: str) -> str:
         """Where the function calls of a path go, as Markdown."""
         with self._shops() as shops, shops.path(name) as send, shops.path(BASE[name]) as send_base:
-            return table(Places(send), Places(send_base))
+            return table(places(send), places(send_base))
 
     def _note_load(self, what: str) -> None:
         load, processors = os.getloadavg()[0], os.cpu_count()
