@@ -34,7 +34,7 @@ COUNTED = 10
 class Network:
     """The proxies of the servers that ``urls`` name, as a context manager.
 
-    ``delay`` is the seconds by which each round trip is held back.
+    ``delay`` is the seconds by which each round trip is held back; ``pid`` is the process.
     """
 
     def __init__(self, *urls: str, delay: float = 0.0) -> None:
@@ -47,6 +47,7 @@ class Network:
             text=True,
             cwd=Path(__file__).parent.parent,
         )
+        self.pid = self._process.pid
         self._ports = self._hear()
 
     def through(self, url: str) -> str:

@@ -9,9 +9,12 @@ import os
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 import redis
+
+import servers
 
 from .budgets import (
     BASE,
@@ -31,6 +34,7 @@ from .calls import count_calls
 from .network import Network, count_round_trips
 from .paths import Send, Shops
 from .places import places, table
+from .processors import Queue, serving
 from .report import Figure, Figures
 from .sizes import bytes_of_a_record
 from .times import Turns, in_turns, spent
@@ -48,15 +52,17 @@ PINGS = 200
 
 
 class Run:
-    """Measurements on one PostgreSQL, by the URLs of its databases, and one Redis.
+    """Measurements on one PostgreSQL and one Redis.
 
     Attributes:
         figures: what was measured so far.
         notes: what a reader needs to know beside the figures.
     """
 
-    def __init__(self, database_urls: dict[str, str], redis_url: str) -> None:
-        self._database_urls, self._redis_url = database_urls, redis_url
+    def __init__(self, postgres: servers.Postgres, redis_server: servers.Redis) -> None:
+        self._database_urls = {name: postgres.database(name) for name in STORES}
+        self._redis_url = redis_server.url
+        self._serving = partial(serving, postgres, redis_server)
         self.figures: Figures = {path: {} for path in BUDGETS}
         self.notes: list[str] = []
 
@@ -78,7 +84,7 @@ class Run:
         self.notes.append(f"round trips to PostgreSQL: bare {counted['bare'][0]:g}, empty 0")
         with self._network(FAR_SECONDS) as (_, shops):
             for name in BASE:
-                elapsed, _ = _in_turns(shops, name, FAR_ROUNDS, warm_up=1)
+                elapsed, _ = self._in_turns(shops, name, FAR_ROUNDS, warm_up=1)
                 self.figures[name][WAITED] = Figure(round(elapsed.added / FAR_SECONDS))
 
     def time(self, rounds: int) -> None:
@@ -86,7 +92,7 @@ class Run:
         medians = {}
         with self._shops() as shops:
             for name, base in BASE.items():
-                elapsed, processor = _in_turns(shops, name, rounds)
+                elapsed, processor = self._in_turns(shops, name, rounds)
                 self.figures[name][PROCESSOR] = processor.ratio
                 self.figures[name][TIME] = elapsed.ratio
                 if P99 in BUDGETS[name]:
@@ -99,11 +105,11 @@ class Run:
         """Time in turns where each round trip takes longer; a tenth of the rounds."""
         for delay, what in NETWORK.items():
             with self._network(delay) as (network, shops):
-                ping = _ping_seconds(network.through(self._redis_url)) * 1000
+                ping = self._ping(network) * 1000
                 self.notes.append(f"{what}: a PING took {ping:.2f} ms")
                 for name in BASE:
                     if what in BUDGETS[name]:
-                        elapsed, _ = _in_turns(shops, name, max(rounds // 10, 10))
+                        elapsed, _ = self._in_turns(shops, name, max(rounds // 10, 1), network)
                         self.figures[name][what] = elapsed.ratio
         self._note_load("network")
 
@@ -121,6 +127,21 @@ class Run:
     def _note_load(self, what: str) -> None:
         load, processors = os.getloadavg()[0], os.cpu_count()
         self.notes.append(f"{what}: {load:.1f} programs wanted the {processors} processors")
+
+    def _in_turns(
+        self, shops: Shops, name: str, rounds: int, network: Network | None = None, **options: int
+    ) -> tuple[Turns, Turns]:
+        def pids() -> list[int]:
+            return [*self._serving(), *([network.pid] if network else [])]
+
+        with shops.path(name) as send, shops.path(BASE[name]) as send_base:
+            return in_turns(send, send_base, rounds, pids, **options)
+
+    def _ping(self, network: Network) -> float:
+        with redis.Redis.from_url(network.through(self._redis_url)) as client:
+            client.ping()
+            with Queue([*self._serving(), network.pid]) as queue:
+                return statistics.median(spent(client.ping, queue)[0] for _ in range(PINGS))
 
     @contextmanager
     def _shops(self, through: Callable[[str], str] = str) -> Iterator[Shops]:
@@ -148,13 +169,3 @@ def _of_each_path(shops: Shops, measure: Callable[[Send], T]) -> dict[str, T]:
             with shops.path(name) as send:
                 measured[name] = measure(send)
     return measured
-
-
-def _in_turns(shops: Shops, name: str, rounds: int, **options: int) -> tuple[Turns, Turns]:
-    with shops.path(name) as send, shops.path(BASE[name]) as send_base:
-        return in_turns(send, send_base, rounds, **options)
-
-
-def _ping_seconds(redis_url: str) -> float:
-    with redis.Redis.from_url(redis_url) as client:
-        return statistics.median(spent(client.ping)[0] for _ in range(PINGS))

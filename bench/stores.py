@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from tempfile import TemporaryDirectory
 
 import servers
 
 from .app import make_client
 from .paths import new_keys, replaying, sending
+from .processors import serving
 from .times import in_turns
 
 NAMES = ("hybrid", "postgres", "postgres, atomic=False", "memory", "redis", "sql on SQLite")
@@ -16,7 +18,12 @@ NAMES = ("hybrid", "postgres", "postgres, atomic=False", "memory", "redis", "sql
 def compare(rounds: int) -> str:
     """A Markdown table: first requests against the bare view, replays against the empty one."""
     rows = ["| store | first, × bare | replay, × empty |", "|---|---:|---:|"]
-    with servers.Postgres() as postgres, servers.Redis() as redis, TemporaryDirectory() as folder:
+    with (
+        servers.Postgres(fsync=False) as postgres,
+        servers.Redis() as redis,
+        TemporaryDirectory() as folder,
+    ):
+        pids = partial(serving, postgres, redis)
         unprotected = make_client(postgres.database("unprotected"), protect=False)
         empty = sending(unprotected, "/empty", new_keys())
         for number, name in enumerate(NAMES):
@@ -25,7 +32,7 @@ def compare(rounds: int) -> str:
             atomic = name not in ("redis", "postgres, atomic=False")
             client = make_client(url, redis_url=redis.url, store=store, atomic=atomic)
             bare = sending(client if is_sqlite else unprotected, "/bare", new_keys())
-            first, _ = in_turns(sending(client, "/payments", new_keys()), bare, rounds)
-            replay, _ = in_turns(replaying(client, "/payments"), empty, rounds)
+            first, _ = in_turns(sending(client, "/payments", new_keys()), bare, rounds, pids)
+            replay, _ = in_turns(replaying(client, "/payments"), empty, rounds, pids)
             rows.append(f"| {name} | {first.ratio} | {replay.ratio} |")
     return "\n".join(rows)
