@@ -15,7 +15,8 @@ from .app import make_client
 Send = Callable[[], None]
 
 PATIENCE_SECONDS = 20.0
-"""How long a request may take to reach its view. Longer than any machine is slow."""
+"""How long a request may take to reach its view, and Redis to reply: usually it is left alone after a
+tenth of a second, and other paths would be measured. Longer than any machine is slow."""
 
 
 class Shops:
@@ -26,6 +27,7 @@ class Shops:
 
     def __init__(self, database_urls: Mapping[str, str], redis_url: str) -> None:
         self._arrived, self._go_on = threading.Event(), threading.Event()
+        redis_url += f"{'&' if '?' in redis_url else '?'}socket_timeout={PATIENCE_SECONDS}"
         self.clients = {
             "unprotected": make_client(database_urls["unprotected"], protect=False),
             "hybrid": make_client(database_urls["hybrid"], redis_url=redis_url, during=self._stay),
