@@ -43,6 +43,8 @@ class Watchdog:
             cwd="/",
         )
         os.close(read_end)
+        # A fork that outlives the owner's close() would keep the pipe open, and the shell waiting.
+        os.register_at_fork(after_in_child=self._let_go)
 
     def note(self, pids: Iterable[int]) -> None:
         """The processes to end, the server's own first; none when it has ended."""
@@ -50,5 +52,10 @@ class Watchdog:
 
     def close(self) -> None:
         """Let it end; the folder must be gone by now, or it is removed here."""
-        os.close(self._lifeline)
+        self._let_go()
         self._shell.wait(_REMOVAL_SECONDS)
+
+    def _let_go(self) -> None:
+        lifeline, self._lifeline = self._lifeline, -1
+        if lifeline >= 0:
+            os.close(lifeline)

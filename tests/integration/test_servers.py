@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import os
 import subprocess
 import sys
 import time
@@ -315,3 +316,17 @@ def test_the_proxy_ends_in_silence_while_connections_are_open(
             cursor.execute("SELECT 1")
         connection.close()
     assert caplog.records == []
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_fork_that_outlives_a_server_does_not_hold_its_end_up():
+    reading, writing = os.pipe()
+    with servers.redis():
+        child = os.fork()
+        if child == 0:
+            os.close(writing)
+            os.read(reading, 1)  # until the parent lets go
+            os._exit(0)
+    os.close(writing)
+    os.close(reading)
+    os.waitpid(child, 0)

@@ -43,7 +43,7 @@ for i, key in ipairs(KEYS) do
     line[8] = redis.call('HEXISTS', key, 'body') == 1 and redis.call('HSTRLEN', key, 'body')
     line[9] = redis.call('PTTL', key)
   end
-  lines[i] = line[1] and line
+  lines[i] = line[1] and line or false
 end
 return cjson.encode({{now, lines}})"""
 
