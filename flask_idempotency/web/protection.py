@@ -85,20 +85,27 @@ def enter(route: Route, view: object) -> Attempt | Response | None:
                     "This request has no key or is skipped: it would run anew, not resume."
                 )
             return None
-        if current.entered.setdefault((operation.name, operation.key), view) != view:
-            raise ConfigurationError(
-                f"two idempotent functions of one request are both the operation {operation.name!r}, so"
-                " the second would get the first one's response: give one of them a name of its own,"
-                " @idempotent(name=...)"
-            )
+        _refuse_shared_name(current, operation, view)
         claim = request_claim(state, route, current, operation)
         entered = claim_or_answer(state, route, current, operation, claim)
+        if entered is not None:  # what runs unprotected may call others that do
+            current.entered[operation.name, operation.key] = view
         if isinstance(entered, Attempt):
             entered.watch_registered()
         return entered
     except Problem as problem:
         current.problem = problem
         raise
+
+
+def _refuse_shared_name(current: RequestState, operation: Operation, view: object) -> None:
+    """Raise ``ConfigurationError`` if another function of this request was the same operation."""
+    if current.entered.get((operation.name, operation.key), view) != view:
+        raise ConfigurationError(
+            f"two idempotent functions of one request are both the operation {operation.name!r}, so the"
+            " second would get the first one's response: give one of them a name of its own,"
+            " @idempotent(name=...)"
+        )
 
 
 def claim_or_answer(

@@ -70,6 +70,19 @@ def test_a_stopped_database_may_be_allowed_to_leave_views_unprotected(own_postgr
     assert "canary" not in caplog.text
 
 
+def test_a_view_left_unprotected_may_call_another_idempotent_function(own_postgres, stoppable):
+    world = stoppable(IDEMPOTENCY_ON_STORE_ERROR="allow")
+    inner = idempotent(lambda: ({}, 202))
+
+    @world.app.post("/mails")
+    @idempotent
+    def send_mail():
+        return inner()
+
+    own_postgres.stop()
+    assert world.post("/mails").status_code == 202
+
+
 def test_a_connection_lost_before_the_commit_leaves_nothing(world, add_view, assert_problem):
     cuts = [True]
 

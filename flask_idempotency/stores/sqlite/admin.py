@@ -12,13 +12,7 @@ from sqlalchemy import Table, exc, inspect
 from flask_idempotency.core.ports import Transaction
 from flask_idempotency.core.records import Claim
 from flask_idempotency.stores.admin import CREATE, MIGRATE, Due, Finding, finding, reason, trying
-from flask_idempotency.stores.table_admin import (
-    FORGET,
-    TableAdmin,
-    admin_statements,
-    between,
-    unsound,
-)
+from flask_idempotency.stores.table_admin import FORGET, TableAdmin, admin_statements, between, unsound
 
 from . import statements
 from .messages import Messages

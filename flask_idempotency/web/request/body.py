@@ -10,21 +10,12 @@ from uuid import UUID
 
 from flask import Request
 from werkzeug.datastructures import MultiDict
-from werkzeug.exceptions import (
-    ClientDisconnected,
-    HTTPException,
-    LengthRequired,
-    RequestEntityTooLarge,
-)
+from werkzeug.exceptions import ClientDisconnected, HTTPException, LengthRequired, RequestEntityTooLarge
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
 from werkzeug.wsgi import get_input_stream
 
 from flask_idempotency.core import fingerprint as fp
-from flask_idempotency.core.errors import (
-    BodyIncomplete,
-    ConfigurationError,
-    KeyMalformed,
-)
+from flask_idempotency.core.errors import BodyIncomplete, ConfigurationError, KeyMalformed
 from flask_idempotency.core.keys import parse_key
 from flask_idempotency.web.setup.options import FormField, Route
 from flask_idempotency.web.setup.settings import Settings

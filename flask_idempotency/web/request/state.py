@@ -11,11 +11,7 @@ from werkzeug.local import LocalProxy
 
 from flask_idempotency.core.errors import Problem, ScopeUnknown
 from flask_idempotency.core.keys import Scope
-from flask_idempotency.web.operation import (
-    Operation,
-    present_request,
-    running_operation,
-)
+from flask_idempotency.web.operation import Operation, present_request, running_operation
 from flask_idempotency.web.setup.options import Route, ScopeCallable
 
 if TYPE_CHECKING:

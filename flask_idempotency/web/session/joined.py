@@ -13,14 +13,7 @@ from flask_idempotency.web.operation import OpenTransaction, Operation, forget_e
 from flask_idempotency.web.setup.state import AppState
 
 from .earlier import SetAside
-from .ends import (
-    commits_in_teardown,
-    end_session,
-    has_unsaved,
-    present_session,
-    undo,
-    waits_for_commit,
-)
+from .ends import commits_in_teardown, end_session, has_unsaved, present_session, undo, waits_for_commit
 from .joining import engines_of, prove
 
 
