@@ -10,6 +10,7 @@ CALLS = "function calls, added"
 REDIS = "round trips to Redis"
 POSTGRES = "round trips to PostgreSQL, added"
 TIME = "time, × base"
+NO_DISK = "time, × base, without waiting for the disk"
 PROCESSOR = "processor time, × base"
 P99 = "99th percentile of time, × that of base"
 NETWORK = {0.0005: "time, × base, 0.5 ms a round trip", 0.002: "time, × base, 2 ms a round trip"}

@@ -42,9 +42,9 @@ class Queue:
             os.close(file)
 
 
-def serving(postgres: servers.Postgres, redis: servers.Redis) -> list[int]:
+def serving(redis: servers.Redis, *databases: servers.Postgres) -> list[int]:
     """The processes that work for clients now: one for each connection to PostgreSQL, and Redis."""
-    children = psutil.Process(postgres.pid).children()
+    children = [child for each in databases for child in psutil.Process(each.pid).children()]
     # Not those that write in the background: no request waits for them.
     backends = [child.pid for child in children if "127.0.0.1(" in "".join(child.cmdline())]
     return [*backends, *filter(None, [redis.pid])]

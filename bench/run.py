@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
@@ -22,6 +22,7 @@ from .budgets import (
     BYTES,
     CALLS,
     NETWORK,
+    NO_DISK,
     P99,
     POSTGRES,
     PROCESSOR,
@@ -52,17 +53,20 @@ PINGS = 200
 
 
 class Run:
-    """Measurements on one PostgreSQL and one Redis.
+    """Measurements on a PostgreSQL, on one with ``fsync`` off (``hasty``), and on a Redis.
 
     Attributes:
         figures: what was measured so far.
         notes: what a reader needs to know beside the figures.
     """
 
-    def __init__(self, postgres: servers.Postgres, redis_server: servers.Redis) -> None:
+    def __init__(
+        self, postgres: servers.Postgres, hasty: servers.Postgres, redis_server: servers.Redis
+    ) -> None:
         self._database_urls = {name: postgres.database(name) for name in STORES}
+        self._hasty_urls = {name: hasty.database(name) for name in STORES}
         self._redis_url = redis_server.url
-        self._serving = partial(serving, postgres, redis_server)
+        self._serving = partial(serving, redis_server, postgres, hasty)
         self.figures: Figures = {path: {} for path in BUDGETS}
         self.notes: list[str] = []
 
@@ -88,7 +92,7 @@ class Run:
                 self.figures[name][WAITED] = Figure(round(elapsed.added / FAR_SECONDS))
 
     def time(self, rounds: int) -> None:
-        """Time in turns with the base."""
+        """Time in turns with the base, each commit on the disk; and without waiting for that."""
         medians = {}
         with self._shops() as shops:
             for name, base in BASE.items():
@@ -99,6 +103,10 @@ class Run:
                     self.figures[name][P99] = elapsed.p99_ratio
                 medians[base] = statistics.median(elapsed.base) * 1e6
         self.notes.append(f"time: bare {medians['bare']:,.0f} µs, empty {medians['empty']:,.0f} µs")
+        with self._shops(urls=self._hasty_urls) as shops:
+            for name in (path for path, base in BASE.items() if base == "bare"):
+                elapsed, _ = self._in_turns(shops, name, rounds)
+                self.figures[name][NO_DISK] = elapsed.ratio
         self._note_load("time")
 
     def network(self, rounds: int) -> None:
@@ -144,8 +152,10 @@ class Run:
                 return statistics.median(spent(client.ping, queue)[0] for _ in range(PINGS))
 
     @contextmanager
-    def _shops(self, through: Callable[[str], str] = str) -> Iterator[Shops]:
-        urls = {name: through(url) for name, url in self._database_urls.items()}
+    def _shops(
+        self, through: Callable[[str], str] = str, urls: Mapping[str, str] | None = None
+    ) -> Iterator[Shops]:
+        urls = {name: through(url) for name, url in (urls or self._database_urls).items()}
         shops = Shops(urls, through(self._redis_url))
         try:
             yield shops

@@ -19,11 +19,11 @@ def compare(rounds: int) -> str:
     """A Markdown table: first requests against the bare view, replays against the empty one."""
     rows = ["| store | first, × bare | replay, × empty |", "|---|---:|---:|"]
     with (
-        servers.Postgres(fsync=False) as postgres,
+        servers.Postgres(settings={"autovacuum": "off"}) as postgres,
         servers.Redis() as redis,
         TemporaryDirectory() as folder,
     ):
-        pids = partial(serving, postgres, redis)
+        pids = partial(serving, redis, postgres)
         unprotected = make_client(postgres.database("unprotected"), protect=False)
         empty = sending(unprotected, "/empty", new_keys())
         for number, name in enumerate(NAMES):
