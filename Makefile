@@ -33,7 +33,7 @@ lint: $(VENV)/.has-lint  ## check style, format and types
 docs: $(VENV)/.has-docs  ## build docs/_build/html; a warning is an error
 	@$(RUN) sphinx -q -W -n --keep-going docs docs/_build/html
 
-bench: $(VENV)/.has-test  ## measure against the unprotected view
+bench: $(VENV)/.has-bench  ## measure against the unprotected view
 	@$(RUN) bench $(ARGS)
 
 faults: $(VENV)/.has-test  ## crash workers and servers for a minute and check every promise

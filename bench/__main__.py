@@ -17,7 +17,7 @@ from pathlib import Path
 
 import servers
 
-from . import report, stores
+from . import capacity, report, stores
 from .budgets import BASE
 from .run import Run
 
@@ -29,6 +29,17 @@ def main() -> None:
     given = _arguments()
     if given.stores:
         print(stores.compare(given.rounds))
+        return
+    if given.capacity:
+        taken = capacity.measure()
+        print(capacity.table(taken))
+        data = {name: vars(each) for name, each in taken.items()}
+        report.write_both(given.folder, "capacity", capacity.table(taken), data)
+        return
+    if given.plots:
+        from .plots import draw  # its package is only needed here
+
+        print(*draw(given.folder), sep="\n")
         return
     settings = {"autovacuum": "off"}  # it would strike at random
     with (
@@ -58,6 +69,8 @@ def _arguments() -> argparse.Namespace:
     add("--folder", type=Path, default=Path("build"), help="where the files are written (build)")
     add("--places", choices=BASE, metavar="PATH", help=f"only list where a path's calls go: {paths}")
     add("--stores", action="store_true", help="only compare the stores with each other")
+    add("--capacity", action="store_true", help="only measure what a request takes of each server")
+    add("--plots", action="store_true", help="only draw what lies in the folder")
     return parser.parse_args()
 
 

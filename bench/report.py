@@ -47,15 +47,20 @@ def markdown(figures: Figures, notes: list[str]) -> str:
 
 def write(folder: Path, figures: Figures, notes: list[str]) -> None:
     """Write ``bench.md`` and ``bench.json`` into the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "bench.md").write_text(markdown(figures, notes), encoding="utf-8")
     rows = [
         {"path": path, "what": what, "budget": BUDGETS[path].get(what), **asdict(figure)}
         for path, measured in figures.items()
         for what, figure in measured.items()
     ]
-    text = json.dumps({"figures": rows, "notes": notes}, indent=1, ensure_ascii=False)
-    (folder / "bench.json").write_text(text, encoding="utf-8")
+    write_both(folder, "bench", markdown(figures, notes), {"figures": rows, "notes": notes})
+
+
+def write_both(folder: Path, name: str, text: str, data: object) -> None:
+    """Write what a reader needs, ``name``.md, and what a plot needs, ``name``.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.md").write_text(text.rstrip() + "\n", encoding="utf-8")
+    as_json = json.dumps(data, indent=1, ensure_ascii=False)
+    (folder / f"{name}.json").write_text(as_json + "\n", encoding="utf-8")
 
 
 def _shown(number: float) -> str:
