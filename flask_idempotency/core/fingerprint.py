@@ -160,7 +160,12 @@ def _fingerprint(algorithm: int, *parts: Part) -> Fingerprint:
 def _target(parts: RequestParts) -> tuple[str, str | None, str, bytes]:
     query = parts.query
     raw = query.encode("utf-8", "surrogatepass") if isinstance(query, str) else query
-    return parts.method, parts.host, parts.path, digest(*sorted(raw.split(b"&"), key=_query_name))
+    query = digest(*sorted(raw.split(b"&"), key=_query_name)) if raw else _NO_QUERY
+    return parts.method, parts.host, parts.path, query
+
+
+_NO_QUERY: Final = digest(b"")
+"""Most requests that write something have no query."""
 
 
 def _query_name(part: bytes) -> bytes:

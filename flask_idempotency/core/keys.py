@@ -132,24 +132,22 @@ def digest(*parts: Part) -> bytes:
     :return: 32 bytes. Other parts, another order or another type give another digest. Stored records
         are found and compared by it, so its format may never change.
     """
-    sha256 = hashlib.sha256()
+    pieces = [b""]
     for part in parts:
-        tag, data = _tagged(part)
-        sha256.update(b"%b%d:" % (tag, len(data)))
-        sha256.update(data)
+        match part:
+            case None:
+                tag, data = b"n", b""
+            case str():
+                tag, data = b"s", part.encode("utf-8", "surrogatepass")
+            case bytes():
+                tag, data = b"b", part
+            case UUID():
+                tag, data = b"u", part.bytes
+            case _:
+                # Hexadecimal: Python refuses to write very long integers in decimal.
+                tag, data = b"i", b"%x" % part
+        pieces += b"%b%d:" % (tag, len(data)), data
+    *before, last = pieces
+    sha256 = hashlib.sha256(b"".join(before))
+    sha256.update(last)  # not joined: it may be a body of megabytes
     return sha256.digest()
-
-
-def _tagged(part: Part) -> tuple[bytes, bytes]:
-    match part:
-        case None:
-            return b"n", b""
-        case str():
-            return b"s", part.encode("utf-8", "surrogatepass")
-        case bytes():
-            return b"b", part
-        case UUID():
-            return b"u", part.bytes
-        case int():
-            # Hexadecimal: Python refuses to write very long integers in decimal.
-            return b"i", b"%x" % part

@@ -29,7 +29,13 @@ from .fingerprint import Fingerprint
 from .records import Record, State
 
 
-class Situation(Enum):
+class _Cell(Enum):
+    """What the tables below are looked up by."""
+
+    __hash__ = object.__hash__  # Enum's own is a function in Python, called for each look-up
+
+
+class Situation(_Cell):
     """How a request finds the record."""
 
     ABSENT = "absent"
@@ -40,7 +46,7 @@ class Situation(Enum):
     EXPIRED = "expired"
 
 
-class Comparison(Enum):
+class Comparison(_Cell):
     """The request's fingerprint against the stored one."""
 
     SAME = "same"
@@ -81,7 +87,7 @@ NEXT: dict[tuple[Situation, Comparison], Next] = {
 """Missing cells are impossible: an absent record has no fingerprint to compare with."""
 
 
-class Transition(Enum):
+class Transition(_Cell):
     """What happens to a record."""
 
     CLAIM = "claim"

@@ -18,11 +18,11 @@ from bench.paths import Shops
 from bench.run import STORES
 
 CALLS = {
-    "first, hybrid": 1545,
-    "first, postgres": 1154,
-    "replay, hybrid": 930,
-    "replay, postgres": 671,
-    "duplicate, hybrid": 810,
+    "first, hybrid": 1471,
+    "first, postgres": 1080,
+    "replay, hybrid": 869,
+    "replay, postgres": 610,
+    "duplicate, hybrid": 753,
     "unprotected bare view": 320,
     "unprotected empty view": 101,
 }

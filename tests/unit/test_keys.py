@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from uuid import UUID
 
 import pytest
@@ -204,6 +205,17 @@ def test_any_unicode_and_any_integer_can_be_hashed() -> None:
 def test_hashes_of_stored_keys_never_change() -> None:
     stored = hash_key("v1", "payments.create", UUID(int=42), "8e03978e-40d5-43dd-bc93-6894a57f9324")
     assert stored.hex() == "86de7cf71f42dfda459214fee0e9fe2f5a298671e92a021cd4322d5f2b8d70e6"
+
+
+def test_a_large_body_is_not_copied_to_be_digested() -> None:
+    body = bytes(8_000_000)
+    tracemalloc.start()
+    try:
+        digest("body", body)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 1_000_000
 
 
 def test_a_digest_depends_on_types_and_borders() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
+from binascii import b2a_base64
 from dataclasses import replace
+from os import urandom
 
 from flask import request
 
@@ -115,7 +116,7 @@ def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: 
         key=operation.hashed_key(),
         name=operation.name,
         fingerprint=state.sealer.keyed(fingerprint),
-        owner=secrets.token_urlsafe(16),
+        owner=b2a_base64(urandom(16))[:22].decode(),
         ttl_seconds=route.ttl,
         lease_seconds=None if route.atomic else route.lease,
     )

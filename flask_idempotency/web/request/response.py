@@ -45,21 +45,18 @@ def capture(response: Response, settings: Settings) -> StoredResponse:
     Removes the mark of a replay if the view passed one on from elsewhere. Raises ``IdempotencyError``
     for a status that no client understands.
     """
-    if not 100 <= response.status_code <= 599:
-        raise IdempotencyError(
-            f"the view returned the status {response.status_code}; allowed: 100 to 599"
-        )
+    status = response.status_code
+    if not 100 <= status <= 599:
+        raise IdempotencyError(f"the view returned the status {status}; allowed: 100 to 599")
     response.direct_passthrough = False
     response.headers.remove(settings.replayed_header)
     body = response.get_data()
     too_large = len(body) > settings.max_response_bytes
-    headers = (
-        storable(response.headers.items(), settings.unstored_headers | {FLASHES}) + _flashed_lines()
-    )
+    headers = storable(response.headers, settings.unstored_headers | {FLASHES}) + _flashed_lines()
     _, _, reason = response.status.partition(" ")
-    if reason != HTTP_STATUS_CODES.get(response.status_code, "Unknown").upper():
+    if reason != HTTP_STATUS_CODES.get(status, "Unknown").upper():
         headers += ((REASON, reason),)
-    return StoredResponse(response.status_code, headers, None if too_large else body)
+    return StoredResponse(status, headers, None if too_large else body)
 
 
 def replay(app: Flask, stored: StoredResponse, settings: Settings) -> Response:
