@@ -18,12 +18,12 @@ from bench.paths import Shops
 from bench.run import STORES
 
 CALLS = {
-    "first, hybrid": 1471,
-    "first, postgres": 1080,
+    "first, hybrid": 1281,
+    "first, postgres": 890,
     "replay, hybrid": 869,
     "replay, postgres": 610,
     "duplicate, hybrid": 753,
-    "unprotected bare view": 320,
+    "unprotected bare view": 125,
     "unprotected empty view": 101,
 }
 """Function calls, Python's and C's."""

@@ -176,6 +176,51 @@ def test_a_write_to_another_bind_is_noticed_also_behind_a_comment(make_world, po
     assert world.post().status_code == 500
 
 
+WAYS = {
+    "one row": lambda connection: connection.execute(sa.insert(LINE), {"id": 7}),
+    "rows sent as one statement": lambda connection: connection.execute(
+        sa.insert(LINE).returning(LINE.c.id), [{"id": 7}, {"id": 8}]
+    ),
+    "rows sent one by one": lambda connection: connection.execute(
+        sa.text("insert into line values (:id)"), [{"id": 7}, {"id": 8}]
+    ),
+    "the driver's own SQL": lambda connection: connection.exec_driver_sql(
+        "insert into line values (%s)", (7,)
+    ),
+    "no parameters": lambda connection: connection.execution_options(
+        no_parameters=True
+    ).exec_driver_sql("insert into line values (length('%1234567'))"),
+    "a cursor on the server": lambda connection: connection.execution_options(
+        stream_results=True
+    ).exec_driver_sql("with new as (insert into line values (7) returning id) select id from new"),
+}
+LINE = sa.Table("line", sa.MetaData(), sa.Column("id", sa.Integer))
+
+
+@pytest.mark.parametrize("with_options", [False, True], ids=["engine", "engine with options"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_write_to_another_bind_is_noticed_however_it_is_sent(make_world, postgres, way, with_options):
+    world = make_world(SQLALCHEMY_BINDS={"logs": postgres.database("ways_to_write")})
+    with world.app.app_context():
+        logs = world.db.engines["logs"]
+    if with_options:
+        logs = logs.execution_options(logging_token="logs")
+    with logs.begin() as connection:
+        connection.execute(sa.text("create table if not exists line (id int)"))
+
+    def pay():
+        with logs.begin() as connection:
+            WAYS[way](connection)
+        return {}, 201
+
+    protect(world, pay)
+    world.app.testing = True
+    with pytest.raises(NotAtomic, match="another bind"):
+        world.post()
+    with logs.connect() as connection:
+        assert connection.scalar(sa.text("select count(*) from line")) == 0
+
+
 def test_a_bind_that_is_not_there_is_named(world):
     world.app.post("/payments", endpoint="pay")(idempotent(other_binds=["logs"])(dict))
     world.app.testing = True
