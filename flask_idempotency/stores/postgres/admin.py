@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
+from psycopg2.extensions import AsIs
 from sqlalchemy import Table, exc, text
 
 from flask_idempotency.core.errors import ConfigurationError
@@ -72,9 +73,13 @@ class PostgresAdmin(TableAdmin):
         self._messages.run(statements.PUT_OFF, {"key": key})
 
     def purge(self, batch: int) -> Iterator[int]:
-        """Delete expired records in batches."""
-        while deleted := self._fetch(statements.PURGE, {"batch": batch})[0][0]:
-            yield deleted
+        """Delete expired records in batches, the earliest first."""
+        for (piece,) in self._fetch(statements.PIECES, {}):
+            values = {"piece": AsIs(piece), "batch": batch, "since": "-infinity"}
+            deleted, values["since"] = self._fetch(statements.PURGE, values)[0]
+            while deleted:
+                yield deleted
+                deleted, values["since"] = self._fetch(statements.PURGE, values)[0]
 
     def create(self) -> list[str]:
         """Create what is missing: the tables, or the indexes and fill factor of an existing one."""

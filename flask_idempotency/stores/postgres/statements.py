@@ -144,17 +144,33 @@ SELECT 1 FROM {table} WHERE key = %(key)s FOR KEY SHARE"""
 # - In a subquery the clock is read once; as a volatile function it could not use the index, and a
 #   purge would read every record that has not expired.
 # - ARRAY pins the batch down: a plain IN may be planned so that the subquery runs, and locks, again.
+# - By its ctid, its place in the table, a row need not be searched for a second time. Once its lock is
+#   ours it stays there. If another transaction changed it after this statement began, the lock is on
+#   the new version, which this statement cannot see: it is left to the next purge. A ctid is unique in
+#   one table only, so partitions are purged one by one.
+# - Each batch begins where the last one ended, and so does not read the index past all rows that were
+#   just deleted: they are in the way until a VACUUM, and as long as any older transaction runs.
+# - Without sorts the planner takes the index, which is in this order. It cannot know how many records
+#   have expired; if it believes in few, it would read and sort them all for each batch.
 # - A crash that loses the commit loses nothing: the records have still expired.
 PURGE = f"""SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 SET LOCAL synchronous_commit = off;
 SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
+SET LOCAL enable_sort = off;
 WITH gone AS (
-  DELETE FROM {{table}} WHERE key = ANY (ARRAY(
-    SELECT key FROM {{table}}
+  DELETE FROM ONLY %(piece)s WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM ONLY %(piece)s
      WHERE expires_at <= (SELECT clock_timestamp()) AND lease_expires_at IS NULL
-     ORDER BY expires_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED)) RETURNING key),
+       AND expires_at >= %(since)s::timestamptz
+     ORDER BY expires_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED)) RETURNING key, expires_at),
 steps AS (DELETE FROM {{steps}} AS step USING gone WHERE step.key = gone.key)
-SELECT count(*) FROM gone"""
+SELECT count(*), max(expires_at)::text FROM gone"""
+
+# What is purged one after the other: the table, or its partitions.
+PIECES = """SELECT quote_ident(nspname) || '.' || quote_ident(relname)
+  FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+ WHERE pg_class.oid = $name${table}$name$::regclass AND relkind <> 'p' OR pg_class.oid IN (
+  SELECT relid FROM pg_partition_tree($name${table}$name$::regclass) WHERE isleaf)"""
 
 # What to resume: nothing that has expired, which nobody may continue.
 WAITS = f"request IS NOT NULL AND state = 'in_progress' AND NOT {EXPIRED}"

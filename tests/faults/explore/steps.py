@@ -45,6 +45,7 @@ _NAMES = (
     (b"UPDATE", "update", Kind.CHANGE),
     (b"FOR KEY SHARE", "wait", Kind.CHANGE),
     (b"ROLLBACK", "rollback", Kind.CHANGE),
+    (b"pg_class", "pieces", Kind.UNNOTICED),  # nothing here changes the table's partitions
     (b"COMMIT", "commit", Kind.COMMIT),
     (b"", "look", Kind.LOOK),
 )

@@ -7,17 +7,20 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg2
+from psycopg2.extensions import AsIs
 
 import servers
 from flask_idempotency.cli import cli
 from flask_idempotency.cli.stores import admin_of
+from flask_idempotency.stores.postgres import statements
 
 EXPIRE = "update idempotency_record set expires_at = clock_timestamp()"
 
 FILL = """insert into idempotency_record
        (key, name, state, fingerprint_version, fingerprint, attempt, owner, created_at, expires_at)
 select sha256(n::text::bytea), 'filled', 'in_progress', 1, sha256(''), 1, 'somebody',
-       now() - interval '2 h', now() - interval '1 h' from generate_series(1, {}) as n"""
+       now() - interval '2 h', now() - interval '1 h' + n * interval '1 ms'
+  from generate_series(1, {}) as n"""
 
 
 def purge(world: Any, *options: str) -> str:
@@ -30,6 +33,14 @@ def purged(world: Any, batch: int = 1000) -> list[int]:
     """Purge without the command's output, which threads would share."""
     with world.app.app_context():
         return list(admin_of(world.app.extensions["idempotency"].records, "").purge(batch))
+
+
+def send_purge(cursor: Any, batch: int = 1000) -> int:
+    """What the purge sends for one batch, in the cursor's own transaction; how many it deleted."""
+    message = statements.PURGE.format(steps="idempotency_record_step")
+    values = {"piece": AsIs("idempotency_record"), "batch": batch, "since": "-infinity"}
+    cursor.execute(message, values)
+    return int(cursor.fetchone()[0])
 
 
 @contextmanager

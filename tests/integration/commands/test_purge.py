@@ -5,13 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from typing import Any
+
+from psycopg2.extensions import AsIs
 
 from flask_idempotency import idempotent
 from flask_idempotency.cli import cli
 from flask_idempotency.stores.postgres import statements
-from tests.integration.commands.purging import EXPIRE, FILL, outside, purge
+from tests.integration.commands.purging import EXPIRE, FILL, outside, purge, purged, send_purge
 from tests.waiting import wait_until
+
+PAUSING_CLOCK = """create function public.clock_timestamp() returns timestamptz volatile
+language plpgsql as
+'begin perform pg_advisory_xact_lock_shared(1); return pg_catalog.clock_timestamp(); end'"""
+WAITING = "select 1 from pg_locks where locktype = 'advisory' and not granted"
 
 
 def test_what_is_expired_goes_and_what_is_not_stays(world, pay):
@@ -81,12 +89,88 @@ def test_the_search_for_expired_records_does_not_read_the_others(world):
     world.sql(FILL.format(5000))
     world.sql("update idempotency_record set expires_at = now() + interval '1 h'")
     world.sql("analyze idempotency_record")
-    start = statements.PURGE.index("SELECT key")
-    subquery = statements.PURGE[start : statements.PURGE.index(")) RETURNING")]
-    sql = subquery.format(table="idempotency_record", steps="idempotency_record_step") % {"batch": 1000}
-    plan = "\n".join(line for (line,) in world.sql(f"explain (analyze, buffers) {sql}"))
-    assert "Index Cond: (expires_at <= " in plan, plan
+    plan = plan_of_purge(world)
+    assert "Index Cond: ((expires_at <= " in plan, plan
     assert "Rows Removed by Filter" not in plan, plan
+
+
+def test_no_expired_record_is_searched_for_twice(world):
+    world.sql(FILL.format(5000))
+    plan = plan_of_purge(world)
+    assert "Tid Scan on " in plan, plan
+    assert plan.count("Index Scan using ") == 1 + plan.count(
+        "Index Scan using idempotency_record_step"
+    ), plan
+
+
+def test_batches_do_not_read_again_what_older_transactions_still_see(make_world, postgres):
+    # An index points to deleted rows until no transaction sees them any more, and then until a VACUUM.
+    world = make_world(SQLALCHEMY_DATABASE_URI=postgres.database("purged"))  # has counted nothing yet
+    world.sql(FILL.format(5000))
+    with outside(world) as older:
+        older.execute("set transaction isolation level repeatable read; select 1")
+        assert purged(world, 100) == [100] * 50
+        wait_until(lambda: rows_read(world) >= 5000, "the backends have reported")
+        assert rows_read(world) < 5100
+
+
+def test_a_record_renewed_at_that_instant_stays(world):
+    """The statement has begun, and sees what was there; then a request takes the record over."""
+    world.sql(FILL.format(3))
+    world.sql(PAUSING_CLOCK)
+    with outside(world) as gate, outside(world) as purging, ThreadPoolExecutor(1) as pool:
+        gate.execute("select pg_advisory_lock(1)")
+        purging.execute("set search_path = public, pg_catalog")
+        purging.connection.commit()
+        deleting = pool.submit(send_purge, purging)
+        wait_until(lambda: world.sql(WAITING), "the purge reads the clock")
+        world.sql(
+            "update idempotency_record set expires_at = now() + interval '1 h' where key = sha256('1')"
+        )
+        world.sql("update idempotency_record set status = 500 where key = sha256('2')")
+        gate.execute("select pg_advisory_unlock(1)")
+        assert deleting.result() == 1, "the one that nobody has changed"
+        purging.connection.commit()
+    assert purge(world) == "1 expired record deleted\n"
+    assert [bytes(row.key) for row in world.records()] == [sha256(b"1").digest()]
+
+
+def test_partitions_are_purged_one_by_one(world):
+    # A row's place is unique in its partition only: those of expired and of other records are the same.
+    world.sql(
+        """create table plain as table idempotency_record; drop table idempotency_record;
+        create table idempotency_record (like plain, primary key (key)) partition by hash (key);
+        create table "part %s" partition of idempotency_record
+           for values with (modulus 2, remainder 0);
+        create table part_1 partition of idempotency_record for values with (modulus 2, remainder 1)"""
+    )
+    world.sql(FILL.format(1000))
+    world.sql("update \"part %s\" set expires_at = now() + interval '1 h'")
+    world.sql("update part_1 set attempt = 2")
+    (kept,) = world.sql('select count(*) from "part %s"')[0]
+    assert purge(world) == f"{1000 - kept} expired records deleted\n"
+    assert len(world.records()) == kept
+
+
+def plan_of_purge(world: Any) -> str:
+    with outside(world) as cursor:
+        before, _, statement = statements.PURGE.rpartition(";")
+        cursor.execute(before)
+        cursor.execute(
+            "explain (analyze, buffers) " + statement.format(steps="idempotency_record_step"),
+            {"piece": AsIs("idempotency_record"), "batch": 1000, "since": "-infinity"},
+        )
+        return "\n".join(line for (line,) in cursor.fetchall())
+
+
+def rows_read(world: Any) -> int:
+    """Entries of the index on ``expires_at`` that were read, once the backends have reported it."""
+    with world.app.app_context():
+        world.db.engine.dispose()  # a backend reports when it ends, at the latest
+    return world.sql(
+        "select idx_tup_read from pg_stat_user_indexes"
+        " where indexrelname = 'ix_idempotency_record_expires_at'"
+    )[0][0]
 
 
 def test_a_locked_table_is_not_waited_for(world):

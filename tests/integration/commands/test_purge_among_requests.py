@@ -10,20 +10,14 @@ from typing import Any
 
 import pytest
 
-from flask_idempotency.stores.postgres import statements
-from tests.integration.commands.purging import EXPIRE, FILL, outside, purged
+from tests.integration.commands.purging import EXPIRE, FILL, outside, purged, send_purge
 from tests.stores import BOTH
 
 
 def test_two_purges_do_not_wait_for_each_other_and_share_the_work(world):
     world.sql(FILL.format(3000))
     with outside(world) as other:
-        for statement in statements.PURGE.split(";"):
-            other.execute(
-                statement.format(table="idempotency_record", steps="idempotency_record_step"),
-                {"batch": 1000},
-            )
-        assert other.fetchone() == (1000,)
+        assert send_purge(other) == 1000
         began = time.monotonic()
         assert sum(purged(world, 300)) == 2000
         assert time.monotonic() - began < 10
@@ -102,12 +96,7 @@ def test_a_key_whose_expired_record_is_being_deleted_is_told_to_come_again(world
     pay()
     world.sql(EXPIRE)
     with outside(world) as purging:
-        for statement in statements.PURGE.split(";"):
-            purging.execute(
-                statement.format(table="idempotency_record", steps="idempotency_record_step"),
-                {"batch": 1000},
-            )
-        assert purging.rowcount == 1
+        assert send_purge(purging) == 1
         refused = pay()
         assert refused.status_code == 409
         assert refused.headers["Retry-After"]
