@@ -31,10 +31,11 @@ def main() -> None:
         print(stores.compare(given.rounds))
         return
     if given.capacity:
-        taken = capacity.measure()
-        print(capacity.table(taken))
+        taken, size = capacity.measure()
         data = {name: vars(each) for name, each in taken.items()}
         report.write_both(given.folder, "capacity", capacity.table(taken), data)
+        report.write_both(given.folder, "plan", capacity.plan(taken["first, hybrid"], size), size)
+        print(capacity.table(taken), capacity.plan(taken["first, hybrid"], size), sep="\n\n")
         return
     if given.plots:
         from .plots import draw  # its package is only needed here

@@ -11,12 +11,20 @@ import psycopg2
 import redis
 
 import servers
+from flask_idempotency.stores.redis.lock import MARKER_SECONDS
 
 from .paths import Shops
 from .run import STORES
+from .sizes import bytes_of_a_record
 
 REQUESTS = 2000
 """Enough that the clock's ticks of 10 ms change a figure by some µs."""
+
+RATES = (100, 10_000, 1_000_000)
+"""First requests a second that the plan is made for."""
+
+DAY = RETENTION = 24 * 60 * 60
+"""Seconds; the second is what ``IDEMPOTENCY_TTL`` is unless somebody sets it."""
 
 PATHS = ("bare", "first, hybrid", "first, postgres", "empty", "replay, hybrid", "replay, postgres")
 
@@ -80,14 +88,17 @@ def _spent(process: psutil.Process) -> float:
     return times.user + times.system
 
 
-def measure() -> dict[str, Taken]:
-    """What one request takes, by path, on servers of its own."""
+def measure() -> tuple[dict[str, Taken], float]:
+    """What one request takes, by path, and bytes of a record on disk; on servers of its own."""
     settings = {"autovacuum": "off"}  # it would strike at random
     with servers.Postgres(settings=settings) as postgres, servers.Redis() as redis_server:
         meter = Meter(postgres, redis_server)
-        shops = Shops({name: postgres.database(name) for name in STORES}, redis_server.url)
+        urls = {name: postgres.database(name) for name in STORES}
+        shops = Shops(urls, redis_server.url)
         try:
-            return {name: _of_one(shops, name, meter) for name in PATHS}
+            taken = {name: _of_one(shops, name, meter) for name in PATHS}
+            size = bytes_of_a_record(shops.clients["postgres"], urls["postgres"])
+            return taken, size
         finally:
             shops.close()
             meter.close()
@@ -104,6 +115,33 @@ def _of_one(shops: Shops, name: str, meter: Meter) -> Taken:
         after = meter.read()
     each = {name: (value - getattr(before, name)) / REQUESTS for name, value in vars(after).items()}
     return Taken(**each)
+
+
+def plan(first: Taken, record_bytes: float) -> str:
+    """What first requests at several rates take, as Markdown; ``record_bytes`` is a record on disk."""
+    rows = {
+        "Processors busy in PostgreSQL": [_shown(rate * first.postgres) for rate in RATES],
+        "Processors busy in Redis": [_shown(rate * first.redis) for rate in RATES],
+        "WAL a day": [_size(rate * DAY * first.wal) for rate in RATES],
+        "Records kept": [f"{rate * RETENTION:,}" for rate in RATES],
+        "The records on disk": [_size(rate * RETENTION * record_bytes) for rate in RATES],
+        "Memory in Redis": [_size(rate * MARKER_SECONDS * first.memory) for rate in RATES],
+    }
+    head = ["First requests a second", *(f"{rate:,}" for rate in RATES)]
+    lines = [head, ["---", *(["---:"] * len(RATES))], *([name, *row] for name, row in rows.items())]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _shown(number: float) -> str:
+    return f"{number:,.2f}" if number < 10 else f"{number:,.0f}"
+
+
+def _size(number: float) -> str:
+    for unit in ("kB", "MB", "GB"):
+        number /= 1000
+        if number < 1000:
+            return f"{number:,.0f} {unit}"
+    return f"{number / 1000:,.1f} TB"
 
 
 def table(taken: Mapping[str, Taken]) -> str:
