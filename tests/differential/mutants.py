@@ -210,7 +210,7 @@ def role_left_on_the_connection(knife: Knife) -> None:
 @shown_by(a_rejection_with_a_write=Program(view=(INSERT,), answer="conflict"))
 def leftovers_of_a_rejection_committed(knife: Knife) -> None:
     """What the view left is not undone, and the COMMIT that is for the record commits it, too."""
-    knife.replace(joined, "end_session", lambda session, running, drops: None)
+    knife.replace(joined, "drop_leftovers", lambda session, name: None)
 
 
 # Statements held back

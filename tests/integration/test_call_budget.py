@@ -18,8 +18,8 @@ from bench.paths import Shops
 from bench.run import STORES
 
 CALLS = {
-    "first, hybrid": 1281,
-    "first, postgres": 890,
+    "first, hybrid": 1241,
+    "first, postgres": 850,
     "replay, hybrid": 869,
     "replay, postgres": 610,
     "duplicate, hybrid": 753,

@@ -31,7 +31,8 @@ show them. More would keep a failing request busy with what nobody may look at."
 
 def present_session(db: SQLAlchemy) -> Session | None:
     """What ``db.session`` stands for, if it has been used."""
-    return db.session() if db.session.registry.has() else None
+    registry = db.session.registry
+    return registry() if registry.has() else None
 
 
 def has_unsaved(session: Session | None) -> bool:
@@ -74,7 +75,7 @@ def is_settled_outside(db: SQLAlchemy) -> bool:
 def end_view(db: SQLAlchemy, name: str) -> None:
     """End the part of a view that is not atomic: what it did not commit is undone, as without us."""
     if not is_settled_outside(db):
-        _drop_leftovers(db.session(), name)
+        drop_leftovers(db.session(), name)
 
 
 def blocks_records(state: AppState) -> bool:
@@ -111,15 +112,10 @@ def _names(code: Any) -> set[str]:
     return set(code.co_names).union(*map(_names, code.co_consts))
 
 
-def end_session(session: Session, running: OpenTransaction, *, drops: bool) -> None:
-    """Undo what a view left in a session, and say so; if it is nothing, loaded objects stay usable.
-
-    ``drops`` says that the open transaction has written.
-    """
+def end_session(session: Session, running: OpenTransaction) -> None:
+    """End a session's part of an operation. It has left nothing, so loaded objects stay usable."""
     transaction = session.get_transaction()
-    if has_unsaved(session) or (drops and transaction is not None):
-        _drop_leftovers(session, running.operation.name)
-    elif (
+    if (
         transaction is not None
         and transaction.is_active  # one that has failed waits for the application's rollback()
         and (session in running.sessions or connections(session))
@@ -127,7 +123,8 @@ def end_session(session: Session, running: OpenTransaction, *, drops: bool) -> N
         transaction.close()
 
 
-def _drop_leftovers(session: Session, name: str) -> None:
+def drop_leftovers(session: Session, name: str) -> None:
+    """Undo what the view ``name`` left in a session, and say so."""
     log.warning("the view of %s left changes it did not commit; they are undone", name)
     drop(session)
 

@@ -13,7 +13,15 @@ from flask_idempotency.web.operation import OpenTransaction, Operation, forget_e
 from flask_idempotency.web.setup.state import AppState
 
 from .earlier import SetAside
-from .ends import commits_in_teardown, end_session, has_unsaved, present_session, undo, waits_for_commit
+from .ends import (
+    commits_in_teardown,
+    drop_leftovers,
+    end_session,
+    has_unsaved,
+    present_session,
+    undo,
+    waits_for_commit,
+)
 from .joining import engines_of, prove
 
 
@@ -35,6 +43,7 @@ class Joined:
     ) -> None:
         self._state, self._hold = state, hold
         self._left: tuple[int, int] | None = None
+        self._settled: list[Session] | None = None
         binds = engines_of(state, other_binds)
         self._running = OpenTransaction(operation, hold, state.units_of(hold), binds)
         try:
@@ -72,15 +81,21 @@ class Joined:
         response of success. Beside a rejection it is undone, unless the application commits in a
         teardown. ``status`` is the response's, or None for a step.
         """
+        sessions, self._settled = self._settled, None
         self.raise_if_uncommittable(None)
-        running, sessions = self._running, self._sessions()
-        has_written = running.units.has_unsaved_writes()
-        if status is not None and (has_written or any(map(has_unsaved, sessions))):
+        running, has_written, unsaved = self._running, False, []
+        if sessions is None:
+            sessions, has_written = self._sessions(), running.units.has_unsaved_writes()
+            unsaved = [session for session in sessions if has_unsaved(session)]
+        if status is not None and (has_written or unsaved):
             self._refuse_leftovers(status)
         running.units.leave()
         try:
             for session in sessions:
-                end_session(session, running, drops=has_written)
+                if session in unsaved or (has_written and session.in_transaction()):
+                    drop_leftovers(session, running.operation.name)
+                else:
+                    end_session(session, running)
         except SQLAlchemyError as lost:  # the connection is lost: nothing can be undone or stored
             self.raise_if_uncommittable(lost)
             raise
@@ -111,9 +126,13 @@ class Joined:
             self._state.db.session.commit()
 
     def is_settled(self) -> bool:
-        """Whether everything is committed, so that a commit above the view has nothing left to do."""
-        units = self._running.units
-        if not units.has_open_work and not any(map(waits_for_commit, self._sessions())):
+        """Whether everything is committed, so that a commit above the view has nothing left to do.
+
+        Then :meth:`let_go` follows at once: it need not ask again.
+        """
+        units, sessions = self._running.units, self._sessions()
+        if not units.has_open_work and not any(map(waits_for_commit, sessions)):
+            self._settled = sessions
             return True
         if self.has_leftovers():
             self._left = units.commits, units.rollbacks
