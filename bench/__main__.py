@@ -6,7 +6,7 @@ calls and trips are counted: they are the same on every machine and under any lo
 ratios to the unprotected view in an application without the extension, measured in turns with it; time
 that was spent waiting for a processor is taken off. Each commit reaches the disk, as in production; a
 figure beside it leaves that out (fsync is off). On a network each round trip takes 0.5 or 2 ms longer.
-bytes is what a record takes in the database.
+bytes is what a record takes in the database, footprint what the package adds to a worker.
 A ratio has its 95 % interval; a budget inside that is "unclear": take more rounds.
 """
 
@@ -17,11 +17,11 @@ from pathlib import Path
 
 import servers
 
-from . import capacity, report, stores
+from . import capacity, report, stores, workers
 from .budgets import BASE
 from .run import Run
 
-MEASUREMENTS = ("calls", "trips", "time", "network", "bytes")
+MEASUREMENTS = ("calls", "trips", "time", "network", "bytes", "footprint")
 
 
 def main() -> None:
@@ -36,6 +36,10 @@ def main() -> None:
         report.write_both(given.folder, "capacity", capacity.table(taken), data)
         report.write_both(given.folder, "plan", capacity.plan(taken["first, hybrid"], size), size)
         print(capacity.table(taken), capacity.plan(taken["first, hybrid"], size), sep="\n\n")
+        return
+    if given.workers is not None:
+        plan = workers.Plan(given.workers or workers.PARTS, given.turns, given.seconds)
+        print(workers.measure(plan, given.folder))
         return
     if given.plots:
         from .plots import draw  # its package is only needed here
@@ -71,6 +75,17 @@ def _arguments() -> argparse.Namespace:
     add("--places", choices=BASE, metavar="PATH", help=f"only list where a path's calls go: {paths}")
     add("--stores", action="store_true", help="only compare the stores with each other")
     add("--capacity", action="store_true", help="only measure what a request takes of each server")
+    parts = ", ".join(workers.PARTS)
+    add(
+        "--workers",
+        nargs="*",
+        choices=workers.PARTS,
+        metavar="PART",
+        help=f"only measure under gunicorn: {parts}; all of them take about"
+        f" {workers.Plan().minutes:.0f} minutes",
+    )
+    add("--turns", type=int, default=workers.Plan.turns, help="turns under gunicorn (5)")
+    add("--seconds", type=float, default=workers.Plan.seconds, help="seconds of a step there (1)")
     add("--plots", action="store_true", help="only draw what lies in the folder")
     return parser.parse_args()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,8 +11,6 @@ from flask import Flask, request
 from flask.testing import FlaskClient
 from flask.typing import ResponseReturnValue
 from flask_sqlalchemy import SQLAlchemy
-
-from flask_idempotency import Idempotency, idempotent
 
 
 def make_client(
@@ -22,6 +20,7 @@ def make_client(
     protect: bool = True,
     store: str | None = None,
     atomic: bool = True,
+    engine_options: Mapping[str, Any] | None = None,
     during: Callable[[], object] = lambda: None,
 ) -> FlaskClient:
     """A client of an application of its own; ``store`` as in ``IDEMPOTENCY_STORE``.
@@ -48,8 +47,12 @@ def make_client(
 
     app = Flask("bench")
     app.config["SQLALCHEMY_DATABASE_URI"] = database_url
+    app.config["SQLALCHEMY_ENGINE_OPTIONS"] = dict(engine_options or {})
     db.init_app(app)
     if protect:
+        # Only here: what the import takes is measured, too.
+        from flask_idempotency import Idempotency, idempotent
+
         app.config.update(
             IDEMPOTENCY_STORE=store,
             IDEMPOTENCY_REDIS_URL=redis_url,

@@ -16,6 +16,8 @@ P99 = "99th percentile of time, × that of base"
 NETWORK = {0.0005: "time, × base, 0.5 ms a round trip", 0.002: "time, × base, 2 ms a round trip"}
 WAITED = "round trips waited for, added"
 BYTES = "bytes of table and indexes"
+MEMORY = "MiB of memory, added"
+IMPORTS = "ms of processor time for imports, added"
 
 BASE = {
     "first, hybrid": "bare",
@@ -30,6 +32,8 @@ BASE = {
 application, the hybrid one."""
 
 RECORD = "record of a 200-byte response"
+
+WORKER = "a worker with Flask, Flask-SQLAlchemy and redis-py"
 
 BUDGETS: dict[str, dict[str, float]] = {
     "first, hybrid": {
@@ -57,4 +61,8 @@ BUDGETS: dict[str, dict[str, float]] = {
     "unprotected bare view": {CALLS: 60, REDIS: 0, POSTGRES: 0, TIME: 1.02},
     "unprotected empty view": {CALLS: 60, REDIS: 0, POSTGRES: 0, TIME: 1.02},
     RECORD: {BYTES: 450},
+    WORKER: {MEMORY: 10, IMPORTS: 60},
 }
+
+RATES = {"first": 0.8, "replay": 0.4}
+"""Under gunicorn, the least that the highest rate may be, × that of "bare" or "empty"."""

@@ -48,3 +48,8 @@ def serving(redis: servers.Redis, *databases: servers.Postgres) -> list[int]:
     # Not those that write in the background: no request waits for them.
     backends = [child.pid for child in children if "127.0.0.1(" in "".join(child.cmdline())]
     return [*backends, *filter(None, [redis.pid])]
+
+
+def wanted() -> str:
+    """How busy the machine is, in words; the system's average of the last minute."""
+    return f"{os.getloadavg()[0]:.1f} programs wanted the {os.cpu_count()} processors"

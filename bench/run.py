@@ -5,7 +5,6 @@ Each public method of :class:`Run` measures one thing and stands alone.
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,11 +15,14 @@ import redis
 
 import servers
 
+from . import footprint
 from .budgets import (
     BASE,
     BUDGETS,
     BYTES,
     CALLS,
+    IMPORTS,
+    MEMORY,
     NETWORK,
     NO_DISK,
     P99,
@@ -30,12 +32,13 @@ from .budgets import (
     REDIS,
     TIME,
     WAITED,
+    WORKER,
 )
 from .calls import count_calls
 from .network import Network, count_round_trips
 from .paths import Send, Shops
 from .places import places, table
-from .processors import Queue, serving
+from .processors import Queue, serving, wanted
 from .report import Figure, Figures
 from .sizes import bytes_of_a_record
 from .times import Turns, in_turns, spent
@@ -107,7 +110,7 @@ class Run:
             for name in (path for path, base in BASE.items() if base == "bare"):
                 elapsed, _ = self._in_turns(shops, name, rounds)
                 self.figures[name][NO_DISK] = elapsed.ratio
-        self._note_load("time")
+        self.notes.append(f"time: {wanted()}")
 
     def network(self, rounds: int) -> None:
         """Time in turns where each round trip takes longer; a tenth of the rounds."""
@@ -119,7 +122,7 @@ class Run:
                     if what in BUDGETS[name]:
                         elapsed, _ = self._in_turns(shops, name, max(rounds // 10, 1), network)
                         self.figures[name][what] = elapsed.ratio
-        self._note_load("network")
+        self.notes.append(f"network: {wanted()}")
 
     def bytes(self, _rounds: int) -> None:
         """What a record takes on disk."""
@@ -127,14 +130,18 @@ class Run:
             size = bytes_of_a_record(shops.clients["postgres"], self._database_urls["postgres"])
         self.figures[RECORD][BYTES] = Figure(size)
 
+    def footprint(self, _rounds: int) -> None:
+        """Memory of a worker, and time to import."""
+        urls = self._database_urls["hybrid"], self._redis_url
+        self.figures[WORKER] = {
+            MEMORY: footprint.memory(*urls),
+            IMPORTS: footprint.imports(*urls),
+        }
+
     def places(self, name: str) -> str:
         """Where the function calls of a path go, as Markdown."""
         with self._shops() as shops, shops.path(name) as send, shops.path(BASE[name]) as send_base:
             return table(places(send), places(send_base))
-
-    def _note_load(self, what: str) -> None:
-        load, processors = os.getloadavg()[0], os.cpu_count()
-        self.notes.append(f"{what}: {load:.1f} programs wanted the {processors} processors")
 
     def _in_turns(
         self, shops: Shops, name: str, rounds: int, network: Network | None = None, **options: int

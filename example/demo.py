@@ -33,6 +33,7 @@ from servers.watchdog import Watchdog
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "example" / "gunicorn.conf.py"
 START_SECONDS = 30  # gunicorn takes one; a machine that needs more has another problem
+BACKLOG = 2048  # connections that wait for a worker: as many as with a socket of gunicorn's own
 STOP_SECONDS = 25  # more than gunicorn.conf.py gives requests to finish
 
 
@@ -70,7 +71,8 @@ def gunicorn(
     it is ready waits. A small shell stops it if this process dies of kill -9.
     """
     try:
-        listener = socket.create_server(("127.0.0.1", port or servers.free_port()))
+        where = ("127.0.0.1", port or servers.free_port())
+        listener = socket.create_server(where, backlog=BACKLOG)
     except OSError as error:
         raise CannotStart(f"port {port} cannot be used ({error.strerror}); try --port") from None
     own = {name: value for name, value in os.environ.items() if name != "GUNICORN_CMD_ARGS"}
