@@ -17,7 +17,7 @@ from pathlib import Path
 
 import servers
 
-from . import capacity, report, stores, workers
+from . import capacity, growth, report, stores, workers
 from .budgets import BASE
 from .run import Run
 
@@ -40,6 +40,9 @@ def main() -> None:
     if given.workers is not None:
         plan = workers.Plan(given.workers or workers.PARTS, given.turns, given.seconds)
         print(workers.measure(plan, given.folder))
+        return
+    if given.growth is not None:
+        print(growth.measure(given.growth or growth.SIZES, given.rounds, given.folder))
         return
     if given.plots:
         from .plots import draw  # its package is only needed here
@@ -86,6 +89,9 @@ def _arguments() -> argparse.Namespace:
     )
     add("--turns", type=int, default=workers.Plan.turns, help="turns under gunicorn (5)")
     add("--seconds", type=float, default=workers.Plan.seconds, help="seconds of a step there (1)")
+    sizes = " ".join(map(str, growth.SIZES))
+    add("--growth", nargs="*", type=int, metavar="RECORDS", help="only measure tables of so many"
+        f" records ({sizes}), the purge, and how large a table stays")  # fmt: skip
     add("--plots", action="store_true", help="only draw what lies in the folder")
     return parser.parse_args()
 
