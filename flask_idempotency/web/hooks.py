@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
 from typing import Any
 
-from flask import Flask, Response, got_request_exception, request
+from flask import Flask, Request, Response, got_request_exception, request
 from flask.globals import request_ctx
 from flask.typing import ResponseReturnValue
 
@@ -31,6 +32,7 @@ from flask_idempotency.web.request.state import (
     Waiting,
     existing_request,
     note_outermost_request,
+    state_of,
     this_request,
 )
 from flask_idempotency.web.setup.environment import warn_if_short
@@ -50,12 +52,14 @@ from flask_idempotency.web.setup.routes import (
 from flask_idempotency.web.setup.state import AppState
 
 from .decorator import protected
-from .operation import in_thread
+from .operation import in_thread, present_request
 from .signals import Event, operation_rejected, send
 
 log = logging.getLogger("flask_idempotency")
 
 _ENVELOPE = "__idempotency_envelope__"
+
+AfterFunction = Callable[[Response], Response]
 
 
 def register(app: Flask, state: AppState, worker_timeout: float) -> None:
@@ -64,11 +68,24 @@ def register(app: Flask, state: AppState, worker_timeout: float) -> None:
     for endpoint, view in app.view_functions.items():
         if (route := getattr(view, ROUTE, None)) is not None:
             refuse_unsupported(state, route, endpoint)  # for a later view, the first request does this
+
+    # Functions: in each request Flask asks whether they are async, and takes longer with a method.
+    def before() -> Response | None:
+        return hooks.before(present_request())
+
+    def after(response: Response) -> Response:
+        current = existing_request()
+        return response if current is None else hooks.after(current, response, after)
+
+    def teardown(error: BaseException | None) -> None:
+        if (current := existing_request()) is not None:
+            hooks.teardown(current, error)
+
     # First: whatever a function of the application reads of the body must be kept.
-    app.before_request_funcs.setdefault(None, []).insert(0, hooks.before)
+    app.before_request_funcs.setdefault(None, []).insert(0, before)
     # Flask runs these from the last to the first, so ours comes after all others.
-    app.after_request_funcs.setdefault(None, []).insert(0, hooks.after)
-    app.teardown_request(hooks.teardown)
+    app.after_request_funcs.setdefault(None, []).insert(0, after)
+    app.teardown_request(teardown)
     got_request_exception.connect(hooks.end_waiting, app)
     handlers = app.error_handler_spec[None][None]
     # On the base class: the application's own handler for any class below it is more exact and wins.
@@ -84,52 +101,49 @@ class Hooks:
         self._known: dict[tuple[str, str], tuple[Any, Route | None]] = {}
         self._warned: set[str] = set()
 
-    def before(self) -> Response | None:
+    def before(self, request: Request) -> Response | None:
         """Check the request to a protected endpoint, as far as that needs no user and no store.
 
         A response ends a request that may not be resumed here.
         """
-        note_outermost_request()
+        note_outermost_request(request)
         # Removed: a request that the view makes with this environ is not the one to resume.
         resuming: Resuming | None = request.environ.pop(RESUMED, None)
-        route = None
-        if request.endpoint is not None and self._state.settings.enabled:
-            route = self._route(request.endpoint, request.method)
+        route, endpoint = None, request.endpoint
+        if endpoint is not None and self._state.settings.enabled:
+            route = self._route(endpoint, request.method)
         if resuming is not None:
             resuming.refusal = _why_not(resuming, route)
             if resuming.refusal:
                 return self._state.app.response_class(status=409)
-            this_request().resuming = resuming
+            state_of(request).resuming = resuming
         if route is not None:
-            current = this_request()
+            current = state_of(request)
             current.route = route
-            prepare(self._state, route, current)
+            prepare(request, self._state, route, current)
         return None
 
-    def after(self, response: Response) -> Response:
+    def after(self, current: RequestState, response: Response, hook: AfterFunction) -> Response:
         """End an operation that waited for this; keep caches away from a replay or a problem."""
-        current = existing_request()
-        if current is None:
-            return response
         if current.waiting is not None:
-            response = self._finish(current, response)
-        problem = current.problem
-        if problem is not None or current.is_replay:
-            response.headers.setdefault("Cache-Control", "no-store")
+            response = self._finish(current, response, hook)
+        problem, headers = current.problem, response.headers
+        if (problem is not None or current.is_replay) and "Cache-Control" not in headers:
+            headers.add("Cache-Control", "no-store")
         if problem is None:
             return response
-        if problem.retry_after is not None:
-            response.headers.setdefault("Retry-After", str(problem.retry_after))
+        if problem.retry_after is not None and "Retry-After" not in headers:
+            headers.add("Retry-After", str(problem.retry_after))
         event = Event(current.name, status=response.status_code, problem=problem.type, error=problem)
         send(operation_rejected, self._state.app, event)
         return response
 
-    def _finish(self, current: RequestState, response: Response) -> Response:
+    def _finish(self, current: RequestState, response: Response, hook: AfterFunction) -> Response:
         """Store the response of a view whose work was committed, or not, above it.
 
         A problem gets its response as if the view had raised it, and the application's
-        ``after_request`` functions run again on that one; those that the view registered do not. Other
-        errors go to Flask.
+        ``after_request`` functions run again on that one; those that the view registered do not, nor
+        does our own ``hook``. Other errors go to Flask.
         """
         waiting, current.waiting = current.waiting, None
         try:
@@ -142,7 +156,7 @@ class Hooks:
             for name in (*request.blueprints, None):
                 functions += reversed(app.after_request_funcs.get(name, ()))
             for function in functions:
-                if function != self.after:
+                if function is not hook:
                     response = app.ensure_sync(function)(response)
         return response
 
@@ -246,16 +260,15 @@ class Hooks:
             )
         return response
 
-    def teardown(self, error: BaseException | None) -> None:
+    def teardown(self, current: RequestState, error: BaseException | None) -> None:
         """Roll back what is still open.
 
         Without an error, a waiting response goes on waiting: what ends here is a copy of the request's
         context, in a thread that the view started.
         """
-        current = existing_request()
-        if current is not None and error is not None:
+        if error is not None:
             self.end_waiting(self._state.app)
-        if current is not None and current.clean_up is not None:
+        if current.clean_up is not None:
             current.clean_up()
 
     def answer(self, error: IdempotencyError) -> ResponseReturnValue:

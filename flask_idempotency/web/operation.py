@@ -7,14 +7,22 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any, NoReturn, Protocol, TypeVar, cast
 
-from flask import g, has_app_context, has_request_context, request
+from flask.globals import _cv_app
 from sqlalchemy import Connection, Engine
 
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.keys import Scope, derive_key, hash_key
 from flask_idempotency.core.ports import Units
+
+try:
+    from flask.globals import _cv_request
+
+    _request_of = attrgetter("request")
+except ImportError:  # from Flask 3.2, the application's context is also the request's
+    _cv_request, _request_of = _cv_app, attrgetter("_request")  # type: ignore[assignment]
 
 T = TypeVar("T")
 
@@ -214,11 +222,16 @@ def outer_operation() -> OpenTransaction | None:
     return running if running is not None and running.is_open else None
 
 
+# Asked so often that Flask's proxies, and asking whether they are bound, would be felt.
+
+
 def present_request() -> Any:
     """The present request, or None."""
-    return request._get_current_object() if has_request_context() else None  # type: ignore[attr-defined]  # noqa: SLF001
+    context = _cv_request.get(None)
+    return None if context is None else _request_of(context)
 
 
 def present_context() -> Any:
-    """What identifies the present application context, or None."""
-    return g._get_current_object() if has_app_context() else None  # noqa: SLF001
+    """What identifies the present application context: its ``flask.g``, or None."""
+    context = _cv_app.get(None)
+    return None if context is None else context.g

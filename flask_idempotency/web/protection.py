@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import math
 
-from flask import Response, current_app, request
+import flask
+from flask import Request, Response, current_app
 
 from flask_idempotency.core.engine import (
     Claimed,
@@ -68,6 +69,7 @@ def enter(route: Route, view: object) -> Attempt | Response | None:
         )
     if running_operation() is not None or current.operation is not None or not state.settings.enabled:
         return None  # an idempotent function that an idempotent view calls is part of it
+    request: Request = flask.request._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001
     if current.route is not None and current.route.given is route:
         route = current.route
     elif not route.applies_to(request.method):
@@ -76,9 +78,9 @@ def enter(route: Route, view: object) -> Attempt | Response | None:
         route = route.resolved(state.settings, state.scope, request.endpoint or "")
         refuse_unsupported(state, route, route.name)
     try:
-        prepare(state, route, current)
-        skipped = route.skip is not None and is_skipped(route.skip, current)
-        operation = None if skipped else identify(state, route, current)
+        prepare(request, state, route, current)
+        skipped = route.skip is not None and is_skipped(route.skip, request, current)
+        operation = None if skipped else identify(request, state, route, current)
         if operation is None:
             if current.resuming is not None:
                 raise KeyRequired(
@@ -86,10 +88,10 @@ def enter(route: Route, view: object) -> Attempt | Response | None:
                 )
             return None
         _refuse_shared_name(current, operation, view)
-        claim = request_claim(state, route, current, operation)
+        claim = request_claim(request, state, route, current, operation)
         entered = claim_or_answer(state, route, current, operation, claim)
         if entered is not None:  # what runs unprotected may call others that do
-            current.entered[operation.name, operation.key] = view
+            current.entered = {**current.entered, (operation.name, operation.key): view}
         if isinstance(entered, Attempt):
             entered.watch_registered()
         return entered

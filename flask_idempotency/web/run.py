@@ -58,7 +58,7 @@ def run(
     if not state.settings.enabled:
         return function(*args)
     current = this_request()
-    current.flashes, before = [], (current.problem, current.is_replay)
+    current.flashes, before = (), (current.problem, current.is_replay)
     try:
         return _run(state, route, current, function, args, scope, key, payload)
     finally:

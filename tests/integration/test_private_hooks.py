@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import sqlalchemy as sa
-from flask import after_this_request
+from flask import after_this_request, g, request
 from flask.globals import request_ctx
+
+from flask_idempotency.web.operation import present_context, present_request
 
 
 def test_a_session_knows_its_connections_by_what_they_were_asked_for_with(world):
@@ -35,6 +37,16 @@ def test_a_pool_can_be_asked_to_tell_its_listeners_of_a_check_out(world):
         fairy = connection.connection
         world.db.engine.pool.dispatch.checkout(fairy.driver_connection, fairy._connection_record, fairy)
         assert heard == [(fairy.driver_connection, fairy._connection_record, fairy)]
+
+
+def test_the_present_request_and_its_context_are_those_of_flasks_proxies(world):
+    assert present_request() is present_context() is None
+    with world.app.app_context():
+        assert present_request() is None
+        assert present_context() is g._get_current_object()
+        with world.app.test_request_context():
+            assert present_request() is request._get_current_object()
+            assert present_context() is g._get_current_object()
 
 
 def test_a_request_keeps_what_was_registered_for_after_it_in_one_list_in_their_order(world):

@@ -6,7 +6,7 @@ from binascii import b2a_base64
 from dataclasses import replace
 from os import urandom
 
-from flask import request
+from flask import Request
 
 from flask_idempotency.core.errors import IdempotencyError, KeyRequired, ScopeUnknown
 from flask_idempotency.core.fingerprint import Fingerprint
@@ -21,39 +21,41 @@ from .body import REQUEST, Body, fingerprint, header_key, natural_key, pack_requ
 from .state import RequestState, Resuming, current_scope
 
 
-def prepare(state: AppState, route: Route, current: RequestState) -> None:
+def prepare(request: Request, state: AppState, route: Route, current: RequestState) -> None:
     """Read the header of the key, and keep the body from now on, whoever reads it first.
 
     Raises nothing: ``current.refusal`` says what is wrong.
     """
     current.name = route.name
-    if current.checked or (route.skip is not None and is_skipped(route.skip, current)):
+    if current.checked or (route.skip is not None and is_skipped(route.skip, request, current)):
         return
     current.checked = True
     try:
         if route.key is None:
             current.key = header_key(request, state.settings, resumed=current.resuming is not None)
-        if current.key is not None or _may_hold_key(state, route):
-            _body(state, current)
+        if current.key is not None or _may_hold_key(request, state, route):
+            _body(request, state, current)
         elif route.required:
             raise KeyRequired
     except IdempotencyError as refusal:
         current.refusal = refusal
 
 
-def is_skipped(skip: Skip, current: RequestState) -> bool:
+def is_skipped(skip: Skip, request: Request, current: RequestState) -> bool:
     """Whether the ``skip`` of ``protect`` lets this request pass; called once for each request."""
     if current.skipped is None:
         current.skipped = bool(skip(request))
     return current.skipped
 
 
-def _may_hold_key(state: AppState, route: Route) -> bool:
+def _may_hold_key(request: Request, state: AppState, route: Route) -> bool:
     """Whether the key may be outside its header."""
     return route.key is not None or forms.may_have_field(request, state.settings)
 
 
-def identify(state: AppState, route: Route, current: RequestState) -> Operation | None:
+def identify(
+    request: Request, state: AppState, route: Route, current: RequestState
+) -> Operation | None:
     """The operation that the request is about; None if it has no key and needs none.
 
     Reads no body of an unauthenticated caller, except where a request without a key may pass. Raises
@@ -64,7 +66,7 @@ def identify(state: AppState, route: Route, current: RequestState) -> Operation 
     has_key = route.key is None and current.key is not None
     scope: Scope = current_scope(route.scope) if has_key or route.required else None
     if not has_key:
-        _find_key(state, route, current)
+        _find_key(request, state, route, current)
     if current.key is None:
         if route.required:
             raise KeyRequired
@@ -76,11 +78,11 @@ def identify(state: AppState, route: Route, current: RequestState) -> Operation 
     return Operation(current.name, route.namespace, scope, current.key, attempt=0)
 
 
-def _find_key(state: AppState, route: Route, current: RequestState) -> None:
+def _find_key(request: Request, state: AppState, route: Route, current: RequestState) -> None:
     """Look for the key outside its header."""
-    if not _may_hold_key(state, route):
+    if not _may_hold_key(request, state, route):
         return
-    body = _body(state, current)
+    body = _body(request, state, current)
     body.whole()
     if route.key is not None:
         current.key = natural_key(request, body, route, state.settings)
@@ -88,18 +90,20 @@ def _find_key(state: AppState, route: Route, current: RequestState) -> None:
         current.field, current.key = field, field.key
 
 
-def _body(state: AppState, current: RequestState) -> Body:
+def _body(request: Request, state: AppState, current: RequestState) -> Body:
     current.body = current.body or Body(request, state.settings)
     return current.body
 
 
-def request_claim(state: AppState, route: Route, current: RequestState, operation: Operation) -> Claim:
-    """What the present request asks for.
+def request_claim(
+    request: Request, state: AppState, route: Route, current: RequestState, operation: Operation
+) -> Claim:
+    """What the request asks for.
 
     Raises ``ScopeUnknown`` if it was sent to resume another operation, and what :func:`new_claim` and
     reading the body raise.
     """
-    body = _body(state, current).whole()
+    body = _body(request, state, current).whole()
     claim = new_claim(state, route, operation, fingerprint(request, body, route))
     if current.resuming is not None:
         claim = _resumed(claim, current.resuming)

@@ -177,7 +177,7 @@ _JSON = TaggedJSONSerializer()
 
 def _note(_app: Flask, message: Any, category: str, **_: Any) -> None:
     if present_operation() is not None:
-        this_request().flashes.append((category, message))
+        this_request().flashes += ((category, message),)
 
 
 def _has_no_session() -> bool:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from flask import Response, g, has_app_context, has_request_context, request
+from flask import Response
 from werkzeug.local import LocalProxy
 
 from flask_idempotency.core.errors import Problem, ScopeUnknown
 from flask_idempotency.core.keys import Scope
-from flask_idempotency.web.operation import Operation, present_request, running_operation
+from flask_idempotency.web.operation import (
+    Operation,
+    present_context,
+    present_request,
+    running_operation,
+)
 from flask_idempotency.web.setup.options import Route, ScopeCallable
 
 if TYPE_CHECKING:
@@ -61,46 +67,51 @@ class Resuming:
 
 
 class RequestState:
-    """What the extension knows about one request (or, outside of one, application context)."""
+    """What the extension knows about one request (or, outside of one, application context).
 
-    def __init__(self) -> None:
-        self.name = ""
-        self.route: Route | None = None  # its endpoint's, resolved
-        self.key: str | None = None
-        self.checked = False
-        self.skipped: bool | None = None  # what protect(skip=...) has said of it
-        self.body: Body | None = None  # from when it is known that it may be needed
-        self.operation: Operation | None = None  # one that is not atomic, while it runs
-        self.entered: dict[tuple[str, str], object] = {}  # by name and key, the function
-        self.refusal: Exception | None = None
-        self.is_dispatched = False  # Flask has called its view, and will call the hook after it
-        self.response: Response | None = None  # the view's, which is stored
-        self.waiting: Waiting | None = None
-        self.raised: Waiting | None = None  # whose view's error is on its way up
-        self.clean_up: Callable[[], None] | None = None  # ends an attempt that is not over
-        self.problem: Problem | None = None
-        self.is_replay = False  # the response is a stored one
-        self.field: FormKey | None = None  # if the key comes from a form
-        self.flashes: list[tuple[str, Any]] = []
-        self.resuming: Resuming | None = None
+    Most requests change little of it, and have the rest from the class.
+    """
+
+    name = ""
+    route: Route | None = None  # its endpoint's, resolved
+    key: str | None = None
+    checked = False
+    skipped: bool | None = None  # what protect(skip=...) has said of it
+    body: Body | None = None  # from when it is known that it may be needed
+    operation: Operation | None = None  # one that is not atomic, while it runs
+    entered: Mapping[tuple[str, str], object] = MappingProxyType({})  # by name and key, the function
+    refusal: Exception | None = None
+    is_dispatched = False  # Flask has called its view, and will call the hook after it
+    response: Response | None = None  # the view's, which is stored
+    waiting: Waiting | None = None
+    raised: Waiting | None = None  # whose view's error is on its way up
+    clean_up: Callable[[], None] | None = None  # ends an attempt that is not over
+    problem: Problem | None = None
+    is_replay = False  # the response is a stored one
+    field: FormKey | None = None  # if the key comes from a form
+    flashes: tuple[tuple[str, Any], ...] = ()
+    resuming: Resuming | None = None
 
 
-_ATTRIBUTE = "_flask_idempotency"
+def state_of(home: Any) -> RequestState:
+    """The state of a request, made when first asked for."""
+    try:
+        state: RequestState = home._flask_idempotency  # noqa: SLF001
+    except AttributeError:
+        state = home._flask_idempotency = RequestState()  # noqa: SLF001
+    return state
 
 
 def this_request() -> RequestState:
-    """The state of the present request, made when first asked for."""
-    home = _home()
-    state: RequestState | None = getattr(home, _ATTRIBUTE, None)
-    if state is None:
-        state = RequestState()
-        setattr(home, _ATTRIBUTE, state)
-    return state
+    """The state of the present request, or outside of one, of the present application context."""
+    return state_of(present_request() or present_context())
 
 
 def existing_request() -> RequestState | None:
     """The state of the present request, if the extension has had to do with it."""
-    return cast("RequestState | None", getattr(_home(), _ATTRIBUTE, None))
+    home = present_request() or present_context()
+    state: RequestState | None = getattr(home, "_flask_idempotency", None)
+    return state
 
 
 def current_scope(scope_of: ScopeCallable | None, *, required: bool = True) -> Scope:
@@ -119,22 +130,14 @@ def current_scope(scope_of: ScopeCallable | None, *, required: bool = True) -> S
 _OUTERMOST = "_flask_idempotency_request"
 
 
-def note_outermost_request() -> None:
+def note_outermost_request(request: Any) -> None:
     """Remember which request an application context belongs to: a view's own requests share it."""
-    if _OUTERMOST not in g:
-        setattr(g, _OUTERMOST, _home())
+    present_context().setdefault(_OUTERMOST, request)
 
 
 def is_outermost_request() -> bool:
     """Whether the session of the present request is not that of a view that made it."""
-    return getattr(g, _OUTERMOST, None) is present_request()
-
-
-def _home() -> Any:
-    """Where the state is kept: with the request, which a nested application context shares."""
-    if has_request_context():
-        return request._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001
-    return g._get_current_object() if has_app_context() else None  # noqa: SLF001
+    return present_context().get(_OUTERMOST) is present_request()
 
 
 def present_operation() -> Operation | None:
