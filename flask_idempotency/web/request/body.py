@@ -12,7 +12,7 @@ from flask import Request
 from werkzeug.datastructures import MultiDict
 from werkzeug.exceptions import ClientDisconnected, HTTPException, LengthRequired, RequestEntityTooLarge
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
-from werkzeug.wsgi import get_input_stream
+from werkzeug.wsgi import get_content_length
 
 from flask_idempotency.core import fingerprint as fp
 from flask_idempotency.core.errors import BodyIncomplete, ConfigurationError, KeyMalformed
@@ -78,16 +78,18 @@ class Body(io.RawIOBase):
     """
 
     def __init__(self, request: Request, settings: Settings) -> None:
+        environ = request.environ
         self._request, self._default_limit = request, settings.max_request_bytes
-        self._is_late = not {"stream", "form"}.isdisjoint(request.__dict__)
-        self._input = get_input_stream(request.environ)
-        self._expected = request.content_length
+        self._is_late = "stream" in request.__dict__ or "form" in request.__dict__
+        self._expected = get_content_length(environ)
+        has_end = self._expected is not None or "wsgi.input_terminated" in environ
+        self._input = environ["wsgi.input"] if has_end else io.BytesIO()  # as Werkzeug does
         self._kept: bytes | bytearray = bytearray()
         self._position = 0  # up to which others have read
         self._is_broken = self._is_at_end = False
         self._whole: bytes | None = None
         if not self._is_late:
-            request.environ["wsgi.input"] = self
+            environ["wsgi.input"] = self
 
     def whole(self) -> bytes:
         """All of it, as it came; the application can still read what it has not read yet.
@@ -118,9 +120,10 @@ class Body(io.RawIOBase):
         if self._position == len(self._kept):
             self._read_on(len(buffer))
         data = self._kept[self._position : self._position + len(buffer)]
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
+        size = len(data)
+        buffer[:size] = data
+        self._position += size
+        return size
 
     def readall(self) -> bytes:
         """Read to the end, for the application."""
@@ -131,7 +134,8 @@ class Body(io.RawIOBase):
         return data
 
     def _read(self) -> bytes:
-        if self._is_chunked() and not self._request.environ.get("wsgi.input_terminated"):
+        is_endless = not self._request.environ.get("wsgi.input_terminated")
+        if self._expected is None and is_endless and self._is_chunked():
             raise LengthRequired("This server cannot read a chunked body: send a Content-Length.")
         while self._read_on(CHUNK_BYTES):
             pass
@@ -154,24 +158,25 @@ class Body(io.RawIOBase):
         return body
 
     def _read_on(self, size: int) -> bool:
-        """Take up to ``size`` bytes from the server; False if there are no more."""
-        limit = self._limit()
-        if max(self._expected or 0, len(self._kept)) > limit:
+        """Take up to ``size`` bytes from the server; False once there are no more."""
+        limit, expected, kept = self._limit(), self._expected, len(self._kept)
+        if kept > limit or (expected is not None and expected > limit):
             raise RequestEntityTooLarge
         if self._is_broken:
             raise BodyIncomplete
-        end = limit + 1 if self._expected is None else self._expected
-        if self._is_at_end or len(self._kept) == end:
+        end = limit + 1 if expected is None else expected
+        if self._is_at_end or kept == end:
             return False
-        data = self._take(min(size, end - len(self._kept)))
+        data = self._take(min(size, end - kept))
         self._kept += data
-        if len(self._kept) > limit:
+        kept += len(data)
+        if kept > limit:
             raise RequestEntityTooLarge
         self._is_at_end = not data
-        if not data and self._expected is not None:
+        if not data and expected is not None:
             self._is_broken = True
             raise BodyIncomplete
-        return bool(data)
+        return bool(data) and kept != end
 
     def _take(self, size: int) -> bytes:
         try:
@@ -196,11 +201,11 @@ def fingerprint(request: Request, body: bytes, route: Route) -> fp.Fingerprint:
 
     Raises ``BodyMalformed`` where the body must be JSON, and Werkzeug's 413 for too large a form.
     """
+    if route.fingerprint == "request":
+        return fp.by_request(_parts(request, body))
     if callable(route.fingerprint):
         return fp.by_value(route.fingerprint())
     parts = _parts(request, body)
-    if route.fingerprint == "request":
-        return fp.by_request(parts)
     if route.fingerprint == "json":
         return fp.by_json(parts)
     assert not isinstance(route.fingerprint, str)  # noqa: S101 -- read_options allows no other
@@ -208,15 +213,15 @@ def fingerprint(request: Request, body: bytes, route: Route) -> fp.Fingerprint:
 
 
 def _parts(request: Request, body: bytes) -> fp.RequestParts:
-    rule = request.url_rule
+    rule, media_type = request.url_rule, request.mimetype
     by_host = rule is not None and (rule.host or rule.subdomain)
-    form = _multipart(request, body) if request.mimetype == "multipart/form-data" else None
+    form = _multipart(request, body) if media_type == "multipart/form-data" else None
     return fp.RequestParts(
         method=request.method,
         host=request.host if by_host else None,
         path=request.path,
         query=request.query_string,
-        media_type=request.mimetype,
+        media_type=media_type,
         body=body if form is None else b"",
         form=form,
     )
