@@ -18,13 +18,13 @@ from bench.paths import Shops
 from bench.run import STORES
 
 CALLS = {
-    "first, hybrid": 1241,
-    "first, postgres": 850,
-    "replay, hybrid": 869,
-    "replay, postgres": 610,
-    "duplicate, hybrid": 753,
-    "unprotected bare view": 125,
-    "unprotected empty view": 101,
+    "first, hybrid": 1061,
+    "first, postgres": 670,
+    "replay, hybrid": 666,
+    "replay, postgres": 407,
+    "duplicate, hybrid": 547,
+    "unprotected bare view": 82,
+    "unprotected empty view": 58,
 }
 """Function calls, Python's and C's."""
 

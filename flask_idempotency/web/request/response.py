@@ -18,18 +18,17 @@ from flask import (
     flash,
     has_request_context,
     message_flashed,
-    request,
     session,
 )
 from flask.json.tag import TaggedJSONSerializer
 from flask.typing import ResponseReturnValue
-from werkzeug.datastructures import Headers
 from werkzeug.http import HTTP_STATUS_CODES
 
 from flask_idempotency.core import records
 from flask_idempotency.core.errors import IdempotencyError, Problem, RecordBroken, ResponseNotKept
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import POINTERS, REASON, reason_in, storable
+from flask_idempotency.web.operation import present_request
 from flask_idempotency.web.setup.settings import Settings
 
 from .state import present_operation, this_request
@@ -65,12 +64,14 @@ def replay(app: Flask, stored: StoredResponse, settings: Settings) -> Response:
     headers = storable(stored.headers or (), settings.unstored_headers | {FLASHES})
     if stored.body is None:
         raise ResponseNotKept(headers=tuple(h for h in headers if h[0].lower() in POINTERS))
-    response = app.response_class(stored.body, status=stored.status)
+    response = app.response_class([stored.body], stored.status, content_type="")
     if reason := reason_in(stored.headers or ()):
         response.status = f"{stored.status} {reason}"
-    response.headers = Headers(headers)
+    response.headers.clear()  # a response may have been stored without a Content-Type
+    for name, value in headers:
+        response.headers.add(name, value)
+    response.headers.set(settings.replayed_header, "true")
     _flash_again(stored.headers or ())
-    response.headers[settings.replayed_header] = "true"
     return response
 
 
@@ -103,14 +104,12 @@ def handle_problem(app: Flask, problem: Problem) -> ResponseReturnValue:
     Neither a handler for all exceptions nor ``app.handle_user_exception`` is asked: frameworks replace
     the latter with one that responds to unknown exceptions with 500.
     """
-    ours = [each for each in type(problem).__mro__ if issubclass(each, IdempotencyError)]
-    handlers = (
-        app.error_handler_spec[name][None].get(each)
-        for name in (*request.blueprints, None)
-        for each in ours
-    )
-    handler = next(filter(None, handlers))  # the application has ours, or its own in place of it
-    return cast("ResponseReturnValue", app.ensure_sync(handler)(problem))
+    for name in (*present_request().blueprints, None):
+        handlers = app.error_handler_spec[name][None]
+        for each in type(problem).__mro__:
+            if each in handlers and issubclass(each, IdempotencyError):
+                return cast("ResponseReturnValue", app.ensure_sync(handlers[each])(problem))
+    raise problem  # not possible: the application has our handler, or its own in place of it
 
 
 def problem_response(app: Flask, problem: Problem, settings: Settings) -> Response:
