@@ -190,8 +190,9 @@ def _without_bodies(text: str) -> str:
     return " ".join(kept)
 
 
+@lru_cache(maxsize=1024)
 def is_suspect(text: str) -> bool:
-    """Whether the message contains a word that could end a transaction. Cheap; nearly always False."""
+    """Whether the message contains a word that could end a transaction. Nearly always False."""
     return _SUSPECT.search(text) is not None
 
 

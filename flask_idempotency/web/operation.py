@@ -74,7 +74,7 @@ class Operation:
         What is executed on it commits together with the response (in a step with ``atomic=True``:
         with the step). Do not end its transaction.
         """
-        running = _running.get()
+        running = open_transaction.get()
         if running is None or running.operation is not self:
             raise RuntimeError("the operation has no transaction open, so it has no connection")
         return cast("Connection", running.hold.connection)
@@ -151,20 +151,32 @@ class OpenTransaction:
     def __post_init__(self) -> None:
         self.is_open = True
         self._request, self._context = present_request(), present_context()
-        self.outer = _running.get()
-        _running.set(self)
+        self.outer = open_transaction.get()
+        open_transaction.set(self)
 
     def is_here(self) -> bool:
         """Whether it is the present request's: not that of a view that sent a request of its own."""
         return self._request is present_request()
 
-    def has_session(self, session: Any) -> bool:
-        """Whether a session's work is the view's.
+    def includes(self, session: Any) -> bool:
+        """Whether a session's work is the view's. Asked for each statement.
 
         So is the work of a request that the view makes to its own application, if the two share their
-        application context, and therefore ``db.session``.
+        application context, and therefore ``db.session``. Raises ``NotAtomic`` if the operation ended.
         """
-        return self.is_here() or session in self.sessions or self._context is present_context()
+        is_joined = session in self.sessions or self.is_here()
+        if not is_joined and self._context is not present_context():
+            return False
+        if not self.is_open:
+            self.refuse_late()
+        return True
+
+    def refuse_late(self) -> NoReturn:
+        """Raise ``NotAtomic`` for work that goes on after the end."""
+        raise NotAtomic(
+            f"the operation {self.operation.name} has ended, and work that its view started is still"
+            " running in a thread or task: what it writes now would not be part of it"
+        )
 
     def refuse(self, what: str) -> NoReturn:
         """Break the operation for good, and raise ``NotAtomic``."""
@@ -172,14 +184,17 @@ class OpenTransaction:
         raise self.units.broken
 
 
-_running: ContextVar[OpenTransaction | None] = ContextVar("flask_idempotency_running", default=None)
+open_transaction: ContextVar[OpenTransaction | None] = ContextVar(
+    "flask_idempotency_open_transaction", default=None
+)
+"""That of the operation that runs, or ran, in this context. In most requests there is none."""
 
 
 def forget_ended() -> None:
     """Forget the transaction that has ended, in the present context. Copies made of it keep it."""
-    running = _running.get()
+    running = open_transaction.get()
     if running is not None and not running.is_open:
-        _running.set(running.outer)
+        open_transaction.set(running.outer)
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
@@ -195,30 +210,17 @@ def running_operation() -> OpenTransaction | None:
 
     A request that a view makes to its own application, and a thread, are not part of it.
     """
-    running = _running.get()
-    return _still_open(running) if running is not None and running.is_here() else None
-
-
-def joined_operation(session: Any) -> OpenTransaction | None:
-    """The operation that a session's work is part of, or None. Asked for each statement."""
-    running = _running.get()
-    if running is None or not running.has_session(session):
+    running = open_transaction.get()
+    if running is None or not running.is_here():
         return None
-    return _still_open(running)
-
-
-def _still_open(running: OpenTransaction) -> OpenTransaction:
     if not running.is_open:
-        raise NotAtomic(
-            f"the operation {running.operation.name} has ended, and work that its view started is still"
-            " running in a thread or task: what it writes now would not be part of it"
-        )
+        running.refuse_late()
     return running
 
 
 def outer_operation() -> OpenTransaction | None:
     """The operation whose view makes the present request to its own application, or None."""
-    running = _running.get()
+    running = open_transaction.get()
     return running if running is not None and running.is_open else None
 
 

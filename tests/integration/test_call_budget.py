@@ -18,12 +18,12 @@ from bench.paths import Shops
 from bench.run import STORES
 
 CALLS = {
-    "first, hybrid": 1061,
-    "first, postgres": 670,
-    "replay, hybrid": 666,
-    "replay, postgres": 407,
-    "duplicate, hybrid": 547,
-    "unprotected bare view": 82,
+    "first, hybrid": 983,
+    "first, postgres": 592,
+    "replay, hybrid": 665,
+    "replay, postgres": 406,
+    "duplicate, hybrid": 546,
+    "unprotected bare view": 76,
     "unprotected empty view": 58,
 }
 """Function calls, Python's and C's."""

@@ -100,7 +100,7 @@ class PostgresUnits(Units):
         """Give the connection its own cursors back; forget what is held."""
         super().close()
         self.driver.cursor_factory = self.cursor_factory
-        self._held.clear()
+        self._held = []
 
     def adopt(self, connection: SQLAlchemyConnection, settings: sql.Carried | None) -> None:
         """See :class:`Units`."""
@@ -110,14 +110,15 @@ class PostgresUnits(Units):
 
     def commit(self, owner: StandIn) -> None:
         """See :class:`Units`. What was set before the operation survives an empty unit's commit."""
-        settings = self._carried.pop(owner, None)
+        settings = self._carried.pop(owner, None) if self._carried else None
         if settings is not None and settings.lasting and not self.is_closed:
             self._held.append(settings.lasting)
         super().commit(owner)
 
     def rollback(self, owner: StandIn) -> None:
         """See :class:`Units`."""
-        self._carried.pop(owner, None)
+        if self._carried:
+            self._carried.pop(owner, None)
         constraints = self._open is owner and self.traits & CONSTRAINTS
         super().rollback(owner)
         if constraints:  # the server keeps what was set in a released savepoint
@@ -125,9 +126,9 @@ class PostgresUnits(Units):
 
     def cursor(self, owner: StandIn, *args: Any, **kwargs: Any) -> Any:
         """A cursor of the application's class, whose statements pass here."""
-        own = kwargs.pop("cursor_factory", None)
+        own = kwargs.pop("cursor_factory", None) if kwargs else None
         kind = _subclass(own) if own else self._factory()
-        if args or kwargs.get("name") is not None:
+        if args or (kwargs and kwargs.get("name") is not None):
             kind = _named(kind)
         cursor: Any = self.driver.cursor(*args, cursor_factory=kind, **kwargs)
         cursor.units, cursor.owner = self, owner
@@ -164,14 +165,14 @@ class PostgresUnits(Units):
         self._on_commit_before = None
         if not self._checking_out:
             self._take_turn(owner, traits)
-        expected = SETS | UNSURE | ON_COMMIT | (WRITES if self._on_commit else 0)
-        if traits & expected and (self._checking_out or not owner.is_top):
-            self._expect(traits, text if message is None else message.decode("latin-1"))
+        if self._checking_out or not owner.is_top:
+            if traits & UNSURE and self._facts.set_in_functions:
+                self._remember(self._facts.set_in_functions)
+            if traits & (SETS | ON_COMMIT) or (traits & WRITES and self._on_commit):
+                self._expect(traits, text if message is None else message.decode("latin-1"))
 
     def _expect(self, traits: int, text: str) -> None:
         """Note what the end of the unit has to put right."""
-        if traits & UNSURE:
-            self._remember(self._facts.set_in_functions)
         if traits & SETS:
             if sqltext.chooses_isolation(text):
                 self.refuse("the view chose the isolation of its transaction, which has begun already")
@@ -207,12 +208,11 @@ class PostgresUnits(Units):
             self._held.append(sql.remember(new))
 
     def _begin(self, owner: StandIn) -> None:
-        self._remembered.clear()
-        self._kept.clear()
+        self._remembered, self._kept = set(), set()
         self._held.append(_BEGIN)
         if self._checks_out:
             self._check_out()
-        settings = self._carried.pop(owner, None)
+        settings = self._carried.pop(owner, None) if self._carried else None
         if settings is not None:
             self._kept |= settings.for_connection
             self._remember(settings.for_transaction)
@@ -318,11 +318,11 @@ class PostgresUnits(Units):
 
     def waiting(self) -> bytes:
         """What waits, as a prefix. It is forgotten with :meth:`sent`."""
-        return "".join(statement + ";" for statement in self._held).encode(self._encoding())
+        return ";".join([*self._held, ""]).encode(self._encoding())
 
     def sent(self, text: str | None = None) -> None:
         """The server has what was waiting, and the statement with the text was parsed."""
-        self._held.clear()
+        self._held = []
         if text is not None and text not in _parsed and len(text) < 10_000:
             if len(_parsed) >= _PARSED:
                 _parsed.clear()
@@ -362,6 +362,10 @@ class PostgresUnits(Units):
     def is_ours(self, error: BaseException | None) -> bool:
         """Whether the driver's error came from the operation's connection."""
         return error is not None and error is self._ours
+
+    def is_lost(self) -> bool:
+        """Whether the connection is gone."""
+        return bool(self.driver.closed) or self.fairy.dbapi_connection is None
 
     def has_ended(self) -> bool:
         """Whether the driver's own doors have ended the transaction."""
@@ -479,7 +483,7 @@ def _subclass(base: type[Cursor]) -> type[Cursor]:  # noqa: C901 -- a class, eac
 
         def execute(self, query: Any, vars: Any = None) -> Any:  # noqa: A002
             units = self.units
-            text = _text(query, units.driver)
+            text = query if type(query) is str else _text(query, units.driver)
             if "SAVEPOINT" in text and units.savepoint(self.owner, text):
                 return None
             if self.name is not None:
@@ -547,7 +551,7 @@ class DriverDoor:
     """
 
     def __init__(self, units: PostgresUnits, owner: StandIn) -> None:
-        self.__dict__.update(_units=units, _owner=owner)
+        self.__dict__["_units"], self.__dict__["_owner"] = units, owner
 
     def cursor(self, *args: Any, **kwargs: Any) -> Any:
         """See psycopg2."""

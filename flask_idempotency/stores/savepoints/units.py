@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from psycopg2 import InterfaceError
@@ -66,7 +67,7 @@ class StandIn(InOperation, PoolProxiedConnection):
     def close(self) -> None:
         """Roll back, as the pool does, but keep the connection: the operation needs it."""
         self.is_returned = True
-        self.rollback()
+        self.units.rollback(self)
 
     def _close_special(self, *_how: object, **_more: object) -> None:
         """See :meth:`close`."""
@@ -150,10 +151,9 @@ class Units:
 
     def bind(self, engine: Engine) -> Engine:
         """The engine that a session works on in place of ``engine`` while the operation runs."""
-        bound = self._engines.get(engine)
-        if bound is None:
-            bound = self._engines[engine] = operation_engine(engine, lambda: StandIn(self))
-        return bound
+        if engine not in self._engines:
+            self._engines[engine] = operation_engine(engine, partial(StandIn, self))
+        return self._engines[engine]
 
     def adopt(self, connection: Connection, settings: Carried | None) -> None:
         """See :class:`~flask_idempotency.core.ports.Units`."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any
 
 from flask import Response
 
 from flask_idempotency.core.errors import Problem
-from flask_idempotency.core.ports import Transaction
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.web.session.earlier import SetAside
 from flask_idempotency.web.session.joined import Joined
@@ -41,8 +40,8 @@ class AtomicAttempt(Attempt):
         return self._joined.has_committed()
 
     def _open(self, before: SetAside | None) -> None:
-        hold, binds = cast("Transaction", self._execution.hold), self._route.other_binds
-        self._joined = Joined(self._state, self._operation, hold, binds, before)
+        hold: Any = self._execution.hold
+        self._joined = Joined(self._state, self._operation, hold, self._route.other_binds, before)
 
     def _end(self, stored: StoredResponse | None) -> None:
         if stored is None:

@@ -91,7 +91,7 @@ class Attempt:
 
         Not while the view runs: then a copy of the request's context ends, in a thread of the view.
         """
-        if not self._in_view and self._waiting is None and not self._is_above:
+        if not (self._is_over or self._in_view or self._is_above or self._waiting is not None):
             self.end()
 
     def end(self) -> None:

@@ -76,6 +76,14 @@ def connections(session: Session) -> dict[Engine | Connection, Connection]:
     return {bind: found[0] for bind, found in transaction._connections.items()}  # noqa: SLF001
 
 
+def connection_to(session: Session, bind: Engine | Connection) -> Connection | None:
+    """That of the session's present transaction which was asked for with ``bind``, or None."""
+    transaction = session.get_transaction()
+    if transaction is None or bind not in transaction._connections:  # noqa: SLF001
+        return None
+    return transaction._connections[bind][0]  # noqa: SLF001
+
+
 class SetAside:
     """What the request's session was in the middle of when the operation began. A context manager.
 

@@ -12,7 +12,12 @@ from sqlalchemy import Engine, ExecutionContext, event
 
 from flask_idempotency.core.ports import InOperation
 from flask_idempotency.core.sqltext import READS, may_write, traits_of
-from flask_idempotency.web.operation import OpenTransaction, outer_operation, running_operation
+from flask_idempotency.web.operation import (
+    OpenTransaction,
+    open_transaction,
+    outer_operation,
+    running_operation,
+)
 
 from . import earlier
 
@@ -44,6 +49,8 @@ def _notice(cursor: Any, statement: str, parameters: Any, context: ExecutionCont
     if traits == READS or isinstance(connection.connection, InOperation):
         return
     earlier.note(connection, cursor, statement, parameters)
+    if open_transaction.get() is None:
+        return
     here = running_operation()
     running = here or outer_operation()
     if running is None or not may_write(statement):

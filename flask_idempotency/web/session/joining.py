@@ -21,10 +21,10 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import sessionmaker
 
 from flask_idempotency.core.errors import ConfigurationError, NotAtomic, StoreUnavailable
-from flask_idempotency.web.operation import OpenTransaction, joined_operation, outer_operation
+from flask_idempotency.web.operation import OpenTransaction, open_transaction, outer_operation
 from flask_idempotency.web.setup.state import AppState
 
-from .earlier import SetAside, connections, has_written
+from .earlier import SetAside, connection_to, connections, has_written
 from .ends import end_transactions, has_unsaved, present_session
 
 
@@ -37,21 +37,24 @@ class JoiningSession:
         Raises ``NotAtomic`` if the session would escape the operation.
         """
         bind: Engine | Connection = super().get_bind(*args, **kwargs)  # type: ignore[misc]
-        running = joined_operation(self)
-        if running is None or bind.engine.pool is not running.units.engine.pool:
+        running = open_transaction.get()
+        if running is None or not running.includes(self):
             return bind
         session: Any = self
+        engine = bind.engine
+        if engine.pool is not running.units.engine.pool:
+            return bind
         running.sessions[session] = None
-        begun = connections(session).get(bind)
+        begun = connection_to(session, bind)
         if begun is not None and running.units.is_joined(begun):
             return bind
-        if begun is not None or isinstance(bind, Connection):
+        if begun is not None or engine is not bind:  # a connection
             running.refuse(
                 f"a session of the view of {running.operation.name} uses a connection of its own, so"
                 " its writes cannot commit together with the record: do not hand it a bind, nor one"
                 " that it began to use before the view"
             )
-        bound: Engine = running.units.bind(bind)
+        bound: Engine = running.units.bind(engine)
         return bound
 
 
@@ -97,7 +100,7 @@ def prove(state: AppState, running: OpenTransaction) -> None:
 def engines_of(state: AppState, bind_keys: Sequence[str | None]) -> frozenset[Engine]:
     """The engines of some binds. Raises ``ConfigurationError`` for one that is not there."""
     try:
-        return frozenset(state.engines[key] for key in bind_keys)
+        return frozenset(map(state.engines.__getitem__, bind_keys))
     except KeyError as error:
         raise ConfigurationError(
             f"other_binds names {error.args[0]!r}; this application has {list(state.engines)}"
