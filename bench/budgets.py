@@ -66,3 +66,6 @@ BUDGETS: dict[str, dict[str, float]] = {
 
 RATES = {"first": 0.8, "replay": 0.4}
 """Under gunicorn, the least that the highest rate may be, × that of "bare" or "empty"."""
+
+GROWTH = 1.15
+"""Time of a first request and of a replay at any size of the table, × that at the smallest."""

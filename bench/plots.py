@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .budgets import BUDGETS, NETWORK, TIME
+from .budgets import BUDGETS, GROWTH, NETWORK, TIME
 
 try:
     import matplotlib as mpl
@@ -83,6 +83,25 @@ def network(figures: dict[str, Any], path: Path) -> None:
         axes.legend()
 
 
+def growth(figures: dict[str, Any], path: Path) -> None:
+    """First requests and replays against the number of records."""
+    sizes = figures["sizes"]
+    with _axes(path, height=3) as axes:
+        for what, colour in (("first", COLOURS["postgres"]), ("replay", GREY)):
+            ratios = [size[what] for size in sizes]
+            values = [each["value"] for each in ratios]
+            reach = [[each["value"] - each["low"] for each in ratios],
+                     [each["high"] - each["value"] for each in ratios]]  # fmt: skip
+            axes.errorbar([size["records"] for size in sizes], values, reach,
+                          fmt="o-", color=colour, label=what)  # fmt: skip
+        axes.axhline(GROWTH, color=GREY, linewidth=2)
+        axes.set_xscale("log")
+        axes.set_ylim(0, 1.3)
+        axes.set_xlabel("records in the table")
+        axes.set_ylabel("time, × the smallest table\n(thick line: budget)")
+        axes.legend()
+
+
 @contextmanager
 def _axes(path: Path, height: float) -> Iterator[Any]:
     figure, axes = plt.subplots(figsize=(7, height))
@@ -91,5 +110,9 @@ def _axes(path: Path, height: float) -> Iterator[Any]:
     plt.close(figure)
 
 
-PLOTS = {"cost": ("bench.json", cost), "network": ("bench.json", network)}
+PLOTS = {
+    "cost": ("bench.json", cost),
+    "network": ("bench.json", network),
+    "growth": ("growth.json", growth),
+}
 """By name: the file with the figures, and what draws them."""
