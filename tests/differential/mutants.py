@@ -159,15 +159,15 @@ HELPER_READS = do("in a helper's context", READ)
 @shown_by(a_record_that_is_not_there=Program(view=(WITHOUT_RECORD, INSERT, COMMIT)))
 def finish_without_its_guard(knife: Knife) -> None:
     """Whether the record was changed does not matter to the COMMIT."""
-    knife.rewrite(statements, statements.ONE_ROW, "SELECT 1;\nCOMMIT", "FINISH", "FINISH_LATE")
+    knife.rewrite(statements, statements.READ_BACK, "SELECT 1;\nCOMMIT", "FINISH", "FINISH_LATE")
 
 
 @shown_by("another path for good")
 def record_out_of_sight(knife: Knife) -> None:
     """The record is looked for on the view's path, by the view's role, and need not be found."""
-    end = statements.FINISH.rindex("WITH done AS")
+    end = statements.FINISH.rindex("UPDATE")
     knife.rewrite(statements, statements.FINISH[:end], "", "FINISH")
-    knife.rewrite(statements, statements.ONE_ROW, "SELECT 1;\nCOMMIT", "FINISH")
+    knife.rewrite(statements, statements.READ_BACK, "SELECT 1;\nCOMMIT", "FINISH")
     knife.replace(Messages, "_name", lambda self, table, wire: table.name)
 
 

@@ -71,4 +71,5 @@ BEGIN_STEP = "BEGIN {begin};\n" + statements.LOCK_ROW.replace(" SKIP LOCKED", ""
 _RECORD = RECORD_STEP.removeprefix(_ALONE).removeprefix("WITH ")
 FINISH_STEP = f"""{statements.STILL_OURS}
 WITH {_RECORD.replace(chr(10) + "INSERT", "," + chr(10) + "done AS (INSERT")} RETURNING 1)
-{statements.ONE_ROW}"""
+SELECT 1 / (SELECT count(*) FROM done)::int;
+COMMIT"""
