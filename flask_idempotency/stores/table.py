@@ -99,7 +99,7 @@ def _records(metadata: MetaData, name: str) -> Table:
         Column("owner", String(22), nullable=False, comment="random, of the present attempt"),
         Column("name", String(255), nullable=False, comment="the operation's, e.g. the endpoint"),
         Column("fingerprint", LargeBinary, nullable=False),
-        Column("headers", JSON, comment="list of pairs; null when the response is sealed"),
+        Column("headers", JSON, comment="list of pairs, or a word for usual ones; null when sealed"),
         Column("body", LargeBinary, comment="null when it was too large to store"),
         Column("request", LargeBinary, comment="of resumable operations, until they end"),
         Column("tries", Integer, comment="attempts and tries since a release; null: as attempt"),

@@ -1,0 +1,36 @@
+"""Responses as rows of plain values, and back."""
+
+from __future__ import annotations
+
+import pytest
+
+from flask_idempotency.core.fingerprint import Fingerprint
+from flask_idempotency.core.records import Claim, Headers, Record, State, StoredResponse
+from flask_idempotency.core.rows import claim_values, record_of, response_values
+
+CLAIM = Claim(b"k" * 23, "pay", Fingerprint(1, b"f" * 16), "owner", 60.0)
+JSON: Headers = (("Content-Type", "application/json"),)
+HTML: Headers = (("Content-Type", "text/html; charset=utf-8"),)
+CREATED: Headers = (*JSON, ("Location", "/payments/1"))
+
+
+def stored_and_read(response: StoredResponse) -> Record:
+    """A completed record of the response, as a store reads it."""
+    values = {**claim_values(CLAIM), **response_values(response)}
+    row = (CLAIM.key, "pay", "completed", 1, values["digest"], 1, CLAIM.owner, False, None)
+    return record_of((*row, values["status"], values["headers"], values["body"]))
+
+
+@pytest.mark.parametrize("headers", [JSON, HTML, CREATED, JSON + JSON, (), None])
+@pytest.mark.parametrize("body", [b"", b"\x00\xff", None])
+def test_a_response_is_read_as_it_was_stored(headers: Headers | None, body: bytes | None) -> None:
+    response = StoredResponse(201, headers, body)
+    found = stored_and_read(response)
+    assert found.response == response
+    assert (found.state, found.key, found.fingerprint) == (State.COMPLETED, CLAIM.key, CLAIM.fingerprint)
+
+
+@pytest.mark.parametrize(("headers", "word"), [(JSON, '"json"'), (HTML, '"html"')])
+def test_the_word_for_usual_headers_never_changes(headers: Headers, word: str) -> None:
+    # Records that were stored by an earlier release hold it.
+    assert response_values(StoredResponse(200, headers, b""))["headers"] == word
