@@ -28,7 +28,10 @@ MAX_DEPTH: Final = 200
 """Levels of nesting in a JSON body. Far beyond real bodies, and well below the limit of Python's
 ``json``, which depends on version and stack: no body is accepted today and rejected tomorrow."""
 
-_DIGEST_BYTES: Final = 32
+_DIGEST_BYTES: Final = 16
+"""128 bits of SHA-256. A fingerprint is compared only with that of the same key, in the same scope:
+whoever finds two requests with one fingerprint, after some 2^64 tries, is told about their own first
+request. To match the request of somebody else takes 2^128."""
 
 MISSING: Final = object()
 """What :func:`resolve` returns for a missing member; null is None."""
@@ -154,7 +157,7 @@ def by_value(value: bytes) -> Fingerprint:
 
 
 def _fingerprint(algorithm: int, *parts: Part) -> Fingerprint:
-    return Fingerprint(algorithm, digest("fingerprint", algorithm, *parts))
+    return Fingerprint(algorithm, digest("fingerprint", algorithm, *parts)[:_DIGEST_BYTES])
 
 
 def _target(parts: RequestParts) -> tuple[str, str | None, str, bytes]:

@@ -19,6 +19,12 @@ Scope: TypeAlias = str | int | UUID | None
 
 Part: TypeAlias = str | bytes | int | UUID | None
 
+KEY_BYTES = 23
+"""How much of a key's SHA-256 is kept: 184 bits. Clients choose their keys, so they may search. For two
+keys of their own with one hash they need about 2^92 tries, and gain nothing; for the hash of somebody
+else's key, which they would have to know, 2^184. A column of 23 bytes takes 24, so a row and an index
+lose nothing to alignment: each record is 28 bytes smaller than with all 32."""
+
 _QUOTED = re.compile(r'^"((?:[ !#-\[\]-~]|\\["\\])*)("?)')
 _NOT_BARE = re.compile(r"[^!#-+\--:<-\[\]-~]")
 _ESCAPED = re.compile(r"\\(.)")
@@ -105,7 +111,7 @@ def hash_key(namespace: str, name: str, scope: Scope, key: str) -> bytes:
     :param name: name of the route.
     :param scope: whose key it is; ``1`` and ``"1"`` are two.
     :param key: any text; a natural key may hold any Unicode, even lone surrogates.
-    :return: 32 bytes.
+    :return: :data:`KEY_BYTES` bytes.
     :raises ConfigurationError: if ``scope`` is of another type. Its text is no substitute: the objects
         of two tenants may print alike.
     """
@@ -114,7 +120,7 @@ def hash_key(namespace: str, name: str, scope: Scope, key: str) -> bytes:
             f"The scope of an idempotency key must be a str, int, UUID or None, not "
             f"{type(scope).__name__}: return the id of the tenant or user from the scope callable."
         )
-    return digest("key", namespace, name, scope, key)
+    return digest("key", namespace, name, scope, key)[:KEY_BYTES]
 
 
 def derive_key(key: bytes, name: str) -> str:

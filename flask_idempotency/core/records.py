@@ -71,7 +71,7 @@ def _is_pair(line: object) -> bool:
 class Claim:
     """What a request asks for: to be the one that runs this operation.
 
-    ``key`` is the hash over scope and key (32 bytes), ``name`` the route's, ``owner`` a random token of
+    ``key`` is the hash over scope and key (23 bytes), ``name`` the route's, ``owner`` a random token of
     this attempt, ``ttl_seconds`` how long the finished record replays. ``lease_seconds`` is how long an
     operation that is not atomic may go without renewing its lease, and None for an atomic one.
     ``request`` is the stored request of a resumable operation. ``resumes`` is the owner of the record

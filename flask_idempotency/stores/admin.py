@@ -18,6 +18,7 @@ from sqlalchemy import exc
 
 from flask_idempotency.core.errors import IdempotencyError, StoreUnavailable
 from flask_idempotency.core.fingerprint import Fingerprint
+from flask_idempotency.core.keys import KEY_BYTES
 from flask_idempotency.core.ports import Hold, Records, Transaction
 from flask_idempotency.core.records import Claim
 
@@ -197,8 +198,8 @@ _TRIAL_SECONDS = 60.0  # a check that is killed leaves a record, which a purge d
 
 def trial_claim() -> Claim:
     """A short-lived claim to a key that nobody else uses."""
-    owner = secrets.token_urlsafe(16)
-    return Claim(secrets.token_bytes(32), TRIAL, Fingerprint(0, bytes(32)), owner, _TRIAL_SECONDS)
+    key, owner = secrets.token_bytes(KEY_BYTES), secrets.token_urlsafe(16)
+    return Claim(key, TRIAL, Fingerprint(0, bytes(16)), owner, _TRIAL_SECONDS)
 
 
 @contextmanager

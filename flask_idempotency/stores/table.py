@@ -24,6 +24,7 @@ from sqlalchemy import (
 )
 
 from flask_idempotency.core.errors import ConfigurationError
+from flask_idempotency.core.keys import KEY_BYTES
 
 FILLFACTOR = 80
 """Percent of a page that inserts may fill.
@@ -32,9 +33,6 @@ The completing UPDATE writes a second version of each row. With a fifth of the p
 finds room on the same page and stays a HOT update (Postgres manual, "Heap-Only Tuples"): no index
 is touched, and the first version's room is used again. Lower wastes disk, higher breaks HOT.
 """
-
-KEY_BYTES = 32
-"""SHA-256. A digest in ``bytea`` compares by bytes, so no collation can ever let two rows in."""
 
 TIMES = "coalesce(tries, attempt)"
 """How often an operation was begun or tried, in SQL: a try may end before it begins anything. A release
@@ -87,6 +85,7 @@ def _records(metadata: MetaData, name: str) -> Table:
     table = Table(
         name,
         metadata,
+        # In bytea it compares by bytes, so no collation can ever let two rows in.
         Column("key", LargeBinary(KEY_BYTES), primary_key=True, comment="hash of scope and key"),
         Column("expires_at", DateTime(timezone=True), nullable=False, index=True),
         Column("created_at", DateTime(timezone=True), nullable=False),

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Table, inspect
 
 from flask_idempotency.core.errors import ConfigurationError
+from flask_idempotency.core.keys import KEY_BYTES
 
 from .admin import MIGRATE, Group, Line, StepLine, Time, Waiting
-from .table import KEY_BYTES, TIMES
+from .table import TIMES
 
 FORGET = "DELETE FROM {table} WHERE key = %(key)s AND owner = %(owner)s"
 

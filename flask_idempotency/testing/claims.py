@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from flask_idempotency.core.fingerprint import Fingerprint
+from flask_idempotency.core.keys import KEY_BYTES
 from flask_idempotency.core.ports import Records
 from flask_idempotency.core.records import Claim, Record, StoredResponse
 
@@ -17,12 +18,12 @@ SHORT_SECONDS = 0.05
 RESPONSE = StoredResponse(
     201, (("X-Same", "1"), ("X-Same", "2"), ("X-Odd", "ü\u2028")), bytes(range(256))
 )
-SAME = Fingerprint(1, b"\x00\xff" * 20)  # as long as a keyed one
+SAME = Fingerprint(1, b"\x00\xff" * 12)  # as long as a keyed one
 
 
 def a_claim(*, ttl: float = 60.0, lease: float | None = None) -> Claim:
     """A claim for a key that nobody has used."""
-    return Claim(secrets.token_bytes(32), "pay", SAME, secrets.token_urlsafe(16), ttl, lease)
+    return Claim(secrets.token_bytes(KEY_BYTES), "pay", SAME, secrets.token_urlsafe(16), ttl, lease)
 
 
 def again(claim: Claim) -> Claim:

@@ -122,7 +122,7 @@ class Operation:
         return derive_key(self.hashed_key(), name)
 
     def hashed_key(self) -> bytes:
-        """The 32 bytes by which the operation's record is found. They reveal nothing about the key."""
+        """The 23 bytes by which the operation's record is found. They reveal nothing about the key."""
         return hash_key(self.namespace, self.name, self.scope, self.key)
 
     def _running_steps(self, what: str) -> RunsSteps:

@@ -13,7 +13,7 @@ from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Claim
 from flask_idempotency.stores.redis.lock import LOCK_SECONDS, MARKER_SECONDS, RedisLock
 
-SAME, OTHER = Fingerprint(1, b"s" * 32), Fingerprint(1, b"o" * 32)
+SAME, OTHER = Fingerprint(1, b"s" * 16), Fingerprint(1, b"o" * 16)
 FIRST = Claim(b"k" * 32, "pay", SAME, "1" * 22, 60.0)
 SECOND, THIRD = replace(FIRST, owner="2" * 22), replace(FIRST, owner="3" * 22)
 CHANGED = replace(SECOND, fingerprint=OTHER)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from flask_idempotency.core.fingerprint import Fingerprint
+from flask_idempotency.core.keys import KEY_BYTES
 from flask_idempotency.core.records import Claim, StoredResponse
 
 HEADERS = (("Content-Type", "application/json"),)
@@ -34,9 +35,9 @@ def complete(world: Any, count: int, size: int) -> None:
     records = world.app.extensions["idempotency"].records
     with world.app.app_context():
         for _ in range(count):
-            fingerprint = Fingerprint(1, secrets.token_bytes(32))
-            owner = secrets.token_urlsafe(16)
-            claim = Claim(secrets.token_bytes(32), "create_payment", fingerprint, owner, 86400.0)
+            fingerprint = Fingerprint(1, secrets.token_bytes(16))
+            owner = secrets.token_urlsafe(9)
+            claim = Claim(secrets.token_bytes(KEY_BYTES), "create_payment", fingerprint, owner, 86400.0)
             records.claim(claim).complete(StoredResponse(201, HEADERS, secrets.token_bytes(size)))
 
 

@@ -15,7 +15,7 @@ from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.records import Claim, StoredResponse
 from tests.integration.views import protect
 
-SAME, OTHER = Fingerprint(1, b"s" * 32), Fingerprint(1, b"o" * 32)
+SAME, OTHER = Fingerprint(1, b"s" * 16), Fingerprint(1, b"o" * 16)
 FIRST = Claim(b"k" * 32, "pay", SAME, "1" * 22, 60.0)
 SECOND, THIRD = replace(FIRST, owner="2" * 22), replace(FIRST, owner="3" * 22)
 
@@ -92,8 +92,8 @@ def test_a_connection_that_dies_while_it_is_given_back_does_not_come_back(world,
 
 def test_a_take_over_never_changes_the_fingerprint_of_a_live_record(world):
     records = world.app.extensions["idempotency"].records
-    mine = Claim(b"k" * 32, "pay", Fingerprint(1, b"m" * 32), "1" * 22, 0.0)
-    other = replace(mine, fingerprint=Fingerprint(1, b"o" * 32), owner="2" * 22, ttl_seconds=60.0)
+    mine = Claim(b"k" * 32, "pay", Fingerprint(1, b"m" * 16), "1" * 22, 0.0)
+    other = replace(mine, fingerprint=Fingerprint(1, b"o" * 16), owner="2" * 22, ttl_seconds=60.0)
     records.claim(mine).abandon()
     expired = records.look(mine.key)
     records.take_over(other, expired).abandon()

@@ -22,11 +22,11 @@ from flask_idempotency.core.machine import (
 )
 from flask_idempotency.core.records import Record, State
 
-MINE = Fingerprint(1, b"a" * 32)
+MINE = Fingerprint(1, b"a" * 16)
 FINGERPRINTS = {
     Comparison.SAME: MINE,
-    Comparison.OTHER: Fingerprint(1, b"b" * 32),
-    Comparison.UNKNOWN: Fingerprint(2, b"a" * 32),
+    Comparison.OTHER: Fingerprint(1, b"b" * 16),
+    Comparison.UNKNOWN: Fingerprint(2, b"a" * 16),
 }
 
 DECISIONS = {

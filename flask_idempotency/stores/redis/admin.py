@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any
 
 from flask_idempotency.core.errors import IdempotencyError, StoreUnavailable
+from flask_idempotency.core.keys import KEY_BYTES
 from flask_idempotency.stores.admin import (
     Due,
     Finding,
@@ -60,7 +61,7 @@ return 1"""
 
 _FORGET = "if redis.call('HGET', KEYS[1], 'owner') == ARGV[1] then redis.call('DEL', KEYS[1]) end"
 
-_KEY = re.compile(rb"[0-9a-f]{64}")
+_KEY = re.compile(rb"[0-9a-f]{%d}" % (2 * KEY_BYTES))
 
 
 class RedisAdmin:

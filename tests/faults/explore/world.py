@@ -102,7 +102,7 @@ class World:
         lock = RedisLock(lambda: client, "explored:", probe_after=PROBE_AFTER_SECONDS)
         fast = lock if self._bound.redis else NoLock()
         engine = Engine(self._servers.records, fast, Plain(), Clock())
-        fingerprint = Fingerprint(1, (b"b" if plan.other else b"a") * 32)
+        fingerprint = Fingerprint(1, (b"b" if plan.other else b"a") * 16)
         claim = Claim(self.key, "pay", fingerprint, f"{name}{self.key.hex()}"[:22], TTL_SECONDS)
         try:
             match engine.decide(claim, plan.wait):

@@ -66,7 +66,7 @@ def add(world):
 @pytest.fixture
 def claim():
     key, owner = secrets.token_bytes(32), secrets.token_urlsafe(16)
-    return Claim(key, "pay", Fingerprint(1, b"\x00" * 32), owner, ttl_seconds=60.0, lease_seconds=60.0)
+    return Claim(key, "pay", Fingerprint(1, b"\x00" * 16), owner, ttl_seconds=60.0, lease_seconds=60.0)
 
 
 def test_a_claim_recognises_itself(world, add, proxy, assert_replayed):
