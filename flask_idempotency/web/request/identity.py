@@ -20,6 +20,10 @@ from . import forms
 from .body import REQUEST, Body, fingerprint, header_key, natural_key, pack_request
 from .state import RequestState, Resuming, current_scope
 
+OWNER_BYTES = 9
+"""An owner's token: 72 random bits tell the few attempts at one operation apart, and take 12 characters
+of each record. It is no secret: no client can send one."""
+
 
 def prepare(request: Request, state: AppState, route: Route, current: RequestState) -> None:
     """Read the header of the key, and keep the body from now on, whoever reads it first.
@@ -120,7 +124,7 @@ def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: 
         key=operation.hashed_key(),
         name=operation.name,
         fingerprint=state.sealer.keyed(fingerprint),
-        owner=b2a_base64(urandom(16))[:22].decode(),
+        owner=b2a_base64(urandom(OWNER_BYTES), newline=False).decode(),
         ttl_seconds=route.ttl,
         lease_seconds=None if route.atomic else route.lease,
     )
