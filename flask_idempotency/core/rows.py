@@ -19,6 +19,9 @@ USUAL_HEADERS: dict[str, Headers] = {
 """Stored headers of so many responses that one word of JSON stands for them, which saves each record 30
 bytes. Stored records hold the words: one may be added, but none may ever stand for something else."""
 
+_UNREADABLE = KeyError, OverflowError, TypeError, ValueError
+_WHY = "one of its fields cannot be read"
+
 _WORDS = {headers: word for word, headers in USUAL_HEADERS.items()}
 
 
@@ -45,11 +48,16 @@ def response_values(response: StoredResponse) -> dict[str, Any]:
 
 
 def record_of(row: tuple[Any, ...]) -> Record:
-    """A row of ``statements.COLUMNS``. Raises ``RecordBroken``."""
+    """The record of one row: its fields in order, a fingerprint's and a response's one by one.
+
+    Raises ``RecordBroken``.
+    """
     key, name, state, version, digest, attempt, owner, expired, lease_left, *response = row
-    with legible():
+    try:
         found = bytes(key), name, State(state), Fingerprint(version, bytes(digest)), attempt, owner
         return Record(*found, bool(expired), finite(lease_left), _response_of(*response))
+    except _UNREADABLE as error:
+        raise RecordBroken(_WHY) from error
 
 
 def _response_of(status: int | None, headers: str | None, body: bytes | None) -> StoredResponse | None:
@@ -76,5 +84,5 @@ def legible() -> Iterator[None]:
     """Raise ``RecordBroken`` where a stored value cannot be read."""
     try:
         yield
-    except (KeyError, OverflowError, TypeError, ValueError) as error:
-        raise RecordBroken("one of its fields cannot be read") from error
+    except _UNREADABLE as error:
+        raise RecordBroken(_WHY) from error

@@ -18,10 +18,10 @@ from bench.paths import Shops
 from bench.run import STORES
 
 CALLS = {
-    "first, hybrid": 983,
-    "first, postgres": 592,
-    "replay, hybrid": 665,
-    "replay, postgres": 406,
+    "first, hybrid": 963,
+    "first, postgres": 554,
+    "replay, hybrid": 627,
+    "replay, postgres": 368,
     "duplicate, hybrid": 546,
     "unprotected bare view": 76,
     "unprotected empty view": 58,

@@ -56,6 +56,15 @@ def test_a_held_record_cannot_be_taken_over_also_when_it_expired(world, records,
     assert [r.owner for r in world.records()] == [FIRST.owner]
 
 
+@pytest.mark.parametrize("name", ["NULL", "", '"{a,\\\\b}"', "Zürich \u2028"])
+def test_any_text_of_a_record_is_read_as_it_was_written(records, name):
+    claim = replace(FIRST, name=name, owner=name)
+    response = StoredResponse(201, (("X-Odd", name),), name.encode())
+    records.claim(claim).complete(response)
+    found = records.look(FIRST.key)
+    assert (found.name, found.owner, found.response) == (name, name, response)
+
+
 def test_an_expired_record_starts_afresh(world, records):
     records.claim(FIRST).complete(StoredResponse(201, (), b"old"))
     created = world.records()[0].created_at

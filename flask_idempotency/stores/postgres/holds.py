@@ -48,6 +48,11 @@ class Locked:
     synchronous_commit: str
 
 
+def _locked(texts: list[str]) -> Locked:
+    attempt, xid, *session = texts
+    return Locked(int(attempt), int(xid), *session[:5])
+
+
 class PostgresHold:
     """A transaction that holds the row of a record that is ours: an atomic operation's, or a step's."""
 
@@ -70,7 +75,7 @@ class PostgresHold:
             try:
                 row = wire.send(messages.prepared(template, wire), values).fetchone()
                 if row is not None:
-                    hold = cls(messages, wire, claim, Locked(*row[:7]))
+                    hold = cls(messages, wire, claim, _locked(row[0]))
             except psycopg2.Error as error:
                 if error.pgcode not in NOT_OURS:
                     raise

@@ -38,7 +38,7 @@ class PostgresRecords:
     def look(self, key: bytes) -> Record | None:
         """The record, without a lock, in one plain read."""
         row = self.messages.run(statements.LOOK, {"key": key})[0]
-        return None if row is None else record_of(row)
+        return None if row is None else _record(key, *row)
 
     def claim(self, claim: Claim) -> PostgresHold | PostgresLease | None:
         """Insert the record and commit it; lock the row if the operation is atomic. One round trip."""
@@ -71,3 +71,12 @@ class PostgresRecords:
                 raise
             return None
         return None if row is None else PostgresLease(self.messages, claim, attempt=row[0])
+
+
+def _record(key: bytes, texts: list[Any], fingerprint: bytes, body: bytes | None) -> Record:
+    """A row of ``statements.COLUMNS``. Raises ``RecordBroken``."""
+    name, state, owner, headers, algorithm, attempt, expired, lease_left, status = texts
+    left = None if lease_left is None else float(lease_left)
+    response = None if status is None else int(status), headers, body
+    found = key, name, state, int(algorithm), fingerprint, int(attempt), owner
+    return record_of((*found, expired == "1", left, *response))

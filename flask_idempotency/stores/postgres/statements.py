@@ -22,10 +22,12 @@ EXPIRED = "(expires_at <= clock_timestamp() AND lease_expires_at IS NULL)"
 # Whoever comes after that begins the operation anew. Whoever resumes it never does.
 AFRESH = f"({EXPIRED} AND %(resumes)s IS NULL)"
 
-COLUMNS = f"""key, name, state, fingerprint_version, fingerprint, attempt, owner,
-       {EXPIRED} AS expired,
-       extract(epoch FROM lease_expires_at - clock_timestamp())::float8 AS lease_left,
-       status, headers::text, body"""
+# One array in place of ten columns, here and below: psycopg2 decodes the name of each column in Python,
+# which takes longer than all values.
+COLUMNS = f"""ARRAY[name, state, owner, headers::text, fingerprint_version::text, attempt::text,
+       {EXPIRED}::int::text,
+       extract(epoch FROM lease_expires_at - clock_timestamp())::float8::text, status::text],
+       fingerprint, body"""
 
 # Several statements in one message are one transaction, so SET LOCAL holds for the SELECT alone.
 LOOK = f"""SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
@@ -79,11 +81,11 @@ LOCK_ROW = f"""{{settings}}SELECT set_config('idempotency.role', current_setting
        set_config('role', coalesce({{role}}, current_setting('role')), true),
        set_config('idempotency.lock_timeout', current_setting('lock_timeout'), true),
        set_config('lock_timeout', '{LOCK_TIMEOUT}', true);
-SELECT attempt, txid_current(), current_setting('transaction_isolation'),
+SELECT ARRAY[attempt::text, txid_current()::text, current_setting('transaction_isolation'),
        session_user::text, current_setting('role'), current_setting('search_path'),
        current_setting('synchronous_commit'),
        set_config('role', current_setting('idempotency.role'), true),
-       set_config('lock_timeout', current_setting('idempotency.lock_timeout'), true)
+       set_config('lock_timeout', current_setting('idempotency.lock_timeout'), true)]
   FROM {{table}} WHERE key = %(key)s AND owner = %(owner)s
    FOR UPDATE SKIP LOCKED"""
 _HOLD = "COMMIT;\nBEGIN {begin};\n" + LOCK_ROW
