@@ -18,8 +18,8 @@ from bench.paths import Shops
 from bench.run import STORES
 
 CALLS = {
-    "first, hybrid": 963,
-    "first, postgres": 554,
+    "first, hybrid": 961,
+    "first, postgres": 552,
     "replay, hybrid": 627,
     "replay, postgres": 368,
     "duplicate, hybrid": 546,

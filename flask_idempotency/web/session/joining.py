@@ -77,18 +77,21 @@ def is_joining(db: SQLAlchemy) -> bool:
 
 
 def prove(state: AppState, running: OpenTransaction) -> None:
-    """Show, before the first view runs, that a session works inside the operation's transaction.
+    """Show, before the first view runs, that sessions work inside the operation's transaction.
 
     Nothing is sent, and no listener of the application hears of it. Raises ``ConfigurationError`` if
     not: then nothing would be protected.
     """
-    is_possible = is_joining(state.db)
-    if is_possible and not state.is_proved:
-        session = state.db.session.session_factory()
+    factory = state.db.session.session_factory
+    if factory.class_ is state.proved:
+        return
+    if is_joining(state.db):
+        session = factory()
         with suppress(NotAtomic):
-            state.is_proved = running.units.is_bound(session.get_bind(clause=state.table))
+            if running.units.is_bound(session.get_bind(clause=state.table)):
+                state.proved = factory.class_
         running.sessions.pop(session, None)
-    if not (is_possible and state.is_proved):
+    if factory.class_ is not state.proved:
         raise ConfigurationError(
             "db.session does not join the operation's transaction, so a view's writes would not be"
             " protected: something replaced its class, or its get_bind() chooses another engine. A"

@@ -68,7 +68,7 @@ class AppState:
     units_of: Callable[[Any], Units]
     has_served: bool = False
     typical_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    is_proved: bool = False  # that db.session joins
+    proved: type | None = None  # the class of sessions that are known to join
 
 
 _states: WeakSet[AppState] = WeakSet()

@@ -245,14 +245,18 @@ def test_closing_a_sessions_connection_ends_what_it_has_not_committed(world, vie
     world.assert_clean()
 
 
-def test_a_session_that_cannot_join_is_refused_before_the_first_view_runs(world, view):
+@pytest.mark.parametrize("has_served", [False, True])
+def test_a_session_that_cannot_join_is_refused_before_a_view_runs(world, view, has_served):
     class Stubborn(world.db.session.session_factory.class_):
         def get_bind(self, *args, **kwargs):
             return world.db.engine
 
-    world.db.session.session_factory.class_ = Stubborn
     ran = []
     view(lambda: ran.append(1) or {})
+    if has_served:
+        world.post(key="key-0")
+        ran.clear()
+    world.db.session.session_factory.class_ = Stubborn
     with pytest.raises(ConfigurationError, match="does not join"):
         world.post()
     assert ran == []
