@@ -26,7 +26,7 @@ from .paths import new_keys
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-PATIENCE_SECONDS = 5.0
+PATIENCE_SECONDS = 10.0
 """How long a reply is waited for after the last request was due."""
 
 MOST_WAITING = 900
@@ -67,8 +67,8 @@ class Replies:
 
 
 def percentile(milliseconds: list[float], percent: float) -> float:
-    """The value that so many percent are at most; with too few values the greatest."""
-    ordered = sorted(milliseconds)
+    """The value that so many percent are at most: of few the greatest, of none all our patience."""
+    ordered = sorted(milliseconds) or [PATIENCE_SECONDS * 1000]
     return ordered[min(int(len(ordered) * percent / 100), len(ordered) - 1)]
 
 

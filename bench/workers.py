@@ -129,6 +129,8 @@ class Run:
         alive, before = KINDS[workers].keep_alive, shop.payments()
         replies = self._clients.send(shop.port, path, [0.0] * BURST, keys=keys, keep_alive=alive)
         made = shop.payments() - before
+        if path == PROTECTED and max(made, replies.kinds.get("201", 0)) > 1:
+            raise RuntimeError(f"{workers}, {server}: {made} payments with one key, {replies.kinds}")
         return Storm(workers, server, replies.kinds, made, replies.seconds * 1000)
 
     def _compare(self, workers: str) -> None:

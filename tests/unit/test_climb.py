@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 
 import pytest
 
 from bench.climb import BURST, RISE, Climber, climb
 from bench.load import Replies
+from bench.workers_report import Measured, Storm
 
 
 class OneAtATime:
@@ -57,3 +59,19 @@ def test_climbers_take_turns_after_each_step():
 def test_a_server_that_gives_the_wrong_reply_sustains_no_rate():
     with pytest.raises(RuntimeError, match="sustains no rate"):
         climb([Climber({}, 400, "/")], OneAtATime(reply="500"), turns=1, seconds=1)
+
+
+def test_rates_are_held_against_the_unprotected_ones_of_the_same_workers():
+    measured = Measured(notes=["on a quiet machine"])
+    for workers, rates in (("sync", (400, 380, 250)), ("gthread", (800, 700, 480))):
+        for server, rate in zip(("unprotected", "hybrid", "postgres"), rates, strict=True):
+            name = {"workers": workers, "request": "first", "server": server}
+            measured.climbers.append(Climber(name, rate, "/"))
+            kinds = {"201": 1, "201 replayed": 199}
+            measured.storms.append(Storm(workers, server, kinds, 1, milliseconds=300.0))
+    climb(measured.climbers, OneAtATime(), turns=3, seconds=1)
+    rows = [line.split(" | ") for line in measured.markdown().splitlines() if "| first |" in line]
+    assert [row[6] for row in rows] == ["–", "reached", "**missed**"] * 2
+    assert "| sync | hybrid | 1 | 1 × 201, 199 × 201 replayed | 300.0 |" in measured.markdown()
+    plotted = json.loads(json.dumps(measured.data()))["rates"][0]["steps"]
+    assert {"offered", "achieved", "p50", "p99", "p99.9", "kinds"} <= plotted[0].keys()
