@@ -10,6 +10,7 @@ from typing import Any
 import psycopg2
 
 import servers
+from flask_idempotency.core.keys import KEY_BYTES
 
 from .paths import new_keys, sending
 from .records import COLUMNS, NAME, Database, columns
@@ -27,17 +28,18 @@ CREATE FUNCTION public.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATI
         + coalesce(pg_sequence_last_value(''public.hours''::regclass), 0) * interval ''1 h'''"""
 _SEARCH_PATH = "options=-csearch_path%3Dpublic,pg_catalog"
 
-# Both versions of a row, each in a transaction of its own, as by a request.
+# Both versions of a row, each in a transaction of its own, and the read after them: as by a request.
 _COME = f"""CREATE PROCEDURE come(records int) LANGUAGE plpgsql AS $$
 DECLARE
   mine bytea;
 BEGIN
   FOR n IN 1 .. records LOOP
-    mine := sha256(gen_random_uuid()::text::bytea);
+    mine := substring(sha256(gen_random_uuid()::text::bytea) for {KEY_BYTES});
     INSERT INTO {NAME} ({", ".join(COLUMNS)}) SELECT {{claimed}} FROM claimed, completed, LATERAL (
       SELECT clock_timestamp() + interval '{HOURS} h' - completed.expires_at AS later) AS _;
     COMMIT;
     UPDATE {NAME} SET {{completing}} FROM completed WHERE {NAME}.key = mine;
+    PERFORM FROM {NAME} WHERE key = mine;
     COMMIT;
   END LOOP;
 END $$"""

@@ -12,6 +12,7 @@ from sqlalchemy import DateTime, MetaData
 
 import servers
 from flask_idempotency.cli.stores import admin_of
+from flask_idempotency.core.keys import KEY_BYTES
 from flask_idempotency.stores.table import define_table
 
 from .app import make_client
@@ -107,7 +108,9 @@ class Table(Database):
     def _copy(self, records: int, low: float, high: float, step: int) -> None:
         """Add copies that expire in ``low`` to ``high`` hours; each ``step``th gets a known key."""
         later = "completed.{0} + later"
-        values = columns(later) | {"key": "coalesce(known.key, sha256(int8send(n)))"}
+        values = columns(later) | {
+            "key": f"coalesce(known.key, substring(sha256(int8send(n)) for {KEY_BYTES}))"
+        }
         given = {"records": records, "low": low, "high": high, "step": step, "made": self._made}
         self.ask(_COPY.format(values=", ".join(values.values())), given)
         self._made += records
