@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from .budgets import BUDGETS, GROWTH, NETWORK, TIME
+from .climb import MOST_P99
 
 try:
     import matplotlib as mpl
@@ -19,7 +21,7 @@ except ImportError as error:
 GREY = "#808080"
 """Readable on white and on black: the pages have both."""
 
-COLOURS = {"hybrid": "#3b7dd8", "postgres": "#d9822b", "bare": GREY, "empty": GREY}
+COLOURS = {"hybrid": "#3b7dd8", "postgres": "#d9822b"}
 """Their difference is one of brightness, too."""
 
 mpl.use("svg")
@@ -102,10 +104,35 @@ def growth(figures: dict[str, Any], path: Path) -> None:
         axes.legend()
 
 
+def throughput(figures: dict[str, Any], path: Path) -> None:
+    """How late 1 of 100 first requests is, by their rate, for each kind of workers."""
+    climbers = [each for each in figures["rates"] if each["request"] == "first"]
+    kinds = list(dict.fromkeys(each["workers"] for each in climbers))
+    figure, panels = plt.subplots(1, len(kinds), figsize=(7, 2.8), sharey=True, squeeze=False)
+    for axes, kind in zip(panels[0], kinds, strict=True):
+        for each in climbers:
+            if each["workers"] == kind:
+                colour = COLOURS.get(each["server"], GREY)
+                steps = sorted((step["offered"], step["p99"]) for step in each["steps"])
+                axes.plot(*zip(*steps, strict=True), ".", color=colour, label=each["server"])
+                axes.axvline(statistics.median(each["highest"]), color=colour, linewidth=1)
+        axes.set_title(kind, fontsize=10)
+        axes.set_yscale("log")
+        axes.axhline(MOST_P99, color=GREY, linestyle=":")
+    panels[0][0].set_ylabel("p99, ms")
+    panels[0][0].legend(fontsize=8)
+    figure.supxlabel("first requests a second that were due; line: the highest rate", fontsize=10)
+    _save(figure, path)
+
+
 @contextmanager
 def _axes(path: Path, height: float) -> Iterator[Any]:
     figure, axes = plt.subplots(figsize=(7, height))
     yield axes
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
 
@@ -114,5 +141,6 @@ PLOTS = {
     "cost": ("bench.json", cost),
     "network": ("bench.json", network),
     "growth": ("growth.json", growth),
+    "throughput": ("workers.json", throughput),
 }
 """By name: the file with the figures, and what draws them."""
