@@ -72,14 +72,17 @@ class Execution:
         )
 
     def complete(self, response: StoredResponse) -> None:
-        """Store the response and commit, durably; then tell the lock.
+        """Store the response and commit, durably, while the lock is told.
 
         Errors: see ``Hold.complete``. After one, ``abandon``.
         """
         completed = after(self._state, Transition.COMPLETE)
-        self.hold.complete(self._sealer.seal(response, self.claim))
+        sealed = self._sealer.seal(response, self.claim)
+        lock_is_told = self._lock.finish(self.claim)
+        # If this fails, the lock sends retries to the records for nothing, which costs them a look.
+        self.hold.complete(sealed)
         self._state, self._mine = completed, False
-        self._lock.finish(self.claim)
+        lock_is_told()
 
     def release(self) -> None:
         """Give an operation with a lease back, so that the same key may try again."""
@@ -183,7 +186,7 @@ class Engine:
             if mine and not isinstance(decision, Claimed):
                 match decision:
                     case Replay() | Mismatch(finished=True):
-                        self._lock.finish(claim)
+                        self._lock.finish(claim)()
                     case _:
                         self._lock.release(claim)
 

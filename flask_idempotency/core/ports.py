@@ -6,6 +6,7 @@ asking again later is safe.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, Protocol
 
@@ -271,10 +272,11 @@ class Lock(Protocol):
         """Release the lock if it is still this claim's, in one round trip."""
         ...
 
-    def finish(self, claim: Claim) -> None:
-        """The operation has its response: from now on retries go straight to the records.
+    def finish(self, claim: Claim) -> Callable[[], object]:
+        """The operation is about to have its response: retries shall go straight to the records.
 
-        One round trip.
+        Begins one round trip; what it returns waits for its end. Between the two the response is
+        stored: then the trip costs no time, and a client that has its response meets no lock.
         """
         ...
 
@@ -289,8 +291,9 @@ class NoLock:
     def release(self, claim: Claim) -> None:
         """Has nothing to give back."""
 
-    def finish(self, claim: Claim) -> None:
+    def finish(self, claim: Claim) -> Callable[[], object]:  # noqa: ARG002
         """Leaves no marker."""
+        return bool
 
 
 class Plain:

@@ -97,14 +97,14 @@ def test_a_lock_that_was_lost_and_taken_by_another_is_not_given_back(lock, clien
 def test_after_the_end_everybody_asks_the_records(lock, client, holder):
     """Also in place of a lock that another has got meanwhile."""
     lock.acquire(holder)
-    lock.finish(FIRST)
+    lock.finish(FIRST)()
     assert client.get(the_only(client)) == b"1:done"
     assert [lock.acquire(claim) for claim in (FIRST, SECOND, CHANGED)] == [Glance.ASK] * 3
 
 
 @pytest.mark.parametrize("ttl", [60.0, 2 * MARKER_SECONDS])
 def test_the_marker_stays_no_longer_than_the_record(lock, client, ttl):
-    lock.finish(replace(FIRST, ttl_seconds=ttl))
+    lock.finish(replace(FIRST, ttl_seconds=ttl))()
     most = min(ttl, MARKER_SECONDS) * 1000
     assert most - 5000 < client.pttl(the_only(client)) <= most
 
@@ -128,5 +128,5 @@ def test_whatever_stands_there_gives_nobody_the_lock(lock, client, value):
     assert lock.acquire(FIRST) is Glance.ASK
     lock.release(FIRST)
     assert client.exists(name)
-    lock.finish(FIRST)
+    lock.finish(FIRST)()
     assert client.get(name) == b"1:done"

@@ -30,7 +30,7 @@ POINTS = {
     "view": "in the view, before its first write",
     "write": "in the view, after its first write",
     "answer": "response written, before COMMIT",
-    "commit": "after COMMIT, before Redis hears",
+    "commit": "after COMMIT, before Redis replies",
     "release": "after Redis, before the client reads",
 }
 TROUBLE = ("raise", "fail", "decline")
@@ -128,9 +128,14 @@ def _after_acquire(acquire: Callable[..., Glance]) -> Callable[..., Glance]:
     return wrapped
 
 
-def _after_finish(finish: Callable[..., None]) -> Callable[..., None]:
-    def wrapped(*args: Any) -> None:
-        finish(*args)
-        point("release")
+def _after_finish(finish: Callable[..., Callable[[], object]]) -> Callable[..., Callable[[], object]]:
+    def wrapped(*args: Any) -> Callable[[], object]:
+        lock_is_told = finish(*args)
+
+        def told() -> None:
+            lock_is_told()
+            point("release")
+
+        return told
 
     return wrapped

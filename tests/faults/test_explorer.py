@@ -15,7 +15,7 @@ from tests.faults.explore.schedules import Actor, Choice, Kind, Stage, Violation
 # Least numbers of schedules, well below what there are: so that a bound which shrinks is noticed.
 SHORT = {
     "two": 2,
-    "a changed body": 150,
+    "a changed body": 100,
     "a changed body, no Redis": 50,
     "two, connection lost": 12,
     "two, answer lost": 6,

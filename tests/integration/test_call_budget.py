@@ -18,11 +18,11 @@ from bench.paths import Shops
 from bench.run import STORES
 
 CALLS = {
-    "first, hybrid": 961,
+    "first, hybrid": 597,
     "first, postgres": 552,
-    "replay, hybrid": 627,
+    "replay, hybrid": 438,
     "replay, postgres": 368,
-    "duplicate, hybrid": 546,
+    "duplicate, hybrid": 357,
     "unprotected bare view": 76,
     "unprotected empty view": 58,
 }

@@ -107,7 +107,7 @@ def test_what_is_dead_leaves_its_lock_in_redis_until_then(shop):
     shop.view(shop.pay)
     key = {"Idempotency-Key": str(uuid.uuid4())}
     lock, looked = shop.app.extensions["idempotency"].lock, []
-    with crash_at("before-commit"):
+    with crash_at("in-view"):
         try:
             shop.client.post("/payments", headers=key)
         finally:

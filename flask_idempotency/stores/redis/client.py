@@ -55,8 +55,8 @@ def client_from_url(url: str) -> Callable[[], Client]:
     """A function that makes the client for ``IDEMPOTENCY_REDIS_URL``; it connects at its first use.
 
     Options are those of redis-py's ``from_url``, with every scheme of :data:`SCHEMES`. No client
-    retries by itself: an owner must not meet its own lock, and redis-py's default retries would block a
-    request for seconds. Raises ``ConfigurationError`` for any other URL; no message quotes it.
+    retries by itself: redis-py's default retries would block a request for seconds. Raises
+    ``ConfigurationError`` for any other URL; no message quotes it.
     """
     scheme, separator, rest = url.partition("://")
     scheme = scheme.lower()

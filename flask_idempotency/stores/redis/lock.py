@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from flask_idempotency.core.ports import Glance
@@ -25,6 +25,7 @@ from flask_idempotency.core.records import Claim
 from flask_idempotency.stores.admin import Finding, trial_claim
 
 from .client import Client, cause, milliseconds
+from .wire import Reply, wire_of
 
 log = logging.getLogger("flask_idempotency")
 
@@ -40,6 +41,9 @@ come within minutes; later a replay costs one more round trip."""
 PAUSE_SECONDS = 2.0
 """How long Redis is left alone after it failed. After each pause one request probes it."""
 
+# Each script may be run twice, as its reply may be lost: an owner recognises its own lock, a release
+# compares it, and a marker stays a marker. One that is run late, after its request has ended, leaves a
+# dead worker's lock at worst: nobody believes that for longer than ``probe_after``.
 ACQUIRE = """
 local held = redis.pcall('GET', KEYS[1])
 if not held then
@@ -60,8 +64,9 @@ if redis.pcall('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
 FINISH = """
 redis.call('SET', KEYS[1], '1:done', 'PX', ARGV[2])
 """
-# Even over somebody else's lock. Whoever finished need not have had the lock, and whoever has it now
-# can only find the response. A marker in the wrong place costs one look at the records.
+# Sent just before the commit, so that the reply is there after it; and even over somebody else's lock:
+# whoever finishes need not have the lock, and whoever has it can only find the response. A marker in
+# the wrong place, such as that of a commit that failed, costs one look at the records.
 
 _SLOWER = "Until then requests go on without it, and every duplicate reaches PostgreSQL"
 
@@ -80,16 +85,18 @@ class RedisLock:
         on_failure: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         self._connected = cache(client)
+        self._wire = cache(lambda: wire_of(self._connected()))
         self._prefix = prefix
         self._probe_after = probe_after
         self._lock_seconds = max(LOCK_SECONDS, 2 * probe_after)
+        self._lock_milliseconds = _milliseconds(self._lock_seconds)
         self._on_failure = on_failure
         self._skip_until: float | None = None
 
     def acquire(self, claim: Claim) -> Glance:
         """Take the lock if it is free. One round trip, or none while Redis is left alone."""
-        arguments = (milliseconds(self._lock_seconds), _fingerprint(claim))
-        return self._call(self._glance, ACQUIRE, claim, *arguments) or Glance.ASK
+        arguments = (self._lock_milliseconds, _fingerprint(claim).encode())
+        return self._read(self._send(ACQUIRE, claim, *arguments), self._glance) or Glance.ASK
 
     def _glance(self, reply: Any) -> Glance:
         kind, left_ms = (int(number) for number in reply)
@@ -101,11 +108,12 @@ class RedisLock:
 
     def release(self, claim: Claim) -> None:
         """Release the lock, if the value is still this claim's."""
-        self._call(bool, RELEASE, claim)
+        self._read(self._send(RELEASE, claim), bool)
 
-    def finish(self, claim: Claim) -> None:
+    def finish(self, claim: Claim) -> Callable[[], object]:
         """Leave the marker in place of whatever lock there is."""
-        self._call(bool, FINISH, claim, milliseconds(min(MARKER_SECONDS, claim.ttl_seconds)))
+        sent = self._send(FINISH, claim, _milliseconds(min(MARKER_SECONDS, claim.ttl_seconds)))
+        return partial(self._read, sent, bool)
 
     def examine(self) -> Iterator[Finding]:
         """Check that Redis is reachable, and that a lock can be taken and released."""
@@ -135,27 +143,42 @@ class RedisLock:
                 full = "once full it refuses the lock, and all requests go to PostgreSQL (noeviction)"
                 yield Finding("advice", "Redis memory", full, "set maxmemory-policy volatile-ttl")
 
-    def _call(
-        self, read: Callable[[Any], T], script: str, claim: Claim, *arguments: object
-    ) -> T | None:
-        """What ``read`` makes of a script's reply; None if Redis gave none, or is left alone."""
-        now = time.monotonic()
+    def _send(self, script: str, claim: Claim, *arguments: bytes) -> Reply | None:
+        """Send a script; None if that fails, or while Redis is left alone."""
         if self._skip_until is not None:
+            now = time.monotonic()
             if now < self._skip_until:
                 return None
             self._skip_until = now + PAUSE_SECONDS  # this request tries; the others go on without
         key = self._prefix + claim.key.hex()
         value = f"1:{claim.owner}:{_fingerprint(claim)}"
         try:
-            result = read(self._connected().eval(script, 1, key, value, *arguments))
+            return self._wire().send(script, key.encode(), value.encode(), *arguments)
         except Exception as error:  # whatever goes wrong there, the records decide
-            self._skip_until = now + PAUSE_SECONDS
-            log.warning("Redis failed, going on without it for %s s: %s", PAUSE_SECONDS, cause(error))
-            self._on_failure(error)
+            self._fail(error)
+            return None
+
+    def _read(self, reply: Reply | None, read: Callable[[Any], T]) -> T | None:
+        """What ``read`` makes of the reply to what was sent; None if there is none."""
+        if reply is None:
+            return None
+        try:
+            result = read(reply())
+        except Exception as error:
+            self._fail(error)
             return None
         self._skip_until = None
         return result
 
+    def _fail(self, error: Exception) -> None:
+        self._skip_until = time.monotonic() + PAUSE_SECONDS
+        log.warning("Redis failed, going on without it for %s s: %s", PAUSE_SECONDS, cause(error))
+        self._on_failure(error)
+
 
 def _fingerprint(claim: Claim) -> str:
     return f"{claim.fingerprint.algorithm:x}.{claim.fingerprint.digest.hex()}"
+
+
+def _milliseconds(seconds: float) -> bytes:
+    return b"%d" % milliseconds(seconds)

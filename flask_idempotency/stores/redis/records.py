@@ -26,6 +26,7 @@ from flask_idempotency.core.records import Claim, Record, State, StoredResponse
 from flask_idempotency.core.rows import finite, legible, pairs_of
 
 from .client import Client, cause, milliseconds
+from .wire import wire_of
 
 log = logging.getLogger("flask_idempotency")
 
@@ -126,6 +127,7 @@ class RedisRecords:
     def __init__(self, client: Callable[[], Client], prefix: str) -> None:
         self.prefix = f"{prefix}record:"
         self.connected = cache(client)
+        self._wire = cache(lambda: wire_of(self.connected()))
 
     def look(self, key: bytes) -> Record | None:
         """The record."""
@@ -150,8 +152,13 @@ class RedisRecords:
         Raises ``StoreUnavailable`` for any failure, although the script may have run, and
         ``RecordBroken`` if the key holds something else.
         """
-        command = self._command(script, [key], *arguments)
-        return _twice(lambda: self.connected().execute_command(*command, NEVER_DECODE=True))
+        name = f"{self.prefix}{key.hex()}".encode()
+        words = [word if isinstance(word, bytes) else str(word).encode() for word in arguments]
+
+        def reply() -> Any:
+            return self._wire().send(script, name, *words)()
+
+        return _twice(reply)
 
     def run_for_all(self, script: str, keys: Sequence[bytes]) -> list[Any]:
         """The replies of a script that only reads, for the keys in order, in one round trip.
@@ -163,14 +170,11 @@ class RedisRecords:
         def replies() -> list[Any]:
             with self.connected().pipeline(transaction=False) as pipeline:
                 for start in range(0, len(keys), size):
-                    command = self._command(script, keys[start : start + size])
-                    pipeline.execute_command(*command, NEVER_DECODE=True)
+                    names = [self.prefix + key.hex() for key in keys[start : start + size]]
+                    pipeline.execute_command("EVAL", script, len(names), *names, NEVER_DECODE=True)
                 return list(pipeline.execute())
 
         return _twice(replies)
-
-    def _command(self, script: str, keys: Sequence[bytes], *arguments: Any) -> tuple[Any, ...]:
-        return "EVAL", script, len(keys), *(self.prefix + key.hex() for key in keys), *arguments
 
     def _lease(self, script: str, claim: Claim, *more: Any) -> RedisLease | None:
         fingerprint = claim.fingerprint.algorithm, claim.fingerprint.digest

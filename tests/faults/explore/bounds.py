@@ -37,7 +37,7 @@ BOUNDS: dict[str, Bound] = {
     ),
     "two, answer lost": Bound(faults=(ANSWER_LOST,)),
     "two, answer lost, no Redis": Bound(faults=(ANSWER_LOST,), redis=False, time_outs=0, depth=12),
-    "two, expiry and purge": Bound(faults=(EXPIRE,)),
+    "two, expiry and purge": Bound(faults=(EXPIRE,), depth=12),
     "two retries and a purge, expired": Bound(before=Plan(), expired=True, time_outs=0, depth=10),
     "two retries after a failure": Bound(before=_FAILED, redis=False),
     "one waits": Bound((Plan(), Plan(wait=5)), time_outs=0, depth=14),

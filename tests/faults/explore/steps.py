@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -18,6 +18,7 @@ from sqlalchemy import event
 from flask_idempotency.stores.postgres import holds
 from flask_idempotency.stores.postgres.records import PostgresRecords
 from flask_idempotency.stores.postgres.wire import RawConnection
+from flask_idempotency.stores.redis import lock
 from flask_idempotency.stores.table import define_steps, define_table
 from servers import plain_dsn
 from tests.faults.explore.schedules import PATIENCE_SECONDS, Actor, Kind, Stop, Violation
@@ -147,6 +148,7 @@ class Servers:
         with (
             patch.object(RawConnection, "send", step_by_step),
             patch.object(holds, "time", Clock),
+            patch.object(lock, "wire_of", SteppedWire),
         ):
             yield
 
@@ -179,23 +181,26 @@ class Servers:
         return cursors[0 if b"DELETE" in _bytes(sql) else -1]
 
 
-class SteppedRedis:
-    """The client that a lock is given: every call is a step."""
+class SteppedWire:
+    """The lock's way to Redis: every script is a step, and run when it is sent."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
 
-    def eval(self, script: str, *arguments: Any) -> Any:
+    def send(self, script: str, *arguments: Any) -> Callable[[], Any]:
         actor = Actor.current()
         if actor is None:
-            return self._client.eval(script, *arguments)
+            reply = self._client.eval(script, 1, *arguments)
+            return lambda: reply
         name = "acquire" if "PTTL" in script else "mark" if "done" in script else "release"
         how = actor.stop_before(name, Kind.REDIS)
-        reply = self._client.eval(script, *arguments)
+        reply = self._client.eval(script, 1, *arguments)
         actor.acted = reply == [0, 0]  # taken; nothing is left to lose after the other two
-        if how == ANSWER_LOST:
-            raise redis.ConnectionError("the answer did not come")
-        return reply
+        return lambda: _lost() if how == ANSWER_LOST else reply
+
+
+def _lost() -> None:
+    raise redis.ConnectionError("the answer did not come")
 
 
 def _bytes(sql: str | bytes) -> bytes:

@@ -15,7 +15,7 @@ from flask_idempotency.core.ports import NoLock, Plain
 from flask_idempotency.core.records import Claim, State, StoredResponse
 from flask_idempotency.stores.redis.lock import RedisLock
 from tests.faults.explore.schedules import Actor, Choice, Kind, Stage, Violation
-from tests.faults.explore.steps import ANSWER_LOST, TIMES_OUT, Clock, Servers, SteppedRedis
+from tests.faults.explore.steps import ANSWER_LOST, TIMES_OUT, Clock, Servers
 
 FAULT = "!"
 CRASH, CONNECTION_LOST, FLUSH, AGE, EXPIRE = (
@@ -98,8 +98,7 @@ class World:
 
     def _attempt(self, name: str, plan: Plan) -> tuple[str, str]:
         """What a request does in a process of its own, as in ``attempt.py``; says how it came out."""
-        client = SteppedRedis(self._servers.redis)
-        lock = RedisLock(lambda: client, "explored:", probe_after=PROBE_AFTER_SECONDS)
+        lock = RedisLock(lambda: self._servers.redis, "explored:", probe_after=PROBE_AFTER_SECONDS)
         fast = lock if self._bound.redis else NoLock()
         engine = Engine(self._servers.records, fast, Plain(), Clock())
         fingerprint = Fingerprint(1, (b"b" if plan.other else b"a") * 16)

@@ -227,7 +227,7 @@ def test_redis_comes_back_into_use_by_itself(redis_world, own_redis, add_view, m
 @pytest.mark.parametrize("reply", [[5], {}, 7, ["x", "y"], [1, None], RuntimeError("client")])
 def test_a_strange_redis_costs_speed_only(make_world, reply):
     class Strange(redis.Redis):
-        def eval(self, *_arguments):
+        def execute_command(self, *_arguments, **_options):
             if isinstance(reply, Exception):
                 raise reply
             return reply
