@@ -19,6 +19,8 @@ import servers
 
 from . import capacity, growth, report, stores, workers
 from .budgets import BASE
+from .peers import run as peers
+from .peers.table import PACKAGES
 from .run import Run
 
 MEASUREMENTS = ("calls", "trips", "time", "network", "bytes", "footprint")
@@ -29,26 +31,28 @@ def main() -> None:
     given = _arguments()
     if given.stores:
         print(stores.compare(given.rounds))
-        return
-    if given.capacity:
+    elif given.capacity:
         taken, size = capacity.measure()
         data = {name: vars(each) for name, each in taken.items()}
         report.write_both(given.folder, "capacity", capacity.table(taken), data)
         report.write_both(given.folder, "plan", capacity.plan(taken["first, hybrid"], size), size)
         print(capacity.table(taken), capacity.plan(taken["first, hybrid"], size), sep="\n\n")
-        return
-    if given.workers is not None:
+    elif given.workers is not None:
         plan = workers.Plan(given.workers or workers.PARTS, given.turns, given.seconds)
         print(workers.measure(plan, given.folder))
-        return
-    if given.growth is not None:
+    elif given.growth is not None:
         print(growth.measure(given.growth or growth.SIZES, given.rounds, given.folder))
-        return
-    if given.plots:
+    elif given.peers is not None:
+        print(peers.compare(given.peers, given.rounds, given.folder))
+    elif given.plots:
         from .plots import draw  # its package is only needed here
 
         print(*draw(given.folder), sep="\n")
-        return
+    else:
+        _budgets(given)
+
+
+def _budgets(given: argparse.Namespace) -> None:
     settings = {"autovacuum": "off"}  # it would strike at random
     with (
         servers.Postgres(settings=settings) as postgres,
@@ -92,6 +96,8 @@ def _arguments() -> argparse.Namespace:
     sizes = " ".join(map(str, growth.SIZES))
     add("--growth", nargs="*", type=int, metavar="RECORDS", help="only measure tables of so many"
         f" records ({sizes}), the purge, and how large a table stays")  # fmt: skip
+    names = ", ".join(PACKAGES)
+    add("--peers", nargs="*", choices=PACKAGES, metavar="PACKAGE", help=f"only compare with {names}")
     add("--plots", action="store_true", help="only draw what lies in the folder")
     return parser.parse_args()
 

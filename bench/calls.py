@@ -12,9 +12,10 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .paths import Send
+if TYPE_CHECKING:
+    from .paths import Send
 
 WARM_UP = 20
 COUNTED = 9

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class Queue:
-    """What the present thread, and all threads of the processes ``pids``, have waited for so far."""
+    """What all threads of this process, and of the processes ``pids``, have waited for so far."""
 
     def __init__(self, pids: Iterable[int]) -> None:
-        files = [Path("/proc/thread-self/schedstat")]
-        for pid in pids:
+        files: list[Path] = []
+        for pid in (os.getpid(), *pids):
             files += Path(f"/proc/{pid}/task").glob("*/schedstat")
         self._files = [os.open(file, os.O_RDONLY) for file in files if file.exists()]
 

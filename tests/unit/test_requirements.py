@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from bench.peers.table import CONTENDERS, PACKAGES
+
 ROOT = Path(__file__).parents[2]
 OURS = {"flask_idempotency", "pytest_flask_idempotency", "servers", "example", "bench", "tests"}
 CALLED_OTHERWISE = {
@@ -101,8 +103,14 @@ def test_an_extra_for_this_project_is_enough_alone(extra, folders):
     """What is documented and checked is imported, so these need the extras of the package."""
     lazy = {"docs": {"cryptography"}, "test": {"matplotlib"}}  # imported when it is used
     known = names(extra) | lazy.get(extra, set())
-    missing = {path.name: imported(path) - known for path in files(*folders)}
+    missing = {path.name: imported(path) - known - in_its_own(path) for path in files(*folders)}
     assert {name: what for name, what in missing.items() if what} == {}
+
+
+def in_its_own(path: Path) -> set[str]:
+    """What the bench installs into an environment of its own for an application it compares."""
+    packages = [PACKAGES[one.package] for one in CONTENDERS.values() if one.app == path.stem]
+    return {Requirement(each).name for one in packages for each in one.requirements}
 
 
 def test_what_is_required_to_run_has_a_floor_and_nothing_is_pinned():

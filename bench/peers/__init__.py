@@ -1,0 +1,1 @@
+"""Other packages beside this one, in one run; see ``python -m bench --help``."""

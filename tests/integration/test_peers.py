@@ -1,0 +1,51 @@
+"""The comparison with other packages, as far as it needs none: ours alone, nothing installed."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from bench.peers import crashes
+from bench.peers.process import Died, Place, Running
+from bench.peers.table import CONTENDERS, PACKAGES
+
+OURS = "ours, `postgres`"
+
+
+@pytest.fixture
+def place(postgres, redis_server):
+    return Place("peer", postgres.database("peer"), redis_server.url)
+
+
+@pytest.fixture
+def start(place, tmp_path):
+    return partial(Running, Path(sys.executable), CONTENDERS[OURS], place, tmp_path / "log")
+
+
+def test_a_worker_checks_times_and_counts(start):
+    with start("--calls") as worker:
+        assert worker.ask("check", path="first") == {"201": 10}
+        assert worker.ask("check", path="replay") == {"201": 10}
+        taken = worker.ask("measure", path="replay", base="empty", rounds=3, pids=[])
+        assert [len(each) for each in taken] == [4, 4, 4]
+        calls = worker.ask("calls", paths=["first", "bare"])
+        assert calls["first"] > calls["bare"] > 1000
+
+
+def test_a_worker_that_is_killed_in_its_view_pays_once(start, place):
+    assert str(crashes.killed_before(start, place)) == "1; 201 at once"
+
+
+def test_a_process_that_ends_says_its_last_line(start):
+    with start() as worker, pytest.raises(Died, match="no_such_command"):
+        worker.ask("no_such_command")
+
+
+def test_every_file_in_apps_is_compared_and_every_package_pinned():
+    apps = {path.stem for path in Path("bench/peers/apps").glob("[!_]*.py")}
+    assert apps == {each.app for each in CONTENDERS.values()}
+    assert {each.package for each in CONTENDERS.values()} == set(PACKAGES)
+    assert all("==" in one for each in PACKAGES.values() for one in each.requirements)
