@@ -133,10 +133,9 @@ class Run:
     def footprint(self, _rounds: int) -> None:
         """Memory of a worker, and time to import."""
         urls = self._database_urls["hybrid"], self._redis_url
-        self.figures[WORKER] = {
-            MEMORY: footprint.memory(*urls),
-            IMPORTS: footprint.imports(*urls),
-        }
+        added, base = footprint.imports(*urls)
+        self.figures[WORKER] = {MEMORY: footprint.memory(*urls), IMPORTS: added}
+        self.notes.append(f"footprint: Python started with the others in {base:.0f} ms; {wanted()}")
 
     def places(self, name: str) -> str:
         """Where the function calls of a path go, as Markdown."""
