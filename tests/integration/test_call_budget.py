@@ -23,7 +23,7 @@ CALLS = {
     "replay, hybrid": 438,
     "replay, postgres": 368,
     "duplicate, hybrid": 357,
-    "unprotected bare view": 76,
+    "unprotected bare view": 74,
     "unprotected empty view": 58,
 }
 """Function calls, Python's and C's."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from sqlalchemy import Engine, ExecutionContext, event
+from sqlalchemy import Connection, Engine, ExecutionContext, event
 
 from flask_idempotency.core.ports import InOperation
 from flask_idempotency.core.sqltext import READS, may_write, traits_of
@@ -39,18 +39,31 @@ def watch(engine: Engine) -> None:
             event.listen(engine.dialect, name, notice)
 
 
-def _notice_without_parameters(cursor: Any, statement: str, context: ExecutionContext) -> None:
+def _notice_without_parameters(cursor: Any, statement: Any, context: ExecutionContext) -> None:
     _notice(cursor, statement, None, context)
 
 
-def _notice(cursor: Any, statement: str, parameters: Any, context: ExecutionContext) -> None:
-    traits = traits_of(statement)
-    connection = context.root_connection
-    if traits == READS or isinstance(connection.connection, InOperation):
+def _notice(cursor: Any, statement: Any, parameters: Any, context: ExecutionContext) -> None:
+    if type(statement) is not str:
+        statement = _text(statement, cursor)
+    if traits_of(statement) == READS:
+        return
+    connection, is_open = context.root_connection, open_transaction.get() is not None
+    if is_open and isinstance(connection.connection, InOperation):
         return
     earlier.note(connection, cursor, statement, parameters)
-    if open_transaction.get() is None:
-        return
+    if is_open:
+        _refuse_escape(connection, statement)
+
+
+def _text(statement: Any, cursor: Any) -> str:
+    """A statement that SQLAlchemy hands to the driver as it is: bytes, or SQL composed by psycopg2."""
+    if isinstance(statement, bytes):
+        return statement.decode("latin-1")
+    return str(statement.as_string(cursor) if hasattr(statement, "as_string") else statement)
+
+
+def _refuse_escape(connection: Connection, statement: str) -> None:
     here = running_operation()
     running = here or outer_operation()
     if running is None or not may_write(statement):

@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from flask import Flask, current_app
 from flask_sqlalchemy import SQLAlchemy
 from flask_sqlalchemy.session import Session
+from psycopg2.sql import SQL, Identifier
 from sqlalchemy.sql.dml import UpdateBase
 
 from flask_idempotency import ConfigurationError, Idempotency, NotAtomic, current_operation, idempotent
@@ -176,6 +177,7 @@ def test_a_write_to_another_bind_is_noticed_also_behind_a_comment(make_world, po
     assert world.post().status_code == 500
 
 
+INSERT = SQL("insert into {} (amount) values (1)").format(Identifier("payment"))
 WAYS = {
     "one row": lambda connection: connection.execute(sa.insert(LINE), {"id": 7}),
     "rows sent as one statement": lambda connection: connection.execute(
@@ -219,6 +221,19 @@ def test_a_write_to_another_bind_is_noticed_however_it_is_sent(make_world, postg
         world.post()
     with logs.connect() as connection:
         assert connection.scalar(sa.text("select count(*) from line")) == 0
+
+
+@pytest.mark.parametrize("is_protected", [False, True])
+@pytest.mark.parametrize("statement", [b"insert into payment (amount) values (1)", INSERT], ids=type)
+def test_a_statement_may_be_what_only_the_driver_understands(world, statement, is_protected):
+    def pay():
+        world.db.session.connection().exec_driver_sql(statement)
+        world.db.session.commit()
+        return {}, 201
+
+    world.app.post("/payments")(idempotent(pay) if is_protected else pay)
+    assert world.post().status_code == 201
+    assert world.count() == 1
 
 
 def test_a_bind_that_is_not_there_is_named(world):
