@@ -50,11 +50,11 @@ class Kind:
 
 KINDS = {
     "sync": Kind((), 1, ((1, 0),), keep_alive=False),
-    "gthread": Kind(("--threads", "8"), 8, ((8, 0), DEFAULT_POOL, (4, 0), (2, 0))),
+    "gthread": Kind(("--threads", "8"), 8, ((8, 0), DEFAULT_POOL, (4, 0))),
     "gevent": Kind(
         ("--worker-class", "gevent"),
         1000,
-        ((10, 0), DEFAULT_POOL, (5, 0), (20, 0)),
+        ((10, 0), DEFAULT_POOL, (5, 0)),
         environment={"COOPERATIVE": "yes"},
     ),
 }

@@ -40,7 +40,7 @@ ROOM = (50, 0)
 
 POOL_TURNS = 3
 
-STEPS = 5.5
+STEPS = 6
 """Of one turn, on average."""
 
 STARTS_SECONDS = 20.0
