@@ -50,10 +50,9 @@ class RawConnection:
         self.is_spoiled = False  # used past us: nobody knows what is left on it
         self.closed = True  # until there is something to close
         self.engine = engine
-        self._chosen = engine.get_execution_options().get("isolation_level")
         self.fairy: PoolProxiedConnection = engine.raw_connection()
         try:
-            driver = self.fairy.driver_connection
+            driver = self.fairy.dbapi_connection  # psycopg2's own: its dialect puts nothing around it
             assert isinstance(driver, Connection)  # noqa: S101 -- init_app refuses other drivers
             self.driver = driver
             self.has_listener = driver.status == STATUS_BEGIN
@@ -69,12 +68,13 @@ class RawConnection:
     @property
     def isolation(self) -> str:
         """What follows BEGIN so that the transaction is as isolated as the application asked."""
-        if self._autocommit or self._chosen == "AUTOCOMMIT":
+        chosen = self.engine.get_execution_options().get("isolation_level")
+        if self._autocommit or chosen == "AUTOCOMMIT":
             raise NotAtomic(
                 "the engine's isolation_level is AUTOCOMMIT, so a view's writes cannot commit together"
                 " with the record: give the idempotent routes' engine a transactional level"
             )
-        level = self._chosen or _LEVELS[self.driver.isolation_level]
+        level = chosen or _LEVELS[self.driver.isolation_level]
         words = f"ISOLATION LEVEL {level}" if level else ""
         return f"{words} DEFERRABLE".strip() if self.driver.deferrable else words
 
@@ -112,11 +112,12 @@ class RawConnection:
         clean = False
         try:
             if not self.lost and not self.is_spoiled:
-                if self.in_transaction:
+                was_idle = not self.in_transaction
+                if not was_idle:
                     self.send("ROLLBACK")
                 self.restore()
                 self.driver.autocommit = self._autocommit
-                clean = not self.in_transaction
+                clean = was_idle or not self.in_transaction
         except psycopg2.Error as error:
             clean = False
             if not is_lost(error, self.driver):
