@@ -57,10 +57,18 @@ def updates(world: Any, count: int) -> tuple[int, int]:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("size", [20, 200, 1000, 20_000])
+@pytest.mark.parametrize("size", [20, 200, 600, 20_000])
 def test_completing_is_always_a_hot_update(world, size):
     complete(world, 300, size)
     assert updates(world, 300) == (300, 300)
+
+
+def test_completing_is_mostly_a_hot_update_with_larger_responses(world):
+    # Five of their rows fill a page but for the twelfth that is left free: too little for the sixth.
+    complete(world, 300, 1000)
+    every, hot = updates(world, 300)
+    assert every == 300
+    assert hot >= 0.8 * every
 
 
 def test_completing_is_nearly_always_a_hot_update_when_workers_share_pages(world):
@@ -73,11 +81,11 @@ def test_completing_is_nearly_always_a_hot_update_when_workers_share_pages(world
 
 
 def test_what_a_record_takes_on_disk(world):
-    # The row is 428 bytes, 224 without the body; both indexes take 100 more. The rest is room that
-    # the first versions of rows leave on their pages, which later records use after a VACUUM.
+    # The row is 352 bytes, of which 200 are the body; both indexes take 90 more. The rest is the
+    # twelfth of a page that is left free, and the first versions of the rows that came to a page last.
     complete(world, 2000, 200)
     (row,) = world.sql("select avg(pg_column_size(r.*)) from idempotency_record r")[0]
     (total,) = world.sql("select pg_total_relation_size('idempotency_record')")[0]
     print(f"an answer of 200 bytes: a row of {row:.0f} bytes, {total / 2000:.0f} with all")
-    assert row < 450
-    assert total / 2000 < 900
+    assert row < 360
+    assert total / 2000 < 540

@@ -30,7 +30,7 @@ def test_create_table_adds_index_and_fill_factor_to_a_table_in_use(world, run, p
     result = run("create-table")
     assert result.exit_code == 0
     assert "created the index on expires_at" in result.output
-    assert "set the fill factor to 80" in result.output
+    assert "set the fill factor to 92" in result.output
     assert not not_ok(run("check"))
     assert len(world.records()) == 1
 
@@ -50,7 +50,7 @@ def test_a_fill_factor_that_somebody_chose_is_left_alone(world, run):
     assert run("create-table").output == "idempotency_record: nothing to do\n"
     result = run("check")
     assert not_ok(result) == {"fill factor": "advice"}
-    assert "-> ALTER TABLE idempotency_record SET (fillfactor = 80)" in result.output
+    assert "-> ALTER TABLE idempotency_record SET (fillfactor = 92)" in result.output
 
 
 def test_create_table_alters_no_column(world, run):
