@@ -8,6 +8,7 @@ and gets a decision; if that is :class:`Claimed`, it runs the operation and ends
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
@@ -162,6 +163,8 @@ class Engine:
     ) -> None:
         self._records, self._lock, self._sealer, self._clock = records, lock, sealer, clock
         self._places = threading.Semaphore(max_waiters)
+        self._look_or_claim: Callable[[Claim], Record | Hold | None] | None
+        self._look_or_claim = getattr(records, "look_or_claim", None)
 
     def decide(self, claim: Claim, wait: float = 0, *, resume: bool = False) -> Decision:
         """Decide about a request; ``wait`` is how many seconds it may wait for another's end.
@@ -176,10 +179,11 @@ class Engine:
         mine = glance is Glance.MINE
         decision: Decision | None = None
         try:
-            # Whoever gets a free lock is most likely a first request: it claims without looking.
-            is_first = mine and claim.resumes is None
-            record = None if is_first else self._records.look(claim.key)
-            decision = self._settle(claim, record, mine, patience, resume)
+            found = self._first_look(claim, mine)
+            if found is None or isinstance(found, Record):
+                decision = self._settle(claim, found, mine, patience, resume)
+            else:
+                decision = self._claimed(found, claim, mine, None)
             return decision
         finally:
             patience.end()
@@ -200,6 +204,19 @@ class Engine:
             return record
         return replace(record, response=self._opened(record))
 
+    def _first_look(self, claim: Claim, mine: bool) -> Record | Hold | None:
+        """The record, if it is worth a look; or a hold, of a store that looks and claims at once."""
+        if claim.resumes is not None:
+            return self._records.look(claim.key)
+        if mine:  # whoever gets a free lock is most likely a first request: it claims without looking
+            return None
+        if self._look_or_claim is not None:
+            return self._look_or_claim(claim)
+        return self._records.look(claim.key)
+
+    def _claimed(self, hold: Hold, claim: Claim, mine: bool, record: Record | None) -> Claimed:
+        return Claimed(Execution(hold, self._lock, mine, claim, self._sealer, situation(record)))
+
     def _settle(
         self, claim: Claim, record: Record | None, mine: bool, patience: _Patience, resume: bool
     ) -> Decision:
@@ -212,8 +229,7 @@ class Engine:
             if rounds == ROUNDS:
                 raise StoreUnavailable
             if (hold := self._try(step, record, claim)) is not None:
-                found = situation(record)
-                return Claimed(Execution(hold, self._lock, mine, claim, self._sealer, found))
+                return self._claimed(hold, claim, mine, record)
             tried = record
             if step is not Next.LET_RUN:
                 # Not getting a hold may mean held, finished just now or gone. So look once more.

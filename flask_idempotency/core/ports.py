@@ -176,7 +176,11 @@ class Step(Protocol):
 
 
 class Records(Protocol):
-    """The truth: one record for each key. ``IDEMPOTENCY_STORE`` may be one of your own."""
+    """The truth: one record for each key. ``IDEMPOTENCY_STORE`` may be one of your own.
+
+    A store may have one method more, ``look_or_claim(claim)``: the record, or what :meth:`claim`
+    returns if there is none. It saves what both need, such as a connection.
+    """
 
     @property
     def atomic(self) -> bool:

@@ -66,6 +66,8 @@ class Watched:
 class WatchedRecords(Watched):
     """Any store's records."""
 
+    look_or_claim = None  # to watch the claim, the engine has to look first and then claim
+
     def claim(self, claim: Claim) -> WatchedHold | None:
         """See :class:`Records`."""
         return self._watched(self._inner.claim(claim), claim)

@@ -18,10 +18,10 @@ from bench.paths import Shops
 from bench.run import STORES
 
 CALLS = {
-    "first, hybrid": 597,
-    "first, postgres": 552,
-    "replay, hybrid": 438,
-    "replay, postgres": 368,
+    "first, hybrid": 596,
+    "first, postgres": 476,
+    "replay, hybrid": 432,
+    "replay, postgres": 362,
     "duplicate, hybrid": 357,
     "unprotected bare view": 74,
     "unprotected empty view": 58,

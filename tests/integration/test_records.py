@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from flask_idempotency import current_operation
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.records import Claim, StoredResponse
+from flask_idempotency.stores.postgres.wire import RawConnection
 from tests.integration.views import protect
 
 SAME, OTHER = Fingerprint(1, b"s" * 16), Fingerprint(1, b"o" * 16)
@@ -63,6 +64,36 @@ def test_any_text_of_a_record_is_read_as_it_was_written(records, name):
     records.claim(claim).complete(response)
     found = records.look(FIRST.key)
     assert (found.name, found.owner, found.response) == (name, name, response)
+
+
+def test_looking_and_claiming_take_one_connection(world, records):
+    taken = []
+    with world.app.app_context():
+        sa.event.listen(world.db.engine, "checkout", lambda *what: taken.append(what))
+    hold = records.look_or_claim(FIRST)
+    assert (hold.attempt, len(taken)) == (1, 1)
+    assert records.look_or_claim(SECOND).owner == FIRST.owner
+    hold.complete(StoredResponse(201, (), b""))
+    assert records.look_or_claim(SECOND).response == StoredResponse(201, (), b"")
+
+
+@pytest.mark.parametrize("lost_after", ["LOOK", "CLAIM"])
+def test_a_claim_whose_connection_breaks_after_the_look_is_ours(records, monkeypatch, lost_after):
+    send, sent = RawConnection.send, []
+
+    def lose(wire, sql, values=None):
+        if "insert into" in str(sql).lower():
+            sent.append(sql)
+            if len(sent) == 1:
+                if lost_after == "CLAIM":
+                    send(wire, sql, values)
+                wire.driver.close()
+        return send(wire, sql, values)
+
+    monkeypatch.setattr(RawConnection, "send", lose)
+    hold = records.look_or_claim(FIRST)
+    assert (hold.attempt, len(sent)) == (1, 2)
+    hold.complete(StoredResponse(201, (), b""))
 
 
 def test_an_expired_record_starts_afresh(world, records):

@@ -69,22 +69,30 @@ class PostgresHold:
         cls, messages: Messages, template: str, claim: Claim, values: dict[str, Any]
     ) -> PostgresHold | None:
         """Send a message that ends by locking the row; None if it could not be locked."""
+        return messages.on_a_wire(lambda wire: cls.lock(messages, wire, template, claim, values))
 
-        def lock(wire: RawConnection) -> PostgresHold | None:
-            hold = None
-            try:
-                row = wire.send(messages.prepared(template, wire), values).fetchone()
-                if row is not None:
-                    hold = cls(messages, wire, claim, _locked(row[0]))
-            except psycopg2.Error as error:
-                if error.pgcode not in NOT_OURS:
-                    raise
-            finally:
-                if hold is None:
-                    wire.close()
-            return hold
-
-        return messages.on_a_wire(lock)
+    @classmethod
+    def lock(
+        cls,
+        messages: Messages,
+        wire: RawConnection,
+        template: str,
+        claim: Claim,
+        values: dict[str, Any],
+    ) -> PostgresHold | None:
+        """Like :meth:`open`, on a connection that is open. Without a hold it is closed."""
+        hold = None
+        try:
+            row = wire.send(messages.prepared(template, wire), values).fetchone()
+            if row is not None:
+                hold = cls(messages, wire, claim, _locked(row[0]))
+        except psycopg2.Error as error:
+            if error.pgcode not in NOT_OURS:
+                raise
+        finally:
+            if hold is None:
+                wire.close()
+        return hold
 
     @property
     def connection(self) -> Connection:

@@ -20,6 +20,7 @@ from flask_idempotency.core.rows import claim_values, record_of
 from . import lease_statements, statements
 from .holds import NOT_OURS, PostgresHold, PostgresLease
 from .messages import Messages
+from .wire import RawConnection
 
 # Timed out (by the application's statement_timeout, perhaps), or at a strict default isolation the
 # row has changed: in either case, look again.
@@ -46,6 +47,23 @@ class PostgresRecords:
             return self._lease(lease_statements.CLAIM, claim, claim_values(claim))
         return PostgresHold.open(self.messages, statements.CLAIM, claim, claim_values(claim))
 
+    def look_or_claim(self, claim: Claim) -> Record | PostgresHold | PostgresLease | None:
+        """The record; if there is none, a claim, on the same connection."""
+        if claim.lease_seconds is not None:
+            return self.look(claim.key) or self.claim(claim)
+        is_absent = False
+
+        def ask(wire: RawConnection) -> Record | PostgresHold | None:
+            # If the connection breaks in the claim, the second try only claims: after a look, the first
+            # try's own record would be somebody's that is in progress.
+            nonlocal is_absent
+            if not is_absent and (record := self._look(wire, claim.key)) is not None:
+                return record
+            is_absent = True
+            return PostgresHold.lock(self.messages, wire, statements.CLAIM, claim, claim_values(claim))
+
+        return self.messages.on_a_wire(ask)
+
     def take_over(self, claim: Claim, as_seen: Record) -> PostgresHold | PostgresLease | None:
         """Make an unlocked row ours with the next attempt; then as in :meth:`claim`."""
         values = {**claim_values(claim), "seen": as_seen.owner}
@@ -62,6 +80,19 @@ class PostgresRecords:
         except (StoreUnavailable, TransactionConflict) as error:
             if getattr(error.__cause__, "pgcode", None) not in _WAIT_IS_OVER:
                 raise
+
+    def _look(self, wire: RawConnection, key: bytes) -> Record | None:
+        """The record. The connection stays open only if there is none."""
+        row = None
+        try:
+            row = wire.send(self.messages.prepared(statements.LOOK, wire), {"key": key}).fetchone()
+        except BaseException:
+            wire.close()
+            raise
+        if row is None:
+            return None
+        wire.close()
+        return _record(key, *row)
 
     def _lease(self, template: str, claim: Claim, values: dict[str, Any]) -> PostgresLease | None:
         try:

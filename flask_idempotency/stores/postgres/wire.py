@@ -52,7 +52,7 @@ class RawConnection:
         self.engine = engine
         self.fairy: PoolProxiedConnection = engine.raw_connection()
         try:
-            driver = self.fairy.dbapi_connection  # psycopg2's own: its dialect puts nothing around it
+            driver: Any = self.fairy.dbapi_connection  # psycopg2's own, with nothing around it
             assert isinstance(driver, Connection)  # noqa: S101 -- init_app refuses other drivers
             self.driver = driver
             self.has_listener = driver.status == STATUS_BEGIN
