@@ -39,7 +39,7 @@ _OPEN = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND s
 _TIMEOUT = re.compile(rb"250(?=ms')|(?<=lock_timeout = )\d+")
 _CUT = re.compile(rb"(?<=;)\s*(?=COMMIT\b)|(?<=COMMIT;)")
 _NAMES = (
-    (b"txid_current(),", "lock", Kind.CHANGE),
+    (b"txid_current()::", "lock", Kind.CHANGE),
     (b"'completed'", "finish", Kind.CHANGE),
     (b"ON CONFLICT", "insert", Kind.CHANGE),
     (b"DELETE", "delete", Kind.CHANGE),
