@@ -15,7 +15,7 @@ from bench.report import write_both
 from bench.times import WARM_UP, Turns
 
 from . import environments
-from .crashes import EXPERIMENTS, Outcome
+from .crashes import EXPERIMENTS, QUICK, WAITING, Outcome
 from .process import Died, Place, Places, Running
 from .result import BASE, Result, data, markdown
 from .table import CONTENDERS, PACKAGES, Contender
@@ -30,7 +30,7 @@ TRIES = 5
 """So many requests are watched for round trips."""
 
 TOGETHER = 12
-"""So many crash experiments at once: nearly all their time is waiting for a lease to end."""
+"""So many experiments that wait run at once."""
 
 
 def compare(packages: Iterable[str], rounds: int, folder: Path) -> str:
@@ -152,14 +152,15 @@ class Comparison:
                 result.trips[path] = [a - b for a, b in zip(trips[path], trips[base], strict=True)]
 
     def _crash(self) -> None:
-        with ThreadPoolExecutor(TOGETHER) as pool:
-            jobs = [
-                (name, what, pool.submit(self._experiment, name, what))
-                for what in EXPERIMENTS
-                for name, contender in self._running().items()
-                if contender.crash
-            ]
-            for name, what, job in jobs:
+        crashing = [name for name, contender in self._running().items() if contender.crash]
+        for experiments, together in ((QUICK, 1), (WAITING, TOGETHER)):
+            with ThreadPoolExecutor(together) as pool:
+                jobs = {
+                    (name, what): pool.submit(self._experiment, name, what)
+                    for what in experiments
+                    for name in crashing
+                }
+            for (name, what), job in jobs.items():
                 self.results[name].outcomes[what] = job.result()
 
     def _experiment(self, name: str, what: str) -> Outcome:
