@@ -17,7 +17,7 @@ from bench.times import WARM_UP, Turns
 from . import environments
 from .crashes import EXPERIMENTS, QUICK, WAITING, Outcome
 from .process import Died, Place, Places, Running
-from .result import BASE, Result, data, markdown
+from .result import BASE, HASTY, Result, data, markdown
 from .table import CONTENDERS, PACKAGES, Contender
 
 BLOCKS = 20
@@ -31,6 +31,9 @@ TRIES = 5
 
 TOGETHER = 12
 """So many experiments that wait run at once."""
+
+
+Ask = Callable[..., list[list[float]]]
 
 
 def compare(packages: Iterable[str], rounds: int, folder: Path) -> str:
@@ -68,10 +71,12 @@ class Comparison:
         settings = {"autovacuum": "off", "max_connections": 400}
         with (
             servers.Postgres(settings=settings) as postgres,
+            servers.Postgres(fsync=False, settings=settings) as hasty,
             servers.Redis(settings={"databases": 200}) as redis_server,
         ):
             self._places = Places(postgres, redis_server)
-            self._time()
+            self._time({path: path for path in BASE}, self._places)
+            self._time({HASTY: "first"}, Places(hasty, redis_server))
             load, processors = os.getloadavg()[0], os.cpu_count()
             self.notes.append(f"{load:.1f} programs wanted the {processors} processors")
             self._count()
@@ -96,49 +101,52 @@ class Comparison:
         log = self._logs / f"{place.database}.log"
         return Running(self._pythons[contender.package], contender, place, log, *arguments)
 
-    def _time(self) -> None:
+    def _time(self, paths: dict[str, str], places: Places) -> None:
+        """Time paths, by the names of their figures, in turns with their bases and with the others."""
         with ExitStack() as stack:
             workers = {}
             for name in self._running():
-                place = self._places.new()
+                place = places.new()
                 try:
                     worker = stack.enter_context(self._start(name, place))
-                    self._prepare(name, worker)
+                    timed = self._prepare(self.results[name], worker, paths)
                 except Died as error:
                     self.results[name].error = str(error)
                 else:
-                    workers[name] = partial(worker.ask, pids=self._places.serving(place))
+                    workers[name] = timed, partial(worker.ask, pids=places.serving(place))
             for _ in range(BLOCKS):
-                for name, ask in workers.items():
-                    self._block(self.results[name], ask)
+                for name, (timed, ask) in workers.items():
+                    self._block(self.results[name], timed, ask)
 
-    def _prepare(self, name: str, worker: Running) -> None:
-        result = self.results[name]
-        for path, base in BASE.items():
+    def _prepare(self, result: Result, worker: Running, paths: dict[str, str]) -> dict[str, str]:
+        """Warm up the paths that work: these; and note what becomes of the others."""
+        for figure, path in paths.items():
             statuses = worker.ask("check", path=path)
             wrong = {status: n for status, n in statuses.items() if status != "201"}
             if wrong:
                 of = sum(statuses.values())
-                result.refused[path] = ", ".join(f"{n} of {of}: {s}" for s, n in wrong.items())
+                result.refused[figure] = ", ".join(f"{n} of {of}: {s}" for s, n in wrong.items())
             else:
-                result.turns[path] = Turns()
-                result.clock[path] = Turns()
-                worker.ask("measure", path=path, base=base, rounds=WARM_UP, pids=[])
+                result.turns[figure], result.clock[figure] = Turns(), Turns()
+                worker.ask("measure", path=path, base=BASE[path], rounds=WARM_UP, pids=[])
+        return {figure: path for figure, path in paths.items() if figure in result.turns}
 
-    def _block(self, result: Result, ask: Callable[..., list[list[float]]]) -> None:
+    def _block(self, result: Result, paths: dict[str, str], ask: Ask) -> None:
         rounds = max(self._rounds // BLOCKS, 1)
-        for path, turns in result.turns.items():
+        for figure, path in paths.items():
+            turns, by_clock = result.turns[figure], result.clock[figure]
             taken = ask("measure", path=path, base=BASE[path], rounds=rounds + COLD)[COLD:]
             for clock, without_waits, base_clock, base in taken:
                 turns.path.append(without_waits)
                 turns.base.append(base)
-                result.clock[path].path.append(clock)
-                result.clock[path].base.append(base_clock)
+                by_clock.path.append(clock)
+                by_clock.base.append(base_clock)
 
     def _count(self) -> None:
         for name in self._running():
             result = self.results[name]
-            paths = [*result.turns, *(BASE[path] for path in result.turns)]
+            bases = {path: base for path, base in BASE.items() if path in result.turns}
+            paths = [*bases, *bases.values()]
             place = self._places.new()
             with (
                 Network(place.database_url, place.redis_url) as network,
@@ -146,8 +154,7 @@ class Comparison:
             ):
                 calls = worker.ask("calls", paths=paths)
                 trips = {path: _round_trips(network, worker, path) for path in paths}
-            for path in result.turns:
-                base = BASE[path]
+            for path, base in bases.items():
                 result.calls[path] = calls[path] - calls[base]
                 result.trips[path] = [a - b for a, b in zip(trips[path], trips[base], strict=True)]
 
