@@ -211,7 +211,8 @@ class Engine:
         if mine:  # whoever gets a free lock is most likely a first request: it claims without looking
             return None
         if self._look_or_claim is not None:
-            return self._look_or_claim(claim)
+            # None: somebody was first, between the two. Then there is something to look at.
+            return self._look_or_claim(claim) or self._records.look(claim.key)
         return self._records.look(claim.key)
 
     def _claimed(self, hold: Hold, claim: Claim, mine: bool, record: Record | None) -> Claimed:
