@@ -1,12 +1,14 @@
-"""The three hooks on an application, and the response to a problem.
+"""The hooks on an application, the envelope around its views, and the response to a problem.
 
 * ``before_request``, before any other: for a protected endpoint it checks the form of the key, and
   keeps the body from then on, whoever reads it first. It rejects nothing: what is wrong is raised where
   the view would run, after the application's own functions, on which their counterparts after the
   request rely. Only a request of ``resume`` at the wrong place ends here, as its view may not be ours.
 * ``after_request``: marks problems and replays as not to be cached, and tells receivers.
-* ``teardown_request``: rolls back and releases what did not finish, also when the worker has to exit in
-  the middle of a view.
+* The envelope: gives an error of the view its response above the view's decorators; rolls back and
+  releases what did not finish, also when the worker has to exit in the middle of a view.
+* ``teardown_request``: does that for a response that waits above its view. It is there from the first
+  such response on.
 """
 
 from __future__ import annotations
@@ -77,15 +79,10 @@ def register(app: Flask, state: AppState, worker_timeout: float) -> None:
         current = existing_request()
         return response if current is None else hooks.after(current, response, after)
 
-    def teardown(error: BaseException | None) -> None:
-        if (current := existing_request()) is not None:
-            hooks.teardown(current, error)
-
     # First: whatever a function of the application reads of the body must be kept.
     app.before_request_funcs.setdefault(None, []).insert(0, before)
     # Flask runs these from the last to the first, so ours comes after all others.
     app.after_request_funcs.setdefault(None, []).insert(0, after)
-    app.teardown_request(teardown)
     got_request_exception.connect(hooks.end_waiting, app)
     handlers = app.error_handler_spec[None][None]
     # On the base class: the application's own handler for any class below it is more exact and wins.
@@ -100,6 +97,7 @@ class Hooks:
         self._state, self._worker_timeout = state, worker_timeout
         self._known: dict[tuple[str, str], tuple[Any, Route | None]] = {}
         self._warned: set[str] = set()
+        self._watches_end = False
 
     def before(self, request: Request) -> Response | None:
         """Check the request to a protected endpoint, as far as that needs no user and no store.
@@ -208,10 +206,15 @@ class Hooks:
         raised, current.raised = current.raised, None
         try:
             if raised is not None and isinstance(error, Exception):
-                return raised.respond_to(error)
+                response = raised.respond_to(error)
+                if current.waiting is not None:
+                    self._watch_end()
+                return response
             self.end_waiting(self._state.app)
             if raised is not None:
                 raised.end()
+            if current.clean_up is not None:  # an exit has struck the attempt's own end
+                current.clean_up()
             raise error
         except Problem as problem:
             current.problem = problem  # no attempt has seen that of run(), or of the view itself
@@ -219,6 +222,8 @@ class Hooks:
 
     def _after_view(self, current: RequestState, result: Any) -> Any:
         """The result that left the view's decorators."""
+        if current.waiting is not None:
+            self._watch_end()
         if current.raised is not None:
             return self._after_error(current, current.raised, result)
         if current.response is not None and current.response is not result:
@@ -260,15 +265,26 @@ class Hooks:
             )
         return response
 
-    def teardown(self, current: RequestState, error: BaseException | None) -> None:
-        """Roll back what is still open.
+    def _watch_end(self) -> None:
+        """Let each request's end be watched, from the first on whose response waits above its view.
+
+        Not before: most applications have none, and Flask asks a lot about each function it calls.
+        """
+        if not self._watches_end:
+            self._watches_end = True
+            functions = self._state.app.teardown_request_funcs
+            functions[None] = [self._teardown, *functions[None]]  # a thread may be in the list itself
+
+    def _teardown(self, error: BaseException | None) -> None:
+        """Roll back what still waits after an exit of the worker.
 
         Without an error, a waiting response goes on waiting: what ends here is a copy of the request's
         context, in a thread that the view started.
         """
         if error is not None:
             self.end_waiting(self._state.app)
-        if current.clean_up is not None:
+        current = existing_request()
+        if current is not None and current.clean_up is not None:
             current.clean_up()
 
     def answer(self, error: IdempotencyError) -> ResponseReturnValue:
