@@ -175,7 +175,7 @@ class Hooks:
 
             @wraps(view)
             async def async_envelope(*args: Any, **kwargs: Any) -> Any:
-                current = this_request()
+                current = state_of(present_request())
                 current.is_dispatched = True
                 try:
                     result = await view(*args, **kwargs)
@@ -188,7 +188,7 @@ class Hooks:
 
             @wraps(view)
             def sync_envelope(*args: Any, **kwargs: Any) -> Any:
-                current = this_request()
+                current = state_of(present_request())
                 current.is_dispatched = True
                 try:
                     result = view(*args, **kwargs)

@@ -115,7 +115,7 @@ class Attempt:
             response: Response = app.make_response(result)
             while len(self._registered) > self._outside:
                 response = app.ensure_sync(self._registered.pop(self._outside))(response)
-            stored = capture(response, self._state.settings)
+            stored = capture(response, self._state.settings, self._current.flashes)
             is_stored = (
                 self._route.store(response) if self._route.store else self._stores(stored.status)
             )

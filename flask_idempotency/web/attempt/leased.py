@@ -132,7 +132,7 @@ class LeasedAttempt(Attempt):
         """Store a problem as the response."""
         self._current.problem = problem
         response = lasting_response(self._state.app, problem, self._state.settings)
-        self._end(capture(response, self._state.settings))
+        self._end(capture(response, self._state.settings, self._current.flashes))
         return response
 
     def _end(self, stored: StoredResponse | None) -> None:

@@ -31,16 +31,17 @@ from flask_idempotency.core.storable import POINTERS, REASON, reason_in, storabl
 from flask_idempotency.web.operation import present_request
 from flask_idempotency.web.setup.settings import Settings
 
-from .state import present_operation, this_request
+from .state import Flashes, present_operation, this_request
 
 FLASHES = "flask-idempotency-flashes"
 """The name of the line among stored headers that holds what the view flashed. It is never sent, and
 never taken from a view's headers: no view may put words into the session of whoever retries."""
 
 
-def capture(response: Response, settings: Settings) -> StoredResponse:
-    """The response to store. Reads a generator's body to its end; the response keeps what it gave.
+def capture(response: Response, settings: Settings, flashed: Flashes = ()) -> StoredResponse:
+    """The response to store, with what its view ``flashed``.
 
+    Reads a generator's body to its end; the response keeps what it gave.
     Removes the mark of a replay if the view passed one on from elsewhere. Raises ``IdempotencyError``
     for a status that no client understands.
     """
@@ -51,7 +52,9 @@ def capture(response: Response, settings: Settings) -> StoredResponse:
     response.headers.remove(settings.replayed_header)
     body = response.get_data()
     too_large = len(body) > settings.max_response_bytes
-    headers = storable(response.headers, settings.unstored_headers | {FLASHES}) + _flashed_lines()
+    headers = storable(response.headers, settings.unstored_headers | {FLASHES})
+    if flashed:
+        headers += _flashed_lines(flashed)
     _, _, reason = response.status.partition(" ")
     if reason != HTTP_STATUS_CODES.get(status, "Unknown").upper():
         headers += ((REASON, reason),)
@@ -140,11 +143,8 @@ def watch_flashes(app: Flask) -> None:
     message_flashed.connect(_note, app)
 
 
-def _flashed_lines() -> records.Headers:
+def _flashed_lines(flashed: Flashes) -> records.Headers:
     """What the view flashed and did not show itself, as a header line that is not sent."""
-    flashed = this_request().flashes
-    if not flashed:
-        return ()
     left = session.get("_flashes", [])
     kept = [pair for pair in flashed if pair in left]
     if not kept:

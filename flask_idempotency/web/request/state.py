@@ -66,6 +66,10 @@ class Resuming:
     refusal: str = ""
 
 
+Flashes = tuple[tuple[str, Any], ...]
+"""Messages that a view flashed, each after its category."""
+
+
 class RequestState:
     """What the extension knows about one request (or, outside of one, application context).
 
@@ -89,7 +93,7 @@ class RequestState:
     problem: Problem | None = None
     is_replay = False  # the response is a stored one
     field: FormKey | None = None  # if the key comes from a form
-    flashes: tuple[tuple[str, Any], ...] = ()
+    flashes: Flashes = ()
     resuming: Resuming | None = None
 
 
