@@ -32,8 +32,8 @@ from flask_idempotency.web.request.state import (
     RequestState,
     Resuming,
     Waiting,
+    begin_request,
     existing_request,
-    note_outermost_request,
     state_of,
     this_request,
 )
@@ -104,7 +104,7 @@ class Hooks:
 
         A response ends a request that may not be resumed here.
         """
-        note_outermost_request(request)
+        current = begin_request(request)
         # Removed: a request that the view makes with this environ is not the one to resume.
         resuming: Resuming | None = request.environ.pop(RESUMED, None)
         route, endpoint = None, request.endpoint
@@ -114,9 +114,8 @@ class Hooks:
             resuming.refusal = _why_not(resuming, route)
             if resuming.refusal:
                 return self._state.app.response_class(status=409)
-            state_of(request).resuming = resuming
+            current.resuming = resuming
         if route is not None:
-            current = state_of(request)
             current.route = route
             prepare(request, self._state, route, current)
         return None
@@ -126,11 +125,12 @@ class Hooks:
         if current.waiting is not None:
             response = self._finish(current, response, hook)
         problem, headers = current.problem, response.headers
-        if (problem is not None or current.is_replay) and "Cache-Control" not in headers:
+        # Not setdefault: Werkzeug raises and catches an error for a header that is not there.
+        if (problem is not None or current.is_replay) and not headers.getlist("Cache-Control"):
             headers.add("Cache-Control", "no-store")
         if problem is None:
             return response
-        if problem.retry_after is not None and "Retry-After" not in headers:
+        if problem.retry_after is not None and not headers.getlist("Retry-After"):
             headers.add("Retry-After", str(problem.retry_after))
         event = Event(current.name, status=response.status_code, problem=problem.type, error=problem)
         send(operation_rejected, self._state.app, event)

@@ -97,6 +97,20 @@ class RequestState:
     resuming: Resuming | None = None
 
 
+_OUTERMOST = "_flask_idempotency_request"
+
+
+def begin_request(request: Any) -> RequestState:
+    """The state of a request that begins.
+
+    The application context remembers the first: a view's own requests share it.
+    """
+    present_context().setdefault(_OUTERMOST, request)
+    state = RequestState()
+    request._flask_idempotency = state  # noqa: SLF001
+    return state
+
+
 def state_of(home: Any) -> RequestState:
     """The state of a request, made when first asked for."""
     try:
@@ -129,14 +143,6 @@ def current_scope(scope_of: ScopeCallable | None, *, required: bool = True) -> S
     if required and (scope is None or scope == ""):
         raise ScopeUnknown
     return scope
-
-
-_OUTERMOST = "_flask_idempotency_request"
-
-
-def note_outermost_request(request: Any) -> None:
-    """Remember which request an application context belongs to: a view's own requests share it."""
-    present_context().setdefault(_OUTERMOST, request)
 
 
 def is_outermost_request() -> bool:
