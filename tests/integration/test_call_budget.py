@@ -18,13 +18,13 @@ from bench.paths import Shops
 from bench.run import STORES
 
 CALLS = {
-    "first, hybrid": 596,
-    "first, postgres": 476,
-    "replay, hybrid": 432,
-    "replay, postgres": 362,
-    "duplicate, hybrid": 357,
-    "unprotected bare view": 74,
-    "unprotected empty view": 58,
+    "first, hybrid": 574,
+    "first, postgres": 454,
+    "replay, hybrid": 415,
+    "replay, postgres": 345,
+    "duplicate, hybrid": 340,
+    "unprotected bare view": 58,
+    "unprotected empty view": 42,
 }
 """Function calls, Python's and C's."""
 
