@@ -60,8 +60,9 @@ class Worker:
         key, statuses, bodies = next(self._keys), Counter[str](), set()
         for _ in range(CHECKED):
             response = _post(self._client, key if path == "replay" else next(self._keys))
-            bodies.add(response.data)
-            ran_again = path == "replay" and response.status_code == 201 and len(bodies) > 1
+            if response.status_code == 201:
+                bodies.add(response.data)
+            ran_again = path == "replay" and len(bodies) > 1
             statuses["another payment" if ran_again else str(response.status_code)] += 1
         return statuses
 
