@@ -31,18 +31,18 @@ SETTINGS: dict[str, str | int] = {
     "autovacuum_naptime": 1,  # a day of churn is over in seconds
 }
 
-EXPIRED = 1_000_000
+EXPIRED = 400_000
 """Records that expire together: their purge takes some seconds."""
 
 PURGES = 3
-RATE = 100
-"""First requests a second: they take a fifth of one processor."""
+RATE = 40
+"""First requests a second: so few that one client sends them in time on a slow disk, too."""
 
-SECONDS = 10.0
+SECONDS = 8.0
 """How long they are sent where no purge runs; beside a purge until that ends."""
 
 TURNOVERS = 20
-CHURNING = 200_000
+CHURNING = 100_000
 """Records at any time of the simulated days."""
 
 
