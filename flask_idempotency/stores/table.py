@@ -110,9 +110,7 @@ def _records(metadata: MetaData, name: str) -> Table:
         info={_OURS: True},
     )
     # Not partial on SQLite: to name that here would import its dialect, 40 ms, everywhere.
-    Index(
-        f"ix_{name}_resumable", table.c.created_at, postgresql_where=table.c.request.is_not(None)
-    )
+    Index(f"ix_{name}_resumable", table.c.created_at, postgresql_where=table.c.request.is_not(None))
     fill: Any = DDL(  # type: ignore[no-untyped-call]
         f"ALTER TABLE %(fullname)s SET (fillfactor = {FILLFACTOR})"
     )

@@ -125,6 +125,7 @@ class Hooks:
         if current.waiting is not None:
             response = self._finish(current, response, hook)
         problem, headers = current.problem, response.headers
+        current.problem = None  # its traceback leads back here: a cycle would keep the request alive
         # Not setdefault: Werkzeug raises and catches an error for a header that is not there.
         if (problem is not None or current.is_replay) and not headers.getlist("Cache-Control"):
             headers.add("Cache-Control", "no-store")
@@ -219,6 +220,8 @@ class Hooks:
         except Problem as problem:
             current.problem = problem  # no attempt has seen that of run(), or of the view itself
             return handle_problem(self._state.app, problem)
+        finally:
+            del error  # a cycle: its traceback leads here
 
     def _after_view(self, current: RequestState, result: Any) -> Any:
         """The result that left the view's decorators."""

@@ -64,7 +64,9 @@ class Walk:
 
 
 @pytest.fixture
-def shop(world, redis_server):
+def shop(make_world, redis_server):
+    world = make_world(IDEMPOTENCY_PROBE_AFTER=60)  # until then Redis alone rejects duplicates
+
     def pay():
         payment = world.Payment(amount=5)
         world.db.session.add(payment)

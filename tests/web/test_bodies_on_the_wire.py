@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import hashlib
 import io
+import weakref
 
 import pytest
 from flask import Flask, Request, request
+from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 from flask_idempotency import ConfigurationError, idempotent
 
@@ -281,3 +284,35 @@ def test_a_view_may_take_the_checksum_of_what_it_parses(world, options):
 
 
 TERMINATED = {"environ_overrides": {"wsgi.input_terminated": True}}
+
+
+@pytest.mark.parametrize("kind", ["first", "replay", "changed"])
+def test_a_body_is_freed_with_its_request_and_not_by_the_garbage_collector(app, world, kind):
+    requests = []
+
+    @app.before_request
+    def note():
+        requests.append(weakref.ref(request._get_current_object()))
+
+    @app.post("/payments")
+    @idempotent
+    def view():
+        return {"size": len(request.get_data())}
+
+    def send(key, body):
+        environ = EnvironBuilder("/payments", method="POST", data=body).get_environ()
+        environ |= {"HTTP_IDEMPOTENCY_KEY": key, "HTTP_X_USER": "alice"}
+        return run_wsgi_app(app.wsgi_app, environ)[1]
+
+    send("warm", b"body")
+    if kind != "first":
+        send("key", b"body")
+    requests.clear()
+    gc.collect()
+    gc.disable()
+    try:
+        status = send("key", b"other" if kind == "changed" else b"body")
+        assert status[:3] == ("422" if kind == "changed" else "200")
+        assert [each() for each in requests] == [None]
+    finally:
+        gc.enable()

@@ -45,10 +45,11 @@ class RawConnection:
     ``has_listener`` says that a listener of the pool has begun a transaction on it, to set something.
     """
 
+    closed = True  # until there is something to close
+
     def __init__(self, engine: Engine) -> None:
         """Check a connection out; raises the driver's and SQLAlchemy's own errors."""
         self.is_spoiled = False  # used past us: nobody knows what is left on it
-        self.closed = True  # until there is something to close
         self.engine = engine
         self.fairy: PoolProxiedConnection = engine.raw_connection()
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import weakref
 from typing import Any
 from uuid import UUID
 
@@ -79,7 +80,9 @@ class Body(io.RawIOBase):
 
     def __init__(self, request: Request, settings: Settings) -> None:
         environ = request.environ
-        self._request, self._default_limit = request, settings.max_request_bytes
+        # A proxy: in a cycle with its request, each body would stay until garbage is collected.
+        self._request: Request = weakref.proxy(request)
+        self._default_limit = settings.max_request_bytes
         self._is_late = "stream" in request.__dict__ or "form" in request.__dict__
         self._expected = get_content_length(environ)
         has_end = self._expected is not None or "wsgi.input_terminated" in environ
@@ -189,7 +192,10 @@ class Body(io.RawIOBase):
 
     def _limit(self) -> int:
         """How long the body may be, in bytes. The application may change it at any time."""
-        limit = self._request.max_content_length
+        try:
+            limit = self._request.max_content_length
+        except ReferenceError:  # the request is over, and something around it still reads
+            limit = None
         return self._default_limit if limit is None else limit
 
     def _is_chunked(self) -> bool:

@@ -6,6 +6,7 @@ Also notes what a request's statements do before its view, because the operation
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Connection, Engine, ExecutionContext, event
@@ -30,13 +31,33 @@ def watch(engine: Engine) -> None:
     The events are the dialect's: a listener on the engine would cost every connection of the
     application some 200 function calls.
     """
-    for name, notice in (
-        ("do_execute", _notice),
-        ("do_executemany", _notice),
-        ("do_execute_no_params", _notice_without_parameters),
-    ):
-        if not event.contains(engine.dialect, name, notice):
-            event.listen(engine.dialect, name, notice)
+    notices: dict[str, Callable[..., None]] = {
+        "do_execute": _notice,
+        "do_executemany": _notice,
+        "do_execute_no_params": _notice_without_parameters,
+    }
+    # A listener for all engines may send statements itself. Then those for one are not asked.
+    if any(getattr(engine.dialect.dispatch, name).parent_listeners for name in notices):
+        _listen(engine, "before_cursor_execute", _notice_before)
+        return
+    for name, notice in notices.items():
+        _listen(engine.dialect, name, notice)
+
+
+def _listen(target: Any, name: str, function: Callable[..., None]) -> None:
+    if not event.contains(target, name, function):
+        event.listen(target, name, function)
+
+
+def _notice_before(
+    _connection: Connection,
+    cursor: Any,
+    statement: Any,
+    parameters: Any,
+    context: ExecutionContext,
+    _many: bool,
+) -> None:
+    _notice(cursor, statement, parameters, context)
 
 
 def _notice_without_parameters(cursor: Any, statement: Any, context: ExecutionContext) -> None:

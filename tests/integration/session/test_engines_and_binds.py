@@ -223,6 +223,36 @@ def test_a_write_to_another_bind_is_noticed_however_it_is_sent(make_world, postg
         assert connection.scalar(sa.text("select count(*) from line")) == 0
 
 
+def test_a_write_to_another_bind_is_noticed_where_a_listener_for_all_engines_sends_statements(
+    make_world, postgres
+):
+    def send(cursor, statement, parameters, context):
+        cursor.execute(statement, parameters)
+        return True
+
+    sa.event.listen(sa.Engine, "do_execute", send)
+    try:
+        world = make_world(SQLALCHEMY_BINDS={"logs": postgres.database("sent_by_a_listener")})
+        with world.app.app_context():
+            logs = world.db.engines["logs"]
+        with logs.begin() as connection:
+            connection.execute(sa.text("create table if not exists line (id int)"))
+
+        def pay():
+            with logs.begin() as connection:
+                connection.execute(sa.insert(LINE).values(id=7))
+            return {}, 201
+
+        protect(world, pay)
+        world.app.testing = True
+        with pytest.raises(NotAtomic, match="another bind"):
+            world.post()
+        with logs.connect() as connection:
+            assert connection.scalar(sa.text("select count(*) from line")) == 0
+    finally:
+        sa.event.remove(sa.Engine, "do_execute", send)
+
+
 @pytest.mark.parametrize("is_protected", [False, True])
 @pytest.mark.parametrize("statement", [b"insert into payment (amount) values (1)", INSERT], ids=type)
 def test_a_statement_may_be_what_only_the_driver_understands(world, statement, is_protected):
