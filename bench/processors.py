@@ -46,8 +46,16 @@ def serving(redis: servers.Redis, *databases: servers.Postgres) -> list[int]:
     """The processes that work for clients now: one for each connection to PostgreSQL, and Redis."""
     children = [child for each in databases for child in psutil.Process(each.pid).children()]
     # Not those that write in the background: no request waits for them.
-    backends = [child.pid for child in children if "127.0.0.1(" in "".join(child.cmdline())]
+    backends = [child.pid for child in children if "127.0.0.1(" in _command(child)]
     return [*backends, *filter(None, [redis.pid])]
+
+
+def _command(process: psutil.Process) -> str:
+    """How a process was started; empty for one that has just ended."""
+    try:
+        return "".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""
 
 
 def wanted() -> str:
