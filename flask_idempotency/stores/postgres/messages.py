@@ -99,7 +99,7 @@ class Messages:
             settings = self.facts(wire).settings if "{settings}" in template else ""
             names = {"table": self._name(self.table, wire), "steps": self._name(self.steps, wire)}
             role = statements.AS_LOGIN if self._as_login else statements.AS_ANYONE
-            prepared = template.format(**names, begin=begin, settings=settings, role=role)
+            prepared = template.format(**names, **role, begin=begin, settings=settings)
             if self._as_login:
                 prepared = prepared.replace(_SET_LOCAL, statements.LOGIN + _SET_LOCAL)
             if self._schema is not None or self.table.schema:

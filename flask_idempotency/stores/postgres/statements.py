@@ -77,23 +77,25 @@ TAKE_OVER_ROW = f"""UPDATE {{table}} SET
 # All of it is local to the transaction, so it works through a pooler such as PgBouncer.
 # - What the view may change and our last message needs is read here: the role, the search path, how a
 #   commit waits for the disk.
-LOCK_ROW = f"""{{settings}}SELECT set_config('idempotency.role', current_setting('role'), true),
-       set_config('role', coalesce({{role}}, current_setting('role')), true),
+LOCK_ROW = f"""{{settings}}SELECT {{role_aside}}
        set_config('idempotency.lock_timeout', current_setting('lock_timeout'), true),
        set_config('lock_timeout', '{LOCK_TIMEOUT}', true);
 SELECT ARRAY[attempt::text, txid_current()::text, current_setting('transaction_isolation'),
        session_user::text, current_setting('role'), current_setting('search_path'),
        current_setting('synchronous_commit'),
-       set_config('role', current_setting('idempotency.role'), true),
-       set_config('lock_timeout', current_setting('idempotency.lock_timeout'), true)]
+       {{role_back}} set_config('lock_timeout', current_setting('idempotency.lock_timeout'), true)]
   FROM {{table}} WHERE key = %(key)s AND owner = %(owner)s
    FOR UPDATE SKIP LOCKED"""
 _HOLD = "COMMIT;\nBEGIN {begin};\n" + LOCK_ROW
 
 # Where a request has left a role on its pooled connection that may not use the table, our statements
 # are sent as the user who has logged in; the view gets the role back.
-AS_ANYONE = "NULL"
-AS_LOGIN = "'none'"
+AS_ANYONE = {"role_aside": "", "role_back": ""}
+AS_LOGIN = {
+    "role_aside": """set_config('idempotency.role', current_setting('role'), true),
+       set_config('role', 'none', true),""",
+    "role_back": "set_config('role', current_setting('idempotency.role'), true),",
+}
 LOGIN = "SET LOCAL ROLE NONE;\n"
 
 # Asked once for each engine: what a transaction that holds a record must set for itself.
@@ -110,7 +112,8 @@ TAKE_OVER = _OPEN + TAKE_OVER_ROW + _HOLD
 # locked the row, then nobody can have changed it, and the UPDATE changes exactly one row. If either
 # is not so, a statement fails (division by zero) and nothing is committed. A row count would not do:
 # that of an UPDATE sent together with COMMIT is lost. So the row is read back; as it was locked, only
-# this transaction can have completed it. Reading it also lets PostgreSQL prune its page: the room of
+# this transaction can have completed it. (Two SELECTs before it: the second finds its function on the
+# path that the first has put right.) Reading it also lets PostgreSQL prune its page: the room of
 # older rows' first versions is used again at once, not after a VACUUM.
 STILL_OURS = """SELECT set_config('session_authorization', %(session_user)s, true),
        set_config('role', %(role)s, true), set_config('search_path', %(search_path)s, true),
