@@ -1,6 +1,7 @@
 """What an application's own tests, and a store's, are written with. Needs pytest."""
 
-from .assertions import NotConcurrentWarning, assert_idempotent
+from .assertions import assert_idempotent
+from .check import NotConcurrentWarning
 from .crashes import CRASH_POINTS, Crash, crash_at, every_crash
 from .memory import Clock, memory_store
 

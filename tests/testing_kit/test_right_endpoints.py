@@ -13,7 +13,7 @@ from flask.views import MethodView
 
 from flask_idempotency import OperationInterrupted, current_operation, idempotent
 from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, crash_at, every_crash
-from flask_idempotency.testing import assertions as checks
+from flask_idempotency.testing import check as checks
 
 
 def test_a_view_that_writes_through_the_session(shop):
