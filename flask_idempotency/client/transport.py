@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing, closing, contextmanager
+from types import TracebackType
 from typing import Final
 
 from .retries import Attempts, RetryPolicy
@@ -64,15 +65,33 @@ class IdempotentTransport(httpx.BaseTransport):
             while True:
                 _limit(request, attempts.begin())
                 try:
-                    with closing(self._wrapped.handle_request(request)) as response:
-                        body = b"".join(response.iter_raw())
+                    response = self._attempt(request)
                 except RETRIED as error:
                     if (seconds := attempts.after_error(error)) is None:
                         raise
                 else:
-                    if (seconds := _after(attempts, response, body)) is None:
-                        return _whole(response, body)
+                    if (seconds := _after(attempts, response)) is None:
+                        return response
                 self._policy.sleep(seconds)
+
+    def _attempt(self, request: httpx.Request) -> httpx.Response:
+        response = self._wrapped.handle_request(request)
+        if response.is_closed:  # a mock or a cache has read it
+            return response
+        with closing(response):
+            return _whole(response, b"".join(response.iter_raw()))
+
+    def __enter__(self) -> IdempotentTransport:
+        self._wrapped.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        self._wrapped.__exit__(exc_type, exc_value, traceback)
 
     def close(self) -> None:
         """Close the connections."""
@@ -107,16 +126,33 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
             while True:
                 _limit(request, attempts.begin())
                 try:
-                    sent = await self._wrapped.handle_async_request(request)
-                    async with aclosing(sent) as response:
-                        body = b"".join([part async for part in response.aiter_raw()])
+                    response = await self._attempt(request)
                 except RETRIED as error:
                     if (seconds := attempts.after_error(error)) is None:
                         raise
                 else:
-                    if (seconds := _after(attempts, response, body)) is None:
-                        return _whole(response, body)
+                    if (seconds := _after(attempts, response)) is None:
+                        return response
                 await self._sleep(seconds)
+
+    async def _attempt(self, request: httpx.Request) -> httpx.Response:
+        response = await self._wrapped.handle_async_request(request)
+        if response.is_closed:  # a mock or a cache has read it
+            return response
+        async with aclosing(response):
+            return _whole(response, b"".join([part async for part in response.aiter_raw()]))
+
+    async def __aenter__(self) -> AsyncIdempotentTransport:
+        await self._wrapped.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        await self._wrapped.__aexit__(exc_type, exc_value, traceback)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -147,12 +183,14 @@ def _limit(request: httpx.Request, seconds: float) -> None:
     request.extensions = {**request.extensions, "timeout": limits}
 
 
-def _after(attempts: Attempts, response: httpx.Response, body: bytes) -> float | None:
+def _after(attempts: Attempts, response: httpx.Response) -> float | None:
     """Seconds until the next attempt, or None if this response is the last."""
     if response.is_success:
         return None
-    decoded = httpx.Response(response.status_code, headers=response.headers, content=body).content
-    return attempts.after_response(response.status_code, response.headers, decoded)
+    status, headers = response.status_code, response.headers
+    if not response.is_closed:  # its own body is left for the client to read
+        response = httpx.Response(status, headers=headers, stream=response.stream)
+    return attempts.after_response(status, headers, response.read())
 
 
 def _whole(response: httpx.Response, body: bytes) -> httpx.Response:
