@@ -8,8 +8,9 @@ is first used.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from .budget import RetryBudget
 from .keys import derive_key, new_key
-from .retries import RetryPolicy, was_replayed
+from .retries import Retry, RetryPolicy, attempts_of, limit_retries, was_replayed
 
 if TYPE_CHECKING:
     from .session import IdempotentAdapter, IdempotentSession
@@ -20,8 +21,12 @@ __all__ = [
     "IdempotentAdapter",
     "IdempotentSession",
     "IdempotentTransport",
+    "Retry",
+    "RetryBudget",
     "RetryPolicy",
+    "attempts_of",
     "derive_key",
+    "limit_retries",
     "new_key",
     "was_replayed",
 ]

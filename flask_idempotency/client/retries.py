@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
-import math
+import logging
 import random
 import re
 import ssl
 import time
-from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
 
 from flask_idempotency.core.errors import OperationFailed, RequestInProgress
 
+from .allowed import CALLABLE, DEADLINE, GET_KEY, HEADER, HOOK, METHODS, SECONDS, WHOLE, Rule, check
+from .budget import RETRY, SUCCESS, RetryBudget
 from .keys import new_key
 
-NEED_KEY: Final = frozenset({"POST", "PATCH"})
-"""Methods that get a key. PUT and DELETE are safe to repeat as HTTP defines them."""
+log = logging.getLogger("flask_idempotency.client")
 
 TRANSIENT: Final = frozenset({408, 425, 429})
 """Below 500, the responses that say "not now"."""
@@ -29,6 +32,9 @@ LAST: Final = 1.0
 
 SHORTEST: Final = 0.001
 """Seconds. A time limit of 0 would be rejected; an attempt that may still begin fails at once."""
+
+PAUSE: Final = 0.1
+"""Seconds. The shortest wait for a running attempt, also with a ``backoff`` of 0: it is not counted."""
 
 
 class HasHeaders(Protocol):
@@ -48,26 +54,76 @@ def was_replayed(response: HasHeaders, header: str = "Idempotent-Replayed") -> b
     return response.headers.get(header, "").lower() == "true"
 
 
+class HasRequest(Protocol):
+    """A response or an error of requests or httpx."""
+
+    @property
+    def request(self) -> Any:
+        """What was sent."""
+
+
+def attempts_of(outcome: HasRequest) -> int:
+    """How many attempts a call made until it had this response or this error.
+
+    A redirect counts its own. A call that our clients do not send again has 1.
+
+    :param outcome: what requests or httpx gave or raised.
+    """
+    return getattr(outcome.request, _ATTEMPTS, 1)
+
+
+_ATTEMPTS: Final = "idempotency_attempts"
+"""The attribute of a request that counts: there it outlives the pickling of responses and errors."""
+
+
 def _chance() -> float:
     # Pickled by its name. random.random takes its state along: all copies would draw the same numbers.
     return random.random()  # noqa: S311 -- no secret
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetryPolicy:
-    """When a call with a key is sent again. All times are in seconds.
+class Retry:
+    """A retry that is about to happen: what ``on_retry`` is given. It holds neither key nor body.
 
-    The wait before the next attempt is random between 0 and ``backoff``, doubled with every failure up
+    :param attempt: the number of the attempt that has just failed, from 1.
+    :param seconds: until the next one.
+    :param method: of the request.
+    :param url: where it goes, without user, password, query and fragment.
+    :param status: of the response, or None.
+    :param error: what was raised in place of a response, or None. Its text may hold the whole URL.
+    """
+
+    attempt: int
+    seconds: float
+    method: str
+    url: str
+    status: int | None
+    error: BaseException | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryPolicy:
+    """When a call is sent again. All times are in seconds.
+
+    The wait before the next attempt is random between 0 and ``backoff``, doubled with every attempt up
     to ``backoff_max`` ("full jitter": clients that failed together do not come back together). It is
     never shorter than the server's ``Retry-After``; except after a 409 ``request-in-progress``, where
     that is no use: the first attempt may end at any moment before.
 
-    :param retries: the most attempts after the first. They are counted anew for a redirect.
+    :param retries: the most retries after failures; 0 switches all retries off. Waiting for a running
+        attempt (409 ``request-in-progress``) is no failure. They are counted anew for a redirect.
     :param deadline: for the whole call, with its redirects. No attempt begins after it, and a wait that
         would end after it is not begun: the call then ends with what it has. The wait after a 409
         ``request-in-progress`` is shortened, so that the call asks once more.
     :param backoff: the longest wait after the first failure.
     :param backoff_max: the longest wait of its own choice after any failure.
+    :param methods: what is sent again: POST and PATCH, which get a key. GET, HEAD, OPTIONS, PUT and
+        DELETE get none, as HTTP defines them as safe to repeat. A request to which the caller gave a
+        key is sent again whatever its method.
+    :param budget: what the retries of all calls with this policy cost; None for as many as they want.
+        Give one to several policies for a common limit.
+    :param on_retry: called with a :class:`Retry` before each wait, in the thread or task of the call.
+        What it raises ends the call, and is raised by it.
     :param header: the server's ``IDEMPOTENCY_HEADER``.
     :param replayed_header: the server's ``IDEMPOTENCY_REPLAYED_HEADER``.
     :param sleep: waits; a test gives another.
@@ -77,10 +133,13 @@ class RetryPolicy:
     :raises TypeError: for a value of another type.
     """
 
-    retries: int = 20
+    retries: int = 5
     deadline: float = 60
-    backoff: float = 0.5
+    backoff: float = 1
     backoff_max: float = 10
+    methods: Collection[str] = GET_KEY
+    budget: RetryBudget | None = field(default_factory=RetryBudget, compare=False)
+    on_retry: Callable[[Retry], object] | None = None
     header: str = "Idempotency-Key"
     replayed_header: str = "Idempotent-Replayed"
     sleep: Callable[[float], object] = time.sleep
@@ -88,18 +147,15 @@ class RetryPolicy:
     random: Callable[[], float] = _chance
 
     def __post_init__(self) -> None:
-        for name, (kinds, in_range, allowed) in _ALLOWED.items():
-            value = getattr(self, name)
-            right = isinstance(value, kinds) and not isinstance(value, bool)
-            if not right or not in_range(value):
-                error = ValueError if right else TypeError
-                raise error(f"{name} is {value!r}; allowed: {allowed}")
+        for name, rule in _ALLOWED.items():
+            check(name, getattr(self, name), rule)
+        object.__setattr__(self, "methods", frozenset(self.methods))
 
     def give_key(self, method: str | None, headers: MutableMapping[str, str]) -> bool:
-        """Give the request a key if it needs one and has none. Returns whether it has one now."""
-        if method in NEED_KEY:
+        """Give the request a key if it needs one and has none. Returns whether it may be sent again."""
+        if method in self.methods and method in GET_KEY:
             headers.setdefault(self.header, new_key())
-        return self.header in headers
+        return method in self.methods or self.header in headers
 
     def is_final(self, status: int, headers: Mapping[str, str], body: bytes) -> bool:
         """Whether the same request would get no better response. ``body`` is decoded.
@@ -116,67 +172,146 @@ class RetryPolicy:
         return status not in TRANSIENT
 
 
-_Rule: TypeAlias = tuple[tuple[type, ...], Callable[[Any], bool], str]
-
-_NUMBER: Final = (int, float)
-_SECONDS: Final[_Rule] = _NUMBER, lambda value: 0 <= value < math.inf, "a number of seconds, 0 or more"
-_HEADER: Final[_Rule] = (
-    (str,),
-    lambda value: re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", value, re.ASCII) is not None,  # RFC 9110, 5.6.2
-    "the name of an HTTP header",
-)
-_CALLABLE: Final[_Rule] = ((Callable,), lambda _value: True, "a callable")  # type: ignore[assignment]
-
-_ALLOWED: Final[Mapping[str, _Rule]] = {
-    "retries": ((int,), lambda value: value >= 0, "a whole number, 0 or more"),
-    "deadline": (_NUMBER, lambda value: 0 < value < math.inf, "a number of seconds above 0"),
-    "backoff": _SECONDS,
-    "backoff_max": _SECONDS,
-    "header": _HEADER,
-    "replayed_header": _HEADER,
-    "sleep": _CALLABLE,
-    "clock": _CALLABLE,
-    "random": _CALLABLE,
+_ALLOWED: Final[Mapping[str, Rule]] = {
+    "retries": WHOLE,
+    "deadline": DEADLINE,
+    "backoff": SECONDS,
+    "backoff_max": SECONDS,
+    "methods": METHODS,
+    "budget": ((RetryBudget, type(None)), lambda _value: True, "a RetryBudget, or None"),
+    "on_retry": HOOK,
+    "header": HEADER,
+    "replayed_header": HEADER,
+    "sleep": CALLABLE,
+    "clock": CALLABLE,
+    "random": CALLABLE,
 }
+
+_limits: Final[dict[object, int]] = {}
+
+
+@contextmanager
+def limit_retries(retries: int = 0) -> Iterator[None]:
+    """For tests: every client sends a call again at most this often, and never waits.
+
+    ``with limit_retries():`` switches retries off. The limit holds in all threads and tasks of the
+    process. Retries take nothing from the budget, and asking again for a running attempt is one, too.
+
+    :param retries: the most retries of a call; a policy may allow fewer.
+    """
+    check("retries", retries, WHOLE)
+    block = object()
+    _limits[block] = retries
+    try:
+        yield
+    finally:
+        del _limits[block]
+
+
+class Request(Protocol):
+    """A request of either library."""
+
+    method: Any
+    url: Any
 
 
 class Attempts:
     """The attempts to send one request. They end when their policy says so.
 
+    :param request: what is sent; it carries the number of its attempts from then on.
     :param began: when their call did, by the policy's clock; now, if left out.
     """
 
-    def __init__(self, policy: RetryPolicy, began: float | None = None) -> None:
+    def __init__(self, policy: RetryPolicy, request: Request, began: float | None = None) -> None:
         self._policy = policy
+        self._request = request
         self.began = policy.clock() if began is None else began
         self._ends = self.began + policy.deadline
         self._made = 0
+        self._counted = 0
+        self._earned = SUCCESS
 
     def begin(self) -> float:
         """Begin the next attempt. Returns the seconds that it may take."""
         self._made += 1
+        setattr(self._request, _ATTEMPTS, self._made)
         return max(self._ends - self._policy.clock(), SHORTEST)
 
     def after_error(self, error: BaseException) -> float | None:
         """Seconds until the next attempt, or None if this error is the last."""
-        return None if _is_about_a_certificate(error) else self._wait(0, {})
+        return None if _is_about_a_certificate(error) else self._next(None, {}, error)
 
     def after_response(self, status: int, headers: Mapping[str, str], body: bytes) -> float | None:
         """Seconds until the next attempt, or None if this response is the last. ``body`` is decoded."""
-        is_final = self._policy.is_final(status, headers, body)
-        return None if is_final else self._wait(status, headers)
+        if not self._policy.is_final(status, headers, body):
+            return self._next(status, headers, None)
+        if self._policy.budget is not None:
+            self._policy.budget.give(self._earned)
+        return None
 
-    def _wait(self, status: int, headers: Mapping[str, str]) -> float | None:
-        policy = self._policy
-        if self._made > policy.retries:
+    def _next(
+        self, status: int | None, headers: Mapping[str, str], error: BaseException | None
+    ) -> float | None:
+        running = status == RequestInProgress.status  # no other of this status is not final
+        seconds = self._wait(running, headers)
+        if seconds is None or not self._may_retry(running):
             return None
+        if _limits:
+            seconds = 0.0
+        self._tell(seconds, status, error)
+        return seconds
+
+    def _wait(self, running: bool, headers: Mapping[str, str]) -> float | None:
+        """Seconds, or None if the deadline does not allow a wait."""
+        policy = self._policy
         longest = min(policy.backoff_max, policy.backoff * 2.0 ** min(self._made - 1, 99))
         seconds, left = policy.random() * longest, self._ends - policy.clock()
-        if status == RequestInProgress.status:  # no other of this status is not final
+        if running:
             # Retry-After is how long it may take: the rest of a lease, or a guess.
-            return min(seconds, left - LAST) if left > LAST else None
+            return min(max(seconds, PAUSE), left - LAST) if left > LAST else None
         seconds = max(seconds, retry_after(headers))
         return seconds if seconds < left else None
+
+    def _may_retry(self, running: bool) -> bool:
+        limits = list(_limits.values())[-1:]
+        most = min([self._policy.retries, *limits])
+        is_free = running and not limits
+        self._counted += not is_free
+        if not most or self._counted > most:
+            return False
+        return is_free or bool(limits) or self._pay()
+
+    def _pay(self) -> bool:
+        budget = self._policy.budget
+        if budget is None:
+            return True
+        if budget.take(RETRY):
+            self._earned = RETRY
+            return True
+        log.warning("%s %s is not sent again: the retry budget is used up", *self._line())
+        return False
+
+    def _line(self) -> tuple[str, str]:
+        return self._request.method, _without_secrets(str(self._request.url))
+
+    def _tell(self, seconds: float, status: int | None, error: BaseException | None) -> None:
+        method, url = self._line()
+        retry = Retry(
+            attempt=self._made, seconds=seconds, method=method, url=url, status=status, error=error
+        )
+        failure = status or type(error).__name__  # an error's text may hold the whole URL
+        log.info(
+            "%s %s: attempt %d failed with %s; the next one begins in %.2f s",
+            *(method, url, self._made, failure, seconds),
+            extra={**vars(retry), "error": error and type(error).__name__},
+        )
+        if self._policy.on_retry is not None:
+            self._policy.on_retry(retry)
+
+
+def _without_secrets(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _is_about_a_certificate(error: BaseException | None) -> bool:
@@ -191,8 +326,8 @@ def retry_after(headers: Mapping[str, str]) -> float:
     A date is compared with the response's own ``Date``, so that the clock of this machine may be wrong.
     """
     value = headers.get("Retry-After", "").strip()
-    if re.fullmatch("[0-9]{1,9}", value):
-        return float(value)
+    if re.fullmatch("[0-9]+", value):
+        return float(value)  # of very many digits, infinity
     at = _date(value)
     if at is None:
         return 0.0
@@ -203,7 +338,7 @@ def retry_after(headers: Mapping[str, str]) -> float:
 def _date(text: str) -> datetime | None:
     try:
         date = parsedate_to_datetime(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return date if date.tzinfo else date.replace(tzinfo=timezone.utc)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from copy import copy
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from .retries import Attempts, RetryPolicy
 
@@ -20,6 +20,9 @@ except ImportError as error:
         f"IdempotentSession and IdempotentAdapter need requests and urllib3 ({error}):"
         " pip install 'flask-idempotency[requests]'"
     ) from error
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 RETRIED: Final = (requests.ConnectionError, requests.Timeout, ChunkedEncodingError)
 """The other errors of requests are mistakes in the request, and come again."""
@@ -62,7 +65,7 @@ class IdempotentAdapter(BaseAdapter):
         given: dict[str, Any] = {"stream": stream, "verify": verify, "cert": cert, "proxies": proxies}
         if not self.policy.give_key(request.method, request.headers):
             return self.wrapped.send(request, timeout=timeout, **given)
-        attempts = Attempts(self.policy, began)
+        attempts = Attempts(self.policy, request, began)
         while True:
             _rewind(request)
             limit: Any = _within(attempts.begin(), timeout)
@@ -114,6 +117,16 @@ class IdempotentSession(requests.Session):
         super().__init__()
         self.policy = policy or RetryPolicy()
         self.timeout = timeout
+
+    def with_policy(self, policy: RetryPolicy) -> Self:
+        """The same session with another policy, for one call: ``session.with_policy(patient).post(…)``.
+
+        Connections, cookies and headers are this session's.
+        """
+        twin = object.__new__(type(self))
+        twin.__dict__ |= self.__dict__
+        twin.policy = policy
+        return twin
 
     def prepare_request(self, request: requests.Request) -> requests.PreparedRequest:
         """Prepare a request: ``auth`` signs it with its key and the body that each attempt sends."""

@@ -58,10 +58,11 @@ class IdempotentTransport(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request until it has a final response."""
-        if not self._policy.give_key(request.method, request.headers):
+        policy = _policy_of(request, self._policy)
+        if not policy.give_key(request.method, request.headers):
             return self._wrapped.handle_request(request)
         request.read()
-        with _attempts(self._policy, request) as attempts:
+        with _attempts(policy, request) as attempts:
             while True:
                 _limit(request, attempts.begin())
                 try:
@@ -72,7 +73,7 @@ class IdempotentTransport(httpx.BaseTransport):
                 else:
                     if (seconds := _after(attempts, response)) is None:
                         return response
-                self._policy.sleep(seconds)
+                policy.sleep(seconds)
 
     def _attempt(self, request: httpx.Request) -> httpx.Response:
         response = self._wrapped.handle_request(request)
@@ -119,10 +120,11 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request until it has a final response."""
-        if not self._policy.give_key(request.method, request.headers):
+        policy = _policy_of(request, self._policy)
+        if not policy.give_key(request.method, request.headers):
             return await self._wrapped.handle_async_request(request)
         await request.aread()
-        with _attempts(self._policy, request) as attempts:
+        with _attempts(policy, request) as attempts:
             while True:
                 _limit(request, attempts.begin())
                 try:
@@ -159,6 +161,14 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
         await self._wrapped.aclose()
 
 
+def _policy_of(request: httpx.Request, default: RetryPolicy) -> RetryPolicy:
+    """The policy that the call has for itself in its extension ``retry_policy``, or the default."""
+    policy = request.extensions.get("retry_policy", default)
+    if not isinstance(policy, RetryPolicy):
+        raise TypeError(f"The extension retry_policy is {policy!r}; allowed: a RetryPolicy")
+    return policy
+
+
 @contextmanager
 def _attempts(policy: RetryPolicy, request: httpx.Request) -> Iterator[Attempts]:
     """The attempts to send a request, whoever sends them; its time limits are restored at the end."""
@@ -166,7 +176,7 @@ def _attempts(policy: RetryPolicy, request: httpx.Request) -> Iterator[Attempts]
     # same call still. The very same request is there if it is sent once more: that is another one.
     own = request.extensions
     before, began = own.get(_CALL, (None, None))
-    attempts = Attempts(policy, began if before and before() is not request else None)
+    attempts = Attempts(policy, request, began if before and before() is not request else None)
     try:
         yield attempts
     finally:
@@ -185,9 +195,9 @@ def _limit(request: httpx.Request, seconds: float) -> None:
 
 def _after(attempts: Attempts, response: httpx.Response) -> float | None:
     """Seconds until the next attempt, or None if this response is the last."""
-    if response.is_success:
-        return None
     status, headers = response.status_code, response.headers
+    if response.is_success:  # only a problem is read
+        return attempts.after_response(status, headers, b"")
     if not response.is_closed:  # its own body is left for the client to read
         response = httpx.Response(status, headers=headers, stream=response.stream)
     return attempts.after_response(status, headers, response.read())

@@ -205,7 +205,7 @@ class Time:
 
     def policy(self, **options: Any) -> RetryPolicy:
         own = {"sleep": self.sleep, "clock": lambda: self.now, "random": lambda: self.chance}
-        return RetryPolicy(**(own | options))
+        return RetryPolicy(**(own | {"backoff": 0.5} | options))
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import re
 from datetime import timedelta
 
 import pytest
+import requests
 
 from flask_idempotency.client import RetryPolicy
 from flask_idempotency.client.retries import Attempts
@@ -60,7 +61,8 @@ class TestRetryPolicy:
         RetryPolicy(retries=0, deadline=0.001, backoff=0, backoff_max=0)
 
     def test_a_wait_after_very_many_failures_is_the_longest(self, time):
-        attempts = Attempts(time.policy(retries=5000, backoff=0.1, backoff_max=7))
+        policy = time.policy(retries=5000, backoff=0.1, backoff_max=7)
+        attempts = Attempts(policy, requests.Request("POST", "http://example.com"))
         for _ in range(5000):
             attempts.begin()
         assert attempts.after_response(503, {}, b"") == 7
