@@ -50,7 +50,7 @@ def create_app() -> Flask:
     )
     db.init_app(app)
     points.install(app)
-    app.add_url_rule("/", view_func=lambda: "ready", endpoint="ready")
+    app.add_url_rule("/", view_func=lambda: str(os.getpid()), endpoint="ready")
     if design in designs.DESIGNS:
         view = designs.DESIGNS[design](db, os.environ["REDIS_URL"])(pay)
     else:

@@ -171,4 +171,3 @@ def harass(
         first_round = False
     stop.wait()
     world.heal()
-    journal.note("healed")
