@@ -235,7 +235,11 @@ class Attempts:
         """Begin the next attempt. Returns the seconds that it may take."""
         self._made += 1
         setattr(self._request, _ATTEMPTS, self._made)
-        return max(self._ends - self._policy.clock(), SHORTEST)
+        return max(self.left(), SHORTEST)
+
+    def left(self) -> float:
+        """Seconds until the deadline; below 0 after it."""
+        return self._ends - self._policy.clock()
 
     def after_error(self, error: BaseException) -> float | None:
         """Seconds until the next attempt, or None if this error is the last."""
@@ -265,7 +269,7 @@ class Attempts:
         """Seconds, or None if the deadline does not allow a wait."""
         policy = self._policy
         longest = min(policy.backoff_max, policy.backoff * 2.0 ** min(self._made - 1, 99))
-        seconds, left = policy.random() * longest, self._ends - policy.clock()
+        seconds, left = policy.random() * longest, self.left()
         if running:
             # Retry-After is how long it may take: the rest of a lease, or a guess.
             return min(max(seconds, PAUSE), left - LAST) if left > LAST else None
@@ -312,6 +316,23 @@ class Attempts:
 def _without_secrets(url: str) -> str:
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def tells_its_end(status: int, headers: Mapping[str, str], *, method: str | None, empty: bool) -> bool:
+    """Whether an HTTP/1.1 response says where it ends (RFC 9112 sections 6.3 and 9.6).
+
+    One that does not cannot be told from one that broke off in its headers. A server that ends a body
+    by closing the connection must say so in ``Connection``, and has no reason to if the body is empty.
+
+    :param method: the request's.
+    :param empty: whether no body came.
+    """
+    if method == "HEAD" or status in {204, 304}:
+        return True
+    coding, connection = (headers.get(name, "").lower() for name in ("Transfer-Encoding", "Connection"))
+    if "chunked" in coding or re.match("[0-9]", headers.get("Content-Length", "")):
+        return True
+    return not empty and "close" in re.split("[, \t]+", connection)
 
 
 def _is_about_a_certificate(error: BaseException | None) -> bool:

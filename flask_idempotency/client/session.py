@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from typing import TYPE_CHECKING, Any, Final
 
-from .retries import Attempts, RetryPolicy
+from .retries import Attempts, RetryPolicy, tells_its_end
 
 try:
     import requests
     from requests.adapters import BaseAdapter, HTTPAdapter
-    from requests.exceptions import ChunkedEncodingError, UnrewindableBodyError
+    from requests.exceptions import ChunkedEncodingError, ReadTimeout, UnrewindableBodyError
     from requests.structures import CaseInsensitiveDict
     from requests.utils import rewind_body
-    from urllib3 import Timeout
+    from urllib3 import HTTPResponse, Timeout
 except ImportError as error:
     raise ImportError(
         f"IdempotentSession and IdempotentAdapter need requests and urllib3 ({error}):"
@@ -71,7 +71,7 @@ class IdempotentAdapter(BaseAdapter):
             limit: Any = _within(attempts.begin(), timeout)
             try:
                 response = self.wrapped.send(request, timeout=limit, **given)
-                body = b"" if stream and response.ok else response.content
+                body = _receive(response, attempts.left, stream=stream)
             except requests.RequestException as error:
                 error.request = error.request or request  # an error inside the body has none
                 seconds = attempts.after_error(error) if isinstance(error, RETRIED) else None
@@ -151,6 +151,53 @@ class IdempotentSession(requests.Session):
         if isinstance(mounted, IdempotentAdapter):
             return mounted
         return IdempotentAdapter(mounted, policy=self.policy)
+
+
+def _receive(response: requests.Response, left: Callable[[], float], *, stream: bool) -> bytes:
+    """The body, decoded; nothing of a success that the caller streams.
+
+    Raises ``ReadTimeout`` if it is still coming when no seconds are ``left``, and ``ConnectionError``
+    for a response that may have broken off.
+    """
+    is_callers = stream and response.ok and not response.is_redirect
+    try:
+        body = b"" if is_callers else _read(response, left)
+        if getattr(response.raw, "version", None) == 11 and not tells_its_end(
+            response.status_code,
+            response.headers,
+            method=response.request.method,
+            empty=not body and not is_callers,
+        ):
+            raise requests.ConnectionError("The response broke off, or does not say where it ends.")
+    except BaseException:
+        response.close()
+        raise
+    return body
+
+
+def _read(response: requests.Response, left: Callable[[], float]) -> bytes:
+    raw = response.raw
+    if isinstance(raw, HTTPResponse):
+        response.raw = _Timely(raw, left)
+    try:
+        return response.content or b""
+    finally:
+        response.raw = raw
+
+
+class _Timely:
+    """Gives the pieces of a body as they arrive, while there is time."""
+
+    def __init__(self, raw: HTTPResponse, left: Callable[[], float]) -> None:
+        self._raw = raw
+        self._left = left
+
+    def stream(self, size: int, *, decode_content: bool) -> Iterator[bytes]:
+        """Read until the end. Raises ``ReadTimeout`` when no seconds are left."""
+        while piece := self._raw.read1(size, decode_content=decode_content):
+            if self._left() < 0:
+                raise ReadTimeout("The response was still coming at the call's deadline.")
+            yield piece
 
 
 def _within(left: float, given: Any) -> Timeout:

@@ -106,7 +106,7 @@ class Handler(BaseHTTPRequestHandler):
         step = self.world.script.popleft() if self.world.script else work
         step(self)
 
-    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = act  # noqa: N815
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = act  # noqa: N815
 
     def read_body(self) -> bytes:
         if "chunked" not in self.headers.get("Transfer-Encoding", ""):
