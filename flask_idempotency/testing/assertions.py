@@ -7,14 +7,15 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from contextvars import Context
-from typing import Any
+from typing import Any, Literal
 
 from flask.testing import FlaskClient
 from werkzeug.datastructures import Headers
 from werkzeug.test import TestResponse
 
-from .check import Check, Effects
+from .check import TIMEOUT_SECONDS, Check
 from .crashes import armed
+from .effects import Effects
 from .responses import changed_request, differences, shown
 
 __tracebackhide__ = True  # pytest shows the test's line and the message, not what is in between
@@ -45,6 +46,7 @@ def assert_idempotent(
     duplicates: int = 3,
     changed: Mapping[str, Any] | bool = True,
     ignore_headers: Sequence[str] = (),
+    timeout: float = TIMEOUT_SECONDS,
     **kwargs: Any,
 ) -> TestResponse:
     """Send one operation in all the ways in which a client may, and assert one effect and one response.
@@ -55,19 +57,23 @@ def assert_idempotent(
 
     * ``kwargs`` are those of ``client.open``. Without an idempotency key in ``headers`` a new one is
       sent.
-    * ``effects`` is called in an application context, and counts what one operation does once: a
-      number, or several by name: ``lambda: {"payments": count(), "mails": len(outbox)}``. Each must
-      rise by one.
+    * ``effects`` is called in an application context, and counts what one operation does: a number, or
+      several by name: ``lambda: {"payments": count(), "mails": len(outbox)}``. Each must change, by
+      any amount; what the first request alone does is one run's effect, and nothing else may add to
+      it. Left out, the rows of the application's own tables are counted, and some must change.
+      ``dict`` says that there is nothing to count.
     * ``status`` is that of the operation's response; left out, any below 400. With 400 or above, an
       effect may be missing, and an operation that ``on_interrupted`` holds (409) is not replayed.
     * ``changed`` is what makes the other request: arguments that replace those in ``kwargs``. True
       makes one up, False leaves this check out.
     * ``ignore_headers`` may differ between the responses, as ``Date``, ``Set-Cookie`` and the
       ``Vary: Cookie`` of Flask's session always may.
+    * ``timeout`` is how many seconds each request may take, before it counts as one that never returns.
 
-    Returns the first response. Raises ``AssertionError``, which says what differs and where to look.
+    Returns the first response. Raises ``AssertionError``, which says what differs and where to look,
+    and ``TypeError`` if ``effects`` counts no numbers.
     """
-    check = RequestCheck(client, method, path, kwargs, effects, ignore_headers)
+    check = RequestCheck(client, method, path, kwargs, effects, ignore_headers, timeout)
     crash = next((crash for crash in reversed(armed) if check.state in crash.targets), None)
     when = "the first request"
     if crash is not None and not crash.happened:
@@ -83,13 +89,15 @@ def assert_idempotent(
     check.effects_are_one(when, at_least, crash)
     for other in others:
         check.is_duplicate(other, first)
-    check.is_retry(check.send(), first)
+    check.is_retry(check.sent(), first)
     check.effects_are_one("a retry", at_least)
     if changed is not False:
-        request = changed_request(kwargs) if changed is True else {**kwargs, **changed}
-        check.is_rejected(check.send(request))
+        request = check.changed(changed)
+        check.is_rejected(check.sent(request))
         check.effects_are_one("the same key with another body", at_least)
-        check.is_retry(check.send(), first)
+        check.is_retry(check.sent(), first)
+    if at_least:
+        check.something_is_counted()
     return first
 
 
@@ -104,9 +112,12 @@ class RequestCheck(Check[TestResponse]):
         kwargs: Mapping[str, Any],
         effects: Effects | None,
         ignore_headers: Sequence[str],
+        timeout: float,
     ) -> None:
-        super().__init__(client.application, f"{method} {path}", effects)
-        self._client, self._method, self._path, self._kwargs = client, method, path, kwargs
+        super().__init__(client.application, f"{method} {path}", effects, timeout)
+        self._client, self._method = client, method
+        self._path, _, query = path.partition("?")  # separate, so that a changed request may replace it
+        self._kwargs = {"query_string": query, **kwargs} if query else kwargs
         self._replayed, self._header = self.state.settings.replayed_header, self.state.settings.header
         self._key = f'"{uuid.uuid4()}"'
         self._ignored = {"date", "server", "set-cookie", self._replayed.lower()}
@@ -123,6 +134,17 @@ class RequestCheck(Check[TestResponse]):
         twin = copy.copy(self._client)
         vars(twin).update(preserve_context=False, _context_stack=ExitStack(), _new_contexts=[])
         return Context().run(twin.open, self._path, method=self._method, **kwargs)
+
+    def changed(self, changed: Mapping[str, Any] | Literal[True]) -> Mapping[str, Any]:
+        """The arguments of another request."""
+        return changed_request(self._kwargs) if changed is True else {**self._kwargs, **changed}
+
+    def run_again(self) -> bool:
+        """The same request with a key of its own, where the key is the header's."""
+        headers = Headers(self._kwargs.get("headers"))
+        headers[self._header] = f'"{uuid.uuid4()}"'
+        response = self.sent({**self._kwargs, "headers": headers})
+        return response.status_code < 400 and self._replayed not in response.headers
 
     def shown(self, outcome: TestResponse) -> str:
         """A response's status, and the beginning of its body."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextvars import Context
-from typing import Generic, NoReturn, TypeVar
+from concurrent.futures import wait
+from functools import partial
+from typing import Any, Generic, NoReturn, TypeVar
 
 from flask import Flask
 from sqlalchemy import StaticPool
@@ -17,13 +17,13 @@ from flask_idempotency.core.records import Claim
 from flask_idempotency.web.setup.state import AppState, app_state
 
 from .crashes import Crash, CrashPoint
+from .effects import Counts, Effects, counter, difference
+from .threads import Call
 from .watch import Watch, watched
 
 __tracebackhide__ = True  # pytest shows the test's line and the message, not what is in between
 
 T = TypeVar("T")
-
-Effects = Callable[[], int | Mapping[str, int]]
 
 IN_VIEW_SECONDS = 1.0
 """How long the first request is held back for its duplicates. They are rejected within milliseconds;
@@ -39,6 +39,12 @@ UNCOMMITTED = (
     " Write through db.session; make calls after the commit (an outbox), or as"
     " current_operation.step(...) with a key from derive_key(...)."
 )
+UNCOUNTED = (
+    "No row was added to or removed from the application's own tables, which are counted where a test"
+    " gives no effects=..., so nothing is known of what the operation does. Let a function count it:"
+    " effects=lambda: {'balance': balance(), 'mails': len(outbox)}. If it does nothing at all, say so:"
+    " effects=dict."
+)
 MISSING = (
     "Does effects() count it, and can it see what is committed? Does the view commit it? If store=..."
     " rejects the response, the view's writes are rolled back."
@@ -50,6 +56,14 @@ FOLLOWING = (
 )
 
 
+HANGING = (
+    "It waits for what never comes, or for a lock: a second connection of the view may want what the"
+    " operation's own transaction has locked. If it just needs longer, pass timeout=... (seconds)."
+)
+TIMEOUT_SECONDS = 10.0
+"""Longer than any view should take, even on a slow machine; not too long for whoever waits for it."""
+
+
 class NotConcurrentWarning(UserWarning):
     """Requests could not be sent at the same time, so nothing is known about concurrent duplicates."""
 
@@ -57,10 +71,13 @@ class NotConcurrentWarning(UserWarning):
 class Check(ABC, Generic[T]):
     """One operation, by whichever way it comes in. ``T`` is what comes back from it."""
 
-    def __init__(self, app: Flask, name: str, effects: Effects | None) -> None:
+    def __init__(self, app: Flask, name: str, effects: Effects | None, timeout: float) -> None:
         self.state: AppState = app_state(app)
-        self._name, self._effects = name, effects
+        self._name, self._rows_only, self._timeout = name, effects is None, timeout
+        self._counted = counter(self.state, effects)
         self._before = self._counted()
+        self._one_run: Counts = {}  # by how much the first request alone has changed each count
+        self._by_duplicates: Counts = {}
 
     @abstractmethod
     def send(self) -> T:
@@ -70,9 +87,18 @@ class Check(ABC, Generic[T]):
     def shown(self, outcome: T) -> str:
         """What came back, for a message."""
 
+    def run_again(self) -> bool:
+        """Do the same as another operation. False if it can not be done."""
+        return False
+
+    def sent(self, *what: Any) -> T:
+        """What comes back from :meth:`send`, if that takes no longer than a test can wait."""
+        return self._result(Call(partial(self.send, *what)))
+
     def send_at_once(self, duplicates: int) -> list[T]:
         """The first request, and duplicates of it before it commits."""
-        if duplicates and any(isinstance(e.pool, StaticPool) for e in self.state.engines.values()):
+        has_one_connection = any(isinstance(e.pool, StaticPool) for e in self.state.engines.values())
+        if duplicates and has_one_connection:
             warnings.warn(
                 "all requests share one connection to the database in memory, so the duplicates came"
                 " one after the other: use a SQLite file to send them at the same time, or pass"
@@ -80,23 +106,53 @@ class Check(ABC, Generic[T]):
                 NotConcurrentWarning,
                 stacklevel=3,
             )
-            return [self.send() for _ in range(1 + duplicates)]
-        gate = Gate()
-        with watched(self.state, gate), ThreadPoolExecutor(1 + duplicates) as pool:
+        send = self._send_during if duplicates and not has_one_connection else self._send_after
+        start = self._counted()
+        outcomes = send(duplicates)
+        # What the dead attempt has left is part of one run, unless the retry has done it once more.
+        left = difference(self._before, start)
+        done = difference(self._by_duplicates, difference(start, self._counted()))
+        self._one_run = {name: done[name] or left.get(name, 0) for name in done}
+        return outcomes
+
+    def _send_after(self, duplicates: int) -> list[T]:
+        """The duplicates come when the first request has ended."""
+        first = self.sent()
+        alone = self._counted()
+        others = [self.sent() for _ in range(duplicates)]
+        self._by_duplicates = difference(alone, self._counted())
+        return [first, *others]
+
+    def _send_during(self, duplicates: int) -> list[T]:
+        """The duplicates come when the first request's view has returned, before it commits."""
+        gate = Gate(self._timeout)
+        with watched(self.state, gate):
+            first = Call(self.send)
+            first.add_done_callback(lambda _: gate.reached.set())
+            if not gate.reached.wait(self._timeout):
+                self._hangs(first)
             try:
-                first = pool.submit(self.send)
-                first.add_done_callback(lambda _: gate.reached.set())
-                gate.reached.wait()
-                others = [pool.submit(self.send) for _ in range(duplicates)]
+                alone = self._counted()
+                others = [Call(self.send) for _ in range(duplicates)]
                 wait(others, IN_VIEW_SECONDS)
+                self._by_duplicates = difference(alone, self._counted())
             finally:
                 gate.opened.set()
-            return [future.result() for future in (first, *others)]
+            return [self._result(call) for call in (first, *others)]
+
+    def _result(self, call: Call[T]) -> T:
+        if not wait([call], self._timeout).done:
+            self._hangs(call)
+        return call.result()
+
+    def _hangs(self, call: Call[T]) -> NoReturn:
+        what = f"a request has not returned within {self._timeout:g} s. It is here:"
+        self.fail(what, HANGING, *call.stack())
 
     def crash(self, crash: CrashPoint) -> T | None:
         """Send the request that dies. Returns its response if it has passed the last place instead."""
         try:
-            response = self.send()
+            response = self.sent()
         except Crash as died:
             if died.args != (crash,):
                 raise
@@ -111,30 +167,40 @@ class Check(ABC, Generic[T]):
         self.fail(f"the first request got {self.shown(response)}", crash.not_reached())
 
     def effects_are_one(self, when: str, at_least: int, crash: CrashPoint | None = None) -> None:
-        """Each count has risen by one. What died at ``crash`` may have left some effects."""
-        now = self._counted()
-        rises = {name: count - self._before.get(name, 0) for name, count in now.items()}
-        wrong = {name: rise for name, rise in rises.items() if not at_least <= rise <= 1}
-        if not wrong:
+        """The effects are those of one run. What died at ``crash`` may have left some of them."""
+        changed = difference(self._before, self._counted())
+        if crash is not None and self._differs(changed):
+            self._rehearse()
+        wrong = self._differs(changed)
+        missing = [] if self._rows_only or not at_least else [n for n in changed if not changed[n]]
+        if not wrong and not missing:
             return
         hints = []
-        if max(wrong.values()) > 1:
-            # The dead attempt ran once and the retry once: what is there three times has another cause.
+        if wrong:
             ran = crash is not None and crash.point in ("in-view", "before-commit")
-            hints.append(UNCOMMITTED if ran and max(wrong.values()) == 2 else OUTSIDE)
-        if min(wrong.values()) < 1:
+            by_retry = ran and not any(self._by_duplicates.get(name) for name in wrong)
+            hints.append(UNCOMMITTED if by_retry else OUTSIDE)
+        if missing:
             has_committed = crash is not None and crash.point == "after-commit"
             hints.append(FOLLOWING if has_committed else MISSING)
-        found = [f"{name} rose by {rise}, not by 1" for name, rise in wrong.items()]
+        found = [_change(name, changed[name], self._one_run.get(name, 0)) for name in wrong]
+        found += [f"{name} did not change" for name in missing if name not in wrong]
         self.fail(f"after {when}", " ".join(hints), *found)
 
-    def _counted(self) -> dict[str, int]:
-        def count() -> int | Mapping[str, int]:
-            with self.state.app.app_context():
-                return self._effects() if self._effects else {}
+    def something_is_counted(self) -> None:
+        """The operation has had an effect, as far as rows tell; a test's own function is believed."""
+        if self._rows_only and not any(difference(self._before, self._counted()).values()):
+            self.fail("nothing was counted", UNCOUNTED)
 
-        counted = Context().run(count)
-        return {"effects()": counted} if isinstance(counted, int) else dict(counted)
+    def _differs(self, changed: Counts) -> list[str]:
+        return [name for name in changed if not _equal(changed[name], self._one_run.get(name, 0))]
+
+    def _rehearse(self) -> None:
+        """See what one run changes: dead attempt and retry did a half of it each, or the same twice."""
+        start = self._counted()
+        if self.run_again():
+            self._one_run = difference(start, self._counted())
+            self._before = {name: self._before.get(name, 0) + n for name, n in self._one_run.items()}
 
     def fail(self, what: str, hint: str, *found: str) -> NoReturn:
         """Raise ``AssertionError`` with what is wrong, and where to look."""
@@ -142,14 +208,26 @@ class Check(ABC, Generic[T]):
         raise AssertionError("\n".join(line for line in lines if line))
 
 
+def _equal(a: Any, b: Any) -> bool:
+    return bool(a == b) or (isinstance(a, float) and math.isclose(a, b))
+
+
+def _change(name: str, change: Any, one: Any) -> str:
+    """A line of a message; a balance may fall, a count of rows rises."""
+    if change > 0 <= one:
+        return f"{name} rose by {change}, not by {one}"
+    return f"{name} changed by {change:+}, not by {one:+}"
+
+
 class Gate(Watch):
     """Holds the first request back before its commit, so that its duplicates meet it."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
         self.reached, self.opened = threading.Event(), threading.Event()
+        self._seconds = seconds  # no longer, should what is counted wait for what the view has locked
 
     def completing(self, claim: Claim) -> None:  # noqa: ARG002
         """The view has returned."""
         if not self.reached.is_set():
             self.reached.set()
-            self.opened.wait()
+            self.opened.wait(self._seconds)

@@ -1,0 +1,87 @@
+"""What operations have done: the counts of a test's own, or the rows of the application's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextvars import Context
+from decimal import Decimal
+from typing import Any
+
+from sqlalchemy import Table, func, inspect, select
+
+from flask_idempotency.stores.table import define_steps
+from flask_idempotency.web.setup.state import AppState
+
+Number = int | float | Decimal
+Effects = Callable[[], Number | Mapping[str, Number]]
+Counts = dict[str, Any]  # numbers, by what they count
+
+
+def counter(state: AppState, effects: Effects | None) -> Callable[[], Counts]:
+    """What counts: a test's function, or (None) the rows of each table of the application's own.
+
+    Raises ``TypeError`` if ``effects`` is no function; what is returned does if it counts no numbers.
+    """
+    if effects is None:
+        return _rows(state)
+    if not callable(effects):
+        raise TypeError(
+            "effects must be a function, as it is called several times: effects=lambda: len(mails)."
+            f" This is {_kind(effects)}"
+        )
+
+    def count() -> Counts:
+        with state.app.app_context():
+            return _numbers(effects())
+
+    return lambda: Context().run(count)
+
+
+def difference(before: Counts, now: Counts) -> Counts:
+    """By how much each count has changed."""
+    return {name: now.get(name, 0) - before.get(name, 0) for name in {**before, **now}}
+
+
+def _numbers(counted: Any) -> Counts:
+    numbers = dict(counted) if isinstance(counted, Mapping) else {"effects()": counted}
+    for name, number in numbers.items():
+        if not isinstance(number, (int, float, Decimal)):
+            hint = " (SQL's sum() of no rows is NULL: coalesce it)" if number is None else ""
+            raise TypeError(
+                "effects() must return a number, or numbers by name, {'payments': 1, 'mails': 2}."
+                f" {name if name == 'effects()' else repr(name)} is {_kind(number)}{hint}"
+            )
+    return numbers
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"of the type {type(value).__name__}"
+
+
+def _rows(state: AppState) -> Callable[[], Counts]:
+    """What counts the rows of the application's own tables, each database in one round trip."""
+    own = {state.table.fullname, define_steps(state.table).fullname}
+    tables = {
+        bind: [table for table in _existing(state, bind) if table.fullname not in own]
+        for bind in state.db.metadatas
+        if bind in state.engines
+    }
+
+    def count() -> Counts:
+        rows: Counts = {}
+        for bind, there in tables.items():
+            counts = [select(func.count()).select_from(table).scalar_subquery() for table in there]
+            if counts:
+                of_bind = f" (bind {bind!r})" if bind else ""
+                names = [f"rows of {table.fullname}{of_bind}" for table in there]
+                with state.engines[bind].connect() as connection:
+                    rows.update(zip(names, connection.execute(select(*counts)).one(), strict=True))
+        return rows
+
+    return count
+
+
+def _existing(state: AppState, bind: str | None) -> list[Table]:
+    """The tables of a bind that its database has: an application may test with some of them only."""
+    tables, inspector = state.db.metadatas[bind].tables.values(), inspect(state.engines[bind])
+    return [table for table in tables if inspector.has_table(table.name, table.schema)]
