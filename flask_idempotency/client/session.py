@@ -133,7 +133,7 @@ class IdempotentSession(requests.Session):
         headers = CaseInsensitiveDict({**self.headers, **request.headers})
         if self.policy.give_key(request.method.upper(), headers):
             request = copy(request)
-            request.headers = {**request.headers, self.policy.header: headers[self.policy.header]}
+            request.headers = headers
             request.data = _in_memory(request.data)
         return super().prepare_request(request)
 

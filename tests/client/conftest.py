@@ -106,7 +106,7 @@ class Handler(BaseHTTPRequestHandler):
         step = self.world.script.popleft() if self.world.script else work
         step(self)
 
-    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = act  # noqa: N815
+    do_GET = do_HEAD = do_OPTIONS = do_POST = do_PUT = do_PATCH = do_DELETE = act  # noqa: N815
 
     def read_body(self) -> bytes:
         if "chunked" not in self.headers.get("Transfer-Encoding", ""):
@@ -123,7 +123,8 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in ({"Content-Length": str(len(body))} | headers).items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body[: len(body) - short])
+        if self.command != "HEAD":
+            self.wfile.write(body[: len(body) - short])
         self.wfile.flush()
 
     def send_response(self, code: int, message: str | None = None) -> None:

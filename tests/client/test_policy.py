@@ -9,8 +9,10 @@ from datetime import timedelta
 import pytest
 import requests
 
-from flask_idempotency.client import RetryPolicy
+from flask_idempotency.client import RetryBudget, RetryPolicy
 from flask_idempotency.client.retries import Attempts
+
+METHODS = "a set of DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
 
 
 class TestRetryPolicy:
@@ -25,6 +27,9 @@ class TestRetryPolicy:
             ("backoff", -0.1, "a number of seconds, 0 or more"),
             ("backoff", math.nan, "a number of seconds, 0 or more"),
             ("backoff_max", math.inf, "a number of seconds, 0 or more"),
+            ("methods", ["PSOT"], METHODS),
+            ("methods", {"post"}, METHODS),
+            ("methods", [None], METHODS),
             ("header", "", "the name of an HTTP header"),
             ("header", "Idempotency Key", "the name of an HTTP header"),
             ("replayed_header", "Idempotent-Replayed:", "the name of an HTTP header"),
@@ -47,6 +52,10 @@ class TestRetryPolicy:
             ("backoff_max", None, "a number of seconds, 0 or more"),
             ("header", None, "the name of an HTTP header"),
             ("replayed_header", b"Replayed", "the name of an HTTP header"),
+            ("methods", "POST", METHODS),
+            ("methods", None, METHODS),
+            ("budget", 500, "a RetryBudget, or None"),
+            ("on_retry", "print", "a callable, or None"),
             ("sleep", 1, "a callable"),
             ("clock", 1.0, "a callable"),
             ("random", 0.5, "a callable"),
@@ -58,7 +67,8 @@ class TestRetryPolicy:
             RetryPolicy(**{name: value})
 
     def test_the_ends_of_the_ranges_are_taken(self):
-        RetryPolicy(retries=0, deadline=0.001, backoff=0, backoff_max=0)
+        RetryPolicy(retries=0, deadline=0.001, backoff=0, backoff_max=0, methods=())
+        RetryBudget(0)
 
     def test_a_wait_after_very_many_failures_is_the_longest(self, time):
         policy = time.policy(retries=5000, backoff=0.1, backoff_max=7)
