@@ -123,15 +123,23 @@ class Lease(Hold, Protocol):
     """The hold of an operation that is not atomic: nobody else may run it while the lease runs.
 
     Every verb that writes compares the owner's token in the same statement, and raises ``LeaseLost``
-    without writing anything if another attempt has taken the operation over.
+    without writing anything if another attempt has taken the operation over. What is finished gets no
+    lease again: then ``extend`` and ``record`` raise it, too. An expired lease that nobody took over is
+    still its holder's.
     """
 
     def abandon(self) -> None:
-        """End the lease at once, with the outcome unknown. Never raises; may be called twice."""
+        """End the lease at once, with the outcome unknown. Never raises; may be called twice.
+
+        Changes nothing after ``complete`` and ``release``.
+        """
         ...
 
     def release(self) -> None:
-        """Give the operation back without a response: the next retry runs it again."""
+        """Give the operation back without a response: the next retry runs it again.
+
+        Attempts count on, steps stay, and the retention begins anew.
+        """
         ...
 
     def extend(self, seconds: float) -> None:

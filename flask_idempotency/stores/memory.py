@@ -123,7 +123,8 @@ class _Held:
         self._records.changed.notify_all()
 
     def _check(self) -> None:
-        if self._entry.record.owner != self._claim.owner:
+        record = self._entry.record
+        if record.owner != self._claim.owner or record.state is not State.IN_PROGRESS:
             raise LeaseLost
 
 

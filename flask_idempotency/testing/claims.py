@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -38,9 +37,31 @@ def stored_record(records: Records, claim: Claim) -> Record:
     return record
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Let time pass by the store's own clock."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "the store's clock stands still"
-        time.sleep(SHORT_SECONDS / 10)
+def lease_left(records: Records, claim: Claim) -> float:
+    """How many seconds the record's lease has left; it has one."""
+    left = stored_record(records, claim).lease_left
+    assert left is not None, "the record has no lease"
+    return left
+
+
+def has_expired(records: Records, claim: Claim) -> bool:
+    """Whether the record has expired; a store may forget it then."""
+    record = records.look(claim.key)
+    return record is None or record.expired
+
+
+def is_renewed(records: Records, claim: Claim, renew: Callable[[], object]) -> bool:
+    """Whether ``renew`` has moved the end of the lease; False also if no time had passed before."""
+    before = lease_left(records, claim)
+    renew()
+    return lease_left(records, claim) > before
+
+
+def wait_until(pass_time: Callable[[float], object], condition: Callable[[], bool]) -> None:
+    """Let time pass on the store's clock, in steps short enough to be quick, until it is so."""
+    step = SHORT_SECONDS / 10
+    for _ in range(round(PATIENCE_SECONDS / step)):
+        if condition():
+            return
+        pass_time(step)
+    raise AssertionError(f"{PATIENCE_SECONDS:g} seconds of the store's clock have not brought it about")

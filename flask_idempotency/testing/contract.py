@@ -16,8 +16,10 @@
 A store with leases only sets ``atomic = False`` and needs no ``engine``. For an atomic store ``engine``
 is the SQLAlchemy engine of its transactions, with a pool of several connections (not SQLite in memory):
 the tests create tables of their own there, write on the holds' connections, and see from others what is
-committed. Tests wait for short leases and retentions to end by the store's own clock; override the
-fixture ``pass_time`` if a test can move that clock.
+committed.
+
+Tests wait some hundredths of a second for short leases and retentions to end by the store's own clock.
+If a test can move that clock, override the fixture ``pass_time``, and no test waits.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from typing import Any
 
 try:
@@ -37,8 +41,9 @@ except ImportError as error:
     ) from error
 
 from flask_idempotency.core.errors import LeaseLost, NotAtomic
+from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.ports import Hold, Lease, Records
-from flask_idempotency.core.records import Claim, State, StoredResponse
+from flask_idempotency.core.records import Claim, Record, State, StoredResponse
 
 from .claims import (
     PATIENCE_SECONDS,
@@ -47,12 +52,16 @@ from .claims import (
     SHORT_SECONDS,
     a_claim,
     again,
+    has_expired,
+    is_renewed,
+    lease_left,
     stored_record,
     wait_until,
 )
-from .transactions import TransactionContract
+from .transactions import Held, TransactionContract, Until
 
 THREADS = 8
+OTHER = Fingerprint(2, b"\x01" * 32)
 
 
 class StoreContract(TransactionContract):
@@ -78,6 +87,11 @@ class StoreContract(TransactionContract):
         """Lets seconds pass on the store's clock; by waiting, as nobody can move most clocks."""
         return time.sleep
 
+    @pytest.fixture
+    def until(self, pass_time: Callable[[float], object]) -> Until:
+        """Lets time pass until a condition holds; the test fails if it never does."""
+        return partial(wait_until, pass_time)
+
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Run each test that takes a claim with every kind of claim that the store takes."""
         if "claim" in metafunc.fixturenames:
@@ -90,7 +104,7 @@ class StoreContract(TransactionContract):
         return a_claim(lease=request.param)
 
     @pytest.fixture
-    def held(self) -> Iterator[Callable[[Hold | None], Any]]:
+    def held(self) -> Iterator[Held]:
         """A function that returns a hold, and has it abandoned after the test."""
         holds: list[Hold] = []
 
@@ -103,7 +117,7 @@ class StoreContract(TransactionContract):
         for hold in reversed(holds):
             hold.abandon()
 
-    def test_the_records_say_whether_they_have_transactions(self, records: Records, held: Any) -> None:
+    def test_the_records_say_whether_they_have_transactions(self, records: Records, held: Held) -> None:
         assert records.atomic is self.atomic
         lease: Lease = held(records.claim(a_claim(lease=60)))
         if self.atomic:
@@ -116,7 +130,7 @@ class StoreContract(TransactionContract):
         assert records.look(a_claim().key) is None
 
     def test_the_first_claim_holds_the_key_alone(
-        self, records: Records, claim: Claim, held: Any
+        self, records: Records, claim: Claim, held: Held
     ) -> None:
         assert held(records.claim(claim)).attempt == 1
         assert records.claim(again(claim)) is None
@@ -124,9 +138,23 @@ class StoreContract(TransactionContract):
         record = stored_record(records, claim)
         assert (record.state, record.attempt, record.owner) == (State.IN_PROGRESS, 1, claim.owner)
         assert (record.name, record.fingerprint, record.response) == ("pay", SAME, None)
-        assert (record.lease_left is None) is (claim.lease_seconds is None)
+        if claim.lease_seconds is None:
+            assert record.lease_left is None
+        else:
+            assert 0 <= claim.lease_seconds - lease_left(records, claim) < PATIENCE_SECONDS
 
-    def test_a_response_comes_back_as_it_was(self, records: Records, claim: Claim, held: Any) -> None:
+    def test_keys_that_differ_in_one_byte_are_two(self, records: Records, held: Held) -> None:
+        claim = a_claim(lease=60)
+        lease: Lease = held(records.claim(claim))
+        lease.record("charge", b"1")
+        for place in (0, len(claim.key) - 1):
+            key = bytearray(claim.key)
+            key[place] ^= 1
+            other = replace(again(claim), key=bytes(key))
+            assert records.look(other.key) is None
+            assert held(records.claim(other)).steps() == {}
+
+    def test_a_response_comes_back_as_it_was(self, records: Records, claim: Claim, held: Held) -> None:
         hold = held(records.claim(claim))
         hold.complete(RESPONSE)
         hold.abandon()
@@ -138,14 +166,14 @@ class StoreContract(TransactionContract):
 
     @pytest.mark.parametrize(("headers", "body"), [(None, b"sealed"), ((), None), ((), b"")])
     def test_sealed_unstored_and_empty_responses_stay_different(
-        self, records: Records, claim: Claim, held: Any, headers: Any, body: bytes | None
+        self, records: Records, claim: Claim, held: Held, headers: Any, body: bytes | None
     ) -> None:
         response = StoredResponse(200, headers, body)
         held(records.claim(claim)).complete(response)
         assert stored_record(records, claim).response == response
 
     def test_an_abandoned_operation_is_taken_over_once(
-        self, records: Records, claim: Claim, held: Any
+        self, records: Records, claim: Claim, held: Held
     ) -> None:
         held(records.claim(claim)).abandon()
         before = stored_record(records, claim)
@@ -158,61 +186,138 @@ class StoreContract(TransactionContract):
         third.complete(RESPONSE)
         assert stored_record(records, claim).attempt == 3
 
+    def test_what_is_not_there_is_not_taken_over(self, records: Records, claim: Claim) -> None:
+        """It was there at the look, and has been purged since."""
+        owner = again(claim).owner
+        seen = Record(claim.key, "pay", State.IN_PROGRESS, SAME, 1, owner, expired=True)
+        assert records.take_over(claim, seen) is None
+        assert records.look(claim.key) is None
+
     def test_an_expired_operation_begins_afresh(
-        self, records: Records, claim: Claim, held: Any
+        self, records: Records, claim: Claim, held: Held, until: Until
     ) -> None:
         claim = replace(claim, ttl_seconds=SHORT_SECONDS)
         hold = held(records.claim(claim))
         if claim.lease_seconds is not None:
             hold.record("charge", b"1")
         hold.complete(RESPONSE)
-        wait_until(lambda: (found := records.look(claim.key)) is None or found.expired)
-        found, fresh = records.look(claim.key), replace(again(claim), ttl_seconds=60.0)
+        until(lambda: has_expired(records, claim))
+        found = records.look(claim.key)
+        fresh = replace(again(claim), ttl_seconds=60.0, fingerprint=OTHER)
         hold = held(records.claim(fresh) if found is None else records.take_over(fresh, found))
         assert hold.attempt == 1
-        assert stored_record(records, claim).response is None
+        record = stored_record(records, claim)
+        assert (record.attempt, record.fingerprint, record.response) == (1, OTHER, None)
         if claim.lease_seconds is not None:
             assert hold.steps() == {}
 
+    def test_retention_begins_with_the_response(
+        self, records: Records, claim: Claim, held: Held, pass_time: Any, until: Until
+    ) -> None:
+        def complete(hold: Hold) -> None:
+            hold.complete(RESPONSE)
+
+        _retains_from(complete, records, claim, held, pass_time, until)
+
+    def test_retention_begins_with_the_release(
+        self, records: Records, held: Held, pass_time: Any, until: Until
+    ) -> None:
+        def release(lease: Lease) -> None:
+            lease.release()
+
+        _retains_from(release, records, a_claim(lease=60), held, pass_time, until)
+
     def test_one_of_many_concurrent_claims_wins(
-        self, records: Records, claim: Claim, held: Any
+        self, records: Records, claim: Claim, held: Held
     ) -> None:
         got = _at_once(lambda: records.claim(again(claim)))
         assert len([held(hold) for hold in got if hold is not None]) == 1
 
     def test_one_of_many_concurrent_take_overs_wins(
-        self, records: Records, claim: Claim, held: Any
+        self, records: Records, claim: Claim, held: Held
     ) -> None:
         held(records.claim(claim)).abandon()
         before = stored_record(records, claim)
         got = _at_once(lambda: records.take_over(again(claim), before))
         assert len([held(hold) for hold in got if hold is not None]) == 1
 
-    def test_waiting_ends_when_the_holder_ends(self, records: Records, claim: Claim, held: Any) -> None:
+    def test_looking_and_claiming_at_once_does_what_both_do(
+        self, records: Records, claim: Claim, held: Held
+    ) -> None:
+        """Only a store that has ``look_or_claim`` must do this."""
+        look_or_claim = getattr(records, "look_or_claim", None)
+        if look_or_claim is None:
+            return
+        hold = held(look_or_claim(claim))
+        assert hold.attempt == 1
+        found = look_or_claim(again(claim))
+        assert isinstance(found, Record)
+        assert (found.state, found.owner) == (State.IN_PROGRESS, claim.owner)
+        hold.complete(RESPONSE)
+        assert look_or_claim(again(claim)) == stored_record(records, claim)
+        other = a_claim(lease=claim.lease_seconds)
+        got = _at_once(lambda: look_or_claim(again(other)))
+        assert len([held(hold) for hold in got if not isinstance(hold, Record | None)]) == 1
+
+    def test_waiting_ends_when_the_holder_ends(
+        self, records: Records, claim: Claim, held: Held
+    ) -> None:
         hold = held(records.claim(claim))
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(records.wait, claim.key, PATIENCE_SECONDS)
+            waiting = pool.submit(_wait, records, claim)
             hold.complete(RESPONSE)
-            waiting.result(PATIENCE_SECONDS)
+            assert waiting.result() < PATIENCE_SECONDS / 2
         assert stored_record(records, claim).state is State.COMPLETED
+        assert _wait(records, claim) < PATIENCE_SECONDS / 2, "nobody holds it any more"
 
-    def test_a_failure_is_stored_as_one(self, records: Records, held: Any) -> None:
+    def test_nobody_waits_for_a_record_that_is_not_there(self, records: Records) -> None:
+        assert _wait(records, a_claim()) < PATIENCE_SECONDS / 2
+
+    def test_a_failure_is_stored_as_one(self, records: Records, held: Held) -> None:
         claim = a_claim(lease=60)
         held(records.claim(claim)).complete(replace(RESPONSE, status=500))
-        assert stored_record(records, claim).state is State.FAILED
+        record = stored_record(records, claim)
+        assert (record.state, record.lease_left) == (State.FAILED, None)
+        assert records.take_over(again(claim), record) is None
+
+    def test_what_is_finished_gets_no_lease_again(self, records: Records, held: Held) -> None:
+        """Not from a thread that is late, and renews the lease of what has ended meanwhile."""
+        claim = a_claim(lease=60)
+        lease: Lease = held(records.claim(claim))
+        lease.complete(RESPONSE)
+        finished = stored_record(records, claim)
+        with pytest.raises(LeaseLost):
+            lease.extend(60)
+        with pytest.raises(LeaseLost):
+            lease.record("step", b"1")
+        assert (stored_record(records, claim), lease.steps()) == (finished, {})
+
+    def test_an_expired_lease_is_its_holders_until_somebody_takes_over(
+        self, records: Records, held: Held, until: Until
+    ) -> None:
+        claim = a_claim(lease=SHORT_SECONDS)
+        lease: Lease = held(records.claim(claim))
+        until(lambda: lease_left(records, claim) <= 0)
+        lease.record("charge", b"1")
+        until(lambda: lease_left(records, claim) <= 0)
+        lease.extend(SHORT_SECONDS)
+        until(lambda: lease_left(records, claim) <= 0)
+        lease.complete(RESPONSE)
+        assert stored_record(records, claim).response == RESPONSE
 
     def test_an_expired_lease_is_taken_over_and_its_holder_loses(
-        self, records: Records, held: Any
+        self, records: Records, held: Held, until: Until
     ) -> None:
         claim = a_claim(lease=SHORT_SECONDS, ttl=SHORT_SECONDS)
         first: Lease = held(records.claim(claim))
-        wait_until(lambda: (stored_record(records, claim).lease_left or 0) <= 0)
+        until(lambda: lease_left(records, claim) <= 0)
         record = stored_record(records, claim)
         assert not record.expired, "an interrupted operation does not expire"
-        second = replace(again(claim), lease_seconds=60.0)
-        assert held(records.take_over(second, record)).attempt == 2
+        taken = replace(again(claim), lease_seconds=60.0)
+        second: Lease = held(records.take_over(taken, record))
+        assert second.attempt == 2
         with pytest.raises(LeaseLost):
-            first.extend(60)
+            first.extend(1000)
         with pytest.raises(LeaseLost):
             first.record("step", b"1")
         with pytest.raises(LeaseLost):
@@ -221,38 +326,48 @@ class StoreContract(TransactionContract):
             first.release()
         first.abandon()
         record = stored_record(records, claim)
-        assert (record.owner, record.attempt, record.response) == (second.owner, 2, None)
-        assert (record.lease_left or 0) > 30, "it has ended the other's lease"
+        assert (record.owner, record.attempt, record.response) == (taken.owner, 2, None)
+        assert second.steps() == {}, "it has recorded a step for the other"
+        assert 30 < (record.lease_left or 0) <= 60, "it has changed the other's lease"
 
     def test_extending_makes_a_lease_longer_and_never_shorter(
-        self, records: Records, held: Any
+        self, records: Records, held: Held
     ) -> None:
         claim = a_claim(lease=10)
         lease: Lease = held(records.claim(claim))
         for seconds in (1000, 1):
             lease.extend(seconds)
-            assert 900 < (stored_record(records, claim).lease_left or 0) < 1001
+            assert 900 < lease_left(records, claim) < 1001
 
-    def test_a_released_operation_is_taken_over_with_its_steps(
-        self, records: Records, held: Any, pass_time: Callable[[float], object]
+    def test_recording_a_step_renews_the_lease(
+        self, records: Records, held: Held, until: Until
     ) -> None:
-        """Its retention begins again, so it outlives the first one."""
-        claim = a_claim(lease=60, ttl=1.5)
-        first: Lease = held(records.claim(claim))
-        pass_time(1.0)
-        assert first.steps() == {}
-        first.record("charge", b'{"id": 1}')
-        first.record("mail ü", b"null")
-        first.release()
-        pass_time(0.7)
-        record = stored_record(records, claim)
-        assert not record.expired
-        assert (record.state, record.lease_left) == (State.IN_PROGRESS, None)
-        second = held(records.take_over(again(claim), record))
-        assert second.attempt == 2
-        assert second.steps() == {"charge": b'{"id": 1}', "mail ü": b"null"}
+        claim = a_claim(lease=60)
+        lease, names = held(records.claim(claim)), map(str, count())
+        until(lambda: is_renewed(records, claim, lambda: lease.record(next(names), b"1")))
 
-    def test_resuming_begins_nothing_afresh(self, records: Records, claim: Claim, held: Any) -> None:
+    @pytest.mark.parametrize("end", ["release", "abandon"])
+    def test_the_next_attempt_has_the_steps_of_those_before(
+        self, records: Records, held: Held, end: str
+    ) -> None:
+        steps: dict[str, bytes] = {}
+        claim = a_claim(lease=60)
+        lease: Lease = held(records.claim(claim))
+        for attempt, step in enumerate(("charge", "mail ü"), start=2):
+            assert lease.steps() == steps
+            steps[step] = RESPONSE.body or b""
+            lease.record(step, steps[step])
+            getattr(lease, end)()
+            record = stored_record(records, claim)
+            assert (record.state, record.response) == (State.IN_PROGRESS, None)
+            assert (record.lease_left is None) is (end == "release")
+            lease = held(records.take_over(again(claim), record))
+            assert lease.attempt == attempt
+        assert lease.steps() == steps
+
+    def test_resuming_begins_nothing_afresh(
+        self, records: Records, claim: Claim, held: Held, until: Until
+    ) -> None:
         """It continues a live operation. Only a store that takes resumable operations must do this."""
         if not getattr(records, "takes_resumable", False):
             return
@@ -264,7 +379,7 @@ class StoreContract(TransactionContract):
         hold.abandon()
         fresh = replace(again(claim), ttl_seconds=60.0)
         unexpired = stored_record(records, claim)
-        wait_until(lambda: stored_record(records, claim).expired)
+        until(lambda: has_expired(records, claim))
         for found in unexpired, stored_record(records, claim):
             assert records.take_over(replace(fresh, resumes=claim.owner), found) is None
         assert stored_record(records, claim) == found, (
@@ -278,12 +393,41 @@ class StoreContract(TransactionContract):
         resuming = replace(again(claim), ttl_seconds=60.0, resumes=fresh.owner)
         assert held(records.take_over(resuming, stored_record(records, claim))).attempt == 2
 
-    def test_abandoning_a_lease_ends_it_at_once(self, records: Records, held: Any) -> None:
+    def test_abandoning_a_lease_ends_it_at_once(self, records: Records, held: Held) -> None:
         claim = a_claim(lease=60)
         held(records.claim(claim)).abandon()
-        left = stored_record(records, claim).lease_left
-        assert left is not None
-        assert left <= 0.01
+        assert lease_left(records, claim) <= 0.01
+
+
+def _retains_from(
+    end: Callable[[Any], None],
+    records: Records,
+    claim: Claim,
+    held: Held,
+    pass_time: Callable[[float], object],
+    until: Until,
+) -> None:
+    """An operation that takes longer than its retention outlives one that ended before it began.
+
+    That one has twice the retention, so its end is sure to come between the two that the other could
+    have: no test depends on how fast the machine is.
+    """
+    claim = replace(claim, ttl_seconds=SHORT_SECONDS)
+    before = a_claim(ttl=2 * SHORT_SECONDS, lease=claim.lease_seconds)
+    held(records.claim(before)).complete(RESPONSE)
+    hold = held(records.claim(claim))
+    pass_time(1.5 * SHORT_SECONDS)
+    end(hold)
+    hold.abandon()
+    until(lambda: has_expired(records, claim))
+    assert has_expired(records, before), "the retention has begun before the end"
+
+
+def _wait(records: Records, claim: Claim) -> float:
+    """How many seconds a request waits that may wait for long."""
+    began = time.monotonic()
+    records.wait(claim.key, PATIENCE_SECONDS)
+    return time.monotonic() - began
 
 
 def _at_once(work: Callable[[], Hold | None]) -> list[Hold | None]:

@@ -6,9 +6,11 @@ Each test runs on the transaction of an operation, and on that of a step.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -19,9 +21,19 @@ from flask_idempotency.core.errors import IdempotencyError, LeaseLost, NotAtomic
 from flask_idempotency.core.ports import Hold, Lease, Records
 from flask_idempotency.core.records import Claim, State
 
-from .claims import RESPONSE, SHORT_SECONDS, a_claim, again, stored_record, wait_until
+from .claims import (
+    RESPONSE,
+    SHORT_SECONDS,
+    a_claim,
+    again,
+    has_expired,
+    is_renewed,
+    lease_left,
+    stored_record,
+)
 
 Held = Callable[[Any], Any]
+Until = Callable[[Callable[[], bool]], None]
 
 
 class Writes:
@@ -85,6 +97,7 @@ class Attempt:
         """Whether nothing of it is stored."""
         record = stored_record(self.records, self.claim)
         steps = self.lease.steps() if self.lease is not None else {}
+        assert self.lease is None or (record.lease_left or 0) > 0, "the step's end has ended the lease"
         return (record.state, record.response, steps) == (State.IN_PROGRESS, None, {})
 
     def next(self) -> Attempt:
@@ -218,24 +231,45 @@ class TransactionContract:
         assert engine.pool.checkedout() == 0
 
     def test_nobody_takes_over_during_a_step(
-        self, records: Records, writes: Writes, held: Held
+        self, records: Records, writes: Writes, held: Held, until: Until
     ) -> None:
         claim = a_claim(lease=SHORT_SECONDS)
         attempt = Attempt.of(records, held, claim, held(records.claim(claim)))
         writes.write(attempt.connection, "a")
-        wait_until(lambda: (stored_record(records, claim).lease_left or 0) <= 0)
+        until(lambda: lease_left(records, claim) <= 0)
         late = replace(again(claim), lease_seconds=60.0)
         assert records.take_over(late, stored_record(records, claim)) is None
         attempt.finish()
         assert writes.committed() == ["a"]
         assert attempt.is_finished()
 
-    def test_a_step_renews_the_lease(self, records: Records, held: Held) -> None:
-        claim = a_claim(lease=2.0)
-        attempt = Attempt.of(records, held, claim, held(records.claim(claim)))
-        wait_until(lambda: (stored_record(records, claim).lease_left or 0) < 1.9)
-        attempt.finish()
-        assert (stored_record(records, claim).lease_left or 0) > 1.9
+    def test_nobody_takes_over_a_transaction_whose_retention_is_over(
+        self, records: Records, held: Held, until: Until
+    ) -> None:
+        """However long its view takes."""
+        claim = a_claim(ttl=SHORT_SECONDS)
+        hold = held(records.claim(claim))
+        until(lambda: has_expired(records, claim))
+        assert records.take_over(again(claim), stored_record(records, claim)) is None
+        assert records.claim(again(claim)) is None
+        hold.complete(RESPONSE)
+        assert stored_record(records, claim).response == RESPONSE
+
+    def test_waiting_lasts_as_long_as_the_transaction_or_as_it_may(
+        self, records: Records, attempt: Attempt
+    ) -> None:
+        began = time.monotonic()
+        records.wait(attempt.claim.key, SHORT_SECONDS)
+        assert time.monotonic() - began > 0.9 * SHORT_SECONDS
+
+    def test_a_step_renews_the_lease(self, records: Records, held: Held, until: Until) -> None:
+        claim = a_claim(lease=60)
+        lease, names = held(records.claim(claim)), map(str, count())
+
+        def finish_a_step() -> None:
+            held(lease.open_step()).record(next(names), b"1")
+
+        until(lambda: is_renewed(records, claim, finish_a_step))
 
     def test_an_attempt_that_was_taken_over_opens_no_step(self, records: Records, held: Held) -> None:
         claim = a_claim(lease=60)

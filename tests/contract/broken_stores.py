@@ -5,18 +5,20 @@ Not collected with the rest: ``test_broken_stores.py`` runs it, and looks at wha
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from functools import cached_property
 
 import pytest
 import sqlalchemy as sa
 
+from flask_idempotency.core.errors import LeaseLost
 from flask_idempotency.core.records import State
 from flask_idempotency.stores.memory import MemoryHold, MemoryLease, MemoryRecords
-from flask_idempotency.testing.contract import StoreContract
+from flask_idempotency.testing import Clock, contract
 
 
-class Sound(StoreContract):
+class Sound(contract.StoreContract):
     store = MemoryRecords
     hold = MemoryHold
     lease = MemoryLease
@@ -31,7 +33,12 @@ class Sound(StoreContract):
     def records(self, engine, monkeypatch):
         monkeypatch.setattr("flask_idempotency.stores.memory.MemoryHold", self.hold)
         monkeypatch.setattr("flask_idempotency.stores.memory.MemoryLease", self.lease)
-        return self.store(engine)
+        monkeypatch.setattr(contract, "PATIENCE_SECONDS", 1.0)
+        return self.store(engine, Clock())
+
+    @pytest.fixture
+    def pass_time(self, records):
+        return records.clock.advance
 
 
 class TestSound(Sound):
@@ -160,6 +167,353 @@ class TestDoesNotRenewTheLease(Sound):
                 self._entry.steps[step] = result
 
             self._commit(keep)
+
+
+class TestForgetsItsTransactionsTakeOver(Sound):
+    """The attempt and its owner are not durable before the view runs."""
+
+    class hold(MemoryHold):  # noqa: N801
+        def abandon(self):
+            super().abandon()
+            record = self._entry.record
+            if record.state is State.IN_PROGRESS and record.attempt > 1:
+                self._entry.record = replace(record, attempt=record.attempt - 1, owner="")
+
+
+class TestKeepsTheRowOfWhatWasAbandoned(Sound):
+    class hold(MemoryHold):  # noqa: N801
+        def abandon(self):
+            super().abandon()
+            self.is_open = True
+
+
+class TestTakesOverWhatIsHeldOnceItsRetentionIsOver(Sound):
+    class store(MemoryRecords):  # noqa: N801
+        def take_over(self, claim, as_seen):
+            if as_seen.expired:
+                self._entries[claim.key].holder, claim = None, replace(claim, lease_seconds=60.0)
+            return super().take_over(claim, as_seen)
+
+
+class TestEndsTheLeaseWithAnAbandonedStep(Sound):
+    class hold(MemoryHold):  # noqa: N801
+        def abandon(self):
+            super().abandon()
+            if self._entry.lease is not None:
+                self._entry.lease = self._records.clock()
+
+
+class TestReopensWhatIsFinished(Sound):
+    """Abandoning after ``complete`` gives the record a lease again: it never expires."""
+
+    class store(MemoryRecords):  # noqa: N801
+        def _seen(self, entry):
+            seen = super()._seen(entry)
+            return seen if seen.state is State.IN_PROGRESS else replace(seen, lease_left=None)
+
+    class lease(MemoryLease):  # noqa: N801
+        def abandon(self):
+            if self._entry.record.owner == self._claim.owner and self._entry.record.response:
+                self._entry.lease = self._records.clock()
+            super().abandon()
+
+
+class TestReopensWhatIsReleased(Sound):
+    class lease(MemoryLease):  # noqa: N801
+        def release(self):
+            super().release()
+            self._open = True
+
+
+class TestCountsAttemptsAfreshAfterARelease(Sound):
+    class lease(MemoryLease):  # noqa: N801
+        def release(self):
+            super().release()
+            self._entry.record = replace(self._entry.record, attempt=1)
+
+
+class TestKeepsTheFirstRetentionOfWhatIsReleased(Sound):
+    class lease(MemoryLease):  # noqa: N801
+        def release(self):
+            before = self._entry.expires
+            super().release()
+            self._entry.expires = before
+
+
+class TestKeepsTheFirstRetentionOfWhatIsCompleted(Sound):
+    class hold(MemoryHold):  # noqa: N801
+        def _store(self, response, state):
+            before = self._entry.expires
+            super()._store(response, state)
+            self._entry.expires = before
+
+
+class TestForgetsStepsWithTheRelease(Sound):
+    class lease(MemoryLease):  # noqa: N801
+        def release(self):
+            super().release()
+            self._entry.steps.clear()
+
+
+class TestForgetsStepsWithTheInterruption(Sound):
+    class store(MemoryRecords):  # noqa: N801
+        def take_over(self, claim, as_seen):
+            if as_seen.lease_left is not None:
+                self._entries[claim.key].steps.clear()
+            return super().take_over(claim, as_seen)
+
+
+class TestKeepsStepsAsText(Sound):
+    class lease(MemoryLease):  # noqa: N801
+        def record(self, step, result):
+            super().record(step, result.decode(errors="replace").encode())
+
+
+class TestRecordsAStepWithoutRenewingTheLease(Sound):
+    class lease(MemoryLease):  # noqa: N801
+        def record(self, step, result):
+            self._check()
+            self._entry.steps[step] = result
+
+
+class TestRecordsAStepOfWhoWasTakenOver(Sound):
+    """And says that the lease is lost."""
+
+    class lease(MemoryLease):  # noqa: N801
+        def record(self, step, result):
+            self._entry.steps[step] = result
+            super().record(step, result)
+
+
+class TestRenewsTheLeaseOfSomebodyElse(Sound):
+    """And says that its own is lost."""
+
+    class lease(MemoryLease):  # noqa: N801
+        def extend(self, seconds):
+            self._entry.lease = max(self._entry.lease or 0.0, self._records.clock() + seconds)
+            super().extend(seconds)
+
+
+class TestRenewsFromTheLeasesEnd(Sound):
+    class lease(MemoryLease):  # noqa: N801
+        def extend(self, seconds):
+            self._check()
+            self._entry.lease += seconds
+
+
+class TestShortensALease(Sound):
+    class lease(MemoryLease):  # noqa: N801
+        def extend(self, seconds):
+            self._check()
+            self._entry.lease = self._records.clock() + seconds
+
+
+class TestGivesALeaseToWhatIsFinished(Sound):
+    class lease(MemoryLease):  # noqa: N801
+        def _check(self):
+            if self._entry.record.owner != self._claim.owner:
+                raise LeaseLost
+
+
+class TestLosesALeaseThatNobodyTook(Sound):
+    class lease(MemoryLease):  # noqa: N801
+        def _check(self):
+            super()._check()
+            if (self._entry.lease or 0) <= self._records.clock():
+                raise LeaseLost
+
+
+class TestRaisesWhereItAbandons(Sound):
+    class lease(MemoryLease):  # noqa: N801
+        def abandon(self):
+            self._check()
+            super().abandon()
+
+
+class TestReleasesWhatItAbandons(Sound):
+    class lease(MemoryLease):  # noqa: N801
+        def abandon(self):
+            super().abandon()
+            self._entry.lease = None
+
+
+class TestWaitsForTheEndOfAnAbandonedLease(Sound):
+    class lease(MemoryLease):  # noqa: N801
+        def abandon(self):
+            pass
+
+
+def _unfenced(verb):
+    """A lease whose ``verb`` does not compare the owner's token."""
+
+    def late(self, *arguments):
+        self._claim = replace(self._claim, owner=self._entry.record.owner)
+        return getattr(MemoryLease, verb)(self, *arguments)
+
+    return type("lease", (MemoryLease,), {verb: late})
+
+
+class TestExtendsForWhoWasTakenOver(Sound):
+    lease = _unfenced("extend")
+
+
+class TestRecordsForWhoWasTakenOver(Sound):
+    lease = _unfenced("record")
+
+
+class TestCompletesForWhoWasTakenOver(Sound):
+    lease = _unfenced("complete")
+
+
+class TestReleasesForWhoWasTakenOver(Sound):
+    lease = _unfenced("release")
+
+
+class TestAbandonsForWhoWasTakenOver(Sound):
+    lease = _unfenced("abandon")
+
+
+class TestHasLeasesOfOneLength(Sound):
+    class store(MemoryRecords):  # noqa: N801
+        def claim(self, claim):
+            return super().claim(replace(claim, lease_seconds=claim.lease_seconds and 6.0))
+
+
+class TestCutsKeys(Sound):
+    class store(MemoryRecords):  # noqa: N801
+        def look(self, key):
+            return super().look(key[:-1])
+
+        def claim(self, claim):
+            return super().claim(replace(claim, key=claim.key[:-1]))
+
+        def take_over(self, claim, as_seen):
+            return super().take_over(replace(claim, key=claim.key[:-1]), as_seen)
+
+
+class TestSharesSteps(Sound):
+    class store(MemoryRecords):  # noqa: N801
+        def _hold(self, entry, claim):
+            self.__dict__.setdefault("steps", entry.steps)
+            entry.steps = self.steps
+            return super()._hold(entry, claim)
+
+
+class TestLetsSeveralClaimAtOnce(Sound):
+    class store(MemoryRecords):  # noqa: N801
+        def claim(self, claim):
+            if self.look(claim.key) is not None:
+                return None
+            time.sleep(0.05)
+            self._entries.pop(claim.key, None)
+            return super().claim(claim)
+
+
+class TestLetsSeveralTakeOverAtOnce(Sound):
+    class store(MemoryRecords):  # noqa: N801
+        def take_over(self, claim, as_seen):
+            if self.look(claim.key) != as_seen:
+                return None
+            time.sleep(0.05)
+            self._entries[claim.key].lease = None
+            return super().take_over(claim, self.look(claim.key))
+
+
+class TestTakesOverWhatHasChanged(Sound):
+    """Since it was looked at."""
+
+    class store(MemoryRecords):  # noqa: N801
+        def take_over(self, claim, as_seen):
+            found = self.look(claim.key)
+            return super().take_over(claim, replace(as_seen, owner=found.owner))
+
+
+class TestTakesOverWhatIsNotThere(Sound):
+    class store(MemoryRecords):  # noqa: N801
+        def take_over(self, claim, as_seen):
+            return super().take_over(claim, as_seen) if self.look(claim.key) else self.claim(claim)
+
+
+class TestTakesOverFailures(Sound):
+    class store(MemoryRecords):  # noqa: N801
+        def take_over(self, claim, as_seen):
+            entry = self._entries[claim.key]
+            if entry.record.state is State.FAILED:
+                entry.record = replace(entry.record, state=State.IN_PROGRESS)
+            return super().take_over(claim, as_seen)
+
+
+class TestCallsAFailureCompleted(Sound):
+    class lease(MemoryLease):  # noqa: N801
+        def _store(self, response, state):
+            super()._store(response, State.COMPLETED)
+
+
+class TestExpiresWhatIsInterrupted(Sound):
+    class store(MemoryRecords):  # noqa: N801
+        def _seen(self, entry):
+            seen = super()._seen(entry)
+            return replace(seen, expired=entry.expires <= self.clock())
+
+
+class TestCountsOnAfterTheRetention(Sound):
+    class store(MemoryRecords):  # noqa: N801
+        def take_over(self, claim, as_seen):
+            hold = super().take_over(claim, as_seen)
+            if hold is not None:
+                hold.attempt = as_seen.attempt + 1
+            return hold
+
+
+class TestKeepsStepsAfterTheRetention(Sound):
+    class store(MemoryRecords):  # noqa: N801
+        def take_over(self, claim, as_seen):
+            steps = dict(self._entries[claim.key].steps)
+            hold = super().take_over(claim, as_seen)
+            self._entries[claim.key].steps.update(steps)
+            return hold
+
+
+class TestKeepsTheFingerprintAfterTheRetention(Sound):
+    class store(MemoryRecords):  # noqa: N801
+        def take_over(self, claim, as_seen):
+            return super().take_over(replace(claim, fingerprint=as_seen.fingerprint), as_seen)
+
+
+class TestWaitsOnThoughTheHolderHasEnded(Sound):
+    class store(MemoryRecords):  # noqa: N801
+        def wait(self, key, seconds):
+            time.sleep(seconds)
+
+
+class TestDoesNotWaitForTheHolder(Sound):
+    class store(MemoryRecords):  # noqa: N801
+        def wait(self, key, seconds):
+            pass
+
+
+class TestWaitsThoughNobodyHolds(Sound):
+    class store(MemoryRecords):  # noqa: N801
+        def wait(self, key, seconds):
+            if self.look(key) is None:
+                time.sleep(seconds)
+            super().wait(key, seconds)
+
+
+class TestClaimsWithoutALook(Sound):
+    class store(MemoryRecords):  # noqa: N801
+        def look_or_claim(self, claim):
+            return self.claim(claim)
+
+
+class TestLooksAndClaimsAtOnceForSeveral(Sound):
+    class store(MemoryRecords):  # noqa: N801
+        def look_or_claim(self, claim):
+            if (found := self.look(claim.key)) is not None:
+                return found
+            time.sleep(0.05)
+            self._entries.pop(claim.key, None)
+            return self.claim(claim)
 
 
 class TestResumesWhatHasExpired(Sound):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fakeredis
 import pytest
 import redis
-import sqlalchemy as sa
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
@@ -110,16 +109,3 @@ class TestPostgres(OnPostgres):
     @pytest.fixture
     def store(self):
         return "postgres"
-
-    @pytest.fixture
-    def pass_time(self, engine):
-        columns = ("created_at", "expires_at", "lease_expires_at")
-        earlier = ", ".join(f"{name} = {name} - :seconds * interval '1 second'" for name in columns)
-
-        def pass_time(seconds):
-            with engine.begin() as connection:
-                connection.execute(
-                    sa.text(f"update idempotency_record set {earlier}"), {"seconds": seconds}
-                )
-
-        return pass_time
