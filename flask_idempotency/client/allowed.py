@@ -16,6 +16,9 @@ GET_KEY: Final = frozenset({"POST", "PATCH"})
 REPEATABLE: Final = GET_KEY | {"GET", "HEAD", "OPTIONS", "PUT", "DELETE"}
 """Methods that may be sent again."""
 
+TRANSIENT: Final = frozenset({408, 425, 429})
+"""Below 500, the responses that say "not now"."""
+
 _NUMBER: Final = (int, float)
 
 WHOLE: Final[Rule] = (int,), lambda value: value >= 0, "a whole number, 0 or more"
@@ -30,6 +33,11 @@ METHODS: Final[Rule] = (
     (frozenset, set, list, tuple),
     lambda value: all(isinstance(name, str) and name in REPEATABLE for name in value),
     f"a set of {', '.join(sorted(REPEATABLE))}",
+)
+ERRORS: Final[Rule] = (
+    (tuple,),
+    lambda value: all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in value),
+    "a tuple of exception classes",
 )
 CALLABLE: Final[Rule] = (Callable,), lambda _value: True, "a callable"  # type: ignore[assignment]
 HOOK: Final[Rule] = (Callable, type(None)), lambda _value: True, "a callable, or None"  # type: ignore[assignment]

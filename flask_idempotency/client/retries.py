@@ -6,7 +6,7 @@ import json
 import logging
 import random
 import re
-import ssl
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
@@ -18,14 +18,25 @@ from urllib.parse import urlsplit
 
 from flask_idempotency.core.errors import OperationFailed, RequestInProgress
 
-from .allowed import CALLABLE, DEADLINE, GET_KEY, HEADER, HOOK, METHODS, SECONDS, WHOLE, Rule, check
+from .allowed import (
+    CALLABLE,
+    DEADLINE,
+    ERRORS,
+    GET_KEY,
+    HEADER,
+    HOOK,
+    METHODS,
+    SECONDS,
+    TRANSIENT,
+    WHOLE,
+    Rule,
+    check,
+)
 from .budget import RETRY, SUCCESS, RetryBudget
 from .keys import new_key
+from .permanent import is_permanent
 
 log = logging.getLogger("flask_idempotency.client")
-
-TRANSIENT: Final = frozenset({408, 425, 429})
-"""Below 500, the responses that say "not now"."""
 
 LAST: Final = 1.0
 """Seconds. What a call that waits for its first attempt keeps of its time, to ask once more."""
@@ -120,6 +131,8 @@ class RetryPolicy:
     :param methods: what is sent again: POST and PATCH, which get a key. GET, HEAD, OPTIONS, PUT and
         DELETE get none, as HTTP defines them as safe to repeat. A request to which the caller gave a
         key is sent again whatever its method.
+    :param permanent: errors after which a call is not sent again, also where they led to the error that
+        is raised. To these come an untrusted certificate, an unknown host, and a proxy's refusal.
     :param budget: what the retries of all calls with this policy cost; None for as many as they want.
         Give one to several policies for a common limit.
     :param on_retry: called with a :class:`Retry` before each wait, in the thread or task of the call.
@@ -138,6 +151,7 @@ class RetryPolicy:
     backoff: float = 1
     backoff_max: float = 10
     methods: Collection[str] = GET_KEY
+    permanent: tuple[type[BaseException], ...] = ()
     budget: RetryBudget | None = field(default_factory=RetryBudget, compare=False)
     on_retry: Callable[[Retry], object] | None = None
     header: str = "Idempotency-Key"
@@ -178,6 +192,7 @@ _ALLOWED: Final[Mapping[str, Rule]] = {
     "backoff": SECONDS,
     "backoff_max": SECONDS,
     "methods": METHODS,
+    "permanent": ERRORS,
     "budget": ((RetryBudget, type(None)), lambda _value: True, "a RetryBudget, or None"),
     "on_retry": HOOK,
     "header": HEADER,
@@ -230,6 +245,7 @@ class Attempts:
         self._made = 0
         self._counted = 0
         self._earned = SUCCESS
+        self._handled = sys.exc_info()[1]
 
     def begin(self) -> float:
         """Begin the next attempt. Returns the seconds that it may take."""
@@ -243,7 +259,8 @@ class Attempts:
 
     def after_error(self, error: BaseException) -> float | None:
         """Seconds until the next attempt, or None if this error is the last."""
-        return None if _is_about_a_certificate(error) else self._next(None, {}, error)
+        is_last = is_permanent(error, self._policy.permanent, self._handled)
+        return None if is_last else self._next(None, {}, error)
 
     def after_response(self, status: int, headers: Mapping[str, str], body: bytes) -> float | None:
         """Seconds until the next attempt, or None if this response is the last. ``body`` is decoded."""
@@ -333,12 +350,6 @@ def tells_its_end(status: int, headers: Mapping[str, str], *, method: str | None
     if "chunked" in coding or re.match("[0-9]", headers.get("Content-Length", "")):
         return True
     return not empty and "close" in re.split("[, \t]+", connection)
-
-
-def _is_about_a_certificate(error: BaseException | None) -> bool:
-    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
-        error = error.__context__
-    return error is not None
 
 
 def retry_after(headers: Mapping[str, str]) -> float:

@@ -132,7 +132,7 @@ class TestAnswers:
         assert call("POST", server.url).status == 201
         assert server.done == [server.keys[0]] == [server.keys[1]]
 
-    @pytest.mark.parametrize("status", [200, 304, 400, 401, 422])
+    @pytest.mark.parametrize("status", [200, 304, 400, 401, 407, 422])
     def test_what_says_no_is_final(self, call, server, status):
         server.script += [respond(status)]
         assert call("POST", server.url).status == status

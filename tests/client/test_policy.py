@@ -33,6 +33,7 @@ class TestRetryPolicy:
             ("header", "", "the name of an HTTP header"),
             ("header", "Idempotency Key", "the name of an HTTP header"),
             ("replayed_header", "Idempotent-Replayed:", "the name of an HTTP header"),
+            ("permanent", (OSError(),), "a tuple of exception classes"),
         ],
     )
     def test_a_value_outside_of_its_range_is_named_with_what_is_allowed(self, name, value, allowed):
@@ -56,6 +57,7 @@ class TestRetryPolicy:
             ("methods", None, METHODS),
             ("budget", 500, "a RetryBudget, or None"),
             ("on_retry", "print", "a callable, or None"),
+            ("permanent", OSError, "a tuple of exception classes"),
             ("sleep", 1, "a callable"),
             ("clock", 1.0, "a callable"),
             ("random", 0.5, "a callable"),
