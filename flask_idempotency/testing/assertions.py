@@ -30,10 +30,25 @@ REMADE = (
     " differ in ignore_headers=[...]."
 )
 ALIKE = (
-    "A client's mistake would get another request's response. Check the route's fingerprint. If the key"
-    " is in the body, or the route ignores what was changed here, pass a changed request of your own:"
+    "A client's mistake would run as another operation, or get another request's response. Check the"
+    " route's fingerprint; and its scope, which must not come from the body. If the key is in the body,"
+    " or the route ignores what was changed here, pass a changed request of your own:"
     " changed={'json': {...}}."
 )
+PROBLEMS = {
+    "key-required": (
+        "The request had a key, and the view did not see it: middleware removed the header, or the"
+        " route reads its key elsewhere, where this request has none."
+    ),
+    "key-reused": (
+        "It was the same request, and was taken for another one. Does the route's fingerprint depend on"
+        " a time or a random number?"
+    ),
+    "scope-unknown": (
+        "The scope found nobody: send what signs a user in, such as headers={'Authorization': ...}."
+    ),
+}
+"""What it means that a request got such a problem."""
 
 
 def assert_idempotent(
@@ -127,6 +142,7 @@ class RequestCheck(Check[TestResponse]):
     def send(self, kwargs: Mapping[str, Any] | None = None) -> TestResponse:
         """One request, in a context of its own."""
         kwargs = copy.deepcopy(dict(self._kwargs if kwargs is None else kwargs))  # a file is read once
+        kwargs.setdefault("buffered", True)  # a response is closed, as a server does
         headers = kwargs["headers"] = Headers(kwargs.get("headers"))
         if self._header not in headers:
             headers[self._header] = self._key
@@ -156,7 +172,7 @@ class RequestCheck(Check[TestResponse]):
             hint = "Send a request that succeeds, or pass the right response's status=..."
             if response.status_code == 409:
                 hint += " An operation with on_interrupted='hold' stays interrupted: status=409."
-            self.fail(f"after {when} the response is {shown(response)}", hint)
+            self.fail(f"after {when} the response is {shown(response)}", self._hint(response, hint))
         if status not in (None, response.status_code):
             self.fail(f"after {when} the response is {shown(response)}, not {status}", "")
 
@@ -168,13 +184,14 @@ class RequestCheck(Check[TestResponse]):
             hint = (
                 "It must get 409, or the first one's response. Does the pool have a connection for it?"
             )
-            self.fail(f"a duplicate of a running request got {shown(response)}", hint)
+            said = f"a duplicate of a running request got {shown(response)}"
+            self.fail(said, self._hint(response, hint))
         self.is_retry(response, first, "a duplicate")
 
     def is_retry(self, response: TestResponse, first: TestResponse, what: str = "a retry") -> None:
         """A retry gets the first response, marked as a replay."""
         if found := differences(first, response, self._ignored):
-            hint = REMADE if self._replayed in response.headers else UNMARKED
+            hint = REMADE if self._replayed in response.headers else self._hint(response, UNMARKED)
             self.fail(f"{what} got another response than the first request", hint, *found)
         if self._replayed not in response.headers and not self.is_held:
             self.fail(f"{what} got {shown(response)}, without the header {self._replayed}", UNMARKED)
@@ -183,3 +200,9 @@ class RequestCheck(Check[TestResponse]):
         """The key belongs to another request."""
         if response.status_code != 422:
             self.fail(f"the same key with another body got {shown(response)}, not 422", ALIKE)
+
+    def _hint(self, response: TestResponse, otherwise: str) -> str:
+        """What the problem in a response means."""
+        body = response.get_json(silent=True)
+        kind = str(body.get("type", "")) if isinstance(body, dict) else ""
+        return PROBLEMS.get(kind.removeprefix(self.state.settings.problem_base), otherwise)

@@ -30,8 +30,9 @@ IN_VIEW_SECONDS = 1.0
 on a route with ``wait`` they wait until it goes on."""
 
 OUTSIDE = (
-    "A retry repeats what runs outside the view: before_request and after_request functions, decorators"
-    " above @idempotent, middleware. Or @idempotent does not protect the view at all."
+    "A retry repeats what runs outside the view: before_request, after_request and teardown functions,"
+    " decorators above @idempotent, middleware. Or store=... rejects the response, so that each retry"
+    " runs the view; or @idempotent does not protect the view at all."
 )
 UNCOMMITTED = (
     "The retry repeated what the dead attempt had done outside the operation's transaction: a call to"
@@ -46,13 +47,14 @@ UNCOUNTED = (
     " effects=dict."
 )
 MISSING = (
-    "Does effects() count it, and can it see what is committed? Does the view commit it? If store=..."
-    " rejects the response, the view's writes are rolled back."
+    "Does effects() count it, and can it see what is committed? Does the view commit it, and roll"
+    " nothing back, in every attempt? If store=... rejects the response, the view's writes are rolled"
+    " back."
 )
 FOLLOWING = (
     "The worker died right after the commit. What was due after it, such as a function given to"
-    " after_commit, is lost, and no retry makes up for it. What must not be lost belongs in a table,"
-    " written in the same transaction (an outbox)."
+    " after_commit or call_on_close, is lost, and no retry makes up for it. What must not be lost"
+    " belongs in a table, written in the same transaction (an outbox)."
 )
 
 

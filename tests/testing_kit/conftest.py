@@ -25,17 +25,19 @@ class Shop:
         self.app.config.update(SQLALCHEMY_DATABASE_URI=uri, IDEMPOTENCY_STORE=store, **config)
         self.app.testing = True
         self.db = SQLAlchemy(self.app)
-
-        class Payment(self.db.Model):
-            id = sa.Column(sa.Integer, primary_key=True)
-            order = sa.Column(sa.String, unique=True)
-
-        self.Payment = Payment
+        self.add_models()
         self.store = store
         self.idempotency = Idempotency(self.app, self.db, scope=None)
         self.charges, self.charged_keys = [], set()
         with self.app.app_context():
             self.db.create_all()
+
+    def add_models(self):
+        class Payment(self.db.Model):
+            id = sa.Column(sa.Integer, primary_key=True)
+            order = sa.Column(sa.String, unique=True)
+
+        self.Payment = Payment
 
     @property
     def client(self):
@@ -90,10 +92,10 @@ def shop(store, tmp_path, request):
     shop.close()
 
 
-def make_shop(store, tmp_path, request, **config):
+def make_shop(store, tmp_path, request, make=Shop, **config):
     uri = f"sqlite:///{tmp_path}/shop.db"
     if store in ("hybrid", "postgres"):
         uri = request.getfixturevalue("kit_database")
     if store == "hybrid":
         config["IDEMPOTENCY_REDIS_URL"] = request.getfixturevalue("redis_server").url
-    return Shop(store, uri, **config)
+    return make(store, uri, **config)

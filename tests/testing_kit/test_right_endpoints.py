@@ -2,44 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import uuid
 
 import pytest
 import sqlalchemy as sa
 from flask import g, request, session
 from flask.testing import FlaskClient
-from flask.views import MethodView
 
 from flask_idempotency import OperationInterrupted, current_operation, idempotent
 from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, crash_at, every_crash
 from flask_idempotency.testing import check as checks
-
-
-def test_a_view_that_writes_through_the_session(shop):
-    shop.view(shop.pay)
-    first = assert_idempotent(shop.client, "POST", "/payments", json={"a": 5}, effects=shop.payments)
-    assert first.status_code == 201
-
-
-@pytest.mark.parametrize("point", CRASH_POINTS)
-def test_and_crashes(shop, point):
-    shop.view(shop.pay)
-    with crash_at(point) as crash:
-        assert_idempotent(shop.client, "POST", "/payments", json={"a": 5}, effects=shop.payments)
-    assert crash.happened
-
-
-@pytest.mark.parametrize("point", CRASH_POINTS)
-def test_steps_with_a_derived_key(shop, point):
-    def view():
-        current_operation.step("charge", shop.charge, current_operation.derive_key("charge"))
-        current_operation.step("pay", lambda: shop.pay()[0], atomic=True)
-        return {}, 201
-
-    shop.view(view, atomic=False, on_interrupted="retry")
-    with crash_at(point):
-        assert_idempotent(shop.client, "POST", "/payments", json={"a": 5}, effects=shop.effects)
 
 
 def crashes(shop, **kwargs):
@@ -114,46 +86,6 @@ def test_what_is_dead_leaves_its_lock_in_redis_until_then(shop):
             client = lock._connected()
             looked += [client.get(name) for name in client.keys(f"{lock._prefix}*")]
     assert any(value.startswith(b"1:") and value != b"1:done" for value in looked)
-
-
-@pytest.mark.parametrize("store", ["sql", "postgres"], indirect=True)
-def test_an_async_view_and_a_class(shop):
-    async def view():
-        return shop.pay()
-
-    class Payments(MethodView):
-        decorators = (idempotent,)
-
-        def post(self):
-            return shop.pay()
-
-    shop.view(view)
-    shop.app.add_url_rule("/class", view_func=Payments.as_view("class"))
-    for path in ("/payments", "/class"):
-        with crash_at("in-view"):
-            assert_idempotent(shop.client, "POST", path, json={}, effects=shop.payments)
-
-
-@pytest.mark.parametrize("store", ["sql", "postgres"], indirect=True)
-def test_a_key_in_the_body_and_a_file(shop):
-    @shop.app.post("/files")
-    @idempotent
-    def upload():
-        assert request.files["file"].read() == b"content"
-        return shop.pay()
-
-    shop.view(lambda: shop.pay(request.get_json()["order"]), key="json:/order")
-    order = str(uuid.uuid4())
-    assert_idempotent(
-        shop.client,
-        "POST",
-        "/payments",
-        json={"order": order, "amount": 5},
-        changed={"json": {"order": order, "amount": 6}},
-        effects=shop.payments,
-    )
-    data = {"file": (io.BytesIO(b"content"), "a.txt"), "name": "a"}
-    assert_idempotent(shop.client, "POST", "/files", data=data, effects=shop.payments)
 
 
 @pytest.mark.parametrize("store", ["memory"], indirect=True)

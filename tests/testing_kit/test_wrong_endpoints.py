@@ -35,21 +35,6 @@ def test_a_view_without_protection(shop):
     assert "effects() rose by 4, not by 1" in message(shop, effects=shop.payments)
 
 
-def test_a_view_that_charges_before_it_commits(shop):
-    def view():
-        shop.charge()
-        return shop.pay()
-
-    shop.view(view)
-    assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.effects)
-    for point in ("in-view", "before-commit"):
-        said = message(shop, point)
-        assert said.startswith(f"POST /payments: after crash_at('{point}') and a retry, with 3 dupli")
-        assert "\n  charges rose by 2, not by 1\n" in said
-        assert "payments rose" not in said
-        assert "a call to another system" in said
-
-
 @pytest.mark.parametrize("store", ["hybrid"], indirect=True)
 def test_a_view_that_writes_through_the_engine(shop):
     def view():
@@ -62,23 +47,6 @@ def test_a_view_that_writes_through_the_engine(shop):
     said = message(shop, "before-commit", effects=shop.payments)
     assert "effects() rose by 2, not by 1" in said
     assert "a write through db.engine" in said
-
-
-def test_a_view_that_is_not_atomic_and_run_again(shop):
-    shop.view(shop.pay, atomic=False, on_interrupted="retry")
-    assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.payments)
-    assert "effects() rose by 2, not by 1" in message(shop, "in-view", effects=shop.payments)
-
-
-def test_a_step_whose_call_has_no_key(shop):
-    def view():
-        current_operation.step("charge", shop.charge)
-        return {}, 201
-
-    shop.view(view, atomic=False, on_interrupted="retry")
-    said = message(shop, "in-view", effects=lambda: len(shop.charges))
-    assert "effects() rose by 2, not by 1" in said
-    assert "derive_key" in said
 
 
 @pytest.mark.parametrize("store", ["memory"], indirect=True)
@@ -195,14 +163,6 @@ def test_a_vary_that_is_not_the_sessions(shop):
     assert "header Vary: first X-First, then X-Later" in said
 
 
-def test_an_effect_before_the_view(shop):
-    shop.view(shop.pay)
-    shop.app.before_request(shop.charge)
-    said = message(shop)
-    assert "charges rose by 4, not by 1" in said
-    assert "before_request" in said
-
-
 @pytest.mark.parametrize("store", ["memory"], indirect=True)
 def test_a_handler_that_makes_every_rejection_a_success(shop):
     shop.view(shop.pay)
@@ -211,27 +171,6 @@ def test_a_handler_that_makes_every_rejection_a_success(shop):
     assert "a duplicate of a running request got 200" in said
     said = message(shop, effects=shop.payments, duplicates=0)
     assert 'with another body got 200 {"done":true}, not 422' in said
-
-
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
-def test_a_fingerprint_that_leaves_out_what_matters(shop):
-    shop.view(shop.pay, fingerprint=["/currency"])
-    said = message(shop, effects=shop.payments)
-    assert re.search(r"the same key with another body got 201 .*, not 422", said)
-    assert "Check the route's fingerprint" in said
-
-
-@pytest.mark.parametrize("store", ["memory"], indirect=True)
-def test_a_view_that_catches_everything(shop):
-    def view():
-        try:
-            return shop.pay()
-        except:  # noqa: E722 -- what is tested
-            return {}, 500
-
-    shop.view(view)
-    said = message(shop, "in-view")
-    assert "something caught the crash and responded with 500" in said
 
 
 def test_a_crash_that_is_caught_still_commits_nothing(shop):
@@ -283,18 +222,6 @@ class TestWhatIsMissing:
         assert "effects() did not change" in said
         assert "If store=... rejects the response, the view's writes are rolled back" in said
         assert "before_request" not in said
-
-    def test_because_it_was_due_after_the_commit(self, shop):
-        def view():
-            shop.idempotency.after_commit(shop.charge)
-            return shop.pay()
-
-        shop.view(view)
-        said = message(shop, "after-commit")
-        assert "charges did not change" in said
-        assert "What was due after it, such as a function given to after_commit, is lost" in said
-        assert "the dead attempt" not in said
-        assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.effects)
 
     def test_while_something_else_is_there_twice(self, shop):
         shop.view(shop.charge)

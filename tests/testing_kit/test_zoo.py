@@ -1,0 +1,44 @@
+"""Each endpoint of the zoo, tested as the documentation says: as it is, and in every crash."""
+
+from __future__ import annotations
+
+import pytest
+
+from flask_idempotency.testing import assert_idempotent, every_crash
+from tests.testing_kit.conftest import make_shop
+from tests.testing_kit.zoo import RIGHT, WRONG, Zoo
+
+
+@pytest.fixture(params=["sql", "hybrid"])
+def zoo(request, tmp_path):
+    zoo = make_shop(request.param, tmp_path, request, Zoo)
+    zoo.folder = tmp_path
+    yield zoo
+    zoo.close()
+
+
+def check(zoo, endpoint):
+    arguments = endpoint.build(zoo) or {}
+
+    def send():
+        own = arguments() if callable(arguments) else arguments
+        kwargs = {"json": {"amount": 5}, "effects": zoo.payments, **own}
+        assert_idempotent(zoo.client, "POST", "/payments", **kwargs)
+
+    send()
+    for crash in every_crash(zoo.app):
+        with crash:
+            send()
+
+
+@pytest.mark.parametrize("endpoint", WRONG, ids=str)
+def test_a_wrong_endpoint_is_told_what_is_wrong(zoo, endpoint):
+    with pytest.raises(Exception) as error:  # noqa: PT011 -- a refusal of the package's own, too
+        check(zoo, endpoint)
+    said = f"{error.typename}: {error.value}"
+    assert [words for words in endpoint.words if words not in said] == [], said
+
+
+@pytest.mark.parametrize("endpoint", RIGHT, ids=str)
+def test_a_right_endpoint_passes(zoo, endpoint):
+    check(zoo, endpoint)

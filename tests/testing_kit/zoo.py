@@ -1,0 +1,651 @@
+"""Endpoints as people write them, wrong and right ones, for the kit to tell apart.
+
+Each is a function that gives a :class:`Zoo` its view ``POST /payments``. It may return what a test
+passes to ``assert_idempotent``: arguments, or a function that makes them anew for each operation.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import sqlalchemy as sa
+from flask import Response, redirect, request, session, stream_with_context
+from flask.views import MethodView
+
+from flask_idempotency import IdempotencyError, current_operation, idempotent
+from tests.testing_kit.conftest import Shop
+
+
+class Zoo(Shop):
+    """The shop with accounts, an outbox, and a ledger in a database of its own."""
+
+    def __init__(self, store: str, uri: str, **config: Any) -> None:
+        ledger = uri.replace("shop.db", "ledger.db")  # PostgreSQL: the same one, on another engine
+        super().__init__(store, uri, SQLALCHEMY_BINDS={"ledger": ledger}, **config)
+
+    def add_models(self) -> None:
+        """The tables."""
+        super().add_models()
+
+        class Account(self.db.Model):
+            user = sa.Column(sa.String, primary_key=True)
+            balance = sa.Column(sa.Integer, nullable=False)
+
+        class Message(self.db.Model):
+            id = sa.Column(sa.Integer, primary_key=True)
+
+        class Entry(self.db.Model):
+            __bind_key__ = "ledger"
+            id = sa.Column(sa.Integer, primary_key=True)
+
+        self.Account, self.Message, self.Entry = Account, Message, Entry
+
+    def add(self, row: Any) -> None:
+        """One row, committed."""
+        self.db.session.add(row)
+        self.db.session.commit()
+
+    def rows(self, model: Any) -> int:
+        """The rows of a table."""
+        return self.db.session.scalar(sa.select(sa.func.count()).select_from(model))
+
+    def charged(self) -> int:
+        """The charges at the provider."""
+        return len(self.charges)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An endpoint, and the decisive words of what the kit says of it: none, if it is right."""
+
+    build: Callable[[Zoo], Any]
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.build.__name__
+
+
+WRONG: list[Endpoint] = []
+RIGHT: list[Endpoint] = []
+
+
+def wrong(*words: str) -> Callable[[Callable[[Zoo], Any]], None]:
+    """Add a wrong endpoint."""
+    return lambda build: WRONG.append(Endpoint(build, words))
+
+
+def right(build: Callable[[Zoo], Any]) -> None:
+    """Add a right endpoint."""
+    RIGHT.append(Endpoint(build, ()))
+
+
+# Not protected, or not as one thinks.
+
+
+@wrong("rose by 4", "@idempotent does not protect the view")
+def no_protection(shop):
+    """The decorator was forgotten on one route of twenty."""
+    shop.view(shop.pay, protect=None)
+
+
+@wrong("above")
+def protection_above_the_route(shop):
+    """Decorators look as if their order did not matter; Flask registered the view underneath."""
+
+    @idempotent
+    @shop.app.post("/payments")
+    def pay():
+        return shop.pay()
+
+
+@wrong("the view did not see it", "middleware")
+def a_middleware_that_strips_the_key(shop):
+    """A proxy or a WSGI middleware passes on only the headers that it knows."""
+    application = shop.app.wsgi_app
+
+    def strip(environ, start_response):
+        environ.pop("HTTP_IDEMPOTENCY_KEY", None)
+        return application(environ, start_response)
+
+    shop.app.wsgi_app = strip
+    shop.view(shop.pay)
+
+
+@wrong("a duplicate of a running request got 200")
+def a_handler_that_makes_every_rejection_a_success(shop):
+    """An error handler for all exceptions, in an API whose errors are 200 with a code inside."""
+    shop.app.register_error_handler(IdempotencyError, lambda error: ({"error": str(error)}, 200))
+    shop.view(shop.pay)
+
+
+# The wrong key, scope or fingerprint.
+
+
+@wrong("another body got 201", "not 422", "its scope, which must not come from the body")
+def a_scope_from_the_body(shop):
+    """The client says who it is: a changed body is another operation, and runs."""
+    shop.view(shop.pay, scope=lambda: request.get_json()["account"])
+    return {"json": {"account": "alice", "amount": 5}}
+
+
+@wrong("another body got 201", "not 422", "the route's fingerprint")
+def a_fingerprint_without_the_amount(shop):
+    """The list of fields was right before a field was added."""
+    shop.view(shop.pay, fingerprint=["/currency"])
+
+
+@wrong("It was the same request", "fingerprint depend on a time or a random number")
+def a_fingerprint_that_is_random(shop):
+    """A signature or a time of receipt is part of what the callable hashes."""
+    shop.view(shop.pay, fingerprint=lambda: os.urandom(8))
+
+
+# An effect outside of the view.
+
+
+@wrong("charges rose by 4", "before_request, after_request and teardown")
+def a_charge_in_before_request(shop):
+    """A quota or a fee that is booked for every request, replays too."""
+    shop.app.before_request(shop.charge)
+    shop.view(shop.pay)
+    return {"effects": shop.effects}
+
+
+@wrong("after a retry", "charges rose by 2", "before_request, after_request and teardown")
+def a_charge_in_after_request(shop):
+    """A notification for each success; a replay is one, too."""
+
+    @shop.app.after_request
+    def notify(response):
+        if response.status_code == 201:
+            shop.charge()
+        return response
+
+    shop.view(shop.pay)
+    return {"effects": shop.effects}
+
+
+@wrong("charges rose by 4", "before_request, after_request and teardown")
+def a_charge_in_teardown(shop):
+    """Work put off to the end of the request, so that the client need not wait."""
+    shop.app.teardown_request(lambda error: shop.charge())
+    shop.view(shop.pay)
+    return {"effects": shop.effects}
+
+
+@wrong("charges rose by 4", "decorators above @idempotent")
+def a_charge_in_a_decorator_above(shop):
+    """The billing decorator stands above @idempotent, and runs for each replay."""
+
+    def billed(view):
+        @wraps(view)
+        def charge_and_view():
+            shop.charge()
+            return view()
+
+        return charge_and_view
+
+    shop.view(billed(idempotent(shop.pay)), protect=None)
+    return {"effects": shop.effects}
+
+
+@wrong("effects() rose by", "store=... rejects the response")
+def a_rejected_response_with_a_call_outside(shop):
+    """``store`` turns a soft failure away, but the provider has been called."""
+
+    def view():
+        shop.charge()
+        return {"status": "pending"}, 202
+
+    shop.view(view, store=lambda response: response.status_code != 202)
+    return {"effects": shop.charged}
+
+
+# An effect in the view that no rollback undoes.
+
+
+@wrong("\n  charges rose by 2, not by 1\n", "a call to another system")
+def a_charge_before_the_commit(shop):
+    """The order in which one thinks: money first, then the row."""
+
+    def view():
+        shop.charge()
+        return shop.pay()
+
+    shop.view(view)
+    return {"effects": shop.effects}
+
+
+@wrong("\n  charges rose by 2, not by 1\n", "a call to another system")
+def a_charge_after_the_commit(shop):
+    """The row is "safe" after db.session.commit(), which inside an operation commits nothing yet."""
+
+    def view():
+        response = shop.pay()
+        shop.charge()
+        return response
+
+    shop.view(view)
+    return {"effects": shop.effects}
+
+
+@wrong("mails rose by 2", "a call to another system")
+def an_email_in_the_view(shop):
+    """The confirmation, sent by Flask-Mail where the payment is made."""
+    mails = []
+
+    def view():
+        mails.append("Thank you")
+        return shop.pay()
+
+    shop.view(view)
+    return {"effects": lambda: {"payments": shop.payments(), "mails": len(mails)}}
+
+
+@wrong("jobs rose by 2", "outside the operation's transaction")
+def a_job_queued_before_the_commit(shop):
+    """``task.delay()`` in the view: the queue is another system, and the job may run before the row."""
+    queue = []
+
+    def view():
+        payment, status = shop.pay()
+        queue.append(("send_receipt", payment["id"]))
+        return payment, status
+
+    shop.view(view)
+    return {"effects": lambda: {"payments": shop.payments(), "jobs": len(queue)}}
+
+
+@wrong("numbers rose by 2", "outside the operation's transaction")
+def a_counter_in_the_process(shop):
+    """Invoice numbers from a global, or a cache that is filled as the view goes on."""
+    numbers = itertools.count(1)
+    given = []
+
+    def view():
+        given.append(next(numbers))
+        return shop.pay()
+
+    shop.view(view)
+    return {"effects": lambda: {"payments": shop.payments(), "numbers": len(given)}}
+
+
+@wrong("files rose by 2", "outside the operation's transaction")
+def a_file_that_is_written(shop):
+    """An upload or an invoice is saved before the row that names it."""
+    folder = shop.folder / "invoices"
+    folder.mkdir()
+
+    def view():
+        (folder / f"{uuid.uuid4()}.pdf").write_text("invoice")
+        return shop.pay()
+
+    shop.view(view)
+    return {"effects": lambda: {"payments": shop.payments(), "files": len(list(folder.iterdir()))}}
+
+
+@wrong("NotAtomic", "wrote to another bind")
+def a_write_to_another_bind(shop):
+    """The ledger is a database of its own; no transaction spans both."""
+
+    def view():
+        shop.db.session.add(shop.Entry())
+        return shop.pay()
+
+    shop.view(view)
+
+
+@wrong("rose by 2", "a write through db.engine or another bind")
+def a_write_to_another_bind_that_is_allowed(shop):
+    """``other_binds`` was set to silence the error."""
+
+    def view():
+        shop.db.session.add(shop.Entry())
+        return shop.pay()
+
+    shop.view(view, other_binds=["ledger"])
+    return {"effects": lambda: shop.rows(shop.Entry)}
+
+
+@wrong("rose by 2", "atomic=False")
+def a_commit_that_is_not_atomic_and_run_again(shop):
+    """``on_interrupted="retry"`` was set so that nobody has to look at interrupted operations."""
+    shop.view(shop.pay, atomic=False, on_interrupted="retry")
+
+
+@wrong("rose by 2", "derive_key")
+def a_step_without_a_key(shop):
+    """A step looks as if it could not run twice; it can, until it is recorded."""
+
+    def view():
+        current_operation.step("charge", shop.charge)
+        return {}, 201
+
+    shop.view(view, atomic=False, on_interrupted="retry")
+    return {"effects": shop.charged}
+
+
+@wrong("rose by 2", "derive_key")
+def a_step_whose_key_is_new_each_time(shop):
+    """The provider asks for a key, so it gets one: a random one."""
+
+    def view():
+        current_operation.step("charge", shop.charge, str(uuid.uuid4()))
+        return {}, 201
+
+    shop.view(view, atomic=False, on_interrupted="retry")
+    return {"effects": shop.charged}
+
+
+@wrong("rose by 2", "derive_key")
+def a_step_whose_key_has_the_time(shop):
+    """One charge for each order and second: but the retry comes later."""
+
+    def view():
+        key = f"order-1-{time.time_ns()}"
+        current_operation.step("charge", shop.charge, key)
+        return {}, 201
+
+    shop.view(view, atomic=False, on_interrupted="retry")
+    return {"effects": shop.charged}
+
+
+@wrong("rose by 2", "atomic=False")
+def a_step_that_commits_by_itself(shop):
+    """A step that writes rows is not atomic unless it says so."""
+
+    def view():
+        current_operation.step("pay", lambda: shop.pay()[0])
+        return {}, 201
+
+    shop.view(view, atomic=False, on_interrupted="retry")
+
+
+# An effect that is lost.
+
+
+@wrong("charges", "right after the commit", "after_commit")
+def an_effect_due_after_the_commit(shop):
+    """``after_commit`` is not run twice, but a worker that dies does not run it at all."""
+
+    def view():
+        shop.idempotency.after_commit(shop.charge)
+        return shop.pay()
+
+    shop.view(view)
+    return {"effects": shop.effects}
+
+
+@wrong("charges", "right after the commit", "call_on_close")
+def an_effect_when_the_response_is_closed(shop):
+    """``call_on_close`` runs when the response was sent: after the commit, or never."""
+
+    def view():
+        response = shop.app.make_response(shop.pay())
+        response.call_on_close(shop.charge)
+        return response
+
+    shop.view(view)
+    return {"effects": shop.effects}
+
+
+@wrong("crash_at('after-claim')", "in every attempt")
+def a_view_that_trusts_the_attempt_before_it(shop):
+    """A second attempt must be a retry, so the row is there: but it was rolled back."""
+
+    def view():
+        if current_operation.attempt > 1:
+            return {"id": 0}, 201
+        return shop.pay()
+
+    shop.view(view)
+
+
+@wrong("roll nothing back")
+def a_success_with_an_error_inside(shop):
+    """Every exception becomes 200 with a message; the rollback has taken the row away."""
+
+    def view():
+        try:
+            shop.db.session.add(shop.Payment())
+            raise ValueError("no receipt")
+        except ValueError as error:
+            shop.db.session.rollback()
+            return {"ok": False, "error": str(error)}
+
+    shop.view(view)
+
+
+@wrong("roll nothing back")
+def an_integrity_error_that_is_swallowed(shop):
+    """It is there already, so all is well: but the rollback took the payment along."""
+
+    def view():
+        order = str(uuid.uuid4())
+        shop.db.session.add_all([shop.Payment(order=order), shop.Payment(order=order)])
+        try:
+            shop.db.session.commit()
+        except sa.exc.IntegrityError:
+            shop.db.session.rollback()
+        return {}, 201
+
+    shop.view(view)
+
+
+@wrong("NotAtomic", "nobody committed")
+def a_view_that_does_not_commit(shop):
+    """The flush gave the row its id, so the response looks right."""
+
+    def view():
+        payment = shop.Payment()
+        shop.db.session.add(payment)
+        shop.db.session.flush()
+        return {"id": payment.id}, 201
+
+    shop.view(view)
+
+
+# A response that is not the stored one.
+
+
+@wrong("header X-Request-Id", "after_request")
+def a_random_header_on_each_response(shop):
+    """A request's id, made where every response passes."""
+
+    @shop.app.after_request
+    def number(response):
+        response.headers["X-Request-Id"] = str(uuid.uuid4())
+        return response
+
+    shop.view(shop.pay)
+
+
+@wrong("body, 'served_at'", "after_request")
+def a_body_with_the_time_of_sending(shop):
+    """An envelope around every body: {"data": …, "served_at": …}."""
+
+    @shop.app.after_request
+    def envelope(response):
+        body = {"data": response.get_json(), "served_at": time.time_ns()}
+        response.set_data(shop.app.json.dumps(body))
+        return response
+
+    shop.view(shop.pay)
+
+
+@wrong("body, 'visits'", "after_request")
+def a_body_with_what_a_cookie_says(shop):
+    """The session's counter comes back with each response, and goes into the next one's body."""
+    shop.app.secret_key = "secret"
+
+    @shop.app.after_request
+    def visits(response):
+        session["visits"] = session.get("visits", 0) + 1
+        response.set_data(shop.app.json.dumps({"visits": session["visits"]}))
+        return response
+
+    shop.view(shop.pay)
+
+
+# A view that cannot be stopped, or does not stop.
+
+
+@wrong("something caught the crash and responded with 500", "BaseException")
+def a_view_that_catches_everything(shop):
+    """Nothing may ever come out of a view: so the worker cannot even exit."""
+
+    def view():
+        try:
+            return shop.pay()
+        except BaseException:
+            return {"ok": False}, 500
+
+    shop.view(view)
+
+
+# Right ones.
+
+
+@right
+def an_insert(shop):
+    """What @idempotent is made for."""
+    shop.view(shop.pay)
+
+
+@right
+def an_outbox(shop):
+    """What must be sent is a row, committed with the payment; a worker sends it later."""
+
+    def view():
+        shop.db.session.add(shop.Message())
+        return shop.pay()
+
+    shop.view(view)
+    return {"effects": lambda: {"payments": shop.payments(), "messages": shop.rows(shop.Message)}}
+
+
+@right
+def steps_with_a_derived_key(shop):
+    """The provider knows the key of the dead attempt; the row commits with its step."""
+
+    def view():
+        current_operation.step("charge", shop.charge, current_operation.derive_key("charge"))
+        current_operation.step("pay", lambda: shop.pay()[0], atomic=True)
+        return {}, 201
+
+    shop.view(view, atomic=False, on_interrupted="retry")
+    return {"effects": shop.effects}
+
+
+@right
+def a_natural_key(shop):
+    """The order is the key, so even a client without keys cannot pay twice."""
+    shop.view(lambda: shop.pay(request.get_json()["order"]), key="json:/order")
+
+    def requests():
+        body = {"order": str(uuid.uuid4()), "amount": 5}
+        return {"json": body, "changed": {"json": {**body, "amount": 6}}}
+
+    return requests
+
+
+@right
+def a_form_with_a_redirect(shop):
+    """Post, redirect, get: a replay redirects to the same page."""
+
+    def view():
+        payment, _ = shop.pay()
+        return redirect(f"/payments/{payment['id']}", 303)
+
+    shop.view(view)
+    return {"json": None, "data": {"amount": "5"}}
+
+
+@right
+def a_file_upload(shop):
+    """The fingerprint covers the file."""
+
+    def view():
+        assert request.files["invoice"].read() == b"content"
+        return shop.pay()
+
+    shop.view(view)
+    invoice = lambda: (io.BytesIO(b"content"), "invoice.pdf")  # noqa: E731
+    return lambda: {"json": None, "data": {"invoice": invoice(), "amount": "5"}}
+
+
+@right
+def a_streamed_generator(shop):
+    """It is read to its end before the commit, so what it writes commits with the record."""
+
+    def view():
+        def body():
+            yield "id: "
+            yield str(shop.pay()[0]["id"])
+
+        return Response(stream_with_context(body()), 201)
+
+    shop.view(view)
+
+
+@right
+def an_async_view(shop):
+    """Flask runs it in a loop of its own, in the same context."""
+
+    async def view():
+        return shop.pay()
+
+    shop.view(view)
+
+
+@right
+def a_class_of_views(shop):
+    """One decorator for all methods."""
+
+    class Payments(MethodView):
+        decorators = (idempotent,)
+
+        def post(self):
+            return shop.pay()
+
+    shop.view(Payments.as_view("payments"), protect=None)
+
+
+@right
+def a_protected_application(shop):
+    """``protect`` in place of a decorator on each view."""
+    shop.view(shop.pay, protect=None)
+    shop.idempotency.protect(shop.app)
+
+
+@right
+def a_rejection_that_is_stored(shop):
+    """404 is a final response: a retry gets it, too."""
+    shop.view(lambda: ({"error": "no such customer"}, 404))
+    return {"status": 404}
+
+
+@right
+def nothing_but_a_status(shop):
+    """204 has no body."""
+
+    def view():
+        shop.pay()
+        return "", 204
+
+    shop.view(view)
+
+
+@right
+def a_view_that_only_reads(shop):
+    """A search by POST: no effect at all."""
+    shop.view(lambda: {"payments": shop.payments()})
+    return {"effects": dict}
