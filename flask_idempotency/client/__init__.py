@@ -1,8 +1,8 @@
 """The caller's half: keys, and sessions that send a call again until they have its response.
 
 Nothing here needs Flask. :class:`IdempotentSession` and :class:`IdempotentAdapter` need requests,
-:class:`IdempotentTransport` and :class:`AsyncIdempotentTransport` need httpx; each is imported when it
-is first used.
+:class:`IdempotentClient`, :class:`IdempotentTransport` and their asynchronous twins need httpx; each is
+imported when it is first used.
 """
 
 from importlib import import_module
@@ -14,11 +14,18 @@ from .retries import Retry, RetryPolicy, attempts_of, limit_retries, was_replaye
 
 if TYPE_CHECKING:
     from .session import IdempotentAdapter, IdempotentSession
-    from .transport import AsyncIdempotentTransport, IdempotentTransport
+    from .transport import (
+        AsyncIdempotentClient,
+        AsyncIdempotentTransport,
+        IdempotentClient,
+        IdempotentTransport,
+    )
 
 __all__ = [
+    "AsyncIdempotentClient",
     "AsyncIdempotentTransport",
     "IdempotentAdapter",
+    "IdempotentClient",
     "IdempotentSession",
     "IdempotentTransport",
     "Retry",
@@ -36,7 +43,7 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of ours
     def __getattr__(name: str) -> object:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = "transport" if name.endswith("Transport") else "session"
+        module = "transport" if name.endswith(("Client", "Transport")) else "session"
         return getattr(import_module(f"{__name__}.{module}"), name)
 
     def __dir__() -> list[str]:

@@ -1,12 +1,11 @@
-"""For httpx: transports whose calls are sent again."""
+"""For httpx: clients whose calls are sent again, and the transports that do it."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import aclosing, closing, contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing, closing
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from .retries import Attempts, RetryPolicy
 
@@ -15,8 +14,8 @@ try:
     import httpx
 except ImportError as error:
     raise ImportError(
-        f"IdempotentTransport and AsyncIdempotentTransport need httpx and anyio ({error}):"
-        " pip install 'flask-idempotency[httpx]'"
+        "IdempotentClient, AsyncIdempotentClient, IdempotentTransport and AsyncIdempotentTransport"
+        f" need httpx and anyio ({error}): pip install 'flask-idempotency[httpx]'"
     ) from error
 
 RETRIED: Final = (
@@ -28,23 +27,19 @@ RETRIED: Final = (
 """The other transport errors are mistakes in the request, and come again."""
 
 _CALL: Final = "flask_idempotency.call"
-"""The extension of a request that says to which call it belongs."""
+"""The extension of a request that says when its call began, and whether the caller streams it."""
+
+_LATE: Final = "The response was still coming at the call's deadline."
 
 
 class IdempotentTransport(httpx.BaseTransport):
-    """A transport for ``httpx.Client`` whose POST and PATCH calls may safely be sent again, and are.
+    """A transport that sends POST and PATCH requests until they get a final response.
 
-    Every such call gets a key of its own, which is the same for each of its attempts. A key that you
-    give in the header is kept; with it, PUT, DELETE and other calls are also sent again. A call without
-    a key is sent once, as by any other transport.
-
-    After the last attempt its response is returned, whatever its status, or its error raised. Either
-    has the key: ``response.request.headers["Idempotency-Key"]``, ``error.request.headers[…]``.
-
-    The bodies of a call with a key are held in memory: the request's, as each attempt must send the
-    same bytes, and the response's, as one that breaks off is asked for again. A redirect that is
-    followed belongs to the call: it has the same key, the same deadline, and attempts of its own.
-    A sign-in that the server asks for (digest) has the same key, and a deadline of its own.
+    It gives clients of another class what :class:`IdempotentClient` has:
+    ``httpx.Client(transport=IdempotentTransport())``. Only this differs: a ``proxy``, ``mounts`` and
+    another client's own transports go round it, ``auth`` signs a request before it has its key, each
+    redirect and sign-in (digest) has a deadline of its own, and with ``stream()`` the whole response is
+    read first, unless it is an event stream.
 
     :param wrapped: what sends each attempt; ``httpx.HTTPTransport()`` if left out.
     :param policy: when a call is sent again, and for how long.
@@ -62,25 +57,29 @@ class IdempotentTransport(httpx.BaseTransport):
         if not policy.give_key(request.method, request.headers):
             return self._wrapped.handle_request(request)
         request.read()
-        with _attempts(policy, request) as attempts:
+        with _Call(policy, request) as call:
             while True:
-                _limit(request, attempts.begin())
                 try:
-                    response = self._attempt(request)
+                    response = self._attempt(request, call)
                 except RETRIED as error:
-                    if (seconds := attempts.after_error(error)) is None:
+                    if (seconds := call.after_error(error)) is None:
                         raise
                 else:
-                    if (seconds := _after(attempts, response)) is None:
+                    if (seconds := call.after_response(response)) is None:
                         return response
                 policy.sleep(seconds)
 
-    def _attempt(self, request: httpx.Request) -> httpx.Response:
+    def _attempt(self, request: httpx.Request, call: _Call) -> httpx.Response:
+        call.begin()
         response = self._wrapped.handle_request(request)
-        if response.is_closed:  # a mock or a cache has read it
+        if call.leaves(response):
             return response
         with closing(response):
-            return _whole(response, b"".join(response.iter_raw()))
+            return call.whole(response, b"".join(response.iter_raw()))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._wrapped.close()
 
     def __enter__(self) -> IdempotentTransport:
         self._wrapped.__enter__()
@@ -93,10 +92,6 @@ class IdempotentTransport(httpx.BaseTransport):
         traceback: TracebackType | None = None,
     ) -> None:
         self._wrapped.__exit__(exc_type, exc_value, traceback)
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._wrapped.close()
 
 
 class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
@@ -124,25 +119,30 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
         if not policy.give_key(request.method, request.headers):
             return await self._wrapped.handle_async_request(request)
         await request.aread()
-        with _attempts(policy, request) as attempts:
+        with _Call(policy, request) as call:
             while True:
-                _limit(request, attempts.begin())
                 try:
-                    response = await self._attempt(request)
+                    response = await self._attempt(request, call)
                 except RETRIED as error:
-                    if (seconds := attempts.after_error(error)) is None:
+                    if (seconds := call.after_error(error)) is None:
                         raise
                 else:
-                    if (seconds := _after(attempts, response)) is None:
+                    if (seconds := call.after_response(response)) is None:
                         return response
                 await self._sleep(seconds)
 
-    async def _attempt(self, request: httpx.Request) -> httpx.Response:
-        response = await self._wrapped.handle_async_request(request)
-        if response.is_closed:  # a mock or a cache has read it
-            return response
-        async with aclosing(response):
-            return _whole(response, b"".join([part async for part in response.aiter_raw()]))
+    async def _attempt(self, request: httpx.Request, call: _Call) -> httpx.Response:
+        with anyio.move_on_after(call.begin()):
+            response = await self._wrapped.handle_async_request(request)
+            if call.leaves(response):
+                return response
+            async with aclosing(response):
+                return call.whole(response, b"".join([part async for part in response.aiter_raw()]))
+        raise httpx.ReadTimeout(_LATE)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._wrapped.aclose()
 
     async def __aenter__(self) -> AsyncIdempotentTransport:
         await self._wrapped.__aenter__()
@@ -156,9 +156,84 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
     ) -> None:
         await self._wrapped.__aexit__(exc_type, exc_value, traceback)
 
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._wrapped.aclose()
+
+class IdempotentClient(httpx.Client):
+    """An :class:`httpx.Client` whose POST and PATCH calls may safely be sent again, and are.
+
+    Every such call gets a key of its own, which is the same for each of its attempts. A key that you
+    give in the header is kept; with it, PUT, DELETE and other calls are also sent again. A call without
+    a key is sent once, as by any other client.
+
+    Each attempt goes the way it would go without us: through your ``transport``, your ``mounts``, your
+    ``proxy`` or that of the environment. ``auth`` signs a call once, with its key.
+
+    After the last attempt its response is returned, whatever its status, or its error raised. Either
+    has the key: ``response.request.headers["Idempotency-Key"]``, ``error.request.headers[…]``.
+
+    The bodies of a call with a key are held in memory: the request's, as each attempt must send the
+    same bytes, and the response's, as one that breaks off is asked for again. A success that you read
+    with ``stream()``, and any event stream, is handed over as it comes; if it breaks off, it is not
+    asked for again.
+
+    A redirect that is followed and a sign-in that the server asks for (digest) belong to the call: they
+    have the same key, the same deadline, and attempts of their own.
+
+    :param policy: when a call is sent again, and for how long. A call can have another:
+        ``client.post(url, extensions={"retry_policy": patient})``.
+    :param options: what ``httpx.Client`` takes.
+    """
+
+    def __init__(self, *, policy: RetryPolicy | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.policy = policy or RetryPolicy()
+
+    def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        """Send a request, with a key if it needs one. Sent twice, it has the same key."""
+        if _begin(request, self.policy, options):
+            request.read()
+        return super().send(request, **options)
+
+    def _transport_for_url(self, url: httpx.URL) -> httpx.BaseTransport:
+        transport = super()._transport_for_url(url)
+        if isinstance(transport, IdempotentTransport):
+            return transport
+        return IdempotentTransport(transport, policy=self.policy)
+
+
+class AsyncIdempotentClient(httpx.AsyncClient):
+    """The same for ``async`` code, with asyncio or trio.
+
+    :param policy: when a call is sent again, and for how long. Its ``sleep`` is not used.
+    :param sleep: waits; a test gives another.
+    :param options: what ``httpx.AsyncClient`` takes.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: RetryPolicy | None = None,
+        sleep: Callable[[float], Awaitable[object]] = anyio.sleep,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.policy = policy or RetryPolicy()
+        self._sleep = sleep
+
+    async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        """Send a request, with a key if it needs one. Sent twice, it has the same key."""
+        if _begin(request, self.policy, options):
+            await request.aread()
+        return await super().send(request, **options)
+
+    def _transport_for_url(self, url: httpx.URL) -> httpx.AsyncBaseTransport:
+        transport = super()._transport_for_url(url)
+        if isinstance(transport, AsyncIdempotentTransport):
+            return transport
+        return AsyncIdempotentTransport(transport, policy=self.policy, sleep=self._sleep)
+
+
+# What the clients override. In a release of httpx without it this fails, and not a call in silence.
+_ = httpx.Client._transport_for_url, httpx.AsyncClient._transport_for_url  # noqa: SLF001
 
 
 def _policy_of(request: httpx.Request, default: RetryPolicy) -> RetryPolicy:
@@ -169,45 +244,61 @@ def _policy_of(request: httpx.Request, default: RetryPolicy) -> RetryPolicy:
     return policy
 
 
-@contextmanager
-def _attempts(policy: RetryPolicy, request: httpx.Request) -> Iterator[Attempts]:
-    """The attempts to send a request, whoever sends them; its time limits are restored at the end."""
-    # httpx makes the request of a redirect out of the one before, with its extensions: that is the
-    # same call still. The very same request is there if it is sent once more: that is another one.
-    own = request.extensions
-    before, began = own.get(_CALL, (None, None))
-    attempts = Attempts(policy, request, began if before and before() is not request else None)
-    try:
-        yield attempts
-    finally:
-        request.extensions = {**own, _CALL: (weakref.ref(request), attempts.began)}
+def _begin(request: httpx.Request, default: RetryPolicy, options: dict[str, Any]) -> bool:
+    """Give a request its key and the beginning of its call. Returns whether it may be sent again."""
+    policy = _policy_of(request, default)
+    # A redirect takes over the extensions of the request before: one call, one deadline.
+    call = policy.clock(), options.get("stream", False)
+    request.extensions = {**request.extensions, _CALL: call}
+    return policy.give_key(request.method, request.headers)
 
 
-def _limit(request: httpx.Request, seconds: float) -> None:
-    """Let the next attempt take no longer than the call has left."""
-    own = request.extensions.get("timeout", {})
-    limits = {
-        name: seconds if (given := own.get(name)) is None else min(given, seconds)
-        for name in ("connect", "read", "write", "pool")
-    }
-    request.extensions = {**request.extensions, "timeout": limits}
+class _Call:
+    """The attempts to send one request: what both transports have in common."""
 
+    def __init__(self, policy: RetryPolicy, request: httpx.Request) -> None:
+        began, self._streams = request.extensions.get(_CALL, (None, False))
+        self._attempts = Attempts(policy, request, began)
+        self._limits = request.extensions.get("timeout", {})
+        self._request = request
+        self.after_error = self._attempts.after_error
 
-def _after(attempts: Attempts, response: httpx.Response) -> float | None:
-    """Seconds until the next attempt, or None if this response is the last."""
-    status, headers = response.status_code, response.headers
-    if response.is_success:  # only a problem is read
-        return attempts.after_response(status, headers, b"")
-    if not response.is_closed:  # its own body is left for the client to read
-        response = httpx.Response(status, headers=headers, stream=response.stream)
-    return attempts.after_response(status, headers, response.read())
+    def __enter__(self) -> _Call:
+        self._request.extensions = {**self._request.extensions}
+        return self
 
+    def __exit__(self, *error: object) -> None:
+        # In place: httpcore looks here when the caller reads a response that was left to it.
+        self._request.extensions["timeout"] = self._limits
 
-def _whole(response: httpx.Response, body: bytes) -> httpx.Response:
-    """The response with its body in memory, for the client to read as if it came from the network."""
-    return httpx.Response(
-        response.status_code,
-        headers=response.headers,
-        stream=httpx.ByteStream(body),
-        extensions=response.extensions,
-    )
+    def begin(self) -> float:
+        """Begin the next attempt. Returns the seconds that it may take; it waits for nothing longer."""
+        seconds = self._attempts.begin()
+        self._request.extensions["timeout"] = {
+            name: seconds if (given := self._limits.get(name)) is None else min(given, seconds)
+            for name in ("connect", "read", "write", "pool")
+        }
+        return seconds
+
+    def leaves(self, response: httpx.Response) -> bool:
+        """Whether the body is left alone: a stream, or what a mock or a cache has read."""
+        is_stream = response.headers.get("Content-Type", "").lower().startswith("text/event-stream")
+        return response.is_closed or (response.is_success and (is_stream or self._streams))
+
+    def whole(self, response: httpx.Response, body: bytes) -> httpx.Response:
+        """The response with its body in memory, to be read as if it came from the network."""
+        return httpx.Response(
+            response.status_code,
+            headers=response.headers,
+            stream=httpx.ByteStream(body),
+            extensions=response.extensions,
+        )
+
+    def after_response(self, response: httpx.Response) -> float | None:
+        """Seconds until the next attempt, or None if this response is the last."""
+        status, headers, body = response.status_code, response.headers, b""
+        if not response.is_success:  # only a problem is read
+            if not response.is_closed:  # its own body is left for the client to read
+                response = httpx.Response(status, headers=headers, stream=response.stream)
+            body = response.read()
+        return self._attempts.after_response(status, headers, body)

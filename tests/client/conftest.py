@@ -19,9 +19,9 @@ import requests
 
 import servers
 from flask_idempotency.client import (
-    AsyncIdempotentTransport,
+    AsyncIdempotentClient,
+    IdempotentClient,
     IdempotentSession,
-    IdempotentTransport,
     RetryPolicy,
 )
 
@@ -246,8 +246,8 @@ def with_requests(time: Time, timeout: float = 5, **options: Any) -> Caller:
 
 def with_httpx(time: Time, timeout: float = 5, **options: Any) -> Caller:
     network = httpx.HTTPTransport(verify=False)  # saves reading certificates
-    transport = IdempotentTransport(network, policy=time.policy(**options))
-    client = httpx.Client(transport=transport, timeout=timeout, follow_redirects=True)
+    policy = time.policy(**options)
+    client = IdempotentClient(policy=policy, transport=network, timeout=timeout, follow_redirects=True)
 
     def call(method: str, url: str, **kwargs: Any) -> Reply:
         response = client.request(method, url, **kwargs)
@@ -264,8 +264,8 @@ def with_async_httpx(time: Time, timeout: float = 5, **options: Any) -> Caller:
     async def send(method: str, url: str, **kwargs: Any) -> Reply:
         network = httpx.AsyncHTTPTransport(verify=False)
         policy = time.policy(**options)
-        transport = AsyncIdempotentTransport(network, policy=policy, sleep=sleep)
-        async with httpx.AsyncClient(transport=transport, timeout=timeout) as client:
+        client = AsyncIdempotentClient(policy=policy, sleep=sleep, transport=network, timeout=timeout)
+        async with client:
             response = await client.request(method, url, follow_redirects=True, **kwargs)
             return Reply(response.status_code, response.content, response)
 

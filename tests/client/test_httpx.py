@@ -1,16 +1,99 @@
-"""What only httpx has: transports that wrap others, and what stands in for a network in tests."""
+"""What only httpx has: clients and transports, sync and async, and what users plug into them."""
 
 from __future__ import annotations
 
-import anyio
+import hashlib
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
 import httpx
 import pytest
 import respx
+from anyio.from_thread import start_blocking_portal
 
-from flask_idempotency.client import AsyncIdempotentTransport, IdempotentTransport
+from flask_idempotency.client import (
+    AsyncIdempotentClient,
+    AsyncIdempotentTransport,
+    IdempotentClient,
+    IdempotentTransport,
+    attempts_of,
+    was_replayed,
+)
+from tests.client.conftest import Time, break_off, drop_after, drop_before, respond
 
 URL = "https://api.example.com/payments"
 PAID = {"id": 1}
+CHALLENGE = respond(401, WWW_Authenticate='Digest realm="r", nonce="n", qop="auth"')
+
+
+@dataclass(frozen=True)
+class Kind:
+    """httpx without or with async: the classes, and how a function of theirs is run."""
+
+    Client: Any
+    Transport: Any
+    Plain: Any
+    Network: Any
+    time: Time
+    run: Callable[..., Any] = lambda function, *args, **kwargs: function(*args, **kwargs)
+
+    def ours(self, policy: Any = None, **options: Any) -> dict[str, Any]:
+        async def sleep(seconds: float) -> None:
+            self.time.sleep(seconds)
+
+        own = {} if self.Plain is httpx.Client else {"sleep": sleep}
+        return {"policy": policy or self.time.policy(), **own, **options}
+
+    def client(self, **options: Any) -> Any:
+        """Our client, or httpx' own where ``transport`` is ours."""
+        if isinstance(options.get("transport"), self.Transport):
+            return self.Plain(**options)
+        return self.Client(**self.ours(**options))
+
+    def post(self, client: Any, url: str = URL, **options: Any) -> httpx.Response:
+        """Open the client, post, and close it."""
+
+        async def asynchronous() -> httpx.Response:
+            async with client:
+                return await client.post(url, **options)
+
+        if self.Plain is httpx.AsyncClient:
+            return self.run(asynchronous)
+        with client:
+            return client.post(url, **options)
+
+
+@pytest.fixture(params=["sync", "asyncio", "trio"])
+def kind(request, time):
+    if request.param == "sync":
+        yield Kind(IdempotentClient, IdempotentTransport, httpx.Client, httpx.HTTPTransport, time)
+        return
+    twins = AsyncIdempotentClient, AsyncIdempotentTransport, httpx.AsyncClient, httpx.AsyncHTTPTransport
+    with start_blocking_portal(request.param) as portal:
+        yield Kind(*twins, time, lambda *args, **kwargs: portal.call(partial(*args, **kwargs)))
+
+
+@pytest.fixture(params=["client", "transport"])
+def post(request, kind):
+    """A function that posts with our client, or through our transport in another."""
+
+    def post(wrapped=None, **options):
+        wrapped = wrapped or kind.Network(verify=False)  # saves reading certificates
+        if request.param == "transport":
+            wrapped = kind.Transport(wrapped, **kind.ours())
+        return kind.post(kind.client(transport=wrapped), **options)
+
+    return post
+
+
+@pytest.fixture
+def client(kind):
+    client = kind.client(transport=kind.Network(verify=False), timeout=5)
+    yield client
+    kind.run(getattr(client, "aclose", None) or client.close)
 
 
 def read(response):
@@ -18,38 +101,28 @@ def read(response):
     return response
 
 
+class Parts(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """A stream that can be read once."""
+
+    def __init__(self, *parts):
+        self.parts = iter(parts)
+
+    def __iter__(self):
+        return self.parts
+
+    async def __aiter__(self):
+        for part in self.parts:
+            yield part
+
+
 def in_parts(response):
-    async def later():
-        yield response.content
-
-    class Stream(httpx.SyncByteStream, httpx.AsyncByteStream):
-        __iter__ = lambda self: iter([response.content])  # noqa: E731
-        __aiter__ = lambda self: later()  # noqa: E731
-
-    return httpx.Response(response.status_code, headers=response.headers, stream=Stream())
+    return httpx.Response(
+        response.status_code, headers=response.headers, stream=Parts(response.content)
+    )
 
 
 RESPONSES = {"read": read, "a stream": in_parts}
 """What a mock or a cache hands over: a response that was read, or one that can be read once."""
-
-
-@pytest.fixture(params=["sync", "async"])
-def post(request, time):
-    """A function that posts through our transport to a mock, a cache or whatever else stands below."""
-
-    def sync(wrapped=None):
-        with httpx.Client(transport=IdempotentTransport(wrapped, policy=time.policy())) as client:
-            return client.post(URL, json={"amount": 500})
-
-    async def asynchronous(wrapped=None):
-        async def sleep(seconds):
-            time.sleep(seconds)
-
-        transport = AsyncIdempotentTransport(wrapped, policy=time.policy(), sleep=sleep)
-        async with httpx.AsyncClient(transport=transport) as client:
-            return await client.post(URL, json={"amount": 500})
-
-    return sync if request.param == "sync" else lambda wrapped=None: anyio.run(asynchronous, wrapped)
 
 
 class TestMocks:
@@ -82,6 +155,14 @@ class TestMocks:
             route.mock(return_value=httpx.Response(201, json=PAID))
             assert [post().json() for _ in range(2)] == [PAID] * 2
 
+    def test_respx_may_stand_in_for_the_transports_of_the_client(self, kind):
+        with respx.mock(using="httpx") as mock:
+            route = mock.post(URL).mock(
+                side_effect=[httpx.ConnectError, httpx.Response(201, json=PAID)]
+            )
+            assert kind.post(kind.client(verify=False)).json() == PAID
+            assert len({call.request.headers["Idempotency-Key"] for call in route.calls}) == 1
+
     def test_pytest_httpx_needs_no_change(self, post, httpx_mock):
         httpx_mock.add_exception(httpx.ReadTimeout("slow"))
         httpx_mock.add_response(status_code=503)
@@ -92,6 +173,204 @@ class TestMocks:
     def test_pytest_httpx_may_give_a_success_without_a_body(self, post, httpx_mock):
         httpx_mock.add_response(status_code=201)
         assert post().content == b""
+
+
+class TestWaysToTheNetwork:
+    """The server is a proxy here: it sees the whole URL of a request that goes through it."""
+
+    TARGET = "http://api.example.com/payments"
+
+    def assert_sent_again(self, server, response):
+        assert was_replayed(response)
+        assert [seen.path for seen in server.seen] == [self.TARGET] * 2
+        assert server.keys == [response.request.headers["Idempotency-Key"]] * 2
+
+    @pytest.fixture(autouse=True)
+    def lossy(self, server):
+        server.script += [drop_after]
+
+    def test_a_proxy_does_not_go_round_the_client(self, kind, server):
+        client = kind.client(proxy=server.url, verify=False)
+        self.assert_sent_again(server, kind.post(client, self.TARGET))
+
+    def test_nor_does_a_proxy_beside_a_transport(self, kind, server):
+        client = kind.client(proxy=server.url, transport=kind.Network(verify=False), verify=False)
+        self.assert_sent_again(server, kind.post(client, self.TARGET))
+
+    def test_nor_one_of_the_environment(self, kind, server, monkeypatch):
+        monkeypatch.setenv("HTTP_PROXY", server.url)
+        self.assert_sent_again(server, kind.post(kind.client(verify=False), self.TARGET))
+
+    def test_nor_a_mounted_transport(self, kind, server):
+        mounts = {"http://api.example.com": kind.Network(proxy=server.url, verify=False)}
+        self.assert_sent_again(server, kind.post(kind.client(mounts=mounts, verify=False), self.TARGET))
+
+    def test_a_mounted_transport_of_ours_keeps_its_policy(self, kind, server, time):
+        server.script += [respond(503)] * 9
+        own = kind.ours(policy=time.policy(retries=2))
+        mounts = {"http://": kind.Transport(kind.Network(proxy=server.url, verify=False), **own)}
+        client = kind.client(mounts=mounts, verify=False)
+        assert kind.post(client, self.TARGET).status_code == 503
+        assert len(server.seen) == 3
+
+
+class TestClient:
+    def test_a_call_can_have_a_policy_of_its_own(self, kind, client, server, time):
+        server.script += [respond(503)] * 9
+        patient = {"retry_policy": time.policy(retries=7, header="X-Key")}
+        response = kind.run(client.post, server.url, extensions=patient)
+        assert attempts_of(response) == 8
+        assert response.request.headers["X-Key"]
+
+    def test_the_deadline_counts_over_the_sign_in(self, kind, client, server, time):
+        server.script += [respond(503, Retry_After="40"), CHALLENGE, respond(503, Retry_After="30")]
+        response = kind.run(client.post, server.url, auth=httpx.DigestAuth("alice", "pw"))
+        assert (response.status_code, time.waits) == (503, [40])
+
+    def test_a_call_that_has_to_sign_in_first_has_one_key(self, kind, client, server):
+        server.script += [CHALLENGE, respond(503), drop_after]
+        auth = httpx.DigestAuth("alice", "pw")
+        assert was_replayed(kind.run(client.post, server.url, content=b"abc", auth=auth))
+        assert server.keys == server.done * 4
+        assert [seen.body for seen in server.seen] == [b"abc"] * 4
+
+    def test_a_request_that_is_sent_again_keeps_its_key_and_has_time_of_its_own(
+        self, kind, client, server, time
+    ):
+        server.script += [respond(503, Retry_After="59"), drop_before]
+        with pytest.raises(httpx.TransportError) as lost:
+            kind.run(client.post, server.url)
+        server.script += [respond(503, Retry_After="59")]
+        assert kind.run(client.send, lost.value.request).status_code == 201
+        assert time.waits == [59, 59]
+        assert len(set(server.keys)) == 1
+
+    def test_a_key_of_the_clients_headers_is_kept(self, kind, client, server):
+        client.headers["idempotency-key"] = "of-the-job"
+        kind.run(client.post, server.url)
+        assert server.keys == ["of-the-job"]
+
+    def test_it_takes_and_gives_what_httpx_does(self, kind, server):
+        def note(response):
+            noted.append(response.status_code)
+
+        async def note_too(response):
+            note(response)
+
+        noted = []
+        hooks = {"response": [note if kind.Plain is httpx.Client else note_too]}
+        client = kind.client(base_url=server.url, verify=False, event_hooks=hooks)
+        assert isinstance(client, kind.Plain)
+        server.script += [respond(503)]
+        assert kind.post(client, "/payments").status_code == 201
+        assert (server.seen[0].path, noted) == ("/payments", [201])
+
+
+class Signature(httpx.Auth):
+    """Signs as RFC 9421 describes it: the key and a digest of the body are among what is covered."""
+
+    requires_request_body = True
+    SECRET = b"shared"
+
+    def auth_flow(self, request):
+        request.headers["Content-Digest"] = hashlib.sha256(request.content).hexdigest()
+        request.headers["Signature"] = self.of(request.headers)
+        yield request
+
+    def of(self, headers):
+        covered = [headers[name] for name in ("Idempotency-Key", "Content-Digest")]
+        return hmac.new(self.SECRET, "\n".join(covered).encode(), "sha256").hexdigest()
+
+
+class TestSigning:
+    def test_key_and_body_are_there_when_the_request_is_signed(self, kind, client, server):
+        server.script += [drop_before]
+        parts = Parts(b"a", b"bc")
+        content = iter(parts) if kind.Plain is httpx.Client else aiter(parts)
+        response = kind.run(client.post, server.url, content=content, auth=Signature())
+        sent = response.request.headers
+        assert [seen.key for seen in server.seen] == [sent["Idempotency-Key"]] * 2
+        assert [hashlib.sha256(seen.body).hexdigest() for seen in server.seen] == [
+            sent["Content-Digest"]
+        ] * 2
+        assert sent["Signature"] == Signature().of(sent)
+
+
+def events(handler):
+    """Send one event, and the next when the first has been read."""
+    handler.send_response(201)
+    handler.send_header("Content-Type", "text/event-stream; charset=utf-8")
+    handler.send_header("Connection", "close")
+    handler.end_headers()
+    handler.wfile.write(b"data: 1\n\n")
+    if handler.world.let_go.wait(10):
+        handler.wfile.write(b"data: 2\n\n")
+    handler.close_connection = True
+
+
+def collect_sync(response, server):
+    parts = []
+    for part in response.iter_raw():
+        parts.append(part)
+        server.let_go.set()
+    return b"".join(parts)
+
+
+async def collect_async(response, server):
+    parts = []
+    async for part in response.aiter_raw():
+        parts.append(part)
+        server.let_go.set()
+    return b"".join(parts)
+
+
+class TestStreams:
+    def test_a_success_that_the_caller_streams_is_left_to_read(self, kind, client, server):
+        server.script += [respond(503), break_off]
+        response = self.streamed(kind, client, server.url)
+        assert response.status_code == 201
+        with pytest.raises(httpx.RemoteProtocolError):
+            kind.run(getattr(response, "read" if kind.Plain is httpx.Client else "aread"))
+        assert len(server.seen) == 2
+
+    def test_a_failure_that_the_caller_streams_can_be_read(self, kind, client, server):
+        server.script += [respond(422, "key-reused")]
+        response = self.streamed(kind, client, server.url)
+        kind.run(getattr(response, "read" if kind.Plain is httpx.Client else "aread"))
+        assert response.json()["type"].endswith("key-reused")
+
+    def streamed(self, kind, client, url):
+        return kind.run(client.send, client.build_request("POST", url), stream=True)
+
+    @pytest.mark.parametrize("method", ["POST", "GET"])
+    def test_an_event_stream_is_handed_over_as_it_comes(self, kind, server, method):
+        server.script += [events]
+        client = kind.Plain(transport=kind.Transport(kind.Network(verify=False), **kind.ours()))
+        response = kind.run(client.send, client.build_request(method, server.url), stream=True)
+        collect = collect_sync if kind.Plain is httpx.Client else collect_async
+        assert kind.run(collect, response, server) == b"data: 1\n\ndata: 2\n\n"
+        kind.run(getattr(client, "aclose", None) or client.close)
+
+    def test_the_caller_reads_a_stream_with_the_time_limits_of_the_call(self, kind, time):
+        class Events(Parts):
+            def __iter__(self):
+                noted.append(seen[0].extensions["timeout"]["read"])
+                return self.parts
+
+            async def __aiter__(self):
+                for part in iter(self):
+                    yield part
+
+        def handle(request):
+            seen.append(request)
+            noted.append(request.extensions["timeout"]["read"])
+            headers = {"Content-Type": "text/event-stream"}
+            return httpx.Response(200, headers=headers, stream=Events(b"data: 1\n\n"))
+
+        seen, noted = [], []
+        client = kind.client(transport=httpx.MockTransport(handle), policy=time.policy(deadline=30))
+        kind.post(client, timeout=None)
+        assert noted == [30, None]
 
 
 class TestWhatIsWrapped:

@@ -7,8 +7,10 @@ import requests
 from typing_extensions import assert_type
 
 from flask_idempotency.client import (
+    AsyncIdempotentClient,
     AsyncIdempotentTransport,
     IdempotentAdapter,
+    IdempotentClient,
     IdempotentSession,
     IdempotentTransport,
     RetryPolicy,
@@ -27,6 +29,8 @@ assert_type(was_replayed(response), bool)
 session.mount("https://", requests.adapters.HTTPAdapter(pool_maxsize=50))
 requests.Session().mount("https://", IdempotentAdapter(requests.adapters.HTTPAdapter(), policy=policy))
 
+client: httpx.Client = IdempotentClient(policy=policy, proxy="http://proxy.example.com", timeout=5)
 client = httpx.Client(transport=IdempotentTransport(httpx.HTTPTransport(retries=1), policy=policy))
 assert_type(was_replayed(client.post("https://api.example.com/")), bool)
+asynchronous: httpx.AsyncClient = AsyncIdempotentClient(policy=policy)
 asynchronous = httpx.AsyncClient(transport=AsyncIdempotentTransport(policy=policy))

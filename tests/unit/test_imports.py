@@ -68,6 +68,8 @@ print(len(derive_key("pay", {})))
     ("name", "missing", "other"),
     [
         ("IdempotentSession", "requests", "IdempotentTransport"),
+        ("IdempotentClient", "httpx", "IdempotentSession"),
+        ("AsyncIdempotentClient", "httpx", "IdempotentSession"),
         ("IdempotentTransport", "httpx", "IdempotentSession"),
         ("AsyncIdempotentTransport", "httpx", "IdempotentSession"),
     ],
