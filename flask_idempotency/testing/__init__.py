@@ -1,6 +1,7 @@
 """What an application's own tests, and a store's, are written with. Needs pytest."""
 
 from .assertions import assert_idempotent
+from .calls import assert_idempotent_call
 from .check import NotConcurrentWarning
 from .crashes import CRASH_POINTS, Crash, crash_at, every_crash
 from .memory import Clock, memory_store
@@ -11,6 +12,7 @@ __all__ = [
     "Crash",
     "NotConcurrentWarning",
     "assert_idempotent",
+    "assert_idempotent_call",
     "crash_at",
     "every_crash",
     "memory_store",

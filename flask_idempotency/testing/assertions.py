@@ -20,6 +20,16 @@ from .responses import changed_request, differences, shown
 
 __tracebackhide__ = True  # pytest shows the test's line and the message, not what is in between
 
+OUTSIDE = (
+    "A retry repeats what runs outside the view: before_request, after_request and teardown functions,"
+    " decorators above @idempotent, middleware. Or store=... rejects the response, so that each retry"
+    " runs the view; or @idempotent does not protect the view at all."
+)
+MISSING = (
+    "Does effects() count it, and can it see what is committed? Does the view commit it, and roll"
+    " nothing back, in every attempt? If store=... rejects the response, the view's writes are rolled"
+    " back."
+)
 UNMARKED = (
     "Is @idempotent on the view, below the route's decorator, and does the route read its key where the"
     " request has it?"
@@ -118,6 +128,9 @@ def assert_idempotent(
 
 class RequestCheck(Check[TestResponse]):
     """One operation, sent as an HTTP request."""
+
+    subject = "the first request got"
+    outside, missing = OUTSIDE, MISSING
 
     def __init__(
         self,

@@ -29,11 +29,6 @@ IN_VIEW_SECONDS = 1.0
 """How long the first request is held back for its duplicates. They are rejected within milliseconds;
 on a route with ``wait`` they wait until it goes on."""
 
-OUTSIDE = (
-    "A retry repeats what runs outside the view: before_request, after_request and teardown functions,"
-    " decorators above @idempotent, middleware. Or store=... rejects the response, so that each retry"
-    " runs the view; or @idempotent does not protect the view at all."
-)
 UNCOMMITTED = (
     "The retry repeated what the dead attempt had done outside the operation's transaction: a call to"
     " another system, a write through db.engine or another bind, a commit in a view with atomic=False."
@@ -45,11 +40,6 @@ UNCOUNTED = (
     " gives no effects=..., so nothing is known of what the operation does. Let a function count it:"
     " effects=lambda: {'balance': balance(), 'mails': len(outbox)}. If it does nothing at all, say so:"
     " effects=dict."
-)
-MISSING = (
-    "Does effects() count it, and can it see what is committed? Does the view commit it, and roll"
-    " nothing back, in every attempt? If store=... rejects the response, the view's writes are rolled"
-    " back."
 )
 FOLLOWING = (
     "The worker died right after the commit. What was due after it, such as a function given to"
@@ -72,6 +62,10 @@ class NotConcurrentWarning(UserWarning):
 
 class Check(ABC, Generic[T]):
     """One operation, by whichever way it comes in. ``T`` is what comes back from it."""
+
+    subject: str
+    outside: str
+    missing: str
 
     def __init__(self, app: Flask, name: str, effects: Effects | None, timeout: float) -> None:
         self.state: AppState = app_state(app)
@@ -138,6 +132,8 @@ class Check(ABC, Generic[T]):
                 others = [Call(self.send) for _ in range(duplicates)]
                 wait(others, IN_VIEW_SECONDS)
                 self._by_duplicates = difference(alone, self._counted())
+                if not first.done():
+                    self.while_held()
             finally:
                 gate.opened.set()
             return [self._result(call) for call in (first, *others)]
@@ -151,6 +147,9 @@ class Check(ABC, Generic[T]):
         what = f"a request has not returned within {self._timeout:g} s. It is here:"
         self.fail(what, HANGING, *call.stack())
 
+    def while_held(self) -> None:
+        """Called while the first is held before its commit, and its duplicates have come."""
+
     def crash(self, crash: CrashPoint) -> T | None:
         """Send the request that dies. Returns its response if it has passed the last place instead."""
         try:
@@ -163,10 +162,10 @@ class Check(ABC, Generic[T]):
             return response
         if crash.happened:
             self.fail(
-                f"something caught the crash and responded with {self.shown(response)}",
+                f"something caught the crash, and {self.subject} {self.shown(response)}",
                 "A bare except: or except BaseException: also keeps a worker from exiting.",
             )
-        self.fail(f"the first request got {self.shown(response)}", crash.not_reached())
+        self.fail(f"{self.subject} {self.shown(response)}", crash.not_reached())
 
     def effects_are_one(self, when: str, at_least: int, crash: CrashPoint | None = None) -> None:
         """The effects are those of one run. What died at ``crash`` may have left some of them."""
@@ -181,10 +180,10 @@ class Check(ABC, Generic[T]):
         if wrong:
             ran = crash is not None and crash.point in ("in-view", "before-commit")
             by_retry = ran and not any(self._by_duplicates.get(name) for name in wrong)
-            hints.append(UNCOMMITTED if by_retry else OUTSIDE)
+            hints.append(UNCOMMITTED if by_retry else self.outside)
         if missing:
             has_committed = crash is not None and crash.point == "after-commit"
-            hints.append(FOLLOWING if has_committed else MISSING)
+            hints.append(FOLLOWING if has_committed else self.missing)
         found = [_change(name, changed[name], self._one_run.get(name, 0)) for name in wrong]
         found += [f"{name} did not change" for name in missing if name not in wrong]
         self.fail(f"after {when}", " ".join(hints), *found)

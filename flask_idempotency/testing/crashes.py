@@ -146,8 +146,8 @@ class CrashPoint(Watch):
         """What it means that nothing died."""
         if self.place is None or not self._has_returned:
             return (
-                f"{self!r} was not reached: no protected request got that far. Is @idempotent on the"
-                " view, is its response stored (below 500), and is the request's key new?"
+                f"{self!r} was not reached: no protected request or run() got that far. Is"
+                " @idempotent on the view, is its response stored (below 500), and is the key new?"
             )
         if self._attempt > 1:
             return (

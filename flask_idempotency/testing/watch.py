@@ -42,9 +42,12 @@ class Watch:
         return glance
 
 
-def ports(state: AppState, records: Any, lock: Any) -> AbstractContextManager[object]:
-    """Let an application use other records and another lock."""
-    engine = Engine(records, lock, state.sealer, time, state.settings.max_waiters)
+def ports(
+    state: AppState, records: Any, lock: Any, engine_class: type[Engine] | None = None
+) -> AbstractContextManager[object]:
+    """Let an application use other records, another lock and, if given, another kind of engine."""
+    make = engine_class or type(state.engine)
+    engine = make(records, lock, state.sealer, time, state.settings.max_waiters)
     return patch.multiple(state, records=records, lock=lock, engine=engine)
 
 

@@ -20,6 +20,7 @@ from celery.app.utils import find_app
 from rq import SimpleWorker
 
 from flask_idempotency import Retryable, current_operation, idempotent
+from flask_idempotency.testing import assert_idempotent_call, every_crash
 from tests.docs.pages import ROOT, blocks, commands
 from tests.waiting import wait_until
 
@@ -134,6 +135,17 @@ class TestQueues:
         assert held == [{"invoice": 1}]
         assert len(retries) == 1
         assert self.invoices(shop) == 1
+
+    @pytest.mark.parametrize("module", ["celery_tasks", "rq_tasks"])
+    def test_the_tasks_pass_the_test_of_consumers(self, modules, module):
+        task, shop = modules(module).invoice, modules("shop")
+        for order, crash in enumerate(every_crash(shop.app)):
+            with crash:
+                assert_idempotent_call(
+                    shop.app,
+                    partial(task, "alice", order),
+                    effects=lambda: shop.db.session.query(shop.Invoice).count(),
+                )
 
     def test_an_rq_job_that_is_enqueued_again_does_nothing_more(self, modules):
         tasks = modules("rq_tasks")

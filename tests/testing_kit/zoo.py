@@ -498,7 +498,7 @@ def a_body_with_what_a_cookie_says(shop):
 # A view that cannot be stopped, or does not stop.
 
 
-@wrong("something caught the crash and responded with 500", "BaseException")
+@wrong("something caught the crash, and the first request got 500", "BaseException")
 def a_view_that_catches_everything(shop):
     """Nothing may ever come out of a view: so the worker cannot even exit."""
 
