@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from datetime import timedelta
+from random import Random
 
 import pytest
 import requests
@@ -12,6 +13,7 @@ import requests
 from flask_idempotency.client import RetryBudget, RetryPolicy
 from flask_idempotency.client.retries import Attempts
 
+REQUEST = requests.Request("POST", "http://example.com")
 METHODS = "a set of DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
 
 
@@ -72,9 +74,45 @@ class TestRetryPolicy:
         RetryPolicy(retries=0, deadline=0.001, backoff=0, backoff_max=0, methods=())
         RetryBudget(0)
 
+    def test_nobody_changes_the_methods_of_a_policy_later(self):
+        methods = ["PUT"]
+        policy = RetryPolicy(methods=methods)
+        methods.append("GET")
+        assert policy == RetryPolicy(methods={"PUT"})
+        assert hash(policy) == hash(RetryPolicy(methods=("PUT",)))
+
+    @pytest.mark.parametrize(("seconds", "low", "high"), [(5, 0.97, 1), (10, 0.68, 0.76)])
+    def test_the_usual_one_outlasts_a_fail_over(self, time, seconds, low, high):
+        """Of ten seconds in seven of ten cases, says the page."""
+        usual = RetryPolicy(
+            budget=None, sleep=time.sleep, clock=lambda: time.now, random=Random(1).random
+        )
+
+        def outlasts():
+            time.now = 0.0
+            attempts = Attempts(usual, REQUEST)
+            while time.now < seconds:
+                attempts.begin()
+                if (wait := attempts.after_response(503, {}, b"")) is None:
+                    return False
+                time.sleep(wait)
+            return True
+
+        assert low <= sum(outlasts() for _ in range(2000)) / 2000 <= high
+
+    def test_a_thousand_calls_of_an_outage_are_1100_requests(self):
+        policy, requests_sent = RetryPolicy(sleep=lambda _seconds: None), 0
+        for _ in range(1000):
+            attempts, again = Attempts(policy, REQUEST), True
+            while again:
+                attempts.begin()
+                requests_sent += 1
+                again = attempts.after_response(503, {}, b"") is not None
+        assert requests_sent == 1100
+
     def test_a_wait_after_very_many_failures_is_the_longest(self, time):
         policy = time.policy(retries=5000, backoff=0.1, backoff_max=7)
-        attempts = Attempts(policy, requests.Request("POST", "http://example.com"))
+        attempts = Attempts(policy, REQUEST)
         for _ in range(5000):
             attempts.begin()
         assert attempts.after_response(503, {}, b"") == 7

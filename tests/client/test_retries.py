@@ -171,6 +171,13 @@ class TestLog:
         assert {lines[0].error, lines[3].error} <= {"ConnectionError", "RemoteProtocolError"}
         assert "canary" not in str([vars(line) for line in lines])
 
+    def test_nor_does_one_whose_error_names_the_url(self, make_caller, stopped, caplog):
+        with pytest.raises(LOST):
+            make_caller(retries=1)("POST", f"{stopped.url}/pay?q=canary")
+        [line] = [r for r in caplog.records if r.name == "flask_idempotency.client"]
+        assert line.error in {"ConnectionError", "ConnectError"}
+        assert "canary" not in str(vars(line))
+
 
 class TestMethods:
     @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "PUT", "DELETE"])
