@@ -5,13 +5,18 @@ from __future__ import annotations
 import copy
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from contextvars import Context
+from functools import cached_property
 from typing import Any, Literal
 
-from flask.testing import FlaskClient
+from flask.testing import EnvironBuilder, FlaskClient
 from werkzeug.datastructures import Headers
+from werkzeug.exceptions import HTTPException
 from werkzeug.test import TestResponse
+
+from flask_idempotency.core.errors import ConfigurationError
+from flask_idempotency.web.setup.routes import hidden_route, name_of, refuse_misplaced, route_of
 
 from .check import TIMEOUT_SECONDS, Check
 from .crashes import armed
@@ -30,9 +35,14 @@ MISSING = (
     " nothing back, in every attempt? If store=... rejects the response, the view's writes are rolled"
     " back."
 )
-UNMARKED = (
-    "Is @idempotent on the view, below the route's decorator, and does the route read its key where the"
-    " request has it?"
+UNREPLAYED = (
+    "The view is protected, but its response was not found again. Does the route read its key where the"
+    " request has it, does store=... accept the response, and does skip=... not leave the request out?"
+)
+SHARED = (
+    "The two users share their keys, so one sees the other's response. Let scope=..., the one of"
+    " init_app() or of the route, return whose request it is: scope=lambda: current_user.id. If these"
+    " two are the same user, pass another one's in other=..."
 )
 REMADE = (
     "A replay is the stored response, byte for byte; after_request functions and middleware run on it"
@@ -70,6 +80,7 @@ def assert_idempotent(
     status: int | None = None,
     duplicates: int = 3,
     changed: Mapping[str, Any] | bool = True,
+    other: Mapping[str, Any] | FlaskClient | None = None,
     ignore_headers: Sequence[str] = (),
     timeout: float = TIMEOUT_SECONDS,
     **kwargs: Any,
@@ -91,6 +102,9 @@ def assert_idempotent(
       effect may be missing, and an operation that ``on_interrupted`` holds (409) is not replayed.
     * ``changed`` is what makes the other request: arguments that replace those in ``kwargs``. True
       makes one up, False leaves this check out.
+    * ``other`` makes the request another user's: arguments that replace those in ``kwargs``, such as
+      ``{"headers": {"Authorization": "..."}}``, or a client that has signed in. With the same key it
+      must get a response of its own, and have an effect of its own.
     * ``ignore_headers`` may differ between the responses, as ``Date``, ``Set-Cookie`` and the
       ``Vary: Cookie`` of Flask's session always may.
     * ``timeout`` is how many seconds each request may take, before it counts as one that never returns.
@@ -99,6 +113,7 @@ def assert_idempotent(
     and ``TypeError`` if ``effects`` counts no numbers.
     """
     check = RequestCheck(client, method, path, kwargs, effects, ignore_headers, timeout)
+    check.is_not_misplaced()
     crash = next((crash for crash in reversed(armed) if check.state in crash.targets), None)
     when = "the first request"
     if crash is not None and not crash.happened:
@@ -112,8 +127,8 @@ def assert_idempotent(
     at_least = 1 if first.status_code < 400 else 0
     when += f", with {duplicates} duplicates at the same time" if duplicates else ""
     check.effects_are_one(when, at_least, crash)
-    for other in others:
-        check.is_duplicate(other, first)
+    for duplicate in others:
+        check.is_duplicate(duplicate, first)
     check.is_retry(check.sent(), first)
     check.effects_are_one("a retry", at_least)
     if changed is not False:
@@ -121,6 +136,8 @@ def assert_idempotent(
         check.is_rejected(check.sent(request))
         check.effects_are_one("the same key with another body", at_least)
         check.is_retry(check.sent(), first)
+    if other is not None:
+        check.is_another_users(other, first, at_least)
     if at_least:
         check.something_is_counted()
     return first
@@ -130,7 +147,7 @@ class RequestCheck(Check[TestResponse]):
     """One operation, sent as an HTTP request."""
 
     subject = "the first request got"
-    outside, missing = OUTSIDE, MISSING
+    missing = MISSING
 
     def __init__(
         self,
@@ -147,12 +164,15 @@ class RequestCheck(Check[TestResponse]):
         self._path, _, query = path.partition("?")  # separate, so that a changed request may replace it
         self._kwargs = {"query_string": query, **kwargs} if query else kwargs
         self._replayed, self._header = self.state.settings.replayed_header, self.state.settings.header
-        self._key = f'"{uuid.uuid4()}"'
+        self._key = Headers(kwargs.get("headers")).get(self._header) or f'"{uuid.uuid4()}"'
         self._ignored = {"date", "server", "set-cookie", self._replayed.lower()}
         self._ignored.update(name.lower() for name in ignore_headers)
+        self.outside = self._unprotected() or OUTSIDE
         self.is_held = False  # the operation is interrupted, and nobody runs it again
 
-    def send(self, kwargs: Mapping[str, Any] | None = None) -> TestResponse:
+    def send(
+        self, kwargs: Mapping[str, Any] | None = None, client: FlaskClient | None = None
+    ) -> TestResponse:
         """One request, in a context of its own."""
         kwargs = copy.deepcopy(dict(self._kwargs if kwargs is None else kwargs))  # a file is read once
         kwargs.setdefault("buffered", True)  # a response is closed, as a server does
@@ -160,7 +180,7 @@ class RequestCheck(Check[TestResponse]):
         if self._header not in headers:
             headers[self._header] = self._key
         # A client in a with block keeps its last request's context, which is of no use in another.
-        twin = copy.copy(self._client)
+        twin = copy.copy(client or self._client)
         vars(twin).update(preserve_context=False, _context_stack=ExitStack(), _new_contexts=[])
         return Context().run(twin.open, self._path, method=self._method, **kwargs)
 
@@ -174,6 +194,37 @@ class RequestCheck(Check[TestResponse]):
         headers[self._header] = f'"{uuid.uuid4()}"'
         response = self.sent({**self._kwargs, "headers": headers})
         return response.status_code < 400 and self._replayed not in response.headers
+
+    def is_not_misplaced(self) -> None:
+        """What stands above the route protects nothing."""
+        try:
+            if self._endpoint is not None:
+                refuse_misplaced(self.state, self._endpoint)
+        except ConfigurationError as error:
+            self.fail("the view is not protected", f"{error}.")
+
+    def _unprotected(self) -> str:
+        endpoint = self._endpoint
+        if endpoint is None or any(
+            find(self.state, endpoint, self._method.upper()) for find in (route_of, hidden_route)
+        ):
+            return ""
+        view = name_of(self.state.app.view_functions[endpoint])
+        return (
+            f"Nothing protects {view}: put @idempotent on it, below the route's decorator, or let protect()"
+            " cover it."
+        )
+
+    @cached_property
+    def _endpoint(self) -> str | None:
+        """The endpoint that the request leads to."""
+        where = {name: self._kwargs.get(name) for name in ("base_url", "subdomain")}
+        app = self.state.app
+        environ = EnvironBuilder(app, self._path, method=self._method, **where).get_environ()
+        adapter = app.create_url_adapter(app.request_class(environ))
+        with suppress(HTTPException):
+            return adapter.match()[0] if adapter else None
+        return None
 
     def shown(self, outcome: TestResponse) -> str:
         """A response's status, and the beginning of its body."""
@@ -204,10 +255,12 @@ class RequestCheck(Check[TestResponse]):
     def is_retry(self, response: TestResponse, first: TestResponse, what: str = "a retry") -> None:
         """A retry gets the first response, marked as a replay."""
         if found := differences(first, response, self._ignored):
-            hint = REMADE if self._replayed in response.headers else self._hint(response, UNMARKED)
+            is_replay = self._replayed in response.headers
+            hint = REMADE if is_replay else self._hint(response, self._unprotected() or UNREPLAYED)
             self.fail(f"{what} got another response than the first request", hint, *found)
         if self._replayed not in response.headers and not self.is_held:
-            self.fail(f"{what} got {shown(response)}, without the header {self._replayed}", UNMARKED)
+            hint = self._unprotected() or UNREPLAYED
+            self.fail(f"{what} got {shown(response)}, without the header {self._replayed}", hint)
 
     def is_rejected(self, response: TestResponse) -> None:
         """The key belongs to another request."""
@@ -219,3 +272,20 @@ class RequestCheck(Check[TestResponse]):
         body = response.get_json(silent=True)
         kind = str(body.get("type", "")) if isinstance(body, dict) else ""
         return PROBLEMS.get(kind.removeprefix(self.state.settings.problem_base), otherwise)
+
+    def is_another_users(
+        self, other: Mapping[str, Any] | FlaskClient, first: TestResponse, at_least: int
+    ) -> None:
+        """Another user's request with the same key is an operation of its own."""
+        what = (None, other) if isinstance(other, FlaskClient) else ({**self._kwargs, **other},)
+        who = "another user's request with the same key"
+        with self.another_operation(who, at_least):
+            theirs = self.sent(*what)
+            if self._replayed in theirs.headers or theirs.status_code == 422:
+                self.fail(f"{who} got {shown(theirs)}: it is taken for the first user's", SHARED)
+            if theirs.status_code != first.status_code and not self.is_held:
+                hint = "Pass a request in other=... that succeeds: one of a user who is signed in."
+                self.fail(f"{who} got {shown(theirs)}, not {first.status_code}", hint)
+        self.is_retry(self.sent(*what), theirs, "a retry of another user")
+        self.is_retry(self.sent(), first)
+        self.effects_are_one("retries of both users", at_least)

@@ -6,7 +6,9 @@ import math
 import threading
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from concurrent.futures import wait
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -64,8 +66,8 @@ class Check(ABC, Generic[T]):
     """One operation, by whichever way it comes in. ``T`` is what comes back from it."""
 
     subject: str
-    outside: str
-    missing: str
+    outside: str  # why something was done more than once, without a crash
+    missing: str  # why it was not done
 
     def __init__(self, app: Flask, name: str, effects: Effects | None, timeout: float) -> None:
         self.state: AppState = app_state(app)
@@ -188,6 +190,16 @@ class Check(ABC, Generic[T]):
         found += [f"{name} did not change" for name in missing if name not in wrong]
         self.fail(f"after {when}", " ".join(hints), *found)
 
+    @contextmanager
+    def another_operation(self, who: str, at_least: int) -> Iterator[None]:
+        """What is done in this block has effects of its own; ``who`` does it."""
+        start = self._counted()
+        yield
+        theirs = difference(start, self._counted())
+        if at_least and any(self._one_run.values()) and not any(theirs.values()):
+            self.fail(f"{who} had no effect of its own", self.missing)
+        self._leave_out(theirs)
+
     def something_is_counted(self) -> None:
         """The operation has had an effect, as far as rows tell; a test's own function is believed."""
         if self._rows_only and not any(difference(self._before, self._counted()).values()):
@@ -201,7 +213,10 @@ class Check(ABC, Generic[T]):
         start = self._counted()
         if self.run_again():
             self._one_run = difference(start, self._counted())
-            self._before = {name: self._before.get(name, 0) + n for name, n in self._one_run.items()}
+            self._leave_out(self._one_run)
+
+    def _leave_out(self, changed: Counts) -> None:
+        self._before = {name: self._before.get(name, 0) + changed[name] for name in changed}
 
     def fail(self, what: str, hint: str, *found: str) -> NoReturn:
         """Raise ``AssertionError`` with what is wrong, and where to look."""

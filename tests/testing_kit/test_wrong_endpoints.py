@@ -14,12 +14,12 @@ from flask_idempotency import IdempotencyError, Retryable, current_operation, id
 from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, crash_at, every_crash
 
 
-def message(shop, point=None, crash=None, **kwargs):
+def message(shop, point=None, crash=None, path="/payments", **kwargs):
     """What the kit says, to somebody who counts everything."""
     kwargs = {"json": {"amount": 5}, "effects": shop.effects, **kwargs}
     crash = crash or (crash_at(point) if point else nullcontext())
     with pytest.raises(AssertionError) as error, crash:
-        assert_idempotent(shop.client, "POST", "/payments", **kwargs)
+        assert_idempotent(shop.client, "POST", path, **kwargs)
     return str(error.value)
 
 
@@ -28,10 +28,11 @@ def test_a_view_without_protection(shop):
     said = message(shop, effects=None, duplicates=0)
     assert "POST /payments: a retry got another response than the first request" in said
     assert re.search(r"body, 'id': first \d+, then \d+\n", said)
-    assert "Is @idempotent on the view" in said
+    assert "Nothing protects tests.testing_kit.conftest.Shop.pay: put @idempotent on it" in said
     shop.app.view_functions["pay"] = lambda: (shop.pay(), "same")[1]
     assert "without the header Idempotent-Replayed" in message(shop, effects=dict)
-    assert "rows of payment rose by 4, not by 1" in message(shop, effects=None)
+    said = message(shop, effects=None)
+    assert "rows of payment rose by 4, not by 1\nNothing protects" in said
     assert "effects() rose by 4, not by 1" in message(shop, effects=shop.payments)
 
 
