@@ -211,8 +211,8 @@ class RequestCheck(Check[TestResponse]):
             return ""
         view = name_of(self.state.app.view_functions[endpoint])
         return (
-            f"Nothing protects {view}: put @idempotent on it, below the route's decorator, or let protect()"
-            " cover it."
+            f"Nothing protects {view}: put @idempotent on it, below the route's decorator, or let"
+            " protect() cover it."
         )
 
     @cached_property

@@ -90,7 +90,7 @@ def right(build: Callable[[Zoo], Any]) -> None:
 # Not protected, or not as one thinks.
 
 
-@wrong("rose by 4", "@idempotent does not protect the view")
+@wrong("rose by 4", "Nothing protects")
 def no_protection(shop):
     """The decorator was forgotten on one route of twenty."""
     shop.view(shop.pay, protect=None)
