@@ -81,12 +81,11 @@ class TestRetryPolicy:
         assert policy == RetryPolicy(methods={"PUT"})
         assert hash(policy) == hash(RetryPolicy(methods=("PUT",)))
 
-    @pytest.mark.parametrize(("seconds", "low", "high"), [(5, 0.97, 1), (10, 0.68, 0.76)])
+    @pytest.mark.parametrize(("seconds", "low", "high"), [(5, 0.96, 0.99), (10, 0.68, 0.76)])
     def test_the_usual_one_outlasts_a_fail_over(self, time, seconds, low, high):
         """Of ten seconds in seven of ten cases, says the page."""
-        usual = RetryPolicy(
-            budget=None, sleep=time.sleep, clock=lambda: time.now, random=Random(1).random
-        )
+        chance = Random(1).random  # noqa: S311 -- no secret
+        usual = RetryPolicy(budget=None, clock=lambda: time.now, random=chance)
 
         def outlasts():
             time.now = 0.0
