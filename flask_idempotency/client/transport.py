@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing, closing
 from types import TracebackType
 from typing import Any, Final
 
-from .retries import Attempts, RetryPolicy
+from .retries import Attempts, RetryPolicy, tells_its_end
 
 try:
     import anyio
@@ -75,7 +75,7 @@ class IdempotentTransport(httpx.BaseTransport):
         if call.leaves(response):
             return response
         with closing(response):
-            return call.whole(response, b"".join(response.iter_raw()))
+            return call.whole(response, b"".join(call.in_time(response.iter_raw())))
 
     def close(self) -> None:
         """Close the connections."""
@@ -285,14 +285,25 @@ class _Call:
         is_stream = response.headers.get("Content-Type", "").lower().startswith("text/event-stream")
         return response.is_closed or (response.is_success and (is_stream or self._streams))
 
+    def in_time(self, parts: Iterable[bytes]) -> Iterator[bytes]:
+        """The parts of a body. Raises ``ReadTimeout`` if one comes after the deadline."""
+        for part in parts:
+            if self._attempts.left() < 0:
+                raise httpx.ReadTimeout(_LATE)
+            yield part
+
     def whole(self, response: httpx.Response, body: bytes) -> httpx.Response:
-        """The response with its body in memory, to be read as if it came from the network."""
-        return httpx.Response(
-            response.status_code,
-            headers=response.headers,
-            stream=httpx.ByteStream(body),
-            extensions=response.extensions,
-        )
+        """The response with its body in memory, to be read as if it came from the network.
+
+        Raises ``RemoteProtocolError`` if it may have broken off.
+        """
+        status, headers, told = response.status_code, response.headers, response.extensions
+        is_http_1 = told.get("http_version") == b"HTTP/1.1" and "network_stream" in told  # not a mock's
+        if is_http_1 and not tells_its_end(
+            status, headers, method=self._request.method, empty=not body
+        ):
+            raise httpx.RemoteProtocolError("The response broke off, or does not say where it ends.")
+        return httpx.Response(status, headers=headers, stream=httpx.ByteStream(body), extensions=told)
 
     def after_response(self, response: httpx.Response) -> float | None:
         """Seconds until the next attempt, or None if this response is the last."""

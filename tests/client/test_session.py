@@ -6,7 +6,6 @@ import copy
 import io
 import pickle
 import time as real_time
-from collections.abc import Callable
 
 import pytest
 import requests
@@ -16,7 +15,15 @@ from requests.exceptions import ChunkedEncodingError, ContentDecodingError, Read
 from urllib3 import Timeout
 
 from flask_idempotency.client import IdempotentAdapter, IdempotentSession, RetryPolicy, was_replayed
-from tests.client.conftest import Handler, break_off, drop_after, drop_before, hang, respond
+from tests.client.conftest import (
+    break_off,
+    drop_after,
+    drop_before,
+    hang,
+    respond,
+    trickle,
+    written,
+)
 
 CHALLENGE = respond(401, WWW_Authenticate='Digest realm="r", nonce="n", qop="auth"')
 MOVED = respond(307, Location="/there")
@@ -218,116 +225,34 @@ class TestEitherSession:
         assert server.keys == [lost.value.request.headers["Idempotency-Key"]]
 
 
-def written(text: str) -> Callable[[Handler], None]:
-    """Work, and write this instead of a response."""
+class TestStreamedResponses:
+    """A success that the caller streams is not read here, but its headers are looked at."""
 
-    def act(handler: Handler) -> None:
-        handler.world.work(handler.key)
-        handler.wfile.write(text.encode())
-        handler.close_connection = True
-
-    return act
-
-
-def trickle(status: str, headers: str) -> Callable[[Handler], None]:
-    """Write the body a byte at a time, for two seconds."""
-
-    def act(handler: Handler) -> None:
-        handler.wfile.write(f"HTTP/1.1 {status}\r\n{headers}\r\n\r\n".encode())
-        piece = b"1\r\n.\r\n" if "chunked" in headers else b"."
-        for _ in range(100):
-            handler.wfile.write(piece)
-            handler.world.let_go.wait(0.02)
-        handler.close_connection = True
-
-    return act
-
-
-WHOLE = (
-    "HTTP/1.1 201 CREATED\r\n"
-    "Server: gunicorn\r\n"
-    "Date: Fri, 01 Jan 2038 00:00:30 GMT\r\n"
-    "{}"
-    "Content-Type: application/json\r\n"
-    "{}"
-    "\r\n"
-    "{}"
-)
-
-
-class TestResponsesThatBreakOff:
-    @pytest.mark.parametrize(
-        "whole",
-        [
-            WHOLE.format("", "Content-Length: 2\r\n", "{}"),
-            WHOLE.format("Connection: close\r\n", "Content-Length: 2\r\n", "{}"),
-            # Whole with the 0: http.client does not ask for what follows.
-            WHOLE.format("", "Transfer-Encoding: chunked\r\n", "2\r\n{}\r\n0\r\n\r\n")[:-4],
-        ],
-    )
-    def test_a_response_is_asked_for_again_wherever_it_breaks_off(self, server, session, whole):
-        ends = range(len(whole))
-        for end in ends:
-            server.script.append(written(whole[:end]))
-            assert was_replayed(session.post(server.url)), whole[:end]
-        assert len(server.seen) == 2 * len(ends)
-
-    @pytest.mark.parametrize("stream", [False, True])
-    @pytest.mark.parametrize("status", ["201 CREATED", "409 CONFLICT"])
-    def test_a_response_without_an_end_is_an_error_at_last(self, server, time, status, stream):
-        server.script += [written(f"HTTP/1.1 {status}\r\n\r\n{{}}")] * 2
+    def test_one_without_an_end_is_an_error_at_last(self, server, time):
+        server.script += [written("HTTP/1.1 201 CREATED\r\n\r\n{}")] * 2
         with (
             IdempotentSession(time.policy(retries=1)) as session,
             pytest.raises(requests.ConnectionError, match="broke off") as lost,
         ):
-            session.post(server.url, stream=stream)
+            session.post(server.url, stream=True)
         assert server.keys == [lost.value.request.headers["Idempotency-Key"]] * 2
 
-    @pytest.mark.parametrize("stream", [False, True])
     @pytest.mark.parametrize(
-        "legal",
-        [
-            "HTTP/1.0 200 OK\r\n\r\n{}",
-            "HTTP/1.0 200 OK\r\n\r\n",
-            "HTTP/1.1 200 OK\r\nConnection: Keep-Alive, Close\r\n\r\n{}",
-            "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
-            "HTTP/1.1 204 NO CONTENT\r\n\r\n",
-            "HTTP/1.1 304 NOT MODIFIED\r\n\r\n",
-        ],
+        "legal", ["HTTP/1.0 200 OK\r\n\r\n", "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"]
     )
-    def test_what_http_allows_is_a_response(self, server, session, legal, stream):
+    def test_what_http_allows_is_a_response(self, server, session, legal):
         server.script += [written(legal)]
-        assert session.post(server.url, stream=stream).text == legal.partition("\r\n\r\n")[2]
+        assert session.post(server.url, stream=True).content == b""
         assert len(server.seen) == 1
 
-    def test_a_head_request_expects_no_body(self, server, session):
-        server.script += [written("HTTP/1.1 200 OK\r\n\r\n")]
-        assert session.head(server.url, headers={"Idempotency-Key": "own"}).status_code == 200
-        assert len(server.seen) == 1
-
-
-class TestDeadline:
-    @pytest.mark.parametrize("framing", ["Content-Length: 10000", "Transfer-Encoding: chunked"])
-    @pytest.mark.parametrize("before", [[], [MOVED]], ids=["at once", "after a redirect"])
-    def test_it_ends_a_response_that_comes_a_few_bytes_at_a_time(self, server, framing, before):
-        server.script += [*before, trickle("200 OK", framing)]
-        begun = real_time.monotonic()
-        with (
-            IdempotentSession(RetryPolicy(deadline=0.3)) as session,
-            pytest.raises(ReadTimeout) as lost,
-        ):
-            session.post(server.url)
-        assert 0.3 < real_time.monotonic() - begun < 2
-        assert lost.value.request.url.endswith("/there" if before else "/")
-
-    def test_it_ends_a_redirect_that_does_so(self, server):
+    def test_a_redirect_that_comes_a_few_bytes_at_a_time_ends_at_the_deadline(self, server):
         server.script += [
             trickle("307 TEMPORARY REDIRECT", "Location: /there\r\nContent-Length: 10000")
         ]
         with IdempotentSession(RetryPolicy(deadline=0.3)) as session, pytest.raises(ReadTimeout):
             session.post(server.url, stream=True)
 
-    def test_the_connection_serves_no_other_call(self, server):
+    def test_its_connection_serves_no_other_call(self, server):
         server.script += [trickle("200 OK", "Content-Length: 10000")]
         with IdempotentSession(RetryPolicy(deadline=0.3)) as session:
             with pytest.raises(ReadTimeout):
