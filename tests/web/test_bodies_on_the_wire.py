@@ -10,6 +10,8 @@ import weakref
 
 import pytest
 from flask import Flask, Request, request
+from gunicorn.http.errors import ChunkMissingTerminator
+from werkzeug.exceptions import ClientDisconnected
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 from flask_idempotency import ConfigurationError, idempotent
@@ -95,6 +97,44 @@ def test_a_chunked_body_that_breaks_off_is_incomplete(world, echo, assert_proble
     assert seen == []
     assert world.records() == []
     assert post(world, BODY, chunked=True).status_code == 201
+
+
+@pytest.mark.parametrize("kind", [Exception, OSError, ValueError])
+def test_an_error_of_the_applications_own_input_stream_reaches_the_application(world, echo, kind):
+    class TooSlow(kind):
+        pass
+
+    class Impatient(io.BytesIO):
+        def read(self, size=-1):
+            raise TooSlow
+
+    @world.app.errorhandler(TooSlow)
+    def too_slow(_error):
+        return {"problem": "too slow"}, 408
+
+    @world.app.post("/plain")
+    def plain_view():
+        return request.get_data()
+
+    seen = echo(world)
+    plain = post(world, Impatient(), length=len(BODY), terminated=True, path="/plain")
+    response = post(world, Impatient(), length=len(BODY), terminated=True)
+    assert (response.status, response.json) == (plain.status, plain.json)
+    assert (response.status_code, seen, world.records()) == (408, [], [])
+    assert post(world, BODY).status_code == 201
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionResetError(), EOFError(), ChunkMissingTerminator(b""), ClientDisconnected()]
+)
+def test_an_error_of_the_server_says_that_the_body_is_incomplete(world, echo, assert_problem, error):
+    class Gone(io.BytesIO):
+        def read(self, size=-1):
+            raise error
+
+    seen = echo(world)
+    assert_problem(post(world, Gone(), length=len(BODY)), 400, "body-incomplete")
+    assert seen == []
 
 
 def test_a_chunked_body_that_breaks_off_below_a_limit_is_incomplete(make_world, echo, assert_problem):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import sys
 import weakref
 from typing import Any
 from uuid import UUID
@@ -184,8 +185,8 @@ class Body(io.RawIOBase):
     def _take(self, size: int) -> bytes:
         try:
             return self._input.read(size)
-        except Exception as error:  # each server has its own errors for an incomplete body
-            if isinstance(error, HTTPException) and not isinstance(error, ClientDisconnected):
+        except Exception as error:
+            if not _is_of_the_server(error):
                 raise
             self._is_broken = True
             raise BodyIncomplete from error
@@ -200,6 +201,26 @@ class Body(io.RawIOBase):
 
     def _is_chunked(self) -> bool:
         return "chunked" in self._request.environ.get("HTTP_TRANSFER_ENCODING", "").lower()
+
+
+_SERVERS = {
+    *("asgiref", "a2wsgi", "bjoern", "cheroot", "daphne", "eventlet", "gevent", "granian", "gunicorn"),
+    *("hypercorn", "meinheld", "mod_wsgi", "starlette", "tornado", "twisted", "uvicorn", "waitress"),
+}
+
+
+def _is_of_the_server(error: Exception) -> bool:
+    """Whether the connection has failed: each server has its own errors for an incomplete body.
+
+    Those of a class of the application's come from a stream that it has put around the server's: they
+    reach its error handlers, as without us.
+    """
+    if isinstance(error, HTTPException):
+        return isinstance(error, ClientDisconnected)
+    package = type(error).__module__.partition(".")[0]
+    if package in sys.stdlib_module_names:
+        return isinstance(error, OSError | EOFError | ValueError)
+    return package in _SERVERS
 
 
 def fingerprint(request: Request, body: bytes, route: Route) -> fp.Fingerprint:
