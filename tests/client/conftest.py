@@ -10,18 +10,22 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
 import pytest
 import requests
+from anyio.from_thread import start_blocking_portal
 
 import servers
 from flask_idempotency.client import (
     AsyncIdempotentClient,
+    AsyncIdempotentTransport,
     IdempotentClient,
     IdempotentSession,
+    IdempotentTransport,
     RetryPolicy,
 )
 
@@ -315,3 +319,68 @@ def make_caller(request: pytest.FixtureRequest, time: Time) -> Iterator[Callable
 def call(make_caller: Callable[..., Caller]) -> Caller:
     """The usual client."""
     return make_caller()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """httpx without or with async: the classes, and how a function of theirs is run."""
+
+    Client: Any
+    Transport: Any
+    Plain: Any
+    Network: Any
+    time: Time
+    run: Callable[..., Any] = lambda function, *args, **kwargs: function(*args, **kwargs)
+
+    @property
+    def is_async(self) -> bool:
+        return self.Plain is httpx.AsyncClient
+
+    def ours(self, policy: Any = None, **options: Any) -> dict[str, Any]:
+        """What makes a client or a transport of ours quick: its policy, and its ``sleep``."""
+
+        async def sleep(seconds: float) -> None:
+            self.time.sleep(seconds)
+
+        own = {"sleep": sleep} if self.is_async else {}
+        return {"policy": policy or self.time.policy(), **own, **options}
+
+    def client(self, **options: Any) -> Any:
+        """Our client, or httpx' own where ``transport`` is ours."""
+        if isinstance(options.get("transport"), self.Transport):
+            return self.Plain(**options)
+        return self.Client(**self.ours(**options))
+
+    def post(self, client: Any, url: str, **options: Any) -> httpx.Response:
+        """Open the client, post, and close it."""
+
+        async def asynchronous() -> httpx.Response:
+            async with client:
+                return await client.post(url, **options)
+
+        if self.is_async:
+            return self.run(asynchronous)
+        with client:
+            return client.post(url, **options)
+
+    def close(self, client: Any) -> None:
+        self.run(client.aclose if self.is_async else client.close)
+
+
+@pytest.fixture(params=["sync", "asyncio", "trio"])
+def kind(request: pytest.FixtureRequest, time: Time) -> Iterator[Kind]:
+    """Httpx without async, and with it in two event loops; a test that uses it runs with each."""
+    if request.param == "sync":
+        yield Kind(IdempotentClient, IdempotentTransport, httpx.Client, httpx.HTTPTransport, time)
+        return
+    twins = AsyncIdempotentClient, AsyncIdempotentTransport, httpx.AsyncClient, httpx.AsyncHTTPTransport
+    with start_blocking_portal(request.param) as portal:
+        yield Kind(*twins, time, lambda *args, **kwargs: portal.call(partial(*args, **kwargs)))
+
+
+@pytest.fixture
+def client(kind: Kind) -> Iterator[Any]:
+    """A client of ours for httpx."""
+    client = kind.client(transport=kind.Network(verify=False), timeout=5)
+    yield client
+    kind.close(client)

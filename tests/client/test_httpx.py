@@ -4,76 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import httpx
 import pytest
 import respx
-from anyio.from_thread import start_blocking_portal
 
-from flask_idempotency.client import (
-    AsyncIdempotentClient,
-    AsyncIdempotentTransport,
-    IdempotentClient,
-    IdempotentTransport,
-    attempts_of,
-    was_replayed,
-)
-from tests.client.conftest import Time, break_off, drop_after, drop_before, respond
+from flask_idempotency.client import attempts_of, was_replayed
+from tests.client.conftest import break_off, drop_after, drop_before, respond
 
 URL = "https://api.example.com/payments"
 PAID = {"id": 1}
 CHALLENGE = respond(401, WWW_Authenticate='Digest realm="r", nonce="n", qop="auth"')
-
-
-@dataclass(frozen=True)
-class Kind:
-    """httpx without or with async: the classes, and how a function of theirs is run."""
-
-    Client: Any
-    Transport: Any
-    Plain: Any
-    Network: Any
-    time: Time
-    run: Callable[..., Any] = lambda function, *args, **kwargs: function(*args, **kwargs)
-
-    def ours(self, policy: Any = None, **options: Any) -> dict[str, Any]:
-        async def sleep(seconds: float) -> None:
-            self.time.sleep(seconds)
-
-        own = {} if self.Plain is httpx.Client else {"sleep": sleep}
-        return {"policy": policy or self.time.policy(), **own, **options}
-
-    def client(self, **options: Any) -> Any:
-        """Our client, or httpx' own where ``transport`` is ours."""
-        if isinstance(options.get("transport"), self.Transport):
-            return self.Plain(**options)
-        return self.Client(**self.ours(**options))
-
-    def post(self, client: Any, url: str = URL, **options: Any) -> httpx.Response:
-        """Open the client, post, and close it."""
-
-        async def asynchronous() -> httpx.Response:
-            async with client:
-                return await client.post(url, **options)
-
-        if self.Plain is httpx.AsyncClient:
-            return self.run(asynchronous)
-        with client:
-            return client.post(url, **options)
-
-
-@pytest.fixture(params=["sync", "asyncio", "trio"])
-def kind(request, time):
-    if request.param == "sync":
-        yield Kind(IdempotentClient, IdempotentTransport, httpx.Client, httpx.HTTPTransport, time)
-        return
-    twins = AsyncIdempotentClient, AsyncIdempotentTransport, httpx.AsyncClient, httpx.AsyncHTTPTransport
-    with start_blocking_portal(request.param) as portal:
-        yield Kind(*twins, time, lambda *args, **kwargs: portal.call(partial(*args, **kwargs)))
 
 
 @pytest.fixture(params=["client", "transport"])
@@ -84,16 +25,9 @@ def post(request, kind):
         wrapped = wrapped or kind.Network(verify=False)  # saves reading certificates
         if request.param == "transport":
             wrapped = kind.Transport(wrapped, **kind.ours())
-        return kind.post(kind.client(transport=wrapped), **options)
+        return kind.post(kind.client(transport=wrapped), URL, **options)
 
     return post
-
-
-@pytest.fixture
-def client(kind):
-    client = kind.client(transport=kind.Network(verify=False), timeout=5)
-    yield client
-    kind.run(getattr(client, "aclose", None) or client.close)
 
 
 def read(response):
@@ -160,7 +94,7 @@ class TestMocks:
             route = mock.post(URL).mock(
                 side_effect=[httpx.ConnectError, httpx.Response(201, json=PAID)]
             )
-            assert kind.post(kind.client(verify=False)).json() == PAID
+            assert kind.post(kind.client(verify=False), URL).json() == PAID
             assert len({call.request.headers["Idempotency-Key"] for call in route.calls}) == 1
 
     def test_pytest_httpx_needs_no_change(self, post, httpx_mock):
@@ -258,7 +192,7 @@ class TestClient:
             note(response)
 
         noted = []
-        hooks = {"response": [note if kind.Plain is httpx.Client else note_too]}
+        hooks = {"response": [note_too if kind.is_async else note]}
         client = kind.client(base_url=server.url, verify=False, event_hooks=hooks)
         assert isinstance(client, kind.Plain)
         server.script += [respond(503)]
@@ -286,7 +220,7 @@ class TestSigning:
     def test_key_and_body_are_there_when_the_request_is_signed(self, kind, client, server):
         server.script += [drop_before]
         parts = Parts(b"a", b"bc")
-        content = iter(parts) if kind.Plain is httpx.Client else aiter(parts)
+        content = aiter(parts) if kind.is_async else iter(parts)
         response = kind.run(client.post, server.url, content=content, auth=Signature())
         sent = response.request.headers
         assert [seen.key for seen in server.seen] == [sent["Idempotency-Key"]] * 2
@@ -330,13 +264,13 @@ class TestStreams:
         response = self.streamed(kind, client, server.url)
         assert response.status_code == 201
         with pytest.raises(httpx.RemoteProtocolError):
-            kind.run(getattr(response, "read" if kind.Plain is httpx.Client else "aread"))
+            kind.run(response.aread if kind.is_async else response.read)
         assert len(server.seen) == 2
 
     def test_a_failure_that_the_caller_streams_can_be_read(self, kind, client, server):
         server.script += [respond(422, "key-reused")]
         response = self.streamed(kind, client, server.url)
-        kind.run(getattr(response, "read" if kind.Plain is httpx.Client else "aread"))
+        kind.run(response.aread if kind.is_async else response.read)
         assert response.json()["type"].endswith("key-reused")
 
     def streamed(self, kind, client, url):
@@ -347,9 +281,9 @@ class TestStreams:
         server.script += [events]
         client = kind.Plain(transport=kind.Transport(kind.Network(verify=False), **kind.ours()))
         response = kind.run(client.send, client.build_request(method, server.url), stream=True)
-        collect = collect_sync if kind.Plain is httpx.Client else collect_async
+        collect = collect_async if kind.is_async else collect_sync
         assert kind.run(collect, response, server) == b"data: 1\n\ndata: 2\n\n"
-        kind.run(getattr(client, "aclose", None) or client.close)
+        kind.close(client)
 
     def test_the_caller_reads_a_stream_with_the_time_limits_of_the_call(self, kind, time):
         class Events(Parts):
@@ -369,7 +303,7 @@ class TestStreams:
 
         seen, noted = [], []
         client = kind.client(transport=httpx.MockTransport(handle), policy=time.policy(deadline=30))
-        kind.post(client, timeout=None)
+        kind.post(client, URL, timeout=None)
         assert noted == [30, None]
 
 
