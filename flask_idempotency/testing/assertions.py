@@ -139,7 +139,7 @@ def assert_idempotent(
     if other is not None:
         check.is_another_users(other, first, at_least)
     if at_least:
-        check.something_is_counted()
+        check.something_is_counted(when)
     return first
 
 

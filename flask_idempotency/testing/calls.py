@@ -175,7 +175,7 @@ class CallCheck(Check[Delivery]):
             self.effects_are_one("the same key with another payload", at_least)
             self.is_retry(first)
         if at_least:
-            self.something_is_counted()
+            self.something_is_counted(when)
         return first.result
 
     def send(self, call: Callable[[], Any] | None = None) -> Delivery:

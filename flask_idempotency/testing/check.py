@@ -39,7 +39,8 @@ UNCOMMITTED = (
 )
 UNCOUNTED = (
     "No row was added to or removed from the application's own tables, which are counted where a test"
-    " gives no effects=..., so nothing is known of what the operation does. Let a function count it:"
+    " gives no effects=..., so nothing is known of what the operation does. Does the view commit it,"
+    " and roll nothing back, in every attempt? What is no row, let a function count:"
     " effects=lambda: {'balance': balance(), 'mails': len(outbox)}. If it does nothing at all, say so:"
     " effects=dict."
 )
@@ -200,10 +201,10 @@ class Check(ABC, Generic[T]):
             self.fail(f"{who} had no effect of its own", self.missing)
         self._leave_out(theirs)
 
-    def something_is_counted(self) -> None:
+    def something_is_counted(self, when: str) -> None:
         """The operation has had an effect, as far as rows tell; a test's own function is believed."""
         if self._rows_only and not any(difference(self._before, self._counted()).values()):
-            self.fail("nothing was counted", UNCOUNTED)
+            self.fail(f"after {when}, nothing was counted", UNCOUNTED)
 
     def _differs(self, changed: Counts) -> list[str]:
         return [name for name in changed if not _equal(changed[name], self._one_run.get(name, 0))]

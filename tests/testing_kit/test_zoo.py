@@ -9,6 +9,12 @@ from tests.testing_kit.conftest import make_shop
 from tests.testing_kit.zoo import RIGHT, WRONG, Zoo
 
 
+@pytest.fixture(scope="session")
+def kit_database(postgres):
+    """One of its own, for the zoo's tables."""
+    return postgres.database("zoo")
+
+
 @pytest.fixture(params=["sql", "hybrid"])
 def zoo(request, tmp_path):
     zoo = make_shop(request.param, tmp_path, request, Zoo)
@@ -22,7 +28,7 @@ def check(zoo, endpoint):
 
     def send():
         own = arguments() if callable(arguments) else arguments
-        kwargs = {"json": {"amount": 5}, "effects": zoo.payments, **own}
+        kwargs = {"json": {"amount": 5}, **own}
         assert_idempotent(zoo.client, "POST", "/payments", **kwargs)
 
     send()

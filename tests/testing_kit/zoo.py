@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from flask.views import MethodView
 
 from flask_idempotency import IdempotencyError, current_operation, idempotent
 from tests.testing_kit.conftest import Shop
+from tests.waiting import wait_until
 
 
 class Zoo(Shop):
@@ -30,6 +32,7 @@ class Zoo(Shop):
     def __init__(self, store: str, uri: str, **config: Any) -> None:
         ledger = uri.replace("shop.db", "ledger.db")  # PostgreSQL: the same one, on another engine
         super().__init__(store, uri, SQLALCHEMY_BINDS={"ledger": ledger}, **config)
+        self.over = threading.Event()
 
     def add_models(self) -> None:
         """The tables."""
@@ -48,14 +51,13 @@ class Zoo(Shop):
 
         self.Account, self.Message, self.Entry = Account, Message, Entry
 
-    def add(self, row: Any) -> None:
-        """One row, committed."""
-        self.db.session.add(row)
-        self.db.session.commit()
-
-    def rows(self, model: Any) -> int:
-        """The rows of a table."""
-        return self.db.session.scalar(sa.select(sa.func.count()).select_from(model))
+    def close(self) -> None:
+        """Let go of the view that never returns, too."""
+        self.over.set()
+        with self.app.app_context():
+            pools = [engine.pool for engine in self.db.engines.values()]
+        wait_until(lambda: not any(pool.checkedout() for pool in pools), "no connection is in use")
+        super().close()
 
     def charged(self) -> int:
         """The charges at the provider."""
@@ -312,7 +314,6 @@ def a_write_to_another_bind_that_is_allowed(shop):
         return shop.pay()
 
     shop.view(view, other_binds=["ledger"])
-    return {"effects": lambda: shop.rows(shop.Entry)}
 
 
 @wrong("rose by 2", "atomic=False")
@@ -397,7 +398,7 @@ def an_effect_when_the_response_is_closed(shop):
     return {"effects": shop.effects}
 
 
-@wrong("crash_at('after-claim')", "in every attempt")
+@wrong("after crash_at('after-claim')", "nothing was counted", "in every attempt")
 def a_view_that_trusts_the_attempt_before_it(shop):
     """A second attempt must be a retry, so the row is there: but it was rolled back."""
 
@@ -409,7 +410,7 @@ def a_view_that_trusts_the_attempt_before_it(shop):
     shop.view(view)
 
 
-@wrong("roll nothing back")
+@wrong("nothing was counted", "Does the view commit it, and roll nothing back")
 def a_success_with_an_error_inside(shop):
     """Every exception becomes 200 with a message; the rollback has taken the row away."""
 
@@ -424,7 +425,7 @@ def a_success_with_an_error_inside(shop):
     shop.view(view)
 
 
-@wrong("roll nothing back")
+@wrong("nothing was counted", "Does the view commit it, and roll nothing back")
 def an_integrity_error_that_is_swallowed(shop):
     """It is there already, so all is well: but the rollback took the payment along."""
 
@@ -511,6 +512,18 @@ def a_view_that_catches_everything(shop):
     shop.view(view)
 
 
+@wrong("has not returned within 0.3 s", "shop.over.wait()", "It waits for what never comes")
+def a_view_that_never_returns(shop):
+    """It waits for an event, a lock or another service without a time limit."""
+
+    def view():
+        shop.over.wait()
+        return shop.pay()
+
+    shop.view(view)
+    return {"timeout": 0.3}
+
+
 # Right ones.
 
 
@@ -518,6 +531,50 @@ def a_view_that_catches_everything(shop):
 def an_insert(shop):
     """What @idempotent is made for."""
     shop.view(shop.pay)
+
+
+@right
+def two_rows(shop):
+    """A payment of two parts, in one transaction."""
+
+    def view():
+        shop.db.session.add_all([shop.Payment(), shop.Payment()])
+        shop.db.session.commit()
+        return {}, 201
+
+    shop.view(view)
+
+
+@right
+def a_balance_that_is_locked_and_lowered(shop):
+    """No row is added; the account has less."""
+    with shop.app.app_context():
+        shop.db.session.merge(shop.Account(user="alice", balance=100_000))
+        shop.db.session.commit()
+    alice = sa.select(shop.Account).filter_by(user="alice")
+
+    def view():
+        account = shop.db.session.scalars(alice.with_for_update()).one()
+        account.balance -= 500
+        shop.db.session.commit()
+        return {"balance": account.balance}
+
+    shop.view(view)
+    return {"effects": lambda: shop.db.session.scalars(alice).one().balance}
+
+
+@right
+def an_upsert(shop):
+    """It sets a value, and so has an effect once only."""
+    user = str(uuid.uuid4())
+
+    def view():
+        shop.db.session.merge(shop.Account(user=user, balance=request.get_json()["amount"]))
+        shop.db.session.commit()
+        return {}, 200
+
+    shop.view(view)
+    return {"effects": dict}
 
 
 @right
@@ -529,7 +586,6 @@ def an_outbox(shop):
         return shop.pay()
 
     shop.view(view)
-    return {"effects": lambda: {"payments": shop.payments(), "messages": shop.rows(shop.Message)}}
 
 
 @right
