@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from copy import copy
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 RETRIED: Final = (requests.ConnectionError, requests.Timeout, ChunkedEncodingError)
 """The other errors of requests are mistakes in the request, and come again."""
 
+_CALL: Final[ContextVar[tuple[object, float | None]]] = ContextVar("_CALL", default=(None, None))
+"""The session that makes a call, and when it began. As an argument, adapters and hooks would get it."""
+
 
 class IdempotentAdapter(BaseAdapter):
     """An adapter that sends POST and PATCH requests until they get a final response.
@@ -39,6 +43,9 @@ class IdempotentAdapter(BaseAdapter):
     :param wrapped: what sends each attempt; ``HTTPAdapter()`` if left out.
     :param policy: when a call is sent again, and for how long.
     """
+
+    began: float | None = None
+    """When the call began, by the policy's clock; None where each request is a call of its own."""
 
     def __init__(
         self, wrapped: BaseAdapter | None = None, *, policy: RetryPolicy | None = None
@@ -55,20 +62,15 @@ class IdempotentAdapter(BaseAdapter):
         verify: bool | str = True,
         cert: bytes | str | tuple[bytes | str, bytes | str] | None = None,
         proxies: Mapping[str, str] | None = None,
-        *,
-        began: float | None = None,
     ) -> requests.Response:
-        """Send a request until it has a final response.
-
-        ``began`` is when its call did, by the policy's clock; now, if left out.
-        """
+        """Send a request until it has a final response."""
         given: dict[str, Any] = {"stream": stream, "verify": verify, "cert": cert, "proxies": proxies}
         if not self.policy.give_key(request.method, request.headers):
             return self.wrapped.send(request, timeout=timeout, **given)
-        attempts = Attempts(self.policy, request, began)
+        attempts = Attempts(self.policy, request, self.began)
         while True:
             _rewind(request)
-            limit: Any = _within(attempts.begin(), timeout)
+            limit = _within(attempts.begin(), timeout)
             try:
                 response = self.wrapped.send(request, timeout=limit, **given)
                 body = _receive(response, attempts.left, stream=stream)
@@ -141,16 +143,28 @@ class IdempotentSession(requests.Session):
         """Send a prepared request, with a key if it needs one. Sent twice, it has the same key."""
         if kwargs.get("timeout") is None:
             kwargs["timeout"] = self.timeout
-        # requests hands it on when it follows a redirect or signs in: one call, one deadline.
-        kwargs.setdefault("began", self.policy.clock())
-        return super().send(request, **kwargs)
+        if self._began is not None:  # requests follows a redirect: one call, one deadline
+            return super().send(request, **kwargs)
+        before = _CALL.set((self, self.policy.clock()))
+        try:
+            return super().send(request, **kwargs)
+        finally:
+            _CALL.reset(before)
 
     def get_adapter(self, url: str) -> IdempotentAdapter:
         """The adapter that is mounted for a URL, wrapped."""
-        mounted = super().get_adapter(url)
-        if isinstance(mounted, IdempotentAdapter):
-            return mounted
-        return IdempotentAdapter(mounted, policy=self.policy)
+        adapter = super().get_adapter(url)
+        if not isinstance(adapter, IdempotentAdapter):
+            adapter = IdempotentAdapter(adapter, policy=self.policy)
+        adapter = copy(adapter)  # a mounted one serves other calls, too
+        adapter.began = self._began
+        return adapter
+
+    @property
+    def _began(self) -> float | None:
+        """When the call that this session is making began, by the policy's clock."""
+        session, began = _CALL.get()
+        return began if session is self else None
 
 
 def _receive(response: requests.Response, left: Callable[[], float], *, stream: bool) -> bytes:
@@ -200,12 +214,14 @@ class _Timely:
             yield piece
 
 
-def _within(left: float, given: Any) -> Timeout:
+def _within(left: float, given: Any) -> Any:
     """The time limits of an attempt that may take ``left`` seconds."""
     if isinstance(given, Timeout):
         limit = given.clone()
     else:
         connect, read = given if isinstance(given, tuple) else (given, given)
+        if connect is not None and read is not None and connect + read <= left:
+            return given  # a mock compares it
         limit = Timeout(connect=connect, read=read)
     limit.total = min(limit.total, left) if isinstance(limit.total, int | float) else left
     return limit
