@@ -129,7 +129,8 @@ class TestCurl:
 
     def test_it_waits_twice_as_long_each_time_and_no_less_than_it_is_told(self, pay, server, tmp_path):
         dated = respond(503, Retry_After="Fri, 01 Jan 2038 00:00:30 GMT")
-        server.script += [respond(503), respond(429, Retry_After="7"), *[dated] * 4]
+        server.script += [respond(503), respond(429, Retry_After="7"), *[dated] * 2]
+        server.script += [respond(409, "request-in-progress"), dated]
         assert pay()[0] == "201"
         assert (tmp_path / "waits").read_text().split() == ["1", "7", "4", "8", "10", "10"]
 
@@ -138,13 +139,21 @@ class TestCurl:
         server.script += [respond(409, "request-in-progress"), bare]
         assert pay() == ["409", ""]
 
-    def test_the_last_response_before_the_deadline_is_shown(self, pay, server, tmp_path):
-        server.script += [respond(503)] * 30
-        assert pay()[0] == "503"
-        waits = [int(seconds) for seconds in (tmp_path / "waits").read_text().split()]
-        assert waits == [1, 2, 4, 8, 10, 10, 10, 10]
+    @pytest.mark.parametrize(
+        ("trouble", "waits"),
+        [
+            (respond(503), [1, 2, 4, 8, 10]),
+            (respond(409, "request-in-progress"), [1, 2, 4, 8, 10, 10, 10, 10]),
+        ],
+    )
+    def test_failures_end_it_after_five_retries_and_waiting_at_the_deadline(
+        self, pay, server, tmp_path, trouble, waits
+    ):
+        server.script += [trouble] * 30
+        assert pay()[0] in {"503", "409"}
+        assert [int(seconds) for seconds in (tmp_path / "waits").read_text().split()] == waits
 
-    def test_no_response_until_the_deadline_is_an_error(self, pay, server):
+    def test_no_response_at_last_is_an_error(self, pay, server):
         server.script += [drop_before] * 30
         with pytest.raises(AssertionError, match="curl: "):
             pay()
@@ -158,13 +167,15 @@ class TestJavaScript:
         file.write_text(DRIVER + function + aimed_at(server, usage) + SHOW, encoding="utf-8")
         return lambda: json.loads(run(tmp_path, NODE, str(file)))
 
-    def test_it_sends_the_same_key_again_whatever_happens(self, pay, server):
-        again = [respond(status) for status in (408, 425, 429, 500, 503)]
-        again += [respond(409, "request-in-progress", Retry_After="60")]
-        server.script += [drop_before, *again, break_off]
+    @pytest.mark.parametrize(
+        "trouble", [[respond(status) for status in some] for some in ((408, 425, 429), (500, 503))]
+    )
+    def test_it_sends_the_same_key_again_whatever_happens(self, pay, server, trouble):
+        busy = respond(409, "request-in-progress", Retry_After="60")
+        server.script += [drop_before, busy, *trouble, busy, break_off]
         got = pay()
         assert (got["status"], json.loads(got["body"]), got["replayed"]) == (201, {"id": 1}, True)
-        assert server.keys == [got["key"]] * 9
+        assert server.keys == [got["key"]] * (5 + len(trouble))
         assert server.done == [got["key"]]
         assert got["left"] == 0
 
@@ -181,3 +192,8 @@ class TestJavaScript:
         server.script += [final]
         assert pay()["status"] in {409, 422, 500, 503}
         assert len(server.seen) == 1
+
+    def test_five_failed_retries_end_it(self, pay, server):
+        server.script += [respond(503)] * 9
+        assert pay()["status"] == 503
+        assert len(server.seen) == 6
