@@ -38,6 +38,8 @@ def counted(make_world, talkative, redis_server, store):
 
     world.app.add_url_rule("/bare", "bare", pay, methods=["POST"])
     world.app.add_url_rule("/payments", "pay", idempotent(pay), methods=["POST"])
+    leased = idempotent(atomic=False)(pay)
+    world.app.add_url_rule("/leased", "leased", leased, methods=["POST"])
 
     world.inside, world.resume = threading.Event(), threading.Event()
 
@@ -56,12 +58,14 @@ def counted(make_world, talkative, redis_server, store):
         evals = client.info("commandstats").get("cmdstat_eval", {}).get("calls", 0) - before
         return answer, len(messages), evals
 
-    for path in ("/bare", "/payments"):  # what is asked once, when a worker starts
+    for path in ("/bare", "/payments", "/leased"):  # what is asked once, when a worker starts
         world.post(path, key="warm-up")
     return world, count
 
 
 EXPECTED_FIRST = {"hybrid": (4, 2), "postgres": (5, 0)}
+EXPECTED_LEASED = {"hybrid": (10, 2), "postgres": (11, 0)}
+"""The bare view's six; then the claim, what its session has left, twice, and the response."""
 EXPECTED_REPLAY = {"hybrid": (1, 1), "postgres": (1, 0)}
 EXPECTED_DUPLICATE = {"hybrid": (0, 1), "postgres": (4, 0)}
 EXPECTED_REUSED = {"hybrid": (1, 1), "postgres": (1, 0)}
@@ -78,6 +82,13 @@ def test_a_first_request_takes_no_more_messages_than_the_bare_view(counted):
     answer, messages, evals = count(world.post)
     assert answer.status_code == 201
     assert (messages, evals) == EXPECTED_FIRST[world.store]
+
+
+def test_a_view_that_is_not_atomic_and_leaves_its_session_open_takes_four_more(counted):
+    world, count = counted
+    answer, messages, evals = count(lambda: world.post("/leased"))
+    assert answer.status_code == 201
+    assert (messages, evals) == EXPECTED_LEASED[world.store]
 
 
 def test_a_listener_that_notes_something_about_the_connection_costs_no_message(counted, store):

@@ -49,6 +49,7 @@ class LeasedAttempt(Attempt):
     """Runs the view without a transaction, while the lease in the record runs."""
 
     _reconciling = False
+    _found_settled = False  # just now: nothing is left that could be undone
 
     def fail(self, error: Exception) -> Response:
         """Store the response that the application gives to ``error``, whatever it is.
@@ -137,7 +138,8 @@ class LeasedAttempt(Attempt):
 
     def _end(self, stored: StoredResponse | None) -> None:
         operation = self._operation
-        end_view(self._state.db, operation.name)
+        if not self._found_settled:
+            end_view(self._state.db, operation.name)
         with parked(self._state):
             if stored is None and self._reconciling:
                 self.end()  # it stays interrupted, so the application is asked again
@@ -150,7 +152,8 @@ class LeasedAttempt(Attempt):
                 self._complete(stored)
 
     def _is_settled(self) -> bool:
-        return is_settled_outside(self._state.db)
+        self._found_settled = is_settled_outside(self._state.db)
+        return self._found_settled
 
     def _stores(self, status: int) -> bool:
         return status >= 500 or super()._stores(status)
