@@ -41,8 +41,9 @@ UNREPLAYED = (
 )
 SHARED = (
     "The two users share their keys, so one sees the other's response. Let scope=..., the one of"
-    " init_app() or of the route, return whose request it is: scope=lambda: current_user.id. If these"
-    " two are the same user, pass another one's in other=..."
+    " init_app() or of the route, return whose request it is: scope=lambda: current_user.id. A key=..."
+    " of the route must name the whole operation. If these two are the same user, pass another one's in"
+    " other=..."
 )
 REMADE = (
     "A replay is the stored response, byte for byte; after_request functions and middleware run on it"

@@ -75,6 +75,8 @@ class Endpoint:
         return self.build.__name__
 
 
+ALICE, BOB = ({"headers": {"Authorization": f"Basic {user}"}} for user in ("YWxpY2U6", "Ym9iOg=="))
+
 WRONG: list[Endpoint] = []
 RIGHT: list[Endpoint] = []
 
@@ -131,6 +133,27 @@ def a_handler_that_makes_every_rejection_a_success(shop):
 # The wrong key, scope or fingerprint.
 
 
+@wrong("The two users share their keys", "scope=")
+def one_scope_for_everybody(shop):
+    """``scope=None`` from the tutorial, in an API that has had users since."""
+    shop.view(shop.pay)
+    return {**ALICE, "other": BOB}
+
+
+@wrong("The two users share their keys", "scope=")
+def a_constant_scope(shop):
+    """A placeholder from the first day."""
+    shop.view(shop.pay, scope=lambda: "everybody")
+    return {**ALICE, "other": BOB}
+
+
+@wrong("The two users share their keys", "scope=")
+def the_scope_of_a_device(shop):
+    """Two people sign in in one browser, which sends one cookie for both."""
+    shop.view(shop.pay, scope=lambda: request.cookies.get("device", "none"))
+    return {**ALICE, "other": BOB}
+
+
 @wrong("another body got 201", "not 422", "its scope, which must not come from the body")
 def a_scope_from_the_body(shop):
     """The client says who it is: a changed body is another operation, and runs."""
@@ -148,6 +171,23 @@ def a_fingerprint_without_the_amount(shop):
 def a_fingerprint_that_is_random(shop):
     """A signature or a time of receipt is part of what the callable hashes."""
     shop.view(shop.pay, fingerprint=lambda: os.urandom(8))
+
+
+@wrong("got 422", "A key=... of the route must name the whole operation")
+def a_natural_key_that_is_not_the_whole_identity(shop):
+    """An order has several payments, but the key is the order alone."""
+    shop.view(shop.pay, key="json:/order")
+
+    def requests():
+        order = str(uuid.uuid4())
+        first = {"order": order, "part": 1, "amount": 5}
+        return {
+            "json": first,
+            "changed": {"json": {**first, "amount": 6}},
+            "other": {"json": {**first, "part": 2}},
+        }
+
+    return requests
 
 
 # An effect outside of the view.
@@ -680,6 +720,13 @@ def a_protected_application(shop):
     """``protect`` in place of a decorator on each view."""
     shop.view(shop.pay, protect=None)
     shop.idempotency.protect(shop.app)
+
+
+@right
+def a_scope_for_each_user(shop):
+    """Two users may send the same key."""
+    shop.view(shop.pay, scope=lambda: request.authorization.username)
+    return {**ALICE, "other": BOB}
 
 
 @right
