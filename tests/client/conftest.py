@@ -160,6 +160,13 @@ def break_off(handler: Handler) -> None:
     handler.close_connection = True
 
 
+def stall(handler: Handler) -> None:
+    """Work, begin to respond, and never end."""
+    handler.respond(*handler.world.work(handler.key), short=3)
+    handler.world.let_go.wait(10)
+    handler.close_connection = True
+
+
 def hang(handler: Handler) -> None:
     """Work, and never respond."""
     handler.world.work(handler.key)

@@ -30,6 +30,7 @@ from tests.client.conftest import (
     duplicate,
     hang,
     respond,
+    stall,
     with_async_httpx,
     with_httpx,
     with_requests,
@@ -88,8 +89,9 @@ class TestTroubleOnTheWay:
         assert {request.body for request in server.seen} == {server.seen[0].body}
         assert was_replayed(got.response) == (trouble is not drop_before)
 
-    def test_a_server_that_does_not_respond_in_time_is_asked_again(self, make_caller, server):
-        server.script += [hang]
+    @pytest.mark.parametrize("late", [hang, stall])
+    def test_a_server_that_does_not_respond_in_time_is_asked_again(self, make_caller, server, late):
+        server.script += [late]
         begun = real_time.monotonic()
         got = make_caller(timeout=0.1)("POST", server.url)
         assert real_time.monotonic() - begun < 5

@@ -22,6 +22,7 @@ from tests.client.conftest import (
     hang,
     respond,
     trickle,
+    work,
     written,
 )
 
@@ -172,6 +173,28 @@ class TestMountedAdapters:
         server.script += [respond(503)] * 9
         assert session.post(server.url).request.headers["X-Sent-By"] == "custom"
         assert len(server.seen) == 3
+
+    @pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, unpickled])
+    def test_a_copy_of_ours_is_the_same_adapter(self, server, twin):
+        adapter = twin(IdempotentAdapter(Custom(), policy=RetryPolicy(retries=1, backoff=0.001)))
+        server.script += [respond(503)] * 2
+        with requests.Session() as session:
+            session.trust_env = False
+            session.mount("http://", adapter)
+            response = session.post(server.url)
+        assert response.request.headers["X-Sent-By"] == "custom"
+        assert len(server.seen) == 2
+
+    def test_one_that_is_mounted_twice_serves_both_sessions(self, server, time):
+        """A call of the one does not begin with that of the other."""
+        adapter = IdempotentAdapter(policy=time.policy(deadline=60))
+        server.script += [respond(503, Retry_After="40"), work, respond(503, Retry_After="40")]
+        for session in (IdempotentSession(time.policy()), requests.Session()):
+            with session:
+                session.trust_env = False
+                session.mount("http://", adapter)
+                assert session.post(server.url).status_code == 201
+        assert time.waits == [40, 40]
 
     def test_closing_the_session_closes_what_is_mounted(self, session):
         closed = []
