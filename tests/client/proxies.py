@@ -45,7 +45,7 @@ class Connect(BaseHTTPRequestHandler):
 
 
 class Socks(StreamRequestHandler):
-    """A SOCKS 5 proxy without passwords, for addresses and names (RFC 1928)."""
+    """A SOCKS 5 proxy without passwords, for addresses and names (RFC 1928). It may refuse."""
 
     server: Proxy
     rbufsize = 0  # what follows belongs to the target
@@ -53,6 +53,9 @@ class Socks(StreamRequestHandler):
     def handle(self) -> None:
         _version, methods = self.rfile.read(2)
         self.rfile.read(methods)
+        if self.server.refusal:
+            self.wfile.write(b"\x05\xff")
+            return
         self.wfile.write(b"\x05\x00")
         kind = self.rfile.read(4)[3]
         host = (

@@ -6,6 +6,7 @@ import socket
 import ssl
 
 import pytest
+import requests
 from requests.auth import HTTPDigestAuth
 from requests.exceptions import InvalidURL, ProxyError, TooManyRedirects
 
@@ -79,6 +80,13 @@ class TestSession:
                 session.post("https://api.example.com", proxies=through)
         assert proxy.seen == [("api.example.com", 443)] * attempts
         assert lost.value.request.headers["Idempotency-Key"]
+
+    def test_a_socks_proxy_that_lets_nobody_in_is_final(self, session, time):
+        with proxies.running(proxies.Socks, "nobody") as proxy:
+            through = {"http": f"socks5://{proxy.address}"}
+            with pytest.raises(requests.ConnectionError, match="methods were rejected"):
+                session.post("http://127.0.0.1", proxies=through)
+        assert time.waits == []
 
     def test_a_sign_in_with_a_wrong_password_is_final(self, server, session):
         challenge = respond(401, WWW_Authenticate='Digest realm="r", nonce="n", qop="auth"')
