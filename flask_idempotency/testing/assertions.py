@@ -27,8 +27,8 @@ __tracebackhide__ = True  # pytest shows the test's line and the message, not wh
 
 OUTSIDE = (
     "A retry repeats what runs outside the view: before_request, after_request and teardown functions,"
-    " decorators above @idempotent, middleware. Or store=... rejects the response, so that each retry"
-    " runs the view; or @idempotent does not protect the view at all."
+    " decorators above @idempotent, middleware. Or each retry runs the view, because store=... rejects"
+    " the response, or the key does not reach the route."
 )
 MISSING = (
     "Does effects() count it, and can it see what is committed? Does the view commit it, and roll"

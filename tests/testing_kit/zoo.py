@@ -110,17 +110,28 @@ def protection_above_the_route(shop):
         return shop.pay()
 
 
-@wrong("the view did not see it", "middleware")
-def a_middleware_that_strips_the_key(shop):
-    """A proxy or a WSGI middleware passes on only the headers that it knows."""
-    application = shop.app.wsgi_app
+def without_the_key(application):
+    """A WSGI middleware that passes on only the headers that it knows."""
 
-    def strip(environ, start_response):
+    def call(environ, start_response):
         environ.pop("HTTP_IDEMPOTENCY_KEY", None)
         return application(environ, start_response)
 
-    shop.app.wsgi_app = strip
+    return call
+
+
+@wrong("the view did not see it", "middleware")
+def a_middleware_that_strips_the_key(shop):
+    """The gateway in front has a list of headers, made years ago."""
+    shop.app.wsgi_app = without_the_key(shop.app.wsgi_app)
     shop.view(shop.pay)
+
+
+@wrong("rose by 4", "the key does not reach the route")
+def a_middleware_that_strips_a_key_that_nobody_misses(shop):
+    """The same, silently: where no key is required, the request goes through unprotected."""
+    shop.app.wsgi_app = without_the_key(shop.app.wsgi_app)
+    shop.view(shop.pay, required=False)
 
 
 @wrong("a duplicate of a running request got 200")
@@ -274,6 +285,23 @@ def a_charge_after_the_commit(shop):
         response = shop.pay()
         shop.charge()
         return response
+
+    shop.view(view)
+    return {"effects": shop.effects}
+
+
+@wrong("\n  charges rose by 2, not by 1\n", "a call to another system")
+def a_charge_while_the_response_is_streamed(shop):
+    """A generator "runs after the view": here it is read before the commit."""
+
+    def view():
+        def lines():
+            yield "begun\n"
+            shop.charge()
+            yield "charged\n"
+
+        shop.pay()
+        return Response(lines(), 201)
 
     shop.view(view)
     return {"effects": shop.effects}
