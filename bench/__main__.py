@@ -19,6 +19,7 @@ import servers
 
 from . import capacity, growth, report, stores, workers
 from .budgets import BASE
+from .clients import run as clients
 from .peers import run as peers
 from .peers.table import PACKAGES
 from .run import Run
@@ -44,6 +45,8 @@ def main() -> None:
         print(growth.measure(given.growth or growth.SIZES, given.rounds, given.folder))
     elif given.peers is not None:
         print(peers.compare(given.peers, given.rounds, given.folder))
+    elif given.clients is not None:
+        print(clients.compare(given.clients, given.folder))
     elif given.plots:
         from .plots import draw  # its package is only needed here
 
@@ -98,6 +101,9 @@ def _arguments() -> argparse.Namespace:
         f" records ({sizes}), the purge, and how large a table stays")  # fmt: skip
     names = ", ".join(PACKAGES)
     add("--peers", nargs="*", choices=PACKAGES, metavar="PACKAGE", help=f"only compare with {names}")
+    names = ", ".join(clients.CLIENTS)
+    add("--clients", nargs="*", choices=clients.CLIENTS, metavar="CLIENT", help="only compare how"
+        f" clients retry, ours and others, in six minutes: {names}")  # fmt: skip
     add("--plots", action="store_true", help="only draw what lies in the folder")
     return parser.parse_args()
 

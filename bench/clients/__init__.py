@@ -1,0 +1,1 @@
+"""Clients that retry, each against a server that fails in the same ways."""
