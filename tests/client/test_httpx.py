@@ -100,7 +100,8 @@ class TestMocks:
     def test_pytest_httpx_needs_no_change(self, post, httpx_mock):
         httpx_mock.add_exception(httpx.ReadTimeout("slow"))
         httpx_mock.add_response(status_code=503)
-        httpx_mock.add_response(status_code=201, json=PAID)
+        limits = {"timeout": httpx.Timeout(5).as_dict()}  # the usual ones
+        httpx_mock.add_response(status_code=201, json=PAID, match_extensions=limits)
         assert post().json() == PAID
         assert len({request.headers["Idempotency-Key"] for request in httpx_mock.get_requests()}) == 1
 
@@ -228,6 +229,24 @@ class TestSigning:
             sent["Content-Digest"]
         ] * 2
         assert sent["Signature"] == Signature().of(sent)
+
+    def test_a_transport_can_sign_each_attempt_anew(self, kind, time):
+        class Signing(httpx.MockTransport):
+            def handle_request(self, request):
+                request.headers["Nonce"] = str(len(nonces))
+                return super().handle_request(request)
+
+            async def handle_async_request(self, request):
+                return self.handle_request(request)
+
+        def handle(request):
+            nonces.append((request.headers["Nonce"], request.headers["Idempotency-Key"]))
+            return httpx.Response(503 if len(nonces) == 1 else 201)
+
+        nonces = []
+        response = kind.post(kind.client(transport=Signing(handle)), URL)
+        key = response.request.headers["Idempotency-Key"]
+        assert nonces == [("0", key), ("1", key)]
 
 
 def events(handler):
