@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from copy import copy
+from http.client import HTTPResponse
 from typing import TYPE_CHECKING, Any, Final
 
 from .retries import Attempts, RetryPolicy, tells_its_end
@@ -15,7 +16,7 @@ try:
     from requests.exceptions import ChunkedEncodingError, ReadTimeout, UnrewindableBodyError
     from requests.structures import CaseInsensitiveDict
     from requests.utils import rewind_body
-    from urllib3 import HTTPResponse, Timeout
+    from urllib3 import BaseHTTPResponse, Timeout
 except ImportError as error:
     raise ImportError(
         f"IdempotentSession and IdempotentAdapter need requests and urllib3 ({error}):"
@@ -176,7 +177,8 @@ def _receive(response: requests.Response, left: Callable[[], float], *, stream: 
     is_callers = stream and response.ok and not response.is_redirect
     try:
         body = b"" if is_callers else _read(response, left)
-        if getattr(response.raw, "version", None) == 11 and not tells_its_end(
+        is_http_1 = _is_of_network(response.raw) and response.raw.version == 11
+        if is_http_1 and not tells_its_end(
             response.status_code,
             response.headers,
             method=response.request.method,
@@ -191,7 +193,7 @@ def _receive(response: requests.Response, left: Callable[[], float], *, stream: 
 
 def _read(response: requests.Response, left: Callable[[], float]) -> bytes:
     raw = response.raw
-    if isinstance(raw, HTTPResponse):
+    if _is_of_network(raw):
         response.raw = _Timely(raw, left)
     try:
         return response.content or b""
@@ -199,10 +201,15 @@ def _read(response: requests.Response, left: Callable[[], float]) -> bytes:
         response.raw = raw
 
 
+def _is_of_network(raw: Any) -> bool:
+    # A mock or a cache has a file of its own here, which it may watch, and need not say where it ends.
+    return isinstance(getattr(raw, "_fp", None), HTTPResponse)
+
+
 class _Timely:
     """Gives the pieces of a body as they arrive, while there is time."""
 
-    def __init__(self, raw: HTTPResponse, left: Callable[[], float]) -> None:
+    def __init__(self, raw: BaseHTTPResponse, left: Callable[[], float]) -> None:
         self._raw = raw
         self._left = left
 

@@ -12,7 +12,7 @@ import requests
 from requests.adapters import HTTPAdapter
 from requests.auth import HTTPDigestAuth
 from requests.exceptions import ChunkedEncodingError, ContentDecodingError, ReadTimeout
-from urllib3 import Timeout
+from urllib3 import HTTPResponse, Timeout
 
 from flask_idempotency.client import IdempotentAdapter, IdempotentSession, RetryPolicy, was_replayed
 from tests.client.conftest import (
@@ -160,6 +160,36 @@ class Custom(HTTPAdapter):
         return super().send(request, **kwargs)
 
 
+class Watching(HTTPAdapter):
+    """Wraps the file that a body is read from, as CacheControl does to fill its cache."""
+
+    def build_response(self, request, raw):
+        raw._fp = self.watched = Watched(raw._fp)
+        return super().build_response(request, raw)
+
+
+class Cache(HTTPAdapter):
+    """Has a response without the headers that framed it on its way, as CacheControl does."""
+
+    def send(self, request, **_options):
+        raw = HTTPResponse(io.BytesIO(b"abc"), version=11, status=200, preload_content=False)
+        return self.build_response(request, raw)
+
+
+class Watched:
+    def __init__(self, file):
+        self.file = file
+        self.seen = b""
+
+    def read(self, size=-1):
+        part = self.file.read(size)
+        self.seen += part
+        return part
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+
 class TestMountedAdapters:
     def test_the_session_retries_through_an_adapter_that_switches_retries_off(self, server, session):
         session.mount(server.url, Custom(max_retries=0))
@@ -173,6 +203,15 @@ class TestMountedAdapters:
         server.script += [respond(503)] * 9
         assert session.post(server.url).request.headers["X-Sent-By"] == "custom"
         assert len(server.seen) == 3
+
+    def test_one_that_watches_the_body_sees_all_of_it(self, server, session):
+        session.mount("http://", adapter := Watching())
+        body = session.post(server.url).content
+        assert adapter.watched.seen == body == b'{"id": 1}'
+
+    def test_a_response_from_a_cache_need_not_say_where_it_ends(self, session):
+        session.mount("http://", Cache())
+        assert session.post("http://api.example.com").content == b"abc"
 
     @pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, unpickled])
     def test_a_copy_of_ours_is_the_same_adapter(self, server, twin):
