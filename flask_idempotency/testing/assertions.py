@@ -38,6 +38,7 @@ MISSING = (
 UNREPLAYED = (
     "The view is protected, but its response was not found again. Does the route read its key where the"
     " request has it, does store=... accept the response, and does skip=... not leave the request out?"
+    " Or an error handler turned a rejection into this response."
 )
 SHARED = (
     "The two users share their keys, so one sees the other's response. Let scope=..., the one of"
@@ -247,7 +248,8 @@ class RequestCheck(Check[TestResponse]):
             return
         if response.status_code != first.status_code:
             hint = (
-                "It must get 409, or the first one's response. Does the pool have a connection for it?"
+                "It must get 409, or the first one's response. Does an error handler change the 409, or"
+                " has the pool no connection for it?"
             )
             said = f"a duplicate of a running request got {shown(response)}"
             self.fail(said, self._hint(response, hint))

@@ -18,7 +18,7 @@ from functools import wraps
 from typing import Any
 
 import sqlalchemy as sa
-from flask import Response, redirect, request, session, stream_with_context
+from flask import Blueprint, Response, redirect, request, session, stream_with_context
 from flask.views import MethodView
 
 from flask_idempotency import IdempotencyError, current_operation, idempotent
@@ -100,7 +100,7 @@ def no_protection(shop):
     shop.view(shop.pay, protect=None)
 
 
-@wrong("above")
+@wrong("the view is not protected", "Put @idempotent below the route")
 def protection_above_the_route(shop):
     """Decorators look as if their order did not matter; Flask registered the view underneath."""
 
@@ -134,11 +134,11 @@ def a_middleware_that_strips_a_key_that_nobody_misses(shop):
     shop.view(shop.pay, required=False)
 
 
-@wrong("a duplicate of a running request got 200")
+@wrong("a duplicate got another response", "an error handler turned a rejection into this response")
 def a_handler_that_makes_every_rejection_a_success(shop):
     """An error handler for all exceptions, in an API whose errors are 200 with a code inside."""
-    shop.app.register_error_handler(IdempotencyError, lambda error: ({"error": str(error)}, 200))
-    shop.view(shop.pay)
+    shop.app.register_error_handler(IdempotencyError, lambda error: {"error": str(error)})
+    shop.view(lambda: shop.pay()[0])
 
 
 # The wrong key, scope or fingerprint.
@@ -633,16 +633,15 @@ def a_balance_that_is_locked_and_lowered(shop):
 
 @right
 def an_upsert(shop):
-    """It sets a value, and so has an effect once only."""
-    user = str(uuid.uuid4())
+    """It sets what the client says, whether the row is there or not, as PUT does."""
 
     def view():
-        shop.db.session.merge(shop.Account(user=user, balance=request.get_json()["amount"]))
+        shop.db.session.merge(shop.Account(**request.get_json()))
         shop.db.session.commit()
-        return {}, 200
+        return {}
 
     shop.view(view)
-    return {"effects": dict}
+    return lambda: {"json": {"user": str(uuid.uuid4()), "balance": 5}}
 
 
 @right
@@ -744,10 +743,12 @@ def a_class_of_views(shop):
 
 
 @right
-def a_protected_application(shop):
+def a_protected_blueprint(shop):
     """``protect`` in place of a decorator on each view."""
-    shop.view(shop.pay, protect=None)
-    shop.idempotency.protect(shop.app)
+    payments = Blueprint("payments", "payments")
+    payments.post("/payments")(shop.pay)
+    shop.idempotency.protect(payments)
+    shop.app.register_blueprint(payments)
 
 
 @right
