@@ -20,6 +20,7 @@ from flask_idempotency.web.setup.state import AppState, app_state
 
 from .crashes import Crash, CrashPoint
 from .effects import Counts, Effects, counter, difference
+from .locked import SecondWriter
 from .threads import Call
 from .watch import Watch, watched
 
@@ -33,7 +34,8 @@ on a route with ``wait`` they wait until it goes on."""
 
 UNCOMMITTED = (
     "The retry repeated what the dead attempt had done outside the operation's transaction: a call to"
-    " another system, a write through db.engine or another bind, a commit in a view with atomic=False."
+    " another system, a write through db.engine or another bind, a list or a cache in the process, a"
+    " commit in a view with atomic=False."
     " Write through db.session; make calls after the commit (an outbox), or as"
     " current_operation.step(...) with a key from derive_key(...)."
 )
@@ -54,6 +56,11 @@ FOLLOWING = (
 HANGING = (
     "It waits for what never comes, or for a lock: a second connection of the view may want what the"
     " operation's own transaction has locked. If it just needs longer, pass timeout=... (seconds)."
+)
+LOCKED = (
+    "In SQLite one connection writes at a time, and that is the operation's, so this one found the"
+    " database locked. PostgreSQL would have committed it by itself, even if the operation is rolled"
+    " back, and a retry would write it again. Write through db.session, in the view's own thread."
 )
 TIMEOUT_SECONDS = 10.0
 """Longer than any view should take, even on a slow machine; not too long for whoever waits for it."""
@@ -92,7 +99,8 @@ class Check(ABC, Generic[T]):
 
     def sent(self, *what: Any) -> T:
         """What comes back from :meth:`send`, if that takes no longer than a test can wait."""
-        return self._result(Call(partial(self.send, *what)))
+        with self._alone():
+            return self._result(Call(partial(self.send, *what)))
 
     def send_at_once(self, duplicates: int) -> list[T]:
         """The first request, and duplicates of it before it commits."""
@@ -126,11 +134,12 @@ class Check(ABC, Generic[T]):
         """The duplicates come when the first request's view has returned, before it commits."""
         gate = Gate(self._timeout)
         with watched(self.state, gate):
-            first = Call(self.send)
-            first.add_done_callback(lambda _: gate.reached.set())
-            if not gate.reached.wait(self._timeout):
-                self._hangs(first)
             try:
+                with self._alone():
+                    first = Call(self.send)
+                    first.add_done_callback(lambda _: gate.reached.set())
+                    if not gate.reached.wait(self._timeout):
+                        self._hangs(first)
                 alone = self._counted()
                 others = [Call(self.send) for _ in range(duplicates)]
                 wait(others, IN_VIEW_SECONDS)
@@ -139,7 +148,22 @@ class Check(ABC, Generic[T]):
                     self.while_held()
             finally:
                 gate.opened.set()
+                if gate.reached.is_set():
+                    wait([first], self._timeout)
             return [self._result(call) for call in (first, *others)]
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One request runs, and nobody else: whoever meets a lock meets that of the same request."""
+        second = SecondWriter()
+        try:
+            with watched(self.state, second), second.listening():
+                yield
+        finally:
+            if second.places:
+                self.fail(
+                    "a second connection wanted to write, in vain. It was here:", LOCKED, *second.places
+                )
 
     def _result(self, call: Call[T]) -> T:
         if not wait([call], self._timeout).done:

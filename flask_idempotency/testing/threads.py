@@ -8,22 +8,14 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import dropwhile
-from pathlib import Path
 from typing import TypeVar
 
-import flask
-import werkzeug
+from .stacks import is_own, lines
 
 T = TypeVar("T")
 
 NAME = "assert_idempotent"
 """The threads', for whoever looks at a process."""
-
-_ABOVE_THE_VIEW = (
-    *(str(Path(module.__file__ or "").parent) for module in (flask, werkzeug)),
-    str(Path(__file__).parents[1]),
-    threading.__file__,
-)
 
 
 class Call(Future[T]):
@@ -45,5 +37,5 @@ class Call(Future[T]):
         """Where it is now, from the application's own code on, in lines."""
         frame = sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001
         frames = traceback.extract_stack(frame) if frame else []
-        below = list(dropwhile(lambda each: each.filename.startswith(_ABOVE_THE_VIEW), frames))
-        return "".join(traceback.format_list(below or frames)).splitlines()
+        below = list(dropwhile(lambda each: not is_own(each), frames))
+        return lines(below or frames)

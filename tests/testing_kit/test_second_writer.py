@@ -1,0 +1,142 @@
+"""What a view writes outside the operation's transaction is named, on SQLite as on PostgreSQL."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from flask_idempotency import current_operation
+from flask_idempotency.testing import assert_idempotent, every_crash
+
+
+def by_the_engine(shop):
+    with shop.db.engine.begin() as connection:
+        connection.execute(sa.insert(shop.Payment))
+
+
+def in_a_session_of_its_own(shop, engine=None):
+    with Session(engine or shop.db.engine) as session:
+        session.add(shop.Payment())
+        session.commit()
+
+
+def by_an_engine_of_its_own(shop):
+    engine = sa.create_engine(shop.app.config["SQLALCHEMY_DATABASE_URI"])
+    in_a_session_of_its_own(shop, engine)
+    engine.dispose()
+
+
+def in_a_thread(shop):
+    def work():
+        with shop.app.app_context(), suppress(sa.exc.OperationalError):
+            shop.pay()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def and_swallows_the_error(shop):
+    with suppress(sa.exc.OperationalError):
+        by_the_engine(shop)
+
+
+WAYS = [
+    by_the_engine,
+    in_a_session_of_its_own,
+    by_an_engine_of_its_own,
+    in_a_thread,
+    and_swallows_the_error,
+]
+
+
+def crash_everywhere(shop, effects=None):
+    for crash in every_crash():
+        with crash:
+            assert_idempotent(shop.client, "POST", "/payments", json={}, effects=effects)
+
+
+@pytest.mark.parametrize("testing", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_write_past_the_session_is_named(shop, way, testing):
+    shop.app.testing = testing
+
+    def view():
+        shop.pay()
+        way(shop)
+        return {}, 201
+
+    shop.view(view)
+    began = time.monotonic()
+    with pytest.raises(AssertionError) as error:
+        crash_everywhere(shop)
+    said = str(error.value)
+    if shop.store == "hybrid":
+        assert "rows of payment rose by 3, not by 2" in said
+        assert "The retry repeated what the dead attempt had done" in said
+    else:
+        assert "POST /payments: a second connection wanted to write, in vain. It was here:\n" in said
+        assert "tests/testing_kit/" in said.splitlines()[1]
+        assert time.monotonic() - began < 2, "SQLite would let it wait for five seconds"
+    assert "Write through db.session" in said
+
+
+@pytest.mark.parametrize("store", ["sql", "hybrid"], indirect=True)
+def test_state_of_the_process_is_named(shop):
+    def view():
+        shop.charges.append(1)
+        return shop.pay()
+
+    shop.view(view)
+    with pytest.raises(AssertionError, match="charges rose by 2, not by 1") as error:
+        crash_everywhere(shop, shop.effects)
+    assert "a list or a cache in the process" in str(error.value)
+
+
+@pytest.mark.parametrize("store", ["sql", "memory"], indirect=True)
+class TestOnSqlite:
+    def test_connections_are_as_before(self, shop):
+        def timeouts():
+            with shop.db.engine.connect() as one, shop.db.engine.connect() as two:
+                return [each.exec_driver_sql("PRAGMA busy_timeout").scalar() for each in (one, two)]
+
+        def view():
+            timeouts()
+            return shop.pay()
+
+        shop.view(view)
+        with shop.app.app_context():
+            before = timeouts()
+            assert_idempotent(shop.client, "POST", "/payments")
+            assert timeouts() == before
+
+    def test_duplicates_may_wait_for_the_first_to_commit(self, shop):
+        @shop.app.before_request
+        def log():
+            with shop.db.engine.begin() as connection:
+                connection.execute(sa.insert(shop.Payment))
+
+        shop.view(lambda: ({}, 201))
+        assert_idempotent(shop.client, "POST", "/payments", effects=dict, duplicates=1)
+
+    def test_a_view_may_read_on_a_second_connection(self, shop):
+        def view():
+            with shop.db.engine.connect() as connection:
+                connection.execute(sa.select(shop.Payment)).all()
+            return shop.pay()
+
+        shop.view(view)
+        crash_everywhere(shop)
+
+    def test_a_step_that_is_not_atomic_may_write_where_it_likes(self, shop):
+        def view():
+            current_operation.step("a", lambda: in_a_session_of_its_own(shop))
+            return {}, 201
+
+        shop.view(view, atomic=False, on_interrupted="retry")
+        assert_idempotent(shop.client, "POST", "/payments")
