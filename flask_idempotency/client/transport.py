@@ -189,8 +189,7 @@ class IdempotentClient(httpx.Client):
 
     def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
         """Send a request, with a key if it needs one. Sent twice, it has the same key."""
-        if _begin(request, self.policy, options):
-            request.read()
+        _begin(request, self.policy, options)
         return super().send(request, **options)
 
     def _transport_for_url(self, url: httpx.URL) -> httpx.BaseTransport:
@@ -221,8 +220,7 @@ class AsyncIdempotentClient(httpx.AsyncClient):
 
     async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
         """Send a request, with a key if it needs one. Sent twice, it has the same key."""
-        if _begin(request, self.policy, options):
-            await request.aread()
+        _begin(request, self.policy, options)
         return await super().send(request, **options)
 
     def _transport_for_url(self, url: httpx.URL) -> httpx.AsyncBaseTransport:
@@ -244,13 +242,13 @@ def _policy_of(request: httpx.Request, default: RetryPolicy) -> RetryPolicy:
     return policy
 
 
-def _begin(request: httpx.Request, default: RetryPolicy, options: dict[str, Any]) -> bool:
-    """Give a request its key and the beginning of its call. Returns whether it may be sent again."""
+def _begin(request: httpx.Request, default: RetryPolicy, options: dict[str, Any]) -> None:
+    """Begin a call: give the request its key, before ``auth`` signs it, and note the time."""
     policy = _policy_of(request, default)
     # A redirect takes over the extensions of the request before: one call, one deadline.
     call = policy.clock(), options.get("stream", False)
     request.extensions = {**request.extensions, _CALL: call}
-    return policy.give_key(request.method, request.headers)
+    policy.give_key(request.method, request.headers)
 
 
 class _Call:

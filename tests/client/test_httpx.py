@@ -304,6 +304,14 @@ class TestStreams:
         assert kind.run(collect, response, server) == b"data: 1\n\ndata: 2\n\n"
         kind.close(client)
 
+    def test_the_response_to_a_call_without_a_key_is_not_read(self, kind):
+        download = Parts(b"large")
+        mock = httpx.MockTransport(lambda request: httpx.Response(200, stream=download))
+        client = kind.client(transport=kind.Transport(mock, **kind.ours()))
+        response = kind.run(client.send, client.build_request("GET", URL), stream=True)
+        assert list(download.parts) == [b"large"]
+        kind.run(response.aclose if kind.is_async else response.close)
+
     def test_the_caller_reads_a_stream_with_the_time_limits_of_the_call(self, kind, time):
         class Events(Parts):
             def __iter__(self):
