@@ -6,8 +6,6 @@ what it set is set again; and what cannot be carried over is refused.
 
 from __future__ import annotations
 
-import weakref
-from dataclasses import dataclass, field
 from typing import Any
 
 from psycopg2 import Error as PostgresError
@@ -19,48 +17,9 @@ from sqlalchemy.orm import Session, SessionTransaction
 from flask_idempotency.core import session_statements as sql
 from flask_idempotency.core.errors import NotAtomic, StoreUnavailable
 from flask_idempotency.core.ports import Units
-from flask_idempotency.core.sqltext import (
-    CONSTRAINTS,
-    CURSOR,
-    LOCKS,
-    READS,
-    SETS,
-    SIGNALS,
-    UNSURE,
-    chooses_isolation,
-    settings_of,
-    traits_of,
-)
+from flask_idempotency.core.sqltext import CONSTRAINTS, CURSOR, LOCKS, SIGNALS, UNSURE
 
-
-@dataclass
-class Noted:
-    """What a connection's statements may have done besides reading and writing tables."""
-
-    traits: int = READS
-    for_connection: set[str] = field(default_factory=set)
-    for_transaction: set[str] = field(default_factory=set)
-
-
-_noted: weakref.WeakKeyDictionary[Connection, Noted] = weakref.WeakKeyDictionary()
-
-
-def note(connection: Connection, cursor: Any, statement: str, parameters: Any) -> None:
-    """Keep account of a statement that is about to be executed outside of an operation."""
-    traits = traits_of(statement) & (SETS | LOCKS | SIGNALS | CONSTRAINTS | UNSURE)
-    if traits == READS:
-        return
-    noted = _noted.setdefault(connection, Noted())
-    noted.traits |= traits
-    if traits & SETS and hasattr(cursor, "mogrify"):
-        text = cursor.mogrify(statement, parameters or None).decode("latin-1")
-        for_connection, for_transaction = settings_of(text)
-        unclear = not for_connection | for_transaction and not traits & UNSURE
-        if chooses_isolation(text) or unclear:
-            noted.traits |= CURSOR  # stands for what cannot be carried
-        noted.for_connection |= for_connection
-        noted.for_transaction |= for_transaction
-
+from .noted import Noted, note_cursors, noted
 
 WRITTEN = (
     "db.session had written, locked rows or drawn from a sequence, but not committed, before the"
@@ -97,7 +56,7 @@ class SetAside:
         pooled = connection.connection
         self._settings: sql.Carried | None = None
         if connection.dialect.name == "postgresql":
-            self._settings = _examine(pooled, _noted.get(connection, Noted()))
+            self._settings = _examine(pooled, noted(connection))
         elif getattr(pooled.driver_connection, "in_transaction", True):
             raise NotAtomic(WRITTEN)
         pooled.rollback()
@@ -128,6 +87,7 @@ class SetAside:
         cursor.execute(self._settings.everything)
         cursor.close()
         self._connection._dbapi_connection = pooled  # noqa: SLF001
+        note_cursors(self._connection)
 
 
 def has_written(connection: Connection) -> bool:

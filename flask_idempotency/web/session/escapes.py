@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import Connection, Engine, ExecutionContext, event
+from sqlalchemy import Connection, Engine, ExecutionContext
 
 from flask_idempotency.core.ports import InOperation
 from flask_idempotency.core.sqltext import READS, may_write, traits_of
@@ -20,7 +20,7 @@ from flask_idempotency.web.operation import (
     running_operation,
 )
 
-from . import earlier
+from .noted import NOTABLE, listen, noted, text_of
 
 log = logging.getLogger("flask_idempotency")
 
@@ -38,15 +38,10 @@ def watch(engine: Engine) -> None:
     }
     # A listener for all engines may send statements itself. Then those for one are not asked.
     if any(getattr(engine.dialect.dispatch, name).parent_listeners for name in notices):
-        _listen(engine, "before_cursor_execute", _notice_before)
+        listen(engine, "before_cursor_execute", _notice_before)
         return
     for name, notice in notices.items():
-        _listen(engine.dialect, name, notice)
-
-
-def _listen(target: Any, name: str, function: Callable[..., None]) -> None:
-    if not event.contains(target, name, function):
-        event.listen(target, name, function)
+        listen(engine.dialect, name, notice)
 
 
 def _notice_before(
@@ -66,22 +61,17 @@ def _notice_without_parameters(cursor: Any, statement: Any, context: ExecutionCo
 
 def _notice(cursor: Any, statement: Any, parameters: Any, context: ExecutionContext) -> None:
     if type(statement) is not str:
-        statement = _text(statement, cursor)
-    if traits_of(statement) == READS:
+        statement = text_of(statement, cursor)
+    traits = traits_of(statement)
+    if traits == READS:
         return
     connection, is_open = context.root_connection, open_transaction.get() is not None
     if is_open and isinstance(connection.connection, InOperation):
         return
-    earlier.note(connection, cursor, statement, parameters)
+    if traits & NOTABLE:
+        noted(connection).note(cursor, statement, parameters)
     if is_open:
         _refuse_escape(connection, statement)
-
-
-def _text(statement: Any, cursor: Any) -> str:
-    """A statement that SQLAlchemy hands to the driver as it is: bytes, or SQL composed by psycopg2."""
-    if isinstance(statement, bytes):
-        return statement.decode("latin-1")
-    return str(statement.as_string(cursor) if hasattr(statement, "as_string") else statement)
 
 
 def _refuse_escape(connection: Connection, statement: str) -> None:

@@ -26,6 +26,7 @@ from flask_idempotency.web.setup.state import AppState
 
 from .earlier import SetAside, connection_to, connections, has_written
 from .ends import end_transactions, has_unsaved, present_session
+from .noted import note_cursors
 
 
 class JoiningSession:
@@ -56,6 +57,13 @@ class JoiningSession:
             )
         bound: Engine = running.units.bind(engine)
         return bound
+
+    def connection(self, *args: Any, **kwargs: Any) -> Connection:
+        """The session's connection; before an operation, whose it may become, its cursors are noted."""
+        connection: Connection = super().connection(*args, **kwargs)  # type: ignore[misc]
+        if open_transaction.get() is None:
+            note_cursors(connection)
+        return connection
 
 
 def install(db: SQLAlchemy) -> None:

@@ -89,7 +89,7 @@ def test_a_connection_comes_back_as_it_went_and_its_savepoints_work(make_world, 
     assert world.post().status_code == status
     with world.app.app_context():
         session = world.db.session
-        driver = session.connection().connection.driver_connection
+        driver = session.execute(sa.text("select 1")).cursor.connection
         assert not driver.autocommit
         assert driver.cursor_factory is None
         session.add(world.Payment(amount=2))

@@ -1,0 +1,174 @@
+"""What an application does with the driver's own cursors before the view reaches it, or is refused."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import sqlalchemy as sa
+from flask import request
+from psycopg2 import extensions, sql
+from psycopg2.extras import LoggingConnection, NamedTupleCursor
+
+from flask_idempotency import NotAtomic, current_operation, idempotent
+
+SEEN = """select current_setting('app.tenant', true) as tenant, current_user as role,
+  current_setting('search_path') as path, current_setting('lock_timeout') as timeout"""
+
+LOCAL = "set local app.tenant = '7'"
+
+
+ONE_CONNECTION = {"pool_size": 1, "max_overflow": 0}
+
+
+class Logging(LoggingConnection):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.initialize(io.StringIO())
+
+
+def execute(*arguments):
+    return lambda cursor: cursor.execute(*arguments)
+
+
+def with_the_drivers_cursor(statement):
+    def set_up(cursor):
+        with cursor.connection.cursor() as other:
+            other.execute(statement)
+
+    return set_up
+
+
+SETTINGS = {
+    "set local": execute(LOCAL),
+    "set": execute("set app.tenant = '7'"),
+    "a value": execute("select set_config('app.tenant', %s, true)", ("7",)),
+    "a name": execute(
+        "select set_config(%(name)s, %(value)s, true)", {"name": "app.tenant", "value": "7"}
+    ),
+    "bytes": execute(LOCAL.encode()),
+    "composed": execute(sql.SQL("set local {} = '7'").format(sql.Identifier("app", "tenant"))),
+    "several": execute(f"{LOCAL}; set local lock_timeout = '3s'; select 1"),
+    "after a long text": execute(f"select '{'x' * 20_000}'; {LOCAL}"),
+    "role": execute("set local role pg_monitor"),
+    "role for the connection": execute("set role pg_monitor"),
+    "search path": execute("set local search_path = pg_temp, public"),
+    "a procedure": lambda cursor: cursor.callproc("set_config", ["app.tenant", "7", True]),
+    "many": lambda cursor: cursor.executemany(
+        "select set_config('app.tenant', %s, true)", iter([("6",), ("7",)])
+    ),
+    "another cursor": with_the_drivers_cursor(LOCAL),
+}
+
+ENGINES = {
+    "plain": {},
+    "a cursor class": {"cursor_factory": NamedTupleCursor},
+    "a connection class": {"connection_factory": Logging},
+}
+
+
+def shop(make_world, set_up, connect_args=None):
+    """An application whose requests begin with ``set_up``, and two views that say what they see."""
+    options = {"connect_args": connect_args or {}, **ONE_CONNECTION}
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=options)
+    world.app.testing = True
+
+    @world.app.before_request
+    def before():
+        raw = world.db.session.connection().connection
+        with raw.cursor() as cursor:
+            set_up(cursor)
+
+    def see():
+        return list(world.db.session.execute(sa.text(SEEN)).one())
+
+    world.app.add_url_rule("/plain", "plain", see, methods=["POST"])
+    world.app.add_url_rule("/payments", "pay", idempotent(see), methods=["POST"])
+    return world
+
+
+@pytest.mark.parametrize("set_up", SETTINGS.values(), ids=SETTINGS)
+def test_a_setting_made_with_a_cursor_reaches_the_view(make_world, set_up):
+    world = shop(make_world, set_up)
+    plain = world.post("/plain").json
+    assert world.post().json == plain
+    unset = world.sql(SEEN)[0]
+    assert plain != list(unset)
+
+
+@pytest.mark.parametrize("connect_args", ENGINES.values(), ids=ENGINES)
+def test_also_on_an_engine_with_classes_of_its_own(make_world, connect_args):
+    world = shop(make_world, SETTINGS["set local"], connect_args)
+    plain = world.post("/plain").json
+    assert plain[0] == "7"
+    assert world.post().json == plain
+
+
+def test_a_setting_does_not_outlive_its_request(make_world):
+    def set_once(cursor):
+        if request.headers["Idempotency-Key"] == "first":
+            cursor.execute(LOCAL)
+
+    world = shop(make_world, set_once)
+    for path in ("/plain", "/payments"):
+        assert [world.post(path, key=key).json[0] or None for key in ("first", "second")] == ["7", None]
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("select pg_advisory_lock(7)", "taken a lock"),
+        ("notify shop", "LISTEN or NOTIFY"),
+        ("set constraints all deferred", "SET CONSTRAINTS"),
+        ("set transaction read only", "READ ONLY"),
+    ],
+)
+def test_what_cannot_reach_the_view_is_refused_by_name(make_world, statement, said):
+    world = shop(make_world, execute(statement))
+    assert world.post("/plain").status_code == 200
+    with pytest.raises(NotAtomic, match=said):
+        world.post()
+    assert world.records() == []
+
+
+def test_an_operation_on_a_connection_that_was_noted_has_the_applications_cursors(make_world):
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=ONE_CONNECTION)
+
+    @world.app.post("/plain")
+    def note():
+        with world.db.session.connection().connection.cursor() as cursor:
+            cursor.execute(LOCAL)
+        return {}
+
+    @world.app.post("/payments")
+    @idempotent
+    def pay():
+        driver = current_operation.connection.connection.driver_connection
+        world.db.session.execute(sa.insert(world.Payment).values(amount=1))
+        world.db.session.commit()
+        return {"has_own": driver.cursor_factory is None}
+
+    assert world.post("/plain").status_code == 200
+    assert world.post().json == {"has_own": True}
+    assert world.count() == 1
+    with world.app.app_context(), world.db.engine.connect() as connection:
+        assert connection.connection.driver_connection.cursor_factory is None
+
+
+def test_the_application_has_its_own_cursors_in_the_view_and_after_it(make_world):
+    world = shop(make_world, execute(LOCAL))
+    seen = []
+
+    @world.app.after_request
+    def after(response):
+        world.db.session.rollback()
+        driver = world.db.session.execute(sa.text("select 1")).cursor.connection
+        seen.append(driver.cursor_factory)
+        return response
+
+    world.post()
+    assert seen == [None]
+    with world.app.app_context(), world.db.engine.connect() as connection:
+        driver = connection.connection.driver_connection
+        assert driver.cursor_factory is None
+        assert type(driver.cursor()) is extensions.cursor
