@@ -18,9 +18,9 @@ from sqlalchemy import StaticPool
 from flask_idempotency.core.records import Claim
 from flask_idempotency.web.setup.state import AppState, app_state
 
+from .connections import Connections
 from .crashes import Crash, CrashPoint
 from .effects import Counts, Effects, counter, difference
-from .locked import SecondWriter
 from .threads import Call
 from .watch import Watch, watched
 
@@ -99,8 +99,8 @@ class Check(ABC, Generic[T]):
 
     def sent(self, *what: Any) -> T:
         """What comes back from :meth:`send`, if that takes no longer than a test can wait."""
-        with self._alone():
-            return self._result(Call(partial(self.send, *what)))
+        with self._alone() as connections:
+            return self._result(Call(partial(self.send, *what)), connections)
 
     def send_at_once(self, duplicates: int) -> list[T]:
         """The first request, and duplicates of it before it commits."""
@@ -135,11 +135,11 @@ class Check(ABC, Generic[T]):
         gate = Gate(self._timeout)
         with watched(self.state, gate):
             try:
-                with self._alone():
+                with self._alone() as connections:
                     first = Call(self.send)
                     first.add_done_callback(lambda _: gate.reached.set())
                     if not gate.reached.wait(self._timeout):
-                        self._hangs(first)
+                        self._hangs(first, connections)
                 alone = self._counted()
                 others = [Call(self.send) for _ in range(duplicates)]
                 wait(others, IN_VIEW_SECONDS)
@@ -153,26 +153,27 @@ class Check(ABC, Generic[T]):
             return [self._result(call) for call in (first, *others)]
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self) -> Iterator[Connections]:
         """One request runs, and nobody else: whoever meets a lock meets that of the same request."""
-        second = SecondWriter()
+        connections = Connections()
         try:
-            with watched(self.state, second), second.listening():
-                yield
+            with watched(self.state, connections), connections.listening():
+                yield connections
         finally:
-            if second.places:
-                self.fail(
-                    "a second connection wanted to write, in vain. It was here:", LOCKED, *second.places
-                )
+            if places := connections.refused:
+                self.fail("a second connection wanted to write, in vain. It was here:", LOCKED, *places)
 
-    def _result(self, call: Call[T]) -> T:
+    def _result(self, call: Call[T], connections: Connections | None = None) -> T:
         if not wait([call], self._timeout).done:
-            self._hangs(call)
+            self._hangs(call, connections)
         return call.result()
 
-    def _hangs(self, call: Call[T]) -> NoReturn:
+    def _hangs(self, call: Call[T], connections: Connections | None) -> NoReturn:
+        stack = call.stack()
+        if connections is not None:
+            connections.end()
         what = f"a request has not returned within {self._timeout:g} s. It is here:"
-        self.fail(what, HANGING, *call.stack())
+        self.fail(what, HANGING, *stack)
 
     def while_held(self) -> None:
         """Called while the first is held before its commit, and its duplicates have come."""

@@ -178,7 +178,7 @@ def test_without_effects_the_rows_of_all_databases_are_counted(balanced):
     assert_idempotent(shop.client, "POST", "/payments")
 
 
-@ONE_FILE
+@pytest.mark.parametrize("store", ["memory", "sql"], indirect=True)
 def test_what_nothing_is_known_of_is_not_green(shop):
     shop.view(lambda: ({}, request.args.get("status", 201)))
     said = message(shop, effects=None)

@@ -12,6 +12,8 @@ from sqlalchemy.orm import Session
 
 from flask_idempotency import current_operation
 from flask_idempotency.testing import assert_idempotent, every_crash
+from flask_idempotency.testing.threads import NAME
+from tests.testing_kit.test_wrong_endpoints import message
 
 
 def by_the_engine(shop):
@@ -140,3 +142,40 @@ class TestOnSqlite:
 
         shop.view(view, atomic=False, on_interrupted="retry")
         assert_idempotent(shop.client, "POST", "/payments")
+
+
+@pytest.mark.parametrize("store", ["hybrid"], indirect=True)
+@pytest.mark.parametrize("duplicates", [0, 3])
+class TestAViewThatHangsInPostgres:
+    def test_is_shown_where_it_waits_for_its_own_lock(self, shop, duplicates):
+        def view():
+            payment = shop.pay()[0]["id"]
+            with shop.db.engine.begin() as connection:
+                connection.execute(sa.insert(shop.Payment).values(id=payment))
+            return {}, 201
+
+        shop.view(view)
+        said = self.message(shop, duplicates)
+        assert "connection.execute(sa.insert(shop.Payment).values(id=payment))" in said
+        assert "a second connection of the view may want what the operation's own" in said
+
+    def test_leaves_no_lock_for_whoever_empties_the_tables(self, shop, duplicates):
+        comes = threading.Event()
+        shop.view(lambda: (shop.pay(), comes.wait())[0])
+        self.message(shop, duplicates)
+        with shop.app.app_context(), shop.db.engine.begin() as connection:
+            connection.execute(sa.text("SET LOCAL lock_timeout = 5000"))
+            connection.execute(sa.text("LOCK TABLE payment"))
+        comes.set()
+
+    def message(self, shop, duplicates):
+        said = message(shop, duplicates=duplicates, timeout=0.5, effects=None)
+        assert "a request has not returned within 0.5 s. It is here:" in said
+        return said
+
+    @pytest.fixture(autouse=True)
+    def ended(self, shop):
+        yield
+        for thread in threading.enumerate():
+            if thread.name == NAME:
+                thread.join()

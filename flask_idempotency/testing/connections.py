@@ -1,4 +1,4 @@
-"""Names a write that SQLite refuses because the operation's own transaction is writing.
+"""The connections of a request that runs alone: what they write in vain, and how they end if it hangs.
 
 PostgreSQL lets a view write on a second connection, and the test finds the row that survives a crash.
 SQLite has one writer: there the second one waits for seconds, and fails as if the machine were slow.
@@ -21,16 +21,17 @@ from .stacks import is_own, lines
 from .watch import Watch
 
 WAIT_MILLISECONDS = 200
-"""How long a second connection waits for the lock. It waits for its own request, so in vain."""
+"""How long a second connection waits for SQLite's lock. Its own request has it, so it waits in vain."""
 
 
-class SecondWriter(Watch):
-    """Where a connection other than the operation's wanted to write while the view ran."""
+class Connections(Watch):
+    """Of all engines, also of those that the view makes itself."""
 
     def __init__(self) -> None:
-        self.places: list[str] = []
+        self.refused: list[str] = []  # where a second connection wanted to write, in lines
         self._is_in_view = False
-        self._usual: dict[int, int] = {}  # the milliseconds of a driver's connection, by its identity
+        self._taken_now: dict[int, Any] = {}  # the driver's connections, by their identity
+        self._usual: dict[int, int] = {}  # their milliseconds, as they were before
 
     def claimed(self, claim: Claim, attempt: int) -> None:  # noqa: ARG002
         """The operation has its connection; whatever is taken from now on is a second one."""
@@ -42,7 +43,7 @@ class SecondWriter(Watch):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Watch all engines, also those that the view makes itself."""
+        """Watch them."""
         listeners: tuple[tuple[Any, str, Any], ...] = (
             (Pool, "checkout", self._taken),
             (Pool, "checkin", self._given_back),
@@ -56,16 +57,25 @@ class SecondWriter(Watch):
             for listener in listeners:
                 event.remove(*listener)
 
+    def end(self) -> None:
+        """Let PostgreSQL roll back what hangs: its locks would stop whoever empties the tables next."""
+        for connection in list(self._taken_now.values()):
+            if hasattr(connection, "cancel"):
+                connection.cancel()
+                connection.close()
+
     def _taken(self, connection: Any, *_record: object) -> None:
+        self._taken_now[id(connection)] = connection
         if self._is_in_view and isinstance(connection, sqlite3.Connection):
             (self._usual[id(connection)],) = connection.execute("PRAGMA busy_timeout").fetchone()
             connection.execute(f"PRAGMA busy_timeout = {WAIT_MILLISECONDS}")
 
     def _given_back(self, connection: Any, _record: object) -> None:
+        self._taken_now.pop(id(connection), None)
         if (usual := self._usual.pop(id(connection), None)) is not None:
             connection.execute(f"PRAGMA busy_timeout = {usual}")
 
     def _failed(self, context: ExceptionContext) -> None:
         if self._is_in_view and "database is locked" in str(context.original_exception):
             frames = traceback.extract_stack()[:-1]
-            self.places += lines([frame for frame in frames if is_own(frame)][-1:])
+            self.refused += lines([frame for frame in frames if is_own(frame)][-1:])
