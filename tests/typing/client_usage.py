@@ -13,8 +13,12 @@ from flask_idempotency.client import (
     IdempotentClient,
     IdempotentSession,
     IdempotentTransport,
+    Retry,
+    RetryBudget,
     RetryPolicy,
+    attempts_of,
     derive_key,
+    limit_retries,
     new_key,
     was_replayed,
 )
@@ -34,3 +38,22 @@ client = httpx.Client(transport=IdempotentTransport(httpx.HTTPTransport(retries=
 assert_type(was_replayed(client.post("https://api.example.com/")), bool)
 asynchronous: httpx.AsyncClient = AsyncIdempotentClient(policy=policy)
 asynchronous = httpx.AsyncClient(transport=AsyncIdempotentTransport(policy=policy))
+
+
+def note(retry: Retry) -> None:
+    assert_type((retry.attempt, retry.status), tuple[int, int | None])
+
+
+shared = RetryPolicy(methods={"PUT"}, budget=RetryBudget(50), on_retry=note)
+assert_type(IdempotentSession(shared).with_policy(policy), IdempotentSession)
+client.post("https://api.example.com/", extensions={"retry_policy": policy})
+assert_type(attempts_of(response), int)
+with limit_retries(2):
+    try:
+        session.post("https://api.example.com/")
+    except requests.RequestException as error:
+        attempts_of(error)
+    try:
+        client.post("https://api.example.com/")
+    except httpx.TransportError as error:
+        attempts_of(error)
