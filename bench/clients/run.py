@@ -35,6 +35,9 @@ AT_ONCE, NEVER, OUTAGE, SILENCE, *OTHERS = FAULTS
 TIMES = 5
 """How often an outage is measured: the waits are random."""
 
+CHANCES = 20
+"""How often one that ends is: whether a call outlives it is a matter of chance."""
+
 MANY = 100
 """Calls of one client during an outage."""
 
@@ -108,7 +111,7 @@ def _keys(server: Server) -> int:
 
 
 def _times(fault: str) -> int:
-    return TIMES if fault in (AT_ONCE, NEVER) else 1
+    return {AT_ONCE: TIMES, NEVER: TIMES, OUTAGE: CHANCES}.get(fault, 1)
 
 
 Results = dict[tuple[str, str, int], list[Outcome]]
@@ -123,7 +126,9 @@ def _outages(results: Results) -> str:
         many = results[client, AT_ONCE, MANY][0].attempts / MANY
         cells = [_mean(results[client, fault, 1]) for fault in (AT_ONCE, NEVER)]
         cells.append(f"{many:.1f} each")
-        cells += [_timed(results[client, fault, 1][0]) for fault in (OUTAGE, SILENCE)]
+        served = [each.outcome == "201" for each in results[client, OUTAGE, 1]]
+        cells.append(f"{sum(served)} of {len(served)} served")
+        cells.append(_timed(results[client, SILENCE, 1][0]))
         lines.append(f"| {CLIENTS[client][0]} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

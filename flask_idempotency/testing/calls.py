@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
@@ -105,19 +105,9 @@ class Delivery:
     def __str__(self) -> str:
         return f"returned {self.result!r}" if self.error is None else f"raised {self.error!r}"
 
-    def raised(self, kind: type[Exception]) -> bool:
-        """Whether it raised such an error, or another because of it."""
-        return any(isinstance(error, kind) for error in _chain(self.error))
-
     def met(self, kind: type[Decision]) -> bool:
         """Whether the engine decided so."""
         return any(isinstance(decision, kind) for decision in self.decisions)
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 class CallCheck(Check[Delivery]):
@@ -214,7 +204,8 @@ class CallCheck(Check[Delivery]):
         if not self._has_ended_well(first):
             expected = self._raises.__name__ if self._raises else "a result"
             self.fail(
-                f"{when} {first}, not {expected}", HELD if first.raised(OperationInterrupted) else ""
+                f"{when} {first}, not {expected}",
+                HELD if isinstance(first.error, OperationInterrupted) else "",
             )
 
     def is_duplicate(self, duplicate: Delivery, first: Delivery) -> None:
@@ -248,7 +239,7 @@ class CallCheck(Check[Delivery]):
     def _has_ended_well(self, delivery: Delivery) -> bool:
         if self._raises is None:
             return delivery.error is None
-        return delivery.raised(self._raises)
+        return isinstance(delivery.error, self._raises)
 
     def _acknowledgements(self) -> int:
         return self._acknowledged() - self._acknowledged_before if self._acknowledged else 0

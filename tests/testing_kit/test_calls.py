@@ -82,6 +82,9 @@ class TestRight:
         died = crashes(shop, in_steps, effects=shop.effects)
         assert died[1:5] == [*(f"crash_at('in-view', place={n})" for n in (1, 2, 3)), "nowhere"]
 
+    def test_rows_are_counted_where_the_test_counts_nothing(self, shop, consume, order):
+        assert_idempotent_call(shop.app, lambda: consume(order))
+
     @pytest.mark.parametrize(
         ("policy", "error"), [("hold", OperationInterrupted), ("fail", OperationFailed)]
     )
@@ -199,6 +202,13 @@ class TestWrong:
         )
         assert "charges rose by 2, not by 1" in said
         assert "a call to another system" in said
+
+    @MEMORY
+    def test_work_of_which_nothing_is_counted(self, shop, consume, order):
+        said = message(shop, lambda: consume(order, function=shop.charge), effects=None)
+        assert "nothing was counted" in said
+        said = message(shop, lambda: consume(f"{order}-2", function=shop.charge))
+        assert "effects() did not change\nDoes effects() count it" in said
 
     @MEMORY
     def test_a_result_that_each_delivery_makes_anew(self, shop, consume, order):
