@@ -6,17 +6,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from copy import copy
 from http.client import HTTPResponse
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
 from .retries import Attempts, RetryPolicy, tells_its_end
 
 try:
     import requests
+    import urllib3
     from requests.adapters import BaseAdapter, HTTPAdapter
     from requests.exceptions import ChunkedEncodingError, ReadTimeout, UnrewindableBodyError
     from requests.structures import CaseInsensitiveDict
     from requests.utils import rewind_body
-    from urllib3 import BaseHTTPResponse, Timeout
 except ImportError as error:
     raise ImportError(
         f"IdempotentSession and IdempotentAdapter need requests and urllib3 ({error}):"
@@ -207,29 +208,35 @@ def _is_of_network(raw: Any) -> bool:
 
 
 class _Timely:
-    """Gives the pieces of a body as they arrive, while there is time."""
+    """Reads a body in the pieces in which it arrives, while there is time."""
 
-    def __init__(self, raw: BaseHTTPResponse, left: Callable[[], float]) -> None:
+    def __init__(self, raw: urllib3.BaseHTTPResponse, left: Callable[[], float]) -> None:
         self._raw = raw
         self._left = left
 
     def stream(self, size: int, *, decode_content: bool) -> Iterator[bytes]:
-        """Read until the end. Raises ``ReadTimeout`` when no seconds are left."""
-        while piece := self._raw.read1(size, decode_content=decode_content):
+        """The body. Raises ``ReadTimeout`` if it is still coming when no seconds are left."""
+        body = BytesIO()
+        while piece := self._raw.read1(size, decode_content=False):  # decoded, a piece may be empty
             if self._left() < 0:
                 raise ReadTimeout("The response was still coming at the call's deadline.")
-            yield piece
+            body.write(piece)
+        body.seek(0)
+        whole = urllib3.HTTPResponse(
+            body, headers=self._raw.headers, preload_content=False, enforce_content_length=False
+        )
+        yield from whole.stream(size, decode_content=decode_content)
 
 
 def _within(left: float, given: Any) -> Any:
     """The time limits of an attempt that may take ``left`` seconds."""
-    if isinstance(given, Timeout):
+    if isinstance(given, urllib3.Timeout):
         limit = given.clone()
     else:
         connect, read = given if isinstance(given, tuple) else (given, given)
         if connect is not None and read is not None and connect + read <= left:
             return given  # a mock compares it
-        limit = Timeout(connect=connect, read=read)
+        limit = urllib3.Timeout(connect=connect, read=read)
     limit.total = min(limit.total, left) if isinstance(limit.total, int | float) else left
     return limit
 

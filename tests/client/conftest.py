@@ -198,11 +198,11 @@ def written(text: str) -> Callable[[Handler], None]:
     return act
 
 
-def trickle(status: str, headers: str) -> Callable[[Handler], None]:
-    """Write the body a byte at a time, for two seconds."""
+def trickle(status: str, headers: str, first: bytes = b"") -> Callable[[Handler], None]:
+    """Write the body a byte at a time after its ``first`` ones, for two seconds."""
 
     def act(handler: Handler) -> None:
-        handler.wfile.write(f"HTTP/1.1 {status}\r\n{headers}\r\n\r\n".encode())
+        handler.wfile.write(f"HTTP/1.1 {status}\r\n{headers}\r\n\r\n".encode() + first)
         piece = b"1\r\n.\r\n" if "chunked" in headers else b"."
         for _ in range(100):
             handler.wfile.write(piece)

@@ -63,8 +63,9 @@ class TestResponsesThatBreakOff:
         assert call("POST", server.url).body.decode() == legal.partition("\r\n\r\n")[2]
         assert len(server.seen) == 1
 
-    def test_a_head_request_expects_no_body(self, server, call):
-        server.script += [written("HTTP/1.1 200 OK\r\n\r\n")]
+    @pytest.mark.parametrize("length", ["", "Content-Length: 5\r\n"])
+    def test_a_head_request_expects_no_body(self, server, call, length):
+        server.script += [written(f"HTTP/1.1 200 OK\r\n{length}\r\n")]
         assert call("HEAD", server.url, headers={"Idempotency-Key": "own"}).status == 200
         assert len(server.seen) == 1
 
@@ -83,6 +84,13 @@ class TestDeadline:
             call("POST", server.url)
         assert 0.3 < real_time.monotonic() - begun < 2
         assert str(lost.value.request.url).endswith("/there" if before else "")
+
+    def test_it_does_so_where_nothing_can_be_decoded_yet(self, server, call):
+        file_name_follows = b"\x1f\x8b\x08\x08" + bytes(6)
+        framing = "Content-Encoding: gzip\r\nContent-Length: 10000"
+        server.script += [trickle("200 OK", framing, file_name_follows)]
+        with pytest.raises((requests.ReadTimeout, httpx.ReadTimeout)):
+            call("POST", server.url)
 
     @pytest.mark.parametrize("make_caller", [with_async_httpx], indirect=True)
     def test_without_threads_it_also_ends_headers_that_do_so(self, server, call):
