@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from bench.clients.run import CLIENTS
 from bench.peers.table import CONTENDERS, PACKAGES
 
 ROOT = Path(__file__).parents[2]
@@ -108,9 +109,12 @@ def test_an_extra_for_this_project_is_enough_alone(extra, folders):
 
 
 def in_its_own(path: Path) -> set[str]:
-    """What the bench installs into an environment of its own for an application it compares."""
+    """What the bench installs into environments of their own for what it compares."""
     packages = [PACKAGES[one.package] for one in CONTENDERS.values() if one.app == path.stem]
-    return {Requirement(each).name for one in packages for each in one.requirements}
+    needed = [one.requirements for one in packages]
+    if path == ROOT / "bench/clients/callers.py":
+        needed = [requirements for _name, requirements in CLIENTS.values()]
+    return {Requirement(each).name for requirements in needed for each in requirements}
 
 
 def test_what_is_required_to_run_has_a_floor_and_nothing_is_pinned():
