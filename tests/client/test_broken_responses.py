@@ -40,9 +40,12 @@ class TestResponsesThatBreakOff:
             assert was_replayed(call("POST", server.url).response), whole[:end]
         assert len(server.seen) == 2 * len(ends)
 
-    @pytest.mark.parametrize("status", ["201 CREATED", "409 CONFLICT"])
-    def test_one_without_an_end_is_an_error_at_last(self, server, make_caller, status):
-        server.script += [written(f"HTTP/1.1 {status}\r\n\r\n{{}}")] * 2
+    @pytest.mark.parametrize(
+        "rest",
+        ["201 CREATED\r\n\r\n{}", "409 CONFLICT\r\n\r\n{}", "201 CREATED\r\nConnection: close\r\n\r\n"],
+    )
+    def test_one_without_an_end_is_an_error_at_last(self, server, make_caller, rest):
+        server.script += [written(f"HTTP/1.1 {rest}")] * 2
         with pytest.raises(LOST, match="broke off") as lost:
             make_caller(retries=1)("POST", server.url)
         assert server.keys == [lost.value.request.headers["Idempotency-Key"]] * 2
