@@ -66,6 +66,10 @@ PROBLEMS = {
         "It was the same request, and was taken for another one. Does the route's fingerprint depend on"
         " a time or a random number?"
     ),
+    "store-unavailable": (
+        "The database cannot be reached; or, with SQLite, somebody else writes in it: the test, or"
+        " something before the view, has a transaction open. Commit or close it first."
+    ),
     "scope-unknown": (
         "The scope found nobody: send what signs a user in, such as headers={'Authorization': ...}."
     ),
@@ -163,8 +167,10 @@ class RequestCheck(Check[TestResponse]):
     ) -> None:
         super().__init__(client.application, f"{method} {path}", effects, timeout)
         self._client, self._method = client, method
-        self._path, _, query = path.partition("?")  # separate, so that a changed request may replace it
-        self._kwargs = {"query_string": query, **kwargs} if query else kwargs
+        self._path, self._kwargs = path, kwargs
+        if "?" in path and "query_string" not in kwargs:  # apart, so that a changed request replaces it
+            self._path, _, query = path.partition("?")
+            self._kwargs = {**kwargs, "query_string": query}
         self._replayed, self._header = self.state.settings.replayed_header, self.state.settings.header
         self._key = Headers(kwargs.get("headers")).get(self._header) or f'"{uuid.uuid4()}"'
         self._ignored = {"date", "server", "set-cookie", self._replayed.lower()}

@@ -35,9 +35,8 @@ on a route with ``wait`` they wait until it goes on."""
 UNCOMMITTED = (
     "The retry repeated what the dead attempt had done outside the operation's transaction: a call to"
     " another system, a write through db.engine or another bind, a list or a cache in the process, a"
-    " commit in a view with atomic=False."
-    " Write through db.session; make calls after the commit (an outbox), or as"
-    " current_operation.step(...) with a key from derive_key(...)."
+    " commit in a view with atomic=False. Write through db.session; make calls after the commit (an"
+    " outbox), or as current_operation.step(...) with a key from derive_key(...)."
 )
 UNCOUNTED = (
     "No row was added to or removed from the application's own tables, which are counted where a test"
@@ -51,8 +50,6 @@ FOLLOWING = (
     " after_commit or call_on_close, is lost, and no retry makes up for it. What must not be lost"
     " belongs in a table, written in the same transaction (an outbox)."
 )
-
-
 HANGING = (
     "It waits for what never comes, or for a lock: a second connection of the view may want what the"
     " operation's own transaction has locked. If it just needs longer, pass timeout=... (seconds)."
@@ -94,7 +91,7 @@ class Check(ABC, Generic[T]):
         """What came back, for a message."""
 
     def run_again(self) -> bool:
-        """Do the same as another operation. False if it can not be done."""
+        """Do the same as another operation. False if it cannot be done."""
         return False
 
     def sent(self, *what: Any) -> T:
@@ -251,7 +248,7 @@ class Check(ABC, Generic[T]):
 
 
 def _equal(a: Any, b: Any) -> bool:
-    return bool(a == b) or (isinstance(a, float) and math.isclose(a, b))
+    return bool(a == b) or (isinstance(a, float) and math.isclose(a, b, abs_tol=1e-9))
 
 
 def _change(name: str, change: Any, one: Any) -> str:

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from flask_idempotency import current_operation
 from flask_idempotency.testing import assert_idempotent, every_crash
 from flask_idempotency.testing.threads import NAME
+from tests.testing_kit.conftest import Shop
 from tests.testing_kit.test_wrong_endpoints import message
 
 
@@ -98,6 +99,19 @@ def test_state_of_the_process_is_named(shop):
     with pytest.raises(AssertionError, match="charges rose by 2, not by 1") as error:
         crash_everywhere(shop, shop.effects)
     assert "a list or a cache in the process" in str(error.value)
+
+
+def test_a_test_that_writes_itself_is_told_to_commit(tmp_path):
+    options = {"connect_args": {"timeout": 0.05}}
+    shop = Shop("memory", f"sqlite:///{tmp_path}/db", SQLALCHEMY_ENGINE_OPTIONS=options)
+    shop.view(shop.pay)
+    with shop.app.app_context():
+        shop.db.session.add(shop.Payment())
+        shop.db.session.flush()
+        said = message(shop, duplicates=0)
+    assert "the response is 503" in said
+    assert "with SQLite, somebody else writes in it: the test" in said
+    shop.close()
 
 
 @pytest.mark.parametrize("store", ["sql", "memory"], indirect=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -165,6 +166,8 @@ def tests_of_its_own(app: Flask) -> None:
         with memory_store(app, Clock()) as clock, crash_at(point, app) as crash:
             assert_idempotent(client, "POST", "/payments", json={}, effects=lambda: {"payments": 1})
             assert_idempotent(client, "POST", "/payments", effects=lambda: 1, changed={"json": [1]})
+            assert_idempotent(client, "POST", "/payments", effects=lambda: Decimal(5), other=client)
+            assert_idempotent(client, "POST", "/payments", other={"headers": {}}, timeout=60)
             clock.advance(timedelta(days=1))
         assert_type(crash.happened, bool)
     for block in every_crash(app):
