@@ -141,7 +141,8 @@ class CallCheck(Check[Delivery]):
     def run(self, duplicates: int, changed: Callable[[], Any] | None) -> Any:
         """See :func:`assert_idempotent_call`."""
         crash = next((crash for crash in reversed(armed) if self.state in crash.targets), None)
-        when, at_least = "the first call", 0 if self._raises else 1
+        at_least = 0 if self._raises else 1
+        who = when = self.subject
         if crash is not None and not crash.happened:
             delivery = self.crash(crash)
             if delivery is not None:  # the function has no such place
@@ -150,10 +151,10 @@ class CallCheck(Check[Delivery]):
                 self.is_unacknowledged(
                     self._acknowledgements() > 0, f"the first call died in {crash!r}"
                 )
-            when = f"{crash!r} and a retry"
+            who, when = f"after {crash!r} a retry", f"{crash!r} and a retry"
         first, *others = self.send_at_once(duplicates)
         self.is_unacknowledged(self._is_early, "the first call was still in its function")
-        self.is_first(first, when, crash)
+        self.is_first(first, who, crash)
         for other in others:
             self.is_duplicate(other, first)
         when += f", with {duplicates} duplicates at the same time" if duplicates else ""
@@ -195,18 +196,16 @@ class CallCheck(Check[Delivery]):
         if is_early:
             self.fail(f"a message was acknowledged when {when}", TOO_EARLY)
 
-    def is_first(self, first: Delivery, when: str, crash: CrashPoint | None) -> None:
+    def is_first(self, first: Delivery, who: str, crash: CrashPoint | None) -> None:
         """The operation ran now, and ended as expected."""
         if not first.decisions:
-            self.fail(f"{when} {first}, and ran no operation", UNKNOWN)
+            self.fail(f"{who} {first}, and ran no operation", UNKNOWN)
         if crash is None and first.met(Replay):
-            self.fail(f"{when} {first}: an earlier operation's result", USED)
+            self.fail(f"{who} {first}: an earlier operation's result", USED)
         if not self._has_ended_well(first):
             expected = self._raises.__name__ if self._raises else "a result"
-            self.fail(
-                f"{when} {first}, not {expected}",
-                HELD if isinstance(first.error, OperationInterrupted) else "",
-            )
+            hint = HELD if isinstance(first.error, OperationInterrupted) else ""
+            self.fail(f"{who} {first}, not {expected}", OTHER_PAYLOAD if first.met(Mismatch) else hint)
 
     def is_duplicate(self, duplicate: Delivery, first: Delivery) -> None:
         """A duplicate is rejected as in progress, or gets the first result."""

@@ -176,6 +176,9 @@ class TestWrong:
         said = message(shop, lambda: consume(order, next(times)))
         assert "a duplicate raised KeyReused(" in said
         assert "Let payload=... depend on what the message says" in said
+        said = message(shop, lambda: consume(f"{order}-2", next(times)), crash_at("in-view"))
+        assert "after crash_at('in-view') a retry raised KeyReused(" in said
+        assert "Let payload=... depend on what the message says" in said
 
     @MEMORY
     def test_a_payload_that_is_not_given(self, shop, consume, order):

@@ -35,6 +35,7 @@ from flask_idempotency.testing import (
     CRASH_POINTS,
     Clock,
     assert_idempotent,
+    assert_idempotent_call,
     crash_at,
     every_crash,
     memory_store,
@@ -170,6 +171,7 @@ def tests_of_its_own(app: Flask) -> None:
             assert_idempotent(client, "POST", "/payments", other={"headers": {}}, timeout=60)
             clock.advance(timedelta(days=1))
         assert_type(crash.happened, bool)
+    assert_idempotent_call(app, lambda: idempotency.run("key", dict), raises=OSError)
     for block in every_crash(app):
         with block as crash:
             assert_type(crash.place, "int | None")
