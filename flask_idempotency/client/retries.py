@@ -48,6 +48,13 @@ PAUSE: Final = 0.1
 """Seconds. The shortest wait for a running attempt, also with a ``backoff`` of 0: it is not counted."""
 
 
+LATE: Final = "The response was still coming at the call's deadline."
+NO_END: Final = (
+    "The response broke off in its headers, or the server does not say where it ends:"
+    " by a Content-Length, chunks, or Connection: close and a body."
+)
+
+
 class HasHeaders(Protocol):
     """A response of requests, httpx or another client."""
 

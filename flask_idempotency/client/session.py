@@ -9,7 +9,7 @@ from http.client import HTTPResponse
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
-from .retries import Attempts, RetryPolicy, tells_its_end
+from .retries import LATE, NO_END, Attempts, RetryPolicy, tells_its_end
 
 try:
     import requests
@@ -185,7 +185,7 @@ def _receive(response: requests.Response, left: Callable[[], float], *, stream: 
             method=response.request.method,
             empty=not body and not is_callers,
         ):
-            raise requests.ConnectionError("The response broke off, or does not say where it ends.")
+            raise requests.ConnectionError(NO_END)
     except BaseException:
         response.close()
         raise
@@ -219,7 +219,7 @@ class _Timely:
         body = BytesIO()
         while piece := self._raw.read1(size, decode_content=False):  # decoded, a piece may be empty
             if self._left() < 0:
-                raise ReadTimeout("The response was still coming at the call's deadline.")
+                raise ReadTimeout(LATE)
             body.write(piece)
         body.seek(0)
         whole = urllib3.HTTPResponse(

@@ -7,7 +7,7 @@ from contextlib import aclosing, closing
 from types import TracebackType
 from typing import Any, Final
 
-from .retries import Attempts, RetryPolicy, tells_its_end
+from .retries import LATE, NO_END, Attempts, RetryPolicy, tells_its_end
 
 try:
     import anyio
@@ -28,8 +28,6 @@ RETRIED: Final = (
 
 _CALL: Final = "flask_idempotency.call"
 """The extension of a request that says when its call began, and whether the caller streams it."""
-
-_LATE: Final = "The response was still coming at the call's deadline."
 
 
 class IdempotentTransport(httpx.BaseTransport):
@@ -138,7 +136,7 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
                 return response
             async with aclosing(response):
                 return call.whole(response, b"".join([part async for part in response.aiter_raw()]))
-        raise httpx.ReadTimeout(_LATE)
+        raise httpx.ReadTimeout(LATE)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -287,7 +285,7 @@ class _Call:
         """The parts of a body. Raises ``ReadTimeout`` if one comes after the deadline."""
         for part in parts:
             if self._attempts.left() < 0:
-                raise httpx.ReadTimeout(_LATE)
+                raise httpx.ReadTimeout(LATE)
             yield part
 
     def whole(self, response: httpx.Response, body: bytes) -> httpx.Response:
@@ -300,7 +298,7 @@ class _Call:
         if is_http_1 and not tells_its_end(
             status, headers, method=self._request.method, empty=not body
         ):
-            raise httpx.RemoteProtocolError("The response broke off, or does not say where it ends.")
+            raise httpx.RemoteProtocolError(NO_END)
         return httpx.Response(status, headers=headers, stream=httpx.ByteStream(body), extensions=told)
 
     def after_response(self, response: httpx.Response) -> float | None:
