@@ -217,7 +217,7 @@ def limit_retries(retries: int = 0) -> Iterator[None]:
     """For tests: every client sends a call again at most this often, and never waits.
 
     ``with limit_retries():`` switches retries off. The limit holds in all threads and tasks of the
-    process. Retries take nothing from the budget, and asking again for a running attempt is one, too.
+    process. Retries cost no budget. Asking again for a running attempt counts as a retry.
 
     :param retries: the most retries of a call; a policy may allow fewer.
     """

@@ -98,8 +98,9 @@ class IdempotentSession(requests.Session):
     """A :class:`requests.Session` whose POST and PATCH calls may safely be sent again, and are.
 
     Every such call gets a key of its own, which is the same for each of its attempts. A key that you
-    give in the header is kept; with it, PUT, DELETE and other calls are also sent again. A call without
-    a key is sent once, as by any other session. Each attempt goes through the adapter that is mounted.
+    give in the header is kept; with it, PUT, DELETE and other calls are also sent again. Any other call
+    is sent once, unless the policy names its method. Each attempt goes through the adapter that is
+    mounted.
 
     After the last attempt its response is returned, whatever its status, or its error raised. Either
     has the key: ``response.request.headers["Idempotency-Key"]``, ``error.request.headers[…]``.
@@ -108,7 +109,8 @@ class IdempotentSession(requests.Session):
     bytes. A redirect that is followed belongs to the call: it has the same key, the same deadline, and
     attempts of its own.
 
-    :param policy: when a call is sent again, and for how long.
+    :param policy: when a call is sent again, and for how long. A call can have another:
+        ``session.with_policy(patient).post(url)``.
     :param timeout: seconds that each attempt may wait for a connection, and then for each piece of the
         response, or both as a pair, where the call does not say. It also holds for calls without a key.
     """

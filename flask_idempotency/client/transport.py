@@ -159,8 +159,8 @@ class IdempotentClient(httpx.Client):
     """An :class:`httpx.Client` whose POST and PATCH calls may safely be sent again, and are.
 
     Every such call gets a key of its own, which is the same for each of its attempts. A key that you
-    give in the header is kept; with it, PUT, DELETE and other calls are also sent again. A call without
-    a key is sent once, as by any other client.
+    give in the header is kept; with it, PUT, DELETE and other calls are also sent again. Any other call
+    is sent once, unless the policy names its method.
 
     Each attempt goes the way it would go without us: through your ``transport``, your ``mounts``, your
     ``proxy`` or that of the environment. ``auth`` signs a call once, with its key.
