@@ -34,9 +34,11 @@ on a route with ``wait`` they wait until it goes on."""
 
 UNCOMMITTED = (
     "The retry repeated what the dead attempt had done outside the operation's transaction: a call to"
-    " another system, a write through db.engine or another bind, a list or a cache in the process, a"
-    " commit in a view with atomic=False. Write through db.session; make calls after the commit (an"
-    " outbox), or as current_operation.step(...) with a key from derive_key(...)."
+    " another system, a queued job, a file, a list or a cache in the process; a write through"
+    " db.engine, another bind, or a session, a thread or a request of the view's own; a commit in a"
+    " view with atomic=False. Write through db.session, in the view's own thread and request; make"
+    " calls after the commit (an outbox), or as current_operation.step(...) with a key from"
+    " derive_key(...)."
 )
 UNCOUNTED = (
     "No row was added to or removed from the application's own tables, which are counted where a test"
@@ -57,7 +59,8 @@ HANGING = (
 LOCKED = (
     "In SQLite one connection writes at a time, and that is the operation's, so this one found the"
     " database locked. PostgreSQL would have committed it by itself, even if the operation is rolled"
-    " back, and a retry would write it again. Write through db.session, in the view's own thread."
+    " back, and a retry would write it again. Write through db.session, in the view's own thread and"
+    " request."
 )
 TIMEOUT_SECONDS = 10.0
 """Longer than any view should take, even on a slow machine; not too long for whoever waits for it."""
@@ -152,7 +155,7 @@ class Check(ABC, Generic[T]):
     @contextmanager
     def _alone(self) -> Iterator[Connections]:
         """One request runs, and nobody else: whoever meets a lock meets that of the same request."""
-        connections = Connections()
+        connections = Connections(self.state)
         try:
             with watched(self.state, connections), connections.listening():
                 yield connections

@@ -15,7 +15,9 @@ from typing import Any
 from sqlalchemy import Engine, Pool, event
 from sqlalchemy.engine import ExceptionContext
 
+from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.core.records import Claim
+from flask_idempotency.web.setup.state import AppState
 
 from .stacks import is_own, lines
 from .watch import Watch
@@ -27,19 +29,28 @@ WAIT_MILLISECONDS = 200
 class Connections(Watch):
     """Of all engines, also of those that the view makes itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: AppState) -> None:
         self.refused: list[str] = []  # where a second connection wanted to write, in lines
-        self._is_in_view = False
+        self._state = state
+        self._is_in_view = self._writes = False
         self._taken_now: dict[int, Any] = {}  # the driver's connections, by their identity
         self._usual: dict[int, int] = {}  # their milliseconds, as they were before
+
+    def claiming(self, claim: Claim) -> None:
+        """A request that the view itself makes would wait for the view. It is rejected at once."""
+        records_write = getattr(self._state.records, "one_writer", False)
+        if self._writes and (records_write or claim.lease_seconds is None):
+            self._note()
+            raise StoreUnavailable
 
     def claimed(self, claim: Claim, attempt: int) -> None:  # noqa: ARG002
         """The operation has its connection; whatever is taken from now on is a second one."""
         self._is_in_view = True
+        self._writes = claim.lease_seconds is None and self._state.database.dialect.name == "sqlite"
 
     def completing(self, claim: Claim) -> None:  # noqa: ARG002
         """The view has returned."""
-        self._is_in_view = False
+        self._is_in_view = self._writes = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -77,5 +88,7 @@ class Connections(Watch):
 
     def _failed(self, context: ExceptionContext) -> None:
         if self._is_in_view and "database is locked" in str(context.original_exception):
-            frames = traceback.extract_stack()[:-1]
-            self.refused += lines([frame for frame in frames if is_own(frame)][-1:])
+            self._note()
+
+    def _note(self) -> None:
+        self.refused += lines([frame for frame in traceback.extract_stack() if is_own(frame)][-1:])

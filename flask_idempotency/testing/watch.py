@@ -21,6 +21,9 @@ from flask_idempotency.web.setup.state import AppState
 class Watch:
     """Observes an operation. What it raises surfaces where the event happened."""
 
+    def claiming(self, claim: Claim) -> None:
+        """The operation is new, and would be held."""
+
     def claimed(self, claim: Claim, attempt: int) -> None:
         """The operation is held, and its view has not begun."""
 
@@ -73,6 +76,7 @@ class WatchedRecords(Watched):
 
     def claim(self, claim: Claim) -> WatchedHold | None:
         """See :class:`Records`."""
+        self._watch.claiming(claim)
         return self._watched(self._inner.claim(claim), claim)
 
     def take_over(self, claim: Claim, as_seen: Record) -> WatchedHold | None:

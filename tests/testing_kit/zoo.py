@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import sqlalchemy as sa
 from flask import Blueprint, Response, redirect, request, session, stream_with_context
 from flask.views import MethodView
+from sqlalchemy.orm import Session
 
 from flask_idempotency import IdempotencyError, current_operation, idempotent
 from tests.testing_kit.conftest import Shop
@@ -320,7 +322,7 @@ def an_email_in_the_view(shop):
     return {"effects": lambda: {"payments": shop.payments(), "mails": len(mails)}}
 
 
-@wrong("jobs rose by 2", "outside the operation's transaction")
+@wrong("jobs rose by 2", "a queued job")
 def a_job_queued_before_the_commit(shop):
     """``task.delay()`` in the view: the queue is another system, and the job may run before the row."""
     queue = []
@@ -334,7 +336,7 @@ def a_job_queued_before_the_commit(shop):
     return {"effects": lambda: {"payments": shop.payments(), "jobs": len(queue)}}
 
 
-@wrong("numbers rose by 2", "outside the operation's transaction")
+@wrong("numbers rose by 2", "a list or a cache in the process")
 def a_counter_in_the_process(shop):
     """Invoice numbers from a global, or a cache that is filled as the view goes on."""
     numbers = itertools.count(1)
@@ -348,7 +350,7 @@ def a_counter_in_the_process(shop):
     return {"effects": lambda: {"payments": shop.payments(), "numbers": len(given)}}
 
 
-@wrong("files rose by 2", "outside the operation's transaction")
+@wrong("files rose by 2", "a file")
 def a_file_that_is_written(shop):
     """An upload or an invoice is saved before the row that names it."""
     folder = shop.folder / "invoices"
@@ -362,6 +364,59 @@ def a_file_that_is_written(shop):
     return {"effects": lambda: {"payments": shop.payments(), "files": len(list(folder.iterdir()))}}
 
 
+@wrong("Write through db.session, in the view's own thread and request")
+def a_write_through_the_engine(shop):
+    """Plain SQL is quicker to write than a model."""
+
+    def view():
+        with shop.db.engine.begin() as connection:
+            connection.execute(sa.insert(shop.Payment))
+        return {}, 201
+
+    shop.view(view)
+
+
+@wrong("Write through db.session, in the view's own thread and request")
+def a_write_through_the_engine_beside_the_session(shop):
+    """An audit row that must stay "even if the rest fails"."""
+
+    def view():
+        response = shop.pay()
+        with shop.db.engine.begin() as connection:
+            connection.execute(sa.insert(shop.Message))
+        return response
+
+    shop.view(view)
+
+
+@wrong("Write through db.session, in the view's own thread and request")
+def a_session_of_its_own(shop):
+    """A service layer with its own sessionmaker, older than Flask-SQLAlchemy in this code base."""
+
+    def view():
+        with Session(shop.db.engine) as own, own.begin():
+            own.add(shop.Payment())
+        return {}, 201
+
+    shop.view(view)
+
+
+@wrong("Write through db.session, in the view's own thread and request")
+def a_thread_that_writes(shop):
+    """Slow work is done beside the view, which waits for it."""
+
+    def work():
+        with shop.app.app_context():
+            shop.pay()
+
+    def view():
+        with ThreadPoolExecutor() as pool:
+            pool.submit(work)
+        return {}, 201
+
+    shop.view(view)
+
+
 @wrong("NotAtomic", "wrote to another bind")
 def a_write_to_another_bind(shop):
     """The ledger is a database of its own; no transaction spans both."""
@@ -373,7 +428,7 @@ def a_write_to_another_bind(shop):
     shop.view(view)
 
 
-@wrong("rose by 2", "a write through db.engine or another bind")
+@wrong("rows of entry (bind 'ledger') rose by 2", "another bind")
 def a_write_to_another_bind_that_is_allowed(shop):
     """``other_binds`` was set to silence the error."""
 
@@ -384,7 +439,7 @@ def a_write_to_another_bind_that_is_allowed(shop):
     shop.view(view, other_binds=["ledger"])
 
 
-@wrong("rose by 2", "atomic=False")
+@wrong("rows of payment rose by 2", "a commit in a view with atomic=False")
 def a_commit_that_is_not_atomic_and_run_again(shop):
     """``on_interrupted="retry"`` was set so that nobody has to look at interrupted operations."""
     shop.view(shop.pay, atomic=False, on_interrupted="retry")
@@ -427,7 +482,7 @@ def a_step_whose_key_has_the_time(shop):
     return {"effects": shop.charged}
 
 
-@wrong("rose by 2", "atomic=False")
+@wrong("rows of payment rose by 2", "a commit in a view with atomic=False")
 def a_step_that_commits_by_itself(shop):
     """A step that writes rows is not atomic unless it says so."""
 
@@ -436,6 +491,25 @@ def a_step_that_commits_by_itself(shop):
         return {}, 201
 
     shop.view(view, atomic=False, on_interrupted="retry")
+
+
+@wrong("Write through db.session, in the view's own thread and request")
+def a_request_to_another_protected_route(shop):
+    """One endpoint makes use of another by HTTP, with a key that is new for each attempt."""
+
+    @shop.app.post("/messages")
+    @idempotent
+    def send():
+        shop.db.session.add(shop.Message())
+        shop.db.session.commit()
+        return {}, 201
+
+    def view():
+        key = {"Idempotency-Key": str(uuid.uuid4())}
+        assert shop.client.post("/messages", headers=key).status_code == 201
+        return shop.pay()
+
+    shop.view(view)
 
 
 # An effect that is lost.
@@ -666,6 +740,27 @@ def steps_with_a_derived_key(shop):
 
     shop.view(view, atomic=False, on_interrupted="retry")
     return {"effects": shop.effects}
+
+
+@right
+def a_step_that_calls_another_protected_route(shop):
+    """The other route knows the derived key, as any service with idempotency keys does."""
+
+    @shop.app.post("/messages")
+    @idempotent
+    def send():
+        shop.db.session.add(shop.Message())
+        shop.db.session.commit()
+        return {}, 201
+
+    def call(key):
+        return shop.client.post("/messages", headers={"Idempotency-Key": key}).status_code
+
+    def view():
+        assert current_operation.step("send", call, current_operation.derive_key("send")) == 201
+        return {}, 201
+
+    shop.view(view, atomic=False, on_interrupted="retry")
 
 
 @right
