@@ -17,9 +17,10 @@ from flask_idempotency.client import (
     attempts_of,
     limit_retries,
 )
-from flask_idempotency.client.retries import retry_after
+from flask_idempotency.client.retries import Attempts, retry_after
 from flask_idempotency.core.errors import PROBLEMS, OperationFailed, Retryable
 from tests.client.conftest import LOST, drop_before, respond, with_async_httpx, with_httpx
+from tests.client.test_howto import PAGE
 
 BUSY = respond(409, "request-in-progress")
 DOWN = respond(503)
@@ -158,6 +159,15 @@ class TestLog:
         assert {line.levelname for line in lines} == {"INFO"}
         assert (lines[0].attempt, lines[0].seconds, lines[0].method) == (1, 0.5, "POST")
         assert (lines[0].url, lines[0].status, lines[0].error) == (f"{server.url}/pay", 503, None)
+
+    def test_the_page_shows_a_real_line(self, time, caplog):
+        time.chance = 0.42
+        request = requests.Request("POST", "https://api.example.com/payments")
+        attempts = Attempts(time.policy(backoff=1), request)
+        attempts.begin()
+        attempts.after_response(503, {}, b"")
+        [line] = caplog.messages
+        assert f"```text\n{line}\n```" in PAGE
 
     def test_no_line_holds_a_secret(self, make_caller, server, caplog):
         server.script += [drop_before, DOWN, BUSY, drop_before, DOWN, DOWN]
