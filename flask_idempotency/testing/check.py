@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import wait
 from contextlib import contextmanager
+from decimal import Decimal
 from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -251,7 +252,8 @@ class Check(ABC, Generic[T]):
 
 
 def _equal(a: Any, b: Any) -> bool:
-    return bool(a == b) or (isinstance(a, float) and math.isclose(a, b, abs_tol=1e-9))
+    is_rounded = isinstance(a, (float, Decimal))  # two halves may differ from the whole in a last digit
+    return bool(a == b) or (is_rounded and math.isclose(a, b, rel_tol=1e-12, abs_tol=1e-9))
 
 
 def _change(name: str, change: Any, one: Any) -> str:

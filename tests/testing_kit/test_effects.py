@@ -139,6 +139,19 @@ def test_what_a_crash_has_divided_is_one_runs_if_a_run_without_it_does_as_much(s
 
 
 @ONE_FILE
+def test_halves_may_differ_from_the_whole_in_a_last_digit(balanced):
+    def view():
+        for name in "ab":
+            current_operation.step(name, lambda: withdraw(balanced)[0], atomic=True)
+        return {}, 201
+
+    balanced.view(view, atomic=False, on_interrupted="retry")
+    for crash in every_crash():
+        with crash:
+            assert_idempotent(balanced.client, "POST", "/payments", effects=lambda: balances(balanced))
+
+
+@ONE_FILE
 def test_what_only_concurrent_duplicates_do_is_told(shop):
     done = []
 
