@@ -124,6 +124,8 @@ class Idempotency:
         joining.install(db)
         for engine in state.engines.values():
             escapes.watch(engine)
+            if engine is not state.database:
+                escapes.watch_cursors(engine)
         hooks.register(app, state, timeout)
         watch_flashes(app)
         app.add_template_global(idempotency_field)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Engine, ExecutionContext
@@ -20,7 +21,7 @@ from flask_idempotency.web.operation import (
     running_operation,
 )
 
-from .noted import NOTABLE, listen, noted, text_of
+from .noted import NOTABLE, hear_driver, listen, noted, text_of
 
 log = logging.getLogger("flask_idempotency")
 
@@ -42,6 +43,22 @@ def watch(engine: Engine) -> None:
         return
     for name, notice in notices.items():
         listen(engine.dialect, name, notice)
+
+
+def watch_cursors(engine: Engine) -> None:
+    """Notice also what an operation writes to another bind with the driver's own cursors."""
+
+    def take(driver: Any, _record: Any, _pooled: Any) -> None:
+        if open_transaction.get() is not None:
+            hear_driver(engine.pool, driver, partial(notice_cursor, engine))
+
+    listen(engine, "checkout", take)
+
+
+def notice_cursor(engine: Engine, cursor: Any, statement: Any, _parameters: Any) -> None:
+    """A cursor of the driver's is about to send something on a connection of ``engine``."""
+    if open_transaction.get() is not None:
+        _refuse_escape(engine, text_of(statement, cursor))
 
 
 def _notice_before(
@@ -71,18 +88,18 @@ def _notice(cursor: Any, statement: Any, parameters: Any, context: ExecutionCont
     if traits & NOTABLE:
         noted(connection).note(cursor, statement, parameters)
     if is_open:
-        _refuse_escape(connection, statement)
+        _refuse_escape(connection.engine, statement)
 
 
-def _refuse_escape(connection: Connection, statement: str) -> None:
+def _refuse_escape(engine: Engine, statement: str) -> None:
     here = running_operation()
     running = here or outer_operation()
     if running is None or not may_write(statement):
         return
-    if connection.engine.pool is running.units.engine.pool:
+    if engine.pool is running.units.engine.pool:
         # A raw connection is somebody's decision; it also serves logs that must survive a rollback.
         _warn_once(running)
-    elif here is not None and connection.engine not in running.other_binds:
+    elif here is not None and engine not in running.other_binds:
         running.refuse(
             f"the view of {running.operation.name} wrote to another bind, which cannot commit together"
             " with the record; nothing was committed. If a lost or doubled write there does no harm,"

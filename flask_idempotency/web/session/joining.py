@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 from flask_sqlalchemy import SQLAlchemy
@@ -26,7 +27,8 @@ from flask_idempotency.web.setup.state import AppState
 
 from .earlier import SetAside, connection_to, connections, has_written
 from .ends import end_transactions, has_unsaved, present_session
-from .noted import note_cursors
+from .escapes import notice_cursor
+from .noted import hear_cursors, note_cursors
 
 
 class JoiningSession:
@@ -59,10 +61,12 @@ class JoiningSession:
         return bound
 
     def connection(self, *args: Any, **kwargs: Any) -> Connection:
-        """The session's connection; before an operation, whose it may become, its cursors are noted."""
+        """The session's connection. What the driver's own cursors do on it is noticed, too."""
         connection: Connection = super().connection(*args, **kwargs)  # type: ignore[misc]
         if open_transaction.get() is None:
             note_cursors(connection)
+        else:
+            hear_cursors(connection, partial(notice_cursor, connection.engine))
         return connection
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from psycopg2 import extensions
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, Pool, event
 
 from flask_idempotency.core.ports import InOperation
 from flask_idempotency.core.sqltext import (
@@ -28,6 +28,9 @@ from flask_idempotency.core.sqltext import (
     settings_of,
     traits_of,
 )
+
+Hear = Callable[[Any, Any, Any], None]
+"""Is given a cursor, a statement and its parameters, as the driver is."""
 
 LONG = 10_000
 """Characters of a text that is not worth remembering: it holds its values, so it comes but once."""
@@ -84,20 +87,30 @@ def noted(connection: Connection) -> Noted:
 
 
 def note_cursors(connection: Connection) -> None:
-    """Note the statements of the driver's own cursors, too, until the connection is back in its pool.
+    """Note also the statements of the driver's own cursors."""
+    hear_cursors(connection, noted(connection).note)
 
-    Each is of the application's class. Those that are made with another one (``cursor_factory=``) are
-    not seen.
+
+def hear_cursors(connection: Connection, hear: Hear) -> None:
+    """Tell ``hear`` of all that the driver's own cursors are about to send on a connection."""
+    if not (connection.invalidated or isinstance(connection.connection, InOperation)):
+        hear_driver(connection.engine.pool, connection.connection.dbapi_connection, hear)
+
+
+def hear_driver(pool: Pool, driver: Any, hear: Hear) -> None:
+    """Tell ``hear`` of all that its cursors are about to send, until it is back in its ``pool``.
+
+    They are of the application's class. Those that are made with another one (``cursor_factory=``), or
+    of another driver than psycopg2, are not heard.
     """
-    if connection.invalidated or isinstance(pooled := connection.connection, InOperation):
-        return
-    driver: Any = pooled.dbapi_connection
     if not isinstance(driver, extensions.connection) or driver.closed:
         return
-    own = driver.cursor_factory
-    if type(own) is not _Cursors:
-        listen(connection.engine.pool, "checkin", _give_back)
-        driver.cursor_factory = _Cursors(own, _noting(type(driver.cursor())), noted(connection))
+    present: Any = driver.cursor_factory
+    if type(present) is _Cursors:
+        driver.cursor_factory = replace(present, hear=hear)
+        return
+    listen(pool, "checkin", _give_back)
+    driver.cursor_factory = _Cursors(present, _hearing(type(driver.cursor())), hear)
 
 
 def _give_back(driver: Any, _record: Any) -> None:
@@ -111,38 +124,46 @@ class _Cursors:
 
     own: Any
     kind: type[extensions.cursor]
-    noted: Noted
+    hear: Hear
 
     def __call__(self, *args: Any, **kwargs: Any) -> extensions.cursor:
         cursor: Any = self.kind(*args, **kwargs)
-        cursor.noted = self.noted
+        cursor.hear = self.hear
         return cursor  # type: ignore[no-any-return]
 
 
 _kinds: dict[type[extensions.cursor], type[extensions.cursor]] = {}
 
 
-def _noting(base: type[extensions.cursor]) -> type[extensions.cursor]:
+def _hearing(base: type[extensions.cursor]) -> type[extensions.cursor]:
     if base in _kinds:
         return _kinds[base]
 
-    class NotedCursor(base):  # type: ignore[valid-type, misc]
-        noted: Noted
+    class HeardCursor(base):  # type: ignore[valid-type, misc]
+        hear: Hear
 
         def execute(self, query: Any, vars: Any = None) -> Any:  # noqa: A002
-            self.noted.note(self, query, vars)
+            self.hear(self, query, vars)
             return super().execute(query, vars)
 
         def executemany(self, query: Any, vars_list: Any) -> Any:
             vars_list = list(vars_list)
             for values in vars_list:
-                self.noted.note(self, query, values)
+                self.hear(self, query, values)
             return super().executemany(query, vars_list)
 
         def callproc(self, procname: Any, parameters: Any = None) -> Any:
             if not isinstance(parameters, dict):
                 marks = ", ".join(["%s"] * len(parameters or ()))
-                self.noted.note(self, f"SELECT {procname}({marks})", parameters)
+                self.hear(self, f"SELECT {procname}({marks})", parameters)
             return super().callproc(procname, parameters)
 
-    return _kinds.setdefault(base, NotedCursor)
+        def copy_expert(self, sql: Any, *args: Any, **kwargs: Any) -> Any:
+            self.hear(self, sql, None)
+            return super().copy_expert(sql, *args, **kwargs)
+
+        def copy_from(self, *args: Any, **kwargs: Any) -> Any:
+            self.hear(self, "COPY", None)
+            return super().copy_from(*args, **kwargs)
+
+    return _kinds.setdefault(base, HeardCursor)

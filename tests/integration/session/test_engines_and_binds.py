@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
+from contextlib import closing
+
 import pytest
 import sqlalchemy as sa
 from flask import Flask, current_app
 from flask_sqlalchemy import SQLAlchemy
 from flask_sqlalchemy.session import Session
+from psycopg2.extras import execute_values
 from psycopg2.sql import SQL, Identifier
 from sqlalchemy.sql.dml import UpdateBase
 
@@ -97,6 +101,110 @@ def test_a_write_to_another_bind_needs_permission(make_world, postgres, allowed)
             world.post()
         assert world.count() == 0
         assert [r.state for r in world.records()] == ["in_progress"]
+
+
+WRITE_LINE = "insert into line (note) values ('x')"
+
+
+def in_a_transaction_of_its_own(raw, write):
+    with raw.cursor() as cursor:
+        write(cursor)
+    raw.commit()
+
+
+def through_a_raw_connection(world, write):
+    with closing(world.db.engines["logs"].raw_connection()) as raw:
+        in_a_transaction_of_its_own(raw, write)
+
+
+def through_a_connection(world, write):
+    with world.db.engines["logs"].connect() as connection:
+        in_a_transaction_of_its_own(connection.connection.driver_connection, write)
+
+
+def through_the_session(world, write):
+    bind = {"bind": world.db.engines["logs"]}
+    in_a_transaction_of_its_own(world.db.session.connection(bind_arguments=bind).connection, write)
+
+
+RAW_WRITES = {
+    "execute": lambda cursor: cursor.execute(WRITE_LINE),
+    "bytes": lambda cursor: cursor.execute(WRITE_LINE.encode()),
+    "behind a comment": lambda cursor: cursor.execute("/* tag */ " + WRITE_LINE),
+    "executemany": lambda cursor: cursor.executemany("insert into line (note) values (%s)", [("x",)]),
+    "execute_values": lambda cursor: execute_values(
+        cursor, "insert into line (note) values %s", [("x",)]
+    ),
+    "copy_from": lambda cursor: cursor.copy_from(io.StringIO("x\n"), "line", columns=["note"]),
+    "copy_expert": lambda cursor: cursor.copy_expert("copy line (note) from stdin", io.StringIO("x\n")),
+}
+
+
+@pytest.fixture
+def world_with_logs(make_world, postgres):
+    def make(name, through, write, **options):
+        world = make_world(SQLALCHEMY_BINDS={"logs": postgres.database(name)})
+        world.app.testing = True
+        with world.app.app_context():
+            logs = world.db.engines["logs"]
+            with logs.begin() as connection:
+                connection.execute(sa.text("create table if not exists line (id serial, note text)"))
+                connection.execute(sa.text("truncate line"))
+
+        @world.app.post("/payments")
+        @idempotent(**options)
+        def pay():
+            through(world, lambda cursor: cursor.execute("select count(*) from line"))
+            through(world, write)
+            return {}, 503
+
+        def count():
+            with world.app.app_context(), logs.connect() as connection:
+                driver = connection.connection.driver_connection
+                assert driver.cursor_factory is None
+                return connection.scalar(sa.text("select count(*) from line"))
+
+        return world, count
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "through", [through_a_raw_connection, through_a_connection, through_the_session]
+)
+def test_a_write_to_another_bind_with_the_drivers_cursor_is_refused(world_with_logs, through):
+    world, count = world_with_logs("raw_bind", through, RAW_WRITES["execute"])
+    for _ in range(2):
+        with pytest.raises(NotAtomic, match="another bind"):
+            world.post()
+    assert count() == 0
+
+
+@pytest.mark.parametrize("write", RAW_WRITES.values(), ids=RAW_WRITES)
+def test_it_is_refused_however_the_driver_is_told(world_with_logs, write):
+    world, count = world_with_logs("raw_writes", through_a_raw_connection, write)
+    with pytest.raises(NotAtomic, match="another bind"):
+        world.post()
+    assert count() == 0
+
+
+def test_it_is_also_refused_on_a_connection_that_the_session_used_before_the_view(world_with_logs):
+    world, count = world_with_logs("raw_before", through_the_session, RAW_WRITES["execute"])
+
+    @world.app.before_request
+    def read():
+        through_the_session(world, lambda cursor: cursor.execute("select 1"))
+
+    with pytest.raises(NotAtomic, match="another bind"):
+        world.post()
+    assert count() == 0
+
+
+def test_it_is_free_with_permission(world_with_logs):
+    insert = RAW_WRITES["execute"]
+    world, count = world_with_logs("raw_allowed", through_a_connection, insert, other_binds=["logs"])
+    assert [world.post().status_code for _ in range(2)] == [503, 503]
+    assert count() == 2
 
 
 def test_an_autocommit_engine_is_refused(make_world):
