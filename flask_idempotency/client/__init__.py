@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from .budget import RetryBudget
 from .keys import derive_key, new_key
-from .retries import Retry, RetryPolicy, attempts_of, limit_retries, was_replayed
+from .responses import was_replayed
+from .retries import Retry, RetryPolicy, attempts_of, limit_retries
 
 if TYPE_CHECKING:
     from .session import IdempotentAdapter, IdempotentSession

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import random
-import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
-from email.utils import parsedate_to_datetime
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
@@ -35,6 +31,7 @@ from .allowed import (
 from .budget import RETRY, SUCCESS, RetryBudget
 from .keys import new_key
 from .permanent import is_permanent
+from .responses import problem_type, retry_after
 
 log = logging.getLogger("flask_idempotency.client")
 
@@ -46,30 +43,6 @@ SHORTEST: Final = 0.001
 
 PAUSE: Final = 0.1
 """Seconds. The shortest wait for a running attempt, also with a ``backoff`` of 0: it is not counted."""
-
-
-LATE: Final = "The response was still coming at the call's deadline."
-NO_END: Final = (
-    "The response broke off in its headers, or the server does not say where it ends:"
-    " by a Content-Length, chunks, or Connection: close and a body."
-)
-
-
-class HasHeaders(Protocol):
-    """A response of requests, httpx or another client."""
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """By name, in upper or lower case."""
-
-
-def was_replayed(response: HasHeaders, header: str = "Idempotent-Replayed") -> bool:
-    """Whether the response is the stored one of an earlier attempt.
-
-    :param response: what requests or httpx gave.
-    :param header: the server's ``IDEMPOTENCY_REPLAYED_HEADER``.
-    """
-    return response.headers.get(header, "").lower() == "true"
 
 
 class HasRequest(Protocol):
@@ -340,56 +313,3 @@ class Attempts:
 def _without_secrets(url: str) -> str:
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
-def tells_its_end(status: int, headers: Mapping[str, str], *, method: str | None, empty: bool) -> bool:
-    """Whether an HTTP/1.1 response says where it ends (RFC 9112 sections 6.3 and 9.6).
-
-    One that does not cannot be told from one that broke off in its headers. A server that ends a body
-    by closing the connection must say so in ``Connection``, and has no reason to if the body is empty.
-
-    :param method: the request's.
-    :param empty: whether no body came.
-    """
-    if method == "HEAD" or status in {204, 304}:
-        return True
-    coding, connection = (headers.get(name, "").lower() for name in ("Transfer-Encoding", "Connection"))
-    if "chunked" in coding or re.match("[0-9]", headers.get("Content-Length", "")):
-        return True
-    return not empty and "close" in re.split("[, \t]+", connection)
-
-
-def retry_after(headers: Mapping[str, str]) -> float:
-    """The seconds that ``Retry-After`` asks for (RFC 9110 section 10.2.3); 0 if it asks for nothing.
-
-    A date is compared with the response's own ``Date``, so that the clock of this machine may be wrong.
-    """
-    value = headers.get("Retry-After", "").strip()
-    if re.fullmatch("[0-9]+", value):
-        return float(value)  # of very many digits, infinity
-    at = _date(value)
-    if at is None:
-        return 0.0
-    now = _date(headers.get("Date", "")) or datetime.now(timezone.utc)
-    return max((at - now).total_seconds(), 0.0)
-
-
-def _date(text: str) -> datetime | None:
-    try:
-        date = parsedate_to_datetime(text)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return date if date.tzinfo else date.replace(tzinfo=timezone.utc)
-
-
-def problem_type(headers: Mapping[str, str], body: bytes) -> str:
-    """The last part of a problem's type (RFC 9457), such as ``request-in-progress``, or ``""``."""
-    media_type = headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json" and not media_type.endswith("+json"):
-        return ""
-    try:
-        document = json.loads(body)
-    except (ValueError, RecursionError):
-        return ""
-    kind = document.get("type") if isinstance(document, dict) else None
-    return re.split("[:/#]", kind)[-1] if isinstance(kind, str) else ""

@@ -9,7 +9,8 @@ from http.client import HTTPResponse
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
-from .retries import LATE, NO_END, Attempts, RetryPolicy, tells_its_end
+from .responses import LATE, NO_END, tells_its_end
+from .retries import Attempts, RetryPolicy
 
 try:
     import requests

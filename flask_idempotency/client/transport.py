@@ -7,7 +7,8 @@ from contextlib import aclosing, closing
 from types import TracebackType
 from typing import Any, Final
 
-from .retries import LATE, NO_END, Attempts, RetryPolicy, tells_its_end
+from .responses import LATE, NO_END, tells_its_end
+from .retries import Attempts, RetryPolicy
 
 try:
     import anyio
