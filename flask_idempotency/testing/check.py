@@ -54,8 +54,9 @@ FOLLOWING = (
     " belongs in a table, written in the same transaction (an outbox)."
 )
 HANGING = (
-    "It waits for what never comes, or for a lock: a second connection of the view may want what the"
-    " operation's own transaction has locked. If it just needs longer, pass timeout=... (seconds)."
+    "It waits for what never comes, or for a lock: a second connection of the view wants what the"
+    " operation's own transaction has locked, or the test has a transaction open. If it just needs"
+    " longer, pass timeout=... (seconds)."
 )
 LOCKED = (
     "In SQLite one connection writes at a time, and that is the operation's, so this one found the"
