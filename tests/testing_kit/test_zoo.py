@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from flask_idempotency.testing import assert_idempotent, every_crash
@@ -23,13 +26,23 @@ def zoo(request, tmp_path):
     zoo.close()
 
 
+def explained():
+    """The messages in the page's table, as patterns: X is any name, and a number any other."""
+    page = (Path(__file__).parents[2] / "docs/testing.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\*.+?) \|", page.partition("## What the messages mean")[2], re.MULTILINE)
+    for message in re.findall(r"\*(.+?)\*", " ".join(rows)):
+        yield re.sub(r"\d+", r"[\\d.]+", re.escape(message)).replace("…", ".*").replace("X", ".+", 1)
+
+
+EXPLAINED = re.compile("|".join(explained()), re.DOTALL)
+
+
 def check(zoo, endpoint):
     arguments = endpoint.build(zoo) or {}
 
     def send():
         own = arguments() if callable(arguments) else arguments
-        kwargs = {"json": {"amount": 5}, **own}
-        assert_idempotent(zoo.client, "POST", "/payments", **kwargs)
+        assert_idempotent(zoo.client, "POST", "/payments", **{"json": {"amount": 5}, **own})
 
     send()
     for crash in every_crash(zoo.app):
@@ -43,6 +56,7 @@ def test_a_wrong_endpoint_is_told_what_is_wrong(zoo, endpoint):
         check(zoo, endpoint)
     said = f"{error.typename}: {error.value}"
     assert [words for words in endpoint.words if words not in said] == [], said
+    assert EXPLAINED.search(said), said
 
 
 @pytest.mark.parametrize("endpoint", RIGHT, ids=str)
