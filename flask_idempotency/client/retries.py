@@ -230,8 +230,12 @@ class Attempts:
     def begin(self) -> float:
         """Begin the next attempt. Returns the seconds that it may take."""
         self._made += 1
-        setattr(self._request, _ATTEMPTS, self._made)
+        self.count_on(self._request)
         return max(self.left(), SHORTEST)
+
+    def count_on(self, request: Request) -> None:
+        """Let a request, or a copy that was sent in its place, say how many attempts there were."""
+        setattr(request, _ATTEMPTS, self._made)
 
     def left(self) -> float:
         """Seconds until the deadline; below 0 after it."""

@@ -79,12 +79,15 @@ class IdempotentAdapter(BaseAdapter):
                 body = _receive(response, attempts.left, stream=stream)
             except requests.RequestException as error:
                 error.request = error.request or request  # an error inside the body has none
+                attempts.count_on(error.request)
                 seconds = attempts.after_error(error) if isinstance(error, RETRIED) else None
                 if seconds is None:
                     raise
             else:
                 seconds = attempts.after_response(response.status_code, response.headers, body)
                 if seconds is None:
+                    response.request = getattr(response, "request", None) or request
+                    attempts.count_on(response.request)
                     response.connection = self  # type: ignore[assignment]  # digest sends through it
                     return response
                 response.close()

@@ -14,7 +14,13 @@ from requests.auth import HTTPDigestAuth
 from requests.exceptions import ChunkedEncodingError, ContentDecodingError, ReadTimeout
 from urllib3 import HTTPResponse, Timeout
 
-from flask_idempotency.client import IdempotentAdapter, IdempotentSession, RetryPolicy, was_replayed
+from flask_idempotency.client import (
+    IdempotentAdapter,
+    IdempotentSession,
+    RetryPolicy,
+    attempts_of,
+    was_replayed,
+)
 from tests.client.conftest import (
     break_off,
     drop_after,
@@ -160,6 +166,13 @@ class Custom(HTTPAdapter):
         return super().send(request, **kwargs)
 
 
+class Copying(HTTPAdapter):
+    """Sends a copy, as an adapter does that signs each attempt anew."""
+
+    def send(self, request, **kwargs):
+        return super().send(request.copy(), **kwargs)
+
+
 class Watching(HTTPAdapter):
     """Wraps the file that a body is read from, as CacheControl does to fill its cache."""
 
@@ -169,11 +182,13 @@ class Watching(HTTPAdapter):
 
 
 class Cache(HTTPAdapter):
-    """Has a response without the headers that framed it on its way, as CacheControl does."""
+    """Has a response without its request, and without the headers that framed it on its way."""
 
     def send(self, request, **_options):
         raw = HTTPResponse(io.BytesIO(b"abc"), version=11, status=200, preload_content=False)
-        return self.build_response(request, raw)
+        response = self.build_response(request, raw)
+        response.request = None
+        return response
 
 
 class Watched:
@@ -204,14 +219,25 @@ class TestMountedAdapters:
         assert session.post(server.url).request.headers["X-Sent-By"] == "custom"
         assert len(server.seen) == 3
 
+    def test_one_that_sends_a_copy_of_the_request_leaves_its_attempts_to_be_counted(self, server, time):
+        server.script += [drop_before, work, drop_before, drop_before]
+        with IdempotentSession(time.policy(retries=1)) as session:
+            session.mount("http://", Copying())
+            assert attempts_of(session.post(server.url)) == 2
+            with pytest.raises(requests.ConnectionError) as lost:
+                session.post(server.url)
+        assert attempts_of(lost.value) == 2
+
     def test_one_that_watches_the_body_sees_all_of_it(self, server, session):
         session.mount("http://", adapter := Watching())
         body = session.post(server.url).content
         assert adapter.watched.seen == body == b'{"id": 1}'
 
-    def test_a_response_from_a_cache_need_not_say_where_it_ends(self, session):
+    def test_a_response_from_a_cache_need_not_say_where_it_ends_or_what_was_sent(self, session):
         session.mount("http://", Cache())
-        assert session.post("http://api.example.com").content == b"abc"
+        response = session.post("http://api.example.com")
+        assert response.content == b"abc"
+        assert response.request.headers["Idempotency-Key"]
 
     @pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, unpickled])
     def test_a_copy_of_ours_is_the_same_adapter(self, server, twin):
