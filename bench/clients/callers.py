@@ -134,18 +134,26 @@ class Lines(logging.Handler):
             self.lines.append((record.levelname, record.name, text))
 
 
-def _skip_waits() -> None:
-    """Let no time pass while something sleeps, and let the clocks show that it did."""
-    slept, monotonic = [0.0], time.monotonic
-    time.sleep = lambda seconds: slept.append(slept.pop() + seconds)  # type: ignore[assignment]
-    time.monotonic = lambda: monotonic() + slept[0]
+def _note_waits(*, skip: bool) -> list[float]:
+    """The seconds of each sleep from now on. ``skip`` lets no time pass, but the clock shows it."""
+    waits: list[float] = []
+    sleep, monotonic = time.sleep, time.monotonic
+
+    def noted(seconds: float) -> None:
+        waits.append(seconds)
+        if not skip:
+            sleep(seconds)
+
+    time.sleep = noted
+    if skip:
+        time.monotonic = lambda: monotonic() + sum(waits)
+    return waits
 
 
 def main() -> None:
     """The process."""
     client, url, calls = sys.argv[1], sys.argv[2] + QUERY, int(sys.argv[3])
-    if calls > 1:
-        _skip_waits()
+    waits = _note_waits(skip=calls > 1)
     port, connects = urlsplit(url).port, []
 
     def heard(event: str, arguments: tuple[Any, ...]) -> None:
@@ -156,12 +164,13 @@ def main() -> None:
     sys.addaudithook(heard)
     lines = Lines()
     logging.basicConfig(level=logging.DEBUG, handlers=[lines])
+    print("began", file=sys.stderr, flush=True)
     began = time.monotonic()
     for _ in range(calls):
         outcome = _outcome(call, url)
     seconds = time.monotonic() - began
-    told = {"outcome": outcome, "seconds": seconds, "attempts": len(connects), "log": lines.lines}
-    print(json.dumps(told))
+    told = {"outcome": outcome, "seconds": seconds, "waited": sum(waits)}
+    print(json.dumps({**told, "attempts": len(connects), "log": lines.lines}))
 
 
 def _outcome(call: Call, url: str) -> str:

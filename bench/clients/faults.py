@@ -108,11 +108,15 @@ class Server:
     fault: str
     attempts: list[Attempt] = field(default_factory=list)
 
+    def begin(self) -> None:
+        """The call begins, and with it an outage that will end."""
+        self._has_begun.set()
+
     def __enter__(self) -> Self:
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
-        self._is_over = threading.Event()
+        self._has_begun, self._is_over = threading.Event(), threading.Event()
         threading.Thread(target=self._serve, daemon=True).start()
         return self
 
@@ -123,6 +127,7 @@ class Server:
     def _serve(self) -> None:
         """Listen, but not during an outage."""
         if self.fault.startswith("refused"):
+            self._has_begun.wait()
             self._is_over.wait(None if "ever" in self.fault else OUTAGE_SECONDS)
         if self._is_over.is_set():
             return

@@ -32,11 +32,8 @@ CLIENTS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 AT_ONCE, NEVER, OUTAGE, SILENCE, *OTHERS = FAULTS
 
-TIMES = 5
-"""How often an outage is measured: the waits are random."""
-
-CHANCES = 20
-"""How often one that ends is: whether a call outlives it is a matter of chance."""
+TIMES = 10
+"""How often an outage is measured: the waits are random, and so is whether a call outlives it."""
 
 MANY = 100
 """Calls of one client during an outage."""
@@ -54,10 +51,14 @@ Line = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a client's calls: attempts and seconds are of all of them together."""
+    """What came of a client's calls: the figures are of all of them together.
+
+    ``waited`` are the seconds between attempts, ``seconds`` all that passed.
+    """
 
     outcome: str
     seconds: float
+    waited: float
     attempts: int
     keys: int
     log: list[Line]
@@ -93,16 +94,22 @@ def measure(python: Path, client: str, fault: str, calls: int = 1) -> Outcome:
         process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": str(ROOT) if client.startswith("ours") else ""},
         )
+        for line in process.stderr or ():
+            if line == "began\n":
+                server.begin()
+                break
         try:
             told, _errors = process.communicate(timeout=PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
             waiting = f"nothing after {PATIENCE_SECONDS} s"
-            return Outcome(waiting, PATIENCE_SECONDS, len(server.attempts), _keys(server), [])
+            attempts = len(server.attempts)
+            return Outcome(waiting, PATIENCE_SECONDS, 0, attempts, _keys(server), [])
         return Outcome(keys=_keys(server), **json.loads(told))
 
 
@@ -111,7 +118,7 @@ def _keys(server: Server) -> int:
 
 
 def _times(fault: str) -> int:
-    return {AT_ONCE: TIMES, NEVER: TIMES, OUTAGE: CHANCES}.get(fault, 1)
+    return TIMES if fault in (AT_ONCE, NEVER, OUTAGE) else 1
 
 
 Results = dict[tuple[str, str, int], list[Outcome]]
@@ -135,8 +142,8 @@ def _outages(results: Results) -> str:
 
 def _mean(outcomes: list[Outcome]) -> str:
     attempts = statistics.mean(each.attempts for each in outcomes)
-    seconds = statistics.mean(each.seconds for each in outcomes)
-    return f"{attempts:.3g} in {seconds:.1f} s"
+    waited = statistics.mean(each.waited for each in outcomes)
+    return f"{attempts:.3g}, waits {waited:.1f} s"
 
 
 def _timed(outcome: Outcome) -> str:
