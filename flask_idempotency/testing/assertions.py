@@ -246,7 +246,8 @@ class RequestCheck(Check[TestResponse]):
                 hint += " An operation with on_interrupted='hold' stays interrupted: status=409."
             self.fail(f"after {when} the response is {shown(response)}", self._hint(response, hint))
         if status not in (None, response.status_code):
-            self.fail(f"after {when} the response is {shown(response)}, not {status}", "")
+            said = f"after {when} the response is {shown(response)}, not {status}"
+            self.fail(said, self._hint(response, ""))
 
     def is_duplicate(self, response: TestResponse, first: TestResponse) -> None:
         """A duplicate is rejected as in progress, or gets the first response."""
@@ -277,7 +278,9 @@ class RequestCheck(Check[TestResponse]):
             self.fail(f"the same key with another body got {shown(response)}, not 422", ALIKE)
 
     def _hint(self, response: TestResponse, otherwise: str) -> str:
-        """What the problem in a response means."""
+        """What the problem in a response means, or how to see the error of a view."""
+        if response.status_code == 500 and not self.state.app.testing:
+            return "app.testing = True shows the error: then it reaches the test."
         body = response.get_json(silent=True)
         kind = str(body.get("type", "")) if isinstance(body, dict) else ""
         return PROBLEMS.get(kind.removeprefix(self.state.settings.problem_base), otherwise)
