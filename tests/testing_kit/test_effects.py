@@ -244,6 +244,8 @@ def test_a_view_that_never_returns_is_told_with_its_stack(shop, duplicates, poin
     shop.view(wait_for_what_never_comes)
     try:
         said = message(shop, point, duplicates=duplicates, timeout=1)
+        left = [thread for thread in threading.enumerate() if thread.name == NAME]
+        assert [thread.daemon for thread in left] == [True], "it would keep the process from ending"
     finally:
         comes.set()
         for thread in threading.enumerate():

@@ -9,9 +9,10 @@ from contextlib import suppress
 
 import pytest
 import sqlalchemy as sa
+from flask import request
 from sqlalchemy.orm import Session
 
-from flask_idempotency import current_operation
+from flask_idempotency import current_operation, idempotent
 from flask_idempotency.testing import assert_idempotent, every_crash
 from flask_idempotency.testing.threads import NAME
 from tests.testing_kit.conftest import Shop
@@ -49,6 +50,8 @@ def and_swallows_the_error(shop):
     with suppress(sa.exc.OperationalError):
         by_the_engine(shop)
 
+
+NEXT = {"Idempotency-Key": "next"}
 
 WAYS = [
     by_the_engine,
@@ -140,6 +143,18 @@ class TestOnSqlite:
 
         shop.view(lambda: ({}, 201))
         assert_idempotent(shop.client, "POST", "/payments", effects=dict, duplicates=1)
+
+    def test_another_operation_may_follow_the_view(self, shop):
+        @shop.app.after_request
+        def follow(response):
+            if request.path == "/payments":
+                response.headers["X-Next"] = str(shop.client.post("/next", headers=NEXT).status_code)
+            return response
+
+        shop.app.add_url_rule("/next", "next", idempotent(shop.pay), methods=["POST"])
+        shop.view(shop.pay)
+        first = assert_idempotent(shop.client, "POST", "/payments", effects=dict, duplicates=0)
+        assert first.headers["X-Next"] == "201"
 
     def test_a_view_may_read_on_a_second_connection(self, shop):
         def view():

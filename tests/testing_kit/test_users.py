@@ -103,6 +103,20 @@ def test_a_protection_above_the_route_is_told_by_name(shop, testing):
 
 
 @pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_a_protection_that_a_decorator_hides_is_one(shop):
+    def charged(view):
+        def charge_and_view(*args, **kwargs):
+            shop.charge()
+            return view(*args, **kwargs)
+
+        return charge_and_view
+
+    shop.view(charged(idempotent(shop.pay)), protect=None)
+    said = message(shop, duplicates=0)
+    assert "charges rose by 2, not by 1\nA retry repeats what runs outside the view" in said
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
 def test_a_route_that_finds_no_key_is_not_called_unprotected(shop):
     shop.view(shop.pay, required=False, key=lambda: None)
     said = message(shop, effects=None, duplicates=0)
