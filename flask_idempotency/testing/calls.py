@@ -33,6 +33,10 @@ OTHER_KEY = (
     " such as an order's number, and not from what is new in each delivery: a random number, a time,"
     " the job's identifier. The same holds for scope=... and name=..."
 )
+SAME_KEY = (
+    "Whoever shares a key gets another message's result, and nothing is done. Let key=... and scope=..."
+    " name what the message is about, and give other=... a message that was never delivered."
+)
 OTHER_PAYLOAD = "Let payload=... depend on what the message says, and not on when it is delivered."
 REMADE = "run() returns the stored result to each delivery. Return that, or what follows from it alone."
 ALIKE = (
@@ -64,6 +68,7 @@ def assert_idempotent_call(
     *,
     effects: Effects | None = None,
     changed: Callable[[], Any] | None = None,
+    other: Callable[[], Any] | None = None,
     raises: type[Exception] | None = None,
     duplicates: int = 3,
     acknowledged: Callable[[], int] | None = None,
@@ -80,6 +85,8 @@ def assert_idempotent_call(
     * ``call`` takes no arguments, and uses the same key each time: ``lambda: invoice("alice", 7)``.
     * ``effects``, ``duplicates`` and ``timeout`` are as for :func:`assert_idempotent`.
     * ``changed`` is as ``call``, with the same key and another payload: it must be rejected.
+    * ``other`` consumes another message, with a key of its own: it must run, and have an effect of its
+      own. It also shows what a whole run does, where the dead attempt and its retry did a part each.
     * ``raises`` is what the call raises in the end, such as ``OperationInterrupted``: an effect may
       then be missing.
     * ``acknowledged`` is for a call that acknowledges its messages itself. It counts how often that has
@@ -89,7 +96,7 @@ def assert_idempotent_call(
     Returns what the first call returned. Raises ``AssertionError``, which says what differs and where
     to look.
     """
-    check = CallCheck(app, call, effects, raises, acknowledged, timeout)
+    check = CallCheck(app, call, other, effects, raises, acknowledged, timeout)
     with check.noted():
         return check.run(duplicates, changed)
 
@@ -123,6 +130,7 @@ class CallCheck(Check[Delivery]):
         self,
         app: Flask,
         call: Callable[[], Any],
+        other: Callable[[], Any] | None,
         effects: Effects | None,
         raises: type[Exception] | None,
         acknowledged: Callable[[], int] | None,
@@ -130,7 +138,7 @@ class CallCheck(Check[Delivery]):
     ) -> None:
         name = getattr(call, "__name__", "<partial>")
         super().__init__(app, "the message" if "<" in name else name, effects, timeout)
-        self._call, self._raises, self._acknowledged = call, raises, acknowledged
+        self._call, self._other, self._raises, self._acknowledged = call, other, raises, acknowledged
         self._acknowledged_before = acknowledged() if acknowledged else 0
         self._is_early = False
 
@@ -161,6 +169,8 @@ class CallCheck(Check[Delivery]):
         self.effects_are_one(when, at_least, crash)
         self.is_retry(first)
         self.effects_are_one("a retry", at_least)
+        with self.another_operation("another message", at_least if self._other else 0):
+            self.run_again()
         if changed is not None:
             self.is_rejected(self.sent(changed))
             self.effects_are_one("the same key with another payload", at_least)
@@ -186,6 +196,15 @@ class CallCheck(Check[Delivery]):
     def shown(self, outcome: Delivery) -> str:
         """What a call returned or raised."""
         return str(outcome)
+
+    def run_again(self) -> bool:
+        """Consume the other message, once."""
+        if self._other is None:
+            return False
+        delivery, self._other = self.sent(self._other), None
+        if delivery.error is not None or not delivery.met(Claimed):
+            self.fail(f"another message {delivery}, and ran no operation of its own", SAME_KEY)
+        return True
 
     def while_held(self) -> None:
         """Note what was acknowledged before the commit; it is told when no thread is in between."""

@@ -63,6 +63,7 @@ class TestRight:
             shop.app,
             lambda: consume(order),
             changed=lambda: consume(order, amount=6),
+            other=lambda: consume(f"{order}-2"),
             effects=shop.payments,
         )
         assert set(result) == {"id"}
@@ -84,6 +85,21 @@ class TestRight:
 
     def test_rows_are_counted_where_the_test_counts_nothing(self, shop, consume, order):
         assert_idempotent_call(shop.app, lambda: consume(order))
+
+    @pytest.mark.parametrize("store", ["memory", "hybrid"], indirect=True)
+    def test_a_dead_attempt_and_its_retry_that_do_a_part_each(self, shop, consume, order):
+        def work():
+            for step in "ab":
+                current_operation.step(step, lambda: shop.pay()[0], atomic=True)
+
+        in_steps = partial(consume, function=work, atomic=False, on_interrupted="retry")
+        with crash_at("in-view", place=3):
+            assert_idempotent_call(
+                shop.app,
+                lambda: in_steps(order),
+                other=lambda: in_steps(f"{order}-2"),
+                effects=shop.payments,
+            )
 
     @pytest.mark.parametrize(
         ("policy", "error"), [("hold", OperationInterrupted), ("fail", OperationFailed)]
@@ -179,6 +195,17 @@ class TestWrong:
         said = message(shop, lambda: consume(f"{order}-2", next(times)), crash_at("in-view"))
         assert "after crash_at('in-view') a retry raised KeyReused(" in said
         assert "Let payload=... depend on what the message says" in said
+
+    @MEMORY
+    def test_a_key_that_all_messages_share(self, shop, consume, order):
+        said = message(shop, lambda: consume("invoice"), other=lambda: consume("invoice"))
+        assert "another message returned {'id': 1}, and ran no operation of its own" in said
+        assert "Let key=... and scope=... name what the message is about" in said
+
+    @MEMORY
+    def test_another_message_that_has_no_effect(self, shop, consume, order):
+        said = message(shop, lambda: consume(order), other=lambda: consume(f"{order}-2", function=dict))
+        assert "another message had no effect of its own" in said
 
     @MEMORY
     def test_a_payload_that_is_not_given(self, shop, consume, order):
