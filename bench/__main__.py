@@ -103,7 +103,7 @@ def _arguments() -> argparse.Namespace:
     add("--peers", nargs="*", choices=PACKAGES, metavar="PACKAGE", help=f"only compare with {names}")
     names = ", ".join(clients.CLIENTS)
     add("--clients", nargs="*", choices=clients.CLIENTS, metavar="CLIENT", help="only compare how"
-        f" clients retry, ours and others, in eight minutes: {names}")  # fmt: skip
+        f" clients retry, ours and others, in six minutes: {names}")  # fmt: skip
     add("--plots", action="store_true", help="only draw what lies in the folder")
     return parser.parse_args()
 
