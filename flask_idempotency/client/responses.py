@@ -14,6 +14,9 @@ NO_END: Final = (
     "The response broke off in its headers, or the server does not say where it ends:"
     " by a Content-Length, chunks, or Connection: close and a body."
 )
+INTERIM: Final = (
+    "The server sent an interim response (1xx); Python's HTTP client cannot skip it to the real one."
+)
 
 
 class HasHeaders(Protocol):
@@ -42,12 +45,17 @@ def tells_its_end(status: int, headers: Mapping[str, str], *, method: str | None
     :param method: the request's.
     :param empty: whether no body came.
     """
-    if method == "HEAD" or status in {204, 304}:
+    if method == "HEAD" or status in {204, 205, 304}:
         return True
-    coding, connection = (headers.get(name, "").lower() for name in ("Transfer-Encoding", "Connection"))
-    if "chunked" in coding or re.match("[0-9]", headers.get("Content-Length", "")):
+    if "chunked" in _items(headers, "Transfer-Encoding"):
         return True
-    return not empty and "close" in re.split("[, \t]+", connection)
+    if re.match("[0-9]", headers.get("Content-Length", "")):
+        return True
+    return not empty and "close" in _items(headers, "Connection")
+
+
+def _items(headers: Mapping[str, str], name: str) -> list[str]:
+    return re.split(r"\s*,\s*", headers.get(name, "").strip().lower())
 
 
 def retry_after(headers: Mapping[str, str]) -> float:

@@ -9,7 +9,7 @@ from http.client import HTTPResponse
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
-from .responses import LATE, NO_END, tells_its_end
+from .responses import INTERIM, LATE, NO_END, tells_its_end
 from .retries import Attempts, RetryPolicy
 
 try:
@@ -69,7 +69,10 @@ class IdempotentAdapter(BaseAdapter):
         """Send a request until it has a final response."""
         given: dict[str, Any] = {"stream": stream, "verify": verify, "cert": cert, "proxies": proxies}
         if not self.policy.give_key(request.method, request.headers):
-            return self.wrapped.send(request, timeout=timeout, **given)
+            response = self.wrapped.send(request, timeout=timeout, **given)
+            if _is_interim(response) and response.status_code != 101:  # its connection is the caller's
+                response.close()  # or another call would find the real one on this connection
+            return response
         attempts = Attempts(self.policy, request, self.began)
         while True:
             _rewind(request)
@@ -179,10 +182,12 @@ def _receive(response: requests.Response, left: Callable[[], float], *, stream: 
     """The body, decoded; nothing of a success that the caller streams.
 
     Raises ``ReadTimeout`` if it is still coming when no seconds are ``left``, and ``ConnectionError``
-    for a response that may have broken off.
+    for a response that may have broken off, or is not the real one.
     """
     is_callers = stream and response.ok and not response.is_redirect
     try:
+        if _is_interim(response):  # once read, its connection would go back to the pool
+            raise requests.ConnectionError(INTERIM)
         body = b"" if is_callers else _read(response, left)
         is_http_1 = _is_of_network(response.raw) and response.raw.version == 11
         if is_http_1 and not tells_its_end(
@@ -213,17 +218,22 @@ def _is_of_network(raw: Any) -> bool:
     return isinstance(getattr(raw, "_fp", None), HTTPResponse)
 
 
+def _is_interim(response: requests.Response) -> bool:
+    """Whether the real response is still to come (RFC 9110 section 15.2)."""
+    return response.status_code < 200 and _is_of_network(response.raw)
+
+
 class _Timely:
     """Reads a body in the pieces in which it arrives, while there is time."""
 
-    def __init__(self, raw: urllib3.BaseHTTPResponse, left: Callable[[], float]) -> None:
+    def __init__(self, raw: urllib3.HTTPResponse, left: Callable[[], float]) -> None:
         self._raw = raw
         self._left = left
 
     def stream(self, size: int, *, decode_content: bool) -> Iterator[bytes]:
         """The body. Raises ``ReadTimeout`` if it is still coming when no seconds are left."""
         body = BytesIO()
-        while piece := self._raw.read1(size, decode_content=False):  # decoded, a piece may be empty
+        for piece in self._pieces(size):
             if self._left() < 0:
                 raise ReadTimeout(LATE)
             body.write(piece)
@@ -232,6 +242,15 @@ class _Timely:
             body, headers=self._raw.headers, preload_content=False, enforce_content_length=False
         )
         yield from whole.stream(size, decode_content=decode_content)
+
+    def _pieces(self, size: int) -> Iterator[bytes]:
+        # Not decoded yet: a decoded piece may be empty.
+        if self._raw.chunked and not getattr(self._raw._fp, "chunked", False):  # noqa: SLF001
+            # http.client knows only the exact word "chunked", urllib3 also lists that contain it.
+            yield from self._raw.stream(size, decode_content=False)
+        else:
+            while piece := self._raw.read1(size, decode_content=False):
+                yield piece
 
 
 def _within(left: float, given: Any) -> Any:

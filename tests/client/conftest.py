@@ -187,13 +187,13 @@ def respond(status: int, problem: str = "", **headers: str) -> Callable[[Handler
     return lambda handler: handler.respond(status, {"Content-Type": PROBLEM} | named, body)
 
 
-def written(text: str) -> Callable[[Handler], None]:
+def written(text: str, *, stays_open: bool = False) -> Callable[[Handler], None]:
     """Work, and write this instead of a response."""
 
     def act(handler: Handler) -> None:
         handler.world.work(handler.key)
         handler.wfile.write(text.encode())
-        handler.close_connection = True
+        handler.close_connection = not stays_open
 
     return act
 

@@ -58,6 +58,7 @@ class TestResponsesThatBreakOff:
             "HTTP/1.1 200 OK\r\nConnection: Keep-Alive, Close\r\n\r\n{}",
             "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
             "HTTP/1.1 204 NO CONTENT\r\n\r\n",
+            "HTTP/1.1 205 RESET CONTENT\r\n\r\n",
             "HTTP/1.1 304 NOT MODIFIED\r\n\r\n",
         ],
     )

@@ -346,3 +346,53 @@ class TestStreamedResponses:
             with pytest.raises(ReadTimeout):
                 session.post(server.url)
             assert session.get(server.url).json() == {"id": 1}
+
+
+class TestFraming:
+    """Which responses come in chunks, http.client and urllib3 decide differently."""
+
+    @pytest.mark.parametrize("coding", ["chunked ", "chunked, chunked", "identity, chunked", "Chunked"])
+    @pytest.mark.parametrize("connection", ["close", "keep-alive"])
+    def test_chunks_are_read_as_a_plain_session_reads_them(self, server, session, coding, connection):
+        whole = (
+            f"HTTP/1.1 201 CREATED\r\nTransfer-Encoding: {coding}\r\nConnection: {connection}\r\n\r\n"
+            '4\r\n{"id\r\n4\r\n":1}\r\n0\r\n\r\n'
+        )
+        cut = whole.index("}")
+        server.script += [written(whole[:cut]), work, written(whole, stays_open=connection != "close")]
+        assert was_replayed(session.post(server.url)), "a body that was cut off"
+        assert session.post(server.url).content == b'{"id":1}'
+        assert len(server.seen) == 3
+
+    def test_a_coding_that_only_looks_like_chunks_does_not_tell_the_end(self, server, session):
+        server.script += [written("HTTP/1.1 201 CREATED\r\nTransfer-Encoding: unchunked\r\n\r\n{}")]
+        assert was_replayed(session.post(server.url))
+
+
+class TestInterimResponses:
+    """http.client takes each 1xx but 100 for the response, and the real one comes after it."""
+
+    @staticmethod
+    def hint(handler):
+        status, headers, body = handler.world.work(handler.key)
+        handler.wfile.write(b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>\r\n\r\n")
+        handler.world.let_go.wait(0.05)
+        handler.respond(status, headers, body)
+
+    def test_each_call_gets_its_own_response(self, server, session):
+        server.script += [self.hint, self.hint, work, work, self.hint]
+        assert [session.post(server.url).json()["id"] for _ in range(4)] == [1, 2, 3, 4]
+        assert [session.post(server.url, stream=True).json()["id"] for _ in range(2)] == [5, 6]
+
+    def test_that_of_a_call_without_a_key_is_no_others(self, server, session):
+        server.script += [self.hint, work, work]
+        session.get(server.url)
+        assert [session.post(server.url).json()["id"] for _ in range(2)] == [2, 3]
+
+    def test_nothing_else_at_last_is_an_error(self, server, time):
+        server.script += [written("HTTP/1.1 103 Early Hints\r\nContent-Length: 0\r\n\r\n")] * 2
+        with (
+            IdempotentSession(time.policy(retries=1)) as session,
+            pytest.raises(requests.ConnectionError, match="interim"),
+        ):
+            session.post(server.url)
