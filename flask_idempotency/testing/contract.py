@@ -31,6 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from operator import methodcaller
 from typing import Any
 
 try:
@@ -62,6 +63,12 @@ from .transactions import Held, TransactionContract, Until
 
 THREADS = 8
 OTHER = Fingerprint(2, b"\x01" * 32)
+VERBS: dict[str, Callable[[Lease], None]] = {
+    "extend": methodcaller("extend", 60.0),
+    "record": methodcaller("record", "mail", b"1"),
+    "release": methodcaller("release"),
+    "abandon": methodcaller("abandon"),
+}
 
 
 class StoreContract(TransactionContract):
@@ -156,11 +163,12 @@ class StoreContract(TransactionContract):
 
     def test_a_response_comes_back_as_it_was(self, records: Records, claim: Claim, held: Held) -> None:
         hold = held(records.claim(claim))
+        before = stored_record(records, claim)
         hold.complete(RESPONSE)
         hold.abandon()
         hold.abandon()
         record = stored_record(records, claim)
-        assert (record.state, record.response, record.lease_left) == (State.COMPLETED, RESPONSE, None)
+        assert record == replace(before, state=State.COMPLETED, response=RESPONSE, lease_left=None)
         assert records.claim(again(claim)) is None
         assert records.take_over(again(claim), record) is None
 
@@ -184,7 +192,8 @@ class StoreContract(TransactionContract):
         assert records.take_over(again(claim), before) is None, "by a look that is outdated"
         third = held(records.take_over(again(claim), stored_record(records, claim)))
         third.complete(RESPONSE)
-        assert stored_record(records, claim).attempt == 3
+        record = stored_record(records, claim)
+        assert (record.attempt, record.fingerprint) == (3, SAME)
 
     def test_what_is_not_there_is_not_taken_over(self, records: Records, claim: Claim) -> None:
         """It was there at the look, and has been purged since."""
@@ -274,10 +283,12 @@ class StoreContract(TransactionContract):
         assert _wait(records, a_claim()) < PATIENCE_SECONDS / 2
 
     def test_a_failure_is_stored_as_one(self, records: Records, held: Held) -> None:
-        claim = a_claim(lease=60)
-        held(records.claim(claim)).complete(replace(RESPONSE, status=500))
+        claim, response = a_claim(lease=60), replace(RESPONSE, status=500)
+        lease = held(records.claim(claim))
+        before = stored_record(records, claim)
+        lease.complete(response)
         record = stored_record(records, claim)
-        assert (record.state, record.lease_left) == (State.FAILED, None)
+        assert record == replace(before, state=State.FAILED, response=response, lease_left=None)
         assert records.take_over(again(claim), record) is None
 
     def test_what_is_finished_gets_no_lease_again(self, records: Records, held: Held) -> None:
@@ -329,6 +340,19 @@ class StoreContract(TransactionContract):
         assert (record.owner, record.attempt, record.response) == (taken.owner, 2, None)
         assert second.steps() == {}, "it has recorded a step for the other"
         assert 30 < (record.lease_left or 0) <= 60, "it has changed the other's lease"
+
+    @pytest.mark.parametrize("verb", VERBS)
+    def test_a_holder_changes_nothing_else(self, records: Records, held: Held, verb: str) -> None:
+        """Neither what the record says of its request and its attempt nor the steps before."""
+        claim, steps = a_claim(lease=60), {"charge": b"1", "Charge": b"2"}
+        lease: Lease = held(records.claim(claim))
+        before = stored_record(records, claim)
+        for step, result in steps.items():
+            lease.record(step, result)
+        VERBS[verb](lease)
+        after = stored_record(records, claim)
+        assert after == replace(before, lease_left=after.lease_left)
+        assert lease.steps() == (steps | {"mail": b"1"} if verb == "record" else steps)
 
     def test_extending_makes_a_lease_longer_and_never_shorter(
         self, records: Records, held: Held

@@ -19,10 +19,11 @@ from sqlalchemy.pool import QueuePool
 
 from flask_idempotency.core.errors import IdempotencyError, LeaseLost, NotAtomic
 from flask_idempotency.core.ports import Hold, Lease, Records
-from flask_idempotency.core.records import Claim, State
+from flask_idempotency.core.records import Claim, Record, State
 
 from .claims import (
     RESPONSE,
+    SAME,
     SHORT_SECONDS,
     a_claim,
     again,
@@ -88,17 +89,22 @@ class Attempt:
 
     def is_finished(self) -> bool:
         """Whether the response, or the step, is stored."""
+        record = self._stored()
         if self.lease is None:
-            record = stored_record(self.records, self.claim)
             return (record.state, record.response) == (State.COMPLETED, RESPONSE)
         return self.lease.steps() == {"pay": b"1"}
 
     def is_in_progress(self) -> bool:
         """Whether nothing of it is stored."""
-        record = stored_record(self.records, self.claim)
+        record = self._stored()
         steps = self.lease.steps() if self.lease is not None else {}
         assert self.lease is None or (record.lease_left or 0) > 0, "the step's end has ended the lease"
         return (record.state, record.response, steps) == (State.IN_PROGRESS, None, {})
+
+    def _stored(self) -> Record:
+        record = stored_record(self.records, self.claim)
+        assert record.fingerprint == SAME, "the fingerprint has changed"
+        return record
 
     def next(self) -> Attempt:
         """The next attempt, after this one has ended without a response."""

@@ -522,3 +522,77 @@ class TestResumesWhatHasExpired(Sound):
     class store(MemoryRecords):  # noqa: N801
         def take_over(self, claim, seen):
             return super().take_over(replace(claim, resumes=None), seen)
+
+
+def _forgetful(kind, verb):
+    """A hold whose ``verb`` changes the fingerprint."""
+
+    def forget(self, *arguments):
+        getattr(kind, verb)(self, *arguments)
+        self._entry.record = replace(self._entry.record, fingerprint=contract.OTHER)
+
+    return type(kind.__name__, (kind,), {verb: forget})
+
+
+class TestForgetsTheFingerprintWithTheResponse(Sound):
+    lease = _forgetful(MemoryLease, "complete")
+
+
+class TestForgetsTheFingerprintWithAnAtomicResponse(Sound):
+    hold = _forgetful(MemoryHold, "complete")
+
+
+class TestForgetsTheFingerprintWithTheTransaction(Sound):
+    hold = _forgetful(MemoryHold, "abandon")
+
+
+class TestForgetsTheFingerprintWithAnAtomicStep(Sound):
+    hold = _forgetful(MemoryHold, "record")
+
+
+class TestForgetsTheFingerprintWithAStep(Sound):
+    lease = _forgetful(MemoryLease, "record")
+
+
+class TestForgetsTheFingerprintWithARenewal(Sound):
+    lease = _forgetful(MemoryLease, "extend")
+
+
+class TestForgetsTheFingerprintWithTheRelease(Sound):
+    lease = _forgetful(MemoryLease, "release")
+
+
+class TestForgetsTheFingerprintWithTheInterruption(Sound):
+    lease = _forgetful(MemoryLease, "abandon")
+
+
+class TestForgetsTheFingerprintOfAFailure(Sound):
+    class lease(MemoryLease):  # noqa: N801
+        def _store(self, response, state):
+            super()._store(response, state)
+            if state is State.FAILED:
+                self._entry.record = replace(self._entry.record, fingerprint=contract.OTHER)
+
+
+class TestForgetsTheFingerprintOfWhatItTakesOver(Sound):
+    class store(MemoryRecords):  # noqa: N801
+        def take_over(self, claim, as_seen):
+            return super().take_over(replace(claim, fingerprint=contract.OTHER), as_seen)
+
+
+class TestForgetsStepsWithARenewal(Sound):
+    class lease(MemoryLease):  # noqa: N801
+        def extend(self, seconds):
+            super().extend(seconds)
+            self._entry.steps.clear()
+
+        def record(self, step, result):
+            before = self.steps()
+            super().record(step, result)
+            self._entry.steps.update(before)
+
+
+class TestFoldsTheNamesOfSteps(Sound):
+    class lease(MemoryLease):  # noqa: N801
+        def record(self, step, result):
+            super().record(step.lower(), result)

@@ -77,6 +77,20 @@ CAUGHT = {
     "ClaimsWithoutALook": "looking_and_claiming_at_once_does_what_both_do[lease]",
     "LooksAndClaimsAtOnceForSeveral": "looking_and_claiming_at_once_does_what_both_do[lease]",
     "ResumesWhatHasExpired": "resuming_begins_nothing_afresh[lease]",
+    "ForgetsTheFingerprintWithTheResponse": "a_response_comes_back_as_it_was[lease]",
+    "ForgetsTheFingerprintWithAnAtomicResponse": "a_response_comes_back_as_it_was[transaction]",
+    "ForgetsTheFingerprintWithTheTransaction": "abandoned_writes_are_gone[operation]",
+    "ForgetsTheFingerprintWithAnAtomicStep": (
+        "writes_commit_with_the_record_and_not_before[step-sqlalchemy]"
+    ),
+    "ForgetsTheFingerprintWithAStep": "a_holder_changes_nothing_else[record]",
+    "ForgetsTheFingerprintWithARenewal": "a_holder_changes_nothing_else[extend]",
+    "ForgetsTheFingerprintWithTheRelease": "a_holder_changes_nothing_else[release]",
+    "ForgetsTheFingerprintWithTheInterruption": "a_holder_changes_nothing_else[abandon]",
+    "ForgetsTheFingerprintOfAFailure": "a_failure_is_stored_as_one",
+    "ForgetsTheFingerprintOfWhatItTakesOver": "an_abandoned_operation_is_taken_over_once[lease]",
+    "ForgetsStepsWithARenewal": "a_holder_changes_nothing_else[extend]",
+    "FoldsTheNamesOfSteps": "a_holder_changes_nothing_else[record]",
 }
 
 
