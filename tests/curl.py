@@ -111,9 +111,12 @@ def _written_out(text: str, response: HTTPResponse | None) -> str:
     def value(found: re.Match[str]) -> str:
         if found["header"]:
             return response.getheader(found["header"], "") if response else ""
+        if found["variable"] == "http_version":
+            return f"{response.version / 10}" if response else "0"
         return f"{response.status if response else 0:03}"
 
-    return re.sub(r"%header\{(?P<header>[\w-]+)\}|%\{http_code\}", value, text.replace(r"\n", "\n"))
+    names = r"%header\{(?P<header>[\w-]+)\}|%\{(?P<variable>http_code|http_version)\}"
+    return re.sub(names, value, text.replace(r"\n", "\n"))
 
 
 if __name__ == "__main__":

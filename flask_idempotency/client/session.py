@@ -109,6 +109,8 @@ class IdempotentSession(requests.Session):
     is sent once, unless the policy names its method. Each attempt goes through the adapter that is
     mounted.
 
+    The key becomes a header of the prepared request. One that is sent twice is one operation.
+
     After the last attempt its response is returned, whatever its status, or its error raised. Either
     has the key: ``response.request.headers["Idempotency-Key"]``, ``error.request.headers[…]``.
 
@@ -151,7 +153,7 @@ class IdempotentSession(requests.Session):
         return super().prepare_request(request)
 
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
-        """Send a prepared request, with a key if it needs one. Sent twice, it has the same key."""
+        """Send a prepared request, with a key if it needs one. Sent twice, it is one operation."""
         if kwargs.get("timeout") is None:
             kwargs["timeout"] = self.timeout
         if self._began is not None:  # requests follows a redirect: one call, one deadline

