@@ -183,7 +183,8 @@ class Check(ABC, Generic[T]):
     def crash(self, crash: CrashPoint) -> T | None:
         """Send the request that dies. Returns its response if it has passed the last place instead."""
         try:
-            response = self.sent()
+            with crash.of_an_assertion():
+                response = self.sent()
         except Crash as died:
             if died.args != (crash,):
                 raise

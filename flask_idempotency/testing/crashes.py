@@ -52,10 +52,10 @@ def crash_at(
     * ``"after-commit"``: writes and response are committed, the client has not heard of it.
 
     :func:`assert_idempotent` in the block sends the request that dies, retries it, and asserts one
-    effect and one response. A plain request that dies ends the block, as with ``pytest.raises``; send
-    the retry after the block. ``app`` is the application that crashes; left out, whichever comes first.
-    ``with … as`` gives an object whose ``happened`` says whether a request has died yet; ``point`` and
-    ``place`` are its arguments.
+    effect and one response. A plain request that dies ends the block, as with ``pytest.raises``: what
+    is set up belongs before it, and the retry after it. ``app`` is the application that crashes; left
+    out, whichever comes first. ``with … as`` gives an object whose ``happened`` says whether a request
+    has died yet; ``point`` and ``place`` are its arguments.
 
     Raises ``AssertionError`` at the end of the block if no request reached the point, or the view has
     no such place.
@@ -76,12 +76,13 @@ def every_crash(app: Flask | None = None) -> Iterator[AbstractContextManager[Cra
             with crash:
                 assert_idempotent(...)
 
-    Each block must send an operation of its own, with a new key. The places in the view are tried until
-    there are no more; the request of that last block does not die. Raises what :func:`crash_at` raises.
+    Each block must send an operation of its own, with a new key. Only what :func:`assert_idempotent` or
+    :func:`assert_idempotent_call` sends dies. The places in the view are tried until there are no more;
+    the request of that last block does not die. Raises what :func:`crash_at` raises.
     """
     for point in CRASH_POINTS:
         for place in itertools.count(1) if point == "in-view" else (None,):
-            crash = CrashPoint(point, place, _targets(app), is_probe=point == "in-view")
+            crash = CrashPoint(point, place, _targets(app), is_one_of_all=True)
             yield _crashing(crash)
             if not crash.began:
                 raise RuntimeError("write: for crash in every_crash(): with crash: ...")
@@ -117,12 +118,13 @@ class CrashPoint(Watch):
     """A point at which one attempt dies. Whatever it tries afterwards also dies."""
 
     def __init__(
-        self, point: Point, place: int | None, targets: list[AppState], *, is_probe: bool = False
+        self, point: Point, place: int | None, targets: list[AppState], *, is_one_of_all: bool = False
     ) -> None:
         self.point, self.place, self.targets = point, place, targets
         self.began = False
         self.afterwards: ExitStack  # what happens when the block ends
-        self._is_probe = is_probe
+        self._is_one_of_all = is_one_of_all
+        self._is_armed, self._is_asserted = not is_one_of_all, False
         self._attempt = self._passed = 0
         self._has_returned = False
         self._dead: Claim | None = None
@@ -140,10 +142,25 @@ class CrashPoint(Watch):
     @property
     def has_passed_the_last_place(self) -> bool:
         """Whether a place was only looked for, and a whole run of the view has none of that number."""
-        return self._is_probe and self._has_returned and self._attempt == 1 and not self.happened
+        is_probe = self._is_one_of_all and self.point == "in-view"
+        return is_probe and self._has_returned and self._attempt == 1 and not self.happened
+
+    @contextmanager
+    def of_an_assertion(self) -> Iterator[None]:
+        """What is sent here may die. It catches the crash, so that the block goes on."""
+        before, self._is_armed, self._is_asserted = self._is_armed, True, True
+        try:
+            yield
+        finally:
+            self._is_armed = before
 
     def not_reached(self) -> str:
         """What it means that nothing died."""
+        if self._is_one_of_all and not self._is_asserted:
+            return (
+                f"{self!r} was not reached: in a block of every_crash() only what assert_idempotent or"
+                " assert_idempotent_call sends dies. To let a plain request die, use crash_at()"
+            )
         if self.place is None or not self._has_returned:
             return (
                 f"{self!r} was not reached: no protected request or run() got that far. Is"
@@ -162,7 +179,7 @@ class CrashPoint(Watch):
     def claimed(self, claim: Claim, attempt: int) -> None:
         """The first point."""
         _claim.set(claim)
-        if not self.happened:
+        if self._is_armed and not self.happened:
             self._attempt, self._passed, self._has_returned = attempt, 0, False
         self._at("after-claim", claim)
 
@@ -209,7 +226,7 @@ class CrashPoint(Watch):
 
     def _at(self, point: Point, claim: Claim) -> None:
         with self._once:
-            if self._dead is None and point == self.point:
+            if self._is_armed and self._dead is None and point == self.point:
                 self._dead = claim
         if self._is_dead(claim):
             raise Crash(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import uuid
 from contextlib import nullcontext
 
 import pytest
@@ -77,31 +78,68 @@ class TestEveryCrash:
             list(every_crash())
 
     def test_needs_an_operation_of_its_own_for_each(self, shop):
-        def view():
-            current_operation.step("a", lambda: 1)
-            current_operation.step("b", lambda: 1)
-            return {}, 201
+        shop.view(shop.pay)
+        blocks, request = every_crash(), (shop.client, "POST", "/payments")
+        with next(blocks):
+            assert_idempotent(*request, headers={"Idempotency-Key": "a"})
+        with (
+            pytest.raises(AssertionError, match="place=1.* was not reached.*is the key new"),
+            next(blocks),
+        ):
+            assert_idempotent(*request, headers={"Idempotency-Key": "a"})
 
-        shop.view(view, atomic=False, on_interrupted="retry")
+    @pytest.mark.parametrize("send", ["a request", "a message"])
+    def test_leaves_what_a_test_sets_up_alone(self, shop, send):
+        def set_up():
+            key = str(uuid.uuid4())
+            if send == "a request":
+                return shop.client.post("/payments", headers={"Idempotency-Key": key})
+            with shop.app.app_context():
+                return shop.idempotency.run(key, lambda: shop.pay()[0], name="set-up")
+
+        def pay_and_charge():
+            shop.charge()
+            return shop.pay()
 
         def crash_everywhere():
             for crash in every_crash():
                 with crash:
-                    shop.client.post("/payments", headers={"Idempotency-Key": "a"})
+                    set_up()
+                    assert_idempotent(shop.client, "POST", "/charges", effects=shop.effects)
 
-        with pytest.raises(AssertionError, match="place=3.* attempt 4 .*a new key"):
+        shop.view(shop.pay)
+        shop.app.add_url_rule("/charges", "charge", idempotent(pay_and_charge), methods=["POST"])
+        with pytest.raises(AssertionError, match="charges rose by 2, not by 1"):
             crash_everywhere()
 
-    def test_is_not_content_with_a_request_that_is_no_operation(self, shop):
+    def test_is_not_content_with_requests_that_nothing_is_asserted_of(self, shop):
         shop.view(shop.pay)
-        blocks = every_crash()
-        with next(blocks):
-            shop.client.post("/payments", headers={"Idempotency-Key": "a"})
-        with (
-            pytest.raises(AssertionError, match="place=1.* was not reached: no protected"),
-            next(blocks),
-        ):
-            shop.client.get("/payments")
+        for crash in itertools.islice(every_crash(), 1):
+            with (
+                pytest.raises(
+                    AssertionError, match=r"only what assert_idempotent or.*use crash_at\(\)"
+                ),
+                crash,
+            ):
+                shop.client.post("/payments", headers={"Idempotency-Key": "a"})
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_each_block_of_a_place_needs_an_operation_of_its_own(shop):
+    def view():
+        current_operation.step("a", lambda: 1)
+        current_operation.step("b", lambda: 1)
+        return {}, 201
+
+    shop.view(view, atomic=False, on_interrupted="retry")
+
+    def crash_everywhere():
+        for place in (1, 2, 3):
+            with crash_at("in-view", place=place):
+                shop.client.post("/payments", headers={"Idempotency-Key": "a"})
+
+    with pytest.raises(AssertionError, match="place=3.* attempt 3 .*a new key"):
+        crash_everywhere()
 
 
 @pytest.mark.parametrize(("point", "place"), [("after-claim", 1), ("in-view", 0), ("in-view", -1)])
