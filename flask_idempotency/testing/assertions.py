@@ -28,7 +28,7 @@ __tracebackhide__ = True  # pytest shows the test's line and the message, not wh
 OUTSIDE = (
     "A retry repeats what runs outside the view: before_request, after_request and teardown functions,"
     " decorators above @idempotent, middleware. Or each retry runs the view, because store=... rejects"
-    " the response, or the key does not reach the route."
+    " the response, or the key does not reach the route, or scope=... is another one in each request."
 )
 MISSING = (
     "Does effects() count it, and can it see what is committed? Does the view commit it, and roll"
@@ -37,7 +37,8 @@ MISSING = (
 )
 UNREPLAYED = (
     "The view is protected, but its response was not found again. Does the route read its key where the"
-    " request has it, does store=... accept the response, and does skip=... not leave the request out?"
+    " request has it, does store=... accept the response, does skip=... not leave the request out, and"
+    " does scope=... return the same for each request of a user?"
     " Or an error handler turned a rejection into this response."
 )
 SHARED = (
@@ -55,7 +56,7 @@ ALIKE = (
     "A client's mistake would run as another operation, or get another request's response. Check the"
     " route's fingerprint; and its scope, which must not come from the body. If the key is in the body,"
     " or the route ignores what was changed here, pass a changed request of your own:"
-    " changed={'json': {...}}."
+    " changed={'json': {...}}, or changed={'data': {...}} for a form."
 )
 PROBLEMS = {
     "key-required": (
@@ -102,7 +103,8 @@ def assert_idempotent(
     * ``effects`` is called in an application context, and counts what one operation does: a number, or
       several by name: ``lambda: {"payments": count(), "mails": len(outbox)}``. Each must change, by
       any amount; what the first request alone does is one run's effect, and nothing else may add to
-      it. Left out, the rows of the application's own tables are counted, and some must change.
+      it. Left out, the rows of the application's own tables are counted, and some must come or go; what
+      an ``UPDATE`` changes goes unseen.
       ``dict`` says that there is nothing to count.
     * ``status`` is that of the operation's response; left out, any below 400. With 400 or above, an
       effect may be missing, and an operation that ``on_interrupted`` holds (409) is not replayed.
@@ -194,17 +196,27 @@ class RequestCheck(Check[TestResponse]):
 
     def changed(self, changed: Mapping[str, Any] | Literal[True]) -> Mapping[str, Any]:
         """The arguments of another request."""
-        return changed_request(self._kwargs) if changed is True else {**self._kwargs, **changed}
+        if changed is not True:
+            return {**self._kwargs, **changed}
+        token = self.state.app.config.get("WTF_CSRF_FIELD_NAME", "csrf_token")
+        return changed_request(self._kwargs, unchanged=token)
 
     def run_again(self) -> bool:
         """The same request with a key of its own, where the key is the header's."""
         headers = Headers(self._kwargs.get("headers"))
         headers[self._header] = f'"{uuid.uuid4()}"'
         response = self.sent({**self._kwargs, "headers": headers})
-        return response.status_code < 400 and self._replayed not in response.headers
+        return response.status_code < 400 and not self._is_replay(response)
+
+    def _is_replay(self, response: TestResponse) -> bool:
+        """Whether it is marked as one, or the response is that has redirected to it."""
+        return any(self._replayed in each.headers for each in (response, *response.history))
 
     def is_not_misplaced(self) -> None:
-        """What stands above the route protects nothing."""
+        """What stands above the route protects nothing, nor does what is switched off."""
+        if not self.state.settings.enabled:
+            hint = "IDEMPOTENCY_ENABLED is False in this application: set it to True for this test."
+            self.fail("the view is not protected", hint)
         try:
             if self._endpoint is not None:
                 refuse_misplaced(self.state, self._endpoint)
@@ -251,7 +263,7 @@ class RequestCheck(Check[TestResponse]):
 
     def is_duplicate(self, response: TestResponse, first: TestResponse) -> None:
         """A duplicate is rejected as in progress, or gets the first response."""
-        if response.status_code == 409 and self._replayed not in response.headers:
+        if response.status_code == 409 and not self._is_replay(response):
             return
         if response.status_code != first.status_code:
             hint = (
@@ -265,10 +277,13 @@ class RequestCheck(Check[TestResponse]):
     def is_retry(self, response: TestResponse, first: TestResponse, what: str = "a retry") -> None:
         """A retry gets the first response, marked as a replay."""
         if found := differences(first, response, self._ignored):
-            is_replay = self._replayed in response.headers
-            hint = REMADE if is_replay else self._hint(response, self._unprotected() or UNREPLAYED)
+            hint = (
+                REMADE
+                if self._is_replay(response)
+                else self._hint(response, self._unprotected() or UNREPLAYED)
+            )
             self.fail(f"{what} got another response than the first request", hint, *found)
-        if self._replayed not in response.headers and not self.is_held:
+        if not self._is_replay(response) and not self.is_held:
             hint = self._unprotected() or UNREPLAYED
             self.fail(f"{what} got {shown(response)}, without the header {self._replayed}", hint)
 
@@ -293,7 +308,7 @@ class RequestCheck(Check[TestResponse]):
         who = "another user's request with the same key"
         with self.another_operation(who, at_least):
             theirs = self.sent(*what)
-            if self._replayed in theirs.headers or theirs.status_code == 422:
+            if self._is_replay(theirs) or theirs.status_code == 422:
                 self.fail(f"{who} got {shown(theirs)}: it is taken for the first user's", SHARED)
             if theirs.status_code != first.status_code and not self.is_held:
                 hint = "Pass a request in other=... that succeeds: one of a user who is signed in."

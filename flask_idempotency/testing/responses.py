@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -63,15 +64,23 @@ def _text(body: bytes) -> str:
     return text + "…" if len(body) > SHOWN_BYTES else text
 
 
-def changed_request(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a request with another body: every value in it is changed."""
+def changed_request(kwargs: Mapping[str, Any], unchanged: str) -> dict[str, Any]:
+    """The arguments of a request with another body: every value in it is changed.
+
+    The form's field ``unchanged`` is not: it proves where the form is from.
+    """
     changed = dict(kwargs)
+    data: Any = kwargs.get("data")
+    if hasattr(data, "read"):
+        data = copy.copy(data).read()
     if kwargs.get("json") is not None:
         changed["json"] = _other(kwargs["json"])
-    elif isinstance(kwargs.get("data"), (str, bytes)):
-        changed["data"] = _other_text(kwargs["data"])
-    elif kwargs.get("data"):
-        changed["data"] = _other(dict(kwargs["data"]))
+    elif isinstance(data, (str, bytes)):
+        changed["data"] = _other_text(data)
+    elif data:
+        fields = dict(data)
+        kept = {unchanged: fields[unchanged]} if unchanged in fields else {}
+        changed["data"] = {**_other(fields), **kept}
     else:
         changed["query_string"] = {"changed": "1"}
     return changed

@@ -122,6 +122,14 @@ class TestRight:
         )
 
     @MEMORY
+    def test_a_message_of_two_operations(self, shop, consume):
+        def work(order):
+            consume(f"{order}-a", function=lambda: shop.charge(order))
+            consume(f"{order}-b")
+
+        crashes(shop, work, effects=shop.effects)
+
+    @MEMORY
     def test_errors_that_the_consumer_translates_for_its_queue(self, shop, consume, order):
         class Redeliver(Exception):
             pass

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import uuid
 
 import pytest
 import sqlalchemy as sa
-from flask import g, request, session
+from flask import abort, g, redirect, request, session
 from flask.testing import FlaskClient
 
 from flask_idempotency import OperationInterrupted, current_operation, idempotent
@@ -185,3 +186,38 @@ def test_a_view_that_reconciles(shop):
     shop.view(shop.pay, atomic=False, on_interrupted=reconcile)
     with crash_at("in-view"):
         assert_idempotent(shop.client, "POST", "/payments", json={}, effects=shop.payments)
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_a_view_that_redirects_to_a_page(shop):
+    def view():
+        shop.pay()
+        return redirect("/thanks", 303)
+
+    shop.view(view)
+    shop.app.add_url_rule("/thanks", "thanks", lambda: "Thank you")
+    page = assert_idempotent(
+        shop.client, "POST", "/payments", json={}, effects=shop.payments, follow_redirects=True
+    )
+    assert page.text == "Thank you"
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("field", ["csrf_token", "token"])
+def test_a_form_keeps_its_token_where_its_other_fields_are_changed(shop, field):
+    shop.app.config["WTF_CSRF_FIELD_NAME"] = field
+
+    @shop.app.before_request
+    def protect_from_forgery():
+        if request.form[field] != "secret":
+            abort(400)
+
+    shop.view(shop.pay)
+    form = {field: "secret", "amount": "5"}
+    assert_idempotent(shop.client, "POST", "/payments", data=form, effects=shop.payments)
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_a_body_that_is_a_stream_is_changed_too(shop):
+    shop.view(shop.pay)
+    assert_idempotent(shop.client, "POST", "/payments", data=io.BytesIO(b"abc"), effects=shop.payments)

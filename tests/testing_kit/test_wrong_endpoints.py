@@ -12,6 +12,7 @@ from flask import request
 
 from flask_idempotency import IdempotencyError, Retryable, current_operation, idempotent
 from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, crash_at, every_crash
+from tests.testing_kit.conftest import Shop
 
 
 def message(shop, point=None, crash=None, path="/payments", **kwargs):
@@ -304,3 +305,28 @@ def test_or_the_message_says_how(shop, status):
     said = message(shop, effects=None, status=status)
     assert "the response is 500" in said
     assert "app.testing = True shows the error" in said
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("effects", [None, dict])
+def test_a_scope_that_is_another_one_in_each_request_is_named(shop, effects):
+    shop.view(shop.pay, scope=lambda: f"alice-{uuid.uuid4()}")
+    assert "scope=..." in message(shop, effects=effects)
+
+
+@pytest.mark.parametrize("point", [None, "before-commit"])
+def test_a_protection_that_is_switched_off_is_named(tmp_path, point):
+    shop = Shop("memory", f"sqlite:///{tmp_path}/off.db", IDEMPOTENCY_ENABLED=False)
+    shop.view(shop.pay)
+    said = message(shop, point)
+    assert "the view is not protected\nIDEMPOTENCY_ENABLED is False" in said
+    shop.close()
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_a_form_whose_change_is_refused_is_told_to_pass_another(shop):
+    shop.app.before_request(lambda: None if request.form["amount"] == "5" else ("No", 400))
+    shop.view(shop.pay)
+    said = message(shop, json=None, effects=None, data={"amount": "5"})
+    assert "the same key with another body got 400 No, not 422" in said
+    assert "changed={'data': {...}} for a form" in said
