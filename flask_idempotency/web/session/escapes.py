@@ -85,8 +85,8 @@ def _notice(cursor: Any, statement: Any, parameters: Any, context: ExecutionCont
     connection, is_open = context.root_connection, open_transaction.get() is not None
     if is_open and isinstance(connection.connection, InOperation):
         return
-    if traits & NOTABLE:
-        noted(connection).note(cursor, statement, parameters)
+    if notable := traits & NOTABLE:
+        noted(connection).note(notable, cursor, statement, parameters)
     if is_open:
         _refuse_escape(connection.engine, statement)
 

@@ -47,13 +47,15 @@ class Noted:
     for_connection: set[str] = field(default_factory=set)
     for_transaction: set[str] = field(default_factory=set)
 
-    def note(self, cursor: Any, statement: Any, parameters: Any = None) -> None:
-        """Keep account of a statement that ``cursor`` is about to execute."""
+    def hear(self, cursor: Any, statement: Any, parameters: Any = None) -> None:
+        """Keep account of a statement that ``cursor`` is about to execute, if it is notable."""
         text = text_of(statement, cursor)
         read = traits_of if len(text) < LONG else traits_of.__wrapped__
-        traits = read(text) & NOTABLE
-        if traits == READS:
-            return
+        if traits := read(text) & NOTABLE:
+            self.note(traits, cursor, statement, parameters)
+
+    def note(self, traits: int, cursor: Any, statement: Any, parameters: Any) -> None:
+        """Keep account of a statement that has these notable ``traits``."""
         self.traits |= traits
         if traits & SETS and hasattr(cursor, "mogrify"):
             sent = cursor.mogrify(statement, parameters or None).decode("latin-1")
@@ -88,7 +90,7 @@ def noted(connection: Connection) -> Noted:
 
 def note_cursors(connection: Connection) -> None:
     """Note also the statements of the driver's own cursors."""
-    hear_cursors(connection, noted(connection).note)
+    hear_cursors(connection, noted(connection).hear)
 
 
 def hear_cursors(connection: Connection, hear: Hear) -> None:
