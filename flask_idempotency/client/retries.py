@@ -6,8 +6,8 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, MutableMapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
@@ -36,7 +36,10 @@ from .responses import problem_type, retry_after
 log = logging.getLogger("flask_idempotency.client")
 
 LAST: Final = 1.0
-"""Seconds. What a call that waits for its first attempt keeps of its time, to ask once more."""
+"""Seconds. What a call that waits for its first attempt keeps of its time, to ask once more.
+
+Of a deadline below two seconds, it keeps half.
+"""
 
 SHORTEST: Final = 0.001
 """Seconds. A time limit of 0 would be rejected; an attempt that may still begin fails at once."""
@@ -146,7 +149,13 @@ class RetryPolicy:
         object.__setattr__(self, "methods", frozenset(self.methods))
 
     def give_key(self, method: str | None, headers: MutableMapping[str, str]) -> bool:
-        """Give the request a key if it needs one and has none. Returns whether it may be sent again."""
+        """Give the request a key if it needs one and has none. Returns whether it may be sent again.
+
+        Raises ``ValueError`` if the caller's own key is empty: no server takes it for one.
+        """
+        key = headers.get(self.header)
+        if isinstance(key, str | bytes) and not key.strip():
+            raise ValueError(f"The header {self.header} is empty; allowed: a key, or no such header")
         if method in self.methods and method in GET_KEY:
             headers.setdefault(self.header, new_key())
         return method in self.methods or self.header in headers
@@ -182,11 +191,34 @@ _ALLOWED: Final[Mapping[str, Rule]] = {
     "random": CALLABLE,
 }
 
-_limits: Final[dict[object, int]] = {}
+POLICY: Final[Rule] = (RetryPolicy,), lambda _value: True, "a RetryPolicy"
 
 
-@contextmanager
-def limit_retries(retries: int = 0) -> Iterator[None]:
+def policy_or_usual(policy: RetryPolicy | None) -> RetryPolicy:
+    """The policy, or in place of None a new one. Raises ``TypeError`` for anything else."""
+    if policy is None:
+        return RetryPolicy()
+    check("policy", policy, ((RetryPolicy,), lambda _value: True, "a RetryPolicy, or None"))
+    return policy
+
+
+_limits: Final[list[_Limit]] = []
+
+
+class _Limit:
+    """No ``@contextmanager``: that would be a decorator, too, which does nothing for ``async def``."""
+
+    def __init__(self, retries: int) -> None:
+        self.retries = retries
+
+    def __enter__(self) -> None:
+        _limits.append(self)
+
+    def __exit__(self, *error: object) -> None:
+        _limits.remove(self)
+
+
+def limit_retries(retries: int = 0) -> AbstractContextManager[None]:
     """For tests: every client sends a call again at most this often, and never waits.
 
     ``with limit_retries():`` switches retries off. The limit holds in all threads and tasks of the
@@ -195,12 +227,7 @@ def limit_retries(retries: int = 0) -> Iterator[None]:
     :param retries: the most retries of a call; a policy may allow fewer.
     """
     check("retries", retries, WHOLE)
-    block = object()
-    _limits[block] = retries
-    try:
-        yield
-    finally:
-        del _limits[block]
+    return _Limit(retries)
 
 
 class Request(Protocol):
@@ -273,12 +300,13 @@ class Attempts:
         seconds, left = policy.random() * longest, self.left()
         if running:
             # Retry-After is how long it may take: the rest of a lease, or a guess.
-            return min(max(seconds, PAUSE), left - LAST) if left > LAST else None
+            last = min(LAST, policy.deadline / 2)
+            return min(max(seconds, PAUSE), left - last) if left > last else None
         seconds = max(seconds, retry_after(headers))
         return seconds if seconds < left else None
 
     def _may_retry(self, running: bool) -> bool:
-        limits = list(_limits.values())[-1:]
+        limits = [limit.retries for limit in _limits[-1:]]
         most = min([self._policy.retries, *limits])
         is_free = running and not limits
         self._counted += not is_free

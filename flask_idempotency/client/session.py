@@ -9,8 +9,9 @@ from http.client import HTTPResponse
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
+from .allowed import Rule, check
 from .responses import INTERIM, LATE, NO_END, tells_its_end
-from .retries import Attempts, RetryPolicy
+from .retries import POLICY, Attempts, RetryPolicy, policy_or_usual
 
 try:
     import requests
@@ -45,6 +46,8 @@ class IdempotentAdapter(BaseAdapter):
 
     :param wrapped: what sends each attempt; ``HTTPAdapter()`` if left out.
     :param policy: when a call is sent again, and for how long.
+    :raises TypeError: for a value of another type.
+    :raises ValueError: if ``wrapped`` is an ``IdempotentAdapter``: the attempts would multiply.
     """
 
     began: float | None = None
@@ -54,8 +57,9 @@ class IdempotentAdapter(BaseAdapter):
         self, wrapped: BaseAdapter | None = None, *, policy: RetryPolicy | None = None
     ) -> None:
         super().__init__()
-        self.wrapped = wrapped or HTTPAdapter()
-        self.policy = policy or RetryPolicy()
+        self.wrapped = HTTPAdapter() if wrapped is None else wrapped
+        self.policy = policy_or_usual(policy)
+        check("wrapped", self.wrapped, _ADAPTER)
 
     def send(
         self,
@@ -101,6 +105,13 @@ class IdempotentAdapter(BaseAdapter):
         self.wrapped.close()
 
 
+_ADAPTER: Final[Rule] = (
+    (BaseAdapter,),
+    lambda adapter: not isinstance(adapter, IdempotentAdapter),  # the attempts would multiply
+    "an adapter of requests that is not an IdempotentAdapter",
+)
+
+
 class IdempotentSession(requests.Session):
     """A :class:`requests.Session` whose POST and PATCH calls may safely be sent again, and are.
 
@@ -130,7 +141,7 @@ class IdempotentSession(requests.Session):
         self, policy: RetryPolicy | None = None, *, timeout: float | tuple[float, float] = 10
     ) -> None:
         super().__init__()
-        self.policy = policy or RetryPolicy()
+        self.policy = policy_or_usual(policy)
         self.timeout = timeout
 
     def with_policy(self, policy: RetryPolicy) -> Self:
@@ -138,6 +149,7 @@ class IdempotentSession(requests.Session):
 
         Connections, cookies and headers are this session's.
         """
+        check("policy", policy, POLICY)
         twin = object.__new__(type(self))
         twin.__dict__ |= self.__dict__
         twin.policy = policy

@@ -7,8 +7,9 @@ from contextlib import aclosing, closing
 from types import TracebackType
 from typing import Any, Final
 
+from .allowed import Rule, check
 from .responses import LATE, NO_END, tells_its_end
-from .retries import Attempts, RetryPolicy
+from .retries import POLICY, Attempts, RetryPolicy, policy_or_usual
 
 try:
     import anyio
@@ -42,13 +43,16 @@ class IdempotentTransport(httpx.BaseTransport):
 
     :param wrapped: what sends each attempt; ``httpx.HTTPTransport()`` if left out.
     :param policy: when a call is sent again, and for how long.
+    :raises TypeError: for a value of another type.
+    :raises ValueError: if ``wrapped`` is an ``IdempotentTransport``: the attempts would multiply.
     """
 
     def __init__(
         self, wrapped: httpx.BaseTransport | None = None, *, policy: RetryPolicy | None = None
     ) -> None:
-        self._wrapped = wrapped or httpx.HTTPTransport()
-        self._policy = policy or RetryPolicy()
+        self._wrapped = httpx.HTTPTransport() if wrapped is None else wrapped
+        self._policy = policy_or_usual(policy)
+        check("wrapped", self._wrapped, _rule(httpx.BaseTransport, IdempotentTransport))
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request until it has a final response."""
@@ -108,8 +112,9 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
         policy: RetryPolicy | None = None,
         sleep: Callable[[float], Awaitable[object]] = anyio.sleep,
     ) -> None:
-        self._wrapped = wrapped or httpx.AsyncHTTPTransport()
-        self._policy = policy or RetryPolicy()
+        self._wrapped = httpx.AsyncHTTPTransport() if wrapped is None else wrapped
+        self._policy = policy_or_usual(policy)
+        check("wrapped", self._wrapped, _rule(httpx.AsyncBaseTransport, AsyncIdempotentTransport))
         self._sleep = sleep
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -186,8 +191,8 @@ class IdempotentClient(httpx.Client):
     """
 
     def __init__(self, *, policy: RetryPolicy | None = None, **options: Any) -> None:
+        self.policy = policy_or_usual(policy)
         super().__init__(**options)
-        self.policy = policy or RetryPolicy()
 
     def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
         """Send a request, with a key if it needs one. Sent twice, it is one operation."""
@@ -216,8 +221,8 @@ class AsyncIdempotentClient(httpx.AsyncClient):
         sleep: Callable[[float], Awaitable[object]] = anyio.sleep,
         **options: Any,
     ) -> None:
+        self.policy = policy_or_usual(policy)
         super().__init__(**options)
-        self.policy = policy or RetryPolicy()
         self._sleep = sleep
 
     async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
@@ -238,10 +243,15 @@ _ = httpx.Client._transport_for_url, httpx.AsyncClient._transport_for_url  # noq
 
 def _policy_of(request: httpx.Request, default: RetryPolicy) -> RetryPolicy:
     """The policy that the call has for itself in its extension ``retry_policy``, or the default."""
-    policy = request.extensions.get("retry_policy", default)
-    if not isinstance(policy, RetryPolicy):
-        raise TypeError(f"The extension retry_policy is {policy!r}; allowed: a RetryPolicy")
+    policy: RetryPolicy = request.extensions.get("retry_policy", default)
+    check("The extension retry_policy", policy, POLICY)
     return policy
+
+
+def _rule(kind: type, ours: type) -> Rule:
+    """What a transport may wrap: none of ours, or the attempts would multiply."""
+    allowed = f"an httpx.{kind.__name__} that is not an {ours.__name__}"
+    return (kind,), lambda transport: not isinstance(transport, ours), allowed
 
 
 def _begin(request: httpx.Request, default: RetryPolicy, options: dict[str, Any]) -> None:

@@ -77,6 +77,14 @@ class TestKeys:
         assert UUID.fullmatch(got.response.request.headers["X-Key"])
         assert server.keys == [None]
 
+    @pytest.mark.parametrize("method", ["POST", "PUT"])
+    @pytest.mark.parametrize("key", ["", b"", " "])
+    def test_an_empty_key_is_refused_before_it_is_sent(self, call, server, method, key):
+        """It comes from an empty file, an unset variable."""
+        with pytest.raises(ValueError, match="^The header Idempotency-Key is empty"):
+            call(method, server.url, headers={"Idempotency-Key": key})
+        assert server.seen == []
+
 
 class TestTroubleOnTheWay:
     @pytest.mark.parametrize("trouble", [drop_before, drop_after, break_off])
@@ -206,6 +214,12 @@ class TestWaits:
         assert make_caller(deadline=60)("POST", server.url).status == 409
         assert time.now == 59  # the last attempt has a second
         assert time.waits[-2:] == [10, 3.5]
+
+    @pytest.mark.parametrize("deadline", [0.5, 1, 1.5])
+    def test_a_short_deadline_leaves_time_to_ask_again(self, make_caller, server, time, deadline):
+        server.script += [respond(409, "request-in-progress")]
+        assert make_caller(deadline=deadline)("POST", server.url).status == 201
+        assert time.waits == [pytest.approx(min(deadline / 2, 0.5))]
 
     def test_chance_does_not_end_the_call_long_before_its_deadline(self, make_caller, server, time):
         time.chance = 0.4

@@ -59,6 +59,20 @@ RESPONSES = {"read": read, "a stream": in_parts}
 """What a mock or a cache hands over: a response that was read, or one that can be read once."""
 
 
+class TestBodiesOfTheOtherKind:
+    @pytest.mark.parametrize("send", ["client", "transport"])
+    def test_the_error_is_that_of_httpx(self, kind, send):
+        async def asynchronous():
+            yield b"abc"
+
+        body = iter([b"abc"]) if kind.is_async else asynchronous()
+        network = httpx.MockTransport(lambda _request: httpx.Response(201))
+        if send == "transport":
+            network = kind.Transport(network, **kind.ours())
+        with pytest.raises(RuntimeError, match=r"^Attempted to send an a?sync request with an? "):
+            kind.post(kind.client(transport=network), URL, content=body)
+
+
 class TestMocks:
     @pytest.mark.parametrize("handed_over", RESPONSES.values(), ids=RESPONSES)
     def test_a_mock_transport_needs_no_change(self, post, time, handed_over):

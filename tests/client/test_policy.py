@@ -7,10 +7,21 @@ import re
 from datetime import timedelta
 from random import Random
 
+import httpx
 import pytest
 import requests
+from requests.adapters import HTTPAdapter
 
-from flask_idempotency.client import RetryBudget, RetryPolicy
+from flask_idempotency.client import (
+    AsyncIdempotentClient,
+    AsyncIdempotentTransport,
+    IdempotentAdapter,
+    IdempotentClient,
+    IdempotentSession,
+    IdempotentTransport,
+    RetryBudget,
+    RetryPolicy,
+)
 from flask_idempotency.client.retries import Attempts
 
 REQUEST = requests.Request("POST", "http://example.com")
@@ -70,6 +81,27 @@ class TestRetryPolicy:
         with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
             RetryPolicy(**{name: value})
 
+    @pytest.mark.parametrize(
+        "make",
+        [
+            IdempotentSession,
+            lambda policy: IdempotentAdapter(policy=policy),
+            lambda policy: IdempotentClient(policy=policy),
+            lambda policy: AsyncIdempotentClient(policy=policy),
+            lambda policy: IdempotentTransport(policy=policy),
+            lambda policy: AsyncIdempotentTransport(policy=policy),
+        ],
+    )
+    @pytest.mark.parametrize("value", [0, 5.0, RetryPolicy, {"retries": 3}])
+    def test_something_else_in_its_place_is_refused_where_it_is_given(self, make, value):
+        text = f"policy is {value!r}; allowed: a RetryPolicy, or None"
+        with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+            make(value)
+
+    def test_a_call_with_a_policy_of_its_own_needs_one(self):
+        with pytest.raises(TypeError, match="^policy is None; allowed: a RetryPolicy$"):
+            IdempotentSession().with_policy(None)
+
     def test_the_ends_of_the_ranges_are_taken(self):
         RetryPolicy(retries=0, deadline=0.001, backoff=0, backoff_max=0, methods=())
         RetryBudget(0)
@@ -115,3 +147,36 @@ class TestRetryPolicy:
         for _ in range(5000):
             attempts.begin()
         assert attempts.after_response(503, {}, b"") == 7
+
+
+class TestWhatIsWrapped:
+    @pytest.mark.parametrize(
+        ("make", "value", "allowed"),
+        [
+            (IdempotentAdapter, HTTPAdapter, "an adapter of requests that is not an IdempotentAdapter"),
+            (
+                IdempotentAdapter,
+                RetryPolicy(),
+                "an adapter of requests that is not an IdempotentAdapter",
+            ),
+            (
+                IdempotentTransport,
+                httpx.AsyncHTTPTransport(),
+                "an httpx.BaseTransport that is not an IdempotentTransport",
+            ),
+            (
+                AsyncIdempotentTransport,
+                httpx.HTTPTransport(),
+                "an httpx.AsyncBaseTransport that is not an AsyncIdempotentTransport",
+            ),
+        ],
+    )
+    def test_something_that_cannot_send_is_refused_at_once(self, make, value, allowed):
+        text = f"wrapped is {value!r}; allowed: {allowed}"
+        with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+            make(value)
+
+    @pytest.mark.parametrize("make", [IdempotentAdapter, IdempotentTransport, AsyncIdempotentTransport])
+    def test_one_of_ours_would_multiply_the_attempts(self, make):
+        with pytest.raises(ValueError, match=f"allowed: .* that is not an {make.__name__}$"):
+            make(make())

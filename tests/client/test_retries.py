@@ -303,4 +303,22 @@ class TestInTests:
     @pytest.mark.parametrize(("value", "error"), [(-1, ValueError), (None, TypeError)])
     def test_a_limit_that_could_not_work_is_refused(self, value, error):
         with pytest.raises(error, match=f"^retries is {value}; allowed: a whole number, 0 or more$"):
-            limit_retries(value).__enter__()
+            limit_retries(value)
+
+    def test_it_is_no_decorator(self):
+        """It would do nothing for an ``async def``: its block would end before the function begins."""
+        with pytest.raises(TypeError, match="not callable"):
+
+            @limit_retries()
+            async def test():
+                pass
+
+    def test_a_block_in_itself_ends_once_for_each_time(self, call, server):
+        server.script += [DOWN] * 2
+        once = limit_retries()
+        with once:
+            with once:
+                pass
+            assert call("POST", server.url).status == 503
+        assert call("POST", server.url).status == 201
+        assert len(server.seen) == 3
