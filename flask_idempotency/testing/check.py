@@ -6,7 +6,7 @@ import math
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from contextlib import contextmanager
 from decimal import Decimal
@@ -86,6 +86,7 @@ class Check(ABC, Generic[T]):
         self._before = self._counted()
         self._one_run: Counts = {}  # by how much the first request alone has changed each count
         self._by_duplicates: Counts = {}
+        self._at_commit: Counts = {}  # what was counted then, if there were duplicates left to end
 
     @abstractmethod
     def send(self) -> T:
@@ -119,9 +120,11 @@ class Check(ABC, Generic[T]):
         start = self._counted()
         outcomes = send(duplicates)
         # What the dead attempt has left is part of one run, unless the retry has done it once more.
-        left = difference(self._before, start)
-        done = difference(self._by_duplicates, difference(start, self._counted()))
+        left, now = difference(self._before, start), self._counted()
+        done = difference(self._by_duplicates, difference(start, now))
         self._one_run = {name: done[name] or left.get(name, 0) for name in done}
+        if self._at_commit and self._at_commit != now:  # by the first after it, or by the duplicates?
+            self._rehearse()
         return outcomes
 
     def _send_after(self, duplicates: int) -> list[T]:
@@ -144,7 +147,8 @@ class Check(ABC, Generic[T]):
                         self._hangs(first, connections)
                 alone = self._counted()
                 others = [Call(self.send) for _ in range(duplicates)]
-                wait(others, IN_VIEW_SECONDS)
+                if wait(others, IN_VIEW_SECONDS).not_done:
+                    gate.when_committed = lambda: self._at_commit.update(self._counted())
                 self._by_duplicates = difference(alone, self._counted())
                 if not first.done():
                     self.while_held()
@@ -242,7 +246,7 @@ class Check(ABC, Generic[T]):
         start = self._counted()
         if self.run_again():
             self._one_run = difference(start, self._counted())
-            self._leave_out(self._one_run)
+        self._leave_out(difference(start, self._counted()))
 
     def _leave_out(self, changed: Counts) -> None:
         self._before = {name: self._before.get(name, 0) + changed[name] for name in changed}
@@ -271,9 +275,16 @@ class Gate(Watch):
     def __init__(self, seconds: float) -> None:
         self.reached, self.opened = threading.Event(), threading.Event()
         self._seconds = seconds  # no longer, should what is counted wait for what the view has locked
+        self.when_committed: Callable[[], None] | None = None
 
     def completing(self, claim: Claim) -> None:  # noqa: ARG002
         """The view has returned."""
         if not self.reached.is_set():
             self.reached.set()
             self.opened.wait(self._seconds)
+
+    def completed(self, claim: Claim) -> None:  # noqa: ARG002
+        """The first to commit is the one that was held back."""
+        if self.when_committed is not None:
+            when_committed, self.when_committed = self.when_committed, None
+            when_committed()

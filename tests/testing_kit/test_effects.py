@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from decimal import Decimal
+from functools import wraps
 
 import pytest
 import sqlalchemy as sa
 from flask import request
 
-from flask_idempotency import current_operation
+from flask_idempotency import RequestInProgress, current_operation, idempotent
 from flask_idempotency.testing import CRASH_POINTS, assert_idempotent, crash_at, every_crash
+from flask_idempotency.testing import check as checks
 from flask_idempotency.testing.threads import NAME
 from tests.testing_kit.conftest import make_shop
 from tests.testing_kit.test_wrong_endpoints import message
@@ -149,6 +152,31 @@ def test_halves_may_differ_from_the_whole_in_a_last_digit(balanced):
     for crash in every_crash():
         with crash:
             assert_idempotent(balanced.client, "POST", "/payments", effects=lambda: balances(balanced))
+
+
+def test_what_duplicates_write_is_told_where_they_have_to_wait_until_the_first_has_written(
+    shop, monkeypatch
+):
+    monkeypatch.setattr(checks, "IN_VIEW_SECONDS", 0.2)
+
+    def and_pay(view):
+        @wraps(view)
+        def pay_and_view():
+            try:
+                return view()
+            except RequestInProgress:
+                shop.pay()
+                raise
+
+        return pay_and_view
+
+    always = before_each(shop)
+    shop.view(and_pay(idempotent(shop.pay)), protect=None)
+    for effects in (shop.payments, None):
+        said = message(shop, effects=effects)
+        assert "rose by 4, not by 1\nA retry repeats what runs outside the view" in said
+    always.append(shop.pay)
+    assert re.search("rose by [5-8], not by 2\n", message(shop, effects=shop.payments))
 
 
 @ONE_FILE
