@@ -193,8 +193,13 @@ class TestJavaScript:
     def pay(self, server, tmp_path):
         function, usage = blocks("javascript")
         file = tmp_path / "pay.mjs"
-        file.write_text(DRIVER + function + aimed_at(server, usage) + SHOW, encoding="utf-8")
-        return lambda: json.loads(run(tmp_path, NODE, str(file)))
+
+        def pay(changed=("", "")):
+            text = DRIVER + function + aimed_at(server, usage).replace(*changed) + SHOW
+            file.write_text(text, encoding="utf-8")
+            return json.loads(run(tmp_path, NODE, str(file)))
+
+        return pay
 
     @pytest.mark.parametrize(
         "trouble", [[respond(status) for status in some] for some in ((408, 425, 429), (500, 503))]
@@ -226,3 +231,7 @@ class TestJavaScript:
         server.script += [respond(503)] * 9
         assert pay()["status"] == 503
         assert len(server.seen) == 6
+
+    def test_a_short_deadline_leaves_time_to_ask_again(self, pay, server):
+        server.script += [respond(409, "request-in-progress")]
+        assert pay(("  key,\n", "  key,\n  { deadline: 900 },\n"))["status"] == 201

@@ -389,6 +389,12 @@ class TestInterimResponses:
         session.get(server.url)
         assert [session.post(server.url).json()["id"] for _ in range(2)] == [2, 3]
 
+    def test_a_connection_that_now_speaks_another_protocol_is_left_open(self, server, session):
+        upgrade = {"Connection": "upgrade", "Upgrade": "other"}
+        server.script += [written("HTTP/1.1 101 Switching Protocols\r\nUpgrade: other\r\n\r\nhello")]
+        with session.get(server.url, headers=upgrade, stream=True) as response:
+            assert response.raw._original_response.fp.read(5) == b"hello"
+
     def test_nothing_else_at_last_is_an_error(self, server, time):
         server.script += [written("HTTP/1.1 103 Early Hints\r\nContent-Length: 0\r\n\r\n")] * 2
         with (
