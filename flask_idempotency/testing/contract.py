@@ -24,14 +24,12 @@ If a test can move that clock, override the fixture ``pass_time``, and no test w
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from operator import methodcaller
 from typing import Any
 
 try:
@@ -59,16 +57,11 @@ from .claims import (
     stored_record,
     wait_until,
 )
+from .races import ORDERS, VERBS, at_once, race_the_next_attempt
 from .transactions import Held, TransactionContract, Until
 
 THREADS = 8
 OTHER = Fingerprint(2, b"\x01" * 32)
-VERBS: dict[str, Callable[[Lease], None]] = {
-    "extend": methodcaller("extend", 60.0),
-    "record": methodcaller("record", "mail", b"1"),
-    "release": methodcaller("release"),
-    "abandon": methodcaller("abandon"),
-}
 
 
 class StoreContract(TransactionContract):
@@ -239,7 +232,7 @@ class StoreContract(TransactionContract):
     def test_one_of_many_concurrent_claims_wins(
         self, records: Records, claim: Claim, held: Held
     ) -> None:
-        got = _at_once(lambda: records.claim(again(claim)))
+        got = at_once(*[lambda: records.claim(again(claim))] * THREADS)
         assert len([held(hold) for hold in got if hold is not None]) == 1
 
     def test_one_of_many_concurrent_take_overs_wins(
@@ -247,7 +240,7 @@ class StoreContract(TransactionContract):
     ) -> None:
         held(records.claim(claim)).abandon()
         before = stored_record(records, claim)
-        got = _at_once(lambda: records.take_over(again(claim), before))
+        got = at_once(*[lambda: records.take_over(again(claim), before)] * THREADS)
         assert len([held(hold) for hold in got if hold is not None]) == 1
 
     def test_looking_and_claiming_at_once_does_what_both_do(
@@ -265,7 +258,7 @@ class StoreContract(TransactionContract):
         hold.complete(RESPONSE)
         assert look_or_claim(again(claim)) == stored_record(records, claim)
         other = a_claim(lease=claim.lease_seconds)
-        got = _at_once(lambda: look_or_claim(again(other)))
+        got = at_once(*[lambda: look_or_claim(again(other))] * THREADS)
         assert len([held(hold) for hold in got if not isinstance(hold, Record | None)]) == 1
 
     def test_waiting_ends_when_the_holder_ends(
@@ -341,7 +334,7 @@ class StoreContract(TransactionContract):
         assert second.steps() == {}, "it has recorded a step for the other"
         assert 30 < (record.lease_left or 0) <= 60, "it has changed the other's lease"
 
-    @pytest.mark.parametrize("verb", VERBS)
+    @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "complete"])
     def test_a_holder_changes_nothing_else(self, records: Records, held: Held, verb: str) -> None:
         """Neither what the record says of its request and its attempt nor the steps before."""
         claim, steps = a_claim(lease=60), {"charge": b"1", "Charge": b"2"}
@@ -353,6 +346,29 @@ class StoreContract(TransactionContract):
         after = stored_record(records, claim)
         assert after == replace(before, lease_left=after.lease_left)
         assert lease.steps() == (steps | {"mail": b"1"} if verb == "record" else steps)
+
+    @pytest.mark.parametrize("verb", VERBS)
+    def test_a_late_holder_and_the_next_attempt_never_both_succeed(
+        self, records: Records, until: Until, verb: str
+    ) -> None:
+        """However close together they come: each compares and writes in one atomic act."""
+        race_the_next_attempt(records, until, VERBS[verb])
+
+    @pytest.mark.parametrize("verb", ["record", "complete"])
+    def test_what_one_holder_does_at_once_is_all_done(self, records: Records, verb: str) -> None:
+        """A thread may renew the lease while another goes on."""
+        for order in ORDERS:
+            claim = a_claim(lease=60)
+            lease: Any = records.claim(claim)
+            race = partial(VERBS[verb], lease), partial(lease.extend, 1000)
+            lost, _late = at_once(*race[::order])[::order]
+            record = stored_record(records, claim)
+            assert lost is None
+            if verb == "complete":
+                assert (record.response, record.lease_left) == (RESPONSE, None)
+            else:
+                assert lease.steps() == {"mail": b"1"}, "the step is lost"
+                assert (record.lease_left or 0) > 900, "the renewal is lost"
 
     def test_extending_makes_a_lease_longer_and_never_shorter(
         self, records: Records, held: Held
@@ -452,14 +468,3 @@ def _wait(records: Records, claim: Claim) -> float:
     began = time.monotonic()
     records.wait(claim.key, PATIENCE_SECONDS)
     return time.monotonic() - began
-
-
-def _at_once(work: Callable[[], Hold | None]) -> list[Hold | None]:
-    barrier = threading.Barrier(THREADS)
-
-    def together() -> Hold | None:
-        barrier.wait(PATIENCE_SECONDS)
-        return work()
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        return [future.result() for future in [pool.submit(together) for _ in range(THREADS)]]

@@ -32,6 +32,7 @@ from .claims import (
     lease_left,
     stored_record,
 )
+from .races import finish_a_step, race_the_next_attempt
 
 Held = Callable[[Any], Any]
 Until = Callable[[Callable[[], bool]], None]
@@ -248,6 +249,11 @@ class TransactionContract:
         attempt.finish()
         assert writes.committed() == ["a"]
         assert attempt.is_finished()
+
+    def test_a_late_step_and_the_next_attempt_never_both_succeed(
+        self, records: Records, until: Until
+    ) -> None:
+        race_the_next_attempt(records, until, finish_a_step)
 
     def test_nobody_takes_over_a_transaction_whose_retention_is_over(
         self, records: Records, held: Held, until: Until

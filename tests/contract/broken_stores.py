@@ -596,3 +596,86 @@ class TestFoldsTheNamesOfSteps(Sound):
     class lease(MemoryLease):  # noqa: N801
         def record(self, step, result):
             super().record(step.lower(), result)
+
+
+def _hasty(verb):
+    """A lease whose ``verb`` compares the owner's token first, and then writes the whole record."""
+
+    def write(self, *arguments):
+        seen = {**vars(self._entry), "steps": self.steps()}
+        if seen["record"].owner == self._claim.owner:
+            time.sleep(0.001)
+            vars(self._entry).update(seen)
+        getattr(MemoryLease, verb)(self, *arguments)
+
+    return type("lease", (MemoryLease,), {verb: write})
+
+
+class TestExtendsAfterTheComparison(Sound):
+    lease = _hasty("extend")
+
+
+class TestRecordsAfterTheComparison(Sound):
+    lease = _hasty("record")
+
+
+class TestCompletesAfterTheComparison(Sound):
+    lease = _hasty("complete")
+
+
+class TestReleasesAfterTheComparison(Sound):
+    lease = _hasty("release")
+
+
+class TestAbandonsAfterTheComparison(Sound):
+    lease = _hasty("abandon")
+
+
+class TestTakesOverWhatHasEndedMeanwhile(Sound):
+    """Compares, when it writes, only the owner."""
+
+    class store(MemoryRecords):  # noqa: N801
+        def take_over(self, claim, as_seen):
+            entry, state = self._entries.get(claim.key), State.IN_PROGRESS
+            if as_seen.lease_left is not None and self.look(claim.key) == as_seen:
+                time.sleep(0.001)
+                with self.changed:
+                    entry.record = replace(entry.record, state=state, response=None)
+                    entry.lease = self.clock()
+                    return super().take_over(claim, as_seen)
+            return super().take_over(claim, as_seen)
+
+
+class TestBeginsAStepAfterTheComparison(Sound):
+    class lease(MemoryLease):  # noqa: N801
+        def open_step(self):
+            self._check()
+            time.sleep(0.001)
+            self._entry.record = replace(self._entry.record, owner=self._claim.owner)
+            return super().open_step()
+
+
+def _careless(verb):
+    """A lease whose ``verb`` does not look whether its conditional write was rejected."""
+
+    def write(self, *arguments):
+        self._check()
+        seen = {**vars(self._entry), "steps": self.steps()}
+        time.sleep(0.001)
+        with self._records.changed:
+            if seen == vars(self._entry):
+                getattr(MemoryLease, verb)(self, *arguments)
+
+    return type("lease", (MemoryLease,), {verb: write})
+
+
+class TestDoesNotNoticeThatAStepWasRejected(Sound):
+    lease = _careless("record")
+
+
+class TestDoesNotNoticeThatAResponseWasRejected(Sound):
+    lease = _careless("complete")
+
+
+class TestDoesNotNoticeThatARenewalWasRejected(Sound):
+    lease = _careless("extend")

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 STORES = Path(__file__).parent / "broken_stores.py"
 
 LOSES = "an_expired_lease_is_taken_over_and_its_holder_loses"
+BOTH = "a_late_holder_and_the_next_attempt_never_both_succeed"
 
 CAUGHT = {
     "AnswersWithoutWrites": "writes_commit_with_the_record_and_not_before[operation-sqlalchemy]",
@@ -91,6 +92,16 @@ CAUGHT = {
     "ForgetsTheFingerprintOfWhatItTakesOver": "an_abandoned_operation_is_taken_over_once[lease]",
     "ForgetsStepsWithARenewal": "a_holder_changes_nothing_else[extend]",
     "FoldsTheNamesOfSteps": "a_holder_changes_nothing_else[record]",
+    "ExtendsAfterTheComparison": f"{BOTH}[extend]",
+    "RecordsAfterTheComparison": f"{BOTH}[record]",
+    "CompletesAfterTheComparison": f"{BOTH}[complete]",
+    "ReleasesAfterTheComparison": f"{BOTH}[release]",
+    "AbandonsAfterTheComparison": f"{BOTH}[abandon]",
+    "TakesOverWhatHasEndedMeanwhile": f"{BOTH}[complete]",
+    "BeginsAStepAfterTheComparison": "a_late_step_and_the_next_attempt_never_both_succeed",
+    "DoesNotNoticeThatAStepWasRejected": "what_one_holder_does_at_once_is_all_done[record]",
+    "DoesNotNoticeThatAResponseWasRejected": "what_one_holder_does_at_once_is_all_done[complete]",
+    "DoesNotNoticeThatARenewalWasRejected": "what_one_holder_does_at_once_is_all_done[record]",
 }
 
 

@@ -1,0 +1,99 @@
+"""What the tests of a store let happen at once: a holder's verbs, and the next attempt."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from operator import methodcaller
+from typing import Any
+
+from flask_idempotency.core.errors import LeaseLost
+from flask_idempotency.core.ports import Lease, Records
+from flask_idempotency.core.records import Claim
+
+from .claims import (
+    PATIENCE_SECONDS,
+    RESPONSE,
+    SHORT_SECONDS,
+    a_claim,
+    again,
+    lease_left,
+    stored_record,
+)
+
+ORDERS = (1, -1) * 5
+"""The races of two. Who comes last to the barrier goes on first, so they come in either order."""
+
+RENEWAL = 60.0
+VERBS: dict[str, Callable[[Any], None]] = {
+    "extend": methodcaller("extend", RENEWAL),
+    "record": methodcaller("record", "mail", b"1"),
+    "release": methodcaller("release"),
+    "abandon": methodcaller("abandon"),
+    "complete": methodcaller("complete", RESPONSE),
+}
+
+
+def finish_a_step(lease: Lease) -> None:
+    """A step, in a transaction of its own."""
+    step = lease.open_step()
+    try:
+        step.record("mail", b"1")
+    finally:
+        step.abandon()
+
+
+def at_once(*works: Callable[[], Any]) -> list[Any]:
+    """What they return, or the loss of a lease that they raise."""
+    barrier = threading.Barrier(len(works))
+
+    def together(work: Callable[[], Any]) -> Any:
+        barrier.wait(PATIENCE_SECONDS)
+        try:
+            return work()
+        except LeaseLost as lost:
+            return lost
+
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # or else a store in memory is never interrupted within a verb
+    try:
+        with ThreadPoolExecutor(len(works)) as pool:
+            return list(pool.map(together, works))
+    finally:
+        sys.setswitchinterval(usual)
+
+
+def race_the_next_attempt(
+    records: Records, until: Callable[[Callable[[], bool]], None], verb: Callable[[Any], None]
+) -> None:
+    """Let holders of expired leases do something while others take over."""
+    claims = [a_claim(lease=SHORT_SECONDS / 10) for _ in ORDERS]
+    leases: list[Any] = [records.claim(claim) for claim in claims]
+    until(lambda: lease_left(records, claims[-1]) <= 0)
+    for claim, lease, order in zip(claims, leases, ORDERS, strict=True):
+        _race(records, claim, lease, verb, order)
+
+
+def _race(
+    records: Records, claim: Claim, lease: Lease, verb: Callable[[Any], None], order: int
+) -> None:
+    """One of the two comes first, and the other is told."""
+    seen, taken = stored_record(records, claim), replace(again(claim), lease_seconds=RENEWAL)
+    racers = partial(verb, lease), partial(records.take_over, taken, seen)
+    late, second = at_once(*racers[::order])[::order]
+    record, is_done = stored_record(records, claim), late is None
+    if second is None:
+        assert is_done, "its lease is lost, and nobody has it"
+        assert (record.owner, record.attempt) == (claim.owner, 1), "nobody has taken it over"
+        assert record.response == (RESPONSE if verb is VERBS["complete"] else None)
+        assert verb is not VERBS["extend"] or lease_left(records, claim) > RENEWAL / 2
+    else:
+        assert not is_done or verb not in (VERBS["complete"], VERBS["extend"]), "both have succeeded"
+        assert (record.owner, record.attempt, record.response) == (taken.owner, 2, None)
+        assert RENEWAL / 2 < lease_left(records, claim) <= RENEWAL, "the lease is not the next one's"
+    recorded = is_done and verb in (VERBS["record"], finish_a_step)
+    assert (second or lease).steps() == ({"mail": b"1"} if recorded else {})
