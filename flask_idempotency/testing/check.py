@@ -19,7 +19,7 @@ from sqlalchemy import StaticPool
 from flask_idempotency.core.records import Claim
 from flask_idempotency.web.setup.state import AppState, app_state
 
-from .connections import Connections
+from .connections import Connections, is_locked
 from .crashes import Crash, CrashPoint
 from .effects import Counts, Effects, counter, difference
 from .threads import Call
@@ -64,6 +64,10 @@ LOCKED = (
     " back, and a retry would write it again. Write through db.session, in the view's own thread and"
     " request."
 )
+OPEN = (
+    "The test or a fixture has a transaction open, and SQLite lets one connection write at a time, so"
+    " each request would wait for it. Commit or close it first: db.session.commit()."
+)
 TIMEOUT_SECONDS = 10.0
 """Longer than any view should take, even on a slow machine; not too long for whoever waits for it."""
 
@@ -83,6 +87,8 @@ class Check(ABC, Generic[T]):
         self.state: AppState = app_state(app)
         self._name, self._rows_only, self._timeout = name, effects is None, timeout
         self._counted = counter(self.state, effects)
+        if is_locked(self.state.database):
+            self.fail("before the first request, somebody else writes in the SQLite file", OPEN)
         self._before = self._counted()
         self._one_run: Counts = {}  # by how much the first request alone has changed each count
         self._by_duplicates: Counts = {}

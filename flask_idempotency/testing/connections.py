@@ -9,10 +9,10 @@ from __future__ import annotations
 import sqlite3
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
-from sqlalchemy import Engine, Pool, event
+from sqlalchemy import Engine, Pool, StaticPool, event
 from sqlalchemy.engine import ExceptionContext
 
 from flask_idempotency.core.errors import StoreUnavailable
@@ -92,3 +92,21 @@ class Connections(Watch):
 
     def _note(self) -> None:
         self.refused += lines([frame for frame in traceback.extract_stack() if is_own(frame)][-1:])
+
+
+def is_locked(database: Engine) -> bool:
+    """Whether somebody writes in a SQLite file, who was to have committed before a request is sent."""
+    if database.dialect.name != "sqlite" or isinstance(database.pool, StaticPool):
+        return False
+    with closing(database.raw_connection()) as connection:
+        driver: Any = connection.driver_connection
+        (usual,) = driver.execute("PRAGMA busy_timeout").fetchone()
+        driver.execute(f"PRAGMA busy_timeout = {WAIT_MILLISECONDS}")
+        try:
+            driver.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            return "database is locked" in str(error)
+        finally:
+            driver.rollback()
+            driver.execute(f"PRAGMA busy_timeout = {usual}")
+    return False

@@ -105,16 +105,38 @@ def test_state_of_the_process_is_named(shop):
     assert "a list or a cache in the process" in str(error.value)
 
 
-def test_a_test_that_writes_itself_is_told_to_commit(tmp_path):
+@pytest.mark.parametrize("store", ["sql", "memory"], indirect=True)
+def test_a_test_that_has_written_and_not_committed_is_told_before_a_request_waits_for_it(shop):
+    shop.view(shop.pay)
+    with shop.app.app_context():
+        shop.pay()
+        shop.db.session.add(shop.Payment())
+        shop.db.session.flush()
+        began = time.monotonic()
+        said = message(shop, timeout=1)
+        assert time.monotonic() - began < 2, "SQLite would let it wait for five seconds"
+        assert said.startswith("POST /payments: before the first request, somebody else writes in")
+        assert "The test or a fixture has a transaction open" in said
+        shop.db.session.commit()
+        assert_idempotent(shop.client, "POST", "/payments", effects=shop.payments)
+
+
+def test_who_writes_before_the_view_is_told_to_commit(tmp_path):
     options = {"connect_args": {"timeout": 0.05}}
     shop = Shop("memory", f"sqlite:///{tmp_path}/db", SQLALCHEMY_ENGINE_OPTIONS=options)
     shop.view(shop.pay)
-    with shop.app.app_context():
-        shop.db.session.add(shop.Payment())
-        shop.db.session.flush()
-        said = message(shop, duplicates=0)
+    connections = []
+
+    @shop.app.before_request
+    def begin():
+        connections.append(shop.db.engine.connect())
+        connections[-1].execute(sa.insert(shop.Payment))
+
+    said = message(shop, duplicates=0)
     assert "the response is 503" in said
     assert "with SQLite, somebody else writes in it: the test" in said
+    for connection in connections:
+        connection.close()
     shop.close()
 
 
