@@ -19,8 +19,8 @@ from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.web.setup.routes import hidden_route, name_of, refuse_misplaced, route_of
 
 from .check import TIMEOUT_SECONDS, Check
-from .crashes import armed
-from .effects import Effects
+from .crashes import CrashPoint, armed
+from .effects import Effects, kind_of
 from .responses import changed_request, differences, shown
 
 __tracebackhide__ = True  # pytest shows the test's line and the message, not what is in between
@@ -58,6 +58,10 @@ ALIKE = (
     " or the route ignores what was changed here, pass a changed request of your own:"
     " changed={'json': {...}}, or changed={'data': {...}} for a form."
 )
+USED = (
+    "Its key was used before, so there is nothing to find out. Send a new one in each test, and in each"
+    " block of every_crash(); or leave it out, and the kit makes one."
+)
 PROBLEMS = {
     "key-required": (
         "The request had a key, and the view did not see it: middleware removed the header, or the"
@@ -66,6 +70,14 @@ PROBLEMS = {
     "key-reused": (
         "It was the same request, and was taken for another one. Does the route's fingerprint depend on"
         " a time or a random number?"
+    ),
+    "key-malformed": (
+        "The route takes no such key as this one; without a key in headers, the kit sends a UUID of 36"
+        " characters. Pass one that is right: headers={'Idempotency-Key': ...}, a new one for each."
+    ),
+    "operation-interrupted": (
+        "An operation with on_interrupted='hold' stays interrupted: pass status=409. Or declare that it"
+        " may run again: on_interrupted='retry'."
     ),
     "store-unavailable": (
         "The database cannot be reached; or, with SQLite, somebody else writes in it: the test, or"
@@ -118,8 +130,13 @@ def assert_idempotent(
     * ``timeout`` is how many seconds each request may take, before it counts as one that never returns.
 
     Returns the first response. Raises ``AssertionError``, which says what differs and where to look,
-    and ``TypeError`` if ``effects`` counts no numbers.
+    and ``TypeError`` if ``effects`` counts no numbers, or an argument is of a wrong type.
     """
+    if not isinstance(client, FlaskClient):
+        raise TypeError(f"client must be a test client, app.test_client(). This is {kind_of(client)}")
+    for name, value in {"changed": changed, "other": other}.items():
+        if isinstance(value, (str, bytes)):
+            raise TypeError(f"{name} must be arguments of a request, by name. This is {kind_of(value)}")
     check = RequestCheck(client, method, path, kwargs, effects, ignore_headers, timeout)
     check.is_not_misplaced()
     crash = next((crash for crash in reversed(armed) if check.state in crash.targets), None)
@@ -130,6 +147,7 @@ def assert_idempotent(
             return response
         when = f"{crash!r} and a retry"
     first, *others = check.send_at_once(duplicates)
+    check.is_new(first, crash)
     check.has_status(first, when, status)
     check.is_held = first.status_code == 409 and crash is not None
     at_least = 1 if first.status_code < 400 else 0
@@ -250,16 +268,25 @@ class RequestCheck(Check[TestResponse]):
         """A response's status, and the beginning of its body."""
         return shown(outcome)
 
+    def is_new(self, first: TestResponse, crash: CrashPoint | None) -> None:
+        """Nobody has used the key before; only a request that has died may have."""
+        if crash is None and self._is_replay(first):
+            self.fail(f"the first request got {shown(first)}: an earlier operation's response", USED)
+
     def has_status(self, response: TestResponse, when: str, status: int | None) -> None:
         """The operation's response has the expected status."""
         if status is None and response.status_code >= 400:
             hint = "Send a request that succeeds, or pass the right response's status=..."
             if response.status_code == 409:
-                hint += " An operation with on_interrupted='hold' stays interrupted: status=409."
-            self.fail(f"after {when} the response is {shown(response)}", self._hint(response, hint))
+                hint += " If it conflicts with what an earlier request wrote, let each send other data."
+            said = f"after {when} the response is {shown(response)}"
+            self.fail(said, self.explained(response) or hint)
+        if self._endpoint is None and status is None and response.status_code == 308:
+            hint = "Send it to the address of the route, with or without the slash at its end."
+            self.fail(f"the request is redirected to {response.location}", hint)
         if status not in (None, response.status_code):
             said = f"after {when} the response is {shown(response)}, not {status}"
-            self.fail(said, self._hint(response, ""))
+            self.fail(said, self.explained(response))
 
     def is_duplicate(self, response: TestResponse, first: TestResponse) -> None:
         """A duplicate is rejected as in progress, or gets the first response."""
@@ -271,17 +298,14 @@ class RequestCheck(Check[TestResponse]):
                 " has the pool no connection for it?"
             )
             said = f"a duplicate of a running request got {shown(response)}"
-            self.fail(said, self._hint(response, hint))
+            self.fail(said, self.explained(response) or hint)
         self.is_retry(response, first, "a duplicate")
 
     def is_retry(self, response: TestResponse, first: TestResponse, what: str = "a retry") -> None:
         """A retry gets the first response, marked as a replay."""
         if found := differences(first, response, self._ignored):
-            hint = (
-                REMADE
-                if self._is_replay(response)
-                else self._hint(response, self._unprotected() or UNREPLAYED)
-            )
+            why = self.explained(response) or self._unprotected() or UNREPLAYED
+            hint = REMADE if self._is_replay(response) else why
             self.fail(f"{what} got another response than the first request", hint, *found)
         if not self._is_replay(response) and not self.is_held:
             hint = self._unprotected() or UNREPLAYED
@@ -292,13 +316,13 @@ class RequestCheck(Check[TestResponse]):
         if response.status_code != 422:
             self.fail(f"the same key with another body got {shown(response)}, not 422", ALIKE)
 
-    def _hint(self, response: TestResponse, otherwise: str) -> str:
+    def explained(self, outcome: TestResponse) -> str:
         """What the problem in a response means, or how to see the error of a view."""
-        if response.status_code == 500 and not self.state.app.testing:
+        if outcome.status_code == 500 and not self.state.app.testing:
             return "app.testing = True shows the error: then it reaches the test."
-        body = response.get_json(silent=True)
+        body = outcome.get_json(silent=True)
         kind = str(body.get("type", "")) if isinstance(body, dict) else ""
-        return PROBLEMS.get(kind.removeprefix(self.state.settings.problem_base), otherwise)
+        return PROBLEMS.get(kind.removeprefix(self.state.settings.problem_base), "")
 
     def is_another_users(
         self, other: Mapping[str, Any] | FlaskClient, first: TestResponse, at_least: int

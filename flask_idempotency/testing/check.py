@@ -102,6 +102,10 @@ class Check(ABC, Generic[T]):
     def shown(self, outcome: T) -> str:
         """What came back, for a message."""
 
+    def explained(self, outcome: T) -> str:  # noqa: ARG002
+        """What it means that this came back, if there is more to say than what it says itself."""
+        return ""
+
     def run_again(self) -> bool:
         """Do the same as another operation. False if it cannot be done."""
         return False
@@ -206,7 +210,8 @@ class Check(ABC, Generic[T]):
                 f"something caught the crash, and {self.subject} {self.shown(response)}",
                 "A bare except: or except BaseException: also keeps a worker from exiting.",
             )
-        self.fail(f"{self.subject} {self.shown(response)}", crash.not_reached())
+        hint = self.explained(response) or crash.not_reached()
+        self.fail(f"{self.subject} {self.shown(response)}", hint)
 
     def effects_are_one(self, when: str, at_least: int, crash: CrashPoint | None = None) -> None:
         """The effects are those of one run. What died at ``crash`` may have left some of them."""

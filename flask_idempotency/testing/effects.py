@@ -27,7 +27,7 @@ def counter(state: AppState, effects: Effects | None) -> Callable[[], Counts]:
     if not callable(effects):
         raise TypeError(
             "effects must be a function, as it is called several times: effects=lambda: len(mails)."
-            f" This is {_kind(effects)}"
+            f" This is {kind_of(effects)}"
         )
 
     def count() -> Counts:
@@ -49,12 +49,13 @@ def _numbers(counted: Any) -> Counts:
             hint = " (SQL's sum() of no rows is NULL: coalesce it)" if number is None else ""
             raise TypeError(
                 "effects() must return a number, or numbers by name, {'payments': 1, 'mails': 2}."
-                f" {name if name == 'effects()' else repr(name)} is {_kind(number)}{hint}"
+                f" {name if name == 'effects()' else repr(name)} is {kind_of(number)}{hint}"
             )
     return numbers
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
+    """What a value is that has the wrong type, for a message."""
     return "None" if value is None else f"of the type {type(value).__name__}"
 
 

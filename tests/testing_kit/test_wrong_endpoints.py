@@ -8,6 +8,7 @@ import uuid
 from contextlib import nullcontext
 
 import pytest
+import sqlalchemy as sa
 from flask import request
 
 from flask_idempotency import IdempotencyError, Retryable, current_operation, idempotent
@@ -330,3 +331,79 @@ def test_a_form_whose_change_is_refused_is_told_to_pass_another(shop):
     said = message(shop, json=None, effects=None, data={"amount": "5"})
     assert "the same key with another body got 400 No, not 422" in said
     assert "changed={'data': {...}} for a form" in said
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+class TestATestThatIsWrong:
+    """It is told what to write instead."""
+
+    def test_has_one_key_for_two_operations(self, shop):
+        shop.view(shop.pay)
+        mine = {"headers": {"Idempotency-Key": "mine"}}
+        assert_idempotent(shop.client, "POST", "/payments", **mine)
+        said = message(shop, effects=dict, json=None, **mine)
+        assert "the first request got 201 {" in said
+        assert "an earlier operation's response\nIts key was used before" in said
+
+    @pytest.mark.parametrize("point", [None, "before-commit"])
+    @pytest.mark.parametrize(("name", "length"), [("MIN", 64), ("MAX", 20)])
+    def test_leaves_the_key_to_the_kit_where_the_route_takes_others(
+        self, store, tmp_path, name, length, point
+    ):
+        limit = {f"IDEMPOTENCY_{name}_KEY_LENGTH": length}
+        shop = Shop(store, f"sqlite:///{tmp_path}/keys.db", **limit)
+        shop.view(shop.pay)
+        said = message(shop, point)
+        assert "400 {" in said
+        assert "the kit sends a UUID of 36 characters. Pass one that is right: headers=" in said
+        shop.close()
+
+    def test_has_the_same_data_in_each_block(self, shop):
+        def view():
+            order = request.get_json()["order"]
+            if shop.db.session.scalar(sa.select(shop.Payment).filter_by(order=order)):
+                return {"error": "this order is paid"}, 409
+            return shop.pay(order)
+
+        shop.view(view)
+        said = []
+        for crash in every_crash():
+            try:
+                with crash:
+                    assert_idempotent(shop.client, "POST", "/payments", json={"order": "1"})
+            except AssertionError as error:
+                said.append(str(error))
+                break
+        assert "the response is 409 {" in said[0]
+        assert (
+            "If it conflicts with what an earlier request wrote, let each send other data." in said[0]
+        )
+        assert "on_interrupted" not in said[0]
+
+    def test_does_not_expect_an_operation_that_is_held(self, shop):
+        shop.view(shop.pay, atomic=False)
+        said = message(shop, "before-commit")
+        assert "stays interrupted: pass status=409" in said
+        assert "conflicts" not in said
+
+    def test_leaves_out_a_slash(self, shop):
+        shop.app.add_url_rule("/orders/", "orders", idempotent(shop.pay), methods=["POST"])
+        said = message(shop, path="/orders")
+        assert "POST /orders: the request is redirected to " in said
+        assert "/orders/\nSend it to the address of the route" in said
+        follow = {"effects": shop.payments, "follow_redirects": True}
+        assert_idempotent(shop.client, "POST", "/orders", json={}, **follow)
+
+    @pytest.mark.parametrize("point", [None, "before-commit"])
+    def test_does_not_see_the_error_of_its_view(self, shop, point):
+        shop.app.testing = False
+        shop.view(lambda: 1 / 0)
+        assert "app.testing = True shows the error" in message(shop, point)
+
+    def test_has_arguments_of_a_wrong_type(self, shop):
+        shop.view(shop.pay)
+        with pytest.raises(TypeError, match=r"app\.test_client\(\)\. This is of the type Flask"):
+            assert_idempotent(shop.app, "POST", "/payments")
+        for name in ("changed", "other"):
+            with pytest.raises(TypeError, match=f"{name} must be arguments.* This is of the type str"):
+                assert_idempotent(shop.client, "POST", "/payments", **{name: "bob"})
