@@ -174,6 +174,10 @@ class RequestCheck(Check[TestResponse]):
 
     subject = "the first request got"
     missing = MISSING
+    parts = (
+        "If the dead attempt and its retry did a part of it each, count the parts under names of their"
+        " own: effects=lambda: {'a': ..., 'b': ...}."
+    )
 
     def __init__(
         self,

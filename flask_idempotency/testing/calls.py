@@ -124,6 +124,7 @@ class CallCheck(Check[Delivery]):
     outside = (
         "A retry repeats what the call does beside run(): move it into the function that run() calls."
     )
+    parts = "If the dead call and its retry did a part of it each, other=... shows what the whole is."
     missing = "Does effects() count it, and can it see what is committed? Does the function commit it?"
 
     def __init__(

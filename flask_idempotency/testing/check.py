@@ -82,6 +82,7 @@ class Check(ABC, Generic[T]):
     subject: str
     outside: str  # why something was done more than once, without a crash
     missing: str  # why it was not done
+    parts: str  # what to do if the dead attempt and its retry did a part each
 
     def __init__(self, app: Flask, name: str, effects: Effects | None, timeout: float) -> None:
         self.state: AppState = app_state(app)
@@ -216,8 +217,7 @@ class Check(ABC, Generic[T]):
     def effects_are_one(self, when: str, at_least: int, crash: CrashPoint | None = None) -> None:
         """The effects are those of one run. What died at ``crash`` may have left some of them."""
         changed = difference(self._before, self._counted())
-        if crash is not None and self._differs(changed):
-            self._rehearse()
+        is_known = crash is None or not self._differs(changed) or self._rehearse()
         wrong = self._differs(changed)
         missing = [] if self._rows_only or not at_least else [n for n in changed if not changed[n]]
         if not wrong and not missing:
@@ -227,12 +227,13 @@ class Check(ABC, Generic[T]):
             ran = crash is not None and crash.point in ("in-view", "before-commit")
             by_retry = ran and not any(self._by_duplicates.get(name) for name in wrong)
             hints.append(UNCOMMITTED if by_retry else self.outside)
+            hints.append("" if is_known else self.parts)
         if missing:
             has_committed = crash is not None and crash.point == "after-commit"
             hints.append(FOLLOWING if has_committed else self.missing)
         found = [_change(name, changed[name], self._one_run.get(name, 0)) for name in wrong]
         found += [f"{name} did not change" for name in missing if name not in wrong]
-        self.fail(f"after {when}", " ".join(hints), *found)
+        self.fail(f"after {when}", " ".join(filter(None, hints)), *found)
 
     @contextmanager
     def another_operation(self, who: str, at_least: int) -> Iterator[None]:
@@ -252,12 +253,15 @@ class Check(ABC, Generic[T]):
     def _differs(self, changed: Counts) -> list[str]:
         return [name for name in changed if not _equal(changed[name], self._one_run.get(name, 0))]
 
-    def _rehearse(self) -> None:
+    def _rehearse(self) -> bool:
         """See what one run changes: dead attempt and retry did a half of it each, or the same twice."""
         start = self._counted()
-        if self.run_again():
-            self._one_run = difference(start, self._counted())
-        self._leave_out(difference(start, self._counted()))
+        has_run = self.run_again()
+        done = difference(start, self._counted())
+        self._leave_out(done)
+        if has_run:
+            self._one_run = done
+        return has_run
 
     def _leave_out(self, changed: Counts) -> None:
         self._before = {name: self._before.get(name, 0) + changed[name] for name in changed}

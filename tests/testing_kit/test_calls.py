@@ -130,6 +130,25 @@ class TestRight:
         crashes(shop, work, effects=shop.effects)
 
     @MEMORY
+    def test_a_message_of_two_operations_that_do_the_same(self, shop, consume, order):
+        def work(order):
+            for part in "ab":
+                consume(f"{order}-{part}")
+
+        def crash_everywhere(**kwargs):
+            for number, crash in enumerate(every_crash()):
+                mine = f"{order}-{number}-{len(kwargs)}"
+                others = {name: partial(call, f"{mine}-2") for name, call in kwargs.items()}
+                with crash:
+                    assert_idempotent_call(
+                        shop.app, partial(work, mine), effects=shop.payments, **others
+                    )
+
+        crash_everywhere(other=work)
+        with pytest.raises(AssertionError, match="other=... shows what the whole is"):
+            crash_everywhere()
+
+    @MEMORY
     def test_errors_that_the_consumer_translates_for_its_queue(self, shop, consume, order):
         class Redeliver(Exception):
             pass

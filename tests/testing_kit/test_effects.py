@@ -142,6 +142,20 @@ def test_what_a_crash_has_divided_is_one_runs_if_a_run_without_it_does_as_much(s
 
 
 @ONE_FILE
+def test_parts_that_may_be_a_repetition_are_to_be_counted_apart(shop):
+    def view():
+        for name in "ab":
+            current_operation.step(name, lambda: shop.pay()[0], atomic=True)
+        return {}, 201
+
+    shop.view(view, atomic=False, on_interrupted="retry", key="json:/order")
+    body = {"json": {"order": "1"}, "crash": crash_at("in-view", place=3)}
+    said = message(shop, effects=shop.payments, **body)
+    assert "rose by 2, not by 1\n" in said
+    assert "count the parts under names of their own" in said
+
+
+@ONE_FILE
 def test_halves_may_differ_from_the_whole_in_a_last_digit(balanced):
     def view():
         for name in "ab":
