@@ -37,11 +37,16 @@ if TYPE_CHECKING:
     from flask_idempotency.web.setup.options import RouteOptions, RunOptions
     from flask_idempotency.web.signals import (
         Event,
+        lock_paused,
+        lock_resumed,
         operation_executed,
         operation_interrupted,
         operation_rejected,
+        operation_released,
         operation_replayed,
+        operation_rolled_back,
         operation_taken_over,
+        operation_unprotected,
         store_failed,
     )
 
@@ -76,11 +81,16 @@ __all__ = [
     "TransactionConflict",
     "current_operation",
     "idempotent",
+    "lock_paused",
+    "lock_resumed",
     "operation_executed",
     "operation_interrupted",
     "operation_rejected",
+    "operation_released",
     "operation_replayed",
+    "operation_rolled_back",
     "operation_taken_over",
+    "operation_unprotected",
     "store_failed",
 ]
 

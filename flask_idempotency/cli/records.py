@@ -11,6 +11,7 @@ import click
 
 from flask_idempotency.core.engine import Claimed
 from flask_idempotency.core.errors import IdempotencyError, LeaseLost, OperationFailed, UnknownRecord
+from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.core.records import Claim, State
 from flask_idempotency.stores.admin import Admin, Line, StepLine
 from flask_idempotency.web.request.response import capture, lasting_response
@@ -18,10 +19,6 @@ from flask_idempotency.web.setup.state import AppState
 
 from .group import MANY, admin, as_json_option, cli, current_state, in_utc, write, write_rows
 from .keys import possible_hashes
-
-SHOWN = 8
-"""How many digits of a key's hash are shown: enough to tell records apart, too few to try keys
-against."""
 
 STATES = (*(state.value for state in State), "interrupted", "released")
 

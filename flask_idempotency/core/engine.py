@@ -121,9 +121,13 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class InProgress:
-    """Another request is running the operation, for at most ``seconds`` if that is known."""
+    """Another request is running the operation, for at most ``seconds`` if that is known.
+
+    ``by_lock``: so says the lock, and nobody has asked the records.
+    """
 
     seconds: float | None = None
+    by_lock: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +179,7 @@ class Engine:
         glance = self._lock.acquire(claim)
         patience = _Patience(wait, self._clock, self._places)
         if glance is Glance.BUSY and patience.left() <= 0:
-            return InProgress()
+            return InProgress(by_lock=True)
         mine = glance is Glance.MINE
         decision: Decision | None = None
         try:

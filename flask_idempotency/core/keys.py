@@ -100,6 +100,11 @@ def _name(character: str) -> str:
     return _NAMED.get(character, outside)
 
 
+SHOWN = 8
+"""How many digits of a key's hash are shown: enough to tell records apart, too few to try keys
+against."""
+
+
 def hash_key(namespace: str, name: str, scope: Scope, key: str) -> bytes:
     """Hash what identifies an operation into the one value that stores look it up by.
 

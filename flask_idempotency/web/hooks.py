@@ -55,7 +55,7 @@ from flask_idempotency.web.setup.state import AppState
 
 from .decorator import protected
 from .operation import in_thread, present_request
-from .signals import Event, operation_rejected, send
+from .signals import conclude, operation_rejected
 
 log = logging.getLogger("flask_idempotency")
 
@@ -133,8 +133,15 @@ class Hooks:
             return response
         if problem.retry_after is not None and not headers.getlist("Retry-After"):
             headers.add("Retry-After", str(problem.retry_after))
-        event = Event(current.name, status=response.status_code, problem=problem.type, error=problem)
-        send(operation_rejected, self._state.app, event)
+        conclude(
+            self._state.app,
+            operation_rejected,
+            current,
+            "rejected",
+            status=response.status_code,
+            problem=problem.type,
+            error=problem,
+        )
         return response
 
     def _finish(self, current: RequestState, response: Response, hook: AfterFunction) -> Response:

@@ -48,7 +48,14 @@ from flask_idempotency.web.setup.routes import refuse_unsupported
 from flask_idempotency.web.setup.state import AppState, app_state
 
 from .operation import Operation, running_operation
-from .signals import Event, operation_interrupted, operation_replayed, send
+from .signals import (
+    conclude,
+    note,
+    operation_interrupted,
+    operation_rejected,
+    operation_replayed,
+    operation_unprotected,
+)
 
 log = logging.getLogger("flask_idempotency")
 
@@ -82,10 +89,7 @@ def enter(route: Route, view: object) -> Attempt | Response | None:
         skipped = route.skip is not None and is_skipped(route.skip, request, current)
         operation = None if skipped else identify(request, state, route, current)
         if operation is None:
-            if current.resuming is not None:
-                raise KeyRequired(
-                    "This request has no key or is skipped: it would run anew, not resume."
-                )
+            _let_pass(state, current, skipped)
             return None
         _refuse_shared_name(current, operation, view)
         claim = request_claim(request, state, route, current, operation)
@@ -98,6 +102,17 @@ def enter(route: Route, view: object) -> Attempt | Response | None:
     except Problem as problem:
         current.problem = problem
         raise
+    except Exception as error:  # such as the application's own 413
+        conclude(state.app, operation_rejected, current, "rejected", error=error)
+        raise
+
+
+def _let_pass(state: AppState, current: RequestState, skipped: bool) -> None:
+    """A request that ``protect(skip=...)`` leaves out, or that has no key and needs none."""
+    if current.resuming is not None:
+        raise KeyRequired("This request has no key or is skipped: it would run anew, not resume.")
+    if not skipped:
+        conclude(state.app, operation_unprotected, current, "unprotected")
 
 
 def _refuse_shared_name(current: RequestState, operation: Operation, view: object) -> None:
@@ -118,6 +133,7 @@ def claim_or_answer(
     claim: Claim,
 ) -> Attempt | Response | None:
     """Do what the engine decides: attempt, respond, or (None) let the view run unprotected."""
+    current.claim = claim
     if not route.atomic:
         if blocks_records(state):
             raise NotAtomic(
@@ -153,7 +169,7 @@ def _decide(
         report(state, operation, error)
         if state.settings.on_store_error == "reject" or claim.resumes is not None:
             raise
-        log.error("operation %s runs unprotected", operation.name)
+        conclude(state.app, operation_unprotected, current, "unprotected", logging.ERROR)
         return None
     if not isinstance(decision, Claimed):
         return decision
@@ -175,10 +191,11 @@ def _answer(
             return None
         case Mismatch():
             raise KeyReused
-        case InProgress(seconds):
+        case InProgress(seconds, by_lock):
+            current.decided_by = "lock" if by_lock else "records"
             raise _in_progress(claim, seconds, state.typical_seconds[operation.name])
         case Interrupted():
-            send(operation_interrupted, state.app, Event(operation.name))
+            note(state.app, operation_interrupted, current, logging.ERROR)
             raise OperationInterrupted
         case Gone():
             raise LeaseLost("The record to resume has expired or was taken over; nothing was done.")
@@ -196,7 +213,14 @@ def _answer(
                 raise ReplayForbidden
             response = replay(state.app, stored, state.settings)
             current.is_replay = True
-            send(operation_replayed, state.app, Event(operation.name, attempt, stored.status))
+            conclude(
+                state.app,
+                operation_replayed,
+                current,
+                "replayed",
+                attempt=attempt,
+                status=stored.status,
+            )
             return response
         case impossible:
             assert_never(impossible)

@@ -15,6 +15,7 @@ from flask_idempotency.core.errors import (
     IdempotencyError,
     KeyMalformed,
     OperationFailed,
+    Problem,
     ScopeUnknown,
 )
 from flask_idempotency.core.fingerprint import Fingerprint, by_value
@@ -27,6 +28,7 @@ from flask_idempotency.web.setup.state import AppState, app_state
 
 from .operation import Operation
 from .protection import claim_or_answer
+from .signals import conclude, operation_rejected
 
 STARTED = ("__main__", "__mp_main__")
 """The names of the module that was started: Python's, and that of multiprocessing in a new process."""
@@ -58,9 +60,21 @@ def run(
     if not state.settings.enabled:
         return function(*args)
     current = this_request()
+    current.begin()
     current.flashes, before = (), (current.problem, current.is_replay)
     try:
         return _run(state, route, current, function, args, scope, key, payload)
+    except Problem as problem:
+        conclude(
+            state.app,
+            operation_rejected,
+            current,
+            "rejected",
+            status=problem.status,
+            problem=problem.type,
+            error=problem,
+        )
+        raise
     finally:
         current.problem, current.is_replay = (
             before  # what happens here is not yet the request's response

@@ -1,34 +1,61 @@
-"""Signals (blinker). The sender is the application; ``event`` is one frozen :class:`Event`.
+"""What happens to operations, told to whoever listens: by signals (blinker), and by the log.
 
-One object instead of many arguments: a field that is added later breaks no receiver.
+The sender of a signal is the application; ``event`` is one frozen :class:`Event`. One object instead of
+many arguments: a field that is added later breaks no receiver. While nobody listens, no event is made.
+
+Each request to a protected view has exactly one outcome, and one signal that tells it.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
-from typing import Any
+from logging import DEBUG, INFO
+from typing import Any, Protocol
 
-from blinker import Namespace
+from blinker import NamedSignal, Namespace
+
+from flask_idempotency.core.keys import SHOWN
+from flask_idempotency.core.records import Claim
 
 log = logging.getLogger("flask_idempotency")
 
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to an operation.
+    """What happened to an operation. It never holds a key, a scope, or anything of a request's body.
 
-    ``name`` is the operation's (``""`` where none is concerned, as when Redis fails); ``attempt`` is
-    None where none was made; ``seconds`` is how long the view ran; ``problem`` is the problem's type,
-    such as ``"key-reused"``; ``error`` is what failed.
+    A field that does not apply is None.
+
+    :param operation: the operation's name; ``""`` where none is concerned, as when Redis fails.
+    :param outcome: what became of the request: ``"executed"``, ``"replayed"``, ``"rejected"``,
+        ``"rolled_back"``, ``"released"``, ``"interrupted"`` or ``"unprotected"``. Each request to a
+        protected view has exactly one event with an outcome; the others tell of something on the way.
+    :param attempt: the number of the attempt.
+    :param status: that of the response.
+    :param seconds: how long the attempt took; where there was none, how long the response did.
+    :param decided_by: ``"lock"`` if Redis alone rejected a duplicate, ``"records"`` if the records
+        were asked.
+    :param id: the digits by which ``flask idempotency show`` finds the record.
+    :param problem: the problem's type, such as ``"key-reused"``.
+    :param error: what was raised. Its text may hold anything.
     """
 
-    name: str
+    operation: str
+    outcome: str | None = None
     attempt: int | None = None
     status: int | None = None
     seconds: float | None = None
+    decided_by: str | None = None
+    id: str | None = None
     problem: str | None = None
     error: BaseException | None = None
+
+    @property
+    def name(self) -> str:
+        """The same as ``operation``."""
+        return self.operation
 
 
 _signals = Namespace()
@@ -36,6 +63,15 @@ _signals = Namespace()
 operation_executed = _signals.signal("operation-executed", "A view ran; its response was committed.")
 operation_replayed = _signals.signal("operation-replayed", "A stored response was replayed.")
 operation_rejected = _signals.signal("operation-rejected", "A request was rejected with a problem.")
+operation_rolled_back = _signals.signal(
+    "operation-rolled-back", "An atomic view ran, and nothing of it was committed."
+)
+operation_released = _signals.signal(
+    "operation-released", "A view that is not atomic said that its operation may be tried again."
+)
+operation_unprotected = _signals.signal(
+    "operation-unprotected", "A protected view ran without protection."
+)
 operation_taken_over = _signals.signal(
     "operation-taken-over", "An operation that was begun but not finished is being run again."
 )
@@ -43,12 +79,71 @@ operation_interrupted = _signals.signal(
     "operation-interrupted", "An operation that is not atomic was begun and never ended."
 )
 store_failed = _signals.signal("store-failed", "Redis or Postgres did not do what was asked.")
+lock_paused = _signals.signal("lock-paused", "Redis failed, and is left alone for a while.")
+lock_resumed = _signals.signal("lock-resumed", "Redis works again.")
 
 
-def send(signal: Any, app: Any, event: Event) -> None:
+class Told(Protocol):
+    """What a request's state says for its events."""
+
+    name: str
+    began: float
+    claim: Claim | None
+    decided_by: str
+    has_outcome: bool
+
+
+def tell(app: Any, signal: NamedSignal, event: Event, level: int) -> None:
+    """Send ``event`` and log it. A receiver that fails is logged: the response stands."""
+    facts = {name: value for name, value in vars(event).items() if value is not None}
+    if event.error is not None:  # its text may hold what a client sent
+        facts["error"] = type(event.error).__name__
+    what = event.outcome or signal.name.partition("-")[2]
+    details = ", ".join(f"{name} {_short(facts[name])}" for name in _DETAILS if name in facts)
+    log.log(level, "operation %s %s: %s", event.operation, what, details, extra=facts)
+    send(signal, app, event)
+
+
+_DETAILS = ("problem", "error", "attempt", "status", "seconds", "decided_by", "id")
+
+
+def _short(value: object) -> object:
+    return f"{value:.3f}" if isinstance(value, float) else value
+
+
+def send(signal: NamedSignal, app: Any, event: Event) -> None:
     """Send ``event`` if anybody listens. A receiver that fails is logged: the response stands."""
     if signal.receivers:
         try:
             signal.send(app, event=event)
         except Exception:
             log.exception("a receiver of %s failed", signal.name)
+
+
+def note(
+    app: Any,
+    signal: NamedSignal,
+    told: Told,
+    level: int = INFO,
+    **facts: Any,
+) -> None:
+    """Tell what happens to the present request's operation, if anybody listens."""
+    if not signal.receivers and not log.isEnabledFor(level):
+        return
+    claim = told.claim
+    if claim is None:
+        event = Event(told.name, **facts)
+    else:
+        digits = claim.key.hex()[:SHOWN]
+        event = Event(claim.name, decided_by=told.decided_by, id=digits, **facts)
+    tell(app, signal, event, level)
+
+
+def conclude(
+    app: Any, signal: NamedSignal, told: Told, outcome: str, level: int = DEBUG, **facts: Any
+) -> None:
+    """Tell the present request's outcome, unless it has one."""
+    if not told.has_outcome:
+        told.has_outcome = True
+        facts.setdefault("seconds", time.monotonic() - told.began)
+        note(app, signal, told, level, outcome=outcome, **facts)

@@ -130,3 +130,19 @@ def test_whatever_stands_there_gives_nobody_the_lock(lock, client, value):
     assert client.exists(name)
     lock.finish(FIRST)()
     assert client.get(name) == b"1:done"
+
+
+def test_a_pause_and_its_end_are_told_once_each(monkeypatch):
+    monkeypatch.setattr("flask_idempotency.stores.redis.lock.PAUSE_SECONDS", 0)  # each request probes
+    server, told = fakeredis.FakeServer(), []
+    lock = RedisLock(
+        lambda: fakeredis.FakeRedis(server=server),
+        "shop:",
+        probe_after=PROBE_SECONDS,
+        on_failure=lambda _error: told.append("failed"),
+        on_pause=lambda _error: told.append("paused"),
+        on_resume=lambda: told.append("resumed"),
+    )
+    for server.connected in (True, False, False, True, True):
+        lock.acquire(FIRST)
+    assert told == ["failed", "paused", "failed", "resumed"]

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 import servers
-from flask_idempotency import current_operation, idempotent, store_failed
+from flask_idempotency import current_operation, idempotent, operation_unprotected, store_failed
 
 PATIENCE_SECONDS = 10
 
@@ -56,17 +56,25 @@ def test_a_stopped_database_may_be_allowed_to_leave_views_unprotected(own_postgr
         return {}, 202
 
     own_postgres.stop()
-    failures = []
+    failures, outcomes = [], []
 
     def note(app, event):
         failures.append((app, event.name, type(event.error).__name__))
 
-    with store_failed.connected_to(note), caplog.at_level(logging.ERROR, "flask_idempotency"):
+    def note_outcome(app, event):
+        outcomes.append(event.outcome)
+
+    with (
+        store_failed.connected_to(note),
+        operation_unprotected.connected_to(note_outcome),
+        caplog.at_level(logging.ERROR, "flask_idempotency"),
+    ):
         answers = [world.post("/mails", key="canary") for _ in range(2)]
     assert [answer.status_code for answer in answers] == [202, 202]
     assert protected == [False, False]
     assert failures == [(world.app, "send_mail", "StoreUnavailable")] * 2
-    assert "send_mail runs unprotected" in caplog.text
+    assert outcomes == ["unprotected"] * 2
+    assert "operation send_mail unprotected" in caplog.text
     assert "canary" not in caplog.text
 
 

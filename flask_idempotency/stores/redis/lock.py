@@ -82,7 +82,9 @@ class RedisLock:
         prefix: str,
         *,
         probe_after: float,
-        on_failure: Callable[[Exception], None] = lambda error: None,
+        on_failure: Callable[[Exception], object] = bool,
+        on_pause: Callable[[Exception], object] = bool,
+        on_resume: Callable[[], object] = bool,
     ) -> None:
         self._connected = cache(client)
         self._wire = cache(lambda: wire_of(self._connected()))
@@ -90,7 +92,7 @@ class RedisLock:
         self._probe_after = probe_after
         self._lock_seconds = max(LOCK_SECONDS, 2 * probe_after)
         self._lock_milliseconds = _milliseconds(self._lock_seconds)
-        self._on_failure = on_failure
+        self._on_failure, self._on_pause, self._on_resume = on_failure, on_pause, on_resume
         self._skip_until: float | None = None
 
     def acquire(self, claim: Claim) -> Glance:
@@ -167,13 +169,18 @@ class RedisLock:
         except Exception as error:
             self._fail(error)
             return None
-        self._skip_until = None
+        if self._skip_until is not None:
+            self._skip_until = None
+            log.info("Redis works again")
+            self._on_resume()
         return result
 
     def _fail(self, error: Exception) -> None:
-        self._skip_until = time.monotonic() + PAUSE_SECONDS
+        worked, self._skip_until = self._skip_until is None, time.monotonic() + PAUSE_SECONDS
         log.warning("Redis failed, going on without it for %s s: %s", PAUSE_SECONDS, cause(error))
         self._on_failure(error)
+        if worked:
+            self._on_pause(error)
 
 
 def _fingerprint(claim: Claim) -> str:

@@ -10,6 +10,7 @@ from flask_idempotency.core.errors import Problem
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.web.session.earlier import SetAside
 from flask_idempotency.web.session.joined import Joined
+from flask_idempotency.web.signals import conclude, operation_rolled_back
 
 from .attempt import Attempt
 
@@ -29,6 +30,7 @@ class AtomicAttempt(Attempt):
 
     def note_failure(self, error: Exception) -> None:
         """Raise what makes the whole operation void: whatever the view returned, it cannot commit."""
+        self._error = error
         try:
             self._joined.raise_if_uncommittable(error)
         except Problem as problem:
@@ -57,6 +59,16 @@ class AtomicAttempt(Attempt):
                 self._joined.end()
         finally:
             self._execution.abandon()
+
+    def _conclude(self) -> None:
+        conclude(
+            self._state.app,
+            operation_rolled_back,
+            self._current,
+            "rolled_back",
+            attempt=self._operation.attempt,
+            error=self._error,
+        )
 
     def _is_settled(self) -> bool:
         return self._joined.is_settled()

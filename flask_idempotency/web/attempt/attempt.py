@@ -21,6 +21,8 @@ from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.state import AppState
 from flask_idempotency.web.signals import (
     Event,
+    conclude,
+    note,
     operation_executed,
     operation_taken_over,
     send,
@@ -54,6 +56,7 @@ class Attempt:
         self._in_view = self._is_over = False
         self._waiting: StoredResponse | None = None
         self._is_above = False  # an error of the view is on its way through the decorators
+        self._error: BaseException | None = None
         self._registered: list[Any] = []  # with flask.after_this_request
         self._outside = 0  # how many of these before the view
         current.clean_up = self.clean_up
@@ -66,10 +69,15 @@ class Attempt:
         """
         try:
             if self._execution.took_over:
-                event = Event(self._operation.name, self._operation.attempt)
-                send(operation_taken_over, self._state.app, event)
+                note(
+                    self._state.app,
+                    operation_taken_over,
+                    self._current,
+                    attempt=self._operation.attempt,
+                )
             return self._open(before) or self
-        except BaseException:
+        except BaseException as error:
+            self._note_error(error)
             self.end()
             raise
 
@@ -82,7 +90,9 @@ class Attempt:
         self._in_view = True
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if error is not None:
+            self._note_error(error)
         self._in_view = False
         self.clean_up()
 
@@ -100,6 +110,18 @@ class Attempt:
             self._waiting, self._is_above = None, False
             self._abandon()
             self._note_end()
+            if self._current.problem is None:  # otherwise the request is rejected
+                self._conclude()
+            self._error = None  # its traceback leads here: a cycle would keep the request alive
+
+    def _note_error(self, error: BaseException) -> None:
+        self._error = error
+        if isinstance(error, Problem):
+            self._current.problem = error
+
+    def _conclude(self) -> None:
+        """Tell the outcome of an attempt that has ended without a stored response."""
+        raise NotImplementedError
 
     def _note_end(self) -> None:
         self._is_over, self._current.clean_up = True, None
@@ -216,7 +238,15 @@ class Attempt:
         seconds = time.monotonic() - self._started
         typical = self._state.typical_seconds
         typical[operation.name] += WEIGHT * (seconds - typical[operation.name])
-        send(operation_executed, app, Event(operation.name, operation.attempt, stored.status, seconds))
+        conclude(
+            app,
+            operation_executed,
+            self._current,
+            "executed",
+            attempt=operation.attempt,
+            status=stored.status,
+            seconds=seconds,
+        )
         for function in operation.after_commit:
             try:
                 function()
@@ -227,4 +257,4 @@ class Attempt:
 def report(state: AppState, operation: Operation, error: StoreUnavailable) -> None:
     """Log and signal that Postgres did not do what was asked; the response does not say why."""
     log.error("operation %s: the store is unavailable: %r", operation.name, error.__cause__)
-    send(store_failed, state.app, Event(operation.name, operation.attempt or None, error=error))
+    send(store_failed, state.app, Event(operation.name, attempt=operation.attempt or None, error=error))

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from logging import ERROR, INFO
 from typing import Any, cast
 
 from flask import Response, got_request_exception
@@ -33,7 +34,12 @@ from flask_idempotency.web.operation import Operation
 from flask_idempotency.web.request.response import capture, lasting_response
 from flask_idempotency.web.session.ends import end_view, is_settled_outside
 from flask_idempotency.web.session.joining import parked
-from flask_idempotency.web.signals import Event, operation_interrupted, send
+from flask_idempotency.web.signals import (
+    conclude,
+    note,
+    operation_interrupted,
+    operation_released,
+)
 
 from .attempt import Attempt
 from .steps import Steps
@@ -107,7 +113,7 @@ class LeasedAttempt(Attempt):
     def _on_interrupted(self, steps: Steps) -> Response | None:
         """Treat an interrupted operation as the route says; None: run it again."""
         operation, policy = self._operation, self._route.on_interrupted
-        send(operation_interrupted, self._state.app, Event(operation.name, operation.attempt))
+        note(self._state.app, operation_interrupted, self._current, attempt=operation.attempt)
         if policy == "fail":
             response = self._store(
                 OperationFailed("The operation was interrupted, and will not be run again.")
@@ -145,11 +151,29 @@ class LeasedAttempt(Attempt):
                 self.end()  # it stays interrupted, so the application is asked again
             elif stored is None:
                 self._execution.release()
+                conclude(
+                    self._state.app,
+                    operation_released,
+                    self._current,
+                    "released",
+                    attempt=operation.attempt,
+                )
             else:
                 if stored.status >= 500:
                     operation.after_commit.clear()  # they were to follow a success
                 operation.steps = self._current.operation = None  # what follows is no part of it
                 self._complete(stored)
+
+    def _conclude(self) -> None:
+        conclude(
+            self._state.app,
+            operation_interrupted,
+            self._current,
+            "interrupted",
+            ERROR if self._route.on_interrupted == "hold" else INFO,
+            attempt=self._operation.attempt,
+            error=self._error,
+        )
 
     def _is_settled(self) -> bool:
         self._found_settled = is_settled_outside(self._state.db)

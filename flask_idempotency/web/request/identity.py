@@ -31,6 +31,7 @@ def prepare(request: Request, state: AppState, route: Route, current: RequestSta
     Raises nothing: ``current.refusal`` says what is wrong.
     """
     current.name = route.name
+    current.begin()
     if current.checked or (route.skip is not None and is_skipped(route.skip, request, current)):
         return
     current.checked = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -12,6 +13,7 @@ from werkzeug.local import LocalProxy
 
 from flask_idempotency.core.errors import Problem, ScopeUnknown
 from flask_idempotency.core.keys import Scope
+from flask_idempotency.core.records import Claim
 from flask_idempotency.web.operation import (
     Operation,
     present_context,
@@ -90,11 +92,20 @@ class RequestState:
     waiting: Waiting | None = None
     raised: Waiting | None = None  # whose view's error is on its way up
     clean_up: Callable[[], None] | None = None  # ends an attempt that is not over
+    began = 0.0  # when the protection began with it, by time.monotonic()
+    claim: Claim | None = None  # what it asked the records for
+    decided_by = "records"  # or "lock", of what the claim got
+    has_outcome = False  # it was told
     problem: Problem | None = None
     is_replay = False  # the response is a stored one
     field: FormKey | None = None  # if the key comes from a form
     flashes: Flashes = ()
     resuming: Resuming | None = None
+
+    def begin(self) -> None:
+        """The protection begins with the request, or with the next operation of the same one."""
+        self.began, self.claim = time.monotonic(), None
+        self.decided_by, self.has_outcome = "records", False
 
 
 _OUTERMOST = "_flask_idempotency_request"

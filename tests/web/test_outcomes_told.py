@@ -1,0 +1,217 @@
+"""Each request to a protected view has exactly one outcome, and one event that tells it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import ExitStack, suppress
+
+import pytest
+
+import flask_idempotency
+from flask_idempotency import KeyReused, Retryable, StoreUnavailable, current_operation, idempotent
+from flask_idempotency.core.keys import SHOWN
+from flask_idempotency.web.setup.state import app_state
+from tests.killed import Killed
+
+SIGNALS = [
+    name for name in flask_idempotency.__all__ if name.startswith(("operation_", "store_", "lock_"))
+]
+
+
+@pytest.fixture
+def heard():
+    """All events, each with the name of its signal."""
+    events, receivers = [], []
+    with ExitStack() as stack:
+        for name in SIGNALS:
+
+            def receive(_sender, event, name=name):
+                events.append((name, event))
+
+            receivers.append(receive)
+            stack.enter_context(getattr(flask_idempotency, name).connected_to(receive))
+        yield events
+
+
+def outcomes(heard):
+    return [(name, event.outcome) for name, event in heard if event.outcome is not None]
+
+
+def only(heard):
+    (event,) = [event for _, event in heard if event.outcome is not None]
+    return event
+
+
+def add(world, function, **options):
+    world.app.add_url_rule("/payments", "pay", idempotent(**options)(function), methods=["POST"])
+
+
+def fail():
+    raise RuntimeError
+
+
+def test_an_executed_and_a_replayed_one(world, heard):
+    add(world, lambda: ("", 201))
+    world.post()
+    world.post()
+    assert outcomes(heard) == [("operation_executed", "executed"), ("operation_replayed", "replayed")]
+    executed, replayed = (event for _, event in heard)
+    assert (executed.operation, executed.attempt, executed.status) == ("pay", 1, 201)
+    assert executed.id == replayed.id == world.records()[0].key.hex()[:SHOWN]
+    assert executed.decided_by == replayed.decided_by == "records"
+    assert executed.seconds > 0
+    assert replayed.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("response", "options"),
+    [(fail, {}), (lambda: ("", 503), {}), (lambda: "", {"store": lambda _: False})],
+)
+def test_one_that_was_rolled_back(world, heard, response, options):
+    add(world, response, **options)
+    world.post()
+    assert outcomes(heard) == [("operation_rolled_back", "rolled_back")]
+    assert only(heard).attempt == 1
+    assert isinstance(only(heard).error, RuntimeError) == (response is fail)
+
+
+def test_one_whose_worker_is_told_to_exit_was_rolled_back(world, heard):
+    def leave():
+        raise SystemExit
+
+    add(world, leave)
+    with pytest.raises(SystemExit):
+        world.post()
+    assert outcomes(heard) == [("operation_rolled_back", "rolled_back")]
+
+
+def test_rejected_ones(world, heard):
+    add(world, lambda: ("", 201))
+    world.post()
+    heard.clear()
+    for request in ({"key": None}, {"key": "a,b"}, {"user": ""}, {"json": {"other": 1}}):
+        world.post(**request)
+    assert outcomes(heard) == [("operation_rejected", "rejected")] * 4
+    problems = ["key-required", "key-malformed", "scope-unknown", "key-reused"]
+    assert [event.problem for _, event in heard] == problems
+    assert [event.id is None for _, event in heard] == [True, True, True, False]
+
+
+def test_a_view_that_raises_a_problem_itself_is_rejected_and_not_also_rolled_back(world, heard):
+    def view():
+        raise StoreUnavailable
+
+    add(world, view)
+    world.post()
+    assert outcomes(heard) == [("operation_rejected", "rejected")]
+
+
+def test_one_that_the_application_rejects_while_it_is_read_has_no_problem_but_an_error(world, heard):
+    add(world, lambda: "")
+    world.app.config["MAX_CONTENT_LENGTH"] = 5
+    assert world.post(json={"amount": 5}).status_code == 413
+    assert outcomes(heard) == [("operation_rejected", "rejected")]
+    assert (only(heard).problem, only(heard).error.code) == (None, 413)
+
+
+@pytest.mark.parametrize("store", ["hybrid"], indirect=True)
+def test_a_duplicate_says_that_the_lock_decided(world, heard):
+    inside, go_on = threading.Event(), threading.Event()
+
+    def view():
+        inside.set()
+        assert go_on.wait(20)
+        return "", 201
+
+    add(world, view)
+    first = threading.Thread(target=world.post)
+    first.start()
+    assert inside.wait(20)
+    world.post()
+    event = only(heard)
+    assert (event.outcome, event.problem, event.decided_by) == (
+        "rejected",
+        "request-in-progress",
+        "lock",
+    )
+    go_on.set()
+    first.join()
+    assert outcomes(heard)[1:] == [("operation_executed", "executed")]
+
+
+def test_one_without_a_key_where_none_is_required_ran_unprotected(world, heard):
+    add(world, lambda: "", required=False)
+    world.post(key=None)
+    assert outcomes(heard) == [("operation_unprotected", "unprotected")]
+
+
+@pytest.mark.parametrize(
+    ("raised", "outcome"),
+    [(Retryable, "released"), (Killed, "interrupted"), (SystemExit, "interrupted")],
+)
+def test_one_that_is_not_atomic_and_has_no_response(world, heard, raised, outcome):
+    def view():
+        raise raised
+
+    add(world, view, atomic=False)
+    with suppress(raised):
+        world.post()
+    assert outcomes(heard) == [(f"operation_{outcome}", outcome)]
+
+
+def test_one_that_failed_and_is_not_atomic_was_executed(world, heard):
+    add(world, fail, atomic=False)
+    world.post()
+    assert outcomes(heard) == [("operation_executed", "executed")]
+    assert only(heard).status == 500
+
+
+def test_a_taken_over_one_is_told_on_the_way(world, heard):
+    def view():
+        if current_operation.attempt == 1:
+            raise RuntimeError
+        return "", 201
+
+    add(world, view)
+    world.post()
+    world.post()
+    assert [(name, event.outcome) for name, event in heard] == [
+        ("operation_rolled_back", "rolled_back"),
+        ("operation_taken_over", None),
+        ("operation_executed", "executed"),
+    ]
+
+
+def test_run_has_one_outcome_each_time(world, heard):
+    with world.app.app_context():
+        for payload in (1, 1, 2):
+            with suppress(KeyReused):
+                app_state(world.app)
+                world.idempotency.run("k", lambda: 1, scope="a", name="job", payload=payload)
+    assert [event.outcome for _, event in heard] == ["executed", "replayed", "rejected"]
+    assert {event.operation for _, event in heard} == {"job"}
+
+
+def test_each_outcome_is_one_line_of_the_log_with_its_facts(world, caplog):
+    caplog.set_level(logging.DEBUG, "flask_idempotency")
+    add(world, lambda: ("canary-response", 201))
+    world.post(key="canary-key", user="canary-user", json={"canary": "body"})
+    world.post(key="canary-key", user="canary-user", json={"canary": "other"})
+    first, second = (each for each in caplog.records if hasattr(each, "outcome"))
+    assert (first.levelname, first.outcome, first.operation, first.status) == (
+        "DEBUG",
+        "executed",
+        "pay",
+        201,
+    )
+    assert (second.outcome, second.problem, second.error) == ("rejected", "key-reused", "KeyReused")
+    assert first.id == second.id == world.records()[0].key.hex()[:SHOWN]
+    assert "operation pay executed: attempt 1, status 201, seconds 0." in caplog.text
+    assert "canary" not in caplog.text + "".join(repr(vars(each)) for each in caplog.records)
+
+
+def test_no_event_is_made_while_nobody_listens(world, monkeypatch):
+    monkeypatch.setattr("flask_idempotency.web.signals.Event", None)
+    add(world, lambda: ("", 201))
+    assert [world.post().status_code for _ in range(2)] == [201, 201]
