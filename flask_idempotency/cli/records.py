@@ -24,7 +24,8 @@ STATES = (*(state.value for state in State), "interrupted", "released")
 
 
 @cli.command("create-table")
-def create_table() -> None:
+@as_json_option
+def create_table(as_json: bool) -> None:
     """Create the table of the records and that of their steps, with indexes and fill factor.
 
     Creates these two and none of the application's own. If a table exists, adds its missing indexes and
@@ -32,8 +33,12 @@ def create_table() -> None:
     application with Flask-Migrate needs only a migration: the tables are part of db.metadata.
     """
     state = current_state()
-    for line in admin(state).create() or ["nothing to do"]:
-        write(f"{state.table.fullname}: {line}")
+    done, table = admin(state).create(), state.table.fullname
+    if as_json:
+        write_rows([{"table": table, "done": each} for each in done], as_json)
+        return
+    for line in done or ["nothing to do"]:
+        write(f"{table}: {line}")
 
 
 @cli.command()
@@ -115,7 +120,8 @@ def show(digits: str, as_json: bool) -> None:
 @cli.command()
 @click.argument("digits")
 @click.option("--fail", is_flag=True, help="Store a failure as its response; it never runs again.")
-def release(digits: str, fail: bool) -> None:
+@as_json_option
+def release(digits: str, fail: bool, as_json: bool) -> None:
     """Let an operation that was interrupted, or has failed, be run again.
 
     DIGITS are the 8 digits that `list` shows; `list --key` finds those of a client's key. First find
@@ -138,7 +144,10 @@ def release(digits: str, fail: bool) -> None:
         )
     if fail:
         _fail(state, found)
-    click.echo(f"{key}: {'failed for good' if fail else 'may be run again'}")
+    if as_json:
+        write_rows([_row(find(store, line.key)[0])], as_json)
+    else:
+        click.echo(f"{key}: {'failed for good' if fail else 'may be run again'}")
 
 
 def find(admin: Admin, digits: str) -> tuple[Line, list[StepLine]]:

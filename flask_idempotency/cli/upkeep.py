@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -34,9 +35,11 @@ from .routes import examine_routes
     metavar="N",
     help="The most records to delete in one transaction.",
 )
+@click.option("--rate", type=MANY, metavar="N", help="The most records to delete a second, on average.")
 @click.option("--every", type=Seconds(1), metavar="SECONDS",
               help="Go on, with this pause after each purge, until SIGINT or SIGTERM.")  # fmt: skip
-def purge(batch: int, every: float | None) -> None:
+@as_json_option
+def purge(batch: int, rate: int | None, every: float | None, as_json: bool) -> None:
     """Delete the records that have expired.
 
     Uses small transactions that nothing waits for, so it may run at any time, and several at once.
@@ -47,17 +50,20 @@ def purge(batch: int, every: float | None) -> None:
     store = admin(current_state())
     with _until_signal() as stop:
         while not stop.is_set():
-            deleted = 0
+            deleted, began = 0, time.monotonic()
             try:
                 for count in store.purge(batch):
                     deleted += count
-                    if stop.is_set():
+                    due = began + deleted / rate if rate else 0.0
+                    if stop.wait(max(due - time.monotonic(), 0.0)):
                         break
             except StoreUnavailable as error:
                 if every is None:
                     raise
                 write(f"Error: {explain(error)}", err=True)
-            if deleted or every is None:
+            if as_json:
+                write_rows([{"deleted": deleted}], as_json)
+            elif deleted or every is None:
                 click.echo(f"{deleted} expired {'record' if deleted == 1 else 'records'} deleted")
             if every is None:
                 return
@@ -142,8 +148,9 @@ def _write_waiting(store: Admin, max_attempts: int, as_json: bool, *, is_none: b
 
 
 @cli.command()
+@as_json_option
 @click.pass_context
-def check(context: click.Context) -> None:
+def check(context: click.Context, as_json: bool) -> None:
     """Check that everything the guarantees depend on is in place.
 
     Prints one line for each check: ok, advice (works, but could be better) or FAILED, with what to do.
@@ -152,13 +159,16 @@ def check(context: click.Context) -> None:
     protect() and exempt() that are not registered; and for views of other packages that protect()
     covers. The exit code is 1 if a check failed: run it before each release.
     """
-    failed, state = False, current_state()
+    found, state = [], current_state()
     for finding in chain(_examine(state), examine_routes(state)):
-        failed = failed or finding.level == "FAILED"
-        write(f"{finding.level:<8}{finding.subject:<14}{finding.text}")
-        if finding.remedy:
-            write(f"{'':<22}-> {finding.remedy}")
-    context.exit(1 if failed else 0)
+        found.append(finding)
+        if not as_json:
+            write(f"{finding.level:<8}{finding.subject:<14}{finding.text}")
+            if finding.remedy:
+                write(f"{'':<22}-> {finding.remedy}")
+    if as_json:
+        write_rows([asdict(finding) for finding in found], as_json)
+    context.exit(1 if any(finding.level == "FAILED" for finding in found) else 0)
 
 
 _NEEDED_LESS = ("index", "memory", "steps")

@@ -1,0 +1,71 @@
+"""Each command with ``--json`` writes one list of rows, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from flask_idempotency import idempotent
+from flask_idempotency.cli import cli
+from tests.integration.commands.purging import EXPIRE, FILL
+from tests.integration.commands.running import runner
+from tests.killed import Killed
+from tests.web.leased.records import end_lease
+
+
+def rows(run, *arguments, code=0):
+    result = run(*arguments, "--json")
+    assert (result.exit_code, result.stderr) == (code, "")
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("name", sorted(set(cli.commands)))
+def test_every_command_has_it(name):
+    assert "--json" in [option for each in cli.commands[name].params for option in each.opts]
+
+
+def test_a_check_is_a_row_for_each_finding(run, world):
+    found = rows(run, "check")
+    assert all(set(each) == {"level", "subject", "text", "remedy"} for each in found)
+    assert "claim" in [each["subject"] for each in found if each["level"] == "ok"]
+    world.sql("drop table idempotency_record cascade")
+    failed = [each for each in rows(run, "check", code=1) if each["level"] == "FAILED"]
+    assert all(each["remedy"] for each in failed)
+
+
+def test_what_was_created_is_a_row_each(run, world):
+    assert rows(run, "create-table") == []
+    world.sql("drop index ix_idempotency_record_expires_at")
+    done = [{"table": "idempotency_record", "done": "created the index on expires_at"}]
+    assert rows(run, "create-table") == done
+
+
+def test_a_released_operation_is_its_row(world, run):
+    @world.app.post("/payments")
+    @idempotent(atomic=False)
+    def charge():
+        raise Killed
+
+    with pytest.raises(Killed):
+        world.post()
+    end_lease(world)
+    digits = rows(run, "list")[0]["key"]
+    (released,) = rows(run, "release", digits)
+    assert (released["key"], released["state"]) == (digits, "released")
+
+
+def test_a_purge_is_a_row(world, run):
+    world.sql(FILL.format(3))
+    world.sql(EXPIRE)
+    assert rows(run, "purge") == [{"deleted": 3}]
+
+
+def test_a_purge_is_no_faster_than_its_rate(world, pay):
+    world.sql(FILL.format(4))
+    world.sql(EXPIRE)
+    began = time.monotonic()
+    result = runner(world.app)("purge", "--batch", "1", "--rate", "10")
+    assert result.stdout == "4 expired records deleted\n"
+    assert time.monotonic() - began >= 0.4
