@@ -93,15 +93,18 @@ class Told(Protocol):
     has_outcome: bool
 
 
-def tell(app: Any, signal: NamedSignal, event: Event, level: int) -> None:
-    """Send ``event`` and log it. A receiver that fails is logged: the response stands."""
+def _log(signal: NamedSignal, event: Event, level: int) -> None:
+    """Log ``event``, its fields as attributes of the record."""
     facts = {name: value for name, value in vars(event).items() if value is not None}
     if event.error is not None:  # its text may hold what a client sent
         facts["error"] = type(event.error).__name__
     what = event.outcome or signal.name.partition("-")[2]
     details = ", ".join(f"{name} {_short(facts[name])}" for name in _DETAILS if name in facts)
-    log.log(level, "operation %s %s: %s", event.operation, what, details, extra=facts)
-    send(signal, app, event)
+    line = ("operation %s %s: %s", event.operation, what, details)
+    try:
+        log.log(level, *line, extra=facts)
+    except KeyError:  # the application's own records have an attribute of such a name
+        log.log(level, *line)
 
 
 _DETAILS = ("problem", "error", "attempt", "status", "seconds", "decided_by", "id")
@@ -136,7 +139,8 @@ def note(
     else:
         digits = claim.key.hex()[:SHOWN]
         event = Event(claim.name, decided_by=told.decided_by, id=digits, **facts)
-    tell(app, signal, event, level)
+    _log(signal, event, level)
+    send(signal, app, event)
 
 
 def conclude(

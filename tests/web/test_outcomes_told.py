@@ -211,6 +211,26 @@ def test_each_outcome_is_one_line_of_the_log_with_its_facts(world, caplog):
     assert "canary" not in caplog.text + "".join(repr(vars(each)) for each in caplog.records)
 
 
+def test_records_of_the_applications_own_with_such_attributes_change_no_response(
+    world, caplog, monkeypatch, assert_replayed
+):
+    """What follows the commit must not fail: logging refuses to overwrite an attribute."""
+    usual = logging.getLogRecordFactory()
+
+    def make(*args, **kwargs):
+        record = usual(*args, **kwargs)
+        record.id = "of the application"
+        return record
+
+    monkeypatch.setattr(logging, "_logRecordFactory", make)
+    caplog.set_level(logging.DEBUG, "flask_idempotency")
+    add(world, lambda: ("", 201))
+    first = world.post()
+    assert first.status_code == 201
+    assert_replayed(first, world.post())
+    assert "operation pay executed" in caplog.text
+
+
 def test_no_event_is_made_while_nobody_listens(world, monkeypatch):
     monkeypatch.setattr("flask_idempotency.web.signals.Event", None)
     add(world, lambda: ("", 201))
