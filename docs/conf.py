@@ -19,7 +19,7 @@ version = release = metadata["metadata"]["version"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "reference"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build", "_ext", "figures"]
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["colon_fence", "deflist", "tasklist"]
 myst_heading_anchors = 3
 highlight_language = "text"
 
