@@ -71,9 +71,10 @@ def _is_pair(line: object) -> bool:
 class Claim:
     """What a request asks for: to be the one that runs this operation.
 
-    ``key`` is the hash over scope and key (23 bytes), ``name`` the route's, ``owner`` a random token of
-    this attempt, ``ttl_seconds`` how long the finished record replays. ``lease_seconds`` is how long an
-    operation that is not atomic may go without renewing its lease, and None for an atomic one.
+    ``key`` is the hash over scope and key (23 bytes, the last 7 the scope's), ``name`` the route's,
+    ``owner`` a random token of this attempt, ``ttl_seconds`` how long the finished record replays.
+    ``lease_seconds`` is how long an operation that is not atomic may go without renewing its lease, and
+    None for an atomic one.
     ``request`` is the stored request of a resumable operation. ``resumes`` is the owner of the record
     that this claim continues: it takes that record over while it lives, and never starts an operation.
     """

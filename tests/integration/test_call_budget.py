@@ -18,11 +18,11 @@ from bench.paths import Shops
 from bench.run import STORES
 
 CALLS = {
-    "first, hybrid": 582,
-    "first, postgres": 462,
-    "replay, hybrid": 423,
-    "replay, postgres": 353,
-    "duplicate, hybrid": 349,
+    "first, hybrid": 591,
+    "first, postgres": 471,
+    "replay, hybrid": 432,
+    "replay, postgres": 362,
+    "duplicate, hybrid": 358,
     "unprotected bare view": 59,
     "unprotected empty view": 42,
 }
