@@ -6,10 +6,8 @@ Part of the application's own metadata, so that ``db.create_all()`` and Flask-Mi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from sqlalchemy import (
-    DDL,
     JSON,
     Column,
     DateTime,
@@ -20,7 +18,6 @@ from sqlalchemy import (
     SmallInteger,
     String,
     Table,
-    event,
 )
 
 from flask_idempotency.core.errors import ConfigurationError
@@ -50,7 +47,8 @@ def define_table(metadata: MetaData, name: str) -> Table:
 
     Only ``expires_at`` is indexed beside the key, and completing does not change it (see
     ``FINISH`` of PostgreSQL): that, with the fill factor, is what keeps the completing UPDATE a HOT
-    one. The partial index of resumable operations saves ``resume`` from reading the whole table.
+    one. The partial indexes save operators' commands from reading the whole table; an atomic operation
+    that is not resumable is in neither. None may name ``state``, ``status`` or ``completed_at``.
     """
     return _defined(_records, metadata, name)
 
@@ -106,15 +104,15 @@ def _records(metadata: MetaData, name: str) -> Table:
         Column("request", LargeBinary, comment="of resumable operations, until they end"),
         Column("tries", Integer, comment="attempts and tries since a release; null: as attempt"),
         Column("tried_at", DateTime(timezone=True), comment="by resume"),
+        Column("audit", JSON, comment="what operators did to it, when and why; no request reads this"),
         comment="Idempotency keys and their responses (Flask-Idempotency)",
         info={_OURS: True},
+        postgresql_with={"fillfactor": FILLFACTOR},
     )
     # Not partial on SQLite: to name that here would import its dialect, 40 ms, everywhere.
     Index(f"ix_{name}_resumable", table.c.created_at, postgresql_where=table.c.request.is_not(None))
-    fill: Any = DDL(  # type: ignore[no-untyped-call]
-        f"ALTER TABLE %(fullname)s SET (fillfactor = {FILLFACTOR})"
-    )
-    event.listen(table, "after_create", fill.execute_if(dialect="postgresql"))
+    leased = table.c.lease_expires_at
+    Index(f"ix_{name}_leased", leased, postgresql_where=leased.is_not(None))
     return table
 
 

@@ -26,9 +26,8 @@ from .shape import Shape, index_on, preparer, shape_of, wrong_columns
 
 _ONE_AT_A_TIME = text("SELECT pg_advisory_xact_lock(hashtext(:table))")
 _CREATE_INDEX = "CREATE INDEX CONCURRENTLY IF NOT EXISTS {name} ON {{table}} (expires_at)"
-_CREATE_RESUMABLE = (
-    "CREATE INDEX CONCURRENTLY IF NOT EXISTS {name} ON {{table}} (created_at) WHERE request IS NOT NULL"
-)
+_CREATE_PARTIAL = """CREATE INDEX CONCURRENTLY IF NOT EXISTS {name} ON {{table}} ({column})
+ WHERE {not_null} IS NOT NULL"""
 _DROP_INDEX = "DROP INDEX CONCURRENTLY IF EXISTS {name}"
 _FILL = f"ALTER TABLE {{table}} SET (fillfactor = {FILLFACTOR})"
 
@@ -137,10 +136,14 @@ def _complete(messages: Messages, shape: Shape) -> list[str]:
         name = preparer.format_index(index_on(messages.table, "expires_at"))
         messages.run(_CREATE_INDEX.format(name=name))
         done.append("created the index on expires_at")
-    if not shape.has_resumable:
-        name = preparer.format_index(index_on(messages.table, "created_at"))
-        messages.run(_CREATE_RESUMABLE.format(name=name))
-        done.append("created the index of resumable operations")
+    for is_there, column, not_null, what in (
+        (shape.has_resumable, "created_at", "request", "resumable operations"),
+        (shape.has_leased, "lease_expires_at", "lease_expires_at", "operations with a lease"),
+    ):
+        if not is_there:
+            name = preparer.format_index(index_on(messages.table, column))
+            messages.run(_CREATE_PARTIAL.format(name=name, column=column, not_null=not_null))
+            done.append(f"created the index of {what}")
     if shape.fillfactor is None:
         messages.run(_FILL)
         done.append(f"set the fill factor to {FILLFACTOR}")

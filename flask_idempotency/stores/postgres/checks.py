@@ -88,6 +88,9 @@ def _examine_table(messages: Messages, shape: Shape | None) -> Iterator[Finding]
     if not shape.has_resumable:
         bad = "none of resumable operations, so every resume reads the whole table"
         yield Finding("advice", "index", bad, CREATE)
+    if not (shape.has_leased or wrong):
+        bad = "none of operations with a lease, so a search for interrupted ones reads the whole table"
+        yield Finding("advice", "index", bad, CREATE)
     fill = shape.fillfactor
     bad = "pages have no room for the completing UPDATE, which then touches every index"
     remedy = f"ALTER TABLE {name} SET (fillfactor = {FILLFACTOR})" if fill else CREATE

@@ -27,7 +27,8 @@ SELECT ARRAY(SELECT attname || ' ' || format_type(atttypid, atttypmod) FROM pg_a
        (SELECT option_value::int FROM pg_options_to_table(reloptions)
          WHERE option_name = 'fillfactor'),
        relpersistence = 'u',
-       EXISTS (SELECT FROM pg_index WHERE indisvalid AND indexrelid = to_regclass(%(resumable)s))
+       EXISTS (SELECT FROM pg_index WHERE indisvalid AND indexrelid = to_regclass(%(resumable)s)),
+       EXISTS (SELECT FROM pg_index WHERE indisvalid AND indexrelid = to_regclass(%(leased)s))
   FROM pg_class WHERE oid = to_regclass(%(table)s)"""
 
 
@@ -37,7 +38,8 @@ class Shape:
 
     ``columns`` are names and types; ``has_key`` and ``has_expiry`` say whether a valid index keeps
     keys unique, and another is on ``expires_at``; ``broken`` names indexes on it that are not valid.
-    ``has_resumable`` is for the index that ``resume`` reads. The table of steps has the first only.
+    ``has_resumable`` is for the index that ``resume`` reads, ``has_leased`` for that of the operations
+    with a lease. The table of steps has the first only.
     """
 
     columns: list[str]
@@ -47,15 +49,20 @@ class Shape:
     fillfactor: int | None
     unlogged: bool
     has_resumable: bool
+    has_leased: bool
 
 
 def shape_of(messages: Messages, table: Table) -> Shape | None:
     """One of the two tables as it is in the database, or None."""
-    resumable = preparer.format_index(index_on(messages.table, "created_at"))
+    resumable, leased = (
+        preparer.format_index(index_on(messages.table, column))
+        for column in ("created_at", "lease_expires_at")
+    )
     names = {
         "table": preparer.format_table(table),
         "key": [column.name for column in table.primary_key],
         "resumable": _beside(table, resumable),
+        "leased": _beside(table, leased),
     }
     row = messages.run(_TABLE, names)[0]
     return None if row is None else Shape(*row)

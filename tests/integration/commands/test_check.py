@@ -99,8 +99,9 @@ def test_check_notices_a_trigger_that_keeps_records_as_they_are(world, run):
     assert "trigger" in result.output
 
 
-def test_check_advises_on_the_index_of_resumable_operations(world, run):
-    world.sql("drop index ix_idempotency_record_resumable")
+@pytest.mark.parametrize("index", ["resumable", "leased"])
+def test_check_advises_on_the_indexes_of_few_operations(world, run, index):
+    world.sql(f"drop index ix_idempotency_record_{index}")
     result = run("check")
     assert not_ok(result) == {"index": "advice"}
     assert "`flask idempotency create-table`" in result.output
