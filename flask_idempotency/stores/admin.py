@@ -8,6 +8,7 @@ time that Python cannot represent stays text.
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -44,6 +45,55 @@ class Group:
     expired: int
     bytes: int
     oldest: Time
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many records one operation has in one state."""
+
+    operation: str
+    state: str
+    count: int
+
+
+CAPPED = 10_000
+"""How far :class:`Overview` counts what should be few: leases and expired records. Enough to see that
+something is wrong, in a few milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What there is at a glance, cheap enough to ask for every few seconds.
+
+    ``tallies`` are estimates if ``estimated``, except those of records with a lease: interrupted
+    operations are always counted. ``running`` counts leases that have not ended, and
+    ``interrupted_seconds`` is how long ago the oldest of the others ended. ``expired`` counts records
+    that wait for a purge, the oldest since ``expired_seconds``. These three end at :data:`CAPPED`.
+    ``inserted`` and ``deleted`` count records since some moment, for rates; None where nobody counts.
+    """
+
+    tallies: list[Tally]
+    estimated: bool
+    running: int
+    interrupted: int
+    interrupted_seconds: float | None
+    expired: int
+    expired_seconds: float | None
+    inserted: int | None = None
+    deleted: int | None = None
+
+    @property
+    def total(self) -> int:
+        """How many records there are."""
+        return sum(tally.count for tally in self.tallies)
+
+    @property
+    def by_state(self) -> dict[str, int]:
+        """How many records each state has."""
+        counts: Counter[str] = Counter()
+        for tally in self.tallies:
+            counts[tally.state] += tally.count
+        return dict(counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +167,8 @@ def finding(
 class Admin(Protocol):
     """A store as an operator needs it, outside of any request.
 
-    ``start`` is the beginning of a key's hash, or all of it. Everything may raise ``StoreUnavailable``,
+    A store of an application's own may lack :meth:`overview`: then ``watch`` says so. ``start`` is the
+    beginning of a key's hash, or all of it. Everything may raise ``StoreUnavailable``,
     ``ConfigurationError``, and :class:`NothingToDo` where the store needs no such thing.
     """
 
@@ -126,6 +177,10 @@ class Admin(Protocol):
 
     def stats(self) -> list[Group]:
         """The records counted, by operation and state, in this order. Reads all of them."""
+        ...
+
+    def overview(self) -> Overview:
+        """What there is at a glance. Reads no more of a large table than of a small one."""
         ...
 
     def newest(self, name: str | None, state: str | None, limit: int) -> list[Line]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -12,7 +13,7 @@ from sqlalchemy import Connection, Table, inspect
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.keys import KEY_BYTES
 
-from .admin import MIGRATE, Group, Line, StepLine, Time, Waiting
+from .admin import CAPPED, MIGRATE, Group, Line, Overview, StepLine, Tally, Time, Waiting
 from .table import TIMES
 
 FORGET = "DELETE FROM {table} WHERE key = %(key)s AND owner = %(owner)s"
@@ -27,6 +28,9 @@ class AdminStatements:
     """The statements of one dialect, with the placeholders of PostgreSQL's."""
 
     stats: str
+    tally: str
+    leases: str
+    expired: str
     newest: str
     starting: str
     steps: str
@@ -35,12 +39,30 @@ class AdminStatements:
     waiting: str
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large a table is: for one page that an overview reads, it has ``pages_for_one``."""
+
+    pages_for_one: float = 1.0
+    inserted: int | None = None
+    deleted: int | None = None
+
+
 def admin_statements(
-    *, now: str, in_ttl: str, later: str, digits: str, time: str = "{}"
+    *,
+    now: str,
+    in_ttl: str,
+    later: str,
+    digits: str,
+    age: str,
+    time: str = "{}",
+    bounded: str = "",
+    sample: str = "",
 ) -> AdminStatements:
     """Fill in a dialect's present time, the time in ``ttl`` seconds and the later of two times.
 
-    ``digits`` are the first 16 of a key's hash, ``time`` makes text of a time, in UTC.
+    ``digits`` are the first 16 of a key's hash, ``time`` makes text of a time, in UTC, ``age`` are the
+    seconds since a time. For an overview ``bounded`` limits the time, ``sample`` what it reads.
     """
     expired = f"(expires_at <= {now} AND lease_expires_at IS NULL)"
     # Who runs an operation has a lease, or has nothing written of an end (completed_at is null).
@@ -59,6 +81,16 @@ def admin_statements(
         stats=f"""SELECT name, {state}, count(*), count(CASE WHEN {expired} THEN 1 END),
        CAST(coalesce(sum(length(body)), 0) AS bigint), {time.format("min(created_at)")}
   FROM {{table}} GROUP BY 1, 2 ORDER BY 1, 2""",
+        tally=f"""{bounded}SELECT name, {state}, count(*) FROM {{table}} {sample}
+ WHERE lease_expires_at IS NULL GROUP BY 1, 2""",
+        # Few, and those that matter: never estimated. The partial index has no others.
+        leases=f"""{bounded}SELECT name, {state}, count(*), {age.format("min(lease_expires_at)")}
+  FROM (SELECT * FROM {{table}} WHERE lease_expires_at IS NOT NULL
+         ORDER BY lease_expires_at LIMIT {CAPPED}) AS leased GROUP BY 1, 2""",
+        expired=f"""{bounded}SELECT count(*), {age.format("min(expires_at)")}
+  FROM (SELECT expires_at FROM {{table}}
+         WHERE expires_at <= (SELECT {now}) AND lease_expires_at IS NULL
+         ORDER BY expires_at LIMIT {CAPPED}) AS expired""",
         newest=f"""{line}
  WHERE (CAST(%(name)s AS text) IS NULL OR name = %(name)s)
    AND (CAST(%(state)s AS text) IS NULL OR {state} = %(state)s)
@@ -91,6 +123,33 @@ class TableAdmin:
     def stats(self) -> list[Group]:
         """The records counted."""
         return [_tidy(Group(*row)) for row in self._fetch(self.sql.stats, {})]
+
+    def overview(self) -> Overview:
+        """What there is at a glance."""
+        size, counts = self._size(), Counter[tuple[str, str]]()
+        for name, state, count in self._fetch(self.sql.tally, {"percent": 100 / size.pages_for_one}):
+            counts[name, state] += round(count * size.pages_for_one)
+        leases = self._fetch(self.sql.leases, {})
+        for name, state, count, _ in leases:
+            counts[name, state] += count
+        ended = [(count, seconds) for _, state, count, seconds in leases if state == "interrupted"]
+        interrupted = sum(count for count, _ in ended)
+        expired, expired_seconds = self._fetch(self.sql.expired, {})[0]
+        return Overview(
+            tallies=[Tally(*group, count) for group, count in sorted(counts.items())],
+            estimated=size.pages_for_one > 1,
+            running=sum(lease[2] for lease in leases) - interrupted,
+            interrupted=interrupted,
+            interrupted_seconds=max((seconds for _, seconds in ended), default=None),
+            expired=expired,
+            expired_seconds=expired_seconds,
+            inserted=size.inserted,
+            deleted=size.deleted,
+        )
+
+    def _size(self) -> Size:
+        """How large the table is."""
+        return Size()
 
     def newest(self, name: str | None, state: str | None, limit: int) -> list[Line]:
         """The newest records."""

@@ -16,7 +16,14 @@ from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.records import Claim
 from flask_idempotency.stores.admin import Due, Finding, original, trying
 from flask_idempotency.stores.table import FILLFACTOR
-from flask_idempotency.stores.table_admin import FORGET, TableAdmin, admin_statements, between, unsound
+from flask_idempotency.stores.table_admin import (
+    FORGET,
+    Size,
+    TableAdmin,
+    admin_statements,
+    between,
+    unsound,
+)
 
 from . import checks, statements
 from .failures import store_error
@@ -40,6 +47,10 @@ class PostgresAdmin(TableAdmin):
         in_ttl="clock_timestamp() + %(ttl)s * interval '1 second'",
         later="greatest",
         digits="encode(substring(key for 8), 'hex')",
+        age="extract(epoch FROM clock_timestamp() - nullif({}, '-infinity'))::float8",
+        bounded=statements.BOUNDED,
+        # The same pages each time, so that a number moves only if the table does.
+        sample="TABLESAMPLE SYSTEM (%(percent)s) REPEATABLE (0)",
         # As text: it may be infinite, before the year 1 or after 9999. BC is written, AD is not.
         time="""coalesce(replace(
          to_char({0} AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US BC'), ' AD', ''), {0}::text)""",
@@ -114,6 +125,10 @@ class PostgresAdmin(TableAdmin):
             mine = cast("PostgresHold", hold)
             checks.change(self._messages.table, mine, claim)
             yield mine
+
+    def _size(self) -> Size:
+        pages, inserted, deleted = self._fetch(statements.SIZE, {})[0]
+        return Size(max(pages / statements.SAMPLED_PAGES, 1.0), inserted, deleted)
 
     def _fetch(self, template: str, values: dict[str, Any]) -> list[Any]:
         return self._messages.fetch(template, values)[0]

@@ -173,11 +173,28 @@ WITH gone AS (
 steps AS (DELETE FROM {{steps}} AS step USING gone WHERE step.key = gone.key)
 SELECT count(*), max(expires_at)::text FROM gone"""
 
-# What is purged one after the other: the table, or its partitions.
-PIECES = """SELECT quote_ident(nspname) || '.' || quote_ident(relname)
-  FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+# The table, or its partitions.
+_PIECES = """FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
  WHERE pg_class.oid = $name${table}$name$::regclass AND relkind <> 'p' OR pg_class.oid IN (
   SELECT relid FROM pg_partition_tree($name${table}$name$::regclass) WHERE isleaf)"""
+
+# What is purged one after the other.
+PIECES = f"SELECT quote_ident(nspname) || '.' || quote_ident(relname) {_PIECES}"
+
+# In pages, and the counters of pg_stat_user_tables.
+SIZE = f"""SELECT (sum(pg_relation_size(pg_class.oid)) / current_setting('block_size')::int)::float8,
+       sum(pg_stat_get_tuples_inserted(pg_class.oid))::bigint,
+       sum(pg_stat_get_tuples_deleted(pg_class.oid))::bigint
+  {_PIECES}"""
+
+SAMPLED_PAGES = 1000
+"""How many pages of a table an overview reads: 8 MB, some milliseconds. In thousands of records a state
+that one in a hundred has is counted to about a tenth."""
+
+# An overview is asked for again and again: it must never become a load, whatever the table is like.
+BOUNDED = f"""SET LOCAL statement_timeout = '3s';
+SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
+"""
 
 # What to resume: nothing that has expired, which nobody may continue.
 WAITS = f"request IS NOT NULL AND state = 'in_progress' AND NOT {EXPIRED}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
@@ -23,7 +24,9 @@ from flask_idempotency.stores.admin import (
     Group,
     Line,
     NothingToDo,
+    Overview,
     StepLine,
+    Tally,
     Time,
     Waiting,
     finding,
@@ -81,6 +84,18 @@ class RedisAdmin:
             oldest = min(before.oldest, line.created, key=str)
             groups[at] = Group(*at, before.count + 1, 0, before.bytes + (line.bytes or 0), oldest)
         return [groups[at] for at in sorted(groups)]
+
+    def overview(self) -> Overview:
+        """What there is, counted: as Redis has no table, this reads every record."""
+        counts: Counter[tuple[str, str]] = Counter()
+        running, ended = 0, list[float]()
+        for line, lease_left in self._seen():
+            counts[line.operation, line.state] += 1
+            running += line.state == "in_progress"
+            if line.state == "interrupted" and lease_left is not None:
+                ended.append(-lease_left)
+        tallies = [Tally(*group, count) for group, count in sorted(counts.items())]
+        return Overview(tallies, False, running, len(ended), max(ended, default=None), 0, None)
 
     def newest(self, name: str | None, state: str | None, limit: int) -> list[Line]:
         """The newest records."""
@@ -188,7 +203,11 @@ class RedisAdmin:
             raise StoreUnavailable from error
 
     def _lines(self, start: bytes = b"") -> Iterator[Line]:
-        """The records whose key's hash starts so. One that has expired meanwhile is left out."""
+        """The records whose key's hash starts so."""
+        return (line for line, _ in self._seen(start))
+
+    def _seen(self, start: bytes = b"") -> Iterator[tuple[Line, float | None]]:
+        """Those records, and the seconds that their leases have left. Leaves expired ones out."""
         keys = self._keys(start)
         while batch := list(islice(keys, AT_ONCE)):
             replies = self._records.run_for_all(_LINES, batch)
@@ -196,7 +215,7 @@ class RedisAdmin:
             found = ((line, now) for now, lines in read for line in lines)
             for key, (line, now) in zip(batch, found, strict=True):
                 if line:
-                    yield _line(key, now, *line)
+                    yield _line(key, now, *line), _left(line[6], now)
 
 
 def _line(key: bytes, now: int, name: str, state: str, attempt: str, *more: Any) -> Line:
@@ -222,6 +241,13 @@ def _state(lease: str | bool, now: int) -> str:
     with suppress(ValueError):
         return "in_progress" if float(lease) > now else "interrupted"
     return "in_progress"
+
+
+def _left(lease: str | bool, now: int) -> float | None:
+    """The seconds that a lease has left; None without one, or if it is no number."""
+    with suppress(ValueError):
+        return (float(lease) - now) / 1000 if lease else None
+    return None
 
 
 # Whoever writes to the server may write anything: what cannot be read is shown as it is.

@@ -26,6 +26,7 @@ class SqliteAdmin(TableAdmin):
         in_ttl=statements.IN_TTL,
         later="max",
         digits="lower(substr(hex(key), 1, 16))",
+        age="(julianday('now') - julianday({})) * 86400.0",
     )
 
     _messages: Messages

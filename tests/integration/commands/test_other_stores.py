@@ -15,6 +15,7 @@ from flask_sqlalchemy import SQLAlchemy
 import servers
 from flask_idempotency import Idempotency, Retryable, current_operation, idempotent
 from flask_idempotency.cli.stores import admin_of
+from flask_idempotency.stores.admin import Tally
 from tests.integration.commands.running import ANSWER, findings, not_ok, runner
 from tests.killed import Killed
 
@@ -160,6 +161,26 @@ def test_what_runs_is_left_alone(shop):
 
     shop.app.post("/slow", endpoint="slow")(idempotent(atomic=False)(slow))
     assert shop.post("/slow").status_code == 201
+
+
+def test_an_overview_counts(shop):
+    def overview() -> Any:
+        with shop.app.app_context():
+            return admin_of(shop.app.extensions["idempotency"].records, None).overview()
+
+    assert overview().tallies == []
+    shop.interrupt()
+    shop.post("/ok", "ok")
+    shop.post("/free", "free")
+    found = overview()
+    assert found.tallies == [
+        Tally("free", "released", 1),
+        Tally("ok", "completed", 1),
+        Tally("order", "interrupted", 1),
+    ]
+    assert (found.estimated, found.running, found.interrupted, found.expired) == (False, 0, 1, 0)
+    assert 0 <= found.interrupted_seconds < 60
+    assert found.expired_seconds is found.inserted is None
 
 
 def test_list_shows_the_newest_first_and_stats_counts(shop):

@@ -1,0 +1,93 @@
+"""What an operator's page, ``watch`` and the metrics ask for every few seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flask_idempotency.cli.stores import admin_of
+from flask_idempotency.stores.admin import CAPPED, Overview, Tally
+from flask_idempotency.stores.postgres import statements
+
+FILL = """insert into idempotency_record
+       (key, expires_at, created_at, lease_expires_at, attempt, fingerprint_version, status, state,
+        owner, name, fingerprint)
+select substring(sha256(int8send(n)) for 23), {expires}, now(), {lease}, 1, 1,
+       case when {state} = 'completed' then 201 end, {state}, 'somebody', {name}, sha256('x')
+  from generate_series({first}, {last}) as n"""
+
+
+def fill(world: Any, first: int, last: int, **values: str) -> None:
+    """Records numbered ``first`` to ``last``, completed ones of ``pay`` unless said otherwise."""
+    usual = {"state": "'completed'", "name": "'pay'", "expires": "now() + interval '1 h'"}
+    given = {**usual, "lease": "null::timestamptz", **values}
+    world.sql(FILL.format(first=first, last=last, **given))
+
+
+def overview(app: Any) -> Overview:
+    with app.app_context():
+        return admin_of(app.extensions["idempotency"].records, None).overview()
+
+
+def test_a_small_table_is_counted(world):
+    assert overview(world.app).tallies == []
+    fill(world, 1, 30)
+    fill(world, 31, 33, state="'failed'", name="'order'")
+    running, ended = (f"clock_timestamp() {sign} interval '1 min' * (n - 30)" for sign in "+-")
+    fill(world, 34, 36, state="'in_progress'", lease=running)
+    fill(world, 37, 38, state="'in_progress'", lease=ended, name="'order'")
+    fill(world, 39, 42, expires="now() - interval '2 h'")
+    found = overview(world.app)
+    assert found.tallies == [
+        Tally("order", "failed", 3),
+        Tally("order", "interrupted", 2),
+        Tally("pay", "completed", 34),
+        Tally("pay", "in_progress", 3),
+    ]
+    assert (found.total, found.estimated) == (42, False)
+    assert found.by_state == {"completed": 34, "failed": 3, "in_progress": 3, "interrupted": 2}
+    assert (found.running, found.interrupted, found.expired) == (3, 2, 4)
+    assert 8 * 60 <= found.interrupted_seconds < 9 * 60
+    assert 7200 <= found.expired_seconds < 7260
+
+
+def test_a_large_table_is_estimated_but_interrupted_operations_are_counted(world, monkeypatch):
+    monkeypatch.setattr(statements, "SAMPLED_PAGES", 40)
+    fill(world, 1, 15_000)
+    fill(world, 15_001, 20_000, state="'failed'")
+    fill(world, 20_001, 20_003, state="'in_progress'", lease="clock_timestamp()")
+    found = overview(world.app)
+    assert found.estimated
+    assert found.interrupted == found.by_state["interrupted"] == 3
+    assert found.by_state["completed"] == pytest.approx(15_000, rel=0.5)
+    assert found.total == pytest.approx(20_003, rel=0.3)
+    assert overview(world.app).tallies == found.tallies, "the same pages each time"
+
+
+def test_what_should_be_few_is_counted_up_to_a_limit(world):
+    fill(world, 1, CAPPED + 5, expires="'-infinity'")
+    fill(world, CAPPED + 6, 2 * CAPPED + 10, state="'in_progress'", lease="clock_timestamp()")
+    found = overview(world.app)
+    assert found.expired == found.interrupted == CAPPED
+    assert found.expired_seconds is None, "since ever"
+
+
+def test_rates_come_from_what_was_inserted_and_deleted(world):
+    fill(world, 1, 5)
+    world.sql("delete from idempotency_record")
+    world.sql("select pg_stat_force_next_flush()")
+    found = overview(world.app)
+    assert found.inserted >= found.deleted >= 5
+
+
+def test_a_partitioned_table_is_counted(world):
+    world.sql("alter table idempotency_record rename to template")
+    world.sql("create table idempotency_record (like template) partition by hash (key)")
+    for rest in 0, 1:
+        world.sql(
+            f"create table part_{rest} partition of idempotency_record"
+            f" for values with (modulus 2, remainder {rest})"
+        )
+    fill(world, 1, 30)
+    assert overview(world.app).tallies == [Tally("pay", "completed", 30)]
