@@ -123,9 +123,9 @@ class Lease(Hold, Protocol):
     """The hold of an operation that is not atomic: nobody else may run it while the lease runs.
 
     Every verb that writes compares the owner's token in the same statement, and raises ``LeaseLost``
-    without writing anything if another attempt has taken the operation over. What is finished gets no
-    lease again: then ``extend`` and ``record`` raise it, too. An expired lease that nobody took over is
-    still its holder's.
+    without writing anything if another attempt has taken the operation over. What is finished or
+    released gets no lease again: then ``extend`` and ``record`` raise it, too. An expired lease that
+    nobody took over is still its holder's.
     """
 
     def abandon(self) -> None:

@@ -222,7 +222,7 @@ class MemoryLease(_Held):
     def extend(self, seconds: float) -> None:
         """Renew the lease."""
         with self._records.changed:
-            self._check()
+            self._check_lease()
             self._entry.lease = max(self._entry.lease or 0.0, self._records.clock() + seconds)
 
     def steps(self) -> dict[str, bytes]:
@@ -234,16 +234,22 @@ class MemoryLease(_Held):
         """Record a finished step."""
         self.extend(self._claim.lease_seconds or 0.0)
         with self._records.changed:
-            self._check()
+            self._check_lease()
             self._entry.steps[step] = result
 
     def open_step(self) -> MemoryHold:
         """A transaction for one step; nobody takes over meanwhile."""
         with self._records.changed:
-            self._check()
+            self._check_lease()
             hold = MemoryHold(self._records, self._entry, self._claim)
             self._entry.holder = weakref.ref(hold)
         return hold.opened()
+
+    def _check_lease(self) -> None:
+        """Raise ``LeaseLost`` also for what was released: it gets no lease again."""
+        self._check()
+        if self._entry.lease is None:
+            raise LeaseLost
 
 
 def _new(claim: Claim, *, attempt: int) -> Record:

@@ -296,6 +296,19 @@ class StoreContract(TransactionContract):
             lease.record("step", b"1")
         assert (stored_record(records, claim), lease.steps()) == (finished, {})
 
+    def test_what_is_given_back_gets_no_lease_again(self, records: Records, held: Held) -> None:
+        """Nobody would run it, and nobody else could, until that lease is over."""
+        claim = a_claim(lease=60)
+        lease: Lease = held(records.claim(claim))
+        lease.release()
+        given_back = stored_record(records, claim)
+        with pytest.raises(LeaseLost):
+            lease.extend(60)
+        with pytest.raises(LeaseLost):
+            lease.record("step", b"1")
+        assert (stored_record(records, claim), lease.steps()) == (given_back, {})
+        assert held(records.take_over(again(claim), given_back)).attempt == 2
+
     def test_an_expired_lease_is_its_holders_until_somebody_takes_over(
         self, records: Records, held: Held, until: Until
     ) -> None:

@@ -314,6 +314,14 @@ class TestGivesALeaseToWhatIsFinished(Sound):
             if self._entry.record.owner != self._claim.owner:
                 raise LeaseLost
 
+        _check_lease = _check
+
+
+class TestGivesALeaseToWhatIsReleased(Sound):
+    class lease(MemoryLease):  # noqa: N801
+        def _check_lease(self):
+            self._check()
+
 
 class TestLosesALeaseThatNobodyTook(Sound):
     class lease(MemoryLease):  # noqa: N801

@@ -50,6 +50,7 @@ CAUGHT = {
     "RenewsFromTheLeasesEnd": "extending_makes_a_lease_longer_and_never_shorter",
     "ShortensALease": "extending_makes_a_lease_longer_and_never_shorter",
     "GivesALeaseToWhatIsFinished": "what_is_finished_gets_no_lease_again",
+    "GivesALeaseToWhatIsReleased": "what_is_given_back_gets_no_lease_again",
     "LosesALeaseThatNobodyTook": "an_expired_lease_is_its_holders_until_somebody_takes_over",
     "RaisesWhereItAbandons": LOSES,
     "ReleasesWhatItAbandons": "abandoning_a_lease_ends_it_at_once",

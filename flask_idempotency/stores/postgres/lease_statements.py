@@ -30,10 +30,12 @@ TAKE_OVER = _DURABLY + _FORGET_STEPS + statements.TAKE_OVER_ROW + _IS_OURS
 _ALONE = f"{{settings}}SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';\n"
 
 _MINE = """WHERE key = %(key)s AND owner = %(owner)s AND state = 'in_progress'"""
+# What was released has no lease, and gets none: nobody runs it.
+_LEASED = f"{_MINE} AND lease_expires_at IS NOT NULL"
 
 _RENEW = f"""UPDATE {{table}} SET lease_expires_at =
        greatest(lease_expires_at, clock_timestamp() + %(lease)s * interval '1 second')
- {_MINE}"""
+ {_LEASED}"""
 
 EXTEND = _ALONE + _RENEW
 
@@ -46,7 +48,7 @@ FINISH = f"""{_ALONE}UPDATE {{table}} SET
        status = %(status)s, headers = %(headers)s, body = %(body)s
  WHERE key = %(key)s AND owner = %(owner)s"""
 
-END = f"{_ALONE}UPDATE {{table}} SET lease_expires_at = clock_timestamp() {_MINE}"
+END = f"{_ALONE}UPDATE {{table}} SET lease_expires_at = clock_timestamp() {_LEASED}"
 
 # Without a lease, a record in progress belongs to whoever holds its row lock; here nobody does. And it
 # may expire, with its steps: so the retention begins again.

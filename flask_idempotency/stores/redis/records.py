@@ -91,6 +91,8 @@ local held = redis.call('HMGET', KEYS[1], 'owner', 'state', 'lease')
 if held[1] ~= ARGV[1] or held[2] ~= 'in_progress' then return 0 end
 """
 
+_LEASED = f"{_MINE} if not held[3] then return 0 end"  # what was released gets no lease again
+
 # Does not compare the state: the second time, this attempt has already finished it.
 FINISH = f"""{NOW}
 if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
@@ -101,15 +103,15 @@ if ARGV[6] == '1' then redis.call('HSET', KEYS[1], 'body', ARGV[7]) end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 1"""
 
-RENEW = f"""{_MINE}
-redis.call('HSET', KEYS[1], 'lease', math.max(tonumber(held[3]) or 0, now + ARGV[2]))
+RENEW = f"""{_LEASED}
+redis.call('HSET', KEYS[1], 'lease', math.max(tonumber(held[3]), now + ARGV[2]))
 if ARGV[3] then
   redis.call('HSET', KEYS[1], 'step:' .. ARGV[3], ARGV[4],
              'end:' .. ARGV[3], redis.call('HGET', KEYS[1], 'attempt') .. ':' .. now)
 end
 return 1"""
 
-END = f"{_MINE} redis.call('HSET', KEYS[1], 'lease', now) return 1"
+END = f"{_LEASED} redis.call('HSET', KEYS[1], 'lease', now) return 1"
 
 RELEASE = f"""{_MINE}
 redis.call('HDEL', KEYS[1], 'lease')

@@ -11,6 +11,7 @@ _LEASE = f"CASE WHEN :lease IS NOT NULL THEN {_LEASE} END"
 _EXPIRED = f"(expires_at <= {NOW} AND lease_expires_at IS NULL)"
 _AFRESH = f"({_EXPIRED} AND :resumes IS NULL)"
 _MINE = "WHERE key = :key AND owner = :owner AND state = 'in_progress'"
+_LEASED = f"{_MINE} AND lease_expires_at IS NOT NULL"
 
 LOOK = f"""SELECT key, name, state, fingerprint_version, fingerprint, attempt, owner, {_EXPIRED},
        (julianday(lease_expires_at) - julianday('now')) * 86400.0, status, headers, body
@@ -47,9 +48,8 @@ FINISH = f"""UPDATE {{table}} SET
        status = :status, headers = :headers, body = :body
  WHERE key = :key AND owner = :owner"""
 
-EXTEND = f"""UPDATE {{table}} SET
-       lease_expires_at = max(coalesce(lease_expires_at, ''), {_LEASE}) {_MINE}"""
-END = f"UPDATE {{table}} SET lease_expires_at = {NOW} {_MINE}"
+EXTEND = f"UPDATE {{table}} SET lease_expires_at = max(lease_expires_at, {_LEASE}) {_LEASED}"
+END = f"UPDATE {{table}} SET lease_expires_at = {NOW} {_LEASED}"
 RELEASE = f"""UPDATE {{table}} SET
        lease_expires_at = NULL, completed_at = {NOW}, expires_at = {IN_TTL} {_MINE}"""
 
