@@ -76,6 +76,8 @@ def complete(state: AppState, path: str, operations: Mapping[str, Any], shared: 
             if response is not None and response.get("content") != _PROBLEM_CONTENT:
                 headers = response.setdefault("headers", {})
                 headers.setdefault(state.settings.replayed_header, deepcopy(_REPLAYED))
+        if state.settings.www_authenticate is not None:
+            _add_challenge(responses, shared)
         for status in _ADDED:
             _add_problems(responses, status, state, shared)
 
@@ -119,11 +121,19 @@ def _add_problems(responses: dict[Any, Any], status: int, state: AppState, share
         response.setdefault("headers", {}).setdefault("Retry-After", deepcopy(_RETRY_AFTER))
 
 
+def _add_challenge(responses: dict[Any, Any], shared: Shared) -> None:
+    """The header of the response 401, if the document has one."""
+    code = next((code for code in responses if _code(code) == "401"), None)
+    if code is not None and (response := _own(responses, code, shared)) is not None:
+        response.setdefault("headers", {}).setdefault("WWW-Authenticate", deepcopy(_CHALLENGE))
+
+
 _PROBLEM_CONTENT = {"application/problem+json": {"schema": {"$ref": f"#/components/schemas/{PROBLEM}"}}}
 _REPLAYED = {
     "description": "Present if the response is a replay.",
     "schema": {"type": "string", "enum": ["true"]},
 }
+_CHALLENGE = {"description": "How to sign in.", "schema": {"type": "string"}}
 _RETRY_AFTER = {
     "description": "Seconds after which a retry with the same key makes sense.",
     "schema": {"type": "integer", "minimum": 1},

@@ -23,8 +23,9 @@ from typing import Any
 from flask import Flask, Request, Response, got_request_exception, request
 from flask.globals import request_ctx
 from flask.typing import ResponseReturnValue
+from werkzeug.datastructures import Headers
 
-from flask_idempotency.core.errors import IdempotencyError, NotAtomic, Problem
+from flask_idempotency.core.errors import IdempotencyError, NotAtomic, Problem, ScopeUnknown
 from flask_idempotency.web.request.identity import prepare
 from flask_idempotency.web.request.response import handle_problem, is_made_from, problem_response
 from flask_idempotency.web.request.state import (
@@ -133,6 +134,8 @@ class Hooks:
             return response
         if problem.retry_after is not None and not headers.getlist("Retry-After"):
             headers.add("Retry-After", str(problem.retry_after))
+        if isinstance(problem, ScopeUnknown):
+            self._challenge(headers)
         conclude(
             self._state.app,
             operation_rejected,
@@ -143,6 +146,12 @@ class Hooks:
             error=problem,
         )
         return response
+
+    def _challenge(self, headers: Headers) -> None:
+        """Say how to sign in, unless the application does."""
+        challenge = self._state.settings.www_authenticate
+        if challenge is not None and not headers.getlist("WWW-Authenticate"):
+            headers.add("WWW-Authenticate", challenge)
 
     def _finish(self, current: RequestState, response: Response, hook: AfterFunction) -> Response:
         """Store the response of a view whose work was committed, or not, above it.

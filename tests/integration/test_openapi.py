@@ -311,3 +311,20 @@ def test_apiflask(set_up):
         answer = client.post("/payments/1", json={"amount": 5}, headers={KEY: "key-1"})
         assert (answer.status_code, answer.json) == (201, {"id": 1, "amount": 5})
         assert answer.headers.get(REPLAYED) == replayed
+
+
+def test_a_401_that_is_described_names_the_challenge_where_there_is_one(set_up):
+    for challenge in None, "Bearer":
+        app = Flask("shop")
+        set_up(app, IDEMPOTENCY_WWW_AUTHENTICATE=challenge)
+        app.add_url_rule("/payments", "pay", idempotent(dict), methods=["POST"])
+        app.add_url_rule("/refunds", "refund", idempotent(dict), methods=["POST"])
+        responses = {"401": {"description": "Sign in."}}
+        paths = {
+            "/payments": {"post": {"responses": responses}},
+            "/refunds": {"post": {"responses": {}}},
+        }
+        document = {"openapi": "3.1.0", "info": {"title": "Shop", "version": "1"}, "paths": paths}
+        validate(add_idempotency(add_idempotency(document, app), app))
+        assert ("WWW-Authenticate" in responses["401"].get("headers", {})) is bool(challenge)
+        assert "401" not in paths["/refunds"]["post"]["responses"]

@@ -7,7 +7,13 @@ import uuid
 import pytest
 from flask import Flask, g, request
 
-from flask_idempotency import ConfigurationError, current_operation, idempotent
+from flask_idempotency import (
+    ConfigurationError,
+    ScopeUnknown,
+    current_operation,
+    idempotent,
+)
+from flask_idempotency.outcomes import outcomes_blueprint
 
 
 def test_the_same_key_of_two_users_is_two_operations(world, add_view):
@@ -84,6 +90,34 @@ def test_a_route_may_have_a_scope_of_its_own(world, add_view, assert_problem):
         assert world.post("/everybody", user=user).status_code == 201
     assert shop == everybody == [1]
     assert_problem(world.post(), 401, "scope-unknown")
+
+
+@pytest.mark.parametrize("challenge", ["Bearer", 'Bearer realm="api", error="invalid_token"'])
+def test_who_is_not_signed_in_is_told_how_to(make_world, add_view, challenge):
+    world = make_world(IDEMPOTENCY_WWW_AUTHENTICATE=challenge)
+    add_view(world, required=False)
+    world.app.register_blueprint(outcomes_blueprint())
+    outcome = world.client.get("/idempotency/key-1", headers={"X-User": ""})
+    refused, accepted = world.post(user=""), world.post()
+    for response in refused, outcome:
+        assert response.status_code == 401
+        assert response.headers.getlist("WWW-Authenticate") == [challenge]
+    for response in accepted, world.post(json={"amount": 6}):
+        assert "WWW-Authenticate" not in response.headers
+
+
+def test_an_application_that_answers_401_itself_keeps_its_own_challenge(make_world, add_view):
+    world = make_world(IDEMPOTENCY_WWW_AUTHENTICATE="Bearer")
+    add_view(world)
+    headers = [{"WWW-Authenticate": "Basic"}, {}]
+    world.app.register_error_handler(ScopeUnknown, lambda _error: ("Who?", 401, headers.pop(0)))
+    told = [world.post(user="").headers.getlist("WWW-Authenticate") for _ in range(2)]
+    assert told == [["Basic"], ["Bearer"]]
+
+
+def test_without_a_challenge_none_is_made_up(world, add_view):
+    add_view(world)
+    assert "WWW-Authenticate" not in world.post(user="").headers
 
 
 def test_a_name_outlives_the_renaming_of_a_view(make_world, add_view, assert_replayed):

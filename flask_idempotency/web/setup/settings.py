@@ -100,6 +100,7 @@ def _store(value: Any) -> Any:
 
 
 _TOKEN = _matching(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 section 5.6.2
+_CHALLENGE = _matching(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+( [ -~]*[!-~])?")  # RFC 9110 section 11.6.1
 _OTHER_HEADERS = NEVER_STORED | POINTERS | {
     "accept", "authorization", "cache-control", "content-encoding", "content-type", "cookie", "etag",
     "expect", "host", "origin", "retry-after", "vary", "www-authenticate",
@@ -202,6 +203,11 @@ class Settings:
         "Default of the option `namespace`.")
     problem_base: str = row("urn:flask-idempotency:problem:", _matching(r"[\x21-\x7e]*"),
         "a URI prefix", "The `type` of a problem is this prefix and the problem's name.")
+    www_authenticate: str | None = row(None, optional(_CHALLENGE),
+        "a challenge, such as 'Bearer realm=\"api\"', or None",
+        "The `WWW-Authenticate` header of the 401 for a caller whom the scope callable does not know,"
+        " which says how to sign in (RFC 9110 requires one). With `None` there is none, for an"
+        " application that responds to such a caller itself.")
     encryption_keys: tuple[bytes | str, ...] = row((), _list, "a list of keys, newest first",
         "If set, responses are encrypted at rest (AES-256-GCM) with the first key and read with"
         " any. Each key is 32 bytes, or their URL-safe base64.")
