@@ -1,0 +1,139 @@
+"""This release on the tables of the one before it, and of the one after it.
+
+The first is the moment after a deployment whose migration has not run. The second is what the old
+processes meet while the new ones start, and after going back.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from flask_idempotency import Retryable, current_operation, idempotent
+from tests.docs.pages import MAKE_DUE
+from tests.integration.commands.running import runner
+from tests.integration.migrations.tables import make_earlier, make_later
+from tests.killed import Killed
+from tests.web.leased.records import end_lease, steps
+
+
+@pytest.fixture(params=[make_earlier, make_later], ids=["earlier", "later"])
+def world(request, make_world):
+    world = make_world(IDEMPOTENCY_PROBE_AFTER=0, PROPAGATE_EXCEPTIONS=False)
+    request.param(world)
+    return world
+
+
+@pytest.fixture
+def run(world):
+    """Runs a command, which must succeed; gives its output."""
+
+    def run(*arguments):
+        result = runner(world.app)(*arguments)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    return run
+
+
+def test_a_first_request_its_replay_and_a_changed_one(world, add_view, assert_replayed, assert_problem):
+    runs = add_view(world)
+    first = world.post()
+    assert_replayed(first, world.post())
+    assert_problem(world.post(json={"amount": 6}), 422, "key-reused")
+    assert (runs, world.count()) == ([1], 1)
+
+
+def test_a_duplicate_meanwhile(world, add_view, gate, background, assert_problem):
+    add_view(world, during=gate)
+    first = background(world.post)
+    gate.wait_until_reached()
+    assert_problem(world.post(), 409, "request-in-progress", retry=True)
+    gate.open()
+    assert first.result(10).status_code == world.post().status_code == 201
+
+
+def test_what_was_rolled_back_is_taken_over_and_what_has_expired_starts_afresh(world, add_view):
+    def fail_at_first():
+        if current_operation.attempt == 1 and not world.sql("select 1 from payment"):
+            raise RuntimeError
+
+    runs = add_view(world, during=fail_at_first)
+    assert [world.post().status_code for _ in range(3)] == [500, 201, 201]
+    world.sql("update idempotency_record set expires_at = created_at")
+    assert world.post().status_code == 201
+    assert runs == [1, 2, 1]
+
+
+def test_an_operation_outside_a_request(world):
+    def book():
+        world.db.session.add(world.Payment(amount=1))
+        world.db.session.commit()
+        return {"booked": True}
+
+    with world.app.app_context():
+        for _ in range(2):
+            assert world.idempotency.run("event-1", book, scope="bank", name="book") == {"booked": True}
+    assert world.count() == 1
+
+
+@pytest.fixture
+def charge(world):
+    """Adds a view that is not atomic: it has a step of either kind, and ends badly in its attempt 1."""
+
+    def add(ending, **options):
+        calls = []
+
+        @world.app.post("/payments")
+        @idempotent(atomic=False, **options)
+        def charge():
+            first = current_operation.step("charge", lambda: calls.append("charge") or len(calls))
+            with_it = current_operation.step("book", lambda: book(calls), atomic=True)
+            if current_operation.attempt == 1:
+                raise ending
+            return {"results": [first, with_it]}, 201
+
+        def book(calls):
+            world.db.session.add(world.Payment(amount=5))
+            calls.append("book")
+            return len(calls)
+
+        return calls
+
+    return add
+
+
+def test_a_leased_operation_is_freed_and_its_steps_are_not_repeated(world, charge, assert_replayed):
+    calls = charge(Retryable)
+    assert world.post().status_code == 503
+    second = world.post()
+    assert second.json == {"results": [1, 2]}
+    assert_replayed(second, world.post())
+    assert (calls, world.count()) == (["charge", "book"], 1)
+    assert steps(world) == [("charge", 1), ("book", 1)]
+
+
+def test_a_dead_workers_operation_is_shown_and_taken_over(world, charge, run):
+    calls = charge(Killed, on_interrupted="retry")
+    with pytest.raises(Killed):
+        world.post()
+    end_lease(world)
+    assert "charge" in run("list", "--state", "interrupted")
+    assert world.post().json == {"results": [1, 2]}
+    assert calls == ["charge", "book"]
+
+
+def test_a_resumable_operation_is_finished_without_its_client(world, charge, run):
+    charge(Killed, on_interrupted="retry", resumable=["X-User"])
+    with pytest.raises(Killed):
+        world.post()
+    world.sql(MAKE_DUE)
+    assert run("resume").split()[-1] == "201"
+    assert world.post().headers["Idempotent-Replayed"] == "true"
+
+
+def test_a_purge_deletes_what_has_expired(world, add_view, run):
+    add_view(world)
+    world.post()
+    world.sql("update idempotency_record set expires_at = created_at")
+    assert run("purge") == "1 expired record deleted\n"
+    assert world.records() == []
