@@ -1,0 +1,83 @@
+"""A project whose tables Flask-Migrate makes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from flask import Flask
+from flask_migrate import Migrate
+from flask_sqlalchemy import SQLAlchemy
+
+from flask_idempotency import Idempotency
+from flask_idempotency.cli import cli
+
+
+def shop(uri: str, metadata: sa.MetaData | None = None, **config: Any) -> Flask:
+    """An application with a table of its own beside ours."""
+    app, db = Flask("shop"), SQLAlchemy(metadata=metadata)
+    app.config.from_mapping(config, SQLALCHEMY_DATABASE_URI=uri, IDEMPOTENCY_STORE="sql")
+    db.init_app(app)
+    db.Table("payment", sa.Column("id", sa.Integer, primary_key=True))
+    Idempotency(app, db, scope=None)
+    return app
+
+
+def create_all(app: Flask) -> None:
+    """Make the tables without a migration."""
+    with app.app_context():
+        app.extensions["sqlalchemy"].create_all()
+    dispose(app)
+
+
+def read(app: Flask, statement: str) -> list[tuple[Any, ...]]:
+    """Run SQL in the application's database, committed."""
+    with app.app_context(), app.extensions["sqlalchemy"].engine.begin() as connection:
+        result = connection.execute(sa.text(statement))
+        rows = [tuple(row) for row in result] if result.returns_rows else []
+    dispose(app)
+    return rows
+
+
+def dispose(app: Flask) -> None:
+    """Close the connections of an application that is not needed any more."""
+    with app.app_context():
+        for engine in app.extensions["sqlalchemy"].engines.values():
+            engine.dispose()
+
+
+class Project:
+    """Runs ``flask db`` in a folder, each command on an application of its own, as a process would."""
+
+    def __init__(self, folder: Path, build: Callable[[], Flask], **migrate: Any) -> None:
+        self.folder, self._build, self._migrate = folder / "migrations", build, migrate
+
+    def db(self, *arguments: str) -> str:
+        """The output of a command of Flask-Migrate, which must succeed."""
+        return self._run(lambda runner: runner.invoke(args=["db", *arguments]))
+
+    def idempotency(self, *arguments: str) -> str:
+        """The output of a command of ours, which must succeed."""
+        return self._run(lambda runner: runner.invoke(cli, arguments))
+
+    def new_revision(self) -> str:
+        """Let Flask-Migrate write a revision; its source, or nothing if there is nothing to change."""
+        before = set(self._revisions())
+        self.db("migrate")
+        return "".join(path.read_text() for path in self._revisions() if path not in before)
+
+    def _revisions(self) -> list[Path]:
+        return list((self.folder / "versions").glob("*.py"))
+
+    def _run(self, invoke: Callable[[Any], Any]) -> str:
+        app = self._build()
+        Migrate(app, app.extensions["sqlalchemy"], directory=str(self.folder), **self._migrate)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "'get_engine' is deprecated")  # in Flask-Migrate's env.py
+            result = invoke(app.test_cli_runner())
+        dispose(app)
+        assert result.exit_code == 0, (result.output, result.exception)
+        return result.output

@@ -1,0 +1,94 @@
+"""Flask-Migrate makes everything by itself, and then finds nothing more to do."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+
+from tests.integration.migrations.project import Project, create_all, read, shop
+
+CATALOG = """
+    with ours as (select * from pg_class where relname like '%ecord%' and relkind = 'r')
+    select 'table', relnamespace::regnamespace || '.' || relname,
+           concat(array_to_string(reloptions, ' '), ' ', obj_description(oid, 'pg_class'))
+      from ours
+    union all
+    select 'column', relname || '.' || attname,
+           concat_ws(' ', format_type(atttypid, atttypmod), attnotnull,
+                     col_description(attrelid, attnum))
+      from ours join pg_attribute on attrelid = ours.oid where attnum > 0
+    union all
+    select 'index', indexrelid::regclass::text, pg_get_indexdef(indexrelid)
+      from ours join pg_index on indrelid = ours.oid
+    order by 1, 2"""
+"""Everything that our tables are, the names of their indexes and constraints included."""
+
+CONVENTION = {"ix": "ix %(column_0_N_label)s", "pk": "pk_%(table_name)s"}
+
+
+def assert_complete(project: Project) -> None:
+    assert project.new_revision() == ""
+    project.db("check")
+    output = project.idempotency("check")
+    assert "advice" not in output, output
+
+
+@pytest.mark.parametrize("convention", [{}, CONVENTION], ids=["plain", "convention"])
+@pytest.mark.parametrize("name", ["idempotency_record", "Record"])
+def test_a_migration_makes_what_create_all_makes(database, make_project, convention, name):
+    def build(url):
+        metadata = sa.MetaData(naming_convention=convention) if convention else None
+        return shop(url, metadata, IDEMPOTENCY_TABLE=name)
+
+    one, other = database(), database()
+    project = make_project(lambda: build(one))
+    assert name in project.new_revision()
+    project.db("upgrade")
+    create_all(build(other))
+    made = read(build(one), CATALOG)
+    assert made == read(build(other), CATALOG)
+    assert [row[2] for row in made if "fillfactor=92" in row[2]]
+    assert_complete(project)
+
+
+def test_it_goes_back_and_forward_again(database, make_project):
+    url = database()
+    project = make_project(lambda: shop(url))
+    project.new_revision()
+    project.db("upgrade")
+    project.db("downgrade")
+    assert read(shop(url), CATALOG) == []
+    project.db("upgrade")
+    assert_complete(project)
+
+
+def test_a_schema_needs_include_schemas(database, make_project):
+    url = database()
+    build = lambda: shop(url, sa.MetaData(schema="ledger"))  # noqa: E731
+    read(build(), "create schema ledger")
+    project = make_project(build, include_schemas=True)
+    project.new_revision()
+    project.db("upgrade")
+    assert ("table", "ledger.idempotency_record") in [row[:2] for row in read(build(), CATALOG)]
+    assert_complete(project)
+
+
+def test_a_bind_gets_the_tables_and_the_others_do_not(database, make_project):
+    first, ledger = database(), database()
+    binds = {"SQLALCHEMY_BINDS": {"ledger": ledger}, "IDEMPOTENCY_BIND_KEY": "ledger"}
+    project = make_project(lambda: shop(first, **binds), "--multidb")
+    project.new_revision()
+    project.db("upgrade")
+    assert read(shop(first), CATALOG) == []
+    assert read(shop(ledger), CATALOG)
+    assert_complete(project)
+
+
+def test_sqlite_gets_everything_but_what_it_does_not_have(tmp_path, make_project):
+    project = make_project(lambda: shop(f"sqlite:///{tmp_path}/shop.db"))
+    assert "create_table('idempotency_record'" in project.new_revision()
+    project.db("upgrade")
+    assert_complete(project)
+    project.db("downgrade")
+    project.db("upgrade")
+    assert_complete(project)
