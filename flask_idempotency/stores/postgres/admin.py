@@ -127,8 +127,8 @@ class PostgresAdmin(TableAdmin):
             yield mine
 
     def _size(self) -> Size:
-        pages, inserted, deleted = self._fetch(statements.SIZE, {})[0]
-        return Size(max(pages / statements.SAMPLED_PAGES, 1.0), inserted, deleted)
+        pages, *counted = self._fetch(statements.SIZE, {})[0]
+        return Size(max(pages / statements.SAMPLED_PAGES, 1.0), *counted)
 
     def _fetch(self, template: str, values: dict[str, Any]) -> list[Any]:
         return self._messages.fetch(template, values)[0]

@@ -181,8 +181,10 @@ _PIECES = """FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
 # What is purged one after the other.
 PIECES = f"SELECT quote_ident(nspname) || '.' || quote_ident(relname) {_PIECES}"
 
-# In pages, and the counters of pg_stat_user_tables.
-SIZE = f"""SELECT (sum(pg_relation_size(pg_class.oid)) / current_setting('block_size')::int)::float8,
+# In pages, in records as the planner estimates them, and the counters of pg_stat_user_tables.
+_PAGES = "pg_relation_size(pg_class.oid) / current_setting('block_size')::float8"
+SIZE = f"""SELECT sum({_PAGES}),
+       coalesce(sum(greatest(reltuples, 0) / nullif(relpages, 0) * {_PAGES}), 0),
        sum(pg_stat_get_tuples_inserted(pg_class.oid))::bigint,
        sum(pg_stat_get_tuples_deleted(pg_class.oid))::bigint
   {_PIECES}"""

@@ -9,6 +9,7 @@ import pytest
 from flask_idempotency.cli.stores import admin_of
 from flask_idempotency.stores.admin import CAPPED, Overview, Tally
 from flask_idempotency.stores.postgres import statements
+from flask_idempotency.stores.postgres.admin import PostgresAdmin
 
 FILL = """insert into idempotency_record
        (key, expires_at, created_at, lease_expires_at, attempt, fingerprint_version, status, state,
@@ -62,6 +63,9 @@ def test_a_large_table_is_estimated_but_interrupted_operations_are_counted(world
     assert found.interrupted == found.by_state["interrupted"] == 3
     assert found.by_state["completed"] == pytest.approx(15_000, rel=0.5)
     assert found.total == pytest.approx(20_003, rel=0.3)
+    world.sql("analyze idempotency_record")
+    assert overview(world.app).total == pytest.approx(20_003, abs=6)
+    found = overview(world.app)
     assert overview(world.app).tallies == found.tallies, "the same pages each time"
 
 
@@ -91,3 +95,16 @@ def test_a_partitioned_table_is_counted(world):
         )
     fill(world, 1, 30)
     assert overview(world.app).tallies == [Tally("pay", "completed", 30)]
+
+
+def test_interrupted_operations_are_listed_by_their_index(world):
+    fill(world, 1, 5_000)
+    fill(world, 5_001, 5_003, state="'in_progress'", lease="clock_timestamp()")
+    world.sql("analyze idempotency_record")
+    sql = PostgresAdmin.sql.newest.format(table="idempotency_record")
+    for word, value in {"name": "null", "state": "'interrupted'", "limit": "20"}.items():
+        sql = sql.replace(f"%({word})s", value)
+    plan = "\n".join(row[0] for row in world.sql(f"explain {sql}"))
+    assert "ix_idempotency_record_leased" in plan
+    assert "Seq Scan" not in plan
+    assert len(world.sql(sql)) == 3
