@@ -13,6 +13,9 @@ NOT_STORED = frozenset({401, 403, 408, 425, 429})
 REASON = "flask-idempotency-reason"
 """The name of the stored line with a reason phrase of the view's own, which the status line repeats."""
 
+TRACEPARENT = "flask-idempotency-traceparent"
+"""The name of the stored line that says, as a W3C ``traceparent``, which trace the view ran in."""
+
 NEVER_STORED = frozenset(
     {
         "set-cookie",  # would hand a visitor's session to whoever retries
@@ -31,6 +34,7 @@ NEVER_STORED = frozenset(
         "transfer-encoding",
         "upgrade",
         REASON,
+        TRACEPARENT,
         # Follows from the body, and would be wrong in a replay to HEAD or behind another server.
         "content-length",
     }

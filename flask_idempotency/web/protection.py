@@ -211,6 +211,8 @@ def _answer(
             operation.attempt = attempt
             if route.authorize_replay and not route.authorize_replay(operation):
                 raise ReplayForbidden
+            if state.tracing is not None:
+                state.tracing.link(stored)
             response = replay(state.app, stored, state.settings)
             current.is_replay = True
             conclude(

@@ -24,6 +24,7 @@ def names(postgres: Any, redis_server: Any) -> Iterator[dict[str, Any]]:
     made = {"app": app, "db": db, "idempotency": idempotency, "idempotent": idempotent}
     names = {"__name__": "docs", **made}
     yield names
+    app.extensions["idempotency"].tracing = None  # it listens, too
     with app.app_context():
         db.engine.dispose()
     names.clear()  # the receivers of signals among them would go on listening, and be counted elsewhere

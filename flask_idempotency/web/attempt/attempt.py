@@ -232,6 +232,8 @@ class Attempt:
 
     def _complete(self, stored: StoredResponse) -> None:
         """Store the response; then tell everybody who waits for that."""
+        if (tracing := self._state.tracing) is not None:
+            stored = tracing.sign(stored)
         self._execution.complete(stored)
         self._note_end()
         app, operation = self._state.app, self._operation

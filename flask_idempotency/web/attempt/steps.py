@@ -77,7 +77,10 @@ class Steps:
         step = PresentStep(self, name, atomic, partial(function, *args, **kwargs))
         with self._only_here(name):
             result = self._recorded_result(name)
-            if result is None:
+            if (tracing := self._state.tracing) is not None:
+                run = partial(self._run, step)
+                result = tracing.step(self._operation.name, name, result, run)
+            elif result is None:
                 result = self._run(step)
             self._used.add(name)
         self._operation.after_commit += step.after_commit  # if it failed, they go with it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 from flask import Blueprint, Flask, current_app
@@ -16,6 +16,7 @@ from sqlalchemy import Engine, Table
 from flask_idempotency.core.engine import Engine as IdempotencyEngine
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.ports import Lock, Records, Sealer, Units
+from flask_idempotency.core.records import StoredResponse
 
 from .options import Route, ScopeCallable
 from .settings import Settings
@@ -49,6 +50,21 @@ class Protections:
             )
 
 
+class Tracing(Protocol):
+    """What the signals do not reach: ``integrations.opentelemetry`` provides it, if it is set up."""
+
+    def sign(self, stored: StoredResponse) -> StoredResponse:
+        """The response with a line that names the present trace."""
+
+    def link(self, stored: StoredResponse) -> None:
+        """Link the present trace to the one that a stored response names."""
+
+    def step(
+        self, operation: str, name: str, recorded: bytes | None, run: Callable[[], bytes]
+    ) -> bytes:
+        """The result of a step: what is ``recorded``, or else what ``run`` returns."""
+
+
 @dataclass(eq=False)
 class AppState:
     """Everything the extension knows about one application."""
@@ -69,6 +85,7 @@ class AppState:
     has_served: bool = False
     typical_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     proved: type | None = None  # the class of sessions that are known to join
+    tracing: Tracing | None = None
 
 
 _states: WeakSet[AppState] = WeakSet()

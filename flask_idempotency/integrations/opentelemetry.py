@@ -1,0 +1,144 @@
+"""Traces by OpenTelemetry: ``pip install 'flask-idempotency[opentelemetry]'``.
+
+Only its API is needed here. What is exported, and where to, the application decides with the SDK.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from flask import Flask
+
+from flask_idempotency.core.errors import ConfigurationError
+from flask_idempotency.core.records import StoredResponse
+from flask_idempotency.core.storable import TRACEPARENT
+from flask_idempotency.web.setup.state import app_state
+from flask_idempotency.web.signals import (
+    Event,
+    lock_paused,
+    lock_resumed,
+    operation_executed,
+    operation_interrupted,
+    operation_rejected,
+    operation_released,
+    operation_replayed,
+    operation_rolled_back,
+    operation_taken_over,
+    operation_unprotected,
+    store_failed,
+)
+
+try:
+    from opentelemetry import trace
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+except ImportError as error:
+    raise ImportError(
+        f"flask_idempotency.integrations.opentelemetry needs opentelemetry-api ({error}):"
+        " pip install 'flask-idempotency[opentelemetry]'"
+    ) from error
+
+NOT_ATTRIBUTES = frozenset({"error", "seconds", "status"})
+"""The fields of an event that are no attributes: an error's text may hold anything, and the span has a
+duration and, by Flask's instrumentation, the response's status."""
+
+
+def instrument_app(app: Flask, *, tracer_provider: trace.TracerProvider | None = None) -> None:
+    """Tell on the current span what the protection of ``app`` did.
+
+    Attributes ``idempotency.*`` say what became of a request, span events what happened on the way. A
+    replay gets a link to the span whose response it is, and each step of an operation with
+    ``atomic=False`` a span of its own. The request's span comes from elsewhere, such as
+    ``FlaskInstrumentor``; where no span records, nothing is done. ``tracer_provider`` makes the spans
+    of steps; the default is the global one. Call it after ``init_app``.
+
+    Raises ``ConfigurationError`` if it is called before ``init_app``, or twice.
+    """
+    state = app_state(app)
+    if state.tracing is not None:
+        raise ConfigurationError("instrument_app() was called twice for one application")
+    state.tracing = _Tracing(app, trace.get_tracer(__package__, tracer_provider=tracer_provider))
+
+
+_SIGNALS = (
+    operation_executed,
+    operation_interrupted,
+    operation_rejected,
+    operation_released,
+    operation_replayed,
+    operation_rolled_back,
+    operation_taken_over,
+    operation_unprotected,
+    store_failed,
+    lock_paused,
+    lock_resumed,
+)
+
+_W3C = TraceContextTextMapPropagator()
+
+
+class _Tracing:
+    """See :class:`flask_idempotency.web.setup.state.Tracing`."""
+
+    def __init__(self, app: Flask, tracer: trace.Tracer) -> None:
+        self._tracer = tracer
+        self._receivers = []  # kept here: a signal does not keep its receivers alive
+        for signal in _SIGNALS:
+            receiver = partial(_tell, signal.name.removeprefix("operation-").replace("-", "_"))
+            self._receivers.append(signal.connect(receiver, app))
+
+    def sign(self, stored: StoredResponse) -> StoredResponse:
+        context = trace.get_current_span().get_span_context()
+        if not (context.is_valid and context.trace_flags.sampled):
+            return stored
+        carrier: dict[str, str] = {}
+        _W3C.inject(carrier)
+        line = TRACEPARENT, carrier["traceparent"]
+        return replace(stored, headers=(*(stored.headers or ()), line))
+
+    def link(self, stored: StoredResponse) -> None:
+        span = trace.get_current_span()
+        for name, value in stored.headers or ():
+            if name == TRACEPARENT and span.is_recording():
+                found = _W3C.extract({"traceparent": value})
+                context = trace.get_current_span(found).get_span_context()
+                if context.is_valid:
+                    span.add_link(context)
+
+    def step(
+        self, operation: str, name: str, recorded: bytes | None, run: Callable[[], bytes]
+    ) -> bytes:
+        if not trace.get_current_span().is_recording():
+            return run() if recorded is None else recorded
+        facts: dict[str, str | bool] = {
+            "idempotency.operation": operation,
+            "idempotency.step.name": name,
+            "idempotency.step.replayed": recorded is not None,
+        }
+        with self._tracer.start_as_current_span(
+            f"step {name}", attributes=facts, record_exception=False, set_status_on_exception=False
+        ) as span:
+            try:
+                return run() if recorded is None else recorded
+            except BaseException as error:  # without its text, which may hold anything
+                span.set_attribute("error.type", type(error).__qualname__)
+                span.set_status(trace.StatusCode.ERROR)
+                raise
+
+
+def _tell(name: str, _app: Flask, event: Event) -> None:
+    span = trace.get_current_span()
+    if not span.is_recording():
+        return
+    facts = {
+        f"idempotency.{field}": value
+        for field, value in vars(event).items()
+        if value not in (None, "") and field not in NOT_ATTRIBUTES
+    }
+    if event.outcome is not None:
+        span.set_attributes(facts)
+        return
+    if event.error is not None:
+        facts["error.type"] = type(event.error).__qualname__
+    span.add_event(f"idempotency.{name}", facts)
