@@ -28,6 +28,7 @@ Time = datetime | str
 
 CREATE = "run `flask idempotency create-table`"
 MIGRATE = "make a migration (the table is part of db.metadata)"
+ADD = f"{CREATE}, or {MIGRATE}"
 """What to do when the table is not as it should be."""
 
 
@@ -230,7 +231,7 @@ class Admin(Protocol):
         ...
 
     def create(self) -> list[str]:
-        """Create what is missing, and say what was done. Never alters a column."""
+        """Create what is missing, and say what was done. Never alters or drops a column."""
         ...
 
     def examine(self) -> Iterator[Finding]:

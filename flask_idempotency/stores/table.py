@@ -38,6 +38,10 @@ TIMES = "coalesce(tries, attempt)"
 """How often an operation was begun or tried, in SQL: a try may end before it begins anything. A release
 resets it; ``attempt``, the fencing token, goes on."""
 
+COMMANDS_ONLY = frozenset({"audit"})
+"""Columns that no request reads or writes. So a request runs on the table of the release before, which
+may not have them yet. A column of a later release belongs here, and may be null."""
+
 _OURS = "flask_idempotency"
 """Marks, in ``Table.info``, the tables that were defined here."""
 

@@ -5,38 +5,31 @@ Each method is a few statements outside any request, on connections of the appli
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
 from psycopg2.extensions import AsIs
-from sqlalchemy import Table, exc, text
+from sqlalchemy import exc, text
 
-from flask_idempotency.core.errors import ConfigurationError
+from flask_idempotency.core.errors import ConfigurationError, IdempotencyError
 from flask_idempotency.core.records import Claim
 from flask_idempotency.stores.admin import Due, Finding, original, trying
-from flask_idempotency.stores.table import FILLFACTOR
 from flask_idempotency.stores.table_admin import (
     FORGET,
     Size,
     TableAdmin,
     admin_statements,
     between,
-    unsound,
 )
 
-from . import checks, statements
-from .failures import store_error
+from . import checks, statements, upgrade
+from .failures import NO_RIGHT, store_error
 from .holds import PostgresHold
 from .messages import Messages
-from .shape import Shape, index_on, preparer, shape_of, wrong_columns
 
 _ONE_AT_A_TIME = text("SELECT pg_advisory_xact_lock(hashtext(:table))")
-_CREATE_INDEX = "CREATE INDEX CONCURRENTLY IF NOT EXISTS {name} ON {{table}} (expires_at)"
-_CREATE_PARTIAL = """CREATE INDEX CONCURRENTLY IF NOT EXISTS {name} ON {{table}} ({column})
- WHERE {not_null} IS NOT NULL"""
-_DROP_INDEX = "DROP INDEX CONCURRENTLY IF EXISTS {name}"
-_FILL = f"ALTER TABLE {{table}} SET (fillfactor = {FILLFACTOR})"
 
 
 class PostgresAdmin(TableAdmin):
@@ -58,6 +51,7 @@ class PostgresAdmin(TableAdmin):
 
     _messages: Messages
     remedy = checks.POOLER
+    sleep = staticmethod(time.sleep)
 
     def reopen(self, start: bytes, owner: str, ttl_seconds: float) -> bytes | None:
         """Let a record be run again."""
@@ -92,23 +86,24 @@ class PostgresAdmin(TableAdmin):
                 deleted, values["since"] = self._fetch(statements.PURGE, values)[0]
 
     def create(self) -> list[str]:
-        """Create what is missing: the tables, or the indexes and fill factor of an existing one."""
-        messages, table = self._messages, self._messages.table
-        done: list[str] = []
+        """Create the tables, or what those of an earlier release lack, while requests use them."""
+        messages, done = self._messages, list[str]()
         try:
             with messages.engine.begin() as connection:
-                connection.execute(_ONE_AT_A_TIME, {"table": table.fullname})
+                connection.execute(_ONE_AT_A_TIME, {"table": messages.table.fullname})
                 done += self._create_tables(connection)
-        except exc.SQLAlchemyError as error:
-            if getattr(original(error), "pgcode", None) == "42501":
+            for table in messages.table, messages.steps:
+                done += upgrade.upgrade(messages, table, self.sleep)
+        except (exc.SQLAlchemyError, IdempotencyError) as error:
+            if getattr(original(error.__cause__), "pgcode", None) == NO_RIGHT:
                 raise ConfigurationError(
-                    "the database user may not create tables here: run this as one that may, such as"
-                    " the owner of the schema"
+                    "the database user may not create or alter tables here: run this as one that may,"
+                    " such as the owner of the tables and their schema"
                 ) from error
-            raise store_error(error, table.fullname) from error
-        shape = _sound(messages, table)
-        _sound(messages, messages.steps)
-        return done + _complete(messages, shape)
+            if isinstance(error, exc.SQLAlchemyError):
+                raise store_error(error, messages.table.fullname) from error
+            raise
+        return done
 
     def examine(self) -> Iterator[Finding]:
         """Check the server and the table."""
@@ -132,34 +127,3 @@ class PostgresAdmin(TableAdmin):
 
     def _fetch(self, template: str, values: dict[str, Any]) -> list[Any]:
         return self._messages.fetch(template, values)[0]
-
-
-def _sound(messages: Messages, table: Table) -> Shape:
-    """The table as it is. Raises ``ConfigurationError`` if it cannot be repaired here."""
-    shape = shape_of(messages, table)
-    if shape is None or not shape.has_key or wrong_columns(table, shape):
-        raise unsound(table)
-    return shape
-
-
-def _complete(messages: Messages, shape: Shape) -> list[str]:
-    """Add the index and the fill factor to a table in use, which goes on being read and written."""
-    done = []
-    if not shape.has_expiry:
-        for broken in shape.broken:
-            messages.run(_DROP_INDEX.format(name=broken))
-        name = preparer.format_index(index_on(messages.table, "expires_at"))
-        messages.run(_CREATE_INDEX.format(name=name))
-        done.append("created the index on expires_at")
-    for is_there, column, not_null, what in (
-        (shape.has_resumable, "created_at", "request", "resumable operations"),
-        (shape.has_leased, "lease_expires_at", "lease_expires_at", "operations with a lease"),
-    ):
-        if not is_there:
-            name = preparer.format_index(index_on(messages.table, column))
-            messages.run(_CREATE_PARTIAL.format(name=name, column=column, not_null=not_null))
-            done.append(f"created the index of {what}")
-    if shape.fillfactor is None:
-        messages.run(_FILL)
-        done.append(f"set the fill factor to {FILLFACTOR}")
-    return done

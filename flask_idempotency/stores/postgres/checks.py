@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Literal
 
 import psycopg2
 from sqlalchemy import Table, exc, text
 
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, NotAtomic
 from flask_idempotency.core.records import Claim
-from flask_idempotency.stores.admin import CREATE, MIGRATE, TRIAL, Finding, finding, reason
-from flask_idempotency.stores.table import FILLFACTOR
+from flask_idempotency.stores.admin import ADD, MIGRATE, TRIAL, Finding, finding, reason
+from flask_idempotency.stores.table import COMMANDS_ONLY, FILLFACTOR
 
 from .holds import PostgresHold
 from .messages import Messages
-from .shape import Shape, shape_of, wrong_columns
+from .shape import Piece, Shape, create_index, listed, shape_of
 
 POOLER = "a pooler such as PgBouncer must pool transactions or sessions, not statements"
 """Advice where a connection is lost or changes under a transaction."""
@@ -70,50 +72,88 @@ def _examine_server(
 
 
 def _examine_table(messages: Messages, shape: Shape | None) -> Iterator[Finding]:
-    table, name = messages.table, messages.table.fullname
+    name = messages.table.fullname
     if shape is None:
-        yield Finding("FAILED", "table", f"{name} is missing", f"{CREATE}, or {MIGRATE}")
+        yield Finding("FAILED", "table", f"{name} is missing", ADD)
         return
-    if shape.unlogged:
-        remedy = f"ALTER TABLE {name} SET LOGGED"
+    if remedy := _set(shape, lambda piece: piece.unlogged, "LOGGED"):
         yield Finding("FAILED", "table", f"{name} is unlogged, so a crash empties it", remedy)
-    wrong = wrong_columns(table, shape)
-    bad = f"missing or of another type: {wrong}"
-    yield finding(not wrong, "columns", f"all {len(table.columns)} of {name}", bad, MIGRATE)
+    yield _examine_columns(shape)
     bad = "nothing prevents two records of one key"
-    remedy = f"ALTER TABLE {name} ADD PRIMARY KEY (key)"
-    yield finding(shape.has_key, "primary key", "key", bad, remedy)
-    bad = "none that is valid on expires_at, so every purge reads the whole table"
-    yield finding(shape.has_expiry, "index", "expires_at", bad, CREATE)
-    if not shape.has_resumable:
-        bad = "none of resumable operations, so every resume reads the whole table"
-        yield Finding("advice", "index", bad, CREATE)
-    if not (shape.has_leased or wrong):
-        bad = "none of operations with a lease, so a search for interrupted ones reads the whole table"
-        yield Finding("advice", "index", bad, CREATE)
-    fill = shape.fillfactor
+    yield finding(
+        shape.has_key(), "primary key", "key", bad, f"ALTER TABLE {name} ADD PRIMARY KEY (key)"
+    )
+    yield from _examine_indexes(shape)
+    yield _examine_fill_factor(shape)
+
+
+def _set(shape: Shape, is_wrong: Callable[[Piece], bool], what: str) -> str:
+    """The statements that set something for what is wrong: the table, or some of its partitions."""
+    return "; ".join(
+        f"ALTER TABLE {piece.name} SET {what}" for piece in shape.pieces if is_wrong(piece)
+    )
+
+
+def _examine_columns(shape: Shape) -> Finding:
+    """A request needs all columns but those that are for commands only."""
+    missing, others, name = shape.missing_columns(), shape.other_columns(), shape.table.fullname
+    if others or not all(column.name in COMMANDS_ONLY for column in missing):
+        bad = f"missing in {name} or of another type: {listed(missing + others)}"
+        can_add = not others and all(column.nullable for column in missing)
+        return Finding("FAILED", "columns", bad, ADD if can_add else MIGRATE)
+    text = f"all {len(shape.table.columns)} of {name}"
+    bad = f"{name} lacks {listed(missing)}: requests need none, but some commands do"
+    return finding(not missing, "columns", text, bad, ADD, "advice")
+
+
+_WITHOUT: dict[str, tuple[Literal["advice", "FAILED"], str]] = {
+    "expires_at": ("FAILED", "none that is valid on expires_at, so every purge reads the whole table"),
+    "created_at": ("advice", "none of resumable operations, so every resume reads the whole table"),
+    "lease_expires_at": (
+        "advice",
+        "none of operations with a lease, so a search for interrupted ones reads the whole table",
+    ),
+}
+"""How bad it is if the index that begins with a column is missing, and why."""
+
+
+def _examine_indexes(shape: Shape) -> Iterator[Finding]:
+    missing = [index for index in shape.missing_indexes() if index.columns[0].name in shape.columns]
+    if not any(index.columns[0].name == "expires_at" for index in missing):
+        yield Finding("ok", "index", "expires_at")
+    for index in missing:
+        level, bad = _WITHOUT[index.columns[0].name]
+        yield Finding(level, "index", bad, create_index(index) if shape.partitioned else ADD)
+
+
+def _examine_fill_factor(shape: Shape) -> Finding:
+    fills = [piece.fillfactor or 100 for piece in shape.pieces]
     bad = "pages have no room for the completing UPDATE, which then touches every index"
-    remedy = f"ALTER TABLE {name} SET (fillfactor = {FILLFACTOR})" if fill else CREATE
-    yield finding((fill or 100) <= FILLFACTOR, "fill factor", f"{fill} %", bad, remedy, "advice")
+    remedy = _set(
+        shape, lambda piece: (piece.fillfactor or 100) > FILLFACTOR, f"(fillfactor = {FILLFACTOR})"
+    )
+    return finding(
+        not remedy, "fill factor", f"{max(fills, default=FILLFACTOR)} %", bad, remedy, "advice"
+    )
 
 
 def _examine_steps(messages: Messages, shape: Shape | None, *, writable: bool) -> Finding:
     """Check the table of steps, which every purge uses. Without it attempts repeat their steps."""
-    table, name = messages.steps, messages.steps.fullname
+    name = messages.steps.fullname
     if shape is None:
         bad = f"{name} is missing: it stores the steps of operations, and a purge deletes them"
-        return Finding("FAILED", "steps", bad, f"{CREATE}, or {MIGRATE}")
-    if shape.unlogged:
-        bad = f"{name} is unlogged, so a crash empties it"
-        return Finding("FAILED", "steps", bad, f"ALTER TABLE {name} SET LOGGED")
-    if wrong := wrong_columns(table, shape):
-        return Finding("FAILED", "steps", f"{name}: missing or of another type: {wrong}", MIGRATE)
-    if not shape.has_key:
+        return Finding("FAILED", "steps", bad, ADD)
+    if remedy := _set(shape, lambda piece: piece.unlogged, "LOGGED"):
+        return Finding("FAILED", "steps", f"{name} is unlogged, so a crash empties it", remedy)
+    columns = _examine_columns(shape)
+    if columns.level == "FAILED":
+        return replace(columns, subject="steps")
+    if not shape.has_key():
         bad = f"nothing prevents two results of one step in {name}"
         return Finding("FAILED", "steps", bad, f"ALTER TABLE {name} ADD PRIMARY KEY (key, name)")
     if writable:
         return _try_steps(messages)
-    return Finding("ok", "steps", f"all {len(table.columns)} columns of {name}")
+    return Finding("ok", "steps", f"all {len(shape.table.columns)} columns of {name}")
 
 
 def _try_steps(messages: Messages) -> Finding:

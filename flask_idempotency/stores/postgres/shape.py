@@ -3,85 +3,140 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Index, Table
+from sqlalchemy import ClauseElement, Column, Index, Table
 from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateIndex
 
 from .messages import Messages
 
-preparer = postgresql.dialect().identifier_preparer  # type: ignore[no-untyped-call]
+_DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
+preparer = _DIALECT.identifier_preparer
 
-# Partial indexes are left out: they serve neither ON CONFLICT (key) nor the purge. Ours has a name.
-_TABLE = """WITH indexes AS (
-  SELECT indexrelid::regclass::text AS name, indisunique, indisvalid AND indisready AS valid,
-         ARRAY(SELECT attname::text
-                 FROM unnest(indkey::int2[]) WITH ORDINALITY AS place(attnum, n)
-                 JOIN pg_attribute USING (attnum)
-                WHERE attrelid = indrelid AND n <= indnkeyatts ORDER BY n) AS columns
-    FROM pg_index WHERE indrelid = to_regclass(%(table)s) AND indpred IS NULL)
-SELECT ARRAY(SELECT attname || ' ' || format_type(atttypid, atttypmod) FROM pg_attribute
+# What rows are stored in: the table itself, or its partitions.
+_TABLE = """WITH pieces AS (
+  SELECT oid::regclass::text AS name, relpersistence = 'u' AS unlogged,
+         (SELECT option_value FROM pg_options_to_table(reloptions)
+           WHERE option_name = 'fillfactor') AS fillfactor
+    FROM pg_class
+   WHERE oid = to_regclass(%(table)s) AND relkind <> 'p' OR oid IN (
+         SELECT relid FROM pg_partition_tree(to_regclass(%(table)s)) WHERE isleaf))
+SELECT ARRAY(SELECT ARRAY[attname, format_type(atttypid, atttypmod)] FROM pg_attribute
               WHERE attrelid = pg_class.oid AND attnum > 0 AND NOT attisdropped),
-       EXISTS (SELECT FROM indexes WHERE indisunique AND valid AND columns = %(key)s),
-       EXISTS (SELECT FROM indexes WHERE valid AND columns[1] = 'expires_at'),
-       ARRAY(SELECT name FROM indexes WHERE NOT valid AND columns[1] = 'expires_at'),
-       (SELECT option_value::int FROM pg_options_to_table(reloptions)
-         WHERE option_name = 'fillfactor'),
-       relpersistence = 'u',
-       EXISTS (SELECT FROM pg_index WHERE indisvalid AND indexrelid = to_regclass(%(resumable)s)),
-       EXISTS (SELECT FROM pg_index WHERE indisvalid AND indexrelid = to_regclass(%(leased)s))
+       ARRAY(SELECT ARRAY[indexrelid::regclass::text, indisunique::text,
+                          (indisvalid AND indisready)::text,
+                          coalesce(pg_get_expr(indpred, indrelid), ''),
+                          (SELECT string_agg(coalesce(attname, '?'), ',' ORDER BY n)
+                             FROM unnest(indkey::int2[]) WITH ORDINALITY AS place(number, n)
+                             LEFT JOIN pg_attribute ON attrelid = indrelid AND attnum = number
+                            WHERE n <= indnkeyatts)]
+               FROM pg_index WHERE indrelid = pg_class.oid),
+       ARRAY(SELECT ARRAY[name, unlogged::text, fillfactor] FROM pieces),
+       relkind = 'p'
   FROM pg_class WHERE oid = to_regclass(%(table)s)"""
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """The table as it is in the database.
+class FoundIndex:
+    """An index of the table. ``where`` is the condition of a partial one, as PostgreSQL writes it."""
 
-    ``columns`` are names and types; ``has_key`` and ``has_expiry`` say whether a valid index keeps
-    keys unique, and another is on ``expires_at``; ``broken`` names indexes on it that are not valid.
-    ``has_resumable`` is for the index that ``resume`` reads, ``has_leased`` for that of the operations
-    with a lease. The table of steps has the first only.
-    """
-
+    name: str
+    unique: bool
+    valid: bool
+    where: str
     columns: list[str]
-    has_key: bool
-    has_expiry: bool
-    broken: list[str]
-    fillfactor: int | None
+
+    def serves_as(self, index: Index) -> bool:
+        """Whether it could stand for one of ours, whatever its name and further columns are."""
+        return self.columns[:1] == [index.columns[0].name] and self.where == _where(index)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What rows are stored in, by its quoted name: the table itself, or a partition of it."""
+
+    name: str
     unlogged: bool
-    has_resumable: bool
-    has_leased: bool
+    fillfactor: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One of our tables as it is in the database; ``columns`` are types by name."""
+
+    table: Table
+    columns: dict[str, str]
+    indexes: list[FoundIndex]
+    pieces: list[Piece]
+    partitioned: bool
+
+    def missing_columns(self) -> list[Column[Any]]:
+        """The columns that are not there."""
+        return [column for column in self.table.columns if column.name not in self.columns]
+
+    def other_columns(self) -> list[Column[Any]]:
+        """The columns that are there, but of another type."""
+        there = [column for column in self.table.columns if column.name in self.columns]
+        return [column for column in there if self.columns[column.name] != _type(column)]
+
+    def has_key(self) -> bool:
+        """Whether a valid index, which is not partial, prevents two rows of one key."""
+        key = [column.name for column in self.table.primary_key]
+        return any(
+            found.unique and found.valid and not found.where and found.columns == key
+            for found in self.indexes
+        )
+
+    def missing_indexes(self) -> list[Index]:
+        """The indexes of ours, by name, for which no valid one serves."""
+        valid = [found for found in self.indexes if found.valid]
+        wanted = sorted(self.table.indexes, key=lambda index: str(index.name))
+        return [index for index in wanted if not any(found.serves_as(index) for found in valid)]
 
 
 def shape_of(messages: Messages, table: Table) -> Shape | None:
     """One of the two tables as it is in the database, or None."""
-    resumable, leased = (
-        preparer.format_index(index_on(messages.table, column))
-        for column in ("created_at", "lease_expires_at")
+    row = messages.run(_TABLE, {"table": preparer.format_table(table)})[0]
+    if row is None:
+        return None
+    columns, indexes, pieces, partitioned = row
+    return Shape(
+        table,
+        dict(columns),
+        [
+            FoundIndex(name, unique == "true", valid == "true", where, fields.split(","))
+            for name, unique, valid, where, fields in indexes
+        ],
+        [Piece(name, unlogged == "true", fill and int(fill)) for name, unlogged, fill in pieces],
+        partitioned,
     )
-    names = {
-        "table": preparer.format_table(table),
-        "key": [column.name for column in table.primary_key],
-        "resumable": _beside(table, resumable),
-        "leased": _beside(table, leased),
-    }
-    row = messages.run(_TABLE, names)[0]
-    return None if row is None else Shape(*row)
 
 
-def index_on(table: Table, column: str) -> Index:
-    """The index of ours that begins with a column."""
-    return next(index for index in table.indexes if index.columns[0].name == column)
+def listed(columns: list[Column[Any]]) -> str:
+    """Columns as a message names them."""
+    return ", ".join(f"{column.name} {_type(column)}" for column in columns)
 
 
-def _beside(table: Table, index: str) -> str:
-    """The name of an index with the schema of its table."""
-    return f"{preparer.quote(table.schema)}.{index}" if table.schema else index
+def _type(column: Column[Any]) -> str:
+    """A column's type, in PostgreSQL's own spelling."""
+    text: str = column.type.compile(_DIALECT).lower()
+    return text.replace("varchar", "character varying")
 
 
-def wrong_columns(table: Table, shape: Shape) -> str:
-    """The columns that are missing or of another type."""
-    wanted = []
-    for column in table.columns:
-        kind = column.type.compile(postgresql.dialect()).lower()  # type: ignore[no-untyped-call]
-        wanted.append(f"{column.name} {kind.replace('varchar', 'character varying')}")
-    return ", ".join(column for column in wanted if column not in shape.columns)
+def _where(index: Index) -> str:
+    """The condition of a partial index, in PostgreSQL's own spelling."""
+    where = index.dialect_options["postgresql"]["where"]
+    if where is None:
+        return ""
+    return f"({where.compile(dialect=_DIALECT, compile_kwargs={'include_table': False})})"
+
+
+def create_index(index: Index, how: str = "") -> str:
+    """The statement that makes an index; ``how`` stands between its verb and its name."""
+    return compiled(CreateIndex(index)).replace("CREATE INDEX", f"CREATE INDEX{how}", 1)
+
+
+def compiled(element: ClauseElement) -> str:
+    """A statement, or a part of one, as PostgreSQL takes it."""
+    return str(element.compile(dialect=_DIALECT))

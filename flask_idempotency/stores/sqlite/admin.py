@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
-from sqlalchemy import Table, exc, inspect
+from sqlalchemy import Column, Connection, Table, exc, inspect
+from sqlalchemy.schema import CreateColumn
 
 from flask_idempotency.core.ports import Transaction
 from flask_idempotency.core.records import Claim
-from flask_idempotency.stores.admin import CREATE, MIGRATE, Due, Finding, finding, reason, trying
+from flask_idempotency.stores.admin import ADD, MIGRATE, Due, Finding, finding, reason, trying
+from flask_idempotency.stores.table import COMMANDS_ONLY
 from flask_idempotency.stores.table_admin import FORGET, TableAdmin, admin_statements, between, unsound
 
 from . import statements
@@ -71,20 +73,29 @@ class SqliteAdmin(TableAdmin):
             return int(run(statements.PURGE, values).rowcount)
 
     def create(self) -> list[str]:
-        """Create what is missing: the tables, or indexes of one that is there."""
+        """Create what is missing: the tables, or columns and indexes of one that is there."""
         messages, done = self._messages, list[str]()
         try:
             with messages.engine.begin() as connection:
                 done += self._create_tables(connection)
+                done += self._add_columns(connection)
                 for index in self._missing_indexes(connection):
                     index.create(connection)
                     done.append(f"created the index {index.name}")
         except exc.SQLAlchemyError as error:
             raise messages.error(error) from error
-        for each in (messages.table, messages.steps):
-            if self._missing_columns(each):
-                raise unsound(each)
         return done
+
+    def _add_columns(self, connection: Connection) -> Iterator[str]:
+        """Add what may be null. Raises ``ConfigurationError`` if anything else is missing."""
+        for table in self._messages.table, self._messages.steps:
+            for column in self._missing_columns(table):
+                if not column.nullable:
+                    raise unsound(table)
+                what = CreateColumn(column).compile(dialect=connection.dialect)
+                name = connection.dialect.identifier_preparer.format_table(table)
+                connection.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {what}")
+                yield f"added the column {column.name}"
 
     def examine(self) -> Iterator[Finding]:
         """Check the file and the tables."""
@@ -99,18 +110,16 @@ class SqliteAdmin(TableAdmin):
         yield Finding("ok", "SQLite", f"{sqlite3.sqlite_version}, {messages.engine.url.database}")
         name, steps = messages.table.name, messages.steps.name
         if name not in there:
-            yield Finding("FAILED", "table", f"{name} is missing", f"{CREATE}, or {MIGRATE}")
+            yield Finding("FAILED", "table", f"{name} is missing", ADD)
             return
-        missing = ", ".join(self._missing_columns(messages.table))
-        text = f"all {len(messages.table.columns)} of {name}"
-        yield finding(not missing, "columns", text, f"missing: {missing}", MIGRATE)
+        yield self._examine_columns(messages.table, "columns")
         if steps not in there:
-            yield Finding("FAILED", "steps", f"{steps} is missing", f"{CREATE}, or {MIGRATE}")
-        elif missing := ", ".join(self._missing_columns(messages.steps)):
-            yield Finding("FAILED", "steps", f"missing in {steps}: {missing}", MIGRATE)
+            yield Finding("FAILED", "steps", f"{steps} is missing", ADD)
+        elif self._missing_columns(messages.steps):
+            yield self._examine_columns(messages.steps, "steps")
         with messages.engine.connect() as connection:
             missing = ", ".join(str(index.name) for index in self._missing_indexes(connection))
-        yield finding(not missing, "index", "expires_at", f"missing: {missing}", CREATE)
+        yield finding(not missing, "index", "expires_at", f"missing: {missing}", ADD)
 
     @contextmanager
     def trial(self) -> Iterator[Transaction]:
@@ -123,9 +132,19 @@ class SqliteAdmin(TableAdmin):
         with trying(self._records, forget) as (_claim, hold):
             yield cast("Transaction", hold)
 
-    def _missing_columns(self, table: Table) -> list[str]:
+    def _examine_columns(self, table: Table, subject: str) -> Finding:
+        """A request needs all columns but those that are for commands only."""
+        missing = self._missing_columns(table)
+        names = ", ".join(column.name for column in missing)
+        can_add = all(column.nullable for column in missing)
+        is_needed = not all(column.name in COMMANDS_ONLY for column in missing)
+        bad, remedy = f"missing in {table.name}: {names}", ADD if can_add else MIGRATE
+        text = f"all {len(table.columns)} of {table.name}"
+        return finding(not missing, subject, text, bad, remedy, "FAILED" if is_needed else "advice")
+
+    def _missing_columns(self, table: Table) -> list[Column[Any]]:
         there = {column["name"] for column in inspect(self._messages.engine).get_columns(table.name)}
-        return [column.name for column in table.columns if column.name not in there]
+        return [column for column in table.columns if column.name not in there]
 
     def _missing_indexes(self, connection: Any) -> list[Any]:
         table = self._messages.table

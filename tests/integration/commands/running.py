@@ -63,8 +63,9 @@ def once(app: Flask, *arguments: str) -> Any:
 
 
 def findings(result: Any) -> dict[str, str]:
-    """The checks by subject, and how each went."""
+    """The checks by subject, and how each went: the worst, if a subject has several."""
     lines = [line for line in result.stdout.splitlines() if line[:1] != " "]
+    lines.sort(key=lambda line: line.startswith("FAILED"))
     return {line[8:22].strip(): line[:8].strip() for line in lines}
 
 

@@ -29,8 +29,8 @@ def test_create_table_adds_index_and_fill_factor_to_a_table_in_use(world, run, p
     world.sql("alter table idempotency_record reset (fillfactor)")
     result = run("create-table")
     assert result.exit_code == 0
-    assert "created the index on expires_at" in result.output
-    assert "set the fill factor to 92" in result.output
+    assert "created the index ix_idempotency_record_expires_at" in result.output
+    assert "set the fill factor of idempotency_record to 92" in result.output
     assert not not_ok(run("check"))
     assert len(world.records()) == 1
 
@@ -64,7 +64,7 @@ def test_create_table_says_when_the_user_may_not(world, stranger):
     world.sql("drop table idempotency_record")
     result = once(build(stranger), "create-table")
     assert result.exit_code == 1
-    assert "the database user may not create tables here" in result.output
+    assert "the database user may not create or alter tables here" in result.output
 
 
 @pytest.mark.parametrize("store", ["postgres"])
@@ -116,7 +116,7 @@ def test_a_table_that_was_reflected_before_the_extension_was_set_up_serves(world
         db.reflect()
     Idempotency(app, db, scope=None)
     result = once(app, "create-table")
-    assert result.output == "idempotency_record: created the index of resumable operations\n"
+    assert result.output == "idempotency_record: created the index ix_idempotency_record_resumable\n"
 
 
 def make_world_without_tables(make_world: Any, db: SQLAlchemy, **config: Any) -> Any:

@@ -38,7 +38,9 @@ def test_a_check_is_a_row_for_each_finding(run, world):
 def test_what_was_created_is_a_row_each(run, world):
     assert rows(run, "create-table") == []
     world.sql("drop index ix_idempotency_record_expires_at")
-    done = [{"table": "idempotency_record", "done": "created the index on expires_at"}]
+    done = [
+        {"table": "idempotency_record", "done": "created the index ix_idempotency_record_expires_at"}
+    ]
     assert rows(run, "create-table") == done
 
 
