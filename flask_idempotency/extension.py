@@ -255,6 +255,28 @@ class Idempotency:
             ) from None
         return target
 
+    def console_blueprint(
+        self, *, authorize: Callable[[], object] = NOT_GIVEN, name: str = "operations"
+    ) -> Blueprint:
+        """The operator's page, below ``/operations`` if it is not registered with another prefix.
+
+        ``authorize()`` is called in each request to it, inside the request. It returns the operator's
+        name, which is recorded with what they do, or True, to let them in; False or None for a 403; or
+        a response, such as a redirect to the sign-in page. It has no default. Register the blueprint
+        after :meth:`init_app`, and set ``SECRET_KEY``, which signs its forms.
+
+        Raises ``ConfigurationError`` without an ``authorize`` that can be called.
+        """
+        from flask_idempotency.console.blueprint import console_blueprint
+
+        if authorize is NOT_GIVEN:
+            raise ConfigurationError(
+                "authorize is missing. The console shows what every client has stored and decides about"
+                " it. Pass a callable that says who may, such as"
+                " authorize=lambda: current_user.is_authenticated and current_user.is_operator"
+            )
+        return self.exempt(console_blueprint(authorize, name))
+
     def _await(self, blueprint: Blueprint) -> None:
         mine = [state for state in states() if state.protections is self._protections]
         if not any(routes.is_registered(state, blueprint) for state in mine):

@@ -188,6 +188,10 @@ class Admin(Protocol):
         """The ``limit`` newest records, of one operation and in one state if these are given."""
         ...
 
+    def leased(self, state: str, limit: int) -> list[Line]:
+        """The ``limit`` oldest records with a lease: ``"in_progress"``, or ``"interrupted"``."""
+        ...
+
     def starting(self, start: bytes) -> list[Line]:
         """The records whose key's hash starts so, at most two: two are already ambiguous."""
         ...

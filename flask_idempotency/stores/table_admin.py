@@ -14,7 +14,7 @@ from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.keys import KEY_BYTES
 
 from .admin import CAPPED, MIGRATE, Group, Line, Overview, StepLine, Tally, Time, Waiting
-from .table import TIMES
+from .table import TIMES, defined_counts
 
 FORGET = "DELETE FROM {table} WHERE key = %(key)s AND owner = %(owner)s"
 
@@ -32,6 +32,7 @@ class AdminStatements:
     leases: str
     expired: str
     newest: str
+    leased: str
     starting: str
     steps: str
     reopen: str
@@ -111,6 +112,9 @@ def admin_statements(
    AND (CAST(%(state)s AS text) IS NULL OR {state} = %(state)s)
    AND (coalesce(%(state)s, '') <> 'interrupted' OR lease_expires_at <= (SELECT {now}))
  ORDER BY created_at DESC LIMIT %(limit)s) AS newest ORDER BY created_at DESC""",
+        leased=f"""{line} (SELECT * FROM {{table}}
+ WHERE lease_expires_at IS NOT NULL AND {state} = %(state)s
+ ORDER BY created_at LIMIT %(limit)s) AS leased ORDER BY created_at""",
         starting=f"{line} {{table}} WHERE {starting} LIMIT 2",
         steps=f"""SELECT name, attempt, length(result), {time.format("created_at")} FROM {{steps}}
  WHERE {starting} ORDER BY created_at""",
@@ -174,6 +178,11 @@ class TableAdmin:
         values = {"name": name, "state": state, "limit": limit}
         return [_tidy(Line(*row)) for row in self._fetch(self.sql.newest, values)]
 
+    def leased(self, state: str, limit: int) -> list[Line]:
+        """The oldest records with a lease."""
+        rows = self._fetch(self.sql.leased, {"state": state, "limit": limit})
+        return [_tidy(Line(*row)) for row in rows]
+
     def starting(self, start: bytes) -> list[Line]:
         """The records whose key's hash starts so."""
         return [_tidy(Line(*row)) for row in self._fetch(self.sql.starting, between(start))]
@@ -189,9 +198,13 @@ class TableAdmin:
 
     def _create_tables(self, connection: Connection) -> Iterator[str]:
         """Create the tables that are missing; say which."""
-        tables = {"the table": self._messages.table, "the table of its steps": self._messages.steps}
+        tables = {
+            "the table": self._messages.table,
+            "the table of its steps": self._messages.steps,
+            "the table of the console's counts": defined_counts(self._messages.table),
+        }
         for what, table in tables.items():
-            if not inspect(connection).has_table(table.name, schema=table.schema):
+            if table is not None and not inspect(connection).has_table(table.name, schema=table.schema):
                 table.create(connection)
                 yield f"created {what}"
 

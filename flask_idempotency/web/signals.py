@@ -82,6 +82,17 @@ store_failed = _signals.signal("store-failed", "Redis or Postgres did not do wha
 lock_paused = _signals.signal("lock-paused", "Redis failed, and is left alone for a while.")
 lock_resumed = _signals.signal("lock-resumed", "Redis works again.")
 
+OUTCOMES = (
+    operation_executed,
+    operation_replayed,
+    operation_rejected,
+    operation_rolled_back,
+    operation_released,
+    operation_interrupted,
+    operation_unprotected,
+)
+"""Each request to a protected view is told by exactly one of these, in an event with an outcome."""
+
 
 class Told(Protocol):
     """What a request's state says for its events."""

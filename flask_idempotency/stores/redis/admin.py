@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
-from heapq import nlargest
+from heapq import nlargest, nsmallest
 from itertools import islice
 from typing import Any
 
@@ -105,6 +105,11 @@ class RedisAdmin:
             if name in (None, line.operation) and state in (None, line.state)
         )
         return nlargest(limit, fitting, key=lambda line: str(line.created))
+
+    def leased(self, state: str, limit: int) -> list[Line]:
+        """The oldest records with a lease."""
+        fitting = (line for line in self._lines() if line.state == state)
+        return nsmallest(limit, fitting, key=lambda line: str(line.created))
 
     def starting(self, start: bytes) -> list[Line]:
         """The records whose key's hash starts so."""

@@ -127,8 +127,15 @@ _ALGORITHM: Any = {"key_derivation": "hmac", "digest_method": hashlib.sha256}
 
 
 def _secrets(app: Flask) -> list[bytes]:
-    """The keys that may have signed a field, the newest last, as itsdangerous wants them."""
+    return signing_keys(app, "idempotency_field() signs its values")
+
+
+def signing_keys(app: Flask, why: str) -> list[bytes]:
+    """The keys that may have signed something, the newest last, as itsdangerous wants them.
+
+    Raises ``ConfigurationError``, with ``why``, if the application has none.
+    """
     if not app.secret_key:
-        raise ConfigurationError("idempotency_field() signs its values: set SECRET_KEY")
+        raise ConfigurationError(f"{why}: set SECRET_KEY")
     older = app.config.get("SECRET_KEY_FALLBACKS") or ()  # new in Flask 3.1
     return [want_bytes(secret) for secret in (*older, app.secret_key)]

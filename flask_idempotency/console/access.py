@@ -1,0 +1,120 @@
+"""Who may see the pages, and that a form was sent from one of them.
+
+A form has a token, signed with the application's ``SECRET_KEY`` over a random value in a cookie of its
+own and over who is acting. So it needs no session of the application's, works beside any way to sign
+in, and is worth nothing to anybody else. Another site can neither read the token nor have the cookie
+sent (``SameSite=Strict``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from flask import Flask, current_app, g, request, url_for
+from itsdangerous import BadData, URLSafeTimedSerializer
+from werkzeug.wrappers import Response
+
+from flask_idempotency.core.errors import ConfigurationError, IdempotencyError
+from flask_idempotency.web.request.forms import signing_keys
+
+COOKIE = "idempotency_console"
+TOKEN = "token"  # noqa: S105 -- the name of a field
+TOKEN_SECONDS = 12 * 3600
+"""How long a page may lie open before its forms are refused: a shift."""
+
+SOMEBODY = "console"
+"""Who acts, as recorded, where ``authorize`` does not say it."""
+
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self';"
+    " form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class FormRefused(IdempotencyError):
+    """The form was not sent from a page of this console, or its page is too old. Load it again."""
+
+
+def admit(authorize: Callable[[], object]) -> Response | None:
+    """Let the request in, or return the response that refuses it.
+
+    What ``authorize`` returns decides: a response is sent as it is, False, None and ``""`` refuse, True
+    lets in, and so does a text, which says who acts. Raises :class:`FormRefused` for a form without the
+    right token, and ``ConfigurationError`` for any other result and without a ``SECRET_KEY``.
+    """
+    found = current_app.ensure_sync(authorize)()
+    if isinstance(found, Response):
+        return found
+    if found is False or found is None or found == "":
+        return Response("You may not operate this application.\n", 403, mimetype="text/plain")
+    if found is not True and not isinstance(found, str):  # ("no", 401) would be true
+        raise ConfigurationError(
+            f"authorize returned a {type(found).__name__}; allowed: True, or a text that says who acts,"
+            " to let in; False or None to refuse; a response object to send that"
+        )
+    serializer = _serializer(current_app)  # first of all: without a key, no page promises a form
+    g.idempotency_who = found if isinstance(found, str) else SOMEBODY
+    g.idempotency_cookie = request.cookies.get(COOKIE) or secrets.token_urlsafe(16)
+    if request.method == "POST":
+        _check(serializer)
+    return None
+
+
+def is_admitted() -> bool:
+    """Whether :func:`admit` has let the present request in."""
+    return "idempotency_cookie" in g
+
+
+def who() -> str:
+    """Who acts in the present request."""
+    name: str = g.idempotency_who
+    return name
+
+
+def token() -> str:
+    """The value of a form's field."""
+    value = _serializer(current_app).dumps(_bound())
+    return value if isinstance(value, str) else value.decode()
+
+
+def secure(response: Response) -> Response:
+    """Keep other sites, caches and frames away from a response."""
+    response.headers.update(_HEADERS)
+    if is_admitted() and COOKIE not in request.cookies:
+        response.set_cookie(
+            COOKIE,
+            g.idempotency_cookie,
+            path=url_for(f"{request.blueprint}.overview"),
+            secure=request.is_secure,
+            httponly=True,
+            samesite="Strict",
+        )
+    return response
+
+
+def _check(serializer: URLSafeTimedSerializer) -> None:
+    try:
+        bound = serializer.loads(request.form.get(TOKEN, ""), max_age=TOKEN_SECONDS)
+    except BadData:
+        bound = None
+    if bound != _bound():
+        raise FormRefused
+
+
+def _bound() -> list[str]:
+    return [g.idempotency_cookie, who()]
+
+
+def _serializer(app: Flask) -> URLSafeTimedSerializer:
+    keys = signing_keys(app, "the console signs its forms")
+    how: dict[str, Any] = {"key_derivation": "hmac", "digest_method": hashlib.sha256}
+    return URLSafeTimedSerializer(keys, salt=b"flask-idempotency console", signer_kwargs=how)

@@ -1,0 +1,63 @@
+"""The blueprint of the operator's page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from flask import Blueprint, Flask
+from flask.blueprints import BlueprintSetupState
+from werkzeug.wrappers import Response
+
+from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, shown
+from flask_idempotency.stores.counts import Counts
+from flask_idempotency.stores.table import define_counts
+from flask_idempotency.web import signals
+from flask_idempotency.web.setup.state import AppState, app_state
+
+from . import access, pages
+from .pages import Console
+from .rates import Rates
+
+
+def console_blueprint(authorize: Callable[[], object], name: str) -> Blueprint:
+    """See :meth:`flask_idempotency.Idempotency.console_blueprint`."""
+    if not callable(authorize):
+        raise ConfigurationError(
+            f"authorize is {shown(authorize)}; allowed: a callable that is asked in each request, and"
+            " returns True or the operator's name to let in, False to refuse, or a response"
+        )
+    blueprint = Blueprint(
+        name, __name__, url_prefix=f"/{name}", static_folder="static", static_url_path="/static"
+    )
+
+    @blueprint.before_request
+    def admit() -> Response | None:
+        return access.admit(authorize)
+
+    blueprint.after_request(access.secure)
+    blueprint.register_error_handler(IdempotencyError, pages.refused)
+    blueprint.add_url_rule("/", "overview", pages.overview)
+    blueprint.add_url_rule("/records", "records", pages.records)
+    blueprint.add_url_rule("/search", "search", pages.search, methods=["POST"])
+    blueprint.add_url_rule("/records/<digits>", "record", pages.record)
+    blueprint.record(_set_up)
+    return blueprint
+
+
+def _set_up(setup: BlueprintSetupState) -> None:
+    """Count outcomes from now on. Raises ``ConfigurationError`` before ``init_app``."""
+    app = cast("Flask", setup.app)
+    state = app_state(app)
+    if "idempotency_console" not in app.extensions:
+        rates = Rates(_counts(state))
+        app.extensions["idempotency_console"] = Console(state, rates)
+        for signal in signals.OUTCOMES:
+            signal.connect(rates.note, app)
+
+
+def _counts(state: AppState) -> Counts | None:
+    """The table of the counts, if the records are in a table of ours too."""
+    if state.settings.store not in ("hybrid", "postgres", "sql"):
+        return None
+    return Counts(state.database, define_counts(state.table))

@@ -1,0 +1,202 @@
+"""The pages: each reads what the commands of ``flask idempotency`` read, and shows it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from flask import current_app, redirect, request, url_for
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from werkzeug.wrappers import Response
+
+from flask_idempotency.cli.group import admin, explain
+from flask_idempotency.cli.keys import possible_hashes
+from flask_idempotency.cli.records import STATES, find
+from flask_idempotency.core.errors import (
+    ConfigurationError,
+    IdempotencyError,
+    StoreUnavailable,
+    UnknownRecord,
+)
+from flask_idempotency.core.keys import SHOWN
+from flask_idempotency.stores.admin import Line, Overview
+from flask_idempotency.stores.counts import CountsUnavailable
+from flask_idempotency.web.setup.routes import protected_routes
+from flask_idempotency.web.setup.state import AppState
+
+from . import access, words
+from .chart import OUTCOMES, Hour
+from .rates import Rates
+
+log = logging.getLogger("flask_idempotency")
+
+_STATES = ("in_progress", "interrupted", "released", "failed", "completed")
+"""What needs somebody is on the left, where a narrow screen shows it."""
+
+FEW = 10
+"""Records in a list of the overview."""
+
+PAGE, MOST = 50, 1000
+"""Records in a list, at first and at most. Whoever wants more narrows it down."""
+
+_templates = Environment(
+    loader=PackageLoader("flask_idempotency.console"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+"""Our own: no setting and no template of the application's changes what is escaped."""
+
+_templates.filters.update(
+    moment=words.moment,
+    duration=words.duration,
+    size=words.size,
+    number=words.number,
+    digits=lambda key: key[:SHOWN],
+    label=lambda name: name.replace("_", " "),
+)
+
+
+@dataclass(frozen=True)
+class Console:
+    """What the pages of one application stand on."""
+
+    state: AppState
+    rates: Rates
+
+
+def console() -> Console:
+    """That of the present application."""
+    found: Console = current_app.extensions["idempotency_console"]
+    return found
+
+
+def page(template: str, status: int = 200, **values: Any) -> Response:
+    """A page, complete."""
+    link = lambda endpoint, **of: url_for(f"{request.blueprint}.{endpoint}", **of)  # noqa: E731
+    html = _templates.get_template(template).render(
+        link=link, token=access.token, application=current_app.name, who=access.who(), **values
+    )
+    return Response(html, status, mimetype="text/html")
+
+
+def overview() -> Response:
+    """What is going on."""
+    state, hour, no_hour = console().state, None, ""
+    try:
+        hour = Hour(console().rates.last_hour())
+    except CountsUnavailable as error:
+        no_hour = error.detail
+    if state.settings.store == "memory":
+        glance, interrupted, running = None, [], []
+    else:
+        store = admin(state)
+        glance = store.overview()
+        interrupted = store.leased("interrupted", FEW) if glance.interrupted else []
+        running = store.leased("in_progress", FEW) if glance.running else []
+    return page(
+        "overview.html",
+        hour=hour,
+        no_hour=no_hour,
+        is_shared=console().rates.is_shared,
+        meanings=OUTCOMES,
+        glance=glance,
+        states=_by_operation(glance),
+        state_names=[name for name in _STATES if glance and glance.by_state.get(name)],
+        store=state.settings.store,
+        interrupted=interrupted,
+        running=running,
+        operations=_operations(state),
+    )
+
+
+def _by_operation(glance: Overview | None) -> dict[str, Counter[str]]:
+    rows: dict[str, Counter[str]] = {}
+    for tally in glance.tallies if glance else ():
+        rows.setdefault(tally.operation, Counter())[tally.state] = tally.count
+    return rows
+
+
+def records() -> Response:
+    """The newest records, of one operation and in one state if these are given."""
+    state = console().state
+    operation = request.args.get("operation") or None
+    chosen = request.args.get("state") or None
+    limit = min(request.args.get("limit", PAGE, type=int), MOST)
+    limit = max(limit, 1)
+    if chosen not in (None, *STATES):
+        chosen = None
+    found = admin(state).newest(operation, chosen, limit + 1)
+    return page(
+        "records.html",
+        shown=found[:limit],
+        more=min(limit * 2, MOST) if len(found) > limit and limit < MOST else None,
+        is_cut=len(found) > limit,
+        operation=operation,
+        chosen=chosen,
+        states=STATES,
+        operations=_operations(state),
+    )
+
+
+def search() -> Response:
+    """Lead to a record, found by digits or by its key. A form, as URLs end up in logs of servers."""
+    state = console().state
+    digits = request.form.get("digits", "").strip()
+    if digits:
+        line, _ = find(admin(state), _checked(digits))
+        return redirect(_record_url(line), 303)
+    key, operation = request.form.get("key", "").strip(), request.form.get("operation", "").strip()
+    if not key or not operation:
+        raise UnknownRecord("A record is found by its digits, or by its key and operation.")
+    whose = request.form.get("scope", "").strip() or None
+    namespace = request.form.get("namespace", "").strip() or None
+    store = admin(state)
+    hashes = possible_hashes(state, key, operation, whose, namespace)
+    lines = [line for each in hashes for line in store.starting(each)]
+    if len(lines) == 1:
+        return redirect(_record_url(lines[0]), 303)
+    if not lines:
+        raise UnknownRecord("There is no record of this key, operation and scope.")
+    return page("found.html", shown=lines)
+
+
+def record(digits: str) -> Response:
+    """One record."""
+    line, steps = find(admin(console().state), _checked(digits))
+    return page("record.html", line=line, steps=steps, says="")
+
+
+def refused(error: IdempotencyError) -> Response:
+    """The page for what cannot be done. Before somebody is let in, it is the application's mistake."""
+    if not access.is_admitted():
+        raise error
+    status, title = next(found for kind, found in _REFUSALS.items() if isinstance(error, kind))
+    return page("error.html", status, title=title, detail=explain(error))
+
+
+_REFUSALS = {
+    StoreUnavailable: (503, "The records cannot be reached"),
+    ConfigurationError: (500, "The records cannot be read"),
+    UnknownRecord: (404, "Not found"),
+    access.FormRefused: (403, "Not accepted"),
+    IdempotencyError: (409, "That is not possible"),
+}
+
+
+def _record_url(line: Line) -> str:
+    return url_for(f"{request.blueprint}.record", digits=line.key)
+
+
+def _checked(digits: str) -> str:
+    if not re.fullmatch("[0-9a-fA-F]{8}|[0-9a-fA-F]{16}", digits):  # not repeated: it may be a key
+        raise UnknownRecord("The digits of a record are 8 or 16 of 0 to 9 and a to f.")
+    return digits.lower()
+
+
+def _operations(state: AppState) -> list[str]:
+    return sorted({found.route.name for found in protected_routes(state)})

@@ -1,0 +1,57 @@
+"""Times, counts and sizes as a person reads them."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+from markupsafe import Markup, escape
+
+from flask_idempotency.stores.admin import Time
+
+NONE = "\N{EN DASH}"
+
+_UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
+
+
+def duration(seconds: float) -> str:
+    """Seconds in their one or two largest units: ``"3 min 20 s"``, ``"2 d 4 h"``."""
+    left, parts = int(abs(seconds)), list[str]()
+    for unit, size in _UNITS:
+        count, left = divmod(left, size)
+        if count or (parts and len(parts) < 2):
+            parts.append(f"{count} {unit}")
+        if len(parts) == 2:
+            break
+    return " ".join(part for part in parts if not part.startswith("0 ")) or "0 s"
+
+
+def ago(seconds: float) -> str:
+    """How long ago, or in how long."""
+    if -1 < seconds < 1:
+        return "now"
+    return f"{duration(seconds)} ago" if seconds > 0 else f"in {duration(seconds)}"
+
+
+def moment(time: Time | None, now: datetime | None = None) -> str:
+    """A time in UTC with how long ago it was; what is no time (somebody else wrote it) as it is."""
+    if not isinstance(time, datetime):
+        return NONE if time is None else escape(time)
+    time = time.astimezone(timezone.utc)
+    seconds = ((now or datetime.now(timezone.utc)) - time).total_seconds()
+    element = '<time datetime="{}">{} <span class="soft">{}</span></time>'
+    text = time.strftime("%Y-%m-%d %H:%M:%S")
+    return Markup(element).format(f"{time:%Y-%m-%dT%H:%M:%SZ}", text, ago(seconds))  # noqa: S704
+
+
+def size(count: int | None) -> str:
+    """Bytes."""
+    if count is None:
+        return NONE
+    if count < 1024:
+        return f"{count} B"
+    return f"{count / 1024:,.1f} KiB" if count < 1024**2 else f"{count / 1024**2:,.1f} MiB"
+
+
+def number(count: int) -> str:
+    """A count, its thousands apart."""
+    return f"{count:,}"

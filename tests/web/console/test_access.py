@@ -1,0 +1,188 @@
+"""Who gets in, and what protects the pages from other sites."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from flask import Flask, abort, redirect
+
+from flask_idempotency import ConfigurationError, Idempotency
+
+DIGITS = "0123456789abcdef"
+
+PAGES = [
+    ("GET", "/"),
+    ("GET", "/records"),
+    ("GET", f"/records/{DIGITS}"),
+    ("GET", "/static/console.css"),
+    ("GET", "/static/icon.svg"),
+    ("POST", "/search"),
+    ("OPTIONS", "/"),
+]
+
+
+def test_every_page_is_listed_here(world):
+    rules = [rule for rule in world.app.url_map.iter_rules() if rule.endpoint.startswith("operations.")]
+    listed = {(method, path.replace(DIGITS, "<digits>")) for method, path in PAGES}
+    static = "/static/<path:filename>"
+    for rule in rules:
+        for method in rule.methods - {"HEAD", "OPTIONS"}:
+            path = rule.rule.removeprefix("/operations")
+            assert path == static or (method, path) in listed
+
+
+@pytest.mark.parametrize(("method", "path"), PAGES)
+def test_nobody_gets_in_without_being_authorized(world, method, path):
+    response = world.client.open(f"/operations{path}", method=method)
+    assert (response.status_code, response.mimetype) == (403, "text/plain")
+    assert response.headers["Cache-Control"] == "no-store"
+    assert "Set-Cookie" not in response.headers
+
+
+@pytest.mark.parametrize("nobody", [False, None, ""])
+def test_false_none_and_no_text_refuse(make_world, nobody):
+    world = make_world(SECRET_KEY="secret")
+    world.app.register_blueprint(world.idempotency.console_blueprint(authorize=lambda: nobody))
+    assert world.client.get("/operations/").status_code == 403
+
+
+def test_a_response_of_authorize_is_sent_as_it_is(make_world):
+    world = make_world(SECRET_KEY="secret")
+    blueprint = world.idempotency.console_blueprint(authorize=lambda: redirect("/sign-in"))
+    world.app.register_blueprint(blueprint)
+    response = world.client.get("/operations/")
+    assert (response.status_code, response.location) == (302, "/sign-in")
+
+
+def test_authorize_may_abort(make_world):
+    world = make_world(SECRET_KEY="secret")
+    world.app.register_blueprint(world.idempotency.console_blueprint(authorize=lambda: abort(401)))
+    assert world.client.get("/operations/").status_code == 401
+
+
+@pytest.mark.parametrize("strange", [("no", 401), 1, {"error": "no"}, object()])
+def test_what_only_looks_true_lets_nobody_in(make_world, strange):
+    world = make_world(SECRET_KEY="secret", PROPAGATE_EXCEPTIONS=True)
+    world.app.register_blueprint(world.idempotency.console_blueprint(authorize=lambda: strange))
+    with pytest.raises(ConfigurationError, match="authorize returned a"):
+        world.client.get("/operations/")
+
+
+def test_authorize_may_be_async_and_true(make_world):
+    async def authorize():
+        return True
+
+    world = make_world(SECRET_KEY="secret")
+    world.app.register_blueprint(world.idempotency.console_blueprint(authorize=authorize))
+    assert world.client.get("/operations/records").status_code == 200
+
+
+def test_there_is_no_console_without_authorize():
+    with pytest.raises(ConfigurationError, match="authorize is missing"):
+        Idempotency().console_blueprint()
+    with pytest.raises(ConfigurationError, match="authorize is True"):
+        Idempotency().console_blueprint(authorize=True)
+
+
+def test_an_application_without_the_extension_gets_no_console():
+    blueprint = Idempotency().console_blueprint(authorize=lambda: True)
+    with pytest.raises(ConfigurationError, match="no Idempotency"):
+        Flask("other").register_blueprint(blueprint)
+
+
+def test_without_a_secret_key_there_are_no_pages(make_world):
+    world = make_world(PROPAGATE_EXCEPTIONS=True)
+    world.app.register_blueprint(world.idempotency.console_blueprint(authorize=lambda: True))
+    with pytest.raises(ConfigurationError, match="set SECRET_KEY"):
+        world.client.get("/operations/")
+
+
+def test_a_page_is_kept_out_of_frames_caches_and_other_sites(browser):
+    for path in "/", "/records", f"/records/{DIGITS}":
+        headers = browser.get(path).headers
+        policy = headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert "script-src" not in policy
+        assert headers["X-Frame-Options"] == "DENY"
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Cache-Control"] == "no-store"
+        assert headers["Referrer-Policy"] == "same-origin"
+
+
+def test_a_page_needs_no_script_and_nothing_from_elsewhere(browser):
+    for path in "/", "/records":
+        text = browser.get(path).text
+        for forbidden in ("<script", "<style", " style=", "http://", "https://", " onclick", "//cdn"):
+            assert forbidden not in text
+
+
+def test_the_cookie_is_only_for_the_console_and_not_for_scripts(browser):
+    cookie = browser.get().headers["Set-Cookie"]
+    assert "Path=/operations/" in cookie
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    assert "Set-Cookie" not in browser.get().headers
+
+
+def test_the_cookie_is_only_for_tls_where_there_is_tls(world):
+    headers = {"X-Operator": "ada"}
+    response = world.client.get("/operations/", headers=headers, base_url="https://shop.example")
+    assert "Secure" in response.headers["Set-Cookie"]
+
+
+@pytest.mark.parametrize("token", ["", None, "nonsense", "a.b.c"])
+def test_a_form_without_the_token_is_refused(browser, token):
+    browser.get()
+    response = browser.post("/search", digits=DIGITS, token=token)
+    assert response.status_code == 403
+    assert "was not sent from a page of this console" in response.text
+
+
+def test_a_token_is_worth_nothing_to_others(browser, another):
+    browser.get()
+    for other in another("ada"), another("bob"):
+        other.get()
+        assert other.post("/search", digits=DIGITS, token=browser.token).status_code == 403
+    mallory = another("mallory")
+    mallory._client.set_cookie("idempotency_console", browser._client.get_cookie(
+        "idempotency_console", path="/operations/").value, path="/operations/")  # fmt: skip
+    assert mallory.post("/search", digits=DIGITS, token=browser.token).status_code == 403
+
+
+def test_a_token_ends_with_the_shift(browser, monkeypatch):
+    browser.get()
+    monkeypatch.setattr("flask_idempotency.console.access.TOKEN_SECONDS", -1)
+    assert browser.post("/search", digits=DIGITS).status_code == 403
+
+
+def test_a_token_outlives_the_rotation_of_the_secret_key(browser, world):
+    browser.get()
+    world.app.config.update(SECRET_KEY="newer", SECRET_KEY_FALLBACKS=["secret"])
+    assert browser.post("/search", digits=DIGITS).status_code == 404
+
+
+def test_a_wrong_method_changes_nothing(browser):
+    for method, path in itertools.product(("PUT", "DELETE", "POST"), ("/", "/records")):
+        response = browser._client.open(
+            f"/operations{path}", method=method, headers={"X-Operator": "ada"}
+        )
+        assert response.status_code == 405
+
+
+def test_the_views_of_the_console_are_not_protected_by_protect(make_world):
+    world = make_world(SECRET_KEY="secret", PROPAGATE_EXCEPTIONS=True)
+    world.idempotency.protect(world.app)
+    world.app.register_blueprint(world.idempotency.console_blueprint(authorize=lambda: True))
+    assert world.client.post("/operations/search").status_code == 403, "no 400 for a missing key"
+
+
+def test_two_consoles_of_one_application_have_their_own_doors(make_world):
+    world = make_world(SECRET_KEY="secret")
+    for name, door in ("open", True), ("closed", False):
+        blueprint = world.idempotency.console_blueprint(authorize=lambda door=door: door, name=name)
+        world.app.register_blueprint(blueprint)
+    assert world.client.get("/open/records").status_code == 200
+    assert world.client.get("/closed/records").status_code == 403

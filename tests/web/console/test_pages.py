@@ -1,0 +1,227 @@
+"""What the pages show."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import quote
+
+import pytest
+from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
+
+import servers
+from flask_idempotency import Idempotency
+from flask_idempotency.cli import cli
+
+HTML = "<b>pay</b>&amp;"
+
+
+def pay(world, key="key-1", amount=5):
+    return world.post("/payments", key, json={"amount": amount})
+
+
+def run(world, name, key="key-1"):
+    with world.app.app_context():
+        world.idempotency.run(key, dict, scope="alice", name=name)
+
+
+def digits_in(text):
+    return re.findall(r'class="digits" href="/operations/records/([0-9a-f]{16})"', text)
+
+
+def test_the_overview_of_nothing_says_so(browser):
+    text = browser.get().text
+    assert "nothing waits for you" in text
+    assert "None yet" in text
+
+
+def test_the_overview_counts_outcomes_and_records(browser, world):
+    pay(world)
+    pay(world)
+    pay(world, amount=6)
+    pay(world, "key-2")
+    text = re.sub(r"<[^>]+>|\s+", " ", browser.get().text)
+    assert re.search(r"executed +2 +50\.0 %", text)
+    assert re.search(r"replayed +1 +25\.0 %", text)
+    assert re.search(r"rejected +1 +25\.0 %", text)
+    assert re.search(r"pay +4 +2 +1 +1", text), "by operation"
+    assert re.search(r"Records +≈? *2", text)
+
+
+def test_the_overview_leads_to_what_was_interrupted(browser, interrupted):
+    digits = interrupted()
+    page = browser.get()
+    assert "wait for you" in page.text
+    assert digits_in(page.text) == [digits]
+    assert browser.get(f"/records/{digits}").status_code == 200
+
+
+def test_the_oldest_comes_first_in_the_overview_and_the_newest_in_the_list(browser, interrupted):
+    first, second = interrupted("one"), interrupted("two")
+    assert digits_in(browser.get().text) == [first, second]
+    assert digits_in(browser.get("/records?state=interrupted").text) == [second, first]
+
+
+def test_the_list_shows_one_operation_or_state(browser, world, interrupted):
+    pay(world)
+    run(world, "refund")
+    interrupted()
+    assert len(digits_in(browser.get("/records").text)) == 3
+    assert len(digits_in(browser.get("/records?operation=pay").text)) == 1
+    assert len(digits_in(browser.get("/records?state=completed").text)) == 2
+    assert "There is no such record" in browser.get("/records?operation=pay&state=failed").text
+    assert len(digits_in(browser.get("/records?state=nonsense&operation=").text)) == 3
+
+
+def test_a_long_list_grows_on_request(browser, world):
+    for number in range(5):
+        pay(world, f"key-{number}")
+    page = browser.get("/records?limit=2&operation=pay").text
+    assert len(digits_in(page)) == 2
+    more = re.search(r'href="/operations(/records\?[^"]*limit=4[^"]*)"', page)[1].replace("&amp;", "&")
+    assert len(digits_in(browser.get(more).text)) == 4
+    assert "Show more" not in browser.get("/records?limit=5").text
+
+
+@pytest.mark.parametrize("limit", ["0", "-3", "x", "99999999999999999999", ""])
+def test_a_strange_limit_is_none(browser, world, limit):
+    pay(world)
+    assert len(digits_in(browser.get(f"/records?limit={limit}").text)) == 1
+
+
+def test_a_record_is_found_by_its_digits(browser, interrupted):
+    digits = interrupted()
+    browser.get()
+    for typed in digits, digits[:8], f" {digits[:8].upper()} ":
+        response = browser.post("/search", digits=typed)
+        assert (response.status_code, response.location) == (303, f"/operations/records/{digits}")
+
+
+def test_a_record_is_found_by_scope_and_key(browser, world):
+    pay(world, "key-7")
+    browser.get()
+    response = browser.post("/search", key="key-7", operation="pay", scope="alice")
+    assert response.status_code == 303
+    for wrong in (
+        {"key": "key-7", "operation": "pay", "scope": "bob"},
+        {"key": "key-7", "operation": "pay"},
+        {"key": "key-8", "operation": "pay", "scope": "alice"},
+        {"key": "key-7", "operation": "refund", "scope": "alice"},
+        {"key": "key-7", "operation": "pay", "scope": "alice", "namespace": "v2"},
+        {"key": "key-7"},
+        {},
+    ):
+        response = browser.post("/search", **wrong)
+        assert response.status_code == 404
+        assert "key-7" not in response.text
+
+
+@pytest.mark.parametrize(
+    "digits", ["ffffffffffffffff", "ffffffff", "zzzzzzzz", "f", "ff" * 20, "é" * 8]
+)
+def test_there_is_no_page_of_a_record_that_is_not_there(browser, digits):
+    assert browser.get(f"/records/{digits}").status_code == 404
+    browser.get()
+    assert browser.post("/search", digits=digits).status_code == 404
+
+
+def test_names_are_shown_as_text_wherever_they_are_shown(browser, world, interrupted):
+    run(world, HTML)
+    digits = interrupted(name=f"x{HTML}")
+    for path in "/", "/records", f"/records?operation={quote(HTML)}", f"/records/{digits}":
+        text = browser.get(path).text
+        assert "<b>pay" not in text
+        assert "&lt;b&gt;pay&lt;/b&gt;&amp;amp;" in text
+
+
+def test_a_database_that_is_away_is_a_page_that_says_so():
+    app, db, idempotency = Flask("shop"), SQLAlchemy(), Idempotency()
+    url = f"postgresql+psycopg2://127.0.0.1:{servers.free_port()}/none"
+    app.config.update(SQLALCHEMY_DATABASE_URI=url, SECRET_KEY="secret")
+    db.init_app(app)
+    idempotency.init_app(app, db, scope=None)
+    app.register_blueprint(idempotency.console_blueprint(authorize=lambda: True))
+    for path in "/", "/records", "/records/0123456789abcdef":
+        response = app.test_client().get(f"/operations{path}")
+        assert response.status_code == 503
+        assert "<h1>The records cannot be reached</h1>" in response.text
+        assert "Connection refused" in response.text
+        assert "no-store" in response.headers["Cache-Control"]
+
+
+def test_a_missing_table_is_a_page_that_says_what_to_run(browser, world):
+    world.sql("drop table idempotency_record")
+    for path in "/records", "/":
+        response = browser.get(path)
+        assert response.status_code == 500
+        assert "flask idempotency create-table" in response.text
+
+
+def test_without_the_table_of_counts_the_page_says_what_to_run(browser, world, caplog):
+    pay(world)
+    world.sql("drop table idempotency_record_count")
+    text = browser.get().text
+    assert "The counts cannot be read" in text
+    assert "flask idempotency create-table" in text
+    assert "Records by operation and state" in text
+
+
+def test_create_table_makes_the_table_of_counts_for_a_console(browser, world):
+    world.sql("drop table idempotency_record_count")
+    runner = world.app.test_cli_runner()
+    result = runner.invoke(cli, ["create-table"])
+    assert "created the table of the console's counts" in result.output
+    assert "None yet" in browser.get().text
+    assert "nothing to do" in runner.invoke(cli, ["create-table"]).output
+
+
+def test_an_application_without_a_console_has_two_tables(make_world):
+    tables = set(make_world().db.metadata.tables)
+    assert tables == {"idempotency_record", "idempotency_record_step", "payment"}
+
+
+class TestOtherStores:
+    @pytest.fixture
+    def store(self):
+        return "redis"
+
+    @pytest.fixture
+    def config(self, redis_server):
+        return {"IDEMPOTENCY_REDIS_URL": redis_server.url}
+
+    def test_the_pages_of_the_store_redis_show_its_records(self, browser, world):
+        pay(world)
+        overview = browser.get().text
+        assert "Of this process only" in overview
+        [digits] = digits_in(browser.get("/records").text)
+        assert browser.get(f"/records/{digits}").status_code == 200
+
+
+class TestMemory:
+    @pytest.fixture
+    def store(self):
+        return "memory"
+
+    def test_the_pages_of_the_store_memory_say_what_they_cannot(self, browser, world):
+        pay(world)
+        overview = browser.get().text
+        assert "keeps its records inside each process" in overview
+        assert "Of this process only" in overview
+        assert browser.get("/records").status_code == 409
+
+
+class TestSqlite:
+    @pytest.fixture
+    def store(self):
+        return "sql"
+
+    @pytest.fixture
+    def config(self, tmp_path):
+        return {"SQLALCHEMY_DATABASE_URI": f"sqlite:///{tmp_path}/shop.db"}
+
+    def test_the_pages_work_on_sqlite(self, browser, world):
+        pay(world)
+        pay(world)
+        text = re.sub(r"<[^>]+>|\s+", " ", browser.get().text)
+        assert re.search(r"executed +1 +50\.0 %", text)
+        assert len(digits_in(browser.get("/records").text)) == 1

@@ -1,0 +1,268 @@
+"""The counts behind the chart: how they are written, and what happens where that fails."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import sqlalchemy as sa
+
+from flask_idempotency.console.chart import Hour
+from flask_idempotency.console.rates import EVERY_SECONDS, HOUR_SECONDS, Rates
+from flask_idempotency.stores.counts import Count, Counts, CountsUnavailable
+from flask_idempotency.stores.table import define_counts, define_table
+from flask_idempotency.web.signals import Event
+
+
+class Kept:
+    """A table of counts that may be out of reach."""
+
+    def __init__(self):
+        self.added, self.is_away = [], False
+
+    def add(self, counts):
+        if self.is_away:
+            raise CountsUnavailable("away")
+        self.added += counts
+
+    def last_hour(self):
+        return list(self.added)
+
+
+class Timers:
+    """Timers that end when the test says so."""
+
+    def __init__(self):
+        self.waiting = []
+
+    def __call__(self, seconds, function):
+        timer = type("Timer", (), {})()
+        timer.start = lambda: self.waiting.append((seconds, function))
+        return timer
+
+    def ring(self):
+        waiting, self.waiting = self.waiting, []
+        for _, function in waiting:
+            function()
+
+
+@pytest.fixture
+def kept():
+    return Kept()
+
+
+@pytest.fixture
+def timers():
+    return Timers()
+
+
+@pytest.fixture
+def now():
+    return [1000.0]
+
+
+@pytest.fixture
+def rates(kept, timers, now):
+    return Rates(kept, lambda: now[0], timers)
+
+
+def note(rates, outcome="executed", operation="pay", times=1):
+    for _ in range(times):
+        rates.note(None, Event(operation, outcome=outcome))
+
+
+def test_counts_are_written_together_after_ten_seconds(rates, kept, timers, now):
+    note(rates, times=3)
+    note(rates, "replayed")
+    assert [seconds for seconds, _ in timers.waiting] == [EVERY_SECONDS]
+    assert kept.added == []
+    now[0] += EVERY_SECONDS
+    timers.ring()
+    assert sorted(kept.added) == [Count(10, "pay", "executed", 3), Count(10, "pay", "replayed", 1)]
+    assert timers.waiting == [], "an idle process has no timer"
+    note(rates)
+    assert len(timers.waiting) == 1
+
+
+def test_what_happens_on_the_way_is_no_outcome(rates, timers):
+    rates.note(None, Event("pay", attempt=2))
+    assert timers.waiting == []
+
+
+def test_counts_that_cannot_be_written_are_kept_for_an_hour(rates, kept, timers, now, caplog):
+    kept.is_away = True
+    note(rates)
+    timers.ring()
+    assert "the console's counts cannot be written: away" in caplog.text
+    note(rates, times=2)
+    kept.is_away = False
+    timers.ring()
+    assert sum(each.count for each in kept.added) == 3
+    kept.is_away = True
+    note(rates)
+    timers.ring()
+    now[0] += HOUR_SECONDS + EVERY_SECONDS
+    note(rates, times=5)
+    timers.ring()
+    kept.is_away = False
+    rates.flush()
+    assert sum(each.count for each in kept.added) == 8, "the one of an hour ago is gone"
+
+
+def test_without_a_table_a_process_knows_its_own_hour(timers, now):
+    rates = Rates(None, lambda: now[0], timers)
+    note(rates)
+    now[0] += 120
+    note(rates, times=2)
+    timers.ring()
+    assert sorted(rates.last_hour()) == [Count(0, "pay", "executed", 2), Count(2, "pay", "executed", 1)]
+    now[0] += HOUR_SECONDS - 100
+    assert [each.count for each in rates.last_hour()] == [2]
+    assert not rates.is_shared
+
+
+def test_no_request_is_lost_or_counted_twice_among_threads(rates, kept):
+    barrier = threading.Barrier(5)
+
+    def count():
+        barrier.wait()
+        note(rates, times=500)
+
+    def write():
+        barrier.wait()
+        for _ in range(50):
+            rates.tick()
+
+    with ThreadPoolExecutor(5) as pool:
+        done = [pool.submit(each) for each in (count, count, count, count, write)]
+    assert [each.exception() for each in done] == [None] * 5
+    rates.flush()
+    assert sum(each.count for each in kept.added) == 2000
+
+
+def test_a_forked_process_counts_from_nothing(rates, kept):
+    note(rates)
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(writer, str(sum(rates._seen.values())).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 10) == b"0"
+    rates.flush()
+    assert sum(each.count for each in kept.added) == 1
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def engine(request, tmp_path, databases):
+    url = databases.take() if request.param == "postgresql" else f"sqlite:///{tmp_path}/shop.db"
+    engine = sa.create_engine(url)
+    yield engine
+    engine.dispose()
+    if request.param == "postgresql":
+        databases.give_back(url)
+
+
+@pytest.fixture
+def table(engine):
+    metadata = sa.MetaData()
+    table = define_counts(define_table(metadata, "idempotency_record"))
+    table.create(engine)
+    return table
+
+
+def test_several_processes_add_to_one_count(engine, table):
+    first, second = Counts(engine, table), Counts(engine, table)
+    first.add([Count(0, "pay", "executed", 2), Count(0, "pay", "replayed", 1)])
+    second.add([Count(0, "pay", "executed", 3)])
+    found = first.last_hour()
+    assert {each.outcome for each in found} == {"executed", "replayed"}
+    assert sum(each.count for each in found if each.outcome == "executed") == 5
+    assert all(each.age in (0, 1) for each in found)
+
+
+def test_counts_belong_to_the_minute_in_which_they_were_made(engine, table):
+    counts = Counts(engine, table)
+    counts.add([Count(0, "pay", "executed", 1), Count(60, "pay", "executed", 1)])
+    ages = sorted(each.age for each in counts.last_hour())
+    assert ages[1] - ages[0] == 1
+
+
+def test_counts_older_than_an_hour_are_not_shown_and_than_a_day_deleted(engine, table):
+    counts = Counts(engine, table)
+    day = 24 * 3600
+    counts.add([Count(3600, "pay", "executed", 1), Count(day + 60, "pay", "executed", 1)])
+    assert counts.last_hour() == []
+    counts.add([Count(0, "pay", "executed", 1)])
+    with engine.connect() as connection:
+        assert connection.scalar(sa.select(sa.func.count()).select_from(table)) == 2
+
+
+@pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+def test_two_processes_that_write_the_same_rows_never_wait_for_each_other(engine, table):
+    names, rounds, barrier = [f"op-{number}" for number in range(20)], 30, threading.Barrier(4)
+
+    def write(order):
+        counts = Counts(engine, table)
+        barrier.wait()
+        for _ in range(rounds):
+            counts.add([Count(age, name, "executed", 1) for age in (0, 30) for name in order])
+
+    with ThreadPoolExecutor(4) as pool:
+        orders = (names, names[::-1], names, names[::-1])
+        done = [pool.submit(write, order) for order in orders]
+    assert [each.exception() for each in done] == [None] * 4
+    assert sum(each.count for each in Counts(engine, table).last_hour()) == 4 * 2 * rounds * len(names)
+
+
+def test_a_missing_table_is_told_in_the_drivers_words(engine):
+    table = define_counts(define_table(sa.MetaData(), "idempotency_record"))
+    for act in (
+        Counts(engine, table).last_hour,
+        lambda: Counts(engine, table).add([Count(0, "a", "b", 1)]),
+    ):
+        with pytest.raises(CountsUnavailable, match="idempotency_record_count"):
+            act()
+
+
+def test_the_bars_of_an_hour_add_up():
+    hour = Hour(
+        [
+            Count(0, "pay", "executed", 6),
+            Count(0, "pay", "replayed", 4),
+            Count(59, "refund", "rejected", 5),
+            Count(-1, "pay", "executed", 1),  # by a clock that went back
+            Count(60, "pay", "new outcome", 1),
+        ]
+    )
+    assert (hour.total, hour.most) == (17, 11)
+    assert hour.shown == ["executed", "replayed", "rejected", "new outcome"]
+    assert [row.name for row in hour.operations] == ["pay", "refund"]
+    last = [bar for bar in hour.bars if bar.minute == 59]
+    assert [bar.outcome for bar in last] == ["executed", "replayed"]
+    assert last[-1].top == 0
+    assert sum(bar.height for bar in last) == pytest.approx(100, abs=0.02)
+
+
+def test_an_hour_without_requests_has_no_bars():
+    assert Hour([]).bars == []
+    assert Hour([]).most == 0
+
+
+def test_the_words_for_times():
+    from datetime import datetime, timedelta, timezone
+
+    from flask_idempotency.console.words import ago, duration, moment, size
+
+    assert [duration(each) for each in (0, 59, 60, 3661, 90_000, 86_400 * 3)] == [
+        "0 s", "59 s", "1 min", "1 h 1 min", "1 d 1 h", "3 d"]  # fmt: skip
+    assert (ago(0.4), ago(90), ago(-90)) == ("now", "1 min 30 s ago", "in 1 min 30 s")
+    assert [size(each) for each in (None, 3, 2048, 3 * 1024**2)] == ["–", "3 B", "2.0 KiB", "3.0 MiB"]
+    when = datetime(2026, 11, 22, 3, 0, tzinfo=timezone(timedelta(hours=1)))
+    shown = moment(when, datetime(2026, 11, 22, 2, 2, tzinfo=timezone.utc))
+    assert 'datetime="2026-11-22T02:00:00Z"' in shown
+    assert "2 min ago" in shown
+    assert moment("<infinity>") == "&lt;infinity&gt;"
