@@ -112,7 +112,7 @@ def _outcome(state: AppState, key: str | None) -> tuple[dict[str, Any], int | No
         raise ReplayForbidden
     word = _word(how, record)
     members: dict[str, Any] = {"operation": route.name, "state": word, "attempt": record.attempt}
-    members["detail"] = _says(word, route)
+    members["detail"] = _says(word, route, record)
     if record.response is not None:
         members["answer"] = _pointers(record.response)
     if word != "in_progress":
@@ -147,10 +147,11 @@ def _word(how: Situation, record: Record) -> str:
     return "interrupted" if how is Situation.INTERRUPTED else "in_progress"
 
 
-def _says(word: str, route: Route) -> str:
+def _says(word: str, route: Route, record: Record) -> str:
     if word != "interrupted":
         return _SAYS[word]
-    held = route.on_interrupted == "hold"
+    is_spent = route.max_attempts is not None and record.begun >= route.max_attempts
+    held = is_spent or route.on_interrupted == "hold"
     return _SAYS[word] + (" An operator must decide." if held else " Send the same request again.")
 
 

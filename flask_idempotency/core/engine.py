@@ -34,6 +34,10 @@ MAX_WAITERS = 4
 """How many requests of a process wait at once, unless a setting says otherwise. Each occupies a thread
 and a connection; a gunicorn worker with eight threads can still serve others with half of them."""
 
+SETTLE_SECONDS = 0.1
+"""How long an atomic operation that is to be given up is left alone first. A claim locks its row a
+moment after it has committed it, so an attempt that begins just now looks like one that has died."""
+
 _MAY_BE_HELD = (Situation.IN_PROGRESS, Situation.LEASED, Situation.INTERRUPTED, Situation.EXPIRED)
 
 
@@ -132,7 +136,12 @@ class InProgress:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The operation started, its lease is over, and nobody knows how far it got."""
+    """The operation started, its lease is over, and nobody knows how far it got.
+
+    ``is_spent``: or it was begun as often as the claim allows.
+    """
+
+    is_spent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,13 +237,13 @@ class Engine:
         """Claim, or find out who did. ``mine``: the lock is this claim's."""
         rounds = 0
         while True:
-            step = decide(record, claim.fingerprint, claim.resumes)
+            step = decide(record, claim)
             if (decision := self._settled_by(step, record, claim, resume)) is not None:
                 return decision
             if rounds == ROUNDS:
                 raise StoreUnavailable
-            if (hold := self._try(step, record, claim)) is not None:
-                return self._claimed(hold, claim, mine, record)
+            if (decision := self._try(step, record, claim, mine)) is not None:
+                return decision
             tried = record
             if step is not Next.LET_RUN:
                 # Not getting a hold may mean held, finished just now or gone. So look once more.
@@ -264,20 +273,34 @@ class Engine:
                 return Mismatch(finished=situation(record) is Situation.COMPLETED)
             case Next.ASK_ROUTE if not resume:
                 return Interrupted()
+            case Next.HOLD:
+                return Interrupted(is_spent=True)
             case Next.LEAVE:
                 return Gone()
             case _:
                 return None
 
-    def _try(self, step: Next, record: Record | None, claim: Claim) -> Hold | None:
+    def _try(self, step: Next, record: Record | None, claim: Claim, mine: bool) -> Decision | None:
         """Try to get hold of the operation, if that is the next step."""
+        hold: Hold | None = None
         match step:
             case Next.CLAIM:
-                return self._records.claim(claim)
+                hold = self._records.claim(claim)
             case Next.TAKE_OVER | Next.ASK_ROUTE:
-                return self._records.take_over(claim, _required(record))
-            case _:
-                return None
+                hold = self._records.take_over(claim, _required(record))
+            case Next.GIVE_UP:
+                return self._give_up(claim, _required(record))
+        return None if hold is None else self._claimed(hold, claim, mine, record)
+
+    def _give_up(self, claim: Claim, record: Record) -> Interrupted | None:
+        """Give the operation a lease that is over at once: so every store shows it as interrupted."""
+        if claim.lease_seconds is None:
+            self._clock.sleep(SETTLE_SECONDS)
+        hold = self._records.take_over(replace(claim, lease_seconds=0.0), record)
+        if hold is None:
+            return None
+        hold.abandon()
+        return Interrupted(is_spent=True)
 
     def _replay(self, record: Record | None, claim: Claim) -> Replay:
         record = _required(record)

@@ -18,6 +18,9 @@ the package decides.
 
 A request that resumes an operation continues the very record that it was sent for. If that record has
 expired, is gone or was taken over, the request changes nothing.
+
+A route may limit how often an operation is begun. Then the request that would begin it once more makes
+it interrupted instead, and every later one leaves it so, whatever the route says: ``SPENT``.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from enum import Enum
 from typing import NoReturn
 
 from .fingerprint import Fingerprint
-from .records import Record, State
+from .records import Claim, Record, State
 
 
 class _Cell(Enum):
@@ -64,6 +67,8 @@ class Next(Enum):
     REPLAY = "replay the stored response"
     REFUSE = "reject: the key was used for another request"
     LEAVE = "do nothing: the record to resume is gone"
+    GIVE_UP = "make it interrupted: it was begun often enough"
+    HOLD = "leave it to an operator: it was begun often enough"
 
 
 NEXT: dict[tuple[Situation, Comparison], Next] = {
@@ -85,6 +90,9 @@ NEXT: dict[tuple[Situation, Comparison], Next] = {
     (Situation.COMPLETED, Comparison.UNKNOWN): Next.REPLAY,
 }
 """Missing cells are impossible: an absent record has no fingerprint to compare with."""
+
+SPENT = {Next.TAKE_OVER: Next.GIVE_UP, Next.ASK_ROUTE: Next.HOLD}
+"""What is done in place of another attempt at an operation that was begun often enough."""
 
 
 class Transition(_Cell):
@@ -140,16 +148,27 @@ def compare(record: Record | None, fingerprint: Fingerprint) -> Comparison:
     return Comparison.SAME if same else Comparison.OTHER
 
 
-def decide(record: Record | None, fingerprint: Fingerprint, resumes: str | None = None) -> Next:
-    """What a request with this fingerprint does about this record: the one place that decides.
-
-    ``resumes`` is the owner of the record that the request was sent to resume, if any.
-    """
-    step = NEXT[situation(record), compare(record, fingerprint)]
-    if resumes is None or step in (Next.REPLAY, Next.REFUSE):
+def decide(record: Record | None, claim: Claim) -> Next:
+    """What a request with this claim does about this record: the one place that decides."""
+    step = NEXT[situation(record), compare(record, claim.fingerprint)]
+    if step is Next.REPLAY or step is Next.REFUSE:
         return step
-    lives = record is not None and not record.expired and record.owner == resumes
-    return step if lives else Next.LEAVE
+    if claim.resumes is not None and not _continues(claim, record):
+        return Next.LEAVE
+    return SPENT.get(step, step) if _is_spent(record, claim) else step
+
+
+def _is_spent(record: Record | None, claim: Claim) -> bool:
+    """Whether the operation was begun as often as the claim allows. What has expired begins afresh."""
+    if claim.max_attempts is None or record is None or record.expired:
+        return False
+    # A request that resumes is counted before it is sent.
+    return record.begun - (claim.resumes is not None) >= claim.max_attempts
+
+
+def _continues(claim: Claim, record: Record | None) -> bool:
+    """Whether the record is the one that the claim resumes, and lives."""
+    return record is not None and not record.expired and record.owner == claim.resumes
 
 
 def after(state: Situation, transition: Transition) -> Situation:

@@ -77,6 +77,7 @@ class Claim:
     None for an atomic one.
     ``request`` is the stored request of a resumable operation. ``resumes`` is the owner of the record
     that this claim continues: it takes that record over while it lives, and never starts an operation.
+    ``max_attempts`` is after how many attempts an operation is given up.
     """
 
     key: bytes
@@ -87,6 +88,7 @@ class Claim:
     lease_seconds: float | None = None
     request: bytes | None = None
     resumes: str | None = None
+    max_attempts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,8 @@ class Record:
     """A record as the store shows it.
 
     ``owner`` is the token of its latest attempt. The database's clock decides about ``expired`` and
-    ``lease_left``: seconds, 0 or less if the lease is over, None if there is none.
+    ``lease_left``: seconds, 0 or less if the lease is over, None if there is none. ``tries`` counts
+    attempts since an operator released it, and what ``resume`` tried; None: as many as ``attempt``.
     """
 
     key: bytes
@@ -106,3 +109,9 @@ class Record:
     expired: bool = False
     lease_left: float | None = None
     response: StoredResponse | None = None
+    tries: int | None = None
+
+    @property
+    def begun(self) -> int:
+        """How often the operation was begun, or tried, since an operator released it."""
+        return self.attempt if self.tries is None else self.tries

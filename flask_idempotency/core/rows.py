@@ -52,10 +52,10 @@ def record_of(row: tuple[Any, ...]) -> Record:
 
     Raises ``RecordBroken``.
     """
-    key, name, state, version, digest, attempt, owner, expired, lease_left, *response = row
+    key, name, state, version, digest, attempt, owner, expired, lease_left, *response, tries = row
     try:
         found = bytes(key), name, State(state), Fingerprint(version, bytes(digest)), attempt, owner
-        return Record(*found, bool(expired), finite(lease_left), _response_of(*response))
+        return Record(*found, bool(expired), finite(lease_left), _response_of(*response), tries)
     except _UNREADABLE as error:
         raise RecordBroken(_WHY) from error
 

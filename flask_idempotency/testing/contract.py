@@ -261,6 +261,23 @@ class StoreContract(TransactionContract):
         got = at_once(*[lambda: look_or_claim(again(other))] * THREADS)
         assert len([held(hold) for hold in got if not isinstance(hold, Record | None)]) == 1
 
+    def test_an_operation_is_given_up_by_a_lease_of_no_time(
+        self, records: Records, claim: Claim, held: Held, until: Until
+    ) -> None:
+        """Also one that was atomic. It stays interrupted, however short its retention."""
+        short = replace(claim, ttl_seconds=SHORT_SECONDS)
+        hold = held(records.claim(short))
+        gives_up = replace(again(short), lease_seconds=0.0)
+        assert records.take_over(gives_up, stored_record(records, claim)) is None, "it runs"
+        hold.abandon()
+        lease: Lease = held(records.take_over(gives_up, stored_record(records, claim)))
+        lease.abandon()
+        until(lambda: lease_left(records, claim) < -2 * SHORT_SECONDS)
+        record = stored_record(records, claim)
+        assert (record.state, record.owner) == (State.IN_PROGRESS, gives_up.owner)
+        assert (record.attempt, record.expired, record.response) == (2, False, None)
+        assert record.tries in (None, 2)
+
     def test_waiting_ends_when_the_holder_ends(
         self, records: Records, claim: Claim, held: Held
     ) -> None:

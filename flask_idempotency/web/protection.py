@@ -59,6 +59,8 @@ from .signals import (
 
 log = logging.getLogger("flask_idempotency")
 
+_SPENT = "The operation was begun too often without success; an operator must decide."
+
 
 def enter(route: Route, view: object) -> Attempt | Response | None:
     """What the present request does: run in an attempt, respond at once, or (None) run unprotected.
@@ -194,9 +196,9 @@ def _answer(
         case InProgress(seconds, by_lock):
             current.decided_by = "lock" if by_lock else "records"
             raise _in_progress(claim, seconds, state.typical_seconds[operation.name])
-        case Interrupted():
+        case Interrupted(is_spent):
             note(state.app, operation_interrupted, current, logging.ERROR)
-            raise OperationInterrupted
+            raise OperationInterrupted(_SPENT if is_spent or route.atomic else None)
         case Gone():
             raise LeaseLost("The record to resume has expired or was taken over; nothing was done.")
         case Replay(stored, attempt, incomparable):

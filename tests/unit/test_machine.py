@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -20,9 +21,10 @@ from flask_idempotency.core.machine import (
     decide,
     situation,
 )
-from flask_idempotency.core.records import Record, State
+from flask_idempotency.core.records import Claim, Record, State
 
 MINE = Fingerprint(1, b"a" * 16)
+CLAIM = Claim(b"k" * 23, "pay", MINE, "owner", 60.0)
 FINGERPRINTS = {
     Comparison.SAME: MINE,
     Comparison.OTHER: Fingerprint(1, b"b" * 16),
@@ -83,7 +85,7 @@ def test_every_cell_of_the_decision_table(how, match):
     found = record(how, FINGERPRINTS[match])
     assert situation(found) is how
     assert compare(found, MINE) is match
-    assert decide(found, MINE) is expected
+    assert decide(found, CLAIM) is expected
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(Situation, Transition)))
@@ -108,10 +110,38 @@ def test_who_resumes_goes_on_with_the_same_live_record_or_leaves_it(how, match):
     told = usual in (Next.REPLAY, Next.REFUSE)
     for owner in "", "other":
         goes_on = told or (lives and owner == "")
-        assert decide(found, MINE, owner) is (usual if goes_on else Next.LEAVE)
+        assert decide(found, replace(CLAIM, resumes=owner)) is (usual if goes_on else Next.LEAVE)
+
+
+@pytest.mark.parametrize(("how", "match"), list(NEXT))
+@pytest.mark.parametrize("spent", [False, True])
+def test_what_was_begun_often_enough_is_begun_no_more(how, match, spent):
+    usual = NEXT[how, match]
+    instead = {Next.TAKE_OVER: Next.GIVE_UP, Next.ASK_ROUTE: Next.HOLD}
+    ends = spent and how is not Situation.EXPIRED
+    found = record(how, FINGERPRINTS[match])
+    expected = instead.get(usual, usual) if ends else usual
+    assert decide(found, replace(CLAIM, max_attempts=1 if spent else 2)) is expected
+
+
+@pytest.mark.parametrize(
+    ("attempt", "tries", "resumes", "spent"),
+    [
+        (2, None, None, False),
+        (3, None, None, True),
+        (9, 0, None, False),  # released after nine attempts
+        (9, 3, None, True),
+        (2, 3, "", False),  # a try that is counted before it is made
+        (2, 4, "", True),
+    ],
+)
+def test_attempts_count_since_the_last_release(attempt, tries, resumes, spent):
+    found = replace(record(Situation.IN_PROGRESS, MINE), attempt=attempt, tries=tries)
+    claim = replace(CLAIM, max_attempts=3, resumes=resumes)
+    assert decide(found, claim) is (Next.GIVE_UP if spent else Next.TAKE_OVER)
 
 
 def test_an_expired_record_counts_as_new_whatever_it_says():
     for state in State:
         old = Record(b"k" * 32, "pay", state, FINGERPRINTS[Comparison.OTHER], 3, expired=True)
-        assert decide(old, MINE) is Next.TAKE_OVER
+        assert decide(old, CLAIM) is Next.TAKE_OVER

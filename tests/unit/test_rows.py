@@ -18,7 +18,7 @@ def stored_and_read(response: StoredResponse) -> Record:
     """A completed record of the response, as a store reads it."""
     values = {**claim_values(CLAIM), **response_values(response)}
     row = (CLAIM.key, "pay", "completed", 1, values["digest"], 1, CLAIM.owner, False, None)
-    return record_of((*row, values["status"], values["headers"], values["body"]))
+    return record_of((*row, values["status"], values["headers"], values["body"], None))
 
 
 @pytest.mark.parametrize("headers", [JSON, HTML, CREATED, JSON + JSON, (), None])

@@ -106,8 +106,8 @@ class PostgresRecords:
 
 def _record(key: bytes, texts: list[Any], fingerprint: bytes, body: bytes | None) -> Record:
     """A row of ``statements.COLUMNS``. Raises ``RecordBroken``."""
-    name, state, owner, headers, algorithm, attempt, expired, lease_left, status = texts
+    name, state, owner, headers, algorithm, attempt, expired, lease_left, status, tries = texts
     left = None if lease_left is None else float(lease_left)
     response = None if status is None else int(status), headers, body
     found = key, name, state, int(algorithm), fingerprint, int(attempt), owner
-    return record_of((*found, expired == "1", left, *response))
+    return record_of((*found, expired == "1", left, *response, None if tries is None else int(tries)))

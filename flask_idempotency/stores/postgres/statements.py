@@ -26,7 +26,8 @@ AFRESH = f"({EXPIRED} AND %(resumes)s IS NULL)"
 # which takes longer than all values.
 COLUMNS = f"""ARRAY[name, state, owner, headers::text, fingerprint_version::text, attempt::text,
        {EXPIRED}::int::text,
-       extract(epoch FROM lease_expires_at - clock_timestamp())::float8::text, status::text],
+       extract(epoch FROM lease_expires_at - clock_timestamp())::float8::text, status::text,
+       tries::text],
        fingerprint, body"""
 
 # Several statements in one message are one transaction, so SET LOCAL holds for the SELECT alone.

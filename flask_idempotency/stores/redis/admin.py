@@ -57,7 +57,8 @@ local held = redis.call('HMGET', KEYS[1], 'owner', 'state', 'lease')
 if held[1] == ARGV[1] then return 1 end
 local interrupted = held[2] == 'in_progress' and held[3] and tonumber(held[3]) <= now
 if not interrupted and held[2] ~= 'failed' then return 0 end
-redis.call('HSET', KEYS[1], 'state', 'in_progress', 'owner', ARGV[1])
+redis.call('HSET', KEYS[1], 'state', 'in_progress', 'owner', ARGV[1],
+           'before', redis.call('HGET', KEYS[1], 'attempt'))
 redis.call('HDEL', KEYS[1], 'lease', 'completed', 'status', 'headers', 'body')
 redis.call('PEXPIRE', KEYS[1], math.max(redis.call('PTTL', KEYS[1]), ARGV[2]))
 return 1"""

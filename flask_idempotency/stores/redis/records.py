@@ -35,7 +35,10 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 """
 
-_FIELDS = "name", "state", "version", "digest", "attempt", "owner", "lease", "status", "headers", "body"
+_FIELDS = (
+    "name", "state", "version", "digest", "attempt", "owner", "lease", "status", "headers", "body",
+    "before",
+)  # fmt: skip
 # -> the server's time in milliseconds, and the values of these fields: not those of the steps
 LOOK = NOW + f"return {{now, redis.call('HMGET', KEYS[1], {str(_FIELDS)[1:-1]})}}"
 
@@ -289,4 +292,5 @@ def _record(key: bytes, now: int, fields: dict[str, bytes]) -> Record | None:
             fields["owner"].decode(),
             lease_left=None if lease is None else finite((float(lease) - now) / 1000),
             response=response,
+            tries=int(fields["attempt"]) - int(fields["before"]) if "before" in fields else None,
         )

@@ -14,7 +14,8 @@ _MINE = "WHERE key = :key AND owner = :owner AND state = 'in_progress'"
 _LEASED = f"{_MINE} AND lease_expires_at IS NOT NULL"
 
 LOOK = f"""SELECT key, name, state, fingerprint_version, fingerprint, attempt, owner, {_EXPIRED},
-       (julianday(lease_expires_at) - julianday('now')) * 86400.0, status, headers, body
+       (julianday(lease_expires_at) - julianday('now')) * 86400.0, status, headers, body,
+       tries
   FROM {{table}} WHERE key = :key"""
 
 INSERT = f"""INSERT OR IGNORE INTO {{table}}

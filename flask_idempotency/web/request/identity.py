@@ -128,6 +128,7 @@ def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: 
         owner=b2a_base64(urandom(OWNER_BYTES), newline=False).decode(),
         ttl_seconds=route.ttl,
         lease_seconds=None if route.atomic else route.lease,
+        max_attempts=route.max_attempts,
     )
 
 

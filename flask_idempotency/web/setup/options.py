@@ -18,7 +18,7 @@ from flask_idempotency.core.fingerprint import Pointer, parse_pointer
 from flask_idempotency.core.storable import interrupts, releases
 from flask_idempotency.web.operation import Operation
 
-from .settings import SETTINGS, Settings, boolean, checked, optional, row, value_that
+from .settings import SETTINGS, Settings, boolean, checked, integer, optional, row, value_that
 
 Skip = Callable[[Request], object]
 """Whether a request passes as if its view were not protected."""
@@ -48,6 +48,7 @@ class RunOptions(TypedDict, total=False):
     name: str
     other_binds: Sequence[str | None]
     atomic: bool
+    max_attempts: int | None
     lease: float | timedelta
     on_interrupted: Literal["hold", "retry", "fail"] | Callable[[Operation], Any]
     interrupted_by: Errors
@@ -70,6 +71,8 @@ class RouteOptions(RunOptions, total=False):
     * ``name``: stands for the route in records and in the key's hash; default: the endpoint.
     * ``other_binds``: bind keys that the view may write to, outside the operation's transaction.
     * ``atomic``: ``False`` for a view with effects outside the database: no transaction is held.
+    * ``max_attempts``: how often an operation may be begun. Then it is held, whatever
+      ``on_interrupted`` says, until an operator releases it. ``None``: as often as it is retried.
 
     Only with ``atomic=False``:
 
@@ -214,6 +217,9 @@ class Route:
     name: str = row(NOT_GIVEN, value_that(is_name), NAMES)
     other_binds: tuple[str | None, ...] = row((), _binds, "a list of Flask-SQLAlchemy bind keys")
     atomic: bool = row(True, boolean, "True or False")
+    max_attempts: int | None = row(
+        None, optional(integer(1, 10_000)), "an integer from 1 to 10000, or None"
+    )
     lease: float = _as_setting("lease")
     on_interrupted: str | Callable[[Operation], Any] = row(
         "hold", _policy, "'hold', 'retry', 'fail', or a callable that takes the operation"

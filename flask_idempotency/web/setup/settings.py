@@ -61,7 +61,8 @@ def _is_number(value: Any, low: float, high: float) -> bool:
     return not isinstance(value, bool) and low <= value <= high  # which also refuses NaN
 
 
-def _integer(low: int, high: int) -> Callable[[Any], int]:
+def integer(low: int, high: int) -> Callable[[Any], int]:
+    """A reader of integers from ``low`` to ``high``."""
     return value_that(lambda value: isinstance(value, int) and _is_number(value, low, high))
 
 
@@ -165,7 +166,7 @@ class Settings:
         " the slowest view, and than the server's own time-out for a worker.")
     wait: float = row(0.0, _seconds(0, 300), _DURATION.format("0", "300 seconds"),
         "Default of the option `wait`: how long a duplicate waits for the first to finish.")
-    max_waiters: int = row(MAX_WAITERS, _integer(0, 10_000), "an integer from 0 to 10000",
+    max_waiters: int = row(MAX_WAITERS, integer(0, 10_000), "an integer from 0 to 10000",
         "How many duplicates may wait at the same time in one process; each occupies a thread and a"
         " database connection. The others get their 409 at once. The default leaves half the"
         " threads free in a worker with eight.")
@@ -173,19 +174,19 @@ class Settings:
         "How old a lock in Redis must be before a duplicate asks Postgres whether its owner is"
         " alive. A smaller value notices dead workers sooner, a larger one keeps more duplicates"
         " away from Postgres.")
-    max_key_length: int = row(255, _integer(1, 4096), "an integer from 1 to 4096",
+    max_key_length: int = row(255, integer(1, 4096), "an integer from 1 to 4096",
         "The longest key, in characters after decoding.")
-    min_key_length: int = row(1, _integer(1, 4096),
+    min_key_length: int = row(1, integer(1, 4096),
         "an integer from 1 to IDEMPOTENCY_MAX_KEY_LENGTH",
         "The shortest key that a client may send in the header. Short keys can be guessed, and a"
         " client may use one twice by accident. Keys that the application creates may be shorter:"
         " those of the option `key`, of `run` and of a form's field.")
-    max_request_bytes: int = row(16 * 1024 * 1024, _integer(0, 1024**3),
+    max_request_bytes: int = row(16 * 1024 * 1024, integer(0, 1024**3),
         "an integer from 0 to 1 GiB",
         "The longest body of a request with a key, where the application sets no limit itself"
         " (`MAX_CONTENT_LENGTH`, or `request.max_content_length` in a `before_request` function). A"
         " longer one gets 413.")
-    max_response_bytes: int = row(8 * 1024 * 1024, _integer(0, 1024**3),
+    max_response_bytes: int = row(8 * 1024 * 1024, integer(0, 1024**3),
         "an integer from 0 to 1 GiB",
         "The largest body that is stored. A larger one is sent in full the first time; a retry gets"
         " `response-not-kept`.")
