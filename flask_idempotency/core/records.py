@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from .errors import RecordBroken
@@ -37,8 +37,8 @@ class StoredResponse:
     """
 
     status: int
-    headers: Headers | None
-    body: bytes | None
+    headers: Headers | None = field(repr=False)
+    body: bytes | None = field(repr=False)
 
     def is_sealed(self) -> bool:
         """Whether this is encrypted."""
@@ -86,7 +86,7 @@ class Claim:
     owner: str
     ttl_seconds: float
     lease_seconds: float | None = None
-    request: bytes | None = None
+    request: bytes | None = field(default=None, repr=False)
     resumes: str | None = None
     max_attempts: int | None = None
 

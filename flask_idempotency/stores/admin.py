@@ -11,7 +11,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, Protocol
 
@@ -131,7 +131,7 @@ class Due:
     operation: str
     attempt: int
     owner: str
-    request: bytes
+    request: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

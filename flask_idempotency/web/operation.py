@@ -59,7 +59,7 @@ class Operation:
 
     name: str
     namespace: str
-    scope: Scope
+    scope: Scope = field(repr=False)
     key: str = field(repr=False)
     attempt: int
     steps: RunsSteps | None = field(default=None, init=False, repr=False, compare=False)

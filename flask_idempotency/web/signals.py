@@ -111,7 +111,8 @@ def _log(signal: NamedSignal, event: Event, level: int) -> None:
         facts["error"] = type(event.error).__name__
     what = event.outcome or signal.name.partition("-")[2]
     details = ", ".join(f"{name} {_short(facts[name])}" for name in _DETAILS if name in facts)
-    line = ("operation %s %s: %s", event.operation, what, details)
+    # Error trackers group lines by this text: each outcome is an issue of its own.
+    line = (f"operation %s {what}: %s", event.operation, details)
     try:
         log.log(level, *line, extra=facts)
     except KeyError:  # the application's own records have an attribute of such a name

@@ -36,7 +36,7 @@ class PresentStep:
     steps: Steps
     name: str
     atomic: bool
-    function: Callable[[], Any]
+    function: Callable[[], Any] = field(repr=False)
     after_commit: list[Callable[[], object]] = field(default_factory=list)
 
 

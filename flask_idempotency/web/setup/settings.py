@@ -128,7 +128,7 @@ _DURATION = "seconds (int, float) or a timedelta, from {} to {}"
 
 
 # fmt: off
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)  # error reports show it, and it holds passwords
 class Settings:
     """The settings of one application. Each row also says how its value is read, and why."""
 

@@ -65,7 +65,7 @@ class Tracing(Protocol):
         """The result of a step: what is ``recorded``, or else what ``run`` returns."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class AppState:
     """Everything the extension knows about one application."""
 
