@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from servers.find import free_port
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _CALL_SECONDS = 10.0  # a knob turns at once; longer means that the proxy's thread is dead
+_SO_ATTACH_FILTER = 26  # Linux; Python has no name for it
 _LINGER_ZERO = struct.pack("ii", 1, 0)  # makes a close send a reset instead of a farewell
 
 
@@ -29,6 +31,8 @@ class FaultProxy:
         with FaultProxy(pg.url) as proxy:   # clients use proxy.url
             proxy.delay = 0.2               # seconds, before each piece of data, both ways
             proxy.hang(); proxy.flow()      # connections stay up, nothing passes; and back
+            proxy.vanish()                  # a host without power: nothing is even acknowledged
+            proxy.forget()                  # the same for connections that are open, not for new ones
             proxy.cut()                     # TCP reset of every open connection
             proxy.refuse(); proxy.accept()  # new connections are refused; and back
             proxy.lose_answer(b"COMMIT")    # the next COMMIT arrives, its answer does not
@@ -72,6 +76,14 @@ class FaultProxy:
     def flow(self) -> None:
         """End ``hang``; what was held back is passed on."""
         self._call(self._flowing.set)
+
+    def vanish(self) -> None:
+        """A host without power: packets are dropped, those of a connect too. Linux only."""
+        self._call(lambda: _drop_packets([*self._sockets(), *getattr(self._listener, "sockets", ())]))
+
+    def forget(self) -> None:
+        """A firewall that knows the open connections no more: like ``vanish``, for those alone."""
+        self._call(lambda: _drop_packets(self._sockets()))
 
     def cut(self) -> None:
         """Reset every open connection, to the client and to the server."""
@@ -204,6 +216,11 @@ class FaultProxy:
             link.reset()
         self._let_go.set()  # what was held has nowhere to go now
 
+    def _sockets(self) -> Iterator[Any]:
+        for link in self._links:
+            yield link.client_writer.get_extra_info("socket")
+            yield link.server_writer.get_extra_info("socket")
+
     async def _end(self) -> None:
         self._reset_all()
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -236,3 +253,11 @@ def _reset(writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError):  # closed already
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
     writer.transport.abort()
+
+
+def _drop_packets(sockets: Iterable[Any]) -> None:
+    """Let the kernel drop what comes for them, by a socket filter whose program keeps 0 bytes."""
+    instruction = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
+    program = struct.pack("HP", 1, ctypes.addressof(instruction))
+    for each in sockets:
+        each.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)

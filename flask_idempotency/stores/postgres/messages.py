@@ -67,11 +67,14 @@ class Messages:
         """Run ``use``, a second time if the pooled connection turned out to be unusable.
 
         It is dead, or after a failover it leads to a server that takes no writes. Every verb may be
-        sent twice: a claim that did get through the first time carries our token.
+        sent twice: a claim that did get through the first time carries our token. A connect that failed
+        is not repeated: where the host is silent, it would take its whole time-out again.
         """
         for another_try in (True, False):
+            wire = None
             try:
-                return use(RawConnection(self.engine))
+                wire = RawConnection(self.engine)
+                return use(wire)
             except (psycopg2.Error, exc.SQLAlchemyError) as error:
                 driver_error = original(error)
                 if getattr(driver_error, "pgcode", None) == NO_RIGHT and another_try != self._as_login:
@@ -87,7 +90,8 @@ class Messages:
                 # others are dead too. Those in use are not touched. One to a standby would never die
                 # by itself.
                 self.engine.dispose()
-                if not another_try:
+                has_connected = wire is not None or getattr(driver_error, "cursor", None) is not None
+                if not another_try or not has_connected:
                     raise StoreUnavailable from error
         raise AssertionError("unreachable")
 

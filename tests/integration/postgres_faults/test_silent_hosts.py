@@ -1,0 +1,153 @@
+"""PostgreSQL says nothing: its host is gone, or acknowledges and does not reply. What ends the wait."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import psycopg2
+import pytest
+import sqlalchemy as sa
+from flask import Flask
+
+import servers
+from tests.docs.pages import ROOT, blocks
+from tests.integration.postgres_faults.faults import first_time, new_name, settings
+from tests.waiting import wait_until
+
+PAGE = ROOT / "docs/time-outs.md"
+HELD = sa.text("select 1 /* held */")
+SLACK_SECONDS = 2.5
+"""The kernel's timers are coarse, and the machine may be busy."""
+
+
+def code_of_the_page(name: str) -> str:
+    [code] = [block.source for block in blocks(PAGE, "python") if name in block.text]
+    return code
+
+
+page = Flask("page")
+"""The application that the page's code configures."""
+exec(compile(code_of_the_page("SQLALCHEMY_ENGINE_OPTIONS"), str(PAGE), "exec"), {"app": page})  # noqa: S102
+OPTIONS = page.config["SQLALCHEMY_ENGINE_OPTIONS"]
+CONNECT = OPTIONS["connect_args"]["connect_timeout"]
+LOST = OPTIONS["connect_args"]["tcp_user_timeout"] / 1000
+PROBED = OPTIONS["connect_args"]["keepalives_idle"] + OPTIONS["connect_args"]["keepalives_interval"]
+
+
+@pytest.fixture
+def silent(make_world, postgres, add_view):
+    """Makes an application with a proxy, which has a pooled connection; the page's time-outs."""
+    with ExitStack() as proxies:
+
+        def make(in_view=lambda world: None, in_commit=lambda proxy: None, options=OPTIONS):
+            proxy = proxies.enter_context(servers.FaultProxy(postgres.database(new_name())))
+            world = make_world(SQLALCHEMY_DATABASE_URI=proxy.url, SQLALCHEMY_ENGINE_OPTIONS=options)
+            world.sql("select 1")  # so that there is one
+            last = first_time(lambda: in_commit(proxy))
+            runs = add_view(
+                world, during=first_time(lambda: in_view(world)), store=lambda _: last() or True
+            )
+            return world, proxy, runs
+
+        yield make
+
+
+def empty_pool(world):
+    with world.app.app_context():
+        world.db.engine.dispose()
+
+
+def timed_post(world, **kwargs):
+    began = time.monotonic()
+    return world.post(**kwargs), time.monotonic() - began
+
+
+@pytest.mark.parametrize("falls_silent", ["hang", "vanish"])
+def test_a_connect_to_a_silent_host_is_tried_once(silent, assert_problem, falls_silent):
+    """The shortest time-out of libpq is 2 s, so this takes 2; a second try would take as long again."""
+    world, proxy, runs = silent(options={"connect_args": {"connect_timeout": 2}})
+    empty_pool(world)
+    getattr(proxy, falls_silent)()
+    response, seconds = timed_post(world)
+    assert_problem(response, 503, "store-unavailable", retry=True)
+    assert 1.5 < seconds < 3.5
+    assert runs == []
+
+
+def test_a_host_that_is_gone_costs_the_seconds_that_the_page_says(silent, assert_problem):
+    """All cases at the same time: the test takes as long as the page's longest time-outs."""
+    cases = {
+        "connect": (silent(), CONNECT),
+        "claim": (silent(), LOST + CONNECT),
+        "forgotten": (silent(), LOST),
+        "statement": (silent(in_view=lambda world: world.db.session.execute(HELD)), PROBED),
+        "COMMIT": (silent(in_commit=lambda proxy: proxy.vanish()), LOST),
+    }
+    worlds = {name: world for name, ((world, *_), _) in cases.items()}
+    proxies = {name: proxy for name, ((_, proxy, _), _) in cases.items()}
+    empty_pool(worlds["connect"])
+    proxies["connect"].vanish()
+    proxies["claim"].vanish()
+    proxies["forgotten"].forget()
+    proxies["statement"].hold(b"/* held */")
+    with ThreadPoolExecutor(len(cases)) as threads:
+        posts = {name: threads.submit(timed_post, world) for name, world in worlds.items()}
+        proxies["statement"].wait_until_held()
+        proxies["statement"].vanish()
+    for name, ((_, _, runs), bound) in cases.items():
+        response, seconds = posts[name].result()
+        assert bound - 1 < seconds < bound + SLACK_SECONDS, name
+        assert len(runs) == (name not in ("connect", "claim")), name
+        if name == "forgotten":
+            assert response.status_code == 201
+        else:
+            assert_problem(response, 503, "store-unavailable", retry=True)
+
+
+def test_a_process_that_is_stopped_costs_the_seconds_of_the_wait_function(silent, assert_problem):
+    """Its host acknowledges all, so no time-out of libpq counts: once in the claim, once in COMMIT."""
+    names: dict = {}
+    exec(compile(code_of_the_page("set_wait_callback"), str(PAGE), "exec"), names)  # noqa: S102
+    names["SILENCE_SECONDS"] = 1
+    try:
+        world, proxy, runs = silent(in_commit=lambda proxy: proxy.hang())
+        response, seconds = timed_post(world)
+        problem = assert_problem(response, 503, "store-unavailable", retry=True)
+        assert "not known whether" in problem["detail"]
+        assert 1 <= seconds < 1 + SLACK_SECONDS
+        response, seconds = timed_post(world, key="key-2")
+        assert_problem(response, 503, "store-unavailable", retry=True)
+        assert 1 <= seconds < 2 + SLACK_SECONDS
+        proxy.flow()
+        assert wait_until(lambda: world.post().status_code == 201, "a retry finds out")
+        assert runs[0] == 1
+    finally:
+        psycopg2.extensions.set_wait_callback(None)
+
+
+def test_the_row_of_a_worker_whose_host_is_gone_is_free_when_the_server_has_noticed(
+    make_world, postgres, silent, background, add_view, gate, assert_problem
+):
+    """The server asks whether the host is there, as the page's options tell it to; here sooner."""
+    probes = {f"tcp_keepalives_{name}": 1 for name in ("idle", "interval", "count")}
+    gone, proxy, _ = silent(
+        in_view=lambda _: gate(), options=settings(**probes)["SQLALCHEMY_ENGINE_OPTIONS"]
+    )
+    url = sa.make_url(proxy.url).set(port=postgres.port)
+    other = make_world(SQLALCHEMY_DATABASE_URI=url.render_as_string(hide_password=False))
+    runs = add_view(other)
+    first = background(gone.post)
+    gate.wait_until_reached()
+    proxy.vanish()
+    assert other.post().status_code == 409
+    response = wait_until(
+        lambda: answer if (answer := other.post()).status_code != 409 else None, "the row is free"
+    )
+    assert response.status_code == 201
+    assert runs == [2]
+    proxy.cut()
+    gate.open()
+    assert_problem(first.result(), 503, "store-unavailable", retry=True)
+    assert other.count() == 1
