@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from flask import Blueprint, Flask
 from flask_sqlalchemy import SQLAlchemy
@@ -24,6 +24,7 @@ from flask_idempotency.core.errors import ConfigurationError, shown
 from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.ports import Lock, NoLock, Plain, Records
 from flask_idempotency.stores.memory import MemoryRecords
+from flask_idempotency.stores.postgres.apart import apart
 from flask_idempotency.stores.postgres.records import PostgresRecords
 from flask_idempotency.stores.redis.client import client_from_url
 from flask_idempotency.stores.redis.lock import RedisLock
@@ -45,6 +46,7 @@ from flask_idempotency.web.setup.environment import (
     warn_if_short,
     worker_timeout,
 )
+from flask_idempotency.web.setup.observer import PLACES, Observer
 from flask_idempotency.web.setup.options import (
     NOT_GIVEN,
     PROTECTED_METHODS,
@@ -359,6 +361,12 @@ def _compose(
     keys = settings.encryption_keys
     sealer = Sealed(keys, accept_unsealed=settings.accept_unsealed) if keys else Plain()
     engine = IdempotencyEngine(records, lock, sealer, time, settings.max_waiters)
+    observed = _records_apart(records)
+    if observed is None and not settings.enforce:
+        raise ConfigurationError(routes.CANNOT_OBSERVE.format("IDEMPOTENCY_ENFORCE is False"))
+    observer = None
+    if observed is not None:
+        observer = Observer(IdempotencyEngine(observed, NoLock(), sealer, time), time)
     return AppState(
         app,
         db,
@@ -373,6 +381,7 @@ def _compose(
         sealer,
         protections,
         units_of,
+        observer,
     )
 
 
@@ -388,6 +397,22 @@ def _records(
         return RedisRecords(client, prefix)
     kind = SqliteRecords if engine.dialect.name == "sqlite" else PostgresRecords
     return kind(engine, table, define_steps(table))
+
+
+_apart: WeakSet[Engine] = WeakSet()
+"""The engines of what is only observed."""
+
+
+def _records_apart(records: Records) -> Records | None:
+    """The same records, reached past the application's pool; None if observing could disturb it."""
+    match records:
+        case PostgresRecords(messages=messages):
+            _apart.add(engine := apart(messages.engine, PLACES))
+            return PostgresRecords(engine, messages.table, messages.steps)
+        case RedisRecords() | MemoryRecords():
+            return records
+        case _:
+            return None
 
 
 def _made(store: Callable[[Engine], Any], engine: Engine) -> Any:
@@ -426,6 +451,8 @@ def _drop_inherited_connections() -> None:
     for state in states():
         for engine in state.engines.values():
             engine.dispose(close=False)
+    for engine in _apart:
+        engine.dispose(close=False)
 
 
 os.register_at_fork(after_in_child=_drop_inherited_connections)

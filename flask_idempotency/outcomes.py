@@ -214,6 +214,8 @@ def _key(route: Route) -> str:
             return f"json:{text}"
         case FormField(name):
             return f"form:{name}"
+        case str(itself):
+            return itself
         case _:
             return "computed"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from uuid import UUID
 
 from flask_idempotency.core.errors import KeyMalformed
-from flask_idempotency.core.keys import Scope, hash_key, parse_key
+from flask_idempotency.core.keys import Scope, hash_key, observed_namespace, parse_key
 from flask_idempotency.web.setup.routes import protected_routes
 from flask_idempotency.web.setup.state import AppState
 
@@ -18,10 +18,12 @@ def possible_hashes(
 
     A key may have been copied from its header with the quotes. A scope may be a ``str``, an ``int`` or
     a ``UUID``. Where no namespace is given, it is the application's or that of the operation's route.
+    What was only observed is found, too.
     """
     return [
         hash_key(place, operation, whose, text)
-        for place in sorted(_namespaces(state, operation) if namespace is None else {namespace})
+        for named in sorted(_namespaces(state, operation) if namespace is None else {namespace})
+        for place in (named, observed_namespace(named))
         for whose in _scopes(scope)
         for text in _keys(key, state.settings.max_key_length)
     ]

@@ -106,6 +106,11 @@ def _name(character: str) -> str:
     return _NAMED.get(character, outside)
 
 
+def observed_namespace(namespace: str) -> str:
+    """The namespace of operations that are only observed; with a space, it is no other's."""
+    return f"observed {namespace}"
+
+
 SHOWN = 8
 """How many digits of a key's hash are shown: enough to tell records apart, too few to try keys
 against."""

@@ -11,6 +11,9 @@ from .fingerprint import Fingerprint
 SEALED = b"\x01"
 """The first byte of everything stored encrypted: its format. No text begins with it."""
 
+OBSERVED = "observed:"
+"""What the owner of a record begins with whose operation was only observed."""
+
 Headers = tuple[tuple[str, str], ...]
 """Header lines as pairs, in order; several of one name stay several."""
 

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Table, inspect
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.keys import KEY_BYTES
+from flask_idempotency.core.records import OBSERVED
 
 from .admin import CAPPED, MIGRATE, Group, Line, Overview, StepLine, Tally, Time, Waiting
 from .table import TIMES, defined_counts
@@ -80,7 +81,8 @@ def admin_statements(
     """
     expired = f"(expires_at <= {now} AND lease_expires_at IS NULL)"
     # Who runs an operation has a lease, or has nothing written of an end (completed_at is null).
-    state = f"""CASE WHEN state <> 'in_progress' THEN state
+    state = f"""CASE WHEN substr(owner, 1, {len(OBSERVED)}) = '{OBSERVED}' THEN 'observed'
+       WHEN state <> 'in_progress' THEN state
        WHEN lease_expires_at <= {now} THEN 'interrupted'
        WHEN lease_expires_at IS NULL AND completed_at IS NOT NULL THEN 'released'
        ELSE state END"""
@@ -160,7 +162,7 @@ class TableAdmin:
         return Overview(
             tallies=[Tally(*group, count) for group, count in sorted(counts.items())],
             estimated=size.pages_for_one > 1,
-            running=sum(lease[2] for lease in leases) - interrupted,
+            running=sum(count for _, state, count, _ in leases if state == "in_progress"),
             interrupted=interrupted,
             interrupted_seconds=max((seconds for _, seconds in ended), default=None),
             expired=expired,

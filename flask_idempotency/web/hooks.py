@@ -25,8 +25,14 @@ from flask.globals import request_ctx
 from flask.typing import ResponseReturnValue
 from werkzeug.datastructures import Headers
 
-from flask_idempotency.core.errors import IdempotencyError, NotAtomic, Problem, ScopeUnknown
-from flask_idempotency.web.request.identity import prepare
+from flask_idempotency.core.errors import (
+    ConfigurationError,
+    IdempotencyError,
+    NotAtomic,
+    Problem,
+    ScopeUnknown,
+)
+from flask_idempotency.web.request.identity import fitting, prepare
 from flask_idempotency.web.request.response import handle_problem, is_made_from, problem_response
 from flask_idempotency.web.request.state import (
     RESUMED,
@@ -117,12 +123,21 @@ class Hooks:
                 return self._state.app.response_class(status=409)
             current.resuming = resuming
         if route is not None:
+            if route.with_header is not None:
+                route = fitting(route, request, self._state)
             current.route = route
-            prepare(request, self._state, route, current)
+            try:
+                prepare(request, self._state, route, current)
+            except Exception as error:
+                if route.enforce:
+                    raise
+                current.refusal = error
         return None
 
     def after(self, current: RequestState, response: Response, hook: AfterFunction) -> Response:
         """End an operation that waited for this; keep caches away from a replay or a problem."""
+        if current.observation is not None:
+            current.observation.finish(response)
         if current.waiting is not None:
             response = self._finish(current, response, hook)
         problem, headers = current.problem, response.headers
@@ -220,6 +235,8 @@ class Hooks:
     def _answer(self, error: BaseException) -> Any:
         """The response to an error of the view, and to any problem; raises other errors."""
         current = this_request()
+        if current.observation is not None:
+            current.observation.error = error
         raised, current.raised = current.raised, None
         try:
             if raised is not None and isinstance(error, Exception):
@@ -305,6 +322,9 @@ class Hooks:
         current = existing_request()
         if current is not None and current.clean_up is not None:
             current.clean_up()
+        if error is not None and current is not None and current.observation is not None:
+            current.observation.error = error
+            current.observation.finish(None)
 
     def answer(self, error: IdempotencyError) -> ResponseReturnValue:
         """The response to a problem; our other errors are the application's mistakes, a plain 500."""
@@ -318,8 +338,19 @@ class Hooks:
         view = self._state.app.view_functions[endpoint]
         known = self._known.get((endpoint, method))
         if known is None or known[0] is not view:
-            known = self._known[endpoint, method] = self._find(endpoint, method)
+            known = self._known[endpoint, method] = self._find_safely(endpoint, method)
         return known[1]
+
+    def _find_safely(self, endpoint: str, method: str) -> tuple[Any, Route | None]:
+        """Like :meth:`_find`; a mistake in what is only observed is logged."""
+        try:
+            return self._find(endpoint, method)
+        except ConfigurationError as error:
+            route, enforce = route_of(self._state, endpoint, method), self._state.settings.enforce
+            if enforce if route is None or route.enforce is NOT_GIVEN else route.enforce:
+                raise
+            log.error("%s is not observed: %s", endpoint, error)
+            return self._state.app.view_functions[endpoint], None
 
     def _find(self, endpoint: str, method: str) -> tuple[Any, Route | None]:
         """The endpoint's view, and the options that protect this method of it."""
@@ -349,6 +380,8 @@ class Hooks:
                 warn_if_short(route.lease, self._worker_timeout, f"the one of {endpoint}")
             route = route.resolved(self._state.settings, self._state.scope, endpoint)
             refuse_unsupported(self._state, route, route.name)
+            if not route.enforce:
+                self._watch_end()
         return view, route
 
 
@@ -359,6 +392,8 @@ def _why_not(resuming: Resuming, route: Route | None) -> str:
             "its URL no longer leads to a protected view, or only to one that a decorator without"
             " functools.wraps hides"
         )
+    if not route.enforce:
+        return "its route is only observed"
     if route.resumable is None:
         return "its route is no longer resumable"
     if route.name != resuming.operation:

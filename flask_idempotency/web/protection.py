@@ -38,7 +38,13 @@ from flask_idempotency.core.records import Claim
 from flask_idempotency.web.attempt.atomic import AtomicAttempt
 from flask_idempotency.web.attempt.attempt import Attempt, report
 from flask_idempotency.web.attempt.leased import LeasedAttempt
-from flask_idempotency.web.request.identity import identify, is_skipped, prepare, request_claim
+from flask_idempotency.web.request.identity import (
+    fitting,
+    identify,
+    is_skipped,
+    prepare,
+    request_claim,
+)
 from flask_idempotency.web.request.response import replay
 from flask_idempotency.web.request.state import RequestState, is_outermost_request, this_request
 from flask_idempotency.web.session.ends import blocks_records, drop, present_session
@@ -47,6 +53,7 @@ from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.routes import refuse_unsupported
 from flask_idempotency.web.setup.state import AppState, app_state
 
+from .observe import observe
 from .operation import Operation, running_operation
 from .signals import (
     conclude,
@@ -83,9 +90,11 @@ def enter(route: Route, view: object) -> Attempt | Response | None:
         route = current.route
     elif not route.applies_to(request.method):
         return None
-    else:  # a function that a view calls, or a request that the hooks have not seen
-        route = route.resolved(state.settings, state.scope, request.endpoint or "")
-        refuse_unsupported(state, route, route.name)
+    else:
+        route = _unseen(route, request, state)
+    if not route.enforce:
+        observe(state, route, current, request)
+        return None
     try:
         prepare(request, state, route, current)
         skipped = route.skip is not None and is_skipped(route.skip, request, current)
@@ -101,12 +110,25 @@ def enter(route: Route, view: object) -> Attempt | Response | None:
         if isinstance(entered, Attempt):
             entered.watch_registered()
         return entered
-    except Problem as problem:
-        current.problem = problem
+    except Exception as error:
+        _note_refusal(state, current, error)
         raise
-    except Exception as error:  # such as the application's own 413
+
+
+def _unseen(route: Route, request: Request, state: AppState) -> Route:
+    """The options of a function that a view calls, or of a request that the hooks have not seen."""
+    route = route.resolved(state.settings, state.scope, request.endpoint or "")
+    if route.enforce:
+        refuse_unsupported(state, route, route.name)
+    return fitting(route, request, state)
+
+
+def _note_refusal(state: AppState, current: RequestState, error: Exception) -> None:
+    """Keep a problem for the end of the request; tell other errors, such as the application's 413."""
+    if isinstance(error, Problem):
+        current.problem = error
+    else:
         conclude(state.app, operation_rejected, current, "rejected", error=error)
-        raise
 
 
 def _let_pass(state: AppState, current: RequestState, skipped: bool) -> None:

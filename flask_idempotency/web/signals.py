@@ -30,8 +30,9 @@ class Event:
 
     :param operation: the operation's name; ``""`` where none is concerned, as when Redis fails.
     :param outcome: what became of the request: ``"executed"``, ``"replayed"``, ``"rejected"``,
-        ``"rolled_back"``, ``"released"``, ``"interrupted"`` or ``"unprotected"``. Each request to a
-        protected view has exactly one event with an outcome; the others tell of something on the way.
+        ``"rolled_back"``, ``"released"``, ``"interrupted"``, ``"unprotected"`` or ``"observed"``. Each
+        request to a protected view has exactly one event with an outcome; the others tell of something
+        on the way.
     :param attempt: the number of the attempt.
     :param status: that of the response.
     :param seconds: how long the attempt took; where there was none, how long the response did.
@@ -40,6 +41,10 @@ class Event:
     :param id: the digits by which ``flask idempotency show`` finds the record.
     :param problem: the problem's type, such as ``"key-reused"``.
     :param error: what was raised. Its text may hold anything.
+    :param would: the outcome that an observed request would have had, if it had been enforced;
+        ``"unknown"`` if it could not be observed.
+    :param first_status: that of the response which an observed request would have been given again;
+        ``status`` is that of the one it got.
     """
 
     operation: str
@@ -51,6 +56,8 @@ class Event:
     id: str | None = None
     problem: str | None = None
     error: BaseException | None = None
+    would: str | None = None
+    first_status: int | None = None
 
     @property
     def name(self) -> str:
@@ -71,6 +78,9 @@ operation_released = _signals.signal(
 )
 operation_unprotected = _signals.signal(
     "operation-unprotected", "A protected view ran without protection."
+)
+operation_observed = _signals.signal(
+    "operation-observed", "A protected view ran unprotected; what protection would have done is known."
 )
 operation_taken_over = _signals.signal(
     "operation-taken-over", "An operation that was begun but not finished is being run again."
@@ -109,7 +119,7 @@ def _log(signal: NamedSignal, event: Event, level: int) -> None:
     facts = {name: value for name, value in vars(event).items() if value is not None}
     if event.error is not None:  # its text may hold what a client sent
         facts["error"] = type(event.error).__name__
-    what = event.outcome or signal.name.partition("-")[2]
+    what = _would(event.would) if event.would else event.outcome or signal.name.partition("-")[2]
     details = ", ".join(f"{name} {_short(facts[name])}" for name in _DETAILS if name in facts)
     # Error trackers group lines by this text: each outcome is an issue of its own.
     line = (f"operation %s {what}: %s", event.operation, details)
@@ -119,7 +129,12 @@ def _log(signal: NamedSignal, event: Event, level: int) -> None:
         log.log(level, *line)
 
 
-_DETAILS = ("problem", "error", "attempt", "status", "seconds", "decided_by", "id")
+_DETAILS = ("problem", "error", "attempt", "status", "first_status", "seconds", "decided_by", "id")
+
+
+def _would(outcome: str) -> str:
+    words = outcome.replace("_", " ")
+    return "was not observed" if outcome == "unknown" else f"would have been {words}"
 
 
 def _short(value: object) -> object:

@@ -38,6 +38,7 @@ WEB = [
     {"setup"},
     {"session", "request"},
     {"attempt"},
+    {"observe"},
     {"protection"},
     {"decorator", "run"},
     {"hooks"},

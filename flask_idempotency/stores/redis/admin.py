@@ -18,6 +18,7 @@ from typing import Any
 
 from flask_idempotency.core.errors import IdempotencyError, StoreUnavailable
 from flask_idempotency.core.keys import KEY_BYTES
+from flask_idempotency.core.records import OBSERVED
 from flask_idempotency.stores.admin import (
     Due,
     Finding,
@@ -44,6 +45,10 @@ for i, key in ipairs(KEYS) do
   local line = redis.pcall('HMGET', key, 'name', 'state', 'attempt', 'status', 'created', 'completed',
                            'lease')
   if line[1] then
+    local owner = redis.pcall('HGET', key, 'owner')
+    if type(owner) == 'string' and string.sub(owner, 1, {len(OBSERVED)}) == '{OBSERVED}' then
+      line[2] = 'observed'
+    end
     line[8] = redis.call('HEXISTS', key, 'body') == 1 and redis.call('HSTRLEN', key, 'body')
     line[9] = redis.call('PTTL', key)
   end
@@ -55,6 +60,7 @@ return cjson.encode({{now, lines}})"""
 _REOPEN = f"""{NOW}
 local held = redis.call('HMGET', KEYS[1], 'owner', 'state', 'lease')
 if held[1] == ARGV[1] then return 1 end
+if string.sub(held[1] or '', 1, {len(OBSERVED)}) == '{OBSERVED}' then return 0 end
 local interrupted = held[2] == 'in_progress' and held[3] and tonumber(held[3]) <= now
 if not interrupted and held[2] ~= 'failed' then return 0 end
 redis.call('HSET', KEYS[1], 'state', 'in_progress', 'owner', ARGV[1],

@@ -44,10 +44,10 @@ from flask_idempotency.web.signals import (
 from .attempt import Attempt
 from .steps import Steps
 
-_UNDONE = (Retryable, TransactionConflict)
+UNDONE = (Retryable, TransactionConflict)
 """The view, or the database of a step, says with these that the operation may be tried again."""
 
-_NOT_THE_OPERATIONS = (ConfigurationError, RecordBroken, SealBroken)
+NOT_THE_OPERATIONS = (ConfigurationError, RecordBroken, SealBroken)
 """Errors in the set-up, which somebody repairs: they interrupt the operation, and do not fail it."""
 
 
@@ -92,10 +92,10 @@ class LeasedAttempt(Attempt):
         """Whether no response is stored for ``error``: the operation is released, or interrupted."""
         if self._route.is_interrupted_by(error):
             return True
-        if isinstance(error, _UNDONE) or self._route.is_released_by(error):
+        if isinstance(error, UNDONE) or self._route.is_released_by(error):
             self._end(None)
             return True
-        return isinstance(error, (Problem, *_NOT_THE_OPERATIONS))
+        return isinstance(error, (Problem, *NOT_THE_OPERATIONS))
 
     def _abandon(self) -> None:
         if self._operation.steps is not None:

@@ -22,8 +22,7 @@ from flask_idempotency.core.keys import parse_key
 from flask_idempotency.web.setup.options import FormField, Route
 from flask_idempotency.web.setup.settings import Settings
 
-CHUNK_BYTES = 64 * 1024
-"""How much of a body is asked for at once."""
+from .overheard import CHUNK_BYTES, OverheardBody
 
 REQUEST = "request"
 """The purpose that the stored request of a resumable operation is sealed for."""
@@ -39,7 +38,9 @@ def header_key(request: Request, settings: Settings, *, resumed: bool = False) -
     return parse_key(value, settings.max_key_length, settings.min_key_length)
 
 
-def natural_key(request: Request, body: Body, route: Route, settings: Settings) -> str | None:
+def natural_key(
+    request: Request, body: Body | OverheardBody, route: Route, settings: Settings
+) -> str | None:
     """The key that ``route.key`` finds in the request. Raises ``KeyMalformed``, ``BodyMalformed``."""
     longest = settings.max_key_length
     match route.key:
@@ -52,6 +53,8 @@ def natural_key(request: Request, body: Body, route: Route, settings: Settings) 
             if len(values) > 1:
                 raise KeyMalformed(f"The field {name}, which serves as the key, occurs more than once.")
             return fp.natural_key(values[0], longest) if values else None
+        case str():  # THE_REQUEST
+            return fingerprint(request, body.whole(), route).digest.hex()
         case function if callable(function):
             value = function()
             if value is None:

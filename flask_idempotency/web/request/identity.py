@@ -18,11 +18,19 @@ from flask_idempotency.web.setup.state import AppState
 
 from . import forms
 from .body import REQUEST, Body, fingerprint, header_key, natural_key, pack_request
+from .overheard import OverheardBody
 from .state import RequestState, Resuming, current_scope
 
 OWNER_BYTES = 9
 """An owner's token: 72 random bits tell the few attempts at one operation apart, and take 12 characters
 of each record. It is no secret: no client can send one."""
+
+
+def fitting(route: Route, request: Request, state: AppState) -> Route:
+    """The options for this request: where the request may be the key, one in the header comes first."""
+    if route.with_header is not None and state.settings.header in request.headers:
+        return route.with_header
+    return route
 
 
 def prepare(request: Request, state: AppState, route: Route, current: RequestState) -> None:
@@ -39,7 +47,7 @@ def prepare(request: Request, state: AppState, route: Route, current: RequestSta
         if route.key is None:
             current.key = header_key(request, state.settings, resumed=current.resuming is not None)
         if current.key is not None or _may_hold_key(request, state, route):
-            _body(request, state, current)
+            _body(request, state, route, current)
         elif route.required:
             raise KeyRequired
     except IdempotencyError as refusal:
@@ -87,7 +95,7 @@ def _find_key(request: Request, state: AppState, route: Route, current: RequestS
     """Look for the key outside its header."""
     if not _may_hold_key(request, state, route):
         return
-    body = _body(request, state, current)
+    body = _body(request, state, route, current)
     body.whole()
     if route.key is not None:
         current.key = natural_key(request, body, route, state.settings)
@@ -95,8 +103,12 @@ def _find_key(request: Request, state: AppState, route: Route, current: RequestS
         current.field, current.key = field, field.key
 
 
-def _body(request: Request, state: AppState, current: RequestState) -> Body:
-    current.body = current.body or Body(request, state.settings)
+def _body(
+    request: Request, state: AppState, route: Route, current: RequestState
+) -> Body | OverheardBody:
+    if current.body is None:
+        kind = Body if route.enforce else OverheardBody
+        current.body = kind(request, state.settings)
     return current.body
 
 
@@ -108,7 +120,7 @@ def request_claim(
     Raises ``ScopeUnknown`` if it was sent to resume another operation, and what :func:`new_claim` and
     reading the body raise.
     """
-    body = _body(request, state, current).whole()
+    body = _body(request, state, route, current).whole()
     claim = new_claim(state, route, operation, fingerprint(request, body, route))
     if current.resuming is not None:
         claim = _resumed(claim, current.resuming)

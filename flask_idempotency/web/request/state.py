@@ -24,6 +24,17 @@ from flask_idempotency.web.setup.options import Route, ScopeCallable
 
 if TYPE_CHECKING:
     from .body import Body
+    from .overheard import OverheardBody
+
+
+class Observation(Protocol):
+    """What would have happened to a request that is only observed."""
+
+    error: BaseException | None
+    """What left its view."""
+
+    def finish(self, response: Response | None) -> None:
+        """The request has its ``response``, or ends without one. Never raises an ``Exception``."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +94,7 @@ class RequestState:
     key: str | None = None
     checked = False
     skipped: bool | None = None  # what protect(skip=...) has said of it
-    body: Body | None = None  # from when it is known that it may be needed
+    body: Body | OverheardBody | None = None  # from when it is known that it may be needed
     operation: Operation | None = None  # one that is not atomic, while it runs
     entered: Mapping[tuple[str, str], object] = MappingProxyType({})  # by name and key, the function
     refusal: Exception | None = None
@@ -97,6 +108,7 @@ class RequestState:
     decided_by = "records"  # or "lock", of what the claim got
     has_outcome = False  # it was told
     problem: Problem | None = None
+    observation: Observation | None = None  # until it is told
     is_replay = False  # the response is a stored one
     field: FormKey | None = None  # if the key comes from a form
     flashes: Flashes = ()

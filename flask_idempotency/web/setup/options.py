@@ -63,6 +63,8 @@ class RouteOptions(RunOptions, total=False):
     * ``wait``: seconds that a concurrent duplicate waits for the first to finish before its 409.
     * ``key``: callable returning the key (``str``, ``int``, ``UUID``; ``None`` for no key), or
       ``"json:/pointer"`` or ``"form:name"`` for a natural key in the request, in place of the header.
+      ``"request"``: where no header is sent, the request itself is the key: an equal one within
+      ``ttl`` seconds, which must be given and at most an hour, is its duplicate.
     * ``scope``: callable, or ``None`` for one tenant, in place of the application's.
     * ``fingerprint``: ``"request"``, ``"json"``, a list of JSON pointers, or a callable for bytes.
     * ``store``: predicate ``(response) -> bool``; which responses are stored.
@@ -70,6 +72,8 @@ class RouteOptions(RunOptions, total=False):
     * ``authorize_replay``: callable ``(operation) -> bool``, asked before a replay; ``False``: 403.
     * ``name``: stands for the route in records and in the key's hash; default: the endpoint.
     * ``other_binds``: bind keys that the view may write to, outside the operation's transaction.
+    * ``enforce``: ``False`` only observes: clients notice nothing, and logs and signals say what would
+      have happened.
     * ``atomic``: ``False`` for a view with effects outside the database: no transaction is held.
     * ``max_attempts``: how often an operation may be begun. Then it is held, whatever
       ``on_interrupted`` says, until an operator releases it. ``None``: as often as it is retried.
@@ -97,6 +101,7 @@ class RouteOptions(RunOptions, total=False):
     fingerprint: str | Sequence[str] | Callable[[], bytes]
     store: Callable[[Response], bool]
     authorize_replay: Callable[[Operation], bool]
+    enforce: bool
     resumable: bool | Sequence[str]
 
 
@@ -106,6 +111,13 @@ class FormField:
 
     name: str
 
+
+THE_REQUEST = "request"
+"""The option ``key`` where the request itself is the key."""
+
+LONGEST_OF_REQUESTS = 3600.0
+"""Seconds for which an equal request may count as a duplicate. A double click and a proxy's retry come
+within a minute; much later, an equal order is a second order."""
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 """The methods that change nothing (RFC 9110 section 9.2.1)."""
@@ -130,6 +142,8 @@ def _methods(value: Any) -> frozenset[str]:
 def _key(value: Any) -> Any:
     if not isinstance(value, str):
         return _callable(value)
+    if value == THE_REQUEST:
+        return THE_REQUEST
     kind, _, where = value.partition(":")
     if kind == "json":
         return parse_pointer(where)
@@ -196,8 +210,8 @@ class Route:
     required: bool = _as_setting("required")
     ttl: float = _as_setting("ttl")
     wait: float = _as_setting("wait")
-    key: Callable[[], str | int | UUID | None] | Pointer | FormField | None = row(
-        None, _key, "a callable, 'json:/pointer' or 'form:name'"
+    key: Callable[[], str | int | UUID | None] | Pointer | FormField | str | None = row(
+        None, _key, "a callable, 'json:/pointer', 'form:name' or 'request'"
     )
     scope: ScopeCallable | None = row(
         NOT_GIVEN, optional(_callable), "a callable, or None for an API with one tenant"
@@ -216,6 +230,7 @@ class Route:
     )
     name: str = row(NOT_GIVEN, value_that(is_name), NAMES)
     other_binds: tuple[str | None, ...] = row((), _binds, "a list of Flask-SQLAlchemy bind keys")
+    enforce: bool = _as_setting("enforce")
     atomic: bool = row(True, boolean, "True or False")
     max_attempts: int | None = row(
         None, optional(integer(1, 10_000)), "an integer from 1 to 10000, or None"
@@ -234,12 +249,19 @@ class Route:
     )
     skip: Skip | None = row(None, optional(_callable), "a callable that takes the request, or None")
     given: Route | None = field(default=None, repr=False, compare=False)
+    with_header: Route | None = field(default=None, repr=False, compare=False)
 
     def resolved(self, settings: Settings, scope: ScopeCallable | None, endpoint: str = "") -> Route:
-        """The same for one endpoint, with nothing left open; ``given`` is the route itself."""
+        """The same for one endpoint, with nothing left open; ``given`` is the route itself.
+
+        Where the request is the key, ``with_header`` is for a request that has one in its header.
+        """
         defaults = {**vars(settings), "scope": scope, "name": endpoint}
         left_open = {name: defaults[name] for name in vars(self) if getattr(self, name) is NOT_GIVEN}
-        return replace(self, **left_open, given=self)
+        resolved = replace(self, **left_open, given=self)
+        if self.key is not THE_REQUEST:
+            return resolved
+        return replace(resolved, with_header=replace(resolved, key=None, ttl=settings.ttl))
 
     def is_interrupted_by(self, error: Exception) -> bool:
         """Whether ``error`` leaves the outcome of an operation that is not atomic unknown."""
@@ -284,7 +306,14 @@ def read_options(options: RouteOptions) -> Route:
                 f"{name} is an option for atomic=False; an atomic operation needs none: when its worker"
                 " dies, the database rolls it back at once"
             )
-    return Route(**_read(options))
+    route = Route(**_read(options))
+    is_short = route.ttl is not NOT_GIVEN and route.ttl <= LONGEST_OF_REQUESTS
+    if route.key is THE_REQUEST and not is_short:
+        raise ConfigurationError(
+            "key='request' needs the option ttl, from 1 second to 1 hour: for so long an equal request"
+            " counts as a duplicate, even where somebody means to order the same thing twice"
+        )
+    return route
 
 
 def read_lease(seconds: Any) -> float:

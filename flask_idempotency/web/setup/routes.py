@@ -24,6 +24,12 @@ ROUTE = "__idempotency_route__"
 EXEMPT = "__idempotency_exempt__"
 """The attribute that leaves a view out of ``protect``."""
 
+CANNOT_OBSERVE = (
+    "{}, which works with PostgreSQL, and with IDEMPOTENCY_STORE = 'redis' or 'memory'. SQLite lets"
+    " one connection write at a time, so observing could make the application's own writes fail; and a"
+    " store of your own may hang. For development, enforce, or use 'memory'"
+)
+
 _decorated: dict[tuple[int, int], Any] = {}
 """The views below ``@idempotent`` by identity, with a reference to each, weak where possible."""
 
@@ -111,6 +117,8 @@ def refuse_unsupported(state: AppState, route: Route, name: str) -> None:
             f"{name} is atomic, which the store {store!r} cannot be: nothing commits together with"
             " its records. Use @idempotent(atomic=False), and read what that means, or another store"
         )
+    if not route.enforce and state.observer is None:
+        raise ConfigurationError(CANNOT_OBSERVE.format(f"{name} is observed"))
     if route.resumable is not None and not getattr(state.records, "takes_resumable", False):
         raise ConfigurationError(
             f"{name} is resumable, but `flask idempotency resume` cannot find the requests in the store"

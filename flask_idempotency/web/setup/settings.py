@@ -218,6 +218,9 @@ class Settings:
     on_store_error: str = row("reject", _one_of("reject", "allow"), "'reject' or 'allow'",
         "What happens if Postgres cannot be reached before the view: `reject` responds with 503,"
         " `allow` runs the view unprotected (logged, and signalled as `store_failed`).")
+    enforce: bool = row(True, boolean, "True or False",
+        "Default of the option `enforce`. `False` only observes: clients notice nothing, and logs and"
+        " signals say what would have happened. It applies to views, not to `run`.")
     enabled: bool = row(True, boolean, "True or False",
         "`False` turns the protection off; views run as if undecorated.")
 # fmt: on

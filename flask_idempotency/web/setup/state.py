@@ -18,6 +18,7 @@ from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.ports import Lock, Records, Sealer, Units
 from flask_idempotency.core.records import StoredResponse
 
+from .observer import Observer
 from .options import Route, ScopeCallable
 from .settings import Settings
 
@@ -82,6 +83,7 @@ class AppState:
     sealer: Sealer
     protections: Protections
     units_of: Callable[[Any], Units]
+    observer: Observer | None  # None where the store cannot observe
     has_served: bool = False
     typical_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     proved: type | None = None  # the class of sessions that are known to join

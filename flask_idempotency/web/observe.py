@@ -1,0 +1,274 @@
+"""Observing: what enforcement would do with a request is found out and told; its view runs as ever.
+
+The record of an observed request is claimed with a lease, whatever its route says, as nothing is
+committed together with its view. It has another hash than that of an enforced request, so the two never
+meet, and holds only the status of the response: it is never replayed.
+
+Nothing here raises an ``Exception``, and nothing uses ``db.session`` or a connection of its pool.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from logging import DEBUG, INFO, WARNING
+from typing import Any
+
+from flask import Request, Response
+from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+
+from flask_idempotency.core.engine import (
+    Claimed,
+    Decision,
+    Execution,
+    Gone,
+    InProgress,
+    Interrupted,
+    Mismatch,
+    Replay,
+)
+from flask_idempotency.core.errors import (
+    ConfigurationError,
+    KeyReused,
+    LeaseLost,
+    OperationFailed,
+    OperationInterrupted,
+    Problem,
+    RecordBroken,
+    ReplayForbidden,
+    RequestInProgress,
+    ResponseNotKept,
+    SealBroken,
+)
+from flask_idempotency.core.fingerprint import UNCOMPARED
+from flask_idempotency.core.keys import observed_namespace
+from flask_idempotency.core.machine import assert_never
+from flask_idempotency.core.records import OBSERVED, Claim, StoredResponse
+from flask_idempotency.core.storable import is_stored_by_default
+from flask_idempotency.web.attempt.leased import NOT_THE_OPERATIONS, UNDONE
+from flask_idempotency.web.request.identity import (
+    identify,
+    is_skipped,
+    new_claim,
+    prepare,
+    request_claim,
+)
+from flask_idempotency.web.request.overheard import NotKept
+from flask_idempotency.web.request.state import RequestState
+from flask_idempotency.web.setup.observer import PAUSE_SECONDS, Observer
+from flask_idempotency.web.setup.options import Route
+from flask_idempotency.web.setup.state import AppState
+
+from .operation import Operation
+from .signals import Event, conclude, operation_observed, send, store_failed
+
+log = logging.getLogger("flask_idempotency")
+
+TOO_LARGE = "body-too-large"
+"""The problem of a request that would have got the application's 413."""
+
+
+def observe(state: AppState, route: Route, current: RequestState, request: Request) -> None:
+    """Find out what would happen to a request, before its view; the first of its views counts."""
+    if state.observer is None or current.observation is not None:
+        return
+    observed = Observed(state, state.observer, route, current)
+    if observed.begin(request):
+        current.observation, current.has_outcome = observed, True
+    current.body = None  # an enforced function that the view calls keeps the body in its own way
+
+
+class Observed:
+    """What would have happened to one request. Has what its signals need."""
+
+    decided_by = "records"
+    has_outcome = False
+    claim: Claim | None = None
+    error: BaseException | None = None  # what left the view
+
+    def __init__(
+        self, state: AppState, observer: Observer, route: Route, current: RequestState
+    ) -> None:
+        self._state, self._observer, self._route, self._current = state, observer, route, current
+        self.name, self.began = route.name, time.monotonic()
+        self._execution: Execution | None = None
+        self._would = "unknown"
+        self._facts: dict[str, Any] = {}
+
+    def begin(self, request: Request) -> bool:
+        """Claim as enforcement would. False for a request that ``protect(skip=...)`` leaves out."""
+        try:
+            prepare(request, self._state, self._route, self._current)
+            if self._route.skip is not None and is_skipped(self._route.skip, request, self._current):
+                return False
+            operation = identify(request, self._state, self._route, self._current)
+            if operation is None:
+                self._would = "unprotected"
+            else:
+                self._decide(request, operation)
+        except NotKept:  # and the key is in the body
+            pass
+        except Exception as error:
+            self._reject(error)
+        self.began = time.monotonic()
+        return True
+
+    def finish(self, response: Response | None) -> None:
+        """See :class:`~.request.state.Observation`."""
+        current, self._current.observation = self._current, None
+        error, self.error = self.error, None  # its traceback leads here
+        status = None if response is None else response.status_code
+        try:
+            if self._execution is not None:
+                self._end(self._execution, response, error)
+            conclude(
+                self._state.app,
+                operation_observed,
+                self,
+                "observed",
+                self._level(status),
+                would=self._would,
+                status=status,
+                **self._facts,
+            )
+        except Exception:
+            log.exception("operation %s: observing it failed", current.name)
+
+    def _decide(self, request: Request, operation: Operation) -> None:
+        claim = self.claim = self._claimed(request, operation)
+        route = self._route
+        resume = route.atomic or route.on_interrupted not in ("hold", "fail")
+        try:
+            decision = self._observer.decide(claim, resume=resume)
+        except (RecordBroken, SealBroken):
+            raise
+        except Exception as error:
+            self._report(error)
+            return
+        if decision is not None:
+            self._judge(decision, operation)
+
+    def _claimed(self, request: Request, operation: Operation) -> Claim:
+        """What the request asks for, apart from all that is enforced."""
+        state, route = self._state, self._route
+        apart = replace(operation, namespace=observed_namespace(operation.namespace))
+        try:
+            claim = request_claim(request, state, replace(route, resumable=None), self._current, apart)
+        except NotKept:
+            claim = new_claim(state, route, apart, UNCOMPARED)
+        return replace(claim, owner=OBSERVED + claim.owner, lease_seconds=route.lease)
+
+    def _judge(self, decision: Decision, operation: Operation) -> None:
+        """Note what the decision would have meant. Raises the problem that a client would have got."""
+        match decision:
+            case Claimed(execution):
+                self._execution = execution
+                self._facts["attempt"] = execution.hold.attempt
+            case Mismatch():
+                raise KeyReused
+            case InProgress():
+                raise RequestInProgress
+            case Interrupted() if self._route.on_interrupted == "fail":
+                raise OperationFailed
+            case Interrupted() | Gone():
+                raise OperationInterrupted
+            case Replay(stored, attempt, _):
+                self._facts.update(attempt=attempt, first_status=stored.status)
+                operation.attempt = attempt
+                if self._route.authorize_replay and not self._route.authorize_replay(operation):
+                    raise ReplayForbidden
+                if stored.body is None:
+                    raise ResponseNotKept
+                self._would = "replayed"
+            case impossible:
+                assert_never(impossible)
+
+    def _reject(self, error: Exception) -> None:
+        """``error`` would have been the response."""
+        self._would = "rejected"
+        self._facts["error"] = error.with_traceback(None)  # which leads here
+        if isinstance(error, Problem):
+            self._facts["problem"] = error.type
+        elif isinstance(error, RequestEntityTooLarge):
+            self._facts["problem"] = TOO_LARGE
+
+    def _end(
+        self, execution: Execution, response: Response | None, error: BaseException | None
+    ) -> None:
+        """Note what would have become of the view's run, in the record too."""
+        try:
+            self._would = self._outcome(response, error)
+        except Exception as failure:  # of the option store
+            self._would = "rolled_back" if self._route.atomic else "executed"
+            self._facts["error"] = failure.with_traceback(None)
+        if error is not None and self._would != "executed":
+            self._facts.setdefault("error", error)
+        match self._would:
+            case "executed":
+                stored = self._stored(response)
+                self._ask(lambda: execution.complete(stored))
+            case "interrupted":
+                self._ask(execution.abandon)
+            case _:
+                self._ask(execution.release)
+
+    def _ask(self, act: Any) -> None:
+        try:
+            self._observer.ask(act)
+        except LeaseLost as lost:
+            if not self._route.atomic:  # no lease would have ended
+                self._reject(lost)
+        except Exception as error:
+            self._report(error)
+
+    def _outcome(self, response: Response | None, error: BaseException | None) -> str:
+        """The outcome that the run of the view would have had."""
+        if self._route.atomic:
+            return "executed" if response is not None and self._stores(response) else "rolled_back"
+        if isinstance(error, Exception):
+            if self._route.is_interrupted_by(error):
+                return "interrupted"
+            if isinstance(error, UNDONE) or self._route.is_released_by(error):
+                return "released"
+        if error is not None and isinstance(error, (Problem, *NOT_THE_OPERATIONS)):
+            return "interrupted"
+        if response is None:
+            return "executed" if isinstance(error, Exception) else "interrupted"
+        return "executed" if self._stores(response) else "released"
+
+    def _stores(self, response: Response) -> bool:
+        """Whether the response would be stored. A streamed one is not shown to the option ``store``."""
+        status = response.status_code
+        if self._route.store is not None and response.is_sequence:
+            copy = self._state.app.response_class(
+                response.get_data(), response.status, response.headers.copy()
+            )
+            return bool(self._route.store(copy))
+        return (status >= 500 and not self._route.atomic) or is_stored_by_default(status)
+
+    def _stored(self, response: Response | None) -> StoredResponse:
+        """The status alone; without a body where the response's would not be kept."""
+        status = 500 if response is None else response.status_code
+        longest = self._state.settings.max_response_bytes
+        too_large = response is not None and response.is_sequence and len(response.get_data()) > longest
+        return StoredResponse(status, (), None if too_large else b"")
+
+    def _level(self, status: int | None) -> int:
+        error = self._facts.get("error")
+        if self._would == "replayed":
+            return INFO if self._facts["first_status"] == status else WARNING
+        if self._would == "rejected":
+            return INFO if isinstance(error, (Problem, HTTPException)) else WARNING
+        return DEBUG
+
+    def _report(self, error: Exception) -> None:
+        """Log and signal that the records did not do what was asked."""
+        cause = error if isinstance(error, ConfigurationError) else error.__cause__ or error
+        log.error(
+            "operation %s: nothing is observed for %g s, the store failed: %r",
+            self.name,
+            PAUSE_SECONDS,
+            cause,
+        )
+        send(store_failed, self._state.app, Event(self.name, error=error))

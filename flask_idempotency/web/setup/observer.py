@@ -1,0 +1,106 @@
+"""The records, asked about requests that are only observed: briefly, on few connections, or not at all.
+
+The request waits in front of its view. So each question is asked in a thread of its own, which the
+request leaves behind when it has waited long enough: that holds for a silent host, a full pool, a slow
+disk and whatever else may hang, in any store.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as OutOfTime
+from typing import Any, TypeVar
+
+from flask_idempotency.core.engine import Claimed, Decision, Engine
+from flask_idempotency.core.errors import LeaseLost, RecordBroken, SealBroken, StoreUnavailable
+from flask_idempotency.core.ports import Clock
+from flask_idempotency.core.records import Claim
+
+T = TypeVar("T")
+
+PLACES = 4
+"""How many questions a process asks at once, each on one connection. Each takes a millisecond or two,
+so four serve some thousand requests a second; more would be felt by a database near its
+``max_connections``."""
+
+PATIENCE_SECONDS = 0.25
+"""How long a request waits at most, twice: before its view and after it. A hundred times what a
+question usually takes, and no delay that a client would take for an outage."""
+
+PAUSE_SECONDS = 10.0
+"""How long the records are left alone after a failure. After each pause one request tries them."""
+
+_OF_THE_RECORD = (LeaseLost, RecordBroken, SealBroken)
+"""Errors about one record. The others are about the store."""
+
+
+class Observer:
+    """Asks ``engine`` for requests that must not notice it."""
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._engine, self._clock = engine, clock
+        self._places = threading.BoundedSemaphore(PLACES)
+        self._paused_until: float | None = None
+
+    def decide(self, claim: Claim, *, resume: bool) -> Decision | None:
+        """What the engine decides; None while it is left alone. Raises whatever goes wrong."""
+        return self.ask(lambda: self._engine.decide(claim, resume=resume), _give_back)
+
+    def ask(self, act: Callable[[], T], late: Callable[[Future[T]], object] = bool) -> T | None:
+        """What ``act`` returns; None while the store is left alone.
+
+        Raises what it raises, and ``StoreUnavailable`` after :data:`PATIENCE_SECONDS`; then ``late``
+        gets the result when it comes.
+        """
+        if self._paused_until is not None:
+            now = self._clock.monotonic()
+            if now < self._paused_until:
+                return None
+            self._paused_until = now + PAUSE_SECONDS  # this request tries; the others go on without
+        try:
+            result = self._within(act, late)
+        except _OF_THE_RECORD:
+            raise
+        except Exception:
+            self._paused_until = self._clock.monotonic() + PAUSE_SECONDS
+            raise
+        self._paused_until = None
+        return result
+
+    def _within(self, act: Callable[[], T], late: Callable[[Future[T]], object]) -> T:
+        """What ``act`` returns in a thread, if it does in time."""
+        deadline = self._clock.monotonic() + PATIENCE_SECONDS
+        if not self._places.acquire(timeout=PATIENCE_SECONDS):
+            raise StoreUnavailable from OutOfTime(f"no connection became free in {PATIENCE_SECONDS} s")
+        result: Future[T] = Future()
+        try:
+            # A daemon: one that hangs does not keep the process from its end.
+            threading.Thread(target=self._run, args=(act, result), daemon=True).start()
+        except BaseException:
+            self._places.release()
+            raise
+        try:
+            return result.result(max(0.0, deadline - self._clock.monotonic()))
+        except OutOfTime:
+            if result.done():
+                raise
+            result.add_done_callback(late)
+            raise StoreUnavailable from OutOfTime(f"no reply within {PATIENCE_SECONDS} s")
+
+    def _run(self, act: Callable[[], T], result: Future[T]) -> None:
+        try:
+            found: Any = act()
+        except BaseException as error:  # for whoever waits
+            result.set_exception(error)
+        else:
+            result.set_result(found)
+        finally:
+            self._places.release()
+
+
+def _give_back(result: Future[Decision]) -> None:
+    """The claim of a request that did not wait for it: nobody would ever complete it."""
+    if result.exception() is None and isinstance(decision := result.result(), Claimed):
+        decision.execution.release()
