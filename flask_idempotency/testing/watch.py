@@ -6,7 +6,6 @@ replaced by others that pass everything on, and put back afterwards.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,7 +14,7 @@ from unittest.mock import patch
 from flask_idempotency.core.engine import Engine
 from flask_idempotency.core.ports import Glance, Hold
 from flask_idempotency.core.records import Claim, Record, StoredResponse
-from flask_idempotency.web.setup.state import AppState
+from flask_idempotency.web.setup.state import AppState, engine_on
 
 
 class Watch:
@@ -49,8 +48,7 @@ def ports(
     state: AppState, records: Any, lock: Any, engine_class: type[Engine] | None = None
 ) -> AbstractContextManager[object]:
     """Let an application use other records, another lock and, if given, another kind of engine."""
-    make = engine_class or type(state.engine)
-    engine = make(records, lock, state.sealer, time, state.settings.max_waiters)
+    engine = engine_on(state, records, lock, engine_class)
     return patch.multiple(state, records=records, lock=lock, engine=engine)
 
 

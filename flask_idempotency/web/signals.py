@@ -158,7 +158,8 @@ def note(
     **facts: Any,
 ) -> None:
     """Tell what happens to the present request's operation, if anybody listens."""
-    if not signal.receivers and not log.isEnabledFor(level):
+    is_logged = log.isEnabledFor(level)
+    if not (is_logged or signal.receivers):
         return
     claim = told.claim
     if claim is None:
@@ -166,7 +167,8 @@ def note(
     else:
         digits = claim.key.hex()[:SHOWN]
         event = Event(claim.name, decided_by=told.decided_by, id=digits, **facts)
-    _log(signal, event, level)
+    if is_logged:
+        _log(signal, event, level)
     send(signal, app, event)
 
 

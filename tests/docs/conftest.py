@@ -8,14 +8,19 @@ from typing import Any
 import pytest
 from flask import Flask, g
 from flask_sqlalchemy import SQLAlchemy
+from prometheus_client import CollectorRegistry
 
 from flask_idempotency import Idempotency, idempotent
 from tests.docs.how_to import Page
 
 
 @pytest.fixture
-def names(postgres: Any, redis_server: Any) -> Iterator[dict[str, Any]]:
+def names(
+    postgres: Any, redis_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[dict[str, Any]]:
     """An application, as the pages' examples have it."""
+    # The process's own would keep the application, whose receivers would go on listening.
+    monkeypatch.setattr("prometheus_client.REGISTRY", CollectorRegistry())
     app, db, idempotency = Flask("docs"), SQLAlchemy(), Idempotency()
     app.config["SQLALCHEMY_DATABASE_URI"] = postgres.database("docs_names")
     app.config["IDEMPOTENCY_REDIS_URL"] = redis_server.url

@@ -27,7 +27,7 @@ ROOMS = {
     "outcomes": {"core", "web"},
     "cli": {"core", "stores", "web"},
     "console": {"core", "stores", "web", "cli"},
-    "integrations": {"core", "web"},
+    "integrations": {"cli", "core", "web"},
     "testing": {"core", "stores", "web"},
     "__init__": {"core", "web", "extension"},
 }
@@ -64,7 +64,14 @@ PACKAGES = {
     "outcomes": {"flask"},
     "cli": {"flask", "click", "werkzeug"},
     "console": {"flask", "werkzeug", "jinja2", "itsdangerous", "markupsafe"},
-    "integrations": {"flask", "wtforms", "apispec", "markupsafe", "opentelemetry"},
+    "integrations": {
+        "flask",
+        "wtforms",
+        "apispec",
+        "markupsafe",
+        "opentelemetry",
+        "prometheus_client",
+    },
     "testing": {"flask", "flask_sqlalchemy", "sqlalchemy", "werkzeug", "pytest"},
     "__init__": set(),
 }

@@ -77,6 +77,7 @@ EXTRAS = {
     "testing/contract.py": "testing",
     "testing/transactions.py": "testing",
     "integrations/opentelemetry.py": "opentelemetry",
+    "integrations/prometheus.py": "prometheus",
     "integrations/wtf.py": "wtf",
 }
 """The modules that need an extra, and which."""

@@ -6,9 +6,11 @@ import logging
 import threading
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 import servers
 from flask_idempotency import current_operation, idempotent, operation_unprotected, store_failed
+from flask_idempotency.integrations.prometheus import export_metrics
 
 PATIENCE_SECONDS = 10
 
@@ -43,6 +45,21 @@ def test_a_stopped_database_executes_nothing(own_postgres, stoppable, add_view, 
     assert world.post(key="canary", json={"amount": "canary"}).status_code == 201
     assert runs == [1, 1]
     assert world.post(key="before").headers["Idempotent-Replayed"] == "true"
+
+
+def test_a_stopped_database_is_counted_and_timed(own_postgres, stoppable, add_view):
+    world, registry = stoppable(), CollectorRegistry()
+    export_metrics(world.app, registry=registry)
+    add_view(world)
+    own_postgres.stop()
+    assert world.post().status_code == 503
+    failures = [
+        registry.get_sample_value("idempotency_store_failures_total", {"part": part})
+        for part in ("records", "lock")
+    ]
+    assert failures == [1, 0]
+    claims = {"part": "records", "verb": "claim"}
+    assert registry.get_sample_value("idempotency_store_seconds_count", claims) == 1
 
 
 def test_a_stopped_database_may_be_allowed_to_leave_views_unprotected(own_postgres, stoppable, caplog):

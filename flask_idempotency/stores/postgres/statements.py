@@ -185,9 +185,14 @@ _PIECES = """FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
 # What is purged one after the other.
 PIECES = f"SELECT quote_ident(nspname) || '.' || quote_ident(relname) {_PIECES}"
 
+# An overview is asked for again and again: it must never become a load, whatever the table is like.
+BOUNDED = f"""SET LOCAL statement_timeout = '3s';
+SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
+"""
+
 # In pages, in records as the planner estimates them, and the counters of pg_stat_user_tables.
 _PAGES = "pg_relation_size(pg_class.oid) / current_setting('block_size')::float8"
-SIZE = f"""SELECT sum({_PAGES}),
+SIZE = f"""{BOUNDED}SELECT sum({_PAGES}),
        coalesce(sum(greatest(reltuples, 0) / nullif(relpages, 0) * {_PAGES}), 0),
        sum(pg_stat_get_tuples_inserted(pg_class.oid))::bigint,
        sum(pg_stat_get_tuples_deleted(pg_class.oid))::bigint
@@ -196,11 +201,6 @@ SIZE = f"""SELECT sum({_PAGES}),
 SAMPLED_PAGES = 1000
 """How many pages of a table an overview reads: 8 MB, some milliseconds. In thousands of records a state
 that one in a hundred has is counted to about a tenth."""
-
-# An overview is asked for again and again: it must never become a load, whatever the table is like.
-BOUNDED = f"""SET LOCAL statement_timeout = '3s';
-SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
-"""
 
 # What to resume: nothing that has expired, which nobody may continue.
 WAITS = f"request IS NOT NULL AND state = 'in_progress' AND NOT {EXPIRED}"

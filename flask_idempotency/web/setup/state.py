@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -88,6 +89,14 @@ class AppState:
     typical_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     proved: type | None = None  # the class of sessions that are known to join
     tracing: Tracing | None = None
+
+
+def engine_on(
+    state: AppState, records: Records, lock: Lock, kind: type[IdempotencyEngine] | None = None
+) -> IdempotencyEngine:
+    """An engine like an application's own on other ports, such as some that stand before its own."""
+    make = kind or type(state.engine)
+    return make(records, lock, state.sealer, time, state.settings.max_waiters)
 
 
 _states: WeakSet[AppState] = WeakSet()

@@ -1,0 +1,297 @@
+"""Metrics for Prometheus: ``pip install 'flask-idempotency[prometheus]'``.
+
+:func:`export_metrics` counts and times what the processes of an application do.
+:class:`RecordsCollector` tells at each scrape what the records are like, once for all processes.
+
+No label holds a key, a scope or the digits of a record. ``operation`` is a route's name.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+from flask import Flask
+
+from flask_idempotency.cli.stores import admin_of
+from flask_idempotency.core.errors import ConfigurationError, IdempotencyError
+from flask_idempotency.core.ports import Lock, NoLock, Records
+from flask_idempotency.web.setup.state import app_state, engine_on
+from flask_idempotency.web.signals import (
+    OUTCOMES,
+    Event,
+    lock_paused,
+    lock_resumed,
+    operation_taken_over,
+    store_failed,
+)
+
+from .timed import Observe, TimedLock, TimedRecords
+
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+except ImportError as error:
+    raise ImportError(
+        f"flask_idempotency.integrations.prometheus needs prometheus-client ({error}):"
+        " pip install 'flask-idempotency[prometheus]'"
+    ) from error
+
+log = logging.getLogger("flask_idempotency")
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+"""Buckets for views: from one that inserts a row to one that waits for another service until its lease
+of 60 s is over."""
+
+STORE_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+"""Buckets for a verb of the store: from a round trip inside one machine, over one between data centres,
+to where time-outs end it."""
+
+FRESH_SECONDS = 10.0
+"""How long the same numbers of the records are told again. The usual interval of scrapes is 15 s: each
+gets new ones, and several scrapers at once cost no more than one."""
+
+_series: WeakKeyDictionary[CollectorRegistry, _Series] = WeakKeyDictionary()
+
+_RAN = {"executed", "rolled_back", "released", "interrupted"}
+_RESPONDED = {"replayed", "rejected"}
+_COUNTED = {*_RAN, "replayed", "unprotected"}
+_EXTENSION = "idempotency_metrics"
+
+
+def export_metrics(app: Flask, *, registry: CollectorRegistry = REGISTRY) -> None:
+    """Count and time what the operations of ``app`` do, in ``registry``. Call it after ``init_app``.
+
+    Applications of one process that have the same registry share its series. Under
+    prometheus_client's multiprocess mode the numbers of all processes are added up.
+
+    Raises ``ConfigurationError`` before ``init_app``, and for the second call with an application.
+    """
+    state = app_state(app)
+    if _EXTENSION in app.extensions:
+        raise ConfigurationError("export_metrics() was called for this application before")
+    series = _series.get(registry)
+    if series is None:
+        series = _series[registry] = _Series(registry)
+    app.extensions[_EXTENSION] = _Receiver(series, app)
+    records = TimedRecords(
+        state.records, series.observer, lambda operation: series.of(operation).in_progress
+    )
+    lock = state.lock if isinstance(state.lock, NoLock) else TimedLock(state.lock, series.observer)
+    state.engine = engine_on(state, cast("Records", records), cast("Lock", lock))
+
+
+class _Series:
+    """The series of one registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        of: dict[str, Any] = {"namespace": "idempotency", "registry": registry}
+        self.requests = Counter(
+            "requests",
+            "Requests to protected views, by what became of them",
+            ("operation", "outcome", "problem"),
+            **of,
+        )
+        self.execution_seconds = Histogram(
+            "execution_seconds",
+            "How long the attempts at an operation took, from the claim to the end",
+            ("operation",),
+            buckets=SECONDS,
+            **of,
+        )
+        self.response_seconds = Histogram(
+            "response_seconds",
+            "How long replays and rejections took",
+            ("operation",),
+            buckets=SECONDS,
+            **of,
+        )
+        self.in_progress = Gauge(
+            "in_progress",
+            "Attempts that are running",
+            ("operation",),
+            multiprocess_mode="livesum",
+            **of,
+        )
+        self.takeovers = Counter(
+            "takeovers",
+            "Operations that were run again because they were begun and not finished",
+            ("operation",),
+            **of,
+        )
+        self.store_seconds = Histogram(
+            "store_seconds",
+            "How long the verbs of the lock and of the records took",
+            ("part", "verb"),
+            buckets=STORE_SECONDS,
+            **of,
+        )
+        self.store_failures = Counter(
+            "store_failures", "How often the lock or the records failed", ("part",), **of
+        )
+        self.lock_paused = Gauge(
+            "lock_paused",
+            "Processes that leave Redis alone for a while because it failed",
+            multiprocess_mode="livesum",
+            **of,
+        )
+        for part in ("lock", "records"):
+            self.store_failures.labels(part)
+        # prometheus_client looks a child up in ten calls.
+        self.observer: Callable[[str, str], Observe] = cache(
+            lambda part, verb: self.store_seconds.labels(part, verb).observe
+        )
+        self.of = cache(lambda operation: _Operation(self, operation))
+
+
+class _Receiver:
+    """Hears the signals of one application, for as long as that lives."""
+
+    def __init__(self, series: _Series, app: Flask) -> None:
+        self._series = series
+        for signal in OUTCOMES:
+            signal.connect(self.count, app)
+        operation_taken_over.connect(self.count_takeover, app)
+        store_failed.connect(self.count_failure, app)
+        lock_paused.connect(self.note_pause, app)
+        lock_resumed.connect(self.note_resume, app)
+
+    def count(self, _app: Flask, event: Event) -> None:
+        """A request to a protected view has its outcome."""
+        if event.outcome is not None:  # otherwise it found an interrupted operation
+            self._series.of(event.operation).count(event)
+
+    def count_takeover(self, _app: Flask, event: Event) -> None:
+        """An operation is run again."""
+        self._series.of(event.operation).takeovers.inc()
+
+    def count_failure(self, _app: Flask, event: Event) -> None:
+        """The lock, whose events name no operation, or the records failed."""
+        self._series.store_failures.labels("records" if event.operation else "lock").inc()
+
+    def note_pause(self, _app: Flask, **_event: Event) -> None:
+        """Redis is left alone."""
+        self._series.lock_paused.set(1)
+
+    def note_resume(self, _app: Flask, **_event: Event) -> None:
+        """Redis works again."""
+        self._series.lock_paused.set(0)
+
+
+class _Operation:
+    """The series of one operation. They begin at 0, so that the first event is an increase."""
+
+    def __init__(self, series: _Series, name: str) -> None:
+        self._requests = cache(lambda outcome, problem: series.requests.labels(name, outcome, problem))
+        for outcome in _COUNTED:
+            self._requests(outcome, "")
+        self.in_progress = series.in_progress.labels(name)
+        self.takeovers = series.takeovers.labels(name)
+        ran = series.execution_seconds.labels(name).observe
+        responded = series.response_seconds.labels(name).observe
+        self._observe = dict.fromkeys(_RAN, ran) | dict.fromkeys(_RESPONDED, responded)
+
+    def count(self, event: Event) -> None:
+        """A request for the operation has its outcome."""
+        self._requests(event.outcome, event.problem or "").inc()
+        if observe := self._observe.get(str(event.outcome)):
+            observe(event.seconds or 0)
+
+
+class RecordsCollector:
+    """What the records of an application are like: how many, how old. A prometheus_client collector.
+
+    Register it where the scrape is answered: ``REGISTRY.register(RecordsCollector(app))``. It asks the
+    store at most every ten seconds. A scrape does not fail with the database: then it has no series of
+    records but ``idempotency_records_up``, which is 0.
+
+    Raises ``ConfigurationError`` before ``init_app``, and for a store without ``Admin.overview``.
+    """
+
+    def __init__(self, app: Flask, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._app, self._clock = app, clock
+        state = app_state(app)
+        try:
+            self._overview = admin_of(state.records, state.settings.store).overview
+        except (IdempotencyError, AttributeError) as error:
+            raise ConfigurationError(
+                "the store of this application cannot tell what its records are like, so it has no"
+                " RecordsCollector: leave it out"
+            ) from error
+        self._turn, self._until = threading.Lock(), -math.inf
+        self._known: list[Metric] = []
+        self._is_up = True
+
+    def describe(self) -> list[Metric]:
+        """Every family, without samples: to be registered asks no database."""
+        return [_up(), *_families()]
+
+    def collect(self) -> list[Metric]:
+        """What the records are like now, or were within the last ten seconds."""
+        with self._turn:
+            if self._clock() >= self._until:
+                self._known = self._ask()
+                self._until = self._clock() + FRESH_SECONDS
+            return self._known
+
+    def _ask(self) -> list[Metric]:
+        try:
+            with self._app.app_context():
+                found = list(_families(self._overview()))
+        except Exception as error:  # a store of the application's own may raise anything
+            if self._is_up:
+                log.warning("metrics: the records cannot be counted: %s", type(error).__name__)
+            found = []
+        self._is_up = bool(found)
+        return [_up(self._is_up), *found]
+
+
+def _up(is_up: bool | None = None) -> Metric:
+    what = "Whether the store could be asked about its records"
+    return GaugeMetricFamily("idempotency_records_up", what, value=is_up)
+
+
+def _families(found: Any = None) -> Iterator[Metric]:
+    """The series about the records: what an ``Overview`` says, or (None) without samples."""
+    records = GaugeMetricFamily(
+        "idempotency_records", "Records; in a large table, estimated", labels=("operation", "state")
+    )
+    for tally in found.tallies if found else ():
+        records.add_metric((tally.operation, tally.state), tally.count)
+    yield records
+    for name, (what, value) in _GAUGES.items():
+        yield GaugeMetricFamily(f"idempotency_{name}", what, value=value(found) if found else None)
+    for verb in ("inserted", "deleted"):
+        name, what = f"idempotency_records_{verb}", f"Records {verb}, as the database counts them"
+        yield CounterMetricFamily(name, what, value=getattr(found, verb, None))
+
+
+def _age(count: int, seconds: float | None) -> float:
+    """The age of the oldest of ``count``: 0 if there is none, infinite if nobody knows since when."""
+    return (math.inf if seconds is None else seconds) if count else 0
+
+
+_GAUGES: dict[str, tuple[str, Callable[[Any], float]]] = {
+    "records_interrupted": (
+        "Operations that began and never ended, which wait for a decision; counted up to 10,000",
+        lambda found: found.interrupted,
+    ),
+    "oldest_interrupted_seconds": (
+        "How long ago the lease of the oldest interrupted operation ended; 0 if there is none",
+        lambda found: _age(found.interrupted, found.interrupted_seconds),
+    ),
+    "records_expired": (
+        "Expired records, which wait for a purge; counted up to 10,000",
+        lambda found: found.expired,
+    ),
+    "oldest_expired_seconds": (
+        "How long ago the oldest of the expired records expired; 0 if there is none",
+        lambda found: _age(found.expired, found.expired_seconds),
+    ),
+}

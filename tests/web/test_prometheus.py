@@ -1,0 +1,268 @@
+"""What Prometheus is told of requests: how many, how long, how many at once. Never whose."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import sys
+
+import pytest
+from flask import Flask
+from prometheus_client import CollectorRegistry, generate_latest
+
+from flask_idempotency import ConfigurationError, Retryable, current_operation, idempotent
+from flask_idempotency.integrations.prometheus import export_metrics
+from flask_idempotency.web.setup.state import app_state
+from tests.stores import BOTH
+
+
+@pytest.fixture
+def registry(world):
+    registry = CollectorRegistry()
+    export_metrics(world.app, registry=registry)
+    return registry
+
+
+@pytest.fixture
+def value(registry):
+    """One number, by its name and labels; None if nobody has told it."""
+
+    def get(name, **labels):
+        return registry.get_sample_value(f"idempotency_{name}", labels)
+
+    return get
+
+
+@pytest.fixture
+def requests(value):
+    def get(outcome, problem="", operation="pay"):
+        return value("requests_total", operation=operation, outcome=outcome, problem=problem)
+
+    return get
+
+
+def add(world, function, **options):
+    world.app.add_url_rule("/payments", "pay", idempotent(**options)(function), methods=["POST"])
+
+
+def fail():
+    raise RuntimeError
+
+
+def fail_for_now():
+    raise Retryable
+
+
+@BOTH
+def test_requests_are_counted_by_operation_and_outcome(world, add_view, requests):
+    add_view(world)
+    world.post()
+    assert [requests("executed"), requests("replayed"), requests("rejected", "key-reused")] == [
+        1,
+        0,
+        None,
+    ]
+    world.post()
+    world.post()
+    world.post(json={"amount": 6})
+    assert [requests("executed"), requests("replayed"), requests("rejected", "key-reused")] == [1, 2, 1]
+    world.post(key=None)
+    assert requests("rejected", "key-required") == 1
+
+
+def test_an_outcome_that_has_not_happened_is_counted_from_the_first_request_on(
+    world, add_view, requests
+):
+    """Otherwise its first time would be no increase."""
+    add_view(world)
+    world.post()
+    assert requests("rolled_back") == requests("interrupted") == requests("unprotected") == 0
+
+
+@pytest.mark.parametrize(
+    ("outcome", "view", "options"),
+    [
+        ("rolled_back", fail, {}),
+        ("released", fail_for_now, {"atomic": False}),
+        ("unprotected", lambda: "", {"required": False}),
+    ],
+)
+def test_other_outcomes_are_counted_too(world, requests, outcome, view, options):
+    add(world, view, **options)
+    world.post(key=None if outcome == "unprotected" else "key-1")
+    assert requests(outcome) == 1
+
+
+def test_an_attempt_and_a_replay_are_timed_apart(world, add_view, value):
+    add_view(world)
+    world.post()
+    assert value("execution_seconds_count", operation="pay") == 1
+    assert value("response_seconds_count", operation="pay") == 0
+    assert 0 < value("execution_seconds_sum", operation="pay") < 10
+    world.post()
+    world.post(json={"amount": 6})
+    assert value("execution_seconds_count", operation="pay") == 1
+    assert value("response_seconds_count", operation="pay") == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"atomic": False}], ids=["atomic", "leased"])
+@pytest.mark.parametrize("end", [lambda: ("", 201), fail, fail_for_now])
+def test_an_operation_is_in_progress_while_its_view_runs(world, value, end, options):
+    seen = []
+
+    def view():
+        seen.append(value("in_progress", operation="pay"))
+        return end()
+
+    add(world, view, **options)
+    world.post()
+    assert seen == [1]
+    assert value("in_progress", operation="pay") == 0
+
+
+def test_an_operation_whose_worker_is_told_to_exit_is_not_in_progress(world, value):
+    def leave():
+        raise SystemExit
+
+    add(world, leave)
+    with pytest.raises(SystemExit):
+        world.post()
+    assert value("in_progress", operation="pay") == 0
+
+
+def test_a_take_over_is_counted(world, value):
+    def fail_first():
+        if current_operation.attempt == 1:
+            raise RuntimeError
+        return ""
+
+    add(world, fail_first)
+    world.post()
+    assert value("takeovers_total", operation="pay") == 0
+    world.post()
+    assert value("takeovers_total", operation="pay") == 1
+
+
+def calls(registry):
+    """How often each verb of the store was timed."""
+    samples = [sample for metric in registry.collect() for sample in metric.samples]
+    return {
+        (sample.labels["part"], sample.labels["verb"]): sample.value
+        for sample in samples
+        if sample.name == "idempotency_store_seconds_count" and sample.value
+    }
+
+
+def test_the_verbs_of_the_lock_and_of_the_records_are_timed(world, add_view, registry, value):
+    add_view(world)
+    world.post()
+    first = {
+        ("lock", "acquire"): 1,
+        ("records", "claim"): 1,
+        ("records", "complete"): 1,
+        ("lock", "finish"): 1,
+    }
+    assert calls(registry) == first
+    world.post()
+    assert calls(registry) == {**first, ("lock", "acquire"): 2, ("records", "look_or_claim"): 1}
+    assert 0 < value("store_seconds_sum", part="records", verb="complete") < 10
+
+
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+def test_where_there_is_no_lock_none_is_timed(world, add_view, registry):
+    add_view(world)
+    world.post()
+    assert calls(registry) == {("records", "look_or_claim"): 1, ("records", "complete"): 1}
+
+
+def test_the_end_without_a_response_is_timed_once(world, registry):
+    add(world, fail_for_now, atomic=False)
+    world.post()
+    assert {verb: count for (part, verb), count in calls(registry).items() if part == "records"} == {
+        "claim": 1,
+        "release": 1,
+    }
+
+
+def test_the_verbs_of_steps_are_timed(world, registry):
+    def view():
+        current_operation.step("look", lambda: 1)
+        current_operation.step("write", lambda: 2, atomic=True)
+        current_operation.extend(60)
+        return ""
+
+    add(world, view, atomic=False)
+    assert world.post().status_code == 200
+    assert (
+        calls(registry).items()
+        >= {
+            ("records", "record"): 2,
+            ("records", "open_step"): 1,
+            ("records", "extend"): 2,
+        }.items()
+    )
+
+
+def test_a_redis_that_fails_is_counted_and_paused_until_it_works(world, add_view, value, monkeypatch):
+    add_view(world)
+    assert value("lock_paused") == 0
+    lock = app_state(world.app).lock
+    wire = lock._wire
+
+    def broken():
+        raise ConnectionError
+
+    monkeypatch.setattr(lock, "_wire", broken)
+    world.post()
+    assert value("store_failures_total", part="lock") == 1
+    assert value("lock_paused") == 1
+    monkeypatch.setattr(lock, "_wire", wire)
+    monkeypatch.setattr(lock, "_skip_until", 0)
+    world.post()
+    assert value("lock_paused") == 0
+
+
+def test_no_label_says_whose_a_key_is(world, registry, add_view):
+    add_view(world)
+    for key in ("canary-key", "canary-key", None, "canary\x00"):
+        world.post(key=key, user="canary-user", json={"amount": "canary"})
+    (record,) = world.records()
+    text = generate_latest(registry).decode()
+    assert "canary" not in text
+    assert record.key.hex()[:8] not in text
+
+
+def test_two_applications_share_the_series_of_one_registry(make_world, add_view):
+    registry = CollectorRegistry()
+    for _ in range(2):
+        world = make_world()
+        export_metrics(world.app, registry=registry)
+        add_view(world)
+        world.post()
+    counted = {"operation": "pay", "outcome": "executed", "problem": ""}
+    assert registry.get_sample_value("idempotency_requests_total", counted) == 2
+
+
+def test_metrics_before_init_app_are_refused():
+    with pytest.raises(ConfigurationError, match=r"call idempotency\.init_app"):
+        export_metrics(Flask("shop"), registry=CollectorRegistry())
+
+
+def test_metrics_twice_are_refused(world, registry):
+    with pytest.raises(ConfigurationError, match="before"):
+        export_metrics(world.app, registry=registry)
+
+
+def test_without_the_package_the_message_says_what_to_install(monkeypatch):
+    name = "flask_idempotency.integrations.prometheus"
+    really = builtins.__import__
+
+    def without(module, *rest):
+        if module == "prometheus_client":
+            raise ImportError("No module named 'prometheus_client'")
+        return really(module, *rest)
+
+    monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ImportError, match=r"pip install 'flask-idempotency\[prometheus\]'"):
+        importlib.import_module(name)

@@ -1,0 +1,163 @@
+"""What Prometheus is told of the records, at each scrape."""
+
+from __future__ import annotations
+
+import logging
+import math
+from types import SimpleNamespace
+
+import pytest
+from flask import Flask
+from prometheus_client import CollectorRegistry
+
+from flask_idempotency import ConfigurationError, idempotent
+from flask_idempotency.integrations.prometheus import FRESH_SECONDS, RecordsCollector
+from flask_idempotency.testing import Clock
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def registry(world, clock):
+    registry = CollectorRegistry()
+    registry.register(RecordsCollector(world.app, clock=clock))
+    return registry
+
+
+@pytest.fixture
+def value(registry, clock):
+    """One number now; None if there is none."""
+
+    def get(name, **labels):
+        clock.advance(FRESH_SECONDS)
+        return registry.get_sample_value(f"idempotency_{name}", labels)
+
+    return get
+
+
+def test_records_are_counted_by_operation_and_state(world, add_view, value):
+    add_view(world)
+    assert value("records", operation="pay", state="completed") is None
+    for key in ("one", "two"):
+        world.post(key=key)
+    assert value("records", operation="pay", state="completed") == 2
+    assert value("records_up") == 1
+
+
+def test_interrupted_operations_are_counted_and_have_an_age(world, value):
+    assert value("records_interrupted") == value("oldest_interrupted_seconds") == 0
+    interrupt(world, "one")
+    interrupt(world, "two")
+    world.sql("update idempotency_record set lease_expires_at = now() - interval '1 hour'")
+    assert value("records_interrupted") == 2
+    assert 3600 <= value("oldest_interrupted_seconds") < 3660
+    assert value("records", operation="pay", state="interrupted") == 2
+
+
+def interrupt(world, key):
+    """Leave an operation whose worker was told to exit."""
+
+    def leave():
+        raise SystemExit
+
+    if "pay" not in world.app.view_functions:
+        world.app.add_url_rule("/payments", "pay", idempotent(atomic=False)(leave), methods=["POST"])
+    with pytest.raises(SystemExit):
+        world.post(key=key)
+
+
+def test_what_waits_for_a_purge_is_counted_and_has_an_age(world, add_view, value):
+    add_view(world)
+    world.post()
+    assert value("records_expired") == value("oldest_expired_seconds") == 0
+    world.sql("update idempotency_record set expires_at = now() - interval '1 hour'")
+    assert value("records_expired") == 1
+    assert 3600 <= value("oldest_expired_seconds") < 3660
+    world.sql("update idempotency_record set expires_at = '-infinity'")
+    assert value("oldest_expired_seconds") == math.inf
+
+
+def test_what_the_purge_has_deleted_is_counted(world, add_view, value):
+    add_view(world)
+    world.post()
+    world.sql("delete from idempotency_record")
+    world.sql("select pg_stat_force_next_flush()")
+    assert value("records_inserted_total") >= value("records_deleted_total") >= 1
+
+
+def test_the_store_is_asked_no_more_often_than_every_ten_seconds(world, add_view, registry, clock):
+    add_view(world)
+
+    def count():
+        labels = {"operation": "pay", "state": "completed"}
+        return registry.get_sample_value("idempotency_records", labels)
+
+    assert count() is None
+    world.post()
+    clock.advance(FRESH_SECONDS - 1)
+    assert count() is None
+    clock.advance(1)
+    assert count() == 1
+
+
+def test_a_scrape_does_not_fail_with_the_database(world, value, caplog):
+    world.sql("alter table idempotency_record rename to elsewhere")
+    with caplog.at_level(logging.WARNING, "flask_idempotency"):
+        assert value("records_up") == 0
+        assert value("records_interrupted") is None
+    assert [record.message for record in caplog.records] == [
+        "metrics: the records cannot be counted: ConfigurationError"
+    ]
+    world.sql("alter table elsewhere rename to idempotency_record")
+    assert value("records_up") == 1
+    assert value("records_interrupted") == 0
+
+
+def test_a_scrape_asks_the_server_to_end_what_takes_too_long(world, value):
+    """A lock on the table: the scrape is over long before Prometheus gives it up after 10 s."""
+    with world.app.app_context(), world.db.engine.begin() as connection:
+        connection.exec_driver_sql("lock table idempotency_record")
+        assert value("records_up") == 0
+
+
+def test_registering_asks_no_database(make_world):
+    world = make_world()
+    world.sql("drop table idempotency_record cascade")
+    registry = CollectorRegistry(auto_describe=True)
+    collector = RecordsCollector(world.app)
+    registry.register(collector)
+    with pytest.raises(ValueError, match="Duplicated"):
+        registry.register(collector)
+
+
+@pytest.mark.parametrize("store", ["redis"], indirect=True)
+def test_the_records_in_redis_are_counted(make_world, redis_server, add_view):
+    world = make_world(IDEMPOTENCY_REDIS_URL=redis_server.url)
+    add_view(world, atomic=False)
+    world.post()
+    registry = CollectorRegistry()
+    registry.register(RecordsCollector(world.app))
+    labels = {"operation": "pay", "state": "completed"}
+    assert registry.get_sample_value("idempotency_records", labels) == 1
+    assert registry.get_sample_value("idempotency_records_deleted_total") is None
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_a_store_that_cannot_tell_is_refused(world):
+    with pytest.raises(ConfigurationError, match="leave it out"):
+        RecordsCollector(world.app)
+
+
+def test_a_store_of_ones_own_without_an_overview_is_refused(world, monkeypatch):
+    records = world.app.extensions["idempotency"].records
+    monkeypatch.setattr(records, "admin", SimpleNamespace, raising=False)
+    with pytest.raises(ConfigurationError, match="leave it out"):
+        RecordsCollector(world.app)
+
+
+def test_a_collector_before_init_app_is_refused():
+    with pytest.raises(ConfigurationError, match=r"call idempotency\.init_app"):
+        RecordsCollector(Flask("shop"))
