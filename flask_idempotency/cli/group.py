@@ -65,6 +65,15 @@ def admin(state: AppState) -> Admin:
     return admin_of(state.records, state.settings.store)
 
 
+def require(store: Admin, verb: str) -> None:
+    """Raise ``IdempotencyError`` if a store of the application's own lacks a verb."""
+    if not hasattr(store, verb):
+        raise IdempotencyError(
+            f"the application's own store cannot do this: its admin() has no {verb}(), see"
+            " flask_idempotency.stores.admin.Admin"
+        )
+
+
 def explain(error: IdempotencyError) -> str:
     """The error for an operator: in the driver's words, where a client only reads to try again."""
     return reason(error) if isinstance(error, Problem) else error.detail

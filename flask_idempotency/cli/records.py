@@ -1,21 +1,17 @@
-"""Commands to create the tables, look at the records, and let an operation be run again."""
+"""Commands to create the tables, and to look at the records."""
 
 from __future__ import annotations
 
 import re
-import secrets
 from dataclasses import asdict
 from typing import Any
 
 import click
 
-from flask_idempotency.core.engine import Claimed
-from flask_idempotency.core.errors import IdempotencyError, LeaseLost, OperationFailed, UnknownRecord
+from flask_idempotency.core.errors import ConfigurationError, UnknownRecord
 from flask_idempotency.core.keys import SHOWN
-from flask_idempotency.core.records import Claim, State
-from flask_idempotency.stores.admin import Admin, Line, StepLine
-from flask_idempotency.web.request.response import capture, lasting_response
-from flask_idempotency.web.setup.state import AppState
+from flask_idempotency.core.records import State
+from flask_idempotency.stores.admin import Admin, AuditEntry, Line, StepLine
 
 from .group import MANY, admin, as_json_option, cli, current_state, in_utc, write, write_rows
 from .keys import possible_hashes
@@ -94,7 +90,7 @@ def list_records(
         found = store.newest(operation, state, limit)
     else:
         raise click.UsageError("a record is found by --key and --operation, with its --scope")
-    write_rows([_row(line) for line in found], as_json, none)
+    write_rows([row(line) for line in found], as_json, none)
     context.exit(0 if found or key is None else 1)
 
 
@@ -102,53 +98,18 @@ def list_records(
 @click.argument("digits")
 @as_json_option
 def show(digits: str, as_json: bool) -> None:
-    """Show one record and its finished steps.
+    """Show one record, its finished steps, and what operators did to it.
 
     DIGITS are the 8 digits that `list` shows; `list --key` finds those of a client's key. Shows no key,
     no response and no step's result. The steps tell how far an interrupted operation came: the step
     after the last one may or may not have happened.
     """
-    line, steps = find(admin(current_state()), _checked(digits))
+    tables = tables_of(admin(current_state()), checked(digits))
     if as_json:
-        write_rows([{**_row(line), "steps": [in_utc(asdict(step)) for step in steps]}], as_json)
-        return
-    write_rows([_row(line)], as_json)
-    if steps:
-        click.echo()
-        write_rows([asdict(step) for step in steps], as_json)
-
-
-@cli.command()
-@click.argument("digits")
-@click.option("--fail", is_flag=True, help="Store a failure as its response; it never runs again.")
-@as_json_option
-def release(digits: str, fail: bool, as_json: bool) -> None:
-    """Let an operation that was interrupted, or has failed, be run again.
-
-    DIGITS are the 8 digits that `list` shows; `list --key` finds those of a client's key. First find
-    out what became of the operation, for example from the other service: the next retry runs the view
-    again, without its finished steps. If it must not run again, use --fail: then every retry gets a
-    500 of the type operation-failed. Does not touch an operation that has completed or whose lease
-    still runs. Atomic operations need nothing: their next retry takes over.
-    """
-    state = current_state()
-    store, digits = admin(state), _checked(digits)
-    line, _ = find(store, digits)
-    key = line.key[:SHOWN]
-    found = store.reopen(bytes.fromhex(digits), secrets.token_urlsafe(16), state.settings.ttl)
-    if found is None and line.state == "released":
-        raise IdempotencyError(f"{key} has been released: its next retry runs the view again")
-    if found is None:
-        raise IdempotencyError(
-            f"{key} is {line.state.replace('_', ' ')}: only what is interrupted or failed can be"
-            " released"
-        )
-    if fail:
-        _fail(state, found)
-    if as_json:
-        write_rows([_row(find(store, line.key)[0])], as_json)
+        (line,), steps, audit = ([in_utc(each) for each in rows] for rows in tables)
+        write_rows([{**line, "steps": steps, "audit": audit}], as_json)
     else:
-        click.echo(f"{key}: {'failed for good' if fail else 'may be run again'}")
+        write_tables(tables)
 
 
 def find(admin: Admin, digits: str) -> tuple[Line, list[StepLine]]:
@@ -165,29 +126,41 @@ def find(admin: Admin, digits: str) -> tuple[Line, list[StepLine]]:
     return found[0], admin.steps(start)
 
 
-def _fail(state: AppState, key: bytes) -> None:
-    """Store a failure as the response of a record that nobody holds: an operator has decided.
+def find_audit(admin: Admin, digits: str) -> list[AuditEntry]:
+    """What operators did to the record whose key's hash begins with ``digits``.
 
-    Raises ``StoreUnavailable``, and ``LeaseLost`` if a request was faster.
+    Nothing if a store of the application's own, or the table of an earlier release, cannot note it.
     """
-    record = state.records.look(key)
-    if record is None:
-        raise LeaseLost
-    problem = OperationFailed("The operation was interrupted, and will not be run again.")
-    response = lasting_response(state.app, problem, state.settings)
-    owner = secrets.token_urlsafe(16)
-    claim = Claim(key, record.name, record.fingerprint, owner, state.settings.ttl, state.settings.lease)
-    decision = state.engine.decide(claim)
-    if not isinstance(decision, Claimed):
-        raise LeaseLost
-    decision.execution.complete(capture(response, state.settings))
+    if not hasattr(admin, "audit"):
+        return []
+    try:
+        return admin.audit(bytes.fromhex(digits))
+    except ConfigurationError:
+        return []
 
 
-def _row(line: Line) -> dict[str, Any]:
+def tables_of(store: Admin, digits: str) -> list[list[dict[str, Any]]]:
+    """A record, its steps, and what operators did to it: each as rows."""
+    line, steps = find(store, digits)
+    entries = [{"at": each.at, **asdict(each)} for each in find_audit(store, digits)]
+    return [[row(line)], [asdict(step) for step in steps], entries]
+
+
+def write_tables(tables: list[list[dict[str, Any]]]) -> None:
+    """Write what there is, one table below the other."""
+    for number, rows in enumerate(filter(None, tables)):
+        if number:
+            click.echo()
+        write_rows(rows, as_json=False)
+
+
+def row(line: Line) -> dict[str, Any]:
+    """A record as it is shown: with the first digits only."""
     return {**asdict(line), "key": line.key[:SHOWN]}
 
 
-def _checked(digits: str) -> str:
+def checked(digits: str) -> str:
+    """Digits as an operator typed them. Raises ``UnknownRecord`` for anything else."""
     if not re.fullmatch(
         "[0-9a-fA-F]{8}|[0-9a-fA-F]{16}", digits
     ):  # not repeated: it may be a client's key

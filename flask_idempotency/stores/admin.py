@@ -7,13 +7,14 @@ time that Python cannot represent stays text.
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Literal, Protocol
+from datetime import datetime, timezone
+from typing import Any, Literal, Protocol
 
 from sqlalchemy import exc
 
@@ -21,7 +22,7 @@ from flask_idempotency.core.errors import IdempotencyError, StoreUnavailable
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.keys import KEY_BYTES
 from flask_idempotency.core.ports import Hold, Records, Transaction
-from flask_idempotency.core.records import Claim
+from flask_idempotency.core.records import Claim, State, StoredResponse
 
 Time = datetime | str
 
@@ -124,6 +125,40 @@ class StepLine:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """What an operator ``did`` to a record, who and why; ``at`` is None before the store notes it."""
+
+    by: str
+    did: str
+    why: str
+    at: Time | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of an interrupted or failed operation, as an operator decided.
+
+    ``response`` is stored as it is, sealed or not; None lets the operation be run again. Either lives
+    for at least ``ttl_seconds``, the ``entry`` is noted, and the new ``owner`` fences off whoever held
+    the record. If ``seen`` is given, its owner must still be that one.
+    """
+
+    key: bytes
+    owner: str
+    ttl_seconds: float
+    entry: AuditEntry
+    response: StoredResponse | None = None
+    seen: str | None = None
+
+    @property
+    def state(self) -> State:
+        """The state in which it leaves the record."""
+        if self.response is None:
+            return State.IN_PROGRESS
+        return State.FAILED if self.response.status >= 500 else State.COMPLETED
+
+
+@dataclass(frozen=True, slots=True)
 class Due:
     """An operation to resume; ``request`` as stored, ``owner`` the token of its ``attempt``."""
 
@@ -168,8 +203,8 @@ def finding(
 class Admin(Protocol):
     """A store as an operator needs it, outside of any request.
 
-    A store of an application's own may lack :meth:`overview`: then ``watch`` says so. ``start`` is the
-    beginning of a key's hash, or all of it. Everything may raise ``StoreUnavailable``,
+    A store of an application's own may lack some: then the commands that need them say so. ``start`` is
+    the beginning of a key's hash, or all of it. Everything may raise ``StoreUnavailable``,
     ``ConfigurationError``, and :class:`NothingToDo` where the store needs no such thing.
     """
 
@@ -200,10 +235,18 @@ class Admin(Protocol):
         """The finished steps of such a record, the earliest first."""
         ...
 
-    def reopen(self, start: bytes, owner: str, ttl_seconds: float) -> bytes | None:
-        """Let a record that is interrupted or failed be run again, for at least ``ttl_seconds``.
+    def key(self, start: bytes) -> bytes | None:
+        """The whole key of such a record."""
+        ...
 
-        The new ``owner`` fences off its holder. Returns its key, or None if it is neither.
+    def audit(self, start: bytes) -> list[AuditEntry]:
+        """What operators did to such a record since it was created, the earliest first."""
+        ...
+
+    def settle(self, verdict: Verdict) -> bool:
+        """End what is interrupted or failed as an operator decided, durably.
+
+        Returns whether it was done: not if the record is neither, or if somebody works on it.
         """
         ...
 
@@ -280,6 +323,30 @@ def trying(records: Records, forget: Callable[[Claim], object]) -> Iterator[tupl
     finally:
         with suppress(StoreUnavailable):
             forget(claim)
+
+
+def read_audit(text: str | bytes | None, since: Time) -> list[AuditEntry]:
+    """The entries of a stored list of them, except those from before ``since``: of an expired record.
+
+    Whoever writes to the store may write anything there: what is no entry is left out.
+    """
+    try:
+        entries = json.loads(text or "[]")
+        found = [
+            AuditEntry(entry["by"], entry["did"], entry["why"], read_time(entry["at"]))
+            for entry in entries
+        ]
+    except (KeyError, TypeError, ValueError):
+        return []
+    return [entry for entry in found if str(entry.at) >= str(since)]
+
+
+def read_time(text: Any) -> Time:
+    """A time as text, in UTC. Falls back to the text: whoever writes to the table may write any."""
+    try:
+        return datetime.fromisoformat(text).replace(tzinfo=timezone.utc)
+    except (TypeError, ValueError):
+        return str(text)
 
 
 def original(error: BaseException | None) -> BaseException | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Table, inspect
@@ -13,8 +12,22 @@ from sqlalchemy import Connection, Table, inspect
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.keys import KEY_BYTES
 from flask_idempotency.core.records import OBSERVED
+from flask_idempotency.core.rows import response_values
 
-from .admin import CAPPED, MIGRATE, Group, Line, Overview, StepLine, Tally, Time, Waiting
+from .admin import (
+    CAPPED,
+    MIGRATE,
+    AuditEntry,
+    Group,
+    Line,
+    Overview,
+    StepLine,
+    Tally,
+    Verdict,
+    Waiting,
+    read_audit,
+    read_time,
+)
 from .table import TIMES, defined_counts
 
 FORGET = "DELETE FROM {table} WHERE key = %(key)s AND owner = %(owner)s"
@@ -36,8 +49,9 @@ class AdminStatements:
     leased: str
     starting: str
     steps: str
-    reopen: str
-    reopened: str
+    key: str
+    audit: str
+    settle: str
     waiting: str
 
 
@@ -70,6 +84,9 @@ def admin_statements(
     later: str,
     digits: str,
     age: str,
+    audit: str,
+    durable: str = "",
+    lock: str = "",
     time: str = "{}",
     bounded: str = "",
     sample: str = "",
@@ -77,7 +94,9 @@ def admin_statements(
     """Fill in a dialect's present time, the time in ``ttl`` seconds and the later of two times.
 
     ``digits`` are the first 16 of a key's hash, ``time`` makes text of a time, in UTC, ``age`` are the
-    seconds since a time. For an overview ``bounded`` limits the time, ``sample`` what it reads.
+    seconds since a time, ``audit`` is the list with another entry. ``durable`` makes a commit wait for
+    the disk, ``lock`` passes by rows that others hold. For an overview ``bounded`` limits the time,
+    ``sample`` what it reads.
     """
     expired = f"(expires_at <= {now} AND lease_expires_at IS NULL)"
     # Who runs an operation has a lease, or has nothing written of an end (completed_at is null).
@@ -92,7 +111,9 @@ def admin_statements(
        CASE WHEN lease_expires_at IS NULL THEN {time.format("expires_at")} END, {expired}
   FROM"""
     starting = "key BETWEEN %(low)s AND %(high)s"
-    reopened = f"{starting} AND {state} IN ('interrupted', 'failed')"
+    mine = f"""SELECT key FROM {{table}}
+   WHERE key = %(key)s AND (CAST(%(seen)s AS text) IS NULL OR owner = %(seen)s)
+     AND {state} IN ('interrupted', 'failed'){lock}"""
     return AdminStatements(
         stats=f"""SELECT name, {state}, count(*), count(CASE WHEN {expired} THEN 1 END),
        CAST(coalesce(sum(length(body)), 0) AS bigint), {time.format("min(created_at)")}
@@ -120,13 +141,17 @@ def admin_statements(
         starting=f"{line} {{table}} WHERE {starting} LIMIT 2",
         steps=f"""SELECT name, attempt, length(result), {time.format("created_at")} FROM {{steps}}
  WHERE {starting} ORDER BY created_at""",
+        key=f"SELECT key FROM {{table}} WHERE {starting} LIMIT 2",
+        audit=f"""SELECT CAST(audit AS text), {time.format("created_at")}
+  FROM {{table}} WHERE {starting} LIMIT 1""",
         # Another owner: whoever held it before writes nothing more. The retention begins again, for
         # the sake of the finished steps, and so do the tries of ``resume``.
-        reopen=f"""UPDATE {{table}} SET state = 'in_progress', owner = %(owner)s,
+        settle=f"""{durable}UPDATE {{table}} SET state = %(state)s, owner = %(owner)s,
        lease_expires_at = NULL, completed_at = {now}, expires_at = {later}(expires_at, {in_ttl}),
-       status = NULL, headers = NULL, body = NULL, tries = 0, tried_at = NULL
- WHERE {reopened}""",
-        reopened=f"SELECT key FROM {{table}} WHERE {reopened}",
+       status = %(status)s, headers = %(headers)s, body = %(body)s,
+       request = CASE WHEN %(state)s = 'in_progress' THEN request END, tries = 0, tried_at = NULL,
+       audit = {audit}
+ WHERE key = ({mine})""",
         waiting=f"""SELECT count(CASE WHEN NOT {expired} AND {TIMES} < %(max_attempts)s THEN 1 END),
        count(CASE WHEN NOT {expired} AND {TIMES} >= %(max_attempts)s THEN 1 END),
        count(CASE WHEN {expired} THEN 1 END)
@@ -194,6 +219,32 @@ class TableAdmin:
         rows = self._fetch(self.sql.steps, between(start))
         return [_tidy(StepLine(*row)) for row in rows]
 
+    def key(self, start: bytes) -> bytes | None:
+        """The whole key."""
+        rows = self._fetch(self.sql.key, between(start))
+        return bytes(rows[0][0]) if len(rows) == 1 else None
+
+    def audit(self, start: bytes) -> list[AuditEntry]:
+        """What operators did."""
+        rows = self._fetch(self.sql.audit, between(start))
+        return [entry for text, since in rows for entry in read_audit(text, read_time(since))]
+
+    def settle(self, verdict: Verdict) -> bool:
+        """End it as an operator decided."""
+        empty = {"status": None, "headers": None, "body": None}
+        values = {
+            "key": verdict.key,
+            "owner": verdict.owner,
+            "ttl": verdict.ttl_seconds,
+            "seen": verdict.seen,
+            "state": verdict.state.value,
+            "by": verdict.entry.by,
+            "did": verdict.entry.did,
+            "why": verdict.entry.why,
+            **(empty if verdict.response is None else response_values(verdict.response)),
+        }
+        return self._change(self.sql.settle, values) == 1
+
     def waiting(self, max_attempts: int) -> Waiting:
         """The resumable operations counted."""
         return Waiting(*self._fetch(self.sql.waiting, {"max_attempts": max_attempts})[0])
@@ -214,22 +265,20 @@ class TableAdmin:
         """The rows of a statement that only reads."""
         raise NotImplementedError
 
+    def _change(self, template: str, values: dict[str, Any]) -> int:
+        """How many rows a statement has changed, committed."""
+        raise NotImplementedError
+
 
 def _tidy(found: T) -> T:
     """With aware times, which the database gives as text, and booleans, where it has none."""
     times = {name: getattr(found, name, None) for name in _TIMES}
-    changed: dict[str, Any] = {name: _time(text) for name, text in times.items() if text is not None}
+    changed: dict[str, Any] = {
+        name: read_time(text) for name, text in times.items() if text is not None
+    }
     if isinstance(found, Line):
         changed["expired"] = bool(found.expired)
     return replace(found, **changed)
-
-
-def _time(text: Any) -> Time:
-    """Falls back to the text: whoever writes to the table may write any time."""
-    try:
-        return datetime.fromisoformat(text).replace(tzinfo=timezone.utc)
-    except (TypeError, ValueError):
-        return str(text)
 
 
 def between(start: bytes) -> dict[str, bytes]:

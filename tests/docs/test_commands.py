@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 import pytest
 import sqlalchemy as sa
@@ -43,10 +44,10 @@ class TestCommands:
         run = app.test_cli_runner().invoke
         for block in blocks(self.PAGE, "console"):
             for command, shown in commands(block.text):
-                name, *arguments = command.removeprefix("flask idempotency ").split()
+                name, *arguments = shlex.split(command.removeprefix("flask idempotency "))
                 if name == "resume":  # what was released just now is due later
                     self.sql(app, db, MAKE_DUE)
-                answer = run(cli, [name, *arguments]).output
+                answer = run(cli, [name, *arguments], input="y\n").output
                 assert looks_like(answer, shown), f"{block.name}: {command}\n{answer}"
                 if answer.endswith("created the table of its steps\n"):
                     self.work(app, db)

@@ -21,7 +21,6 @@ from flask_idempotency.stores.table_admin import (
     Size,
     TableAdmin,
     admin_statements,
-    between,
 )
 
 from . import checks, statements, upgrade
@@ -41,6 +40,12 @@ class PostgresAdmin(TableAdmin):
         later="greatest",
         digits="encode(substring(key for 8), 'hex')",
         age="extract(epoch FROM clock_timestamp() - nullif({}, '-infinity'))::float8",
+        # The database's clock, in the form that SQLite has too.
+        audit="""(coalesce(audit::jsonb, '[]') || jsonb_build_array(jsonb_build_object(
+         'at', to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US'),
+         'by', %(by)s::text, 'did', %(did)s::text, 'why', %(why)s::text)))::json""",
+        durable="{settings}",
+        lock=" FOR UPDATE SKIP LOCKED",
         bounded=statements.BOUNDED,
         # The same pages each time, so that a number moves only if the table does.
         sample="TABLESAMPLE SYSTEM (%(percent)s) REPEATABLE (0)",
@@ -52,12 +57,6 @@ class PostgresAdmin(TableAdmin):
     _messages: Messages
     remedy = checks.POOLER
     sleep = staticmethod(time.sleep)
-
-    def reopen(self, start: bytes, owner: str, ttl_seconds: float) -> bytes | None:
-        """Let a record be run again."""
-        values = {**between(start), "owner": owner, "ttl": ttl_seconds}
-        row = self._messages.run(self.sql.reopen + " RETURNING key", values)[0]
-        return None if row is None else bytes(row[0])
 
     def resumable(self, limit: int, max_attempts: int, backoff_seconds: float) -> list[Due]:
         """Return the operations to resume now, and put off their next try."""
@@ -127,3 +126,6 @@ class PostgresAdmin(TableAdmin):
 
     def _fetch(self, template: str, values: dict[str, Any]) -> list[Any]:
         return self._messages.fetch(template, values)[0]
+
+    def _change(self, template: str, values: dict[str, Any]) -> int:
+        return self._messages.run(template, values)[1]

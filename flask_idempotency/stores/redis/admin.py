@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime, timezone
 from heapq import nlargest, nsmallest
 from itertools import islice
@@ -20,6 +21,7 @@ from flask_idempotency.core.errors import IdempotencyError, StoreUnavailable
 from flask_idempotency.core.keys import KEY_BYTES
 from flask_idempotency.core.records import OBSERVED
 from flask_idempotency.stores.admin import (
+    AuditEntry,
     Due,
     Finding,
     Group,
@@ -29,8 +31,10 @@ from flask_idempotency.stores.admin import (
     StepLine,
     Tally,
     Time,
+    Verdict,
     Waiting,
     finding,
+    read_audit,
     trying,
 )
 
@@ -57,17 +61,28 @@ end
 return cjson.encode({{now, lines}})"""
 
 # May be sent twice, as its reply may be lost: the token shows who sent it.
-_REOPEN = f"""{NOW}
-local held = redis.call('HMGET', KEYS[1], 'owner', 'state', 'lease')
+_SETTLE = f"""{NOW}
+local held = redis.call('HMGET', KEYS[1], 'owner', 'state', 'lease', 'audit')
 if held[1] == ARGV[1] then return 1 end
-if string.sub(held[1] or '', 1, {len(OBSERVED)}) == '{OBSERVED}' then return 0 end
+if not held[1] or string.sub(held[1], 1, {len(OBSERVED)}) == '{OBSERVED}' then return 0 end
+if ARGV[2] ~= '' and held[1] ~= ARGV[2] then return 0 end
 local interrupted = held[2] == 'in_progress' and held[3] and tonumber(held[3]) <= now
 if not interrupted and held[2] ~= 'failed' then return 0 end
-redis.call('HSET', KEYS[1], 'state', 'in_progress', 'owner', ARGV[1],
-           'before', redis.call('HGET', KEYS[1], 'attempt'))
 redis.call('HDEL', KEYS[1], 'lease', 'completed', 'status', 'headers', 'body')
-redis.call('PEXPIRE', KEYS[1], math.max(redis.call('PTTL', KEYS[1]), ARGV[2]))
+local entry = {{at = now, by = ARGV[5], did = ARGV[6], why = ARGV[7]}}
+redis.call('HSET', KEYS[1], 'state', ARGV[4], 'owner', ARGV[1],
+           'before', redis.call('HGET', KEYS[1], 'attempt'),
+           'audit', (held[4] or '') .. cjson.encode(entry) .. '\\n')
+if ARGV[8] then
+  redis.call('HDEL', KEYS[1], 'request')
+  redis.call('HSET', KEYS[1], 'status', ARGV[8], 'completed', now)
+  if ARGV[9] ~= '' then redis.call('HSET', KEYS[1], 'headers', ARGV[9]) end
+  if ARGV[10] then redis.call('HSET', KEYS[1], 'body', ARGV[10]) end
+end
+redis.call('PEXPIRE', KEYS[1], math.max(redis.call('PTTL', KEYS[1]), ARGV[3]))
 return 1"""
+
+_AUDIT = "return redis.call('HGET', KEYS[1], 'audit') or ''"
 
 _FORGET = "if redis.call('HGET', KEYS[1], 'owner') == ARGV[1] then redis.call('DEL', KEYS[1]) end"
 
@@ -132,12 +147,28 @@ class RedisAdmin:
                 found.append(StepLine(*shown))
         return sorted(found, key=lambda step: str(step.finished))
 
-    def reopen(self, start: bytes, owner: str, ttl_seconds: float) -> bytes | None:
-        """Let a record be run again."""
+    def key(self, start: bytes) -> bytes | None:
+        """The whole key."""
+        found = list(islice(self._keys(start), 2))
+        return found[0] if len(found) == 1 else None
+
+    def audit(self, start: bytes) -> list[AuditEntry]:
+        """What operators did: an expired record has been deleted with its own."""
+        found = list[AuditEntry]()
         for key in self._keys(start):
-            if self._records.run(_REOPEN, key, owner, milliseconds(ttl_seconds)):
-                return key
-        return None
+            entries = b",".join(self._records.run(_AUDIT, key).splitlines())
+            found += read_audit(b"[%b]" % entries, "")
+        return [replace(entry, at=_time(entry.at)) for entry in found]
+
+    def settle(self, verdict: Verdict) -> bool:
+        """End it as an operator decided."""
+        entry, response = verdict.entry, verdict.response
+        values: list[Any] = [verdict.owner, verdict.seen or "", milliseconds(verdict.ttl_seconds)]
+        values += [verdict.state.value, entry.by, entry.did, entry.why]
+        if response is not None:
+            headers = "" if response.headers is None else json.dumps(response.headers)
+            values += [response.status, headers, *([] if response.body is None else [response.body])]
+        return bool(self._records.run(_SETTLE, verdict.key, *values))
 
     def resumable(self, *_how: object) -> list[Due]:
         """Refuse: routes cannot be resumable here."""

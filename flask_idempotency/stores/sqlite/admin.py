@@ -14,7 +14,7 @@ from flask_idempotency.core.ports import Transaction
 from flask_idempotency.core.records import Claim
 from flask_idempotency.stores.admin import ADD, MIGRATE, Due, Finding, finding, reason, trying
 from flask_idempotency.stores.table import COMMANDS_ONLY
-from flask_idempotency.stores.table_admin import FORGET, TableAdmin, admin_statements, between, unsound
+from flask_idempotency.stores.table_admin import FORGET, TableAdmin, admin_statements, unsound
 
 from . import statements
 from .messages import Messages
@@ -28,19 +28,13 @@ class SqliteAdmin(TableAdmin):
         in_ttl=statements.IN_TTL,
         later="max",
         digits="lower(substr(hex(key), 1, 16))",
+        audit=f"""json_insert(coalesce(audit, '[]'), '$[#]', json_object(
+         'at', {statements.NOW}, 'by', %(by)s, 'did', %(did)s, 'why', %(why)s))""",
         age="(julianday('now') - julianday({})) * 86400.0",
     )
 
     _messages: Messages
     remedy = "check that the file is writable and that nobody writes to it for long"
-
-    def reopen(self, start: bytes, owner: str, ttl_seconds: float) -> bytes | None:
-        """Let a record be run again."""
-        values = {**between(start), "owner": owner, "ttl": ttl_seconds}
-        with self._messages.writing() as run:
-            found = run(self.sql.reopened, values).fetchone()
-            run(self.sql.reopen, values)
-        return bytes(found[0]) if found else None
 
     def resumable(self, limit: int, max_attempts: int, backoff_seconds: float) -> list[Due]:
         """Return what to resume now, and put off its next try. While this writes, no view runs."""
@@ -155,3 +149,7 @@ class SqliteAdmin(TableAdmin):
 
     def _fetch(self, template: str, values: dict[str, Any]) -> list[Any]:
         return self._messages.fetch(template, values)
+
+    def _change(self, template: str, values: dict[str, Any]) -> int:
+        with self._messages.writing() as run:
+            return int(run(template, values).rowcount)

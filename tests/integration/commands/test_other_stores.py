@@ -100,6 +100,7 @@ def test_an_operator_sees_how_far_it_came_and_lets_it_run_again(shop):
     assert line["expires"] is None, "what is interrupted does not expire"
     (record,) = json.loads(shop.run("show", key, "--json").output)
     (step,) = record.pop("steps")
+    assert record.pop("audit") == []
     assert record == line
     assert (step["name"], step["attempt"]) == ("charge", 1)
     assert line["created"] <= step["finished"]
@@ -129,8 +130,30 @@ def test_an_operator_ends_it_and_thinks_better_of_it(shop):
     assert first.json["type"].endswith("operation-failed")
     assert shop.listed()[0]["state"] == "failed"
     assert shop.run("release", key).output == f"{key}: may be run again\n"
-    assert shop.post().json == {"attempt": 3}
+    assert shop.post().json == {"attempt": 2}
     assert shop.calls == [1]
+
+
+def test_an_operator_gives_it_the_response_that_it_should_have_had(shop):
+    key = shop.interrupt()
+    given = ["--status", "201", "--body", '{"paid": 1}', "--header", "X-A: b", "--why", "paid é"]
+    assert shop.run("resolve", key, *given, "--yes").output == f"{key}: every retry gets this 201\n"
+    assert (shop.post().json, shop.post().headers["X-A"]) == ({"paid": 1}, "b")
+    result = shop.run("resolve", key, *given, "--yes")
+    assert (result.exit_code, "is completed: only what is" in result.output) == (1, True)
+    (record,) = json.loads(shop.run("show", key, "--json").output)
+    (entry,) = record["audit"]
+    assert (entry["did"], entry["why"]) == ("resolved", "paid é")
+    assert record["created"] <= entry["at"] <= record["completed"]
+    shop.post("/wrong", "key")
+    (line,) = shop.listed("--operation", "wrong")
+    shop.run("release", line["key"], "--why", "1")
+    shop.run("release", "--fail", line["key"], "--why", "2")
+    for why in "3", "4":
+        shop.post("/wrong", "key")
+        shop.run("release", line["key"], "--why", why)
+    (record,) = json.loads(shop.run("show", line["key"], "--json").output)
+    assert [entry["why"] for entry in record["audit"]] == ["1", "3", "4"]
 
 
 def test_what_is_released_is_out_of_its_holders_hands(shop, store, redis_server):

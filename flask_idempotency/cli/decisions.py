@@ -1,0 +1,236 @@
+"""Commands with which an operator decides what becomes of an interrupted or failed operation.
+
+The page for operators uses :func:`settle`, too.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import secrets
+from contextlib import suppress
+from dataclasses import replace
+
+import click
+from flask import Response
+from werkzeug.datastructures import Headers
+
+from flask_idempotency.core.errors import (
+    IdempotencyError,
+    OperationFailed,
+    RecordBroken,
+    UnknownRecord,
+)
+from flask_idempotency.core.keys import SHOWN
+from flask_idempotency.core.records import Claim
+from flask_idempotency.core.storable import storable
+from flask_idempotency.stores.admin import Admin, AuditEntry, Verdict
+from flask_idempotency.web.request.response import capture, lasting_response
+from flask_idempotency.web.setup.state import AppState
+
+from .group import admin, as_json_option, cli, current_state, require, write, write_rows
+from .records import checked, find, row, tables_of, write_tables
+
+
+def settle(
+    state: AppState, store: Admin, digits: str, entry: AuditEntry, response: Response | None = None
+) -> None:
+    """Release an interrupted or failed operation, or store ``response`` as its response.
+
+    :param digits: 8 or 16 hex digits, the first of the key's hash.
+    :param entry: what is noted in the record.
+    :raises UnknownRecord: if there is no such record, or more than one.
+    :raises IdempotencyError: if it is neither interrupted nor failed. Then nothing has changed.
+    """
+    require(store, "settle")
+    line, _ = find(store, digits)
+    shown, key = line.key[:SHOWN], store.key(bytes.fromhex(line.key))
+    if key is None:
+        raise UnknownRecord(f"{shown} has just been deleted")
+    verdict = Verdict(key, secrets.token_urlsafe(16), state.settings.ttl, entry)
+    if response is not None:
+        verdict = _with_response(state, verdict, response)
+    # A statement whose reply was lost is sent twice: then it was done all the same.
+    if not store.settle(verdict) and not _is_done(state, verdict):
+        raise _refusal(find(store, line.key)[0].state, shown)
+
+
+def _with_response(state: AppState, verdict: Verdict, response: Response) -> Verdict:
+    """The verdict with a response, sealed for the record as it is now."""
+    record = state.records.look(verdict.key)
+    if record is None:
+        raise UnknownRecord(f"{verdict.key.hex()[:SHOWN]} has just been deleted")
+    claim = Claim(verdict.key, record.name, record.fingerprint, verdict.owner, verdict.ttl_seconds)
+    sealed = state.sealer.seal(capture(response, state.settings), claim)
+    return replace(verdict, response=sealed, seen=record.owner)
+
+
+def _is_done(state: AppState, verdict: Verdict) -> bool:
+    with suppress(RecordBroken):
+        record = state.records.look(verdict.key)
+        return record is not None and record.owner == verdict.owner
+    return False
+
+
+def _refusal(state: str, key: str) -> IdempotencyError:
+    if state == "released":
+        return IdempotencyError(f"{key} has been released: its next retry runs the view again")
+    if state in ("interrupted", "failed"):
+        return IdempotencyError(f"{key} was in use just now: look at it again")
+    return IdempotencyError(
+        f"{key} is {state.replace('_', ' ')}: only what is interrupted or failed can be released or"
+        " resolved"
+    )
+
+
+def noted(did: str, why: str, by: str | None) -> AuditEntry:
+    """What is noted in a record: ``by`` whom, if not the user who has logged in, and ``why``."""
+    return AuditEntry(*(_plain(text) for text in (by or _user(), did, why)))
+
+
+def _plain(text: str) -> str:
+    """Text that every store takes: no NUL, no lone surrogate."""
+    return text.replace("\0", "").encode(errors="replace").decode()
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return "unknown"
+
+
+_by_option = click.option("--by", metavar="WHO", help="Who decides; by default the user logged in.")
+
+
+@cli.command()
+@click.argument("digits")
+@click.option("--fail", is_flag=True, help="Store a failure as its response; it never runs again.")
+@click.option("--why", metavar="TEXT", default="", help="The reason, which `show` shows.")
+@_by_option
+@as_json_option
+def release(digits: str, fail: bool, why: str, by: str | None, as_json: bool) -> None:
+    """Let an operation that was interrupted, or has failed, be run again.
+
+    DIGITS are the 8 digits that `list` shows; `list --key` finds those of a client's key. First find
+    out what became of the operation, for example from the other service: the next retry runs the view
+    again, without its finished steps. If it must not run again, use --fail: then every retry gets a
+    500 of the type operation-failed. To give it the response that it should have had, use `resolve`.
+    Does not touch an operation that has completed or whose lease still runs. Atomic operations need
+    nothing: their next retry takes over.
+    """
+    state = current_state()
+    store, digits, response = admin(state), checked(digits), None
+    if fail:
+        problem = OperationFailed("The operation was interrupted, and will not be run again.")
+        response = lasting_response(state.app, problem, state.settings)
+    settle(state, store, digits, noted("failed" if fail else "released", why, by), response)
+    _write_settled(store, digits, "failed for good" if fail else "may be run again", as_json)
+
+
+@cli.command()
+@click.argument("digits")
+@click.option("--status", type=click.IntRange(200, 599), required=True, metavar="N")
+@click.option("--body", metavar="TEXT", help="The body, which is JSON unless --content-type is given.")
+@click.option("--body-file", type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+              metavar="FILE", help="The body; - reads standard input.")  # fmt: skip
+@click.option("--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="One more header.")
+@click.option("--content-type", metavar="TYPE", help="application/json if there is a body.")
+@click.option("--why", metavar="TEXT", required=True, help="The reason, which `show` shows.")
+@_by_option
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@as_json_option
+def resolve(
+    digits: str,
+    status: int,
+    body: str | None,
+    body_file: str | None,
+    headers: tuple[str, ...],
+    content_type: str | None,
+    why: str,
+    by: str | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Store the response that an interrupted or failed operation should have had.
+
+    DIGITS are the 8 digits that `list` shows; `list --key` finds those of a client's key. First find
+    out what became of the operation, for example from the other service. Shows the record and the
+    response, and asks. Then every retry gets this response, the view never runs again, and a worker
+    that is still at it can store nothing. The record notes who decided, when and why. Does not touch an
+    operation that has completed or whose lease still runs.
+    """
+    if body is not None and body_file is not None:
+        raise click.UsageError("give --body or --body-file, not both")
+    if not yes and (as_json or body_file == "-"):
+        raise click.UsageError("with --json, and with a body from standard input, --yes is needed")
+    state = current_state()
+    store, digits = admin(state), checked(digits)
+    data = (body or "").encode()
+    if body_file is not None:
+        with click.open_file(body_file, "rb") as file:
+            data = file.read()
+    response = given_response(state, status, data, headers, content_type)
+    if not yes:
+        write_tables(tables_of(store, digits))
+        click.echo()
+        _write_response(response)
+        click.confirm("Every retry will get this response. Store it?", abort=True)
+    settle(state, store, digits, noted("resolved", why, by), response)
+    _write_settled(store, digits, f"every retry gets this {status}", as_json)
+
+
+def given_response(
+    state: AppState,
+    status: int,
+    body: bytes,
+    headers: tuple[str, ...] = (),
+    content_type: str | None = None,
+) -> Response:
+    """The response that an operator gives; ``headers`` are lines, ``Name: value``.
+
+    Raises ``IdempotencyError`` for one that could not be stored whole, or is not what it says.
+    """
+    lines = Headers()
+    if body:
+        lines.add("Content-Type", content_type or "application/json")
+    for line in headers:
+        name, colon, value = line.partition(":")
+        pair = name.strip(), value.strip()
+        if not colon or not storable([pair], state.settings.unstored_headers):
+            raise IdempotencyError(f"the header {name!r} is malformed, or one that is never stored")
+        lines.add(*pair)
+    if body and status in (204, 205, 304):
+        raise IdempotencyError(f"a response with the status {status} has no body")
+    if len(body) > state.settings.max_response_bytes:
+        raise IdempotencyError("the body is larger than IDEMPOTENCY_MAX_RESPONSE_BYTES")
+    if body and content_type is None:
+        _check_json(body)
+    response: Response = state.app.response_class(body, status)
+    response.headers = lines
+    return response
+
+
+def _check_json(body: bytes) -> None:
+    try:
+        json.loads(body)
+    except ValueError as error:
+        raise IdempotencyError("the body is not JSON: correct it, or give --content-type") from error
+
+
+def _write_response(response: Response) -> None:
+    write(f"HTTP {response.status}")
+    for name, value in response.headers:
+        write(f"{name}: {value}")
+    if body := response.get_data():
+        click.echo()
+        write(body.decode(errors="replace"))
+    click.echo()
+
+
+def _write_settled(store: Admin, digits: str, done: str, as_json: bool) -> None:
+    line, _ = find(store, digits)
+    if as_json:
+        write_rows([row(line)], as_json)
+    else:
+        click.echo(f"{line.key[:SHOWN]}: {done}")

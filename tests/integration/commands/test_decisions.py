@@ -1,0 +1,253 @@
+"""``flask idempotency release`` and ``resolve``: what an operator decides, and what is noted of it."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from flask_idempotency import current_operation, idempotent
+from flask_idempotency.cli import cli
+from flask_idempotency.stores.admin import AuditEntry, Verdict
+from flask_idempotency.stores.postgres.admin import PostgresAdmin
+from tests.integration.commands.running import runner
+from tests.killed import Killed
+
+WHY = "the provider has charged it"
+PAID = ["--status", "201", "--body", '{"paid": true}', "--why", WHY]
+KEYS = ["Yj1B5nbJVnb2nFHwpIlN8qn-_2XxXh6m0l0ZkJ3W7xE"]
+
+
+class Orders:
+    """Orders that are not atomic; the first attempt at each is killed."""
+
+    def __init__(self, world: Any) -> None:
+        self.world, self.run, self.calls = world, runner(world.app), list[int]()
+        world.app.post("/orders", endpoint="order")(idempotent(atomic=False)(self.order))
+
+    def order(self) -> Any:
+        self.calls.append(current_operation.attempt)
+        current_operation.step("charge", lambda: 17)
+        if current_operation.attempt == 1:
+            raise Killed
+        return {"attempt": current_operation.attempt}, 201
+
+    def interrupt(self) -> str:
+        """Kill an order; its digits."""
+        with pytest.raises(Killed):
+            self.send()
+        return str(self.lines()[0]["key"])
+
+    def send(self) -> Any:
+        return self.world.post("/orders")
+
+    def lines(self) -> Any:
+        return json.loads(self.run("list", "--json").output)
+
+    def show(self, digits: str) -> Any:
+        return json.loads(self.run("show", digits, "--json").output)[0]
+
+
+@pytest.fixture
+def orders(world: Any) -> Orders:
+    return Orders(world)
+
+
+def refused(result: Any) -> str:
+    assert result.exit_code == 1, result.output
+    return str(result.output)
+
+
+def test_every_retry_gets_the_response_that_was_given(orders):
+    key = orders.interrupt()
+    more = ["--header", "Location: /orders/1", "--header", "X-Two: a", "--header", "X-Two: b"]
+    result = orders.run("resolve", key, *PAID, *more, "--yes")
+    assert (result.exit_code, result.output) == (0, f"{key}: every retry gets this 201\n")
+    for _ in range(2):
+        response = orders.send()
+        assert (response.status_code, response.data) == (201, b'{"paid": true}')
+        assert response.content_type == "application/json"
+        assert response.headers["Location"] == "/orders/1"
+        assert response.headers.getlist("X-Two") == ["a", "b"]
+        assert response.headers["Idempotent-Replayed"] == "true"
+    assert orders.calls == [1]
+    (line,) = orders.lines()
+    assert (line["state"], line["status"], line["attempt"]) == ("completed", 201, 1)
+
+
+def test_it_asks_first_and_shows_what_it_asks_about(orders):
+    key, ask = orders.interrupt(), orders.world.app.test_cli_runner().invoke
+    result = ask(cli, ["resolve", key, *PAID], input="n\n")
+    assert result.exit_code == 1
+    for part in (key, "interrupted", "charge", "HTTP 201 CREATED", '{"paid": true}', "Store it?"):
+        assert part in result.output
+    assert orders.lines()[0]["state"] == "interrupted"
+    assert "Aborted!" in refused(ask(cli, ["resolve", key, *PAID])), "no input is no consent"
+    assert ask(cli, ["resolve", key, *PAID], input="y\n").exit_code == 0
+    assert orders.send().status_code == 201
+
+
+def test_without_a_terminal_consent_must_be_given(orders):
+    key = orders.interrupt()
+    for options in ["--json"], ["--body-file", "-"]:
+        result = orders.run("resolve", key, "--status", "201", "--why", WHY, *options)
+        assert (result.exit_code, "--yes is needed" in result.output) == (2, True)
+
+
+def test_the_record_notes_who_decided_and_why(orders):
+    key = orders.interrupt()
+    began = datetime.now(timezone.utc) - timedelta(seconds=2)
+    assert orders.show(key)["audit"] == []
+    orders.run("release", key, "--why", "not sent", "--by", "ann")
+    assert orders.send().json == {"attempt": 2}
+    orders.world.sql("update idempotency_record set state = 'failed', status = 500")
+    (line,) = json.loads(orders.run("resolve", key, *PAID, "--yes", "--json").output)
+    assert (line["key"], line["state"]) == (key, "completed")
+    first, second = orders.show(key)["audit"]
+    assert (first["by"], first["did"], first["why"]) == ("ann", "released", "not sent")
+    assert (second["by"], second["did"], second["why"]) == (getpass.getuser(), "resolved", WHY)
+    assert began <= datetime.fromisoformat(first["at"]) <= datetime.fromisoformat(second["at"])
+    assert "ann released not sent" in " ".join(orders.run("show", key).output.split())
+
+
+def test_a_failure_given_by_hand_is_noted_as_one(orders):
+    key = orders.interrupt()
+    assert orders.run("release", "--fail", key).exit_code == 0
+    (entry,) = orders.show(key)["audit"]
+    assert (entry["did"], entry["why"]) == ("failed", "")
+    assert orders.send().status_code == 500
+    orders.run("resolve", key, "--status", "503", "--why", WHY, "--yes")
+    assert orders.lines()[0]["state"] == "failed"
+    assert (orders.send().status_code, orders.send().data) == (503, b"")
+
+
+def test_an_earlier_life_of_the_key_is_not_told(orders):
+    key = orders.interrupt()
+    orders.run("resolve", key, *PAID, "--yes")
+    orders.world.sql("update idempotency_record set expires_at = clock_timestamp()")
+    with pytest.raises(Killed):
+        orders.send()
+    assert orders.show(key)["audit"] == []
+    orders.run("release", key)
+    assert [entry["did"] for entry in orders.show(key)["audit"]] == ["released"]
+
+
+def test_what_runs_or_has_ended_is_left_alone(orders):
+    def slow() -> Any:
+        (line,) = orders.lines()
+        assert "in progress: only what is" in refused(
+            orders.run("resolve", line["key"], *PAID, "--yes")
+        )
+        return {}, 201
+
+    orders.world.app.post("/slow", endpoint="slow")(idempotent(atomic=False)(slow))
+    assert orders.world.post("/slow").status_code == 201
+    (line,) = orders.lines()
+    assert "completed: only what is" in refused(orders.run("resolve", line["key"], *PAID, "--yes"))
+    assert orders.world.post("/slow").json == {}
+
+
+def test_a_late_worker_loses(orders):
+    def slow() -> Any:
+        orders.world.sql("update idempotency_record set lease_expires_at = clock_timestamp()")
+        (line,) = orders.lines()
+        assert orders.run("resolve", line["key"], *PAID, "--yes").exit_code == 0
+        return {"late": True}, 201
+
+    orders.world.app.post("/slow", endpoint="slow")(idempotent(atomic=False)(slow))
+    assert orders.world.post("/slow").status_code == 409
+    assert orders.world.post("/slow").json == {"paid": True}
+
+
+def test_what_somebody_works_on_is_left_alone(orders):
+    key = orders.interrupt()
+    with orders.world.app.app_context(), orders.world.db.engine.begin() as other:
+        other.exec_driver_sql("select 1 from idempotency_record for update")
+        assert f"{key} was in use just now" in refused(orders.run("resolve", key, *PAID, "--yes"))
+    assert orders.run("resolve", key, *PAID, "--yes").exit_code == 0
+
+
+def test_of_two_decisions_one_stands(orders):
+    key = orders.interrupt()
+    with orders.world.app.app_context():
+        store = PostgresAdmin(orders.world.app.extensions["idempotency"].records)
+        full = store.key(bytes.fromhex(key))
+        owner = orders.world.records()[0].owner
+        entry = AuditEntry("ann", "released", "")
+        assert not store.settle(Verdict(full, "mine", 60, entry, seen="another"))
+        assert store.settle(Verdict(full, "mine", 60, entry, seen=owner))
+        assert not store.settle(Verdict(full, "yours", 60, entry))
+    assert "has been released" in refused(orders.run("resolve", key, *PAID, "--yes"))
+
+
+def test_a_decision_whose_reply_was_lost_is_reported_as_made(orders, monkeypatch):
+    key, settle = orders.interrupt(), PostgresAdmin.settle
+
+    def twice(store: Any, verdict: Any) -> bool:
+        assert settle(store, verdict)
+        return settle(store, verdict)
+
+    monkeypatch.setattr(PostgresAdmin, "settle", twice)
+    assert orders.run("resolve", key, *PAID, "--yes").exit_code == 0
+    assert len(orders.show(key)["audit"]) == 1
+
+
+def test_what_is_given_is_sealed_like_any_response(make_world):
+    pytest.importorskip("cryptography")
+    orders = Orders(make_world(IDEMPOTENCY_ENCRYPTION_KEYS=KEYS))
+    key = orders.interrupt()
+    assert orders.run("resolve", key, *PAID, "--yes").exit_code == 0
+    (record,) = orders.world.records()
+    assert (record.headers, bytes(record.body)[:1]) == (None, b"\x01")
+    assert orders.send().json == {"paid": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--body", "paid"], "the body is not JSON"),
+        (["--header", "Set-Cookie: a=b"], "'Set-Cookie' is malformed, or one that is never stored"),
+        (["--header", "nonsense"], "'nonsense' is malformed"),
+        (["--header", "X: a\nY: b"], "'X' is malformed"),
+        (["--status", "204", "--body", "{}"], "the status 204 has no body"),
+        (["--body", f'"{"x" * 3000}"'], "larger than IDEMPOTENCY_MAX_RESPONSE_BYTES"),
+    ],
+)
+def test_a_response_that_could_not_be_stored_as_it_is_is_refused(make_world, options, said):
+    orders = Orders(make_world(IDEMPOTENCY_MAX_RESPONSE_BYTES=2000))
+    key = orders.interrupt()
+    result = orders.run("resolve", key, "--status", "201", "--why", WHY, "--yes", *options)
+    assert said in refused(result)
+    assert orders.lines()[0]["state"] == "interrupted"
+
+
+def test_a_body_of_another_type_comes_from_a_file(orders, tmp_path):
+    key, file = orders.interrupt(), tmp_path / "body"
+    file.write_bytes(b"\x00\xff")
+    options = ["--body-file", str(file), "--content-type", "image/x", "--why", WHY, "--yes"]
+    assert orders.run("resolve", key, "--status", "200", *options).exit_code == 0
+    response = orders.send()
+    assert (response.data, response.content_type) == (b"\x00\xff", "image/x")
+
+
+def test_no_status_is_given_that_ends_nothing(orders):
+    for status in "100", "199", "600":
+        result = orders.run("resolve", "0" * 8, "--status", status, "--why", WHY, "--yes")
+        assert result.exit_code == 2
+
+
+def test_a_table_of_an_earlier_release_shows_records_and_says_what_is_missing(orders):
+    key = orders.interrupt()
+    orders.world.sql("alter table idempotency_record drop column audit")
+    assert orders.show(key)["audit"] == []
+    assert "missing or not up to date" in refused(orders.run("release", key))
+
+
+def test_garbage_in_the_audit_is_not_shown(orders):
+    key = orders.interrupt()
+    for garbage in '{"a": 1}', "[1]", '"x"', '[{"at": 1}]', "null":
+        orders.world.sql("update idempotency_record set audit = :value", value=garbage)
+        assert orders.show(key)["audit"] == []
