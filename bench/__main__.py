@@ -17,7 +17,7 @@ from pathlib import Path
 
 import servers
 
-from . import capacity, growth, report, stores, workers
+from . import capacity, growth, operate, report, stores, workers
 from .budgets import BASE
 from .clients import run as clients
 from .peers import run as peers
@@ -43,6 +43,8 @@ def main() -> None:
         print(workers.measure(plan, given.folder))
     elif given.growth is not None:
         print(growth.measure(given.growth or growth.SIZES, given.rounds, given.folder))
+    elif given.operate is not None:
+        print(operate.measure(given.operate or operate.SIZES, given.folder))
     elif given.peers is not None:
         print(peers.compare(given.peers, given.rounds, given.folder))
     elif given.clients is not None:
@@ -99,6 +101,9 @@ def _arguments() -> argparse.Namespace:
     sizes = " ".join(map(str, growth.SIZES))
     add("--growth", nargs="*", type=int, metavar="RECORDS", help="only measure tables of so many"
         f" records ({sizes}), the purge, and how large a table stays")  # fmt: skip
+    sizes = " ".join(map(str, operate.SIZES))
+    add("--operate", nargs="*", type=int, metavar="RECORDS", help="only run every command on tables of"
+        f" so many records ({sizes}), with interrupted operations and a dead Redis")  # fmt: skip
     names = ", ".join(PACKAGES)
     add("--peers", nargs="*", choices=PACKAGES, metavar="PACKAGE", help=f"only compare with {names}")
     names = ", ".join(clients.CLIENTS)
