@@ -16,17 +16,11 @@ from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import TRACEPARENT
 from flask_idempotency.web.setup.state import app_state
 from flask_idempotency.web.signals import (
+    OUTCOMES,
     Event,
     lock_paused,
     lock_resumed,
-    operation_executed,
-    operation_interrupted,
-    operation_rejected,
-    operation_released,
-    operation_replayed,
-    operation_rolled_back,
     operation_taken_over,
-    operation_unprotected,
     store_failed,
 )
 
@@ -61,20 +55,6 @@ def instrument_app(app: Flask, *, tracer_provider: trace.TracerProvider | None =
     state.tracing = _Tracing(app, trace.get_tracer(__package__, tracer_provider=tracer_provider))
 
 
-_SIGNALS = (
-    operation_executed,
-    operation_interrupted,
-    operation_rejected,
-    operation_released,
-    operation_replayed,
-    operation_rolled_back,
-    operation_taken_over,
-    operation_unprotected,
-    store_failed,
-    lock_paused,
-    lock_resumed,
-)
-
 _W3C = TraceContextTextMapPropagator()
 
 
@@ -84,7 +64,7 @@ class _Tracing:
     def __init__(self, app: Flask, tracer: trace.Tracer) -> None:
         self._tracer = tracer
         self._receivers = []  # kept here: a signal does not keep its receivers alive
-        for signal in _SIGNALS:
+        for signal in (*OUTCOMES, operation_taken_over, store_failed, lock_paused, lock_resumed):
             receiver = partial(_tell, signal.name.removeprefix("operation-").replace("-", "_"))
             self._receivers.append(signal.connect(receiver, app))
 

@@ -100,6 +100,7 @@ OUTCOMES = (
     operation_released,
     operation_interrupted,
     operation_unprotected,
+    operation_observed,
 )
 """Each request to a protected view is told by exactly one of these, in an event with an outcome."""
 

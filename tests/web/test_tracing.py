@@ -245,6 +245,19 @@ def test_an_async_view(traced, exporter):
     assert [link.context.span_id for link in replay.links] == [first.context.span_id]
 
 
+def test_an_observed_request_says_what_would_have_become_of_it(make_world, provider, exporter):
+    world = make_world(IDEMPOTENCY_ENFORCE=False)
+    span_for_each_request(world.app, provider)
+    instrument_app(world.app, tracer_provider=provider)
+    add(world, lambda: ("", 201))
+    world.post()
+    world.post()
+    spans = requests(exporter)
+    assert [span.attributes["idempotency.outcome"] for span in spans] == ["observed", "observed"]
+    assert [span.attributes["idempotency.would"] for span in spans] == ["executed", "replayed"]
+    assert spans[1].attributes["idempotency.first_status"] == 201
+
+
 def test_a_take_over_is_an_event(traced, exporter):
     failures = [RuntimeError("canary")]
 
