@@ -98,6 +98,13 @@ class _Series:
             ("operation", "outcome", "problem"),
             **of,
         )
+        self.observed = Counter(
+            "observed",
+            "Observed requests, by the outcome that they would have had, and for what would have been a"
+            " replay whether the view's new response has the same status",
+            ("operation", "would", "problem", "status"),
+            **of,
+        )
         self.execution_seconds = Histogram(
             "execution_seconds",
             "How long the attempts at an operation took, from the claim to the end",
@@ -166,6 +173,15 @@ class _Receiver:
         """A request to a protected view has its outcome."""
         if event.outcome is not None:  # otherwise it found an interrupted operation
             self._series.of(event.operation).count(event)
+        if event.would is not None:
+            self._count_observed(event)
+
+    def _count_observed(self, event: Event) -> None:
+        status = ""
+        if event.first_status is not None:
+            status = "same" if event.status == event.first_status else "other"
+        labels = event.operation, event.would, event.problem or "", status
+        self._series.observed.labels(*labels).inc()
 
     def count_takeover(self, _app: Flask, event: Event) -> None:
         """An operation is run again."""

@@ -105,6 +105,21 @@ def test_an_attempt_and_a_replay_are_timed_apart(world, add_view, value):
     assert value("response_seconds_count", operation="pay") == 2
 
 
+def test_observed_requests_are_counted_by_what_they_would_have_been(world, requests, value):
+    statuses = iter([201, 201, 500])
+    add(world, lambda: ("", next(statuses)), enforce=False)
+    for _ in range(3):
+        world.post()
+    assert requests("observed") == 3
+
+    def would(outcome, status):
+        return value("observed_total", operation="pay", would=outcome, problem="", status=status)
+
+    assert would("executed", "") == 1
+    assert would("replayed", "same") == would("replayed", "other") == 1
+    assert value("execution_seconds_count", operation="pay") == 0
+
+
 @pytest.mark.parametrize("options", [{}, {"atomic": False}], ids=["atomic", "leased"])
 @pytest.mark.parametrize("end", [lambda: ("", 201), fail, fail_for_now])
 def test_an_operation_is_in_progress_while_its_view_runs(world, value, end, options):

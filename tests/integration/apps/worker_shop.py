@@ -9,10 +9,14 @@ from typing import Any
 
 from flask import Flask, request
 from flask_sqlalchemy import SQLAlchemy
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.multiprocess import MultiProcessCollector
 from sqlalchemy import func, select
 from sqlalchemy.orm import Mapped, mapped_column
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 from flask_idempotency import Idempotency, current_operation, idempotent
+from flask_idempotency.integrations.prometheus import RecordsCollector, export_metrics
 
 db = SQLAlchemy()
 idempotency = Idempotency()
@@ -38,11 +42,23 @@ def create_app() -> Flask:
     app.add_url_rule("/", view_func=lambda: "ready", endpoint="ready")
     app.add_url_rule("/payments", view_func=pay, methods=["POST"])
     app.add_url_rule("/held-payments", view_func=pay_when_told, methods=["POST"])
+    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        export_all_metrics(app)
     with app.app_context():
         db.create_all()
     if key := os.environ.get("USED_BEFORE_FORK"):
         app.test_client().post("/payments", headers={"Idempotency-Key": key, "X-User": "alice"})
     return app
+
+
+def export_all_metrics(app: Flask) -> None:
+    """What the page on monitoring says for several processes."""
+    export_metrics(app)
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    registry.register(RecordsCollector(app))
+    metrics = make_wsgi_app(registry)
+    app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/metrics": metrics})  # type: ignore[method-assign]
 
 
 @idempotent
