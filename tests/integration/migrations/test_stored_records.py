@@ -1,0 +1,85 @@
+"""Records that earlier releases have stored are read for ever.
+
+The two files of SQL hold rows as :func:`store_all` wrote them, in the release that their first lines
+name. They are never edited: a release that stores something in a new way adds rows of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from flask import Response
+
+from flask_idempotency import current_operation, idempotent
+from tests.integration.commands.running import runner
+from tests.killed import Killed
+
+KEYS = [b"0123456789abcdef0123456789abcdef"]
+
+
+def add_views(world):
+    """Views of all kinds; gives the list of what they have done."""
+    done = []
+
+    @world.app.post("/json")
+    @idempotent(name="json", fingerprint="json")
+    def pay():
+        done.append("json")
+        return {"id": 1}, 201
+
+    @world.app.post("/bytes")
+    @idempotent(name="bytes", fingerprint=["/amount"], namespace="v2")
+    def draw():
+        done.append("bytes")
+        return Response(b"\x00\xff", 200, [("Content-Type", "image/x"), ("X-Two", "a"), ("X-Two", "b")])
+
+    @world.app.post("/failed")
+    @idempotent(name="failed", atomic=False)
+    def fail():
+        done.append("failed")
+        return {"failed": True}, 500
+
+    def call():
+        step = current_operation.step("step", lambda: done.append("step") or {"ü": [1, None]})
+        if current_operation.attempt == 1:
+            raise Killed
+        return {"step": step, "attempt": current_operation.attempt}, 201
+
+    for name in "interrupted", "resumed":
+        options = {"name": name, "atomic": False, "on_interrupted": "retry", "resumable": ["X-User"]}
+        world.app.add_url_rule(f"/{name}", name, idempotent(**options)(call), methods=["POST"])
+    return done
+
+
+def store_all(world):
+    """What wrote the rows."""
+    add_views(world)
+    for path in "json", "bytes", "failed":
+        world.post(f"/{path}", key=path)
+    for path in "interrupted", "resumed":
+        with pytest.raises(Killed):
+            world.post(f"/{path}", key=path)
+
+
+@pytest.mark.parametrize(
+    ("rows", "config"),
+    [("records.sql", {}), ("records_sealed.sql", {"IDEMPOTENCY_ENCRYPTION_KEYS": KEYS})],
+)
+def test_what_an_earlier_release_has_stored_is_replayed_and_continued(make_world, rows, config):
+    world = make_world(IDEMPOTENCY_PROBE_AFTER=0, PROPAGATE_EXCEPTIONS=False, **config)
+    world.sql(Path(__file__).with_name(rows).read_text())
+    done = add_views(world)
+    answer = world.post("/json", key="json")
+    assert (answer.json, answer.headers["Idempotent-Replayed"]) == ({"id": 1}, "true")
+    assert answer.content_type == "application/json"
+    assert world.post("/json", key="json", json={"amount": 6}).status_code == 422
+    answer = world.post("/bytes", key="bytes")
+    assert (answer.data, answer.headers.getlist("X-Two")) == (b"\x00\xff", ["a", "b"])
+    assert world.post("/bytes", key="bytes", json={"amount": 6}).status_code == 422
+    assert world.post("/failed", key="failed").json == {"failed": True}
+    expected = {"step": {"ü": [1, None]}, "attempt": 2}
+    assert world.post("/interrupted", key="interrupted").json == expected
+    assert runner(world.app)("resume").output.split()[-1] == "201"
+    assert world.post("/resumed", key="resumed").json == expected
+    assert done == []
