@@ -16,11 +16,13 @@ from typing import Any
 from flask import Flask, request
 from flask.typing import ResponseReturnValue
 from flask_sqlalchemy import SQLAlchemy
+from prometheus_client import CollectorRegistry, generate_latest
 
 import servers
 from flask_idempotency import Idempotency, current_operation, idempotent
 from flask_idempotency.cli import cli
 from flask_idempotency.core.keys import SCOPE_BYTES, SHOWN, hash_key, scope_tail
+from flask_idempotency.integrations.prometheus import RecordsCollector
 
 from . import report
 from .growth import SETTINGS
@@ -34,6 +36,9 @@ TENANTS = 1024
 
 EXPIRED = 0.01
 """The share of records that have expired, for ``purge``: a quarter of an hour of a day."""
+
+SCRAPE = "scrape of the metrics"
+"""What stands in place of a command in the row of the collector."""
 
 LEASE_SECONDS = 1
 """The shortest there is: the interrupted operations are not waited for."""
@@ -81,7 +86,12 @@ COMMANDS = (
     Command("list --state interrupted"),
     Command("show {charge}"),
     Command("stats"),
-    Command("release {charge}", changes=True),
+    Command("release {charge} --why 'no charge at the provider' --by ann", changes=True),
+    Command(
+        "resolve {other} --status 201 --body '{{\"id\": 7}}' --why 'charged as ch_7' --by ann --yes",
+        changes=True,
+    ),
+    Command("show {other}"),
     Command("resume --backoff 0.1", changes=True),
     Command("purge", changes=True),
 )
@@ -128,7 +138,7 @@ def _at(size: int, url: str, redis_url: str) -> list[Ran]:
         name: hash_key("", "charge", TENANT, key).hex()[:SHOWN]
         for name, key in (("charge", "1"), ("other", "2"))
     }
-    return [_run(app, command, digits) for command in COMMANDS]
+    return [_scrape(app), *(_run(app, command, digits) for command in COMMANDS)]
 
 
 def _interrupt(urls: tuple[str, str], path: str, key: str) -> None:
@@ -152,12 +162,25 @@ def _run(app: Flask, command: Command, digits: dict[str, str]) -> Ran:
         began = time.perf_counter()
         result = app.test_cli_runner().invoke(cli, shlex.split(line))
         taken.append(time.perf_counter() - began)
-    return Ran(line, min(taken), result.exit_code, result.output)
+    return Ran(f"flask idempotency {line}", min(taken), result.exit_code, result.output)
+
+
+def _scrape(app: Flask) -> Ran:
+    """What a scrape of the metrics asks about the records."""
+    taken = []
+    for _ in range(ROUNDS):
+        registry = CollectorRegistry()
+        registry.register(RecordsCollector(app))  # a new one each time: it remembers
+        began = time.perf_counter()
+        text = generate_latest(registry).decode()
+        taken.append(time.perf_counter() - began)
+    said = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    return Ran(SCRAPE, min(taken), 0, said)
 
 
 def _table(sizes: list[int], ran: list[list[Ran]]) -> str:
     """What each command took, and the first lines that it wrote on the largest table."""
-    [unit] = [each.seconds for each in ran[0] if each.command == "stats"]
+    [unit] = [each.seconds for each in ran[0] if each.command.endswith(" stats")]
     lines = [
         f"The unit is `stats` on {sizes[0]:,} records, which took {unit * 1000:.0f} ms. Redis is dead.",
         "",
@@ -171,5 +194,5 @@ def _table(sizes: list[int], ran: list[list[Ran]]) -> str:
     for each in ran[-1]:
         shown = each.output.rstrip().splitlines()
         more = ["..."] if len(shown) > LINES else []
-        lines += ["", "```text", f"$ flask idempotency {each.command}", *shown[:LINES], *more, "```"]
+        lines += ["", "```text", f"$ {each.command}", *shown[:LINES], *more, "```"]
     return "\n".join([*lines, ""])
