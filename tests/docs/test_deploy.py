@@ -1,0 +1,170 @@
+"""The files of ``docs/deploy.md`` and ``docs/purge.md`` work, and their numbers fit each other."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import runpy
+import shlex
+import signal
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flask_idempotency.cli import cli
+from flask_idempotency.web.setup.settings import Settings
+from tests.docs.pages import ROOT, blocks
+from tests.integration.conftest import clients, open_shop  # noqa: F401 -- fixtures
+from tests.integration.shops import HELD, promises_hold
+
+DEPLOY, PURGE = ROOT / "docs/deploy.md", ROOT / "docs/purge.md"
+
+
+@pytest.fixture
+def conf(tmp_path) -> Any:
+    """The page's configuration of gunicorn, as a file."""
+    [block] = [block for block in blocks(DEPLOY, "python") if block.mark == "file: gunicorn.conf.py"]
+    path = tmp_path / "gunicorn.conf.py"
+    path.write_text(block.text)
+    return path
+
+
+def deployment() -> dict[str, Any]:
+    [text] = [block.text for block in blocks(DEPLOY, "yaml")]
+    return yaml.safe_load(text)
+
+
+def units() -> list[str]:
+    return [block.text for page in (DEPLOY, PURGE) for block in blocks(page, "ini")]
+
+
+def unit(text: str) -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.optionxform = str
+    parser.read_string(text)
+    return parser
+
+
+def test_on_sigterm_a_running_request_gets_its_response(open_shop, clients, conf):  # noqa: F811
+    shop = open_shop("--config", str(conf))
+    first = clients.submit(shop.pay, "key-1", HELD)
+    shop.arrived.read_text()
+    os.kill(shop.pid, signal.SIGTERM)
+    shop.go_on.write_text("go on")
+    assert first.result().status == 201
+    promises_hold(shop, {"key-1": [first.result()]})
+
+
+def test_a_request_that_outlives_the_graceful_timeout_is_rolled_back(open_shop, clients, conf):  # noqa: F811
+    shop = open_shop("--config", str(conf), "--graceful-timeout", "1")
+    first = clients.submit(shop.pay, "key-1", HELD)
+    shop.arrived.read_text()
+    os.kill(shop.pid, signal.SIGTERM)
+    assert first.exception() is not None
+    other = open_shop("--config", str(conf), database_url=shop.database_url)
+    (*_, retry) = other.pay_for_sure("key-1", HELD)
+    assert '"attempt":2' in retry.body
+    promises_hold(other, {"key-1": [retry]})
+
+
+def test_whoever_ends_gunicorn_waits_longer_than_gunicorn_does(conf):
+    graceful = runpy.run_path(str(conf))["graceful_timeout"]
+    pod = deployment()["spec"]["template"]["spec"]
+    (_, seconds) = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    assert pod["terminationGracePeriodSeconds"] > graceful + int(seconds)
+    assert int(unit(units()[0])["Service"]["TimeoutStopSec"]) > graceful
+
+
+def test_the_numbers_of_the_pages_fit_each_other(conf):
+    """Threads and pool; the lease and the time-out of a worker; the probe and the time-outs."""
+    settings = runpy.run_path(str(conf))
+    app = type("App", (), {"config": {}})
+    [code] = [b.text for b in blocks(ROOT / "docs/time-outs.md", "python") if "pool_size" in b.text]
+    exec(code, {"app": app})  # noqa: S102
+    engine = app.config["SQLALCHEMY_ENGINE_OPTIONS"]
+    assert engine["pool_size"] == settings["threads"]
+    assert Settings.lease > settings["timeout"]
+    probe = deployment()["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]
+    longest = (
+        engine["connect_args"]["tcp_user_timeout"] / 1000 + engine["connect_args"]["connect_timeout"]
+    )
+    assert probe["periodSeconds"] * probe["failureThreshold"] > longest + engine["pool_timeout"]
+
+
+@pytest.mark.parametrize("text", units())
+def test_a_unit_has_what_systemd_needs_and_runs_programs_that_exist(text):
+    parsed = unit(text)
+    assert parsed["Unit"]["Description"]
+    if "Timer" in parsed:
+        assert parsed["Timer"]["OnCalendar"]
+        return
+    service = parsed["Service"]
+    commands = [shlex.split(service[name]) for name in ("ExecStartPre", "ExecStart") if name in service]
+    for program, *arguments in commands:
+        assert program.startswith("/")  # systemd asks for it
+        assert (Path(sys.executable).parent / Path(program).name).exists()
+        the_command_exists(arguments)
+
+
+def the_command_exists(arguments: list[str]) -> None:
+    if "idempotency" in arguments:
+        assert arguments[arguments.index("idempotency") + 1] in cli.commands
+
+
+def test_what_kubernetes_runs_exists():
+    [purge] = [yaml.safe_load(block.text) for block in blocks(PURGE, "yaml")]
+    job = purge["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    pod = deployment()["spec"]["template"]["spec"]
+    assert len(purge["spec"]["schedule"].split()) == 5
+    for container in [*job["containers"], *pod["initContainers"]]:
+        the_command_exists(container["command"])
+    assert deployment()["spec"]["selector"]["matchLabels"].items() <= (
+        deployment()["spec"]["template"]["metadata"]["labels"].items()
+    )
+
+
+def test_the_line_for_cron_has_its_fields_and_runs_a_command_that_exists():
+    [line] = [block.text for block in blocks(PURGE, "text") if "/venv/" in block.text]
+    *when, user, command = line.split(maxsplit=6)
+    assert all(re.fullmatch(r"\d+|\*", field) for field in when)
+    assert user == "shop"
+    the_command_exists(shlex.split(command))
+
+
+def test_the_beat_of_celery_runs_the_purge(monkeypatch):
+    names: dict[str, Any] = {}
+    [code] = [block.text for block in blocks(PURGE, "python")]
+    exec(code, names)  # noqa: S102
+    [entry] = names["celery"].conf.beat_schedule.values()
+    ran: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", lambda command, check: ran.append(command))
+    names["celery"].tasks[entry["task"]].apply(throw=True)
+    assert entry["schedule"].is_due(datetime(2026, 1, 1, tzinfo=timezone.utc)).is_due
+    the_command_exists(ran[0])
+
+
+def test_the_statement_for_pg_cron_deletes_what_the_command_would(world, add_view):
+    """And its steps; not what runs, is interrupted, or lives."""
+    [block] = [block.text for block in blocks(PURGE, "postgres")]
+    statement = block.split("$job$")[1]
+    runs = add_view(world)
+    for key in "expired", "alive", "running":
+        world.post(key=key)
+    world.sql("insert into idempotency_record_step select key, 'stamp', 1, now(), '1'"
+              " from idempotency_record")  # fmt: skip
+    oldest = "key = (select key from idempotency_record order by created_at {} limit 1)"
+    past = "update idempotency_record set expires_at = now() - interval '1 hour'"
+    world.sql(f"{past} where {oldest.format('asc')}")
+    world.sql(f"{past}, lease_expires_at = now() where {oldest.format('desc')}")
+    world.sql(statement)
+    assert len(runs) == 3
+    assert world.sql("select count(*) from idempotency_record") == [(2,)]
+    assert world.sql("select count(*) from idempotency_record_step") == [(2,)]
+    world.sql(statement)
+    assert world.sql("select count(*) from idempotency_record") == [(2,)]
