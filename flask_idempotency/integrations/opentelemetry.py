@@ -72,10 +72,8 @@ class _Tracing:
         context = trace.get_current_span().get_span_context()
         if not (context.is_valid and context.trace_flags.sampled):
             return stored
-        carrier: dict[str, str] = {}
-        _W3C.inject(carrier)
-        line = TRACEPARENT, carrier["traceparent"]
-        return replace(stored, headers=(*(stored.headers or ()), line))
+        text = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+        return replace(stored, headers=(*(stored.headers or ()), (TRACEPARENT, text)))
 
     def link(self, stored: StoredResponse) -> None:
         span = trace.get_current_span()
