@@ -56,6 +56,7 @@ from flask_idempotency.web.setup.options import (
     Skip,
     read_protection,
 )
+from flask_idempotency.web.setup.purging import BackgroundPurge
 from flask_idempotency.web.setup.settings import Settings, read_settings
 from flask_idempotency.web.setup.state import AppState, Protections, set_state, states
 from flask_idempotency.web.signals import Event, lock_paused, lock_resumed, send, store_failed
@@ -382,6 +383,7 @@ def _compose(
         protections,
         units_of,
         observer,
+        purge=_background_purge(records, settings),
     )
 
 
@@ -413,6 +415,16 @@ def _records_apart(records: Records) -> Records | None:
             return records
         case _:
             return None
+
+
+def _background_purge(records: Records, settings: Settings) -> BackgroundPurge | None:
+    if settings.purge_interval is None:
+        return None
+    # Only here: the administration of every store need not be imported by those that never purge.
+    from flask_idempotency.stores.purging import purge_of
+
+    purge = purge_of(records)
+    return None if purge is None else BackgroundPurge(purge, settings.purge_interval)
 
 
 def _made(store: Callable[[Engine], Any], engine: Engine) -> Any:
@@ -449,6 +461,7 @@ def _drop_inherited_connections() -> None:
     it. redis-py handles its own sockets.
     """
     for state in states():
+        state.known.clear()  # so that the first request starts what each process has of its own
         for engine in state.engines.values():
             engine.dispose(close=False)
     for engine in _apart:

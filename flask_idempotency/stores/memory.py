@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -88,6 +88,22 @@ class MemoryRecords:
             entry = self._entries.get(key)
             if entry is not None:
                 self.changed.wait_for(lambda: not entry.is_held(), seconds)
+
+    def purge(self, batch: int) -> Iterator[int]:
+        """Forget expired records, at most ``batch`` at once, until none is left; how many each time."""
+        while deleted := self._purge(batch):
+            yield deleted
+
+    def _purge(self, batch: int) -> int:
+        with self.changed:
+            expired = [
+                key
+                for key, entry in self._entries.items()
+                if self._seen(entry).expired and not entry.is_held()
+            ][:batch]
+            for key in expired:
+                del self._entries[key]
+        return len(expired)
 
     def _seen(self, entry: _Entry) -> Record:
         now = self.clock()

@@ -102,7 +102,7 @@ class Hooks:
 
     def __init__(self, state: AppState, worker_timeout: float) -> None:
         self._state, self._worker_timeout = state, worker_timeout
-        self._known: dict[tuple[str, str], tuple[Any, Route | None]] = {}
+        self._known = state.known
         self._warned: set[str] = set()
         self._watches_end = False
 
@@ -355,6 +355,8 @@ class Hooks:
     def _find(self, endpoint: str, method: str) -> tuple[Any, Route | None]:
         """The endpoint's view, and the options that protect this method of it."""
         self._state.has_served = True
+        if self._state.purge is not None:
+            self._state.purge.start()
         refuse_contradiction(self._state, endpoint)
         view = self._state.app.view_functions[endpoint]
         covering = covering_route(self._state, endpoint)

@@ -77,12 +77,20 @@ class PostgresAdmin(TableAdmin):
 
     def purge(self, batch: int) -> Iterator[int]:
         """Delete expired records in batches, the earliest first."""
+        return self._purge(statements.PURGE, batch)
+
+    def purge_alone(self, batch: int) -> Iterator[int]:
+        """The same, but end where another process does this, too."""
+        return self._purge(statements.PURGE_ALONE, batch)
+
+    def _purge(self, template: str, batch: int) -> Iterator[int]:
+        lock = f"purge {self._messages.table.fullname}"
         for (piece,) in self._fetch(statements.PIECES, {}):
-            values = {"piece": AsIs(piece), "batch": batch, "since": "-infinity"}
-            deleted, values["since"] = self._fetch(statements.PURGE, values)[0]
+            values = {"piece": AsIs(piece), "batch": batch, "since": "-infinity", "lock": lock}
+            deleted, values["since"] = self._fetch(template, values)[0]
             while deleted:
                 yield deleted
-                deleted, values["since"] = self._fetch(statements.PURGE, values)[0]
+                deleted, values["since"] = self._fetch(template, values)[0]
 
     def create(self) -> list[str]:
         """Create the tables, or what those of an earlier release lack, while requests use them."""

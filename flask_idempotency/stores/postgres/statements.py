@@ -177,6 +177,12 @@ WITH gone AS (
 steps AS (DELETE FROM {{steps}} AS step USING gone WHERE step.key = gone.key)
 SELECT count(*), max(expires_at)::text FROM gone"""
 
+# The same, if nobody else purges in the background. The lock ends with the batch's own transaction, so
+# it works through a pooler. Whoever does not get it reads no record.
+PURGE_ALONE = PURGE.replace(
+    "WHERE ctid = ANY", "WHERE (SELECT pg_try_advisory_xact_lock(hashtext(%(lock)s))) AND ctid = ANY"
+)
+
 # The table, or its partitions.
 _PIECES = """FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
  WHERE pg_class.oid = $name${table}$name$::regclass AND relkind <> 'p' OR pg_class.oid IN (

@@ -209,6 +209,11 @@ class Settings:
         "The `WWW-Authenticate` header of the 401 for a caller whom the scope callable does not know,"
         " which says how to sign in (RFC 9110 requires one). With `None` there is none, for an"
         " application that responds to such a caller itself.")
+    purge_interval: float | None = row(None, optional(_seconds(1, 86400)),
+        _DURATION.format("1 second", "1 day") + "; None for no background purge",
+        "How often each process deletes expired records in the background, in small batches; of"
+        " several, one at a time does it. With `None`, run `flask idempotency purge` regularly. An"
+        " hour keeps the table within an hour's records of its smallest size.")
     encryption_keys: tuple[bytes | str, ...] = row((), _list, "a list of keys, newest first",
         "If set, responses are encrypted at rest (AES-256-GCM) with the first key and read with"
         " any. Each key is 32 bytes, or their URL-safe base64.")

@@ -21,6 +21,7 @@ from flask_idempotency.core.records import StoredResponse
 
 from .observer import Observer
 from .options import Route, ScopeCallable
+from .purging import BackgroundPurge
 from .settings import Settings
 
 
@@ -86,6 +87,9 @@ class AppState:
     units_of: Callable[[Any], Units]
     observer: Observer | None  # None where the store cannot observe
     has_served: bool = False
+    purge: BackgroundPurge | None = None
+    # By endpoint and method: the view, and the options that protect it. Of this process alone.
+    known: dict[tuple[str, str], tuple[Any, Route | None]] = field(default_factory=dict)
     typical_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     proved: type | None = None  # the class of sessions that are known to join
     tracing: Tracing | None = None

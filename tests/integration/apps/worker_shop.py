@@ -33,6 +33,7 @@ def create_app() -> Flask:
     app.config.update(
         SQLALCHEMY_DATABASE_URI=os.environ["DATABASE_URL"],
         IDEMPOTENCY_REDIS_URL=os.environ.get("REDIS_URL") or None,
+        IDEMPOTENCY_PURGE_INTERVAL=float(os.environ.get("PURGE_INTERVAL", "0")) or None,
         IDEMPOTENCY_WAIT=float(os.environ.get("WAIT", "0")),
         IDEMPOTENCY_MAX_WAITERS=int(os.environ.get("MAX_WAITERS", "4")),
         IDEMPOTENCY_MAX_REQUEST_BYTES=int(os.environ.get("MAX_REQUEST_BYTES", "1000000")),
