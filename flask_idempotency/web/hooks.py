@@ -354,9 +354,7 @@ class Hooks:
 
     def _find(self, endpoint: str, method: str) -> tuple[Any, Route | None]:
         """The endpoint's view, and the options that protect this method of it."""
-        self._state.has_served = True
-        if self._state.purge is not None:
-            self._state.purge.start()
+        _begin_serving(self._state)
         refuse_contradiction(self._state, endpoint)
         view = self._state.app.view_functions[endpoint]
         covering = covering_route(self._state, endpoint)
@@ -385,6 +383,13 @@ class Hooks:
             if not route.enforce:
                 self._watch_end()
         return view, route
+
+
+def _begin_serving(state: AppState) -> None:
+    """Start what each process has of its own, unless it runs."""
+    state.has_served = True
+    if state.purge is not None:
+        state.purge.start()
 
 
 def _why_not(resuming: Resuming, route: Route | None) -> str:
