@@ -190,7 +190,9 @@ class Twin:
         self.holder.close()
 
 
-def make_twin(url: str, isolation: str, *, protected: bool, redis_url: str | None) -> Twin:
+def make_twin(
+    url: str, isolation: str, *, protected: bool, redis_url: str | None, enforce: bool = True
+) -> Twin:
     """An application on an empty database."""
     db = SQLAlchemy()
 
@@ -218,6 +220,7 @@ def make_twin(url: str, isolation: str, *, protected: bool, redis_url: str | Non
     db.init_app(app)
     if protected:
         app.config["IDEMPOTENCY_STORE"] = "hybrid" if redis_url else "postgres"
+        app.config["IDEMPOTENCY_ENFORCE"] = enforce
         if redis_url:
             app.config["IDEMPOTENCY_REDIS_URL"] = redis_url
         Idempotency().init_app(app, db, scope=None)

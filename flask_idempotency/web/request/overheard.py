@@ -63,7 +63,8 @@ class OverheardBody(io.BufferedIOBase):
     def form(self) -> MultiDict[str, str]:
         """The form in it, parsed apart: the application's own parsing is not touched."""
         request = self._present()
-        return type(request)({**request.environ, "wsgi.input": io.BytesIO(self.whole())}).form
+        with type(request)({**request.environ, "wsgi.input": io.BytesIO(self.whole())}) as apart:
+            return apart.form
 
     def readable(self) -> bool:
         """Yes."""
@@ -93,7 +94,9 @@ class OverheardBody(io.BufferedIOBase):
         data = read_ahead(size)
         if len(data) == size or (data and end is not None and data.endswith(end)):
             return data
-        if self._error is not None:  # met when reading ahead, here
+        if self._error is not None:  # met here when reading ahead
+            if data:
+                return data
             error, self._error = self._error, None
             raise error
         more = read() if size < 0 else read(size - len(data))

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as OutOfTime
+from functools import partial
 from typing import Any, TypeVar
 
 from flask_idempotency.core.engine import Claimed, Decision, Engine
@@ -25,12 +26,13 @@ PLACES = 4
 so four serve some thousand requests a second; more would be felt by a database near its
 ``max_connections``."""
 
-PATIENCE_SECONDS = 0.25
-"""How long a request waits at most, twice: before its view and after it. A hundred times what a
-question usually takes, and no delay that a client would take for an outage."""
+PATIENCE_SECONDS = 0.5
+"""How long a request waits at most, twice: before its view and after it. Enough for a new connection
+with TLS in front of a question, and no delay that a client would take for an outage."""
 
 PAUSE_SECONDS = 10.0
-"""How long the records are left alone after a failure. After each pause one request tries them."""
+"""How long the records are left alone after a failure, or until a reply comes after all. After each
+pause one request tries them."""
 
 _OF_THE_RECORD = (LeaseLost, RecordBroken, SealBroken)
 """Errors about one record. The others are about the store."""
@@ -48,7 +50,7 @@ class Observer:
         """What the engine decides; None while it is left alone. Raises whatever goes wrong."""
         return self.ask(lambda: self._engine.decide(claim, resume=resume), _give_back)
 
-    def ask(self, act: Callable[[], T], late: Callable[[Future[T]], object] = bool) -> T | None:
+    def ask(self, act: Callable[[], T], late: Callable[[T], object] = bool) -> T | None:
         """What ``act`` returns; None while the store is left alone.
 
         Raises what it raises, and ``StoreUnavailable`` after :data:`PATIENCE_SECONDS`; then ``late``
@@ -59,22 +61,29 @@ class Observer:
             if now < self._paused_until:
                 return None
             self._paused_until = now + PAUSE_SECONDS  # this request tries; the others go on without
+        result: Future[T] = Future()
         try:
-            result = self._within(act, late)
+            found = self._within(act, result)
         except _OF_THE_RECORD:
             raise
         except Exception:
             self._paused_until = self._clock.monotonic() + PAUSE_SECONDS
+            result.add_done_callback(partial(self._recover, late))
             raise
         self._paused_until = None
-        return result
+        return found
 
-    def _within(self, act: Callable[[], T], late: Callable[[Future[T]], object]) -> T:
+    def _recover(self, late: Callable[[T], object], result: Future[T]) -> None:
+        """The reply came, for nobody."""
+        if result.exception() is None:
+            self._paused_until = None
+            late(result.result())
+
+    def _within(self, act: Callable[[], T], result: Future[T]) -> T:
         """What ``act`` returns in a thread, if it does in time."""
         deadline = self._clock.monotonic() + PATIENCE_SECONDS
         if not self._places.acquire(timeout=PATIENCE_SECONDS):
             raise StoreUnavailable from OutOfTime(f"no connection became free in {PATIENCE_SECONDS} s")
-        result: Future[T] = Future()
         try:
             # A daemon: one that hangs does not keep the process from its end.
             threading.Thread(target=self._run, args=(act, result), daemon=True).start()
@@ -86,7 +95,6 @@ class Observer:
         except OutOfTime:
             if result.done():
                 raise
-            result.add_done_callback(late)
             raise StoreUnavailable from OutOfTime(f"no reply within {PATIENCE_SECONDS} s")
 
     def _run(self, act: Callable[[], T], result: Future[T]) -> None:
@@ -100,7 +108,7 @@ class Observer:
             self._places.release()
 
 
-def _give_back(result: Future[Decision]) -> None:
-    """The claim of a request that did not wait for it: nobody would ever complete it."""
-    if result.exception() is None and isinstance(decision := result.result(), Claimed):
+def _give_back(decision: Decision) -> None:
+    """Release the claim of a request that did not wait for it: nobody would ever complete it."""
+    if isinstance(decision, Claimed):
         decision.execution.release()

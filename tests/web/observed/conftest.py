@@ -7,10 +7,17 @@ from contextlib import ExitStack
 import pytest
 
 import flask_idempotency
+from flask_idempotency.web.setup import observer
 
 SIGNALS = [
     name for name in flask_idempotency.__all__ if name.startswith(("operation_", "store_", "lock_"))
 ]
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """On a busy machine a question may take longer than any application should wait."""
+    monkeypatch.setattr(observer, "PATIENCE_SECONDS", 10.0)
 
 
 @pytest.fixture

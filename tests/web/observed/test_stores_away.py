@@ -1,0 +1,213 @@
+"""Whatever becomes of the database that observing asks, requests and their views notice nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import sqlalchemy as sa
+
+from flask_idempotency import ConfigurationError, idempotent
+from flask_idempotency.core.errors import StoreUnavailable
+from flask_idempotency.web.setup import observer
+from flask_idempotency.web.setup.observer import PAUSE_SECONDS, PLACES, Observer
+from flask_idempotency.web.setup.state import app_state
+from servers.proxy import FaultProxy
+from tests.waiting import wait_until
+from tests.web.observed.heard import of, only
+
+PATIENCE_SECONDS = 0.5
+"""As without the fixture of this folder."""
+
+pytestmark = pytest.mark.parametrize("store", ["postgres"], indirect=True)
+
+AT_MOST = 2 * PATIENCE_SECONDS + 0.5
+"""Seconds that a request may take beside a silent database: half a second is for a busy machine."""
+
+
+@pytest.fixture
+def proxy(databases):
+    url = databases.take(tables=True)
+    with FaultProxy(url) as proxy:
+        yield proxy
+    databases.give_back(url)
+
+
+@pytest.fixture
+def world(make_world, proxy):
+    proxy.accept()
+    world = make_world(IDEMPOTENCY_ENFORCE=False, SQLALCHEMY_DATABASE_URI=proxy.url)
+    world.app.add_url_rule("/payments", "pay", idempotent(lambda: ("", 201)), methods=["POST"])
+    return world
+
+
+@pytest.fixture
+def impatient(world, monkeypatch):
+    """Requests wait no longer than in an application, from the second on."""
+    world.post(key="key-0")
+    monkeypatch.setattr(observer, "PATIENCE_SECONDS", PATIENCE_SECONDS)
+
+
+def failures(heard):
+    return [event.error for name, event in heard if name == "store_failed"]
+
+
+def timed(world, **kwargs):
+    began = time.monotonic()
+    assert world.post(**kwargs).status_code == 201
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("fault", ["refuse", "hang", "vanish", "cut"])
+@pytest.mark.usefixtures("impatient")
+def test_a_server_that_is_away_delays_one_request_for_a_moment(world, heard, proxy, caplog, fault):
+    getattr(proxy, fault)()
+    if fault == "refuse":
+        proxy.cut()
+    heard.clear()
+    assert timed(world, key="key-2") < AT_MOST
+    if fault == "cut":  # a new connection was there at once
+        assert only(heard).would == "executed"
+        return
+    assert only(heard).would == "unknown"
+    assert len(failures(heard)) == 1
+    assert "nothing is observed for 10 s" in caplog.text
+    connections = proxy.connections
+    assert timed(world, key="key-3") < PATIENCE_SECONDS
+    assert [event.would for event in of(heard)] == ["unknown", "unknown"]
+    assert (proxy.connections, len(failures(heard))) == (connections, 1)
+    proxy.flow()
+    proxy.accept()
+
+
+def test_it_is_asked_again_after_a_pause(world, heard, proxy, monkeypatch):
+    proxy.refuse()
+    world.post()
+    proxy.accept()
+    world.post()
+    monkeypatch.setattr(app_state(world.app).observer, "_paused_until", time.monotonic())
+    world.post()
+    world.post(key="key-2")
+    assert [event.would for event in of(heard)] == ["unknown", "unknown", "executed", "executed"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_claim_that_comes_too_late_is_given_back(world, heard, proxy):
+    proxy.hang()
+    world.post(key="key-2")
+    proxy.flow()
+    wait_until(
+        lambda: world.sql("select 1 from idempotency_record where state = 'in_progress'"
+                          " and lease_expires_at is null"), "the claim is given back"
+    )  # fmt: skip
+    heard.clear()
+    world.post(key="key-2")
+    assert only(heard).would == "executed"
+
+
+def test_a_table_that_is_missing_is_named_and_does_not_matter(world, heard, caplog):
+    world.sql("drop table idempotency_record")
+    assert world.post().status_code == 201
+    assert only(heard).would == "unknown"
+    assert "create-table" in caplog.text
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_table_that_somebody_has_locked_delays_a_request_for_a_moment(world, heard):
+    with world.app.app_context(), world.db.engine.begin() as connection:
+        connection.execute(sa.text("lock table idempotency_record in access exclusive mode"))
+        heard.clear()
+        assert timed(world) < AT_MOST
+    assert only(heard).would == "unknown"
+
+
+def test_nothing_is_taken_from_the_pool_of_the_application(world, heard):
+    taken = []
+    with world.app.app_context():
+        sa.event.listen(world.db.engine, "checkout", lambda *_: taken.append(1))
+    world.post()
+    world.post()
+    assert [event.would for event in of(heard)] == ["executed", "replayed"]
+    assert taken == []
+
+
+def test_a_full_pool_of_the_application_does_not_matter(make_world, heard):
+    options = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.1}
+    world = make_world(IDEMPOTENCY_ENFORCE=False, SQLALCHEMY_ENGINE_OPTIONS=options)
+    world.app.add_url_rule("/payments", "pay", idempotent(lambda: ("", 201)), methods=["POST"])
+    with world.app.app_context(), world.db.engine.connect():
+        world.post()
+    assert only(heard).would == "executed"
+
+
+def test_of_duplicates_at_one_time_one_would_have_run(make_world, heard, background):
+    world = make_world(IDEMPOTENCY_ENFORCE=False)
+    together = threading.Barrier(4)
+
+    def view():
+        together.wait(10)
+        return "", 201
+
+    world.app.add_url_rule("/payments", "pay", idempotent(view), methods=["POST"])
+    for sent in [background(world.post) for _ in range(4)]:
+        assert sent.result().status_code == 201
+    assert sorted((event.would, event.problem) for event in of(heard)) == [
+        ("executed", None), *[("rejected", "request-in-progress")] * 3,
+    ]  # fmt: skip
+
+
+def test_a_process_asks_a_few_questions_at_once_and_no_more(monkeypatch, background, store):
+    monkeypatch.setattr(observer, "PATIENCE_SECONDS", 0.05)
+    go_on, asked = threading.Event(), []
+    observer_ = Observer(None, time)
+
+    def act():
+        asked.append(1)
+        go_on.wait(10)
+
+    for _ in range(PLACES + 2):
+        observer_._paused_until = None
+        with pytest.raises(StoreUnavailable):
+            observer_.ask(act)
+    assert len(asked) == PLACES
+    go_on.set()
+
+
+def test_a_pause_lets_one_request_try(store):
+    class Clock:
+        now = 0.0
+
+        def monotonic(self):
+            return self.now
+
+    clock = Clock()
+    asked = Observer(None, clock)
+
+    def fail():
+        raise ConnectionError
+
+    def fail_after_others():
+        assert asked.ask(fail) is None
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        asked.ask(fail)
+    clock.now = PAUSE_SECONDS - 0.1
+    assert asked.ask(lambda: "there") is None
+    clock.now = PAUSE_SECONDS + 0.1
+    with pytest.raises(ConnectionError):
+        asked.ask(fail_after_others)
+    clock.now = 2 * PAUSE_SECONDS
+    assert asked.ask(lambda: "there") is None
+    clock.now = 2 * PAUSE_SECONDS + 0.2
+    assert asked.ask(lambda: "there") == asked.ask(lambda: "there") == "there"
+
+
+def test_sqlite_and_a_store_of_ones_own_are_refused_by_name(make_world, tmp_path, store):
+    with pytest.raises(ConfigurationError, match="IDEMPOTENCY_ENFORCE is False, which works with"):
+        make_world(
+            IDEMPOTENCY_ENFORCE=False,
+            IDEMPOTENCY_STORE="sql",
+            SQLALCHEMY_DATABASE_URI=f"sqlite:///{tmp_path}/shop.db",
+        )

@@ -1,0 +1,93 @@
+"""``key="request"``: for clients that send no key, an equal request within the ttl is a duplicate."""
+
+from __future__ import annotations
+
+import pytest
+from flask import request
+
+from flask_idempotency import ConfigurationError, idempotent
+from tests.stores import BOTH
+
+
+@pytest.fixture
+def runs(world):
+    return add(world)
+
+
+def add(world, **options):
+    runs = []
+
+    def pay():
+        runs.append(1)
+        return {"run": len(runs), "note": request.form.get("note")}, 201
+
+    options = {"key": "request", "ttl": 30, **options}
+    world.app.add_url_rule("/payments", "pay", idempotent(**options)(pay), methods=["POST"])
+    return runs
+
+
+@BOTH
+@pytest.mark.parametrize("body", [{"json": {"amount": 5}}, {"data": {"note": "x"}}, {"data": b""}])
+def test_an_equal_request_gets_the_same_response(world, runs, assert_replayed, body):
+    first, second = (world.post(key=None, **body) for _ in range(2))
+    assert_replayed(first, second)
+    assert runs == [1]
+
+
+@pytest.mark.parametrize(
+    "other", [{"json": {"amount": 6}}, {"path": "/payments?x=1"}, {"user": "bob"}], ids=str
+)
+def test_another_request_is_another_operation(world, runs, other):
+    world.post(key=None)
+    assert world.post(key=None, **other).status_code == 201
+    assert runs == [1, 1]
+
+
+def test_after_the_ttl_an_equal_request_is_a_new_one(world, runs):
+    world.post(key=None)
+    world.sql("update idempotency_record set expires_at = clock_timestamp() - interval '1 second'")
+    assert world.post(key=None).json["run"] == 2
+
+
+def test_a_key_in_the_header_comes_first_and_lives_as_long_as_others(world, runs):
+    for key in ("key-1", "key-2", "key-1"):
+        world.post(key=key)
+    assert runs == [1, 1]
+    hours = "extract(epoch from expires_at - created_at) / 3600"
+    assert [round(row[0]) for row in world.sql(f"select {hours} from idempotency_record")] == [24, 24]
+    world.post(key=None)
+    assert runs == [1, 1, 1]
+
+
+def test_a_broken_key_in_the_header_is_rejected(world, runs, assert_problem):
+    assert_problem(world.post(key="a,b"), 400, "key-malformed")
+
+
+def test_what_the_option_fingerprint_compares_is_the_key(world):
+    runs = add(world, fingerprint=["/order"])
+    for amount in (5, 6):
+        world.post(key=None, json={"order": 1, "amount": amount})
+    world.post(key=None, json={"order": 2, "amount": 5})
+    assert runs == [1, 1]
+
+
+def test_it_is_observed_like_others(make_world):
+    world = make_world(IDEMPOTENCY_ENFORCE=False)
+    runs = add(world)
+    world.post(key=None)
+    assert world.post(key=None).status_code == 201
+    assert runs == [1, 1]
+    assert [record.state for record in world.records()] == ["completed"]
+
+
+def test_it_works_without_a_transaction(world):
+    runs = add(world, atomic=False)
+    world.post(key=None)
+    world.post(key=None)
+    assert runs == [1]
+
+
+@pytest.mark.parametrize("options", [{}, {"ttl": 3601}, {"ttl": 86400}])
+def test_it_needs_a_short_ttl(options):
+    with pytest.raises(ConfigurationError, match="key='request' needs the option ttl"):
+        idempotent(key="request", **options)
