@@ -1,0 +1,139 @@
+"""The alert rules and the dashboard: well formed, and only about what is exported."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from flask_idempotency.integrations.prometheus import RecordsCollector, export_metrics
+from tests.docs.pages import ROOT
+
+FOLDER = ROOT / "docs/monitoring"
+DASHBOARD = json.loads((FOLDER / "dashboard.json").read_text("utf-8"))
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+(GROUP,) = yaml.safe_load((FOLDER / "alerts.yml").read_text("utf-8"))["groups"]
+RULES = {rule["alert"]: rule for rule in GROUP["rules"]}
+
+EXPRESSIONS = {
+    **{name: rule["expr"] for name, rule in RULES.items()},
+    **{
+        f"{panel['title']} {target['refId']}": target["expr"]
+        for panel in PANELS
+        for target in panel["targets"]
+    },
+    "operation": DASHBOARD["templating"]["list"][1]["query"]["query"],
+}
+
+OF_PROMETHEUS = {"le", "job", "instance"}
+"""Labels that a series has besides its own."""
+
+
+@pytest.fixture
+def exported(world):
+    """The labels of each series, by its name."""
+    registry = CollectorRegistry()
+    export_metrics(world.app, registry=registry)
+    registry.register(RecordsCollector(world.app))
+    labels = {}
+    for collector, names in registry._collector_to_names.items():
+        of = getattr(collector, "_labelnames", ("operation", "state"))
+        labels.update({name: set(of) for name in names})
+    return labels
+
+
+def series(expression):
+    return set(re.findall(r"\bidempotency_\w+", expression))
+
+
+def used_labels(expression):
+    """The labels that an expression selects, groups by or asks for."""
+    selected = re.findall(r"[{,]\s*(\w+)\s*(?:=~|!~|!=|=)", expression)
+    grouped = re.findall(r"\b(?:by|without|on|ignoring)\s*\(([^)]*)\)", expression)
+    return {
+        *selected,
+        *(name.strip() for group in grouped for name in group.split(",") if name.strip()),
+    }
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_an_expression_uses_only_series_and_labels_that_are_exported(name, exported):
+    used = series(EXPRESSIONS[name])
+    assert used
+    assert used <= exported.keys()
+    known = OF_PROMETHEUS.union(*(exported[each] for each in used))
+    assert used_labels(EXPRESSIONS[name]) <= known
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_an_alert_says_what_it_means_why_and_what_to_do(name):
+    rule = RULES[name]
+    assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
+    assert re.fullmatch(r"Idempotency([A-Z][a-z]+)+", name)
+    assert rule["labels"] in ({"severity": "page"}, {"severity": "ticket"})
+    assert rule["annotations"].keys() == {"summary", "why", "do", "runbook"}
+    assert re.fullmatch(r"\d+[mh]", rule.get("for", "0m"))
+    labels = set(re.findall(r"\$labels\.(\w+)", json.dumps(rule)))
+    assert labels <= used_labels(rule["expr"])
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_an_alert_names_its_entry_in_the_runbook(name):
+    anchor = re.sub(r"(?<!^)([A-Z])", r"-\1", name.removeprefix("Idempotency")).lower()
+    assert RULES[name]["annotations"]["runbook"] == f"docs/runbook.md#{anchor}"
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_an_alert_has_a_panel_that_shows_the_same_series(name):
+    shown = {each for panel in PANELS for target in panel["targets"] for each in series(target["expr"])}
+    assert {each for each in series(RULES[name]["expr"]) if not each.endswith("_count")} <= shown
+
+
+def test_every_series_has_a_panel_and_a_row_on_the_page(exported):
+    shown = set().union(*(series(expression) for expression in EXPRESSIONS.values()))
+    page = (ROOT / "docs/monitoring.md").read_text("utf-8")
+    families = {re.sub(r"_(bucket|count|sum|created)$", "", name) for name in exported}
+    families -= {name.removesuffix("_total") for name in exported if name.endswith("_total")}
+    for name in families:
+        assert any(each.startswith(name) for each in shown), name
+        assert f"`{name}`" in page, name
+
+
+def test_grafana_can_import_the_dashboard():
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(ids) == len(set(ids))
+    assert DASHBOARD["schemaVersion"] >= 36
+    assert {variable["name"] for variable in DASHBOARD["templating"]["list"]} == {
+        "datasource",
+        "operation",
+    }
+    cells = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        covered = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert place["x"] + place["w"] <= 24
+        assert not covered & cells, f"{panel['title']} lies on another panel"
+        cells |= covered
+    for panel in PANELS:
+        assert panel["description"], panel["title"]
+        assert panel["datasource"]["uid"] == "${datasource}"
+
+
+def test_promtool_agrees_where_it_is_installed():
+    """It also runs the rules on made-up series: each alert fires when it should, and only then."""
+    promtool = shutil.which("promtool")
+    files = {"check": FOLDER / "alerts.yml", "test": ROOT / "tests/monitoring/alerts_test.yml"}
+    for what, file in files.items() if promtool else ():
+        done = subprocess.run(
+            [promtool, what, "rules", file], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
