@@ -15,9 +15,11 @@ from flask_idempotency.core.records import OBSERVED
 from flask_idempotency.core.rows import response_values
 
 from .admin import (
+    ADD,
     CAPPED,
     MIGRATE,
     AuditEntry,
+    Finding,
     Group,
     Line,
     Overview,
@@ -25,6 +27,7 @@ from .admin import (
     Tally,
     Verdict,
     Waiting,
+    finding,
     read_audit,
     read_time,
 )
@@ -292,3 +295,10 @@ def unsound(table: Table) -> ConfigurationError:
         f"{table.fullname} is there, but its columns or its primary key are not as they should be"
         f" (flask idempotency check says how). Columns are not altered here: {MIGRATE}"
     )
+
+
+def examine_counts(counts: Table, *, is_whole: bool) -> Finding:
+    """Check the table of the console's counts, which no request needs."""
+    text = f"all {len(counts.columns)} columns of {counts.fullname}"
+    bad = f"{counts.fullname} is missing or not as it should be, so the console shows no rates"
+    return finding(is_whole, "counts", text, bad, ADD, "advice")

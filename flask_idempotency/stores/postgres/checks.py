@@ -13,7 +13,8 @@ from sqlalchemy import Table, exc, text
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, NotAtomic
 from flask_idempotency.core.records import Claim
 from flask_idempotency.stores.admin import ADD, MIGRATE, TRIAL, Finding, finding, reason
-from flask_idempotency.stores.table import COMMANDS_ONLY, FILLFACTOR
+from flask_idempotency.stores.table import COMMANDS_ONLY, FILLFACTOR, defined_counts
+from flask_idempotency.stores.table_admin import examine_counts
 
 from .holds import PostgresHold
 from .messages import Messages
@@ -46,6 +47,8 @@ def examine(messages: Messages) -> Iterator[Finding]:
     yield from _examine_table(messages, shape)
     if shape is not None:
         yield _examine_steps(messages, steps, writable=not (server[4] or server[5]))
+    if (counts := defined_counts(messages.table)) is not None:
+        yield examine_counts(counts, is_whole=_is_whole(shape_of(messages, counts)))
 
 
 def _examine_server(
@@ -154,6 +157,13 @@ def _examine_steps(messages: Messages, shape: Shape | None, *, writable: bool) -
     if writable:
         return _try_steps(messages)
     return Finding("ok", "steps", f"all {len(shape.table.columns)} columns of {name}")
+
+
+def _is_whole(shape: Shape | None) -> bool:
+    """Whether a table is there, with its columns and its key."""
+    if shape is None or not shape.has_key():
+        return False
+    return not (shape.missing_columns() or shape.other_columns())
 
 
 def _try_steps(messages: Messages) -> Finding:

@@ -13,8 +13,14 @@ from sqlalchemy.schema import CreateColumn
 from flask_idempotency.core.ports import Transaction
 from flask_idempotency.core.records import Claim
 from flask_idempotency.stores.admin import ADD, MIGRATE, Due, Finding, finding, reason, trying
-from flask_idempotency.stores.table import COMMANDS_ONLY
-from flask_idempotency.stores.table_admin import FORGET, TableAdmin, admin_statements, unsound
+from flask_idempotency.stores.table import COMMANDS_ONLY, defined_counts
+from flask_idempotency.stores.table_admin import (
+    FORGET,
+    TableAdmin,
+    admin_statements,
+    examine_counts,
+    unsound,
+)
 
 from . import statements
 from .messages import Messages
@@ -114,6 +120,9 @@ class SqliteAdmin(TableAdmin):
         with messages.engine.connect() as connection:
             missing = ", ".join(str(index.name) for index in self._missing_indexes(connection))
         yield finding(not missing, "index", "expires_at", f"missing: {missing}", ADD)
+        if (counts := defined_counts(messages.table)) is not None:
+            whole = counts.name in there and not self._missing_columns(counts)
+            yield examine_counts(counts, is_whole=whole)
 
     @contextmanager
     def trial(self) -> Iterator[Transaction]:

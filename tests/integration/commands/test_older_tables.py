@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
+from flask_idempotency import Idempotency
 from flask_idempotency.stores.postgres.admin import PostgresAdmin
 from tests.integration.commands.running import build, not_ok, once, runner
 from tests.integration.migrations.catalog import CATALOG
-from tests.integration.migrations.project import read
+from tests.integration.migrations.project import create_all, read
 from tests.integration.migrations.tables import make_earlier
 
 
@@ -172,3 +173,29 @@ def test_in_a_sqlite_file_it_is_the_same(tmp_path):
     read(make(), "alter table idempotency_record drop column name")
     assert not_ok(once(make(), "check")) == {"columns": "FAILED"}
     assert "make a migration" in once(make(), "create-table").output
+
+
+@pytest.mark.parametrize("kind", ["postgres", "sqlite"])
+def test_the_consoles_table_is_advised_made_and_completed(database_of, kind):
+    make = lambda: with_console(build(database_of(kind), IDEMPOTENCY_STORE="sql"))  # noqa: E731
+    create_all(build(database_of(kind), IDEMPOTENCY_STORE="sql"))
+    result = once(make(), "check")
+    assert not_ok(result) == {"counts": "advice"}
+    assert "-> run `flask idempotency create-table`, or make a migration" in result.output
+    made = "idempotency_record: created the table of the console's counts\n"
+    assert once(make(), "create-table").output == made
+    assert not not_ok(once(make(), "check"))
+    read(make(), "alter table idempotency_record_count rename column outcome to other")
+    assert not_ok(once(make(), "check")) == {"counts": "advice"}
+
+
+@pytest.fixture
+def database_of(postgres, tmp_path):
+    urls = {"postgres": postgres.database("counts"), "sqlite": f"sqlite:///{tmp_path}/shop.db"}
+    return urls.get
+
+
+def with_console(app):
+    blueprint = Idempotency().console_blueprint(authorize=lambda: True)
+    app.register_blueprint(blueprint, url_prefix="/operations")
+    return app
