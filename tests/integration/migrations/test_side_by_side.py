@@ -137,3 +137,25 @@ def test_a_purge_deletes_what_has_expired(world, add_view, run):
     world.sql("update idempotency_record set expires_at = created_at")
     assert run("purge") == "1 expired record deleted\n"
     assert world.records() == []
+
+
+DECIDE = [["release"], ["resolve", "--status", "200", "--why", "seen", "--yes"]]
+
+
+@pytest.mark.parametrize("command", DECIDE, ids=["release", "resolve"])
+def test_an_operator_is_told_what_a_decision_needs_and_sees_the_record(world, charge, run, command):
+    charge(Killed)
+    with pytest.raises(Killed):
+        world.post()
+    end_lease(world)
+    before = world.records()
+    digits = before[0].key[:4].hex()
+    assert "interrupted" in run("show", digits)
+    name, *options = command
+    result = runner(world.app)(name, digits, *options)
+    if result.exit_code:
+        assert "run `flask idempotency create-table`, or make a migration" in result.output
+        assert world.records() == before
+        run("create-table")
+        run(name, digits, *options)
+    assert world.records()[0].state == {"release": "in_progress", "resolve": "completed"}[name]
