@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
+from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
@@ -55,6 +58,19 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def read_age(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
+    """Read an age, in seconds or with a unit (``90m``, ``12h``, ``7d``, ``4w``); return its seconds."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d{1,9})([smhdw]?)", text)
+    if found is None:
+        raise click.BadParameter(f"{text!r} is not an age, such as 90m, 12h, 7d, 4w, or seconds.")
+    return int(found[1]) * _UNITS[found[2]]
+
+
 def current_state() -> AppState:
     """What the extension knows of the application that the command runs for."""
     return app_state(current_app)
@@ -87,6 +103,16 @@ def write(text: str, *, err: bool = False) -> None:
 def printable(text: str) -> str:
     """Text without instructions to the terminal: whoever writes to the table is not trusted."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def progress(as_json: bool) -> Callable[[str], None]:
+    """What shows how far long work has come, in one line on standard error; no text removes the line.
+
+    Shows nothing where that is no terminal, and never beside JSON.
+    """
+    if as_json or not sys.stderr.isatty():
+        return lambda _: None
+    return lambda text: click.echo(f"\r\x1b[K{text}", err=True, nl=False)
 
 
 def write_rows(rows: list[dict[str, Any]], as_json: bool, none: str = "no records") -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from uuid import UUID
 
 from flask_idempotency.core.errors import KeyMalformed
-from flask_idempotency.core.keys import Scope, hash_key, observed_namespace, parse_key
+from flask_idempotency.core.keys import Scope, hash_key, observed_namespace, parse_key, scope_tail
 from flask_idempotency.web.setup.routes import protected_routes
 from flask_idempotency.web.setup.state import AppState
 
@@ -27,6 +27,11 @@ def possible_hashes(
         for whose in _scopes(scope)
         for text in _keys(key, state.settings.max_key_length)
     ]
+
+
+def scope_tails(text: str) -> list[bytes]:
+    """How the hashes of all scopes end that this text may stand for."""
+    return [scope_tail(scope) for scope in _scopes(text)]
 
 
 def _namespaces(state: AppState, operation: str) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from itertools import chain
@@ -21,7 +21,19 @@ from flask_idempotency.web.session.joined import Joined
 from flask_idempotency.web.setup.state import AppState
 from flask_idempotency.web.signals import Event, store_failed
 
-from .group import MANY, Seconds, admin, as_json_option, cli, current_state, explain, write, write_rows
+from .group import (
+    MANY,
+    Seconds,
+    admin,
+    as_json_option,
+    cli,
+    current_state,
+    explain,
+    progress,
+    read_age,
+    write,
+    write_rows,
+)
 from .resume import resume
 from .routes import examine_routes
 
@@ -38,25 +50,36 @@ from .routes import examine_routes
 @click.option("--rate", type=MANY, metavar="N", help="The most records to delete a second, on average.")
 @click.option("--every", type=Seconds(1), metavar="SECONDS",
               help="Go on, with this pause after each purge, until SIGINT or SIGTERM.")  # fmt: skip
+@click.option("--older-than", callback=read_age, metavar="AGE", help="Delete also what ended so long"
+              " ago and has not expired: 12h, 7d, or seconds.")  # fmt: skip
+@click.option("--yes", is_flag=True, help="Do not ask about --older-than.")
 @as_json_option
-def purge(batch: int, rate: int | None, every: float | None, as_json: bool) -> None:
+def purge(
+    batch: int,
+    rate: int | None,
+    every: float | None,
+    older_than: int | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
     """Delete the records that have expired.
 
     Uses small transactions that nothing waits for, so it may run at any time, and several at once.
     Keeps a record whose request is still running, even an expired one. Run it from cron, or leave it
     running with --every: then it survives a database that is away for a while. SIGINT and SIGTERM end
-    it between two transactions.
+    it between two transactions. With --older-than it also deletes records that completed or failed so
+    long ago, whatever their ttl, after asking: a retry of theirs runs the view again.
     """
     store = admin(current_state())
+    if older_than is not None and not yes:
+        _ask(older_than, as_json)
+    what = "expired" if older_than is None else "expired or old"
     with _until_signal() as stop:
         while not stop.is_set():
-            deleted, began = 0, time.monotonic()
+            deleted = 0
             try:
-                for count in store.purge(batch):
-                    deleted += count
-                    due = began + deleted / rate if rate else 0.0
-                    if stop.wait(max(due - time.monotonic(), 0.0)):
-                        break
+                for deleted in _purge(store, batch, older_than, rate, stop, progress(as_json)):  # noqa: B007
+                    pass
             except StoreUnavailable as error:
                 if every is None:
                     raise
@@ -64,10 +87,40 @@ def purge(batch: int, rate: int | None, every: float | None, as_json: bool) -> N
             if as_json:
                 write_rows([{"deleted": deleted}], as_json)
             elif deleted or every is None:
-                click.echo(f"{deleted} expired {'record' if deleted == 1 else 'records'} deleted")
+                click.echo(f"{deleted} {what} {'record' if deleted == 1 else 'records'} deleted")
             if every is None:
                 return
             stop.wait(every)
+
+
+def _ask(seconds: int, as_json: bool) -> None:
+    if as_json:
+        raise click.UsageError("with --json, --older-than needs --yes")
+    text = f"Retries of requests that ended more than {seconds:,} s ago will run again. Delete?"
+    click.confirm(text, abort=True)
+
+
+def _purge(
+    store: Admin,
+    batch: int,
+    older_than: int | None,
+    rate: int | None,
+    stop: threading.Event,
+    show: Callable[[str], None],
+) -> Iterator[int]:
+    """Purge once, until ``stop``; yields how many records are gone after each transaction."""
+    deleted, began = 0, time.monotonic()
+    age = () if older_than is None else (older_than,)  # a store of one's own need not know it
+    try:
+        for count in store.purge(batch, *age):
+            deleted += count
+            show(f"{deleted:,} deleted")
+            yield deleted
+            due = began + deleted / rate if rate else 0.0
+            if stop.wait(max(due - time.monotonic(), 0.0)):
+                return
+    finally:
+        show("")
 
 
 @cli.command("resume")

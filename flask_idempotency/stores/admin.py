@@ -159,6 +159,14 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Belongings:
+    """What belongs to a scope: the ``keys`` of records that have no lease, and the rest by state."""
+
+    keys: list[bytes]
+    left: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Due:
     """An operation to resume; ``request`` as stored, ``owner`` the token of its ``attempt``."""
 
@@ -269,11 +277,25 @@ class Admin(Protocol):
         """Put off an operation whose attempt has failed, as :meth:`resumable` does."""
         ...
 
-    def purge(self, batch: int) -> Iterator[int]:
+    def belonging(self, tail: bytes, name: str | None) -> Belongings:
+        """The records whose key ends with ``tail``, of one operation if it is given.
+
+        Reads all of the table's keys: a scope has no index.
+        """
+        ...
+
+    def erase(self, keys: list[bytes]) -> int:
+        """Delete these records with their steps, durably and in one transaction; return how many.
+
+        Leaves those in progress: with a lease, or held by somebody.
+        """
+        ...
+
+    def purge(self, batch: int, older_than_seconds: float | None = None) -> Iterator[int]:
         """Delete expired records, at most ``batch`` in each transaction, until none is left.
 
-        Yields how many records each transaction has deleted, after its commit. Skips a record that
-        somebody holds.
+        With ``older_than_seconds`` also those that ended so long ago and have not expired. Yields how
+        many records each transaction has deleted, after its commit. Skips a record that somebody holds.
         """
         ...
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Table, inspect
 
 from flask_idempotency.core.errors import ConfigurationError
-from flask_idempotency.core.keys import KEY_BYTES
+from flask_idempotency.core.keys import KEY_BYTES, SCOPE_BYTES
 from flask_idempotency.core.records import OBSERVED
 from flask_idempotency.core.rows import response_values
 
@@ -19,6 +19,7 @@ from .admin import (
     CAPPED,
     MIGRATE,
     AuditEntry,
+    Belongings,
     Finding,
     Group,
     Line,
@@ -55,6 +56,8 @@ class AdminStatements:
     key: str
     audit: str
     settle: str
+    belonging: str
+    left: str
     waiting: str
 
 
@@ -101,6 +104,7 @@ def admin_statements(
     the disk, ``lock`` passes by rows that others hold. For an overview ``bounded`` limits the time,
     ``sample`` what it reads.
     """
+    no_lease = f"(lease_expires_at IS NULL OR substr(owner, 1, {len(OBSERVED)}) = '{OBSERVED}')"
     expired = f"(expires_at <= {now} AND lease_expires_at IS NULL)"
     # Who runs an operation has a lease, or has nothing written of an end (completed_at is null).
     state = f"""CASE WHEN substr(owner, 1, {len(OBSERVED)}) = '{OBSERVED}' THEN 'observed'
@@ -155,6 +159,13 @@ def admin_statements(
        request = CASE WHEN %(state)s = 'in_progress' THEN request END, tries = 0, tried_at = NULL,
        audit = {audit}
  WHERE key = ({mine})""",
+        belonging=f"""SELECT key FROM {{table}}
+ WHERE substr(key, {KEY_BYTES - SCOPE_BYTES + 1}) = %(tail)s
+   AND (CAST(%(name)s AS text) IS NULL OR name = %(name)s) AND {no_lease}""",
+        left=f"""SELECT {state}, count(*) FROM {{table}}
+ WHERE substr(key, {KEY_BYTES - SCOPE_BYTES + 1}) = %(tail)s
+   AND (CAST(%(name)s AS text) IS NULL OR name = %(name)s)
+   AND lease_expires_at IS NOT NULL AND NOT {no_lease} GROUP BY 1""",
         waiting=f"""SELECT count(CASE WHEN NOT {expired} AND {TIMES} < %(max_attempts)s THEN 1 END),
        count(CASE WHEN NOT {expired} AND {TIMES} >= %(max_attempts)s THEN 1 END),
        count(CASE WHEN {expired} THEN 1 END)
@@ -247,6 +258,12 @@ class TableAdmin:
             **(empty if verdict.response is None else response_values(verdict.response)),
         }
         return self._change(self.sql.settle, values) == 1
+
+    def belonging(self, tail: bytes, name: str | None) -> Belongings:
+        """The records of a scope."""
+        values = {"tail": tail, "name": name}
+        keys = [bytes(key) for (key,) in self._fetch(self.sql.belonging, values)]
+        return Belongings(keys, dict(map(tuple, self._fetch(self.sql.left, values))))
 
     def waiting(self, max_attempts: int) -> Waiting:
         """The resumable operations counted."""

@@ -75,18 +75,24 @@ class PostgresAdmin(TableAdmin):
         """Put off an operation that nobody holds."""
         self._messages.run(statements.PUT_OFF, {"key": key})
 
-    def purge(self, batch: int) -> Iterator[int]:
-        """Delete expired records in batches, the earliest first."""
-        return self._purge(statements.PURGE, batch)
+    def erase(self, keys: list[bytes]) -> int:
+        """Delete what nobody works on."""
+        return int(self._fetch(statements.ERASE, {"keys": tuple(keys)})[0][0])
+
+    def purge(self, batch: int, older_than_seconds: float | None = None) -> Iterator[int]:
+        """Delete expired or old records in batches, in the order in which they expire."""
+        template = statements.PURGE if older_than_seconds is None else statements.PURGE_OLDER
+        return self._purge(template, batch, older_than_seconds)
 
     def purge_alone(self, batch: int) -> Iterator[int]:
-        """The same, but end where another process does this, too."""
+        """Delete expired records, but end where another process does this, too."""
         return self._purge(statements.PURGE_ALONE, batch)
 
-    def _purge(self, template: str, batch: int) -> Iterator[int]:
+    def _purge(self, template: str, batch: int, older: float | None = None) -> Iterator[int]:
         lock = f"purge {self._messages.table.fullname}"
         for (piece,) in self._fetch(statements.PIECES, {}):
-            values = {"piece": AsIs(piece), "batch": batch, "since": "-infinity", "lock": lock}
+            values = {"piece": AsIs(piece), "batch": batch, "since": "-infinity"}
+            values |= {"lock": lock, "older": older}
             deleted, values["since"] = self._fetch(template, values)[0]
             while deleted:
                 yield deleted

@@ -163,21 +163,39 @@ SELECT 1 FROM {table} WHERE key = %(key)s FOR KEY SHARE"""
 #   have expired; if it believes in few, it would read and sort them all for each batch.
 # - A crash that loses the commit loses nothing: the records have still expired.
 # - What was only observed needs nobody's decision, so it goes even if it was interrupted.
-PURGE = f"""SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+_NO_LEASE = f"(lease_expires_at IS NULL OR substr(owner, 1, {len(OBSERVED)}) = '{OBSERVED}')"
+_PURGE = f"""SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 SET LOCAL synchronous_commit = off;
 SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
 SET LOCAL enable_sort = off;
 WITH gone AS (
   DELETE FROM ONLY %(piece)s WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM ONLY %(piece)s
-     WHERE expires_at <= (SELECT clock_timestamp())
-       AND (lease_expires_at IS NULL OR substr(owner, 1, {len(OBSERVED)}) = '{OBSERVED}')
+     WHERE {_NO_LEASE} AND [which]
        AND expires_at >= %(since)s::timestamptz
      ORDER BY expires_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED)) RETURNING key, expires_at),
 steps AS (DELETE FROM {{steps}} AS step USING gone WHERE step.key = gone.key)
 SELECT count(*), max(expires_at)::text FROM gone"""
+PURGE = _PURGE.replace("[which]", "expires_at <= (SELECT clock_timestamp())")
+# In the same order: each batch goes on in the index where the last one ended, so all of them together
+# read the table once.
+PURGE_OLDER = _PURGE.replace(
+    "[which]",
+    """(expires_at <= (SELECT clock_timestamp())
+       OR state <> 'in_progress' AND completed_at <=
+          (SELECT clock_timestamp()) - %(older)s * interval '1 second')""",
+)
 
-# The same, if nobody else purges in the background. The lock ends with the batch's own transaction, so
+# Of what was found without a lock a moment ago, only what nobody works on now.
+ERASE = f"""{{settings}}SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
+WITH gone AS (
+  DELETE FROM {{table}} WHERE key = ANY (ARRAY(
+    SELECT key FROM {{table}} WHERE key IN %(keys)s AND {_NO_LEASE} FOR UPDATE SKIP LOCKED))
+  RETURNING key),
+steps AS (DELETE FROM {{steps}} AS step USING gone WHERE step.key = gone.key)
+SELECT count(*) FROM gone"""
+
+# As PURGE, if nobody else purges in the background. The lock ends with the batch's own transaction, so
 # it works through a pooler. Whoever does not get it reads no record.
 PURGE_ALONE = PURGE.replace(
     "WHERE ctid = ANY", "WHERE (SELECT pg_try_advisory_xact_lock(hashtext(%(lock)s))) AND ctid = ANY"

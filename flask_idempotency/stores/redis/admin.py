@@ -22,6 +22,7 @@ from flask_idempotency.core.keys import KEY_BYTES
 from flask_idempotency.core.records import OBSERVED
 from flask_idempotency.stores.admin import (
     AuditEntry,
+    Belongings,
     Due,
     Finding,
     Group,
@@ -86,6 +87,14 @@ _AUDIT = "return redis.call('HGET', KEYS[1], 'audit') or ''"
 
 _FORGET = "if redis.call('HGET', KEYS[1], 'owner') == ARGV[1] then redis.call('DEL', KEYS[1]) end"
 
+# May be sent twice: then it counts what is left the second time.
+_ERASE = """
+local erased = 0
+for _, key in ipairs(KEYS) do
+  if redis.call('HEXISTS', key, 'lease') == 0 then erased = erased + redis.call('DEL', key) end
+end
+return erased"""
+
 _KEY = re.compile(rb"[0-9a-f]{%d}" % (2 * KEY_BYTES))
 
 
@@ -111,7 +120,7 @@ class RedisAdmin:
         """What there is, counted: as Redis has no table, this reads every record."""
         counts: Counter[tuple[str, str]] = Counter()
         running, ended = 0, list[float]()
-        for line, lease_left in self._seen():
+        for _, line, lease_left in self._seen():
             counts[line.operation, line.state] += 1
             running += line.state == "in_progress"
             if line.state == "interrupted" and lease_left is not None:
@@ -188,8 +197,29 @@ class RedisAdmin:
     def postpone(self, key: bytes) -> None:
         """Nothing is put off."""
 
-    def purge(self, batch: int) -> Iterator[int]:  # noqa: ARG002
+    def belonging(self, tail: bytes, name: str | None) -> Belongings:
+        """The records of a scope."""
+        keys, left = list[bytes](), Counter[str]()
+        for key, line, _ in self._seen(end=tail):
+            if name not in (None, line.operation):
+                continue
+            if line.state in ("in_progress", "interrupted"):
+                left[line.state] += 1
+            else:
+                keys.append(key)
+        return Belongings(keys, dict(left))
+
+    def erase(self, keys: list[bytes]) -> int:
+        """Delete what has no lease."""
+        return sum(self._records.run_for_all(_ERASE, keys))
+
+    def purge(self, batch: int, older_than_seconds: float | None = None) -> Iterator[int]:  # noqa: ARG002
         """Say that Redis does it."""
+        if older_than_seconds is not None:
+            raise IdempotencyError(
+                "the store 'redis' deletes records when they expire, and cannot find old ones; give"
+                " the routes a shorter ttl"
+            )
         raise NothingToDo("Redis deletes expired records by itself: there is nothing to purge")
 
     def create(self) -> list[str]:
@@ -230,10 +260,10 @@ class RedisAdmin:
         with trying(self._records, forget):
             yield None
 
-    def _keys(self, start: bytes = b"") -> Iterator[bytes]:
-        """The keys that start so. Raises ``StoreUnavailable``."""
+    def _keys(self, start: bytes = b"", end: bytes = b"") -> Iterator[bytes]:
+        """The keys that start and end so. Raises ``StoreUnavailable``."""
         prefix, as_seen = self._records.prefix, set()
-        pattern = re.sub(r"([\\*?\[\]])", r"\\\1", prefix) + start.hex() + "*"
+        pattern = re.sub(r"([\\*?\[\]])", r"\\\1", prefix) + start.hex() + "*" + end.hex()
         try:
             for name in self._records.connected().scan_iter(match=pattern, count=AT_ONCE):
                 digits = name[len(prefix) :]
@@ -247,18 +277,21 @@ class RedisAdmin:
 
     def _lines(self, start: bytes = b"") -> Iterator[Line]:
         """The records whose key's hash starts so."""
-        return (line for line, _ in self._seen(start))
+        return (line for _, line, _ in self._seen(start))
 
-    def _seen(self, start: bytes = b"") -> Iterator[tuple[Line, float | None]]:
-        """Those records, and the seconds that their leases have left. Leaves expired ones out."""
-        keys = self._keys(start)
+    def _seen(self, start: bytes = b"", end: bytes = b"") -> Iterator[tuple[bytes, Line, float | None]]:
+        """The records whose key's hash starts and ends so, and the seconds that their leases have left.
+
+        One that has expired meanwhile is left out.
+        """
+        keys = self._keys(start, end)
         while batch := list(islice(keys, AT_ONCE)):
             replies = self._records.run_for_all(_LINES, batch)
             read = (json.loads(reply.decode(errors="replace")) for reply in replies)
             found = ((line, now) for now, lines in read for line in lines)
             for key, (line, now) in zip(batch, found, strict=True):
                 if line:
-                    yield _line(key, now, *line), _left(line[6], now)
+                    yield key, _line(key, now, *line), _left(line[6], now)
 
 
 def _line(key: bytes, now: int, name: str, state: str, attempt: str, *more: Any) -> Line:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -116,6 +116,23 @@ class RedisLock:
         """Leave the marker in place of whatever lock there is."""
         sent = self._send(FINISH, claim, _milliseconds(min(MARKER_SECONDS, claim.ttl_seconds)))
         return partial(self._read, sent, bool)
+
+    def forget(self, keys: Iterable[bytes]) -> bool:
+        """Delete the markers and locks of some keys: of records that are erased. Never raises.
+
+        Returns whether Redis did it; otherwise it forgets them by itself after :data:`MARKER_SECONDS`.
+        """
+        try:
+            with self._connected().pipeline(transaction=False) as pipeline:
+                for key in keys:
+                    pipeline.delete(self._prefix + key.hex())
+                pipeline.execute()
+        except Exception as error:
+            log.warning(
+                "Redis failed, markers stay there for up to %s s: %s", MARKER_SECONDS, cause(error)
+            )
+            return False
+        return True
 
     def examine(self) -> Iterator[Finding]:
         """Check that Redis is reachable, and that a lock can be taken and released."""

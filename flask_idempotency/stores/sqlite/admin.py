@@ -62,9 +62,16 @@ class SqliteAdmin(TableAdmin):
         with self._messages.writing() as run:
             run(statements.PUT_OFF, {"key": key})
 
-    def purge(self, batch: int) -> Iterator[int]:
-        """Delete expired records in batches."""
-        while deleted := self._purge({"batch": batch}):
+    def erase(self, keys: list[bytes]) -> int:
+        """Delete what has no lease. While this writes, no view runs."""
+        with self._messages.writing() as run:
+            for key in keys:
+                run(statements.ERASE_STEPS, {"key": key})
+            return sum(run(statements.ERASE, {"key": key}).rowcount for key in keys)
+
+    def purge(self, batch: int, older_than_seconds: float | None = None) -> Iterator[int]:
+        """Delete expired or old records in batches."""
+        while deleted := self._purge({"batch": batch, "older": older_than_seconds}):
             yield deleted
 
     def _purge(self, values: dict[str, Any]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flask_idempotency.core.records import OBSERVED
 from flask_idempotency.stores.table import TIMES
 
 NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
@@ -9,6 +10,7 @@ IN_TTL = "strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', :ttl))"
 _LEASE = "strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', :lease))"
 _LEASE = f"CASE WHEN :lease IS NOT NULL THEN {_LEASE} END"
 _EXPIRED = f"(expires_at <= {NOW} AND lease_expires_at IS NULL)"
+_NO_LEASE = f"(lease_expires_at IS NULL OR substr(owner, 1, {len(OBSERVED)}) = '{OBSERVED}')"
 _AFRESH = f"({_EXPIRED} AND :resumes IS NULL)"
 _MINE = "WHERE key = :key AND owner = :owner AND state = 'in_progress'"
 _LEASED = f"{_MINE} AND lease_expires_at IS NOT NULL"
@@ -58,8 +60,14 @@ STEPS = "SELECT name, result FROM {steps} WHERE key = :key"
 RECORD_STEP = f"""INSERT OR REPLACE INTO {{steps}} (key, name, attempt, created_at, result)
 VALUES (:key, :step, :attempt, {NOW}, :result)"""
 
-_EXPIRED_KEYS = f"SELECT key FROM {{table}} WHERE {_EXPIRED} ORDER BY expires_at LIMIT :batch"
+_OLDER = """state <> 'in_progress' AND lease_expires_at IS NULL
+   AND julianday(completed_at) <= julianday('now') - :older / 86400.0"""
+_EXPIRED_KEYS = f"""SELECT key FROM {{table}} WHERE {_EXPIRED} OR ({_OLDER})
+ ORDER BY expires_at LIMIT :batch"""
 PURGE_STEPS = f"DELETE FROM {{steps}} WHERE key IN ({_EXPIRED_KEYS})"
+ERASE_STEPS = f"""DELETE FROM {{steps}} WHERE key = :key
+   AND EXISTS (SELECT 1 FROM {{table}} WHERE key = :key AND {_NO_LEASE})"""
+ERASE = f"DELETE FROM {{table}} WHERE key = :key AND {_NO_LEASE}"
 PURGE = f"DELETE FROM {{table}} WHERE key IN ({_EXPIRED_KEYS})"
 # As in PostgreSQL: each that is picked is put off at once, and each try is counted before it is made.
 _WAITS = f"request IS NOT NULL AND state = 'in_progress' AND NOT {_EXPIRED}"

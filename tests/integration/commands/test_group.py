@@ -23,7 +23,7 @@ def test_every_command_explains_itself():
     run = runner(Flask("any"))
     tables, records = (
         {"create-table", "check", "purge", "routes"},
-        {"stats", "list", "show", "release", "resolve", "resume"},
+        {"stats", "list", "show", "release", "resolve", "resume", "forget"},
     )
     assert set(cli.commands) == tables | records | {"routes"}
     for name in cli.commands:
@@ -34,6 +34,7 @@ def test_every_command_explains_itself():
 @pytest.mark.parametrize("command", sorted(cli.commands))
 def test_an_application_without_the_extension_is_told_so(command):
     needed = {"show": ["0123abcd"], "release": ["0123abcd"]}
+    needed["forget"] = ["--scope", "1", "--yes"]
     needed["resolve"] = ["0123abcd", "--status", "201", "--why", "asked", "--yes"]
     result = runner(Flask("bare"))(command, *needed.get(command, []))
     assert result.exit_code == 1

@@ -15,6 +15,7 @@ from flask_sqlalchemy import SQLAlchemy
 import servers
 from flask_idempotency import Idempotency, Retryable, current_operation, idempotent
 from flask_idempotency.cli.stores import admin_of
+from flask_idempotency.core.keys import scope_tail
 from flask_idempotency.stores.admin import Tally
 from tests.integration.commands.running import ANSWER, findings, not_ok, runner
 from tests.killed import Killed
@@ -154,6 +155,37 @@ def test_an_operator_gives_it_the_response_that_it_should_have_had(shop):
         shop.run("release", line["key"], "--why", why)
     (record,) = json.loads(shop.run("show", line["key"], "--json").output)
     assert [entry["why"] for entry in record["audit"]] == ["1", "3", "4"]
+
+
+def test_what_a_scope_has_stored_is_erased_except_what_is_undecided(shop, store):
+    def forget(*options: str) -> Any:
+        result = shop.run("forget", *options, "--yes", "--json")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.output)[0]
+
+    key = shop.interrupt("dead")
+    for number in range(3):
+        shop.post("/ok", f"key-{number}")
+    shop.post("/free", "free")
+    assert forget("--scope", "nobody") == {"erased": 0, "in_progress": 0, "interrupted": 0}
+    assert forget("--key", "key-1", "--operation", "ok")["erased"] == 1
+    with shop.app.app_context():
+        records = admin_of(shop.app.extensions["idempotency"].records, None)
+        found = records.belonging(scope_tail(None), None)
+        assert (len(found.keys), found.left) == (3, {"interrupted": 1})
+        assert len(records.belonging(scope_tail(None), "ok").keys) == 2
+        assert records.erase([*found.keys, bytes(23)]) == 3
+    assert [(line["key"], line["state"]) for line in shop.listed()] == [(key, "interrupted")]
+
+
+def test_a_purge_by_age_is_refused_or_done(shop, store):
+    shop.post("/ok")
+    result = shop.run("purge", "--older-than", "0", "--yes")
+    if store == "redis":
+        assert (result.exit_code, "cannot find old ones" in result.output) == (1, True)
+    else:
+        assert result.output == "1 expired or old record deleted\n"
+        assert shop.listed() == []
 
 
 def test_what_is_released_is_out_of_its_holders_hands(shop, store, redis_server):
