@@ -57,6 +57,16 @@ def updates(world: Any, count: int) -> tuple[int, int]:
         time.sleep(0.05)
 
 
+def test_an_atomic_operation_is_in_none_of_the_partial_indexes(world):
+    complete(world, 300, 20)
+    names = world.sql("select indexrelid::regclass from pg_index"
+                      " where indrelid = 'idempotency_record'::regclass and indpred is not null")  # fmt: skip
+    assert len(names) == 2
+    for (name,) in names:
+        empty = 8192  # one page, which says that there is no root yet
+        assert world.sql(f"select pg_relation_size('{name}')") == [(empty,)]
+
+
 @pytest.mark.parametrize("size", [20, 200, 600, 20_000])
 def test_completing_is_always_a_hot_update(world, size):
     complete(world, 300, size)
