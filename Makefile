@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test lowest lint docs bench faults differential pgbouncer clean help
+.PHONY: demo test lowest lint docs bench faults differential pgbouncer test-browser clean help
 
 demo: $(VENV)/.has-test  ## run the example shop with a real PostgreSQL and Redis
 	@$(RUN) example.demo $(ARGS)
@@ -45,12 +45,15 @@ differential: $(VENV)/.has-test  ## run random views plain and protected, and co
 pgbouncer: $(VENV)/.has-test  ## test behind PgBouncer, which must be installed
 	@$(RUN) pytest -q tests/pgbouncer $(ARGS)
 
+test-browser: $(VENV)/.has-test  ## test the operator's page in a Chromium, which must be installed
+	@$(RUN) pytest -q tests/browser $(ARGS)
+
 clean:  ## remove all that was made here, .venv too
 	@rm -rf .venv build dist docs/_build *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
 help:  ## show this
-	@sed -n 's/^\([a-z]*\):.*  ## /\1	/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1	/p' Makefile
 
 $(VENV)/.has-%: setup.cfg pyproject.toml | $(VENV)/.made
 	@echo "Installing what '$*' needs into $(VENV) (once)"

@@ -11,6 +11,7 @@ from sqlalchemy.engine import make_url
 from werkzeug.exceptions import HTTPException
 
 from example import accounts, pages, payments, seed
+from example.auth import operator
 from example.errors import as_problem
 from example.models import db
 from flask_idempotency import Idempotency
@@ -33,6 +34,9 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
             "connect_args": {"options": _LIMITS},
         },
         IDEMPOTENCY_REDIS_URL=os.environ.get("REDIS_URL") or None,
+        # Both are for the operator's page: the one signs its forms, the other lets in.
+        SECRET_KEY=os.environ.get("SECRET_KEY"),
+        OPERATOR_PASSWORD=os.environ.get("OPERATOR_PASSWORD"),
     )
     app.config.update(config or {})
     if not app.config["SQLALCHEMY_DATABASE_URI"]:
@@ -41,6 +45,8 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
     idempotency.init_app(app, db, scope=lambda: g.account_id)
     for part in (accounts, payments, pages):
         app.register_blueprint(part.blueprint)
+    console = idempotency.console_blueprint(authorize=operator)
+    app.register_blueprint(console, url_prefix="/operations")
     app.register_error_handler(HTTPException, as_problem)
     app.cli.add_command(seed.command)
     return app

@@ -1,10 +1,11 @@
-"""Authentication: a bearer token (RFC 6750) stands for an account."""
+"""Authentication: a bearer token (RFC 6750) stands for an account, a password for the operator."""
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 
-from flask import abort, g, request
+from flask import Response, abort, current_app, g, request
 from sqlalchemy import select
 from werkzeug.datastructures import WWWAuthenticate
 
@@ -28,3 +29,17 @@ def sign_in() -> None:
         g.account_id = db.session.scalar(select(Account.id).where(known))
     if g.account_id is None:
         abort(401, "Send a known token.", www_authenticate=WWWAuthenticate("bearer"))
+
+
+def operator() -> str | Response:
+    """Who operates the shop, for its console: asked for by the browser, by HTTP Basic (RFC 7617).
+
+    A real application asks its own sign-in. Without a password in ``OPERATOR_PASSWORD`` nobody gets in.
+    """
+    expected = current_app.config["OPERATOR_PASSWORD"]
+    given = request.authorization
+    password = given.password if given is not None and given.type == "basic" else None
+    if expected and password and hmac.compare_digest(password.encode(), expected.encode()):
+        return given.username or "operator"
+    challenge = WWWAuthenticate("basic", {"realm": "operations", "charset": "UTF-8"})
+    return Response("Sign in as an operator.\n", 401, {"WWW-Authenticate": challenge.to_header()})

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import http.client
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -34,6 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "example" / "gunicorn.conf.py"
 START_SECONDS = 30  # gunicorn takes one; a machine that needs more has another problem
 BACKLOG = 2048  # connections that wait for a worker: as many as with a socket of gunicorn's own
+PASSWORD = "operator-demo-password"  # public because it is for the demo
 STOP_SECONDS = 25  # more than gunicorn.conf.py gives requests to finish
 
 
@@ -135,6 +137,7 @@ def show(url: str, process: subprocess.Popen[bytes]) -> int:
     key = str(uuid.uuid4())
     for step in STEPS:
         print(f"# {step.title}. {step.expect}\n{step.curl(url, key)}\n")
+    print(f"# What the operator sees: {url}/operations/ (any name, password {PASSWORD})\n")
     print("Ctrl-C stops it and removes every trace.", flush=True)
     process.wait()
     raise CannotStart("gunicorn has stopped by itself; see its output above")
@@ -174,7 +177,12 @@ def run(port: int | None, *, only_check: bool) -> int:
         except psycopg2.Error as error:  # the server in DATABASE_URL may be down, or reject it
             raise CannotStart(f"PostgreSQL cannot create a database: {error}") from None
         make_tables(database_url)
-        environment = {"DATABASE_URL": database_url, "REDIS_URL": redis.url}
+        environment = {
+            "DATABASE_URL": database_url,
+            "REDIS_URL": redis.url,
+            "SECRET_KEY": secrets.token_hex(),
+            "OPERATOR_PASSWORD": PASSWORD,
+        }
         shop = gunicorn("example:create_app()", environment, port=port)
         with shop as (url, process), interrupt.allowed():
             return check(url) if only_check else show(url, process)

@@ -83,6 +83,12 @@ def _refusal(state: str, key: str) -> IdempotencyError:
     )
 
 
+def failure(state: AppState) -> Response:
+    """The response of an operation that shall not run again."""
+    problem = OperationFailed("The operation was interrupted, and will not be run again.")
+    return lasting_response(state.app, problem, state.settings)
+
+
 def noted(did: str, why: str, by: str | None) -> AuditEntry:
     """What is noted in a record: ``by`` whom, if not the user who has logged in, and ``why``."""
     return AuditEntry(*(_plain(text) for text in (by or _user(), did, why)))
@@ -120,10 +126,8 @@ def release(digits: str, fail: bool, why: str, by: str | None, as_json: bool) ->
     nothing: their next retry takes over.
     """
     state = current_state()
-    store, digits, response = admin(state), checked(digits), None
-    if fail:
-        problem = OperationFailed("The operation was interrupted, and will not be run again.")
-        response = lasting_response(state.app, problem, state.settings)
+    store, digits = admin(state), checked(digits)
+    response = failure(state) if fail else None
     settle(state, store, digits, noted("failed" if fail else "released", why, by), response)
     _write_settled(store, digits, "failed for good" if fail else "may be run again", as_json)
 

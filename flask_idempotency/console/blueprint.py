@@ -15,7 +15,7 @@ from flask_idempotency.stores.table import define_counts
 from flask_idempotency.web import signals
 from flask_idempotency.web.setup.state import AppState, app_state
 
-from . import access, pages
+from . import access, pages, records
 from .pages import Console
 from .rates import Rates
 
@@ -40,7 +40,10 @@ def console_blueprint(authorize: Callable[[], object], name: str) -> Blueprint:
     blueprint.add_url_rule("/", "overview", pages.overview)
     blueprint.add_url_rule("/records", "records", pages.records)
     blueprint.add_url_rule("/search", "search", pages.search, methods=["POST"])
-    blueprint.add_url_rule("/records/<digits>", "record", pages.record)
+    blueprint.add_url_rule("/records/<digits>", "record", records.record)
+    blueprint.add_url_rule("/records/<digits>/body", "body", records.body, methods=["POST"])
+    blueprint.add_url_rule("/records/<digits>/<action>", "confirm", records.confirm)
+    blueprint.add_url_rule("/records/<digits>/<action>", "act", records.act, methods=["POST"])
     blueprint.record(_set_up)
     return blueprint
 

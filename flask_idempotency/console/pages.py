@@ -148,7 +148,7 @@ def search() -> Response:
     state = console().state
     digits = request.form.get("digits", "").strip()
     if digits:
-        line, _ = find(admin(state), _checked(digits))
+        line, _ = find(admin(state), checked(digits))
         return redirect(_record_url(line), 303)
     key, operation = request.form.get("key", "").strip(), request.form.get("operation", "").strip()
     if not key or not operation:
@@ -163,12 +163,6 @@ def search() -> Response:
     if not lines:
         raise UnknownRecord("There is no record of this key, operation and scope.")
     return page("found.html", shown=lines)
-
-
-def record(digits: str) -> Response:
-    """One record."""
-    line, steps = find(admin(console().state), _checked(digits))
-    return page("record.html", line=line, steps=steps, says="")
 
 
 def refused(error: IdempotencyError) -> Response:
@@ -192,7 +186,8 @@ def _record_url(line: Line) -> str:
     return url_for(f"{request.blueprint}.record", digits=line.key)
 
 
-def _checked(digits: str) -> str:
+def checked(digits: str) -> str:
+    """Digits as they are compared. Raises ``UnknownRecord`` for anything else."""
     if not re.fullmatch("[0-9a-fA-F]{8}|[0-9a-fA-F]{16}", digits):  # not repeated: it may be a key
         raise UnknownRecord("The digits of a record are 8 or 16 of 0 to 9 and a to f.")
     return digits.lower()

@@ -38,7 +38,7 @@ def moment(time: Time | None, now: datetime | None = None) -> str:
         return NONE if time is None else escape(time)
     time = time.astimezone(timezone.utc)
     seconds = ((now or datetime.now(timezone.utc)) - time).total_seconds()
-    element = '<time datetime="{}">{} <span class="soft">{}</span></time>'
+    element = '<time datetime="{}"><span class="clock">{}</span> <span class="soft">{}</span></time>'
     text = time.strftime("%Y-%m-%d %H:%M:%S")
     return Markup(element).format(f"{time:%Y-%m-%dT%H:%M:%SZ}", text, ago(seconds))  # noqa: S704
 

@@ -18,13 +18,19 @@ PAGES = [
     ("GET", "/static/console.css"),
     ("GET", "/static/icon.svg"),
     ("POST", "/search"),
+    ("POST", f"/records/{DIGITS}/body"),
+    ("GET", f"/records/{DIGITS}/release"),
+    ("POST", f"/records/{DIGITS}/release"),
     ("OPTIONS", "/"),
 ]
 
 
 def test_every_page_is_listed_here(world):
     rules = [rule for rule in world.app.url_map.iter_rules() if rule.endpoint.startswith("operations.")]
-    listed = {(method, path.replace(DIGITS, "<digits>")) for method, path in PAGES}
+    names = {DIGITS: "<digits>", "release": "<action>"}
+    listed = {
+        (method, "/".join(names.get(part, part) for part in path.split("/"))) for method, path in PAGES
+    }
     static = "/static/<path:filename>"
     for rule in rules:
         for method in rule.methods - {"HEAD", "OPTIONS"}:

@@ -25,6 +25,10 @@ def run(world, name, key="key-1"):
         world.idempotency.run(key, dict, scope="alice", name=name)
 
 
+def text_of(response):
+    return " ".join(re.sub(r"<[^>]+>", " ", response.text).split())
+
+
 def digits_in(text):
     return re.findall(r'class="digits" href="/operations/records/([0-9a-f]{16})"', text)
 
@@ -40,7 +44,7 @@ def test_the_overview_counts_outcomes_and_records(browser, world):
     pay(world)
     pay(world, amount=6)
     pay(world, "key-2")
-    text = re.sub(r"<[^>]+>|\s+", " ", browser.get().text)
+    text = text_of(browser.get())
     assert re.search(r"executed +2 +50\.0 %", text)
     assert re.search(r"replayed +1 +25\.0 %", text)
     assert re.search(r"rejected +1 +25\.0 %", text)
@@ -222,6 +226,6 @@ class TestSqlite:
     def test_the_pages_work_on_sqlite(self, browser, world):
         pay(world)
         pay(world)
-        text = re.sub(r"<[^>]+>|\s+", " ", browser.get().text)
+        text = text_of(browser.get())
         assert re.search(r"executed +1 +50\.0 %", text)
         assert len(digits_in(browser.get("/records").text)) == 1

@@ -1,0 +1,219 @@
+"""The pages of one record, and what an operator can do about it."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import flask
+from flask import redirect, request, url_for
+from werkzeug.wrappers import Response
+
+from flask_idempotency.cli.decisions import failure, given_response, noted, settle
+from flask_idempotency.cli.group import admin
+from flask_idempotency.cli.records import find, find_audit
+from flask_idempotency.core.errors import IdempotencyError, RecordBroken, SealBroken, UnknownRecord
+from flask_idempotency.core.keys import SHOWN
+from flask_idempotency.core.records import Record
+from flask_idempotency.core.storable import storable
+from flask_idempotency.web.request.response import FLASHES
+from flask_idempotency.web.setup.state import AppState
+
+from . import access
+from .pages import checked, console, page
+from .timeline import Found, moments
+
+log = logging.getLogger("flask_idempotency")
+
+MOST_SHOWN = 100_000
+"""Bytes of a body on a page: more is for a program to read, not for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What can be done about a record in one of ``states``; ``done`` is said afterwards."""
+
+    name: str
+    button: str
+    title: str
+    states: frozenset[str]
+    effect: str
+    done: str
+    style: str = "main"
+
+
+_STUCK = frozenset({"interrupted", "failed"})
+
+ACTIONS = {
+    action.name: action
+    for action in (
+        Action(
+            "release",
+            "Release",
+            "Let it run again",
+            _STUCK,
+            "The next retry runs the view again, without its finished steps. What did happen may then"
+            " happen a second time.",
+            "Released: its next retry runs the view again.",
+        ),
+        Action(
+            "resolve",
+            "Resolve",
+            "Give it its response",
+            _STUCK,
+            "Every retry gets the response that you give here. The view never runs again, and a worker"
+            " that is still at it can store nothing.",
+            "Resolved: every retry gets this response.",
+        ),
+        Action(
+            "fail",
+            "Fail",
+            "Fail it for good",
+            frozenset({"interrupted"}),
+            "Every retry gets a 500 of the type operation-failed. The view never runs again.",
+            "Failed: it will not run again.",
+            "danger",
+        ),
+    )
+}
+
+
+def record(digits: str) -> Response:
+    """One record: its facts, what happened, and its response without the body."""
+    return _page(_found(digits))
+
+
+def body(digits: str) -> Response:
+    """The same with the body of its response, which the log notes."""
+    found = _found(digits)
+    log.info(
+        "operation %s: the stored body was shown to %s, id %s",
+        found.line.operation,
+        access.who(),
+        found.line.key[:SHOWN],
+        extra={"operation": found.line.operation, "by": access.who(), "id": found.line.key[:SHOWN]},
+    )
+    return _page(found, with_body=True)
+
+
+def _found(digits: str) -> Found:
+    store = admin(console().state)
+    line, steps = find(store, checked(digits))
+    return Found(line, steps, find_audit(store, line.key))
+
+
+def _page(found: Found, *, with_body: bool = False) -> Response:
+    row, broken = _row(console().state, found)
+    stored = row.response if row else None
+    headers = storable(stored.headers or (), frozenset({FLASHES})) if stored else ()
+    done = ACTIONS.get(request.args.get("done", ""))
+    return page(
+        "record.html",
+        line=found.line,
+        moments=moments(found, row),
+        is_leased=row is not None and row.lease_left is not None,
+        stored=stored,
+        headers=headers,
+        broken=broken,
+        body=_shown(stored.body) if with_body and stored and stored.body is not None else None,
+        most=MOST_SHOWN,
+        actions=[action for action in ACTIONS.values() if found.line.state in action.states],
+        done=done.done if done else "",
+    )
+
+
+def _row(state: AppState, found: Found) -> tuple[Record | None, str]:
+    """The record with its response decrypted; or why it cannot be read."""
+    key = admin(state).key(bytes.fromhex(found.line.key))
+    if key is None:
+        raise UnknownRecord("The record has just been deleted.")
+    try:
+        return state.engine.look(key), ""
+    except (RecordBroken, SealBroken) as error:
+        with suppress(RecordBroken):
+            return state.records.look(key), error.detail
+        return None, error.detail
+
+
+def _shown(content: bytes) -> str:
+    """A body as text. What is no text stays legible."""
+    return content[:MOST_SHOWN].decode(errors="backslashreplace")
+
+
+@dataclass
+class Form:
+    """What an operator has filled in, and what is wrong with it, by the names of the fields."""
+
+    status: str = "200"
+    content_type: str = "application/json"
+    body: str = ""
+    why: str = ""
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+def confirm(digits: str, action: str) -> Response:
+    """What an action would do, and its form."""
+    return _form(_chosen(action), _found(digits), Form())
+
+
+def act(digits: str, action: str) -> Response:
+    """Do it, and show the record; or the form again with what is wrong."""
+    chosen, found = _chosen(action), _found(digits)
+    names = ("status", "content_type", "body", "why")
+    given = {name: request.form[name] for name in names if name in request.form}
+    form = replace(Form(), **given)  # type: ignore[arg-type]
+    if not form.why.strip():
+        form.errors["why"] = "Say why: it is recorded, and the next operator reads it."
+    state = console().state
+    response = _response(state, chosen, form)
+    if form.errors:
+        return _form(chosen, found, form)
+    entry = noted(_DID[chosen.name], form.why.strip(), access.who())
+    settle(state, admin(state), found.line.key, entry, response)
+    where = url_for(f"{request.blueprint}.record", digits=found.line.key, done=chosen.name)
+    return redirect(where, 303)
+
+
+_DID = {"release": "released", "resolve": "resolved", "fail": "failed"}
+
+
+def _response(state: AppState, action: Action, form: Form) -> flask.Response | None:
+    """The response to store; None, with ``form.errors``, if there is none."""
+    if action.name == "fail":
+        return failure(state)
+    if action.name != "resolve":
+        return None
+    if not form.status.isdecimal() or not 200 <= int(form.status) <= 599:
+        form.errors["status"] = "A status is a number from 200 to 599."
+        return None
+    content = form.body.replace("\r\n", "\n").encode()
+    kind = form.content_type.strip()
+    try:
+        return given_response(state, int(form.status), content, (), None if kind in _JSON else kind)
+    except (IdempotencyError, ValueError) as error:
+        form.errors["body"] = str(error)
+        return None
+
+
+_JSON = ("", "application/json")
+
+
+def _chosen(action: str) -> Action:
+    if action not in ACTIONS:
+        raise UnknownRecord("There is no such action.")
+    return ACTIONS[action]
+
+
+def _form(action: Action, found: Found, form: Form) -> Response:
+    if found.line.state not in action.states:
+        words = found.line.state.replace("_", " ")
+        raise IdempotencyError(f"This record is {words}: there is nothing to {action.name}.")
+    return page(
+        "confirm.html",
+        400 if form.errors else 200,
+        action=action,
+        line=found.line,
+        steps=found.steps,
+        form=form,
+    )

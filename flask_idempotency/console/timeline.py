@@ -1,0 +1,68 @@
+"""What happened to an operation, in the order in which it did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+
+from flask_idempotency.core.records import Record
+from flask_idempotency.stores.admin import AuditEntry, Line, StepLine, Time
+
+from . import words
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A record, its finished steps, and what operators did to it."""
+
+    line: Line
+    steps: list[StepLine]
+    audit: list[AuditEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One thing that happened, or will. ``kind`` is ``"person"`` if somebody did it, or ``"later"``."""
+
+    at: Time
+    what: str
+    detail: str = ""
+    kind: str = ""
+
+
+def moments(found: Found, record: Record | None, now: datetime | None = None) -> list[Moment]:
+    """The moments that a record and what belongs to it tell of; ``record`` is its row, if readable."""
+    now = now or datetime.now(timezone.utc)
+    told = sorted(_told(found, record, now), key=lambda moment: str(moment.at))
+    return [moment for moment in told if moment.kind != "later"] + [
+        moment for moment in told if moment.kind == "later"
+    ]
+
+
+def _is_decided(found: Found) -> bool:
+    """Whether its end was an operator's last decision, which is told already."""
+    return bool(found.audit) and found.audit[-1].did in ("resolved", "failed")
+
+
+def _told(found: Found, record: Record | None, now: datetime) -> Iterator[Moment]:
+    line = found.line
+    yield Moment(line.created, "Created", "by the first request with its key")
+    for step in found.steps:
+        detail = f"in attempt {step.attempt}, its result has {words.size(step.bytes)}"
+        yield Moment(step.finished, f"Step {step.name} finished", detail)
+    for entry in found.audit:
+        why = f": {entry.why}" if entry.why else ""
+        yield Moment(entry.at or "", entry.did.capitalize(), f"by {entry.by}{why}", "person")
+    if line.completed is not None and not _is_decided(found):
+        detail = f"in attempt {line.attempt}, with {line.status}"
+        yield Moment(line.completed, line.state.capitalize(), detail)
+    if record is not None and record.lease_left is not None:
+        end = now + timedelta(seconds=record.lease_left)
+        if record.lease_left > 0:
+            yield Moment(end, "Its lease ends", "unless it is renewed", "later")
+        else:
+            yield Moment(end, "Interrupted", f"attempt {line.attempt} had not ended with its lease")
+    if line.expires is not None:
+        kind = "" if line.expired else "later"
+        yield Moment(line.expires, "Expired" if line.expired else "Expires", kind=kind)

@@ -1,0 +1,111 @@
+"""The console in a real Chromium: the one on this machine, or Playwright's own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from flask import request
+from playwright.sync_api import Browser, Page, sync_playwright
+from werkzeug.serving import make_server
+
+from flask_idempotency import current_operation, idempotent
+
+ROOT = "/operations"
+
+LIGHT, DARK = "light", "dark"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """Fails, with what to install, where there is none."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = next(filter(None, map(shutil.which, names)), None)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def store() -> str:
+    return "postgres"
+
+
+@pytest.fixture
+def world(make_world: Any) -> Any:
+    world = make_world(SECRET_KEY="secret", PROPAGATE_EXCEPTIONS=False)
+    blueprint = world.idempotency.console_blueprint(authorize=lambda: "ada@example.org")
+    world.app.register_blueprint(blueprint, url_prefix=ROOT)
+    with world.app.app_context():
+        world.db.create_all()
+
+    @world.app.post("/payments")
+    @idempotent
+    def pay() -> Any:
+        return {"amount": request.get_json()["amount"], "note": "<i>canary</i>"}, 201
+
+    for number in range(12):
+        world.post(key=f"key-{number}")
+    world.post(key="key-0")
+    world.post(key="key-0", json={"amount": 6})
+    return world
+
+
+@pytest.fixture
+def interrupted(world: Any) -> str:
+    """The digits of an operation that was begun, did one step and never ended."""
+
+    def work() -> None:
+        current_operation.step("reserve", lambda: {"ok": True})
+        raise SystemExit(1)
+
+    with world.app.app_context(), pytest.raises(SystemExit):
+        world.idempotency.run("key-1", work, scope="alice", name="charge", atomic=False)
+    found = world.sql("select encode(key, 'hex') from idempotency_record order by created_at desc")
+    return str(found[0][0][:16])
+
+
+@pytest.fixture
+def url(world: Any) -> Iterator[str]:
+    server = make_server("127.0.0.1", 0, world.app, threaded=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def scheme() -> str:
+    return LIGHT
+
+
+@pytest.fixture
+def width() -> int:
+    return 1100
+
+
+@pytest.fixture
+def page(chromium: Browser, url: str, scheme: Any, width: int) -> Iterator[Page]:
+    """A page of the console. Anything on its console, and any request to elsewhere, fails the test."""
+    context = chromium.new_context(
+        base_url=url + ROOT, color_scheme=scheme, viewport={"width": width, "height": 800}
+    )
+    page = context.new_page()
+    page.set_default_timeout(10_000)
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda sent: sent.url.startswith(url) or said.append(sent.url))
+    page.said = said  # type: ignore[attr-defined]
+    page.url_of = lambda path: url + ROOT + path  # type: ignore[attr-defined]
+    yield page
+    context.close()
+    # A browser says of each refusal that it is one.
+    assert [text for text in said if not re.search(r"status of 40[03] \(", text)] == []

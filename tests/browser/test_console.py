@@ -1,0 +1,180 @@
+"""The console as a person uses it: by eye, by keyboard, by screen reader, on a phone."""
+
+from __future__ import annotations
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from tests.browser.conftest import DARK, LIGHT
+
+RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
+
+
+def paths(digits):
+    return [
+        "/",
+        "/records",
+        "/records?state=failed",
+        f"/records/{digits}",
+        *(f"/records/{digits}/{action}" for action in ("release", "resolve", "fail")),
+    ]
+
+
+@pytest.mark.parametrize("scheme", [LIGHT, DARK])
+def test_no_page_has_a_fault_that_axe_finds(page, interrupted):
+    for path in paths(interrupted):
+        page.goto(page.url_of(path))
+        faults = Axe().run(page, options=RULES).response["violations"]
+        assert [(path, fault["id"], fault["nodes"][0]["html"]) for fault in faults] == []
+
+
+@pytest.mark.parametrize("width", [390, 320])
+def test_no_page_is_wider_than_a_phone(page, interrupted):
+    for path in paths(interrupted):
+        page.goto(page.url_of(path))
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= page.viewport_size["width"], path
+
+
+def test_the_stylesheet_is_loaded_and_follows_the_scheme(page):
+    colours = set()
+    for scheme in LIGHT, DARK:
+        page.emulate_media(color_scheme=scheme)
+        page.goto(page.url_of("/"))
+        colours.add(page.evaluate("getComputedStyle(document.body.parentElement).backgroundColor"))
+    assert len(colours) == 2
+
+
+def tab_to(page, name):
+    """Press Tab until what has this name has the focus, which can be seen."""
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        found = page.evaluate(
+            """() => {
+              const it = document.activeElement, style = getComputedStyle(it);
+              return [(it.labels && it.labels[0] || it).innerText.trim(), style.outlineStyle,
+                      it.matches(":focus-visible")];
+            }"""
+        )
+        if found[0] == name:
+            assert found[1:] == ["solid", True], "the focus must be seen"
+            return
+    raise AssertionError(f"Tab never came to {name}")
+
+
+def enter(page):
+    """Press Enter, and wait for the page to which that leads."""
+    with page.expect_navigation():
+        page.keyboard.press("Enter")
+
+
+def test_the_first_tab_offers_to_skip_the_navigation(page):
+    page.goto(page.url_of("/"))
+    tab_to(page, "Skip to the content")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+
+
+@pytest.mark.parametrize(
+    ("button", "title", "said"),
+    [
+        ("Release…", "Let it run again", "its next retry runs the view again"),
+        ("Fail…", "Fail it for good", "it will not run again"),
+    ],
+)
+def test_an_operator_decides_by_keyboard_alone(page, interrupted, button, title, said):
+    page.goto(page.url_of("/"))
+    tab_to(page, interrupted[:8])
+    enter(page)
+    tab_to(page, button)
+    enter(page)
+    tab_to(page, "Why")
+    page.keyboard.type("the provider has no charge")
+    tab_to(page, title)
+    enter(page)
+    assert said in page.get_by_role("status").inner_text()
+    assert "ada@example.org: the provider has no charge" in page.locator("main").inner_text()
+
+
+def test_an_operator_resolves_by_keyboard_alone(page, interrupted):
+    page.goto(page.url_of(f"/records/{interrupted}"))
+    tab_to(page, "Resolve…")
+    enter(page)
+    tab_to(page, "Status")
+    page.keyboard.type("201")
+    tab_to(page, "Body")
+    page.keyboard.type('{"id": 7}')
+    tab_to(page, "Why")
+    page.keyboard.type("it was charged")
+    enter(page)
+    assert "every retry gets this response" in page.get_by_role("status").inner_text()
+
+
+def test_what_is_wrong_is_told_at_its_field(page, interrupted):
+    page.goto(page.url_of(f"/records/{interrupted}/resolve"))
+    page.get_by_label("Body").fill("{")
+    page.get_by_label("Why").fill("it was charged")
+    page.get_by_role("button", name="Give it its response").click()
+    body = page.get_by_label("Body")
+    assert body.get_attribute("aria-invalid") == "true"
+    described = body.get_attribute("aria-describedby").split()
+    assert any("JSON" in page.locator(f"#{each}").inner_text() for each in described)
+    assert body.evaluate("it => it === document.activeElement")
+    assert body.input_value() == "{"
+    assert page.get_by_label("Why").input_value() == "it was charged"
+    assert page.get_by_role("alert").is_visible()
+
+
+def test_a_record_is_found_and_its_body_shown_only_when_asked_for(page):
+    page.goto(page.url_of("/records"))
+    page.get_by_label("Key", exact=True).fill("key-3")
+    search = page.locator("form", has=page.get_by_label("Scope"))
+    search.get_by_label("Operation").fill("pay")
+    search.get_by_label("Scope").fill("alice")
+    search.get_by_role("button", name="Find").click()
+    assert "key-3" not in page.url
+    main = page.locator("main")
+    assert "canary" not in main.inner_text()
+    page.get_by_role("button", name="Show the body").click()
+    assert "<i>canary</i>" in page.get_by_role("region", name="Body").inner_text()
+    assert page.locator("main i").count() == 0
+
+
+def test_the_chart_says_in_words_what_it_shows(page):
+    page.goto(page.url_of("/"))
+    image = page.get_by_role("img", name="14 requests in the last hour")
+    assert image.locator("rect").count() >= 3
+    row = page.get_by_role("table", name="Requests in the last hour by outcome").get_by_role("row")
+    assert any("executed 12" in " ".join(each.split()) for each in row.all_inner_texts())
+
+
+def test_a_form_of_another_site_does_nothing(page, url, interrupted, chromium):
+    page.goto(page.url_of("/"))
+    action = page.url_of(f"/records/{interrupted}/release")
+    page.route(
+        "**/elsewhere",
+        lambda route: route.fulfill(
+            content_type="text/html",
+            body=f'<form method="post" action="{action}"><input name="why"><button>Go</button>',
+        ),
+    )
+    page.goto(f"{url}/elsewhere")
+    with page.expect_response(action) as response:
+        page.get_by_role("button", name="Go").click()
+    assert response.value.status == 403
+    page.goto(page.url_of(f"/records/{interrupted}"))
+    assert "interrupted" in page.locator("h1").inner_text()
+
+
+def test_no_page_can_be_framed(page, url):
+    page.route(
+        "**/elsewhere",
+        lambda route: route.fulfill(
+            content_type="text/html", body=f'<iframe src="{page.url_of("/")}"></iframe>'
+        ),
+    )
+    with page.expect_event("console") as said:
+        page.goto(f"{url}/elsewhere")
+    assert "frame" in said.value.text
+    assert page.frames[-1].locator("main").count() == 0
+    page.said.clear()

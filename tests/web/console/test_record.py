@@ -1,0 +1,322 @@
+"""A record's page, and what an operator does there."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import pytest
+
+from flask_idempotency import current_operation
+
+ACTIONS = ["release", "resolve", "fail"]
+
+
+def text_of(response):
+    return " ".join(re.sub(r"<[^>]+>", " ", response.text).split())
+
+
+def digits_of_newest(world):
+    found = world.sql("select encode(key, 'hex') from idempotency_record order by created_at desc")
+    return found[0][0][:16]
+
+
+@pytest.fixture
+def act(browser):
+    """Fills in and sends the form of an action."""
+
+    def act(digits, action, **fields):
+        browser.get(f"/records/{digits}/{action}")
+        return browser.post(f"/records/{digits}/{action}", **{"why": "looked it up", **fields})
+
+    return act
+
+
+@pytest.fixture
+def audit(world):
+    return lambda: world.sql("select audit from idempotency_record where audit is not null")
+
+
+def test_a_record_tells_what_happened_in_order(browser, act, interrupted):
+    digits = interrupted()
+    act(digits, "release")
+    text = text_of(browser.get(f"/records/{digits}"))
+    places = [
+        text.index(part)
+        for part in ("Created", "Step reserve finished", "Released by ada: looked it up", "Expires")
+    ]
+    assert places == sorted(places)
+
+
+def test_an_interrupted_record_says_when_and_what_to_do(browser, interrupted):
+    text = text_of(browser.get(f"/records/{interrupted()}"))
+    assert "Interrupted attempt 1 had not ended with its lease" in text
+    assert "First find out" in text
+    for button in "Release…", "Resolve…", "Fail…":
+        assert button in text
+
+
+def test_a_completed_record_shows_its_response_but_not_the_body(browser, world):
+    world.post()
+    digits = digits_of_newest(world)
+    text = text_of(browser.get(f"/records/{digits}"))
+    assert re.search(r"Response +201, 2\d B", text)
+    assert "Content-Type application/json" in text
+    assert "canary" not in text
+    assert "Release…" not in text
+
+
+def test_the_body_is_shown_when_asked_for_and_the_log_says_to_whom(browser, world, caplog):
+    caplog.set_level(logging.INFO, "flask_idempotency")
+    world.post()
+    digits = digits_of_newest(world)
+    assert browser._client.get(f"/operations/records/{digits}/body").status_code in (403, 405)
+    assert browser.post(f"/records/{digits}/body", token="").status_code == 403
+    assert "shown to" not in caplog.text
+    browser.get(f"/records/{digits}")
+    response = browser.post(f"/records/{digits}/body")
+    assert "&#34;secret&#34;:&#34;canary&#34;" in response.text
+    [line] = [each for each in caplog.records if "shown to" in each.getMessage()]
+    assert (line.operation, line.by, line.id) == ("pay", "ada", digits[:8])
+    assert "canary" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        (b"<script>alert(1)</script>", "&lt;script&gt;alert(1)&lt;/script&gt;"),
+        (b"</pre><img src=x onerror=y>", "&lt;/pre&gt;&lt;img"),
+        (b"\xff\xfe\x00 text", "\\xff\\xfe"),
+        ("é\n  two".encode(), "é\n  two"),
+    ],
+)
+def test_a_body_is_text_whatever_it_is(browser, world, body, shown):
+    world.post()
+    world.sql("update idempotency_record set body = :body", body=body)
+    digits = digits_of_newest(world)
+    browser.get(f"/records/{digits}")
+    response = browser.post(f"/records/{digits}/body")
+    assert shown in response.text
+    assert "<script>" not in response.text
+    assert "<img" not in response.text
+
+
+def test_a_long_body_is_cut(browser, world):
+    world.post()
+    world.sql("update idempotency_record set body = :body", body=b"a" * 100_001)
+    digits = digits_of_newest(world)
+    browser.get(f"/records/{digits}")
+    text = browser.post(f"/records/{digits}/body").text
+    assert "The first 100,000 bytes" in text
+    assert "a" * 100_000 in text
+    assert "a" * 100_001 not in text
+
+
+def test_headers_are_text_and_those_of_ours_are_not_shown(browser, world):
+    world.post()
+    world.sql(
+        """update idempotency_record set headers =
+        '[["X-Note", "<b>x</b>"], ["flask-idempotency-flashes", "canary"], ["Set-Cookie", "canary"]]'"""
+    )
+    text = browser.get(f"/records/{digits_of_newest(world)}").text
+    assert "&lt;b&gt;x&lt;/b&gt;" in text
+    assert "canary" not in text
+
+
+class TestSealed:
+    @pytest.fixture
+    def config(self):
+        return {"IDEMPOTENCY_ENCRYPTION_KEYS": [bytes(32)]}
+
+    def test_a_sealed_response_is_opened_by_the_applications_keys(self, browser, world):
+        world.post()
+        digits = digits_of_newest(world)
+        assert "Content-Type application/json" in text_of(browser.get(f"/records/{digits}"))
+        assert "canary" in browser.post(f"/records/{digits}/body").text
+
+    def test_one_that_was_changed_is_told_and_not_shown(self, browser, world):
+        world.post()
+        world.sql("update idempotency_record set status = 200")
+        digits = digits_of_newest(world)
+        for response in browser.get(f"/records/{digits}"), browser.post(f"/records/{digits}/body"):
+            assert response.status_code == 200
+            assert "was changed or moved from its row" in response.text
+            assert "canary" not in response.text
+
+    def test_a_resolved_response_is_sealed(self, browser, world, act, interrupted):
+        digits = interrupted()
+        act(digits, "resolve", status="200", body='{"canary": 1}')
+        [(body,)] = world.sql("select body from idempotency_record")
+        assert b"canary" not in bytes(body)
+        browser.get(f"/records/{digits}")
+        assert "canary" in browser.post(f"/records/{digits}/body").text
+
+
+def test_a_broken_record_has_a_page_too(browser, world):
+    world.post()
+    world.sql("update idempotency_record set headers = '[1]'")
+    response = browser.get(f"/records/{digits_of_newest(world)}")
+    assert response.status_code == 200
+    assert "is not one that this extension writes" in response.text
+
+
+def test_a_released_operation_runs_again(browser, world, act, interrupted, audit):
+    digits = interrupted()
+    response = act(digits, "release")
+    assert (response.status_code, response.location) == (
+        303,
+        f"/operations/records/{digits}?done=release",
+    )
+    assert (
+        "Released: its next retry runs the view again."
+        in browser.get(f"/records/{digits}?done=release").text
+    )
+    [(entries,)] = audit()
+    assert [(each["by"], each["did"], each["why"]) for each in entries] == [
+        ("ada", "released", "looked it up")
+    ]
+    with world.app.app_context():
+        done = world.idempotency.run(
+            "key-1", lambda: current_operation.attempt, scope="alice", name="charge", atomic=False
+        )
+    assert done == 2
+
+
+def test_a_resolved_operation_has_the_response_given(browser, world, interrupted, act, audit):
+    digits = interrupted()
+    response = act(digits, "resolve", status="201", body='{"id": 7}', content_type="application/json")
+    assert response.status_code == 303
+    [(entries,)] = audit()
+    assert entries[0]["did"] == "resolved"
+    [(status, body)] = world.sql("select status, body from idempotency_record")
+    assert (status, bytes(body)) == (201, b'{"id": 7}')
+    assert "completed" in text_of(browser.get(f"/records/{digits}"))
+
+
+def test_a_failed_operation_can_be_released(browser, world, interrupted, act, audit):
+    digits = interrupted()
+    assert act(digits, "fail").status_code == 303
+    page = text_of(browser.get(f"/records/{digits}?done=fail"))
+    assert "it will not run again" in page
+    assert "500" in page
+    assert "Release…" in page
+    assert "Fail…" not in page
+    assert act(digits, "release", why="it may").status_code == 303
+    assert [each["did"] for each in audit()[0][0]] == ["failed", "released"]
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_nothing_is_done_without_a_reason(browser, world, interrupted, act, audit, action):
+    digits = interrupted()
+    response = act(digits, action, why="  ")
+    assert response.status_code == 400
+    assert 'aria-invalid="true"' in response.text
+    assert "Say why" in response.text
+    assert audit() == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"status": "99"}, "from 200 to 599"),
+        ({"status": "600"}, "from 200 to 599"),
+        ({"status": "two"}, "from 200 to 599"),
+        ({"status": "²"}, "from 200 to 599"),
+        ({"status": "200", "body": "{"}, "not JSON"),
+        ({"status": "204", "body": "{}"}, "has no body"),
+    ],
+)
+def test_a_response_that_cannot_be_is_not_stored(browser, interrupted, act, audit, fields, said):
+    response = act(interrupted(), "resolve", **fields)
+    assert response.status_code == 400
+    assert said in response.text
+    assert audit() == []
+    assert 'value="looked it up"' in response.text, "what was filled in stays"
+
+
+@pytest.mark.parametrize("kind", ["text/plain\r\nSet-Cookie: a=b", "text/plain\nX: y"])
+def test_a_content_type_brings_no_other_header(browser, world, interrupted, act, kind):
+    act(interrupted(), "resolve", status="200", body="x", content_type=kind)
+    [(headers,)] = world.sql("select headers::text from idempotency_record")
+    assert "\\n" not in (headers or "")
+    assert "Set-Cookie" not in (headers or "")
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_nothing_is_done_without_the_token(browser, interrupted, act, audit, action):
+    assert act(interrupted(), action, token="").status_code == 403
+    assert audit() == []
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_asking_changes_nothing(browser, world, interrupted, action):
+    digits = interrupted()
+    before = world.records()
+    response = browser.get(f"/records/{digits}/{action}")
+    assert response.status_code == 200
+    assert "reserve finished" in text_of(response)
+    assert world.records() == before
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_what_has_completed_cannot_be_decided(browser, world, act, audit, action):
+    world.post()
+    digits = digits_of_newest(world)
+    assert browser.get(f"/records/{digits}/{action}").status_code == 409
+    assert act(digits, action).status_code in (403, 409)
+    browser.get()
+    response = browser.post(f"/records/{digits}/{action}", why="because")
+    assert response.status_code == 409
+    assert "completed" in response.text
+    assert audit() == []
+
+
+def test_a_second_operator_is_told_that_it_was_done(browser, another, interrupted, act, audit):
+    digits = interrupted()
+    bob = another("bob")
+    bob.get(f"/records/{digits}/release")
+    act(digits, "release")
+    response = bob.post(f"/records/{digits}/release", why="me too")
+    assert response.status_code == 409
+    assert "has been released" in response.text
+    assert len(audit()[0][0]) == 1
+
+
+def test_an_operation_that_runs_is_left_alone(world, browser, interrupted):
+    digits = interrupted()
+    world.sql("update idempotency_record set lease_expires_at = now() + interval '1 h'")
+    text = text_of(browser.get(f"/records/{digits}"))
+    assert "A worker holds its lease" in text
+    assert "Its lease ends" in text
+    assert "Release…" not in text
+    browser.get()
+    assert browser.post(f"/records/{digits}/release", why="x").status_code == 409
+
+
+def test_an_atomic_operation_in_progress_needs_nothing(world, browser, rates):
+    with world.app.app_context(), pytest.raises(SystemExit):
+        world.idempotency.run("key-1", exit_worker, scope="alice", name="charge")
+    text = text_of(browser.get(f"/records/{digits_of_newest(world)}"))
+    assert "it needs nothing: its next retry takes over" in text
+
+
+def exit_worker():
+    raise SystemExit(1)
+
+
+@pytest.mark.parametrize("action", ["delete", "nonsense", "body"])
+def test_there_are_no_other_actions(browser, interrupted, action):
+    digits = interrupted()
+    browser.get()
+    assert browser.get(f"/records/{digits}/{action}").status_code == 404
+
+
+def test_reasons_and_names_are_text(browser, another, interrupted, act):
+    digits = interrupted()
+    mallory = another("<b>m</b>")
+    mallory.get(f"/records/{digits}/release")
+    mallory.post(f"/records/{digits}/release", why="<script>1</script>\0")
+    text = browser.get(f"/records/{digits}").text
+    assert "&lt;script&gt;1&lt;/script&gt;" in text
+    assert "<script>" not in text
+    assert "<b>m</b>" not in text
