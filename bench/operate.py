@@ -94,6 +94,9 @@ COMMANDS = (
     Command("show {other}"),
     Command("resume --backoff 0.1", changes=True),
     Command("purge", changes=True),
+    Command("forget --key 1 --operation charge --scope acme --yes", changes=True),
+    Command("forget --scope acme --yes", changes=True),
+    Command("purge --older-than 12h --yes", changes=True),
 )
 
 
