@@ -16,7 +16,7 @@ from flask_idempotency.stores.admin import Admin, AuditEntry, Line, StepLine
 from .group import MANY, admin, as_json_option, cli, current_state, in_utc, write, write_rows
 from .keys import possible_hashes
 
-STATES = (*(state.value for state in State), "interrupted", "released")
+STATES = (*(state.value for state in State), "interrupted", "released", "observed")
 
 
 @cli.command("create-table")
@@ -75,8 +75,8 @@ def list_records(
     Never shows a key or a response: the first column has the first 8 digits of the hash that stands
     for scope, operation and key. If a worker dies in an atomic operation, the record stays
     "in_progress" until the next request with the key takes it over. An operation that is not atomic
-    becomes "interrupted" when its lease runs out, and "released" when it may be run again. The exit
-    code is 1 if a --key has no record.
+    becomes "interrupted" when its lease runs out, and "released" when it may be run again. "observed"
+    is whatever was not enforced. The exit code is 1 if a --key has no record.
     """
     app, none = current_state(), "no records"
     store = admin(app)

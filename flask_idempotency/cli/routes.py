@@ -74,9 +74,10 @@ def list_routes(as_json: bool) -> None:
     """List every route that changes something, and how it is protected.
 
     These are the routes with POST, PUT, PATCH or DELETE. "protected by" is "decorator" for @idempotent,
-    "protect" for Idempotency.protect, and "not" (null in JSON) without protection. Shows the options
-    that differ from their defaults; in JSON all of them, with the application's settings filled in, and
-    callables by name. Needs neither database nor Redis.
+    "protect" for Idempotency.protect, and "not" (null in JSON) without protection; "observed" is added
+    where it only observes (in JSON, "enforce" is false). Shows the options that differ from their
+    defaults; in JSON all of them, with the application's settings filled in, and callables by name.
+    Needs neither database nor Redis.
     """
     state = current_state()
     rows = [_row(state, each, as_json) for each in write_routes(state)]
@@ -92,11 +93,12 @@ def _row(state: AppState, each: WriteRoute, as_json: bool) -> dict[str, Any]:
         row = {"endpoint": each.endpoint, "methods": each.methods, "rule": each.rule}
         return {**row, "protected_by": each.protected_by, **options}
     given = [f"{name}={_text(options[name])}" for name in options if _is_given(each.route, name)]
+    by = each.protected_by or "not"
     return {
         "endpoint": each.endpoint,
         "methods": ",".join(each.methods),
         "rule": each.rule,
-        "protected by": each.protected_by or "not",
+        "protected by": by if options["enforce"] in (True, None) else f"{by}, observed",
         "options": " ".join(given) or None,
     }
 
@@ -152,9 +154,15 @@ def examine_routes(state: AppState) -> Iterator[Finding]:
     text = f"{len(covered)} of {len(endpoints)} endpoints that change something are protected"
     if by_protect:
         text += f", {len(by_protect)} of them by protect()"
+    if observed := {each.endpoint for each in found if _is_observed(state, each.route)}:
+        text += f"; {len(observed)} only observed: {', '.join(sorted(observed))}"
     bad = "IDEMPOTENCY_ENABLED is False: nothing is protected"
     remedy = "leave the setting out, or see `flask idempotency routes` for what it would protect"
     yield finding(state.settings.enabled, "routes", text, bad, remedy, "advice")
+
+
+def _is_observed(state: AppState, route: Route | None) -> bool:
+    return route is not None and not route.resolved(state.settings, state.scope).enforce
 
 
 def _examine_each(state: AppState, found: list[WriteRoute]) -> Iterator[Finding]:

@@ -33,7 +33,7 @@ from .rates import Rates
 
 log = logging.getLogger("flask_idempotency")
 
-_STATES = ("in_progress", "interrupted", "released", "failed", "completed")
+_STATES = ("in_progress", "interrupted", "released", "failed", "completed", "observed")
 """What needs somebody is on the left, where a narrow screen shows it."""
 
 FEW = 10

@@ -1,0 +1,136 @@
+"""What the commands say of routes and records that are only observed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from flask_idempotency import idempotent
+from flask_idempotency.cli.group import admin
+from flask_idempotency.core.keys import SHOWN
+from flask_idempotency.web.setup import observer
+from flask_idempotency.web.setup.state import app_state
+from tests.integration.commands.running import not_ok, runner
+from tests.killed import Killed
+
+LEASED = {"atomic": False}
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """On a busy machine a question may take longer than any application should wait."""
+    monkeypatch.setattr(observer, "PATIENCE_SECONDS", 10.0)
+
+
+@pytest.fixture
+def config(store):
+    return {"IDEMPOTENCY_ENFORCE": False}
+
+
+@pytest.fixture
+def world(make_world, config, redis_server):
+    return make_world(**config, IDEMPOTENCY_REDIS_URL=redis_server.url)
+
+
+def add(world, view=lambda: ("", 201), **options):
+    world.app.add_url_rule("/payments", "pay", idempotent(**options)(view), methods=["POST"])
+
+
+def listed(world, *arguments):
+    return json.loads(runner(world.app)("list", "--json", *arguments).output)
+
+
+def die():
+    raise Killed
+
+
+def test_routes_and_check_name_what_is_only_observed(world):
+    add(world)
+    world.app.add_url_rule(
+        "/orders", "order", idempotent(enforce=True)(lambda: "order"), methods=["POST"]
+    )
+    rows = json.loads(runner(world.app)("routes", "--json").output)
+    assert [(row["endpoint"], row["enforce"]) for row in rows] == [("pay", False), ("order", True)]
+    text = runner(world.app)("routes").output
+    assert "decorator, observed" in text
+    checked = runner(world.app)("check")
+    assert not_ok(checked).keys() <= {"Redis memory", "synchronous"}
+    assert (
+        "2 of 2 endpoints that change something are protected; 1 only observed: pay" in checked.output
+    )
+
+
+@pytest.mark.parametrize(
+    ("store", "options"), [("postgres", {}), ("hybrid", LEASED), ("redis", LEASED)], indirect=["store"]
+)
+def test_a_record_is_observed_whatever_became_of_it(world, options):
+    add(world, **options)
+    world.post(key="key-1")
+    world.app.view_functions["pay"] = idempotent(**options)(die)
+    with pytest.raises(Killed):
+        world.post(key="key-2")
+    assert [line["state"] for line in listed(world)] == ["observed", "observed"]
+    assert len(listed(world, "--state", "observed")) == 2
+    assert listed(world, "--state", "interrupted") == []
+    (group,) = json.loads(runner(world.app)("stats", "--json").output)
+    assert (group["state"], group["count"]) == ("observed", 2)
+    with world.app.app_context():
+        overview = admin(app_state(world.app)).overview()
+    assert (overview.interrupted, overview.running) == (0, 0)
+
+
+@pytest.mark.parametrize("store", ["postgres", "redis"], indirect=True)
+def test_what_is_only_observed_is_not_released(world):
+    add(world, die, **LEASED)
+    with pytest.raises(Killed):
+        world.post()
+    (line,) = listed(world)
+    result = runner(world.app)("release", line["key"])
+    assert result.exit_code == 1
+    assert f"{line['key']} is observed" in result.output
+
+
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+def test_a_key_finds_the_record_that_was_only_observed(world):
+    add(world)
+    world.post()
+    (line,) = listed(world, "--key", "key-1", "--operation", "pay", "--scope", "alice")
+    assert line["key"] == world.records()[0].key.hex()[:SHOWN]
+    assert line["state"] == "observed"
+
+
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+def test_a_purge_deletes_what_was_observed_and_never_ended(world):
+    add(world, die, **LEASED)
+    with pytest.raises(Killed):
+        world.post()
+    world.sql("update idempotency_record set expires_at = clock_timestamp() - interval '1 second'")
+    runner(world.app)("purge")
+    assert world.records() == []
+
+
+def test_nothing_is_resumed_where_a_route_is_only_observed(make_world, caplog):
+    options = {"atomic": False, "on_interrupted": "retry", "resumable": ["X-User"]}
+    first = make_world()
+    add(first, die, **options)
+    with pytest.raises(Killed):
+        first.post()
+    uri = first.app.config["SQLALCHEMY_DATABASE_URI"]
+    world = make_world(IDEMPOTENCY_ENFORCE=False, SQLALCHEMY_DATABASE_URI=uri)
+    ran = []
+    add(world, lambda: ran.append(1) or ("", 201), **options)
+    first.sql(
+        "update idempotency_record set lease_expires_at = now() - interval '1 hour',"
+        " created_at = now() - interval '1 hour'"
+    )
+    runner(world.app)("resume")
+    assert ran == []
+    assert "its route is only observed" in caplog.text
+
+
+def test_what_is_observed_of_a_resumable_route_keeps_no_request(world):
+    add(world, atomic=False, on_interrupted="retry", resumable=True)
+    world.post(json={"canary": 1})
+    (record,) = world.records()
+    assert (record.request, record.state) == (None, "completed")
