@@ -1,0 +1,200 @@
+"""Each symptom of ``docs/runbook.md`` is produced; its log and its commands' outputs are the page's."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shlex
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
+
+import servers
+from flask_idempotency import Idempotency, current_operation, idempotent
+from flask_idempotency.cli import cli
+from flask_idempotency.integrations.prometheus import RecordsCollector
+from tests.docs.pages import ROOT, Block, blocks, commands, looks_like
+from tests.killed import Killed
+from tests.waiting import PATIENCE_SECONDS
+
+PAGE = ROOT / "docs/runbook.md"
+SECTIONS = re.findall(r"(?m)^\(([a-z-]+)\)=$", PAGE.read_text(encoding="utf-8"))
+
+
+class Shop:
+    """An application in trouble: one method for each symptom, by the name of its section."""
+
+    def __init__(
+        self, database: servers.FaultProxy, lock: servers.FaultProxy, stack: ExitStack
+    ) -> None:
+        self.database, self.lock, self.stack = database, lock, stack
+        self.in_view: Callable[[], object] = lambda: None
+        self.app = self.make()
+        with self.app.app_context():
+            self.db.create_all()
+
+    def make(self, **config: Any) -> Flask:
+        app, db = Flask("shop"), SQLAlchemy()
+        app.config.update(
+            SQLALCHEMY_DATABASE_URI=self.database.url, IDEMPOTENCY_REDIS_URL=self.lock.url, **config
+        )
+        db.init_app(app)
+        Idempotency(app, db, scope=None)
+        self.db = db
+        for path, options in (
+            ("create_payment", {}),
+            ("create_refund", {}),
+            ("send_parcel", {"atomic": False}),
+            ("send_invoice", {"atomic": False, "max_attempts": 2, "on_interrupted": "retry"}),
+        ):
+            view = idempotent(**options)(getattr(self, path))
+            app.add_url_rule(f"/{path}", path, view, methods=["POST"])
+        return app
+
+    def create_payment(self) -> Any:
+        self.in_view()
+        return {"id": 1}, 201
+
+    def create_refund(self) -> Any:
+        self.db.session.execute(sa.text("COMMIT"))
+
+    def send_parcel(self) -> Any:
+        current_operation.step("stamp", lambda: {"number": 17})
+        raise Killed
+
+    def send_invoice(self) -> Any:
+        raise Killed
+
+    def post(self, path: str, key: str, status: int, amount: int = 5) -> None:
+        headers = {"Idempotency-Key": key}
+        answer = self.app.test_client().post(f"/{path}", headers=headers, json={"amount": amount})
+        assert answer.status_code == status, answer.text
+
+    def die(self, path: str, key: str) -> None:
+        with pytest.raises(Killed):
+            self.post(path, key, 0)
+        self.sql("UPDATE idempotency_record SET lease_expires_at = created_at")  # time goes by
+
+    def sql(self, statement: str) -> None:
+        with self.app.app_context(), self.db.engine.begin() as connection:
+            connection.execute(sa.text(statement))
+
+    def operations_interrupted(self) -> None:
+        self.die("send_parcel", "parcel-1")
+        self.post("send_parcel", "parcel-1", 409)
+
+    def attempts_used_up(self) -> None:
+        for _ in range(2):
+            self.die("send_invoice", "invoice-1")
+        self.post("send_invoice", "invoice-1", 409)
+
+    def store_failing(self) -> None:
+        self.database.refuse()
+        self.database.cut()
+        self.post("create_payment", "p1", 503)
+
+    def running_unprotected(self) -> None:
+        self.app = self.make(IDEMPOTENCY_ON_STORE_ERROR="allow")
+        self.database.refuse()
+        self.database.cut()
+        self.post("create_payment", "p1", 201)
+
+    def pool_exhausted(self) -> None:
+        pool = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 0}
+        self.app = self.make(SQLALCHEMY_ENGINE_OPTIONS=pool)
+        with self.app.app_context(), self.db.engine.connect():
+            self.post("create_payment", "p1", 503)
+
+    def redis_paused(self) -> None:
+        self.lock.refuse()
+        self.lock.cut()
+        self.post("create_payment", "p1", 201)
+
+    def table_missing(self) -> None:
+        self.sql("DROP TABLE idempotency_record, idempotency_record_step")
+        self.post("create_payment", "p1", 500)
+
+    def retry_storm(self) -> None:
+        runs, go_on = threading.Event(), threading.Event()
+        self.in_view = lambda: (runs.set(), go_on.wait(PATIENCE_SECONDS))
+        first = threading.Thread(target=self.post, args=("create_payment", "m1", 201))
+        self.stack.callback(first.join)
+        self.stack.callback(go_on.set)
+        first.start()
+        assert runs.wait(PATIENCE_SECONDS)
+        self.post("create_payment", "m1", 409)
+
+    def keys_reused(self) -> None:
+        self.post("create_payment", "m1", 201)
+        self.post("create_payment", "m1", 422, amount=6)
+
+    def view_not_atomic(self) -> None:
+        self.post("create_refund", "n1", 500)
+
+    def views_failing(self) -> None:
+        self.in_view = lambda: 1 / 0
+        self.post("create_payment", "p1", 500)
+
+    def many_takeovers(self) -> None:
+        self.views_failing()
+        self.in_view = lambda: None
+        self.post("create_payment", "p1", 201)
+
+    def records_unknown(self) -> None:
+        collector = RecordsCollector(self.app)
+        self.database.refuse()
+        self.database.cut()
+        list(collector.collect())
+
+    def seal_broken(self) -> None:
+        self.app = self.make(IDEMPOTENCY_ENCRYPTION_KEYS=["A" * 43])
+        self.post("create_payment", "s1", 201)
+        self.app = self.make(IDEMPOTENCY_ENCRYPTION_KEYS=["B" * 43])
+        self.post("create_payment", "s1", 500)
+
+    def purge_behind(self) -> None:
+        self.post("create_payment", "e1", 201)
+        self.sql("UPDATE idempotency_record SET expires_at = created_at")
+
+
+@pytest.fixture
+def shop(postgres: Any, redis_server: Any, caplog: pytest.LogCaptureFixture) -> Iterator[Shop]:
+    caplog.set_level("DEBUG", "flask_idempotency")
+    caplog.handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    with ExitStack() as stack:
+        database = stack.enter_context(servers.FaultProxy(postgres.database("docs_runbook")))
+        lock = stack.enter_context(servers.FaultProxy(redis_server.url))
+        yield Shop(database, lock, stack)
+
+
+def blocks_of(section: str) -> list[Block]:
+    """The blocks between a section's label and the next heading."""
+    text = PAGE.read_text(encoding="utf-8")
+    first = text.index("## ", text.index(f"({section})="))
+    begin, end = (text.count("\n", 0, place) for place in (first, text.index("\n## ", first)))
+    return [block for block in blocks(PAGE, "text", "console") if begin < block.line < end]
+
+
+@pytest.mark.parametrize("section", [*filter(blocks_of, SECTIONS)])
+def test_a_symptom_looks_as_the_page_shows_it(section, shop, caplog):
+    getattr(shop, section.replace("-", "_"))()
+    logged = caplog.text.splitlines()
+    for block in blocks_of(section):
+        if block.language == "text":
+            for line in block.text.splitlines():
+                assert any(looks_like(each, line) for each in logged), f"{line}\n{caplog.text}"
+        for command, shown in commands(block.text):
+            arguments = shlex.split(command.removeprefix("flask idempotency "))
+            output = shop.app.test_cli_runner().invoke(cli, arguments).output
+            assert looks_like(output, shown), f"{block.name}: {command}\n{output}"
+
+
+def test_every_alert_leads_to_a_section():
+    rules = (ROOT / "docs/monitoring/alerts.yml").read_text(encoding="utf-8")
+    assert set(re.findall(r"runbook: docs/runbook.md#(\S+)", rules)) <= set(SECTIONS)
