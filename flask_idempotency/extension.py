@@ -198,7 +198,7 @@ class Idempotency:
         if the application has one tenant. ``payload`` is any JSON: the same key with another payload is
         rejected. Options: ``ttl``, ``wait``, ``namespace``, ``name`` (default: the function's module
         and name; needed where those differ between processes, as in a script), ``other_binds``,
-        ``atomic``, ``max_attempts``, ``lease``, ``on_interrupted``, ``interrupted_by``,
+        ``atomic``, ``max_attempts``, ``lease``, ``heartbeat``, ``on_interrupted``, ``interrupted_by``,
         ``released_by``.
 
         Raises what the function raises, :class:`RequestInProgress`, :class:`KeyReused`,

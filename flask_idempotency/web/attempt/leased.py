@@ -9,6 +9,7 @@ told to exit or ran out of time, for example.
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -35,14 +36,20 @@ from flask_idempotency.web.request.response import capture, lasting_response
 from flask_idempotency.web.session.ends import end_view, is_settled_outside
 from flask_idempotency.web.session.joining import parked
 from flask_idempotency.web.signals import (
+    Event,
     conclude,
     note,
     operation_interrupted,
     operation_released,
+    send,
+    store_failed,
 )
 
 from .attempt import Attempt
+from .heartbeat import Heartbeat, heart
 from .steps import Steps
+
+log = logging.getLogger("flask_idempotency")
 
 UNDONE = (Retryable, TransactionConflict)
 """The view, or the database of a step, says with these that the operation may be tried again."""
@@ -55,6 +62,7 @@ class LeasedAttempt(Attempt):
     """Runs the view without a transaction, while the lease in the record runs."""
 
     _reconciling = False
+    _beat: Heartbeat | None = None
     _found_settled = False  # just now: nothing is left that could be undone
 
     def fail(self, error: Exception) -> Response:
@@ -98,6 +106,7 @@ class LeasedAttempt(Attempt):
         return isinstance(error, (Problem, *NOT_THE_OPERATIONS))
 
     def _abandon(self) -> None:
+        self._stop_beating()
         if self._operation.steps is not None:
             self._operation.steps = self._current.operation = None
         self._execution.abandon()
@@ -108,7 +117,20 @@ class LeasedAttempt(Attempt):
         lease, binds = cast("Lease", execution.hold), self._route.other_binds
         steps = Steps(self._state, operation, lease, execution.claim, binds)
         operation.steps = steps
+        if self._route.heartbeat:
+            self._beat = Heartbeat(lease, self._route.lease, self._note_lapse)
+            heart().add(self._beat)
         return self._on_interrupted(steps) if execution.was_interrupted else None
+
+    def _note_lapse(self, error: Exception) -> None:
+        """The view runs, and its lease has run out all the same."""
+        name = self._operation.name
+        log.error("operation %s: its lease has run out, and cannot be renewed: %r", name, error)
+        send(store_failed, self._state.app, Event(name, attempt=self._operation.attempt, error=error))
+
+    def _stop_beating(self) -> None:
+        if self._beat is not None:
+            self._beat.stop()
 
     def _on_interrupted(self, steps: Steps) -> Response | None:
         """Treat an interrupted operation as the route says; None: run it again."""
@@ -147,6 +169,7 @@ class LeasedAttempt(Attempt):
         if not self._found_settled:
             end_view(self._state.db, operation.name)
         with parked(self._state):
+            self._stop_beating()
             if stored is None and self._reconciling:
                 self.end()  # it stays interrupted, so the application is asked again
             elif stored is None:

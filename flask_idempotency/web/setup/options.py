@@ -50,6 +50,7 @@ class RunOptions(TypedDict, total=False):
     atomic: bool
     max_attempts: int | None
     lease: float | timedelta
+    heartbeat: bool
     on_interrupted: Literal["hold", "retry", "fail"] | Callable[[Operation], Any]
     interrupted_by: Errors
     released_by: Errors
@@ -81,6 +82,7 @@ class RouteOptions(RunOptions, total=False):
     Only with ``atomic=False``:
 
     * ``lease``: seconds or ``timedelta`` without a renewal after which it counts as interrupted.
+    * ``heartbeat``: ``True`` renews the lease while the view runs, every third of it.
     * ``on_interrupted``: ``"hold"``, ``"retry"``, ``"fail"``, or a callable ``(operation)`` that
       returns a response, or None to run the view again.
     * ``interrupted_by``: an exception class, or several. If the view raises one, nobody knows whether
@@ -236,6 +238,7 @@ class Route:
         None, optional(integer(1, 10_000)), "an integer from 1 to 10000, or None"
     )
     lease: float = _as_setting("lease")
+    heartbeat: bool = row(False, boolean, "True or False")
     on_interrupted: str | Callable[[Operation], Any] = row(
         "hold", _policy, "'hold', 'retry', 'fail', or a callable that takes the operation"
     )
@@ -300,7 +303,7 @@ def read_options(options: RouteOptions) -> Route:
         raise ConfigurationError(
             f"{min(unknown)} is not an option of an idempotent route; there are: {', '.join(OPTIONS)}"
         )
-    for name in ("lease", "on_interrupted", "interrupted_by", "released_by"):
+    for name in ("lease", "heartbeat", "on_interrupted", "interrupted_by", "released_by"):
         if name in options and options.get("atomic", True):
             raise ConfigurationError(
                 f"{name} is an option for atomic=False; an atomic operation needs none: when its worker"

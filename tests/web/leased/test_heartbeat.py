@@ -1,0 +1,286 @@
+"""``heartbeat=True``: a lease lives as long as its view and its process, and not a renewal longer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import servers
+from flask_idempotency import ConfigurationError, LeaseLost, Retryable, StoreUnavailable, idempotent
+from flask_idempotency.testing import Clock
+from flask_idempotency.web.attempt.heartbeat import Heart, Heartbeat, heart
+from flask_idempotency.web.signals import store_failed
+from tests.killed import Killed
+from tests.waiting import PATIENCE_SECONDS, wait_until
+
+PROGRAM = Path(__file__).with_name("beating.py")
+ROOT = Path(__file__).parents[3]
+SECONDS = 60.0
+
+
+@pytest.fixture
+def config(redis_server):
+    return {"IDEMPOTENCY_REDIS_URL": redis_server.url}
+
+
+class Passing(threading.Condition):
+    """Whoever waits on it lets the time pass."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self._clock = clock
+
+    def wait(self, timeout=None):
+        self._clock.advance(timeout)
+        return super().wait(0)
+
+
+class Renewals:
+    """A lease that notes when it is renewed; ``answers`` says how, from the first time on."""
+
+    def __init__(self, clock, answers):
+        self.times, self._clock, self._answers = [], clock, list(answers)
+
+    def extend(self, seconds):
+        assert seconds == SECONDS
+        self.times.append(self._clock())
+        answer = self._answers.pop(0) if self._answers else LeaseLost()
+        if answer is not None:
+            raise answer
+
+
+def beats(*answers):
+    """When a lease was renewed that is answered so, until it is lost; and when it was seen lapsed."""
+    clock, lapses = Clock(), []
+    lease = Renewals(clock, answers)
+    beating = Heart(clock, Passing(clock))
+    beating.add(Heartbeat(lease, SECONDS, lambda error: lapses.append((clock(), error)), clock))
+    thread = beating._thread
+    if thread is not None:
+        wait_until(lambda: not thread.is_alive(), "the thread ends")
+    assert beating._thread is None
+    return lease.times, lapses
+
+
+def test_it_is_renewed_each_third_until_it_is_lost():
+    assert beats(None, None, None) == ([20, 40, 60, 80], [])
+
+
+def test_a_renewal_that_fails_is_tried_again_soon():
+    away = StoreUnavailable()
+    assert beats(None, away, away, None) == ([20, 40, 45, 50, 70], [])
+
+
+def test_a_lease_that_has_run_out_is_told_once_and_still_tried():
+    away = StoreUnavailable()
+    times, lapses = beats(*[away] * 12, None, *[away] * 12)
+    assert lapses == [(60, away), (140, away)]
+    assert times == [*range(20, 85, 5), *range(100, 165, 5)]
+
+
+def test_an_error_of_a_store_of_ones_own_ends_no_thread():
+    assert beats(ZeroDivisionError(), None) == ([20, 25, 45], [])
+
+
+def test_one_thread_renews_all():
+    clock = Clock()
+    beating, leases = Heart(clock, Passing(clock)), []
+    with beating._changed:  # until all are there
+        for _ in range(20):
+            leases.append(Renewals(clock, [None]))
+            beating.add(Heartbeat(leases[-1], SECONDS, pytest.fail, clock))
+        thread = beating._thread
+    wait_until(lambda: not thread.is_alive(), "the thread ends")
+    assert [lease.times for lease in leases] == [[20, 40]] * 20
+
+
+def test_the_next_one_begins_a_thread_anew():
+    clock = Clock()
+    beating = Heart(clock, Passing(clock))
+    for _ in range(3):
+        lease = Renewals(clock, [])
+        beating.add(Heartbeat(lease, SECONDS, pytest.fail, clock))
+        wait_until(lambda: beating._thread is None, "it has ended")
+        assert len(lease.times) == 1
+
+
+def test_once_it_is_stopped_nothing_is_renewed_any_more():
+    renewing, go_on, clock = threading.Event(), threading.Event(), Clock()
+
+    class Slow(Renewals):
+        def extend(self, seconds):
+            renewing.set()
+            assert go_on.wait(PATIENCE_SECONDS)
+            super().extend(seconds)
+
+    lease = Slow(clock, [None] * 100)
+    beat = Heartbeat(lease, SECONDS, pytest.fail, clock)
+    thread = threading.Thread(target=beat.renew)
+    stopper = threading.Thread(target=beat.stop)
+    thread.start()
+    assert renewing.wait(PATIENCE_SECONDS)
+    stopper.start()
+    stopper.join(0.05)
+    assert stopper.is_alive(), "it did not wait for the renewal on its way"
+    go_on.set()
+    thread.join(PATIENCE_SECONDS)
+    stopper.join(PATIENCE_SECONDS)
+    beat.renew()
+    assert len(lease.times) == 1
+
+
+def test_a_forked_child_has_none_of_its_parents():
+    mine = heart()
+    if (child := os.fork()) == 0:
+        os._exit(0 if heart() is not mine and not heart()._beats else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert heart() is mine
+
+
+@pytest.mark.parametrize("store", ["hybrid", "postgres", "redis", "memory"], indirect=True)
+def test_a_view_may_take_longer_than_its_lease(world, add, gate, background):
+    """A second is the shortest lease there is."""
+    runs = add(lambda: gate() or ({}, 201), lease=1, heartbeat=True, on_interrupted="retry")
+    renewed = watch_renewals(world)
+    first = background(world.post)
+    gate.wait_until_reached()
+    wait_until(lambda: len(renewed) >= 4, "it was renewed")
+    assert world.post().status_code == 409
+    gate.open()
+    assert first.result().status_code == 201
+    assert world.post().headers["Idempotent-Replayed"] == "true"
+    assert runs == [1]
+    wait_until(lambda: heart()._thread is None, "the thread ends")
+
+
+def watch_renewals(world):
+    """Notes each renewal of the leases of a store."""
+    renewed = []
+
+    def watched(verb):
+        def call(claim):
+            lease = verb(claim)
+            if hasattr(lease, "extend"):
+                extend = lease.extend
+                lease.extend = lambda seconds: (extend(seconds), renewed.append(seconds))
+            return lease
+
+        return call
+
+    records = world.app.extensions["idempotency"].records
+    engine = world.app.extensions["idempotency"].engine
+    records.claim = watched(records.claim)
+    if engine._look_or_claim is not None:
+        engine._look_or_claim = watched(engine._look_or_claim)
+    return renewed
+
+
+@pytest.mark.parametrize("end", [Killed, SystemExit, ValueError, Retryable, None])
+def test_however_a_view_ends_its_lease_is_renewed_no_more(world, add, end):
+    begun, beating = [], heart()
+    usual = beating.add
+    beating.add = lambda beat: (begun.append(beat), usual(beat))
+
+    def view():
+        if end is not None:
+            raise end
+        return {}, 201
+
+    add(view, heartbeat=True)
+    with suppress(Killed, SystemExit):
+        world.post()
+    del beating.add
+    (beat,) = begun
+    assert beat.is_over
+    assert world.sql("select count(*) from idempotency_record where lease_expires_at > now()") == [(0,)]
+
+
+@contextmanager
+def beating_process(world, folder, *how):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    uri = world.app.config["SQLALCHEMY_DATABASE_URI"]
+    command = [sys.executable, PROGRAM, str(uri), str(folder), *how]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        wait_until((folder / "arrived").exists, "the view runs")
+        begun = lease_end(world)
+        wait_until(lambda: lease_end(world) - begun > timedelta(seconds=1), "it is renewed")
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def lease_end(world):
+    return world.records()[0].lease_expires_at
+
+
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+def test_a_process_that_is_killed_loses_its_lease(world, add, tmp_path):
+    add(lease=1, on_interrupted="retry")
+    with beating_process(world, tmp_path) as process:
+        assert world.post().status_code == 409
+        process.kill()
+        wait_until(lambda: world.post().status_code == 201, "the lease ends")
+    assert world.records()[0].attempt == 2
+
+
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+@pytest.mark.parametrize("how", [(), ("gevent",)])
+def test_a_process_that_is_paused_loses_its_lease_and_cannot_finish(world, add, tmp_path, how):
+    add(lease=1, on_interrupted="retry")
+    with beating_process(world, tmp_path, *how) as process:
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: world.post().status_code == 201, "the lease ends")
+        process.send_signal(signal.SIGCONT)
+        (tmp_path / "go_on").touch()
+        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    assert output == "409\n"
+    (record,) = world.records()
+    assert (record.attempt, record.state, record.status) == (2, "completed", 201)
+
+
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+def test_a_store_that_is_away_is_told_and_the_lease_goes_on(
+    make_world, databases, gate, background, caplog
+):
+    uri = databases.take(tables=True)
+    failures = []
+    with servers.FaultProxy(uri) as proxy:
+        world = make_world(SQLALCHEMY_DATABASE_URI=proxy.url)
+
+        @world.app.post("/payments")
+        @idempotent(atomic=False, lease=1, heartbeat=True)
+        def charge():
+            gate()
+            return {}, 201
+
+        with store_failed.connected_to(lambda _app, event: failures.append(event), world.app):
+            first = background(world.post)
+            gate.wait_until_reached()
+            proxy.refuse()
+            proxy.cut()
+            wait_until(lambda: failures, "the lease has run out")
+            proxy.accept()
+            running = "select count(*) from idempotency_record where lease_expires_at > now()"
+            wait_until(lambda: world.sql(running) == [(1,)], "it is renewed again")
+            gate.open()
+            assert first.result().status_code == 201
+    assert [(event.operation, event.attempt) for event in failures] == [("charge", 1)]
+    assert caplog.text.count("operation charge: its lease has run out") == 1
+    databases.give_back(uri)
+
+
+def test_an_atomic_route_has_no_lease_to_renew():
+    with pytest.raises(ConfigurationError, match="heartbeat is an option for atomic=False"):
+        idempotent(heartbeat=True)
+    with pytest.raises(ConfigurationError, match="heartbeat is 1; allowed: True or False"):
+        idempotent(atomic=False, heartbeat=1)
