@@ -59,8 +59,10 @@ def updates(world: Any, count: int) -> tuple[int, int]:
 
 def test_an_atomic_operation_is_in_none_of_the_partial_indexes(world):
     complete(world, 300, 20)
-    names = world.sql("select indexrelid::regclass from pg_index"
-                      " where indrelid = 'idempotency_record'::regclass and indpred is not null")  # fmt: skip
+    names = world.sql(
+        "select indexrelid::regclass from pg_index"
+        " where indrelid = 'idempotency_record'::regclass and indpred is not null"
+    )
     assert len(names) == 2
     for (name,) in names:
         empty = 8192  # one page, which says that there is no root yet

@@ -28,7 +28,7 @@ from .failures import NO_RIGHT, store_error
 from .holds import PostgresHold
 from .messages import Messages
 
-_ONE_AT_A_TIME = text("SELECT pg_advisory_xact_lock(hashtext(:table))")
+_ONE_AT_A_TIME = text("SELECT pg_try_advisory_xact_lock(hashtext(:table))")
 
 
 class PostgresAdmin(TableAdmin):
@@ -102,11 +102,11 @@ class PostgresAdmin(TableAdmin):
         """Create the tables, or what those of an earlier release lack, while requests use them."""
         messages, done = self._messages, list[str]()
         try:
-            with messages.engine.begin() as connection:
-                connection.execute(_ONE_AT_A_TIME, {"table": messages.table.fullname})
-                done += self._create_tables(connection)
-            for table in messages.table, messages.steps:
-                done += upgrade.upgrade(messages, table, self.sleep)
+            with self._one_at_a_time():
+                with messages.engine.begin() as connection:
+                    done += self._create_tables(connection)
+                for table in messages.table, messages.steps:
+                    done += upgrade.upgrade(messages, table, self.sleep)
         except (exc.SQLAlchemyError, IdempotencyError) as error:
             if getattr(original(error.__cause__), "pgcode", None) == NO_RIGHT:
                 raise ConfigurationError(
@@ -117,6 +117,21 @@ class PostgresAdmin(TableAdmin):
                 raise store_error(error, messages.table.fullname) from error
             raise
         return done
+
+    @contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        """Let one process create, and the others find it done: they would end each other's indexes.
+
+        It is asked for the lock again and again. While a statement waited for it, no index could be
+        created ``CONCURRENTLY``, which waits for every snapshot that is older.
+        """
+        engine = self._messages.engine.execution_options(isolation_level="READ COMMITTED")
+        with engine.connect() as connection:
+            connection.detach()  # the pool may have room for one only
+            while not connection.scalar(_ONE_AT_A_TIME, {"table": self._messages.table.fullname}):
+                connection.rollback()
+                self.sleep(upgrade.PAUSE_SECONDS)
+            yield
 
     def examine(self) -> Iterator[Finding]:
         """Check the server and the table."""

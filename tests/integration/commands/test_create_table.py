@@ -13,6 +13,7 @@ from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency
 from tests.integration.commands.running import PROGRAM, ROOT, build, not_ok, once, runner
+from tests.integration.migrations.tables import make_earlier
 
 
 def test_create_table_creates_ours_alone_completely_and_once(world, run):
@@ -68,8 +69,16 @@ def test_create_table_says_when_the_user_may_not(world, stranger):
 
 
 @pytest.mark.parametrize("store", ["postgres"])
-def test_create_table_run_by_several_at_once(world):
-    world.sql("drop table idempotency_record")
+@pytest.mark.parametrize(
+    ("begin", "done"),
+    [
+        (lambda world: world.sql("drop table idempotency_record"), b"created the table"),
+        (make_earlier, b"created the index ix_idempotency_record_leased"),
+    ],
+    ids=["missing", "earlier"],
+)
+def test_create_table_run_by_several_at_once(world, begin, done):
+    begin(world)
     uri = str(world.app.config["SQLALCHEMY_DATABASE_URI"])
     arguments = [sys.executable, "-c", PROGRAM, uri, "create-table"]
     processes = [
@@ -78,7 +87,8 @@ def test_create_table_run_by_several_at_once(world):
     ]
     outputs = [process.communicate(timeout=60) for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, outputs
-    assert sum(b"created the table" in out for out, _ in outputs) == 1, outputs
+    assert sum(done in out for out, _ in outputs) == 1, outputs
+    assert not not_ok(runner(world.app)("check"))
 
 
 def test_a_table_in_a_schema_with_an_odd_name_and_a_naming_convention(make_world, store):
