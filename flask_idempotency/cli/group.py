@@ -122,20 +122,26 @@ def write_rows(rows: list[dict[str, Any]], as_json: bool, none: str = "no record
     elif not rows:
         write(none)
     else:
-        cells = [[_cell(_time(value, " ")) for value in row.values()] for row in rows]
-        columns = zip(*(row.values() for row in rows), strict=True)
-        _align(list(rows[0]), cells, [any(isinstance(v, int) for v in column) for column in columns])
+        for line in table(rows):
+            click.echo(line)
 
 
-def _align(names: list[str], cells: list[list[str]], right: list[bool]) -> None:
-    table = [names, *cells]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        padded = (
-            cell.rjust(width) if is_right else cell.ljust(width)
-            for cell, width, is_right in zip(row, widths, right, strict=True)
-        )
-        click.echo("  ".join(padded).rstrip())
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """The lines of a table, its head first, numbers to the right."""
+    cells = [[_cell(_time(value, " ")) for value in row.values()] for row in rows]
+    lines = [list(rows[0]), *cells]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    values = zip(*(row.values() for row in rows), strict=True)
+    right = [any(isinstance(value, int) for value in column) for column in values]
+    return [_aligned(line, widths, right) for line in lines]
+
+
+def _aligned(cells: list[str], widths: list[int], right: list[bool]) -> str:
+    padded = (
+        cell.rjust(width) if is_right else cell.ljust(width)
+        for cell, width, is_right in zip(cells, widths, right, strict=True)
+    )
+    return "  ".join(padded).rstrip()
 
 
 def in_utc(row: dict[str, Any]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def purge(
     if older_than is not None and not yes:
         _ask(older_than, as_json)
     what = "expired" if older_than is None else "expired or old"
-    with _until_signal() as stop:
+    with until_signal() as stop:
         while not stop.is_set():
             deleted = 0
             try:
@@ -149,7 +149,7 @@ def resume_operations(
     state = current_state()
     store = admin(state)
     how = {"limit": limit, "max_attempts": max_attempts, "backoff_seconds": backoff}
-    with _until_signal() as stop:
+    with until_signal() as stop:
         while not stop.is_set():
             try:
                 done = _resume_once(state, store, how, stop, as_json)
@@ -271,7 +271,7 @@ def _examine_claim(state: AppState, store: Admin) -> Iterator[Finding]:
 
 
 @contextmanager
-def _until_signal() -> Iterator[threading.Event]:
+def until_signal() -> Iterator[threading.Event]:
     """An event that SIGINT and SIGTERM set; a second signal ends the process as usual."""
     stop = threading.Event()
 

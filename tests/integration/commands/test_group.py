@@ -23,7 +23,7 @@ def test_every_command_explains_itself():
     run = runner(Flask("any"))
     tables, records = (
         {"create-table", "check", "purge", "routes"},
-        {"stats", "list", "show", "release", "resolve", "resume", "forget"},
+        {"stats", "list", "show", "release", "resolve", "resume", "forget", "watch"},
     )
     assert set(cli.commands) == tables | records | {"routes"}
     for name in cli.commands:

@@ -1,0 +1,243 @@
+"""The command that shows what is going on, again and again, in a terminal or for a program."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+import click
+
+from flask_idempotency.core.errors import StoreUnavailable
+from flask_idempotency.stores.admin import CAPPED, Admin, Overview
+from flask_idempotency.stores.redis.lock import RedisLock
+from flask_idempotency.web.setup.state import AppState
+
+from .group import (
+    Seconds,
+    admin,
+    as_json_option,
+    cli,
+    current_state,
+    explain,
+    printable,
+    require,
+    table,
+)
+from .upkeep import until_signal
+
+try:
+    import termios
+    import tty
+except ImportError:  # Windows: Ctrl-C ends it
+    _CAN_READ_KEYS = False
+else:
+    _CAN_READ_KEYS = True
+
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+"""Show the terminal's other screen, without a cursor; give the first one back as it was."""
+_REDRAW = "\x1b[H\x1b[J"
+
+_KEY_SECONDS = 0.2
+"""How long a signal may go unnoticed while a key is waited for."""
+
+
+@cli.command()
+@click.option("--every", type=Seconds(0.5), default=2.0, show_default=True, metavar="SECONDS",
+              help="The time between two looks.")  # fmt: skip
+@click.option("--once", is_flag=True, help="Look once, and end.")
+@as_json_option
+def watch(every: float, once: bool, as_json: bool) -> None:
+    """Show what there is and what happens, until q or Ctrl-C.
+
+    For each operation and state: about how many records there are. Then how many begin and are deleted
+    each second, how many leases run, how many operations are interrupted, how many expired records wait
+    for a purge, and whether Redis works. Cheap on a table of any size: what no index counts is
+    estimated from a sample. Goes on while the database is away. With --json it writes one object a line
+    for each look. With --once it looks once; the exit code is 1 if the database is away.
+    """
+    state = current_state()
+    store = admin(state)
+    require(store, "overview")
+    before, is_live = None, sys.stdout.isatty() and not (once or as_json)
+    with until_signal() as stop, _screen(stop, is_live) as (draw, wait):
+        while True:
+            look = _look(state, store, before)
+            text = look.text(state.settings.table) + ("" if once or is_live else "\n")
+            draw(json.dumps(look.row()) if as_json else text)
+            if once:
+                click.get_current_context().exit(1 if look.error else 0)
+            wait(every)
+            if stop.is_set():
+                return
+            before = look
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look has found. ``monotonic`` is when, in seconds, for the rates of the next one."""
+
+    at: datetime
+    monotonic: float
+    overview: Overview | None
+    error: str | None
+    redis: str
+    inserted: float | None = None
+    deleted: float | None = None
+
+    def row(self) -> dict[str, Any]:
+        """As JSON has it."""
+        found = {} if self.overview is None else asdict(self.overview)
+        found |= {"inserted_per_second": self.inserted, "deleted_per_second": self.deleted}
+        return {
+            "at": f"{self.at:%Y-%m-%dT%H:%M:%SZ}",
+            "error": self.error,
+            "redis": self.redis,
+            **found,
+        }
+
+    def text(self, name: str) -> str:
+        """As a terminal shows it, for the table ``name``."""
+        lines = [f"{self.at:%Y-%m-%d %H:%M:%SZ}  {name}", ""]
+        if self.overview is None:
+            return "\n".join(
+                [*lines, f"the records cannot be reached: {self.error}", "", self._redis()]
+            )
+        return "\n".join([*lines, *self._tallies(self.overview), "", *self._facts(self.overview)])
+
+    def _tallies(self, overview: Overview) -> list[str]:
+        about = "about " if overview.estimated else ""
+        rows = [
+            {"operation": t.operation, "state": t.state, "records": t.count} for t in overview.tallies
+        ]
+        return [*table(rows), f"{about}{overview.total:,} records"] if rows else ["no records"]
+
+    def _facts(self, overview: Overview) -> list[str]:
+        rates = f"{_rate(self.inserted)} begun, {_rate(self.deleted)} deleted"
+        interrupted, expired = _count(overview.interrupted), _count(overview.expired)
+        return [
+            f"each second   {rates}",
+            f"leases        {_count(overview.running)} running",
+            f"interrupted   {interrupted}{_since(overview.interrupted_seconds)}",
+            f"to purge      {expired}{_since(overview.expired_seconds)}",
+            self._redis(),
+        ]
+
+    def _redis(self) -> str:
+        return f"Redis         {self.redis}"
+
+
+def _look(state: AppState, store: Admin, before: Look | None) -> Look:
+    """Look once, and compare with the look before."""
+    overview, error = None, None
+    rates: tuple[float | None, float | None] = None, None
+    try:
+        overview = store.overview()
+    except StoreUnavailable as unavailable:
+        error = explain(unavailable)
+    now = time.monotonic()
+    if before is not None and before.overview is not None and overview is not None:
+        seconds = now - before.monotonic
+        rates = (
+            _per_second(before.overview.inserted, overview.inserted, seconds),
+            _per_second(before.overview.deleted, overview.deleted, seconds),
+        )
+    return Look(datetime.now(timezone.utc), now, overview, error, _redis_of(state), *rates)
+
+
+def _per_second(before: int | None, after: int | None, seconds: float) -> float | None:
+    """None also if the database has reset its counters."""
+    if before is None or after is None or after < before:
+        return None
+    return round((after - before) / seconds, 1)
+
+
+def _redis_of(state: AppState) -> str:
+    """How the lock is, in a few words."""
+    if not isinstance(state.lock, RedisLock):
+        return "not used as a lock"
+    found = next(state.lock.examine())
+    return "works" if found.level == "ok" else found.text
+
+
+def _rate(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:,}"
+
+
+def _count(count: int) -> str:
+    return f"{count:,} or more" if count >= CAPPED else f"{count:,}"
+
+
+def _since(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f", the oldest for {seconds / size:.0f} {unit}"
+    return f", the oldest for {seconds:.0f} s"
+
+
+@contextmanager
+def _screen(
+    stop: threading.Event, is_live: bool
+) -> Iterator[tuple[Callable[[str], None], Callable[[float], object]]]:
+    """What draws a text, and what waits for some seconds or until ``stop``.
+
+    On a terminal the text replaces the one before it, ``q`` sets ``stop``, and at the end the terminal
+    is as it was, with the last text.
+    """
+    if not is_live:
+        yield click.echo, stop.wait
+        return
+    last = [""]
+
+    def draw(text: str) -> None:
+        last[0] = text
+        columns, rows = shutil.get_terminal_size()
+        fitting = [printable(line)[:columns] for line in text.splitlines()[: rows - 1]]
+        click.echo(_REDRAW + "\n".join(fitting), nl=False)
+
+    click.echo(_ENTER, nl=False)
+    try:
+        with _keys(stop) as wait:
+            yield draw, wait
+    finally:
+        click.echo(_LEAVE + last[0])
+
+
+@contextmanager
+def _keys(stop: threading.Event) -> Iterator[Callable[[float], object]]:
+    """What waits for some seconds, or until ``stop``, which the key ``q`` sets, too."""
+    if not (_CAN_READ_KEYS and sys.stdin.isatty()):
+        yield stop.wait
+        return
+
+    descriptor = sys.stdin.fileno()
+
+    def wait(seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not stop.is_set() and (left := until - time.monotonic()) > 0:
+            ready, _, _ = select.select([descriptor], [], [], min(left, _KEY_SECONDS))
+            if ready and _ends(os.read(descriptor, 64)):
+                stop.set()
+
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)
+        yield wait
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _ends(keys: bytes) -> bool:
+    """Whether somebody typed ``q``, or the terminal is gone."""
+    return not keys or b"q" in keys.lower()
