@@ -37,8 +37,8 @@ nitpick_ignore_regex = [
     (
         r"py:.*",
         (
-            r"(blinker|collections|contextlib|datetime|decimal|flask|flask_sqlalchemy|httpx"
-            r"|opentelemetry|prometheus_client|requests|sqlalchemy|uuid|werkzeug)\..*"
+            r"(blinker|collections|contextlib|datetime|decimal|flask|flask_sqlalchemy|httpx|opentelemetry"
+            r"|prometheus_client|requests|sqlalchemy|uuid|werkzeug)\..*"
         ),
     ),
     (r"py:.*", r"dict\[.*"),

@@ -10,12 +10,14 @@ from __future__ import annotations
 import sys
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from bench.budgets import BASE
 from bench.calls import count_calls
 from bench.network import Network, count_round_trips
 from bench.paths import Shops
 from bench.run import STORES
+from flask_idempotency.integrations.prometheus import export_metrics
 
 CALLS = {
     "first, hybrid": 591,
@@ -27,6 +29,15 @@ CALLS = {
     "unprotected empty view": 42,
 }
 """Function calls, Python's and C's."""
+
+METRICS = {
+    "first, hybrid": 108,
+    "first, postgres": 85,
+    "replay, hybrid": 62,
+    "replay, postgres": 52,
+    "duplicate, hybrid": 50,
+}
+"""Those that ``export_metrics`` adds: two for each number that changes, and prometheus_client's own."""
 
 MARGIN = 1.03
 """Other releases of the packages below may make a few calls more."""
@@ -79,6 +90,24 @@ def test_a_path_makes_no_more_function_calls(shops, name):
         added = count_calls(send) - count_calls(send_base)
     print(f"{name}: {added} function calls added")
     assert added <= CALLS[name] * MARGIN + NEWER_PYTHON
+
+
+@pytest.fixture(scope="module")
+def metered_shops(urls, redis_server):
+    shops = Shops(urls, redis_server.url)
+    for client in shops.clients.values():
+        if "idempotency" in client.application.extensions:
+            export_metrics(client.application, registry=CollectorRegistry())
+    yield shops
+    shops.close()
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_metrics_add_no_more_function_calls(shops, metered_shops, name):
+    with metered_shops.path(name) as send, shops.path(name) as send_base:
+        added = count_calls(send) - count_calls(send_base)
+    print(f"{name}: {added} function calls added by metrics")
+    assert added <= METRICS[name] * MARGIN + NEWER_PYTHON
 
 
 @pytest.mark.parametrize("name", BASE)
