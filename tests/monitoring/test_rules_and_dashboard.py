@@ -83,9 +83,10 @@ def test_an_alert_says_what_it_means_why_and_what_to_do(name):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_an_alert_names_its_entry_in_the_runbook(name):
+def test_an_alert_has_an_entry_in_the_runbook(name):
     anchor = re.sub(r"(?<!^)([A-Z])", r"-\1", name.removeprefix("Idempotency")).lower()
     assert RULES[name]["annotations"]["runbook"] == f"docs/runbook.md#{anchor}"
+    assert f"\n({anchor})=\n" in (ROOT / "docs/runbook.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -102,6 +103,12 @@ def test_every_series_has_a_panel_and_a_row_on_the_page(exported):
     for name in families:
         assert any(each.startswith(name) for each in shown), name
         assert f"`{name}`" in page, name
+
+
+def test_the_page_lists_the_alerts_with_their_severity():
+    page = (ROOT / "docs/monitoring.md").read_text("utf-8")
+    listed = re.findall(r"^\| `(Idempotency\w+)` \|.*\| (\w+) \|$", page, re.MULTILINE)
+    assert listed == [(name, rule["labels"]["severity"]) for name, rule in RULES.items()]
 
 
 def test_grafana_can_import_the_dashboard():
