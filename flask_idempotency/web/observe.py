@@ -30,6 +30,7 @@ from flask_idempotency.core.engine import (
 )
 from flask_idempotency.core.errors import (
     ConfigurationError,
+    KeyRequired,
     KeyReused,
     LeaseLost,
     OperationFailed,
@@ -258,6 +259,8 @@ class Observed:
         error = self._facts.get("error")
         if self._would == "replayed":
             return INFO if self._facts["first_status"] == status else WARNING
+        if isinstance(error, KeyRequired):  # clients that know of no keys yet: too many for lines
+            return DEBUG
         if self._would == "rejected":
             return INFO if isinstance(error, (Problem, HTTPException)) else WARNING
         return DEBUG

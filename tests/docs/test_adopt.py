@@ -1,0 +1,79 @@
+"""``docs/adopt.md`` and ``docs/from-hand-written-keys.md`` do what they say."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from flask_idempotency import idempotent
+from flask_idempotency.web.setup import observer
+from tests.docs.how_to import Page
+from tests.docs.pages import ROOT
+
+
+class TestAdopt:
+    @pytest.fixture
+    def shop(self, page) -> Page:
+        return page("adopt.md")
+
+    def test_an_equal_order_within_the_ttl_is_the_first_one(self, shop):
+        answers = [shop.post("/orders", key=None) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [201, 201]
+        assert "Idempotent-Replayed" in answers[1].headers
+        assert "Idempotent-Replayed" not in shop.post("/orders", {"amount": 6}, key=None).headers
+
+    def test_the_lines_of_the_log_are_those_of_such_requests(self, shop, caplog, monkeypatch):
+        monkeypatch.setattr(observer, "PATIENCE_SECONDS", 10.0)
+        statuses = iter([201, 201, 201, 201, 201, 409, 201])
+        view = idempotent(enforce=False)(lambda: ("", next(statuses)))
+        shop.app.add_url_rule("/payments", "create_payment", view, methods=["POST"])
+        with caplog.at_level("INFO", "flask_idempotency"):
+            for key, amount in [(None, 1), (1, 1), (1, 1), (1, 2), (2, 1), (2, 1), ("bad key", 1)]:
+                headers = {} if key is None else {"key": str(key)}
+                shop.post("/payments", {"amount": amount}, **{"key": None, **headers})
+        said = [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
+        text = (ROOT / "docs/adopt.md").read_text(encoding="utf-8")
+        shown = re.findall(r"(?m)^(?:INFO|WARNING) operation create_payment .*$", text)
+        assert [_plain(line) for line in said] == [_plain(line) for line in shown]
+
+
+def _plain(line):
+    return re.sub(r"seconds [\d.]+|id [0-9a-f]{8}", "", line)
+
+
+class TestFromHandWrittenKeys:
+    @pytest.fixture
+    def shop(self, page) -> Page:
+        shop = page("from-hand-written-keys.md")
+        shop.sql(
+            "INSERT INTO old_key (account_id, key, status, body) VALUES"
+            " ('alice', 'old', 201, '{\"paid\": 1}'), ('alice', 'running', NULL, NULL),"
+            " ('bob', 'new', 201, '{\"paid\": 7}')"
+        )
+        return shop
+
+    def test_an_old_key_gets_its_old_response(self, shop):
+        answer = shop.post("/payments", key="old")
+        assert (answer.status_code, answer.json) == (201, {"paid": 1})
+        assert shop.post("/payments", key="running").status_code == 409
+
+    def test_a_new_key_is_protected(self, shop):
+        answers = [shop.post("/payments", key="new") for _ in range(2)]
+        assert [answer.json for answer in answers] == [{"paid": 5}] * 2
+        assert "Idempotent-Replayed" in answers[1].headers
+
+    def test_the_old_code_finds_the_keys_of_the_new_one(self, shop):
+        assert shop.post("/refunds", key="k").json == {"refunded": True}
+        assert shop.sql("SELECT status, body FROM old_key WHERE key = 'k'") == [
+            (200, '{"refunded": true}')
+        ]
+        assert shop.post("/refunds", key="k").json == {"refunded": True}
+        assert shop.sql("SELECT count(*) FROM old_key WHERE key = 'k'") == [(1,)]
+
+    def test_where_the_old_code_was_first_nothing_is_committed(self, shop):
+        shop.sql("CREATE FUNCTION first() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE"
+                 " unique_violation; END'")  # fmt: skip
+        shop.sql("CREATE TRIGGER first BEFORE INSERT ON old_key FOR EACH ROW EXECUTE FUNCTION first()")
+        assert shop.post("/refunds", key="k").status_code == 500
+        assert shop.sql("SELECT state FROM idempotency_record") == [("in_progress",)]
