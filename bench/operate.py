@@ -80,6 +80,7 @@ class Command:
 
 
 COMMANDS = (
+    Command("create-table"),
     Command("routes"),
     Command("check"),
     Command("list"),
