@@ -87,6 +87,7 @@ COMMANDS = (
     Command("list --state interrupted"),
     Command("show {charge}"),
     Command("stats"),
+    Command("watch --once"),
     Command("release {charge} --why 'no charge at the provider' --by ann", changes=True),
     Command(
         "resolve {other} --status 201 --body '{{\"id\": 7}}' --why 'charged as ch_7' --by ann --yes",
