@@ -319,3 +319,19 @@ def examine_counts(counts: Table, *, is_whole: bool) -> Finding:
     text = f"all {len(counts.columns)} columns of {counts.fullname}"
     bad = f"{counts.fullname} is missing or not as it should be, so the console shows no rates"
     return finding(is_whole, "counts", text, bad, ADD, "advice")
+
+
+SOME_KEYS = 1000
+ODD_KEYS = f"""SELECT count(*) FROM (SELECT key FROM {{table}} LIMIT {SOME_KEYS}) AS stored
+ WHERE length(key) <> {KEY_BYTES}"""
+"""Records whose keys were hashed in another way. Those that were stored first are read first."""
+
+
+def examine_keys(odd: int) -> Iterator[Finding]:
+    """Advise on records that no request finds; ``odd`` is what :data:`ODD_KEYS` counts."""
+    if odd:
+        bad = (
+            f"no request finds {odd} of the first {SOME_KEYS:,} records: their keys have another length"
+        )
+        remedy = "nothing, if another release wrote them: a purge deletes them when they have expired"
+        yield Finding("advice", "keys", bad, remedy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
 
@@ -14,7 +15,7 @@ from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, 
 from flask_idempotency.core.records import Claim
 from flask_idempotency.stores.admin import ADD, MIGRATE, TRIAL, Finding, finding, reason
 from flask_idempotency.stores.table import COMMANDS_ONLY, FILLFACTOR, defined_counts
-from flask_idempotency.stores.table_admin import examine_counts
+from flask_idempotency.stores.table_admin import ODD_KEYS, examine_counts, examine_keys
 
 from .holds import PostgresHold
 from .messages import Messages
@@ -47,6 +48,7 @@ def examine(messages: Messages) -> Iterator[Finding]:
     yield from _examine_table(messages, shape)
     if shape is not None:
         yield _examine_steps(messages, steps, writable=not (server[4] or server[5]))
+        yield from _examine_keys(messages)
     if (counts := defined_counts(messages.table)) is not None:
         yield examine_counts(counts, is_whole=_is_whole(shape_of(messages, counts)))
 
@@ -107,6 +109,11 @@ def _examine_columns(shape: Shape) -> Finding:
     text = f"all {len(shape.table.columns)} of {name}"
     bad = f"{name} lacks {listed(missing)}: requests need none, but some commands do"
     return finding(not missing, "columns", text, bad, ADD, "advice")
+
+
+def _examine_keys(messages: Messages) -> Iterator[Finding]:
+    with suppress(IdempotencyError):  # such as a missing right, which the claim finds out
+        yield from examine_keys(messages.run(ODD_KEYS)[0][0])
 
 
 _WITHOUT: dict[str, tuple[Literal["advice", "FAILED"], str]] = {

@@ -16,9 +16,11 @@ from flask_idempotency.stores.admin import ADD, MIGRATE, Due, Finding, finding, 
 from flask_idempotency.stores.table import COMMANDS_ONLY, defined_counts
 from flask_idempotency.stores.table_admin import (
     FORGET,
+    ODD_KEYS,
     TableAdmin,
     admin_statements,
     examine_counts,
+    examine_keys,
     unsound,
 )
 
@@ -127,6 +129,7 @@ class SqliteAdmin(TableAdmin):
         with messages.engine.connect() as connection:
             missing = ", ".join(str(index.name) for index in self._missing_indexes(connection))
         yield finding(not missing, "index", "expires_at", f"missing: {missing}", ADD)
+        yield from examine_keys(self._fetch(ODD_KEYS, {})[0][0])
         if (counts := defined_counts(messages.table)) is not None:
             whole = counts.name in there and not self._missing_columns(counts)
             yield examine_counts(counts, is_whole=whole)

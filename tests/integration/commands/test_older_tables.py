@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from flask_idempotency import Idempotency
+from flask_idempotency import Idempotency, idempotent
 from flask_idempotency.stores.postgres import upgrade
 from flask_idempotency.stores.postgres.admin import PostgresAdmin
 from tests.integration.commands.running import build, not_ok, once, runner
@@ -197,6 +197,21 @@ def test_in_a_sqlite_file_it_is_the_same(tmp_path):
     read(make(), "alter table idempotency_record drop column name")
     assert not_ok(once(make(), "check")) == {"columns": "FAILED"}
     assert "make a migration" in once(make(), "create-table").output
+
+
+@pytest.mark.parametrize("kind", ["postgres", "sqlite"])
+def test_records_that_no_request_finds_are_noticed_by_the_length_of_their_keys(database_of, kind):
+    app = build(database_of(kind), IDEMPOTENCY_STORE="sql")
+    app.post("/payments", endpoint="pay")(idempotent(dict))
+    create_all(app)
+    for key in "one", "two":
+        app.test_client().post("/payments", headers={"Idempotency-Key": key})
+    assert not not_ok(once(app, "check"))
+    longer = "key || key" if kind == "postgres" else "cast(key || key as blob)"
+    read(app, f"update idempotency_record set key = {longer} where attempt = 1")
+    result = once(app, "check")
+    assert not_ok(result) == {"keys": "advice"}
+    assert "2 of the first 1,000 records" in result.output
 
 
 @pytest.mark.parametrize("kind", ["postgres", "sqlite"])
