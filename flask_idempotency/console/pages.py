@@ -22,8 +22,9 @@ from flask_idempotency.core.errors import (
     UnknownRecord,
 )
 from flask_idempotency.core.keys import SHOWN
-from flask_idempotency.stores.admin import Line, Overview
+from flask_idempotency.stores.admin import Finding, Line, Overview
 from flask_idempotency.stores.counts import CountsUnavailable
+from flask_idempotency.stores.redis.lock import RedisLock
 from flask_idempotency.web.setup.routes import protected_routes
 from flask_idempotency.web.setup.state import AppState
 
@@ -111,7 +112,13 @@ def overview() -> Response:
         interrupted=interrupted,
         running=running,
         operations=_operations(state),
+        redis=_redis(state),
     )
+
+
+def _redis(state: AppState) -> Finding | None:
+    """Whether Redis does its part; None where it has none."""
+    return next(state.lock.examine()) if isinstance(state.lock, RedisLock) else None
 
 
 def _by_operation(glance: Overview | None) -> dict[str, Counter[str]]:
@@ -138,6 +145,7 @@ def records() -> Response:
         is_cut=len(found) > limit,
         operation=operation,
         chosen=chosen,
+        erased=request.args.get("done") == "forget",
         states=STATES,
         operations=_operations(state),
     )

@@ -11,12 +11,14 @@ from flask import redirect, request, url_for
 from werkzeug.wrappers import Response
 
 from flask_idempotency.cli.decisions import failure, given_response, noted, settle
-from flask_idempotency.cli.group import admin
+from flask_idempotency.cli.erasure import erase
+from flask_idempotency.cli.group import admin, require
 from flask_idempotency.cli.records import find, find_audit
 from flask_idempotency.core.errors import IdempotencyError, RecordBroken, SealBroken, UnknownRecord
 from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.core.records import Record
 from flask_idempotency.core.storable import storable
+from flask_idempotency.stores.admin import Admin
 from flask_idempotency.web.request.response import FLASHES
 from flask_idempotency.web.setup.state import AppState
 
@@ -32,7 +34,10 @@ MOST_SHOWN = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What can be done about a record in one of ``states``; ``done`` is said afterwards."""
+    """What can be done about a record in one of ``states``; ``done`` is said afterwards.
+
+    ``noted`` is what the record notes, with who and why; empty if the record is gone then.
+    """
 
     name: str
     button: str
@@ -40,6 +45,7 @@ class Action:
     states: frozenset[str]
     effect: str
     done: str
+    noted: str
     style: str = "main"
 
 
@@ -56,6 +62,7 @@ ACTIONS = {
             "The next retry runs the view again, without its finished steps. What did happen may then"
             " happen a second time.",
             "Released: its next retry runs the view again.",
+            "released",
         ),
         Action(
             "resolve",
@@ -65,6 +72,7 @@ ACTIONS = {
             "Every retry gets the response that you give here. The view never runs again, and a worker"
             " that is still at it can store nothing.",
             "Resolved: every retry gets this response.",
+            "resolved",
         ),
         Action(
             "fail",
@@ -73,6 +81,18 @@ ACTIONS = {
             frozenset({"interrupted"}),
             "Every retry gets a 500 of the type operation-failed. The view never runs again.",
             "Failed: it will not run again.",
+            "failed",
+            "danger",
+        ),
+        Action(
+            "forget",
+            "Forget",
+            "Erase it",
+            frozenset({"completed", "failed", "released"}),
+            "The record, its response and its steps are erased. A retry runs the view again, like a"
+            " first request. That you did it goes into the log.",
+            "The record was erased.",
+            "",
             "danger",
         ),
     )
@@ -87,14 +107,13 @@ def record(digits: str) -> Response:
 def body(digits: str) -> Response:
     """The same with the body of its response, which the log notes."""
     found = _found(digits)
-    log.info(
-        "operation %s: the stored body was shown to %s, id %s",
-        found.line.operation,
-        access.who(),
-        found.line.key[:SHOWN],
-        extra={"operation": found.line.operation, "by": access.who(), "id": found.line.key[:SHOWN]},
-    )
+    _log("the stored body was shown to", found)
     return _page(found, with_body=True)
+
+
+def _log(what: str, found: Found) -> None:
+    facts = {"operation": found.line.operation, "by": access.who(), "id": found.line.key[:SHOWN]}
+    log.info(f"operation %(operation)s: {what} %(by)s, id %(id)s", facts, extra=facts)  # noqa: G004
 
 
 def _found(digits: str) -> Found:
@@ -125,15 +144,20 @@ def _page(found: Found, *, with_body: bool = False) -> Response:
 
 def _row(state: AppState, found: Found) -> tuple[Record | None, str]:
     """The record with its response decrypted; or why it cannot be read."""
-    key = admin(state).key(bytes.fromhex(found.line.key))
-    if key is None:
-        raise UnknownRecord("The record has just been deleted.")
+    key = _key(admin(state), found)
     try:
         return state.engine.look(key), ""
     except (RecordBroken, SealBroken) as error:
         with suppress(RecordBroken):
             return state.records.look(key), error.detail
         return None, error.detail
+
+
+def _key(store: Admin, found: Found) -> bytes:
+    key = store.key(bytes.fromhex(found.line.key))
+    if key is None:
+        raise UnknownRecord("The record has just been deleted.")
+    return key
 
 
 def _shown(content: bytes) -> str:
@@ -154,28 +178,39 @@ class Form:
 
 def confirm(digits: str, action: str) -> Response:
     """What an action would do, and its form."""
-    return _form(_chosen(action), _found(digits), Form())
+    chosen, found = _chosen(action), _found(digits)
+    _check_state(chosen, found)
+    return _form(chosen, found, Form())
 
 
 def act(digits: str, action: str) -> Response:
     """Do it, and show the record; or the form again with what is wrong."""
     chosen, found = _chosen(action), _found(digits)
+    _check_state(chosen, found)
     names = ("status", "content_type", "body", "why")
     given = {name: request.form[name] for name in names if name in request.form}
     form = replace(Form(), **given)  # type: ignore[arg-type]
-    if not form.why.strip():
+    if chosen.noted and not form.why.strip():
         form.errors["why"] = "Say why: it is recorded, and the next operator reads it."
     state = console().state
     response = _response(state, chosen, form)
     if form.errors:
         return _form(chosen, found, form)
-    entry = noted(_DID[chosen.name], form.why.strip(), access.who())
+    if not chosen.noted:
+        return _forget(state, found)
+    entry = noted(chosen.noted, form.why.strip(), access.who())
     settle(state, admin(state), found.line.key, entry, response)
     where = url_for(f"{request.blueprint}.record", digits=found.line.key, done=chosen.name)
     return redirect(where, 303)
 
 
-_DID = {"release": "released", "resolve": "resolved", "fail": "failed"}
+def _forget(state: AppState, found: Found) -> Response:
+    store = admin(state)
+    require(store, "erase")
+    if not sum(erase(state, store, [_key(store, found)])):
+        raise IdempotencyError("This record is in use just now: nothing was erased.")
+    _log("its record was erased by", found)
+    return redirect(url_for(f"{request.blueprint}.records", done="forget"), 303)
 
 
 def _response(state: AppState, action: Action, form: Form) -> flask.Response | None:
@@ -205,10 +240,13 @@ def _chosen(action: str) -> Action:
     return ACTIONS[action]
 
 
-def _form(action: Action, found: Found, form: Form) -> Response:
+def _check_state(action: Action, found: Found) -> None:
     if found.line.state not in action.states:
         words = found.line.state.replace("_", " ")
         raise IdempotencyError(f"This record is {words}: there is nothing to {action.name}.")
+
+
+def _form(action: Action, found: Found, form: Form) -> Response:
     return page(
         "confirm.html",
         400 if form.errors else 200,

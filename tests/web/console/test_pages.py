@@ -201,6 +201,27 @@ class TestOtherStores:
         assert browser.get(f"/records/{digits}").status_code == 200
 
 
+class TestHybrid:
+    @pytest.fixture
+    def store(self):
+        return "hybrid"
+
+    def test_the_overview_says_that_redis_works(self, browser):
+        assert "Redis works the lock was taken and released" in text_of(browser.get())
+
+    class TestDead:
+        @pytest.fixture
+        def config(self):
+            return {"IDEMPOTENCY_REDIS_URL": f"redis://127.0.0.1:{servers.free_port()}"}
+
+        def test_the_overview_says_that_redis_has_failed_and_the_rest_works(self, browser, world):
+            pay(world)
+            text = text_of(browser.get())
+            assert "Redis failed" in text
+            assert "Requests go on without it" in text
+            assert "executed 1 100.0 %" in text
+
+
 class TestMemory:
     @pytest.fixture
     def store(self):

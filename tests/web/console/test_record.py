@@ -205,6 +205,43 @@ def test_a_failed_operation_can_be_released(browser, world, interrupted, act, au
     assert [each["did"] for each in audit()[0][0]] == ["failed", "released"]
 
 
+def test_a_record_is_erased_and_the_log_says_by_whom(browser, world, act, caplog):
+    caplog.set_level(logging.INFO, "flask_idempotency")
+    world.post()
+    digits = digits_of_newest(world)
+    assert "A retry runs the view again" in text_of(browser.get(f"/records/{digits}/forget"))
+    response = act(digits, "forget", why=None)
+    assert (response.status_code, response.location) == (303, "/operations/records?done=forget")
+    assert "The record was erased" in browser.get("/records?done=forget").text
+    assert world.records() == []
+    [line] = [each for each in caplog.records if "erased" in each.getMessage()]
+    assert (line.operation, line.by, line.id) == ("pay", "ada", digits[:8])
+
+
+def test_what_is_interrupted_is_not_erased_before_it_is_decided(browser, world, interrupted, act):
+    digits = interrupted()
+    assert browser.get(f"/records/{digits}/forget").status_code == 409
+    browser.get()
+    assert browser.post(f"/records/{digits}/forget").status_code == 409
+    assert len(world.records()) == 1
+    act(digits, "fail")
+    assert act(digits, "forget").status_code == 303
+    assert world.records() == []
+    assert world.sql("select * from idempotency_record_step") == []
+
+
+def test_what_is_in_use_is_not_erased(browser, world, act):
+    world.post()
+    digits = digits_of_newest(world)
+    browser.get()
+    with world.app.app_context(), world.db.engine.begin() as connection:
+        connection.exec_driver_sql("select * from idempotency_record for update")
+        response = browser.post(f"/records/{digits}/forget")
+    assert response.status_code == 409
+    assert "nothing was erased" in response.text
+    assert len(world.records()) == 1
+
+
 @pytest.mark.parametrize("action", ACTIONS)
 def test_nothing_is_done_without_a_reason(browser, world, interrupted, act, audit, action):
     digits = interrupted()
@@ -278,7 +315,7 @@ def test_a_second_operator_is_told_that_it_was_done(browser, another, interrupte
     act(digits, "release")
     response = bob.post(f"/records/{digits}/release", why="me too")
     assert response.status_code == 409
-    assert "has been released" in response.text
+    assert "This record is released" in response.text
     assert len(audit()[0][0]) == 1
 
 
