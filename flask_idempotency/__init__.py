@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         StoreUnavailable,
         TransactionConflict,
     )
+    from flask_idempotency.core.retry import StepRetry
     from flask_idempotency.web.decorator import idempotent
     from flask_idempotency.web.operation import Operation
     from flask_idempotency.web.request.state import current_operation
@@ -78,6 +79,7 @@ __all__ = [
     "RunOptions",
     "ScopeUnknown",
     "StepError",
+    "StepRetry",
     "StoreUnavailable",
     "TransactionConflict",
     "current_operation",
@@ -98,6 +100,7 @@ __all__ = [
 
 _MODULES = (
     "core.errors",
+    "core.retry",
     "web.decorator",
     "extension",
     "web.operation",

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Engine
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.keys import Scope, derive_key, hash_key
 from flask_idempotency.core.ports import Units
+from flask_idempotency.core.retry import StepRetry
 
 try:
     from flask.globals import _cv_request
@@ -38,6 +39,7 @@ class RunsSteps(Protocol):
         kwargs: dict[str, Any],
         *,
         atomic: bool,
+        retry: StepRetry | None,
     ) -> Any:
         """See :meth:`Operation.step`."""
 
@@ -80,7 +82,14 @@ class Operation:
         return cast("Connection", running.hold.connection)
 
     def step(
-        self, name: str, function: Callable[..., T], /, *args: Any, atomic: bool = False, **kwargs: Any
+        self,
+        name: str,
+        function: Callable[..., T],
+        /,
+        *args: Any,
+        atomic: bool = False,
+        retry: StepRetry | None = None,
+        **kwargs: Any,
     ) -> T:
         """Run ``function(*args, **kwargs)`` once for this operation, and store its result.
 
@@ -92,14 +101,17 @@ class Operation:
         together with the step, even if it does not call ``commit()``.
 
         A call that is cut off in the middle is made again: pass the other side a key from
-        :meth:`derive_key`, so that it can recognise the repetition.
+        :meth:`derive_key`, so that it can recognise the repetition. The same is true with ``retry``,
+        which calls the function again after the errors that it names, with a pause; not for a step with
+        ``atomic=True``. The lease is renewed before each call, and lasts over each pause.
 
         Raises ``LeaseLost`` if another request has taken the operation over, ``StepError`` for a name
         that cannot be one, that was used before or whose step is running in another thread, and for a
         result that is not JSON, ``StoreUnavailable`` if the database cannot be reached, and what the
         function raises.
         """
-        return cast("T", self._running_steps("step").run(name, function, args, kwargs, atomic=atomic))
+        steps = self._running_steps("step")
+        return cast("T", steps.run(name, function, args, kwargs, atomic=atomic, retry=retry))
 
     def extend(self, seconds: float | timedelta) -> None:
         """Let the lease run for at least ``seconds`` (a number or a timedelta) from now on.

@@ -9,24 +9,31 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
+import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from itertools import count
 from typing import Any
 
-from flask_idempotency.core.errors import StepError
+from flask_idempotency.core.errors import StepError, shown
 from flask_idempotency.core.ports import Lease
 from flask_idempotency.core.records import Claim
+from flask_idempotency.core.retry import StepRetry
 from flask_idempotency.web.operation import Operation
 from flask_idempotency.web.session.ends import blocks_records, drop, present_session, refuse_unsaved
 from flask_idempotency.web.session.joined import Joined
 from flask_idempotency.web.session.joining import parked, set_aside
 from flask_idempotency.web.setup.options import NAMES, is_name, read_lease
 from flask_idempotency.web.setup.state import AppState
+
+log = logging.getLogger("flask_idempotency")
 
 
 @dataclass(eq=False)
@@ -36,6 +43,7 @@ class PresentStep:
     steps: Steps
     name: str
     atomic: bool
+    retry: StepRetry | None
     function: Callable[[], Any] = field(repr=False)
     after_commit: list[Callable[[], object]] = field(default_factory=list)
 
@@ -71,10 +79,12 @@ class Steps:
         kwargs: dict[str, Any],
         *,
         atomic: bool,
+        retry: StepRetry | None,
     ) -> Any:
         """See :meth:`Operation.step`."""
         self._check(name, function)
-        step = PresentStep(self, name, atomic, partial(function, *args, **kwargs))
+        _check_retry(name, retry, atomic=atomic)
+        step = PresentStep(self, name, atomic, retry, partial(function, *args, **kwargs))
         with self._only_here(name):
             result = self._recorded_result(name)
             if (tracing := self._state.tracing) is not None:
@@ -100,11 +110,7 @@ class Steps:
 
     def _run_outside(self, step: PresentStep) -> bytes:
         state = self._state
-        self._refuse_open_writes(f"step {step.name!r}")
-        with parked(state):
-            self._lease.extend(self._seconds)
-        with self._present_step(step):
-            result = _encoded(step.name, step.function())
+        result = self._called(step)
         left_open = blocks_records(state)
         if left_open:
             drop(present_session(state.db))
@@ -117,6 +123,38 @@ class Steps:
                 " undone. Commit in its function, or call the step with atomic=True"
             )
         return result
+
+    def _called(self, step: PresentStep) -> bytes:
+        """What the function returns, encoded. It is called again where its ``retry`` says so.
+
+        The lease is renewed before each call, and lasts over each pause.
+        """
+        for failures in count(1):
+            self._renew(step, self._seconds)
+            try:
+                with self._present_step(step):
+                    return _encoded(step.name, step.function())
+            except Exception as error:
+                if step.retry is None or not step.retry.covers(error, failures):
+                    raise
+                what = type(error).__name__
+            step.after_commit.clear()
+            pause = random.uniform(0, step.retry.longest_pause(failures))  # noqa: S311 -- no secret
+            log.info(
+                "operation %s: a step failed, and is tried again in %.2f s: %s",
+                self._operation.name,
+                pause,
+                what,
+            )
+            self._renew(step, self._seconds + pause)
+            time.sleep(pause)
+        raise AssertionError("unreachable")
+
+    def _renew(self, step: PresentStep, seconds: float) -> None:
+        """Renew the lease. Raises ``LeaseLost`` before anything is done that would not count."""
+        self._refuse_open_writes(f"step {step.name!r}")
+        with parked(self._state):
+            self._lease.extend(seconds)
 
     def _refuse_open_writes(self, what: str) -> None:
         """Raise ``StepError`` if the record could not be written, because the session has written."""
@@ -221,6 +259,18 @@ class Steps:
 
     def _sealed(self, name: str, result: bytes) -> bytes:
         return self._state.sealer.seal_bytes(result, self._claim.key, _purpose(name))
+
+
+def _check_retry(name: str, retry: object, *, atomic: bool) -> None:
+    """Raise ``StepError`` for a ``retry`` that is none, or that the step cannot have."""
+    if not isinstance(retry, StepRetry | None):
+        raise StepError(f"step {name!r} has retry={shown(retry)}; allowed: a StepRetry(...), or None")
+    if atomic and retry is not None:
+        raise StepError(
+            f"step {name!r} is atomic, and has retry=...: that is for calls to others, and its"
+            " transaction would stay open between the tries. If the step fails, it is rolled back: call"
+            " it again, in a loop of your own"
+        )
 
 
 def _purpose(name: str) -> str:
