@@ -143,20 +143,24 @@ class Settings:
         "`redis://`, `rediss://`, `unix://`, `redis+cluster://host:port` or"
         " `redis+sentinel://host:port/service`; with TLS, the last two are `rediss+cluster://` and"
         " `rediss+sentinel://`. Time-outs are 0.1 s unless the URL sets others"
-        " (`?socket_timeout=0.05`).")
+        " (`?socket_timeout=0.05`): a request that waits longer would be faster without Redis.")
     redis_prefix: str | None = row(None, optional(_matching(r"[\x21-\x7e]{1,100}")),
         "1 to 100 visible ASCII characters",
         "What every key in Redis begins with. The default is `idempotency:` and a digest of"
         " database and table, so that applications may share one Redis.")
     header: str = row("Idempotency-Key", _header_name, _FIELD,
-        "The request header that carries the key.")
+        "The request header that carries the key. The default is that of the IETF draft; another is for"
+        " an API whose clients already send one.")
     replayed_header: str = row("Idempotent-Replayed", _header_name, _FIELD,
-        "The response header that marks a replay, with the value `true`.")
+        "The response header that marks a replay, with the value `true`. The default is the name that"
+        " clients of other payment APIs know.")
     form_field: str | None = row("idempotency_key",
         optional(_matching(r"[A-Za-z_][A-Za-z0-9_.:-]{0,99}")), "a field name, or None",
         "The form field that `idempotency_field()` creates. It serves as the key where no header is"
         " sent. With `None`, bodies of requests without a header are not examined.")
-    required: bool = row(True, boolean, "True or False", "Default of the option `required`.")
+    required: bool = row(True, boolean, "True or False",
+        "Default of the option `required`: whether a request without a key gets 400. `True`, because"
+        " such a request cannot be retried safely.")
     ttl: float = row(86400.0, _seconds(1, 10 * _YEAR), _DURATION.format("1 second", "10 years"),
         "Default of the option `ttl`: how long a finished record replays. A day outlives a"
         " client's retries over a night's outage.")
@@ -165,7 +169,8 @@ class Settings:
         " renewing its lease before another request may judge it interrupted. Make it longer than"
         " the slowest view, and than the server's own time-out for a worker.")
     wait: float = row(0.0, _seconds(0, 300), _DURATION.format("0", "300 seconds"),
-        "Default of the option `wait`: how long a duplicate waits for the first to finish.")
+        "Default of the option `wait`: how long a duplicate waits for the first to finish. With 0 it"
+        " gets its 409 at once, which occupies no thread and no connection.")
     max_waiters: int = row(MAX_WAITERS, integer(0, 10_000), "an integer from 0 to 10000",
         "How many duplicates may wait at the same time in one process; each occupies a thread and a"
         " database connection. The others get their 409 at once. The default leaves half the"
@@ -175,7 +180,8 @@ class Settings:
         " alive. A smaller value notices dead workers sooner, a larger one keeps more duplicates"
         " away from Postgres.")
     max_key_length: int = row(255, integer(1, 4096), "an integer from 1 to 4096",
-        "The longest key, in characters after decoding.")
+        "The longest key, in characters after decoding. The default is what other APIs allow. Only a"
+        " hash is stored, so a longer key takes no more room.")
     min_key_length: int = row(1, integer(1, 4096),
         "an integer from 1 to IDEMPOTENCY_MAX_KEY_LENGTH",
         "The shortest key that a client may send in the header. Short keys can be guessed, and a"
@@ -185,25 +191,31 @@ class Settings:
         "an integer from 0 to 1 GiB",
         "The longest body of a request with a key, where the application sets no limit itself"
         " (`MAX_CONTENT_LENGTH`, or `request.max_content_length` in a `before_request` function). A"
-        " longer one gets 413.")
+        " longer one gets 413. The body is in memory while it is compared: with eight threads, the"
+        " default bounds that at 128 MiB, and at four times as much if all are multipart uploads.")
     max_response_bytes: int = row(8 * 1024 * 1024, integer(0, 1024**3),
         "an integer from 0 to 1 GiB",
         "The largest body that is stored. A larger one is sent in full the first time; a retry gets"
-        " `response-not-kept`.")
+        " `response-not-kept`. A stored body travels as one value, and takes room until it expires.")
     unstored_headers: frozenset[str] = row((), _header_names, "a list of header names",
         "More response headers that are never stored, besides `Set-Cookie`, `Date`, `Server`,"
-        " `Content-Length`, the replay header and the hop-by-hop headers.")
+        " `Content-Length`, the replay header and the hop-by-hop headers. For what must not come again,"
+        " such as a trace's id.")
     table: str = row("idempotency_record", _matching(r"[A-Za-z_][A-Za-z0-9_]{0,49}"),
         "an SQL name of up to 50 ASCII letters, digits and underscores",
         "The name of the table. The table of steps adds the suffix `_step`. No model of yours may"
-        " have either name.")
+        " have either name. Applications with tables of their own do not share records.")
     bind_key: str | None = row(None, optional(_matching(r"(?s).+")),
         "a Flask-SQLAlchemy bind key, or None",
-        "The bind whose database holds the table, and whose writes are atomic with it.")
+        "The bind whose database holds the table, and whose writes are atomic with it. `None` is the"
+        " application's default database.")
     namespace: str = row("", _matching(r"[\x21-\x7e]{0,64}"), "up to 64 visible ASCII characters",
-        "Default of the option `namespace`.")
+        "Default of the option `namespace`, which is part of every key: keys of two namespaces never"
+        " meet. For applications that share a table, and for a new version of an API.")
     problem_base: str = row("urn:flask-idempotency:problem:", _matching(r"[\x21-\x7e]*"),
-        "a URI prefix", "The `type` of a problem is this prefix and the problem's name.")
+        "a URI prefix",
+        "The `type` of a problem is this prefix and the problem's name. The default promises no page;"
+        " set the URL of your own documentation, with its last `/` or `#`.")
     www_authenticate: str | None = row(None, optional(_CHALLENGE),
         "a challenge, such as 'Bearer realm=\"api\"', or None",
         "The `WWW-Authenticate` header of the 401 for a caller whom the scope callable does not know,"
@@ -216,18 +228,22 @@ class Settings:
         " hour keeps the table within an hour's records of its smallest size.")
     encryption_keys: tuple[bytes | str, ...] = row((), _list, "a list of keys, newest first",
         "If set, responses are encrypted at rest (AES-256-GCM) with the first key and read with"
-        " any. Each key is 32 bytes, or their URL-safe base64.")
+        " any. Each key is 32 bytes, or their URL-safe base64. There is no default: whoever loses a key"
+        " loses the responses under it, so it must be one that you keep.")
     accept_unsealed: bool = row(False, boolean, "True or False",
-        "With encryption keys set, nothing that is stored unencrypted is used. `True` allows it,"
-        " for one retention after turning encryption on.")
+        "With encryption keys set, nothing that is stored unencrypted is used, as anyone who can write"
+        " to the table could have written it. `True` allows it, for one retention after turning"
+        " encryption on.")
     on_store_error: str = row("reject", _one_of("reject", "allow"), "'reject' or 'allow'",
         "What happens if Postgres cannot be reached before the view: `reject` responds with 503,"
-        " `allow` runs the view unprotected (logged, and signalled as `store_failed`).")
+        " `allow` runs the view unprotected (logged, and signalled as `store_failed`). The default"
+        " keeps the guarantees: an unprotected view runs again with each retry.")
     enforce: bool = row(True, boolean, "True or False",
         "Default of the option `enforce`. `False` only observes: clients notice nothing, and logs and"
         " signals say what would have happened. It applies to views, not to `run`.")
     enabled: bool = row(True, boolean, "True or False",
-        "`False` turns the protection off; views run as if undecorated.")
+        "`False` turns the protection off; views run as if undecorated, and keys that come meanwhile"
+        " are not remembered. For tests, and to rule the extension out when you look for a fault.")
 # fmt: on
 
 
