@@ -63,6 +63,11 @@ class Hour:
         known = [outcome for outcome in OUTCOMES if self.outcomes[outcome]]
         return [*known, *sorted(self.outcomes.keys() - OUTCOMES.keys())]
 
+    def share(self, outcome: str) -> str:
+        """Of all requests, in percent. What there is at all is never 0."""
+        percent = 100 * self.outcomes[outcome] / self.total
+        return f"{percent:.1f} %" if percent >= 0.05 else "< 0.1 %"
+
     @property
     def bars(self) -> list[Bar]:
         """The parts of all bars."""

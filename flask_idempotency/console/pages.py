@@ -43,6 +43,9 @@ FEW = 10
 PAGE, MOST = 50, 1000
 """Records in a list, at first and at most. Whoever wants more narrows it down."""
 
+SMALL = 100_000
+"""Records in a table whose newest are listed unasked. That reads all of it: here, some 60 ms."""
+
 _templates = Environment(
     loader=PackageLoader("flask_idempotency.console"),
     autoescape=True,
@@ -137,9 +140,12 @@ def records() -> Response:
     limit = max(limit, 1)
     if chosen not in (None, *STATES):
         chosen = None
-    found = admin(state).newest(operation, chosen, limit + 1)
+    store = admin(state)
+    is_listed = bool(request.args) or store.overview().total <= SMALL
+    found = store.newest(operation, chosen, limit + 1) if is_listed else []
     return page(
         "records.html",
+        is_listed=is_listed,
         shown=found[:limit],
         more=min(limit * 2, MOST) if len(found) > limit and limit < MOST else None,
         is_cut=len(found) > limit,

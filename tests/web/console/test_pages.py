@@ -87,6 +87,15 @@ def test_a_long_list_grows_on_request(browser, world):
     assert "Show more" not in browser.get("/records?limit=5").text
 
 
+def test_a_large_table_is_not_read_before_somebody_asks(browser, world, monkeypatch):
+    pay(world)
+    monkeypatch.setattr("flask_idempotency.console.pages.SMALL", 0)
+    text = browser.get("/records").text
+    assert digits_in(text) == []
+    assert "The table is large" in text
+    assert len(digits_in(browser.get("/records?operation=&state=").text)) == 1
+
+
 @pytest.mark.parametrize("limit", ["0", "-3", "x", "99999999999999999999", ""])
 def test_a_strange_limit_is_none(browser, world, limit):
     pay(world)

@@ -241,6 +241,8 @@ def test_the_bars_of_an_hour_add_up():
     assert (hour.total, hour.most) == (17, 11)
     assert hour.shown == ["executed", "replayed", "rejected", "new outcome"]
     assert [row.name for row in hour.operations] == ["pay", "refund"]
+    assert hour.share("executed") == "41.2 %"
+    assert Hour([Count(0, "a", "x", 1), Count(0, "a", "y", 9999)]).share("x") == "< 0.1 %"
     last = [bar for bar in hour.bars if bar.minute == 59]
     assert [bar.outcome for bar in last] == ["executed", "replayed"]
     assert last[-1].top == 0
