@@ -90,6 +90,15 @@ def test_the_numbers_of_the_pages_fit_each_other(conf):
     engine = app.config["SQLALCHEMY_ENGINE_OPTIONS"]
     assert engine["pool_size"] == settings["threads"]
     assert Settings.lease > settings["timeout"]
+    [waits] = [b.text for b in blocks(ROOT / "docs/time-outs.md", "python") if "set_wait" in b.text]
+    silence, statement = (
+        int(re.search(pattern, text)[1])
+        for pattern, text in (
+            (r"SILENCE_SECONDS = (\d+)", waits),
+            (r"statement_timeout=(\d+)s", engine["connect_args"]["options"]),
+        )
+    )
+    assert silence > statement
     probe = deployment()["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]
     longest = (
         engine["connect_args"]["tcp_user_timeout"] / 1000 + engine["connect_args"]["connect_timeout"]
