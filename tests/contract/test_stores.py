@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fakeredis
+import prometheus_client
 import pytest
 import redis
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency
+from flask_idempotency.integrations.timed import TimedRecords
 from flask_idempotency.stores.redis.records import RedisRecords
 from flask_idempotency.testing import Clock
 from flask_idempotency.testing.contract import StoreContract
@@ -109,3 +111,17 @@ class TestPostgres(OnPostgres):
     @pytest.fixture
     def store(self):
         return "postgres"
+
+
+class TestTimed(OnSqlite):
+    """Behind what measures it, a store is the same store."""
+
+    @pytest.fixture
+    def app(self, tmp_path):
+        return make(tmp_path, IDEMPOTENCY_STORE="sql")
+
+    @pytest.fixture
+    def records(self, app, engine):
+        gauge = prometheus_client.Gauge("held", "held", registry=None)
+        own = app.extensions["idempotency"].records
+        return TimedRecords(own, lambda _part, _verb: bool, lambda _operation: gauge)
