@@ -59,9 +59,9 @@ gets new ones, and several scrapers at once cost no more than one."""
 
 _series: WeakKeyDictionary[CollectorRegistry, _Series] = WeakKeyDictionary()
 
-_RAN = {"executed", "rolled_back", "released", "interrupted"}
-_RESPONDED = {"replayed", "rejected"}
-_COUNTED = {*_RAN, "replayed", "unprotected"}
+_RAN = ("executed", "rolled_back", "released", "interrupted")
+_RESPONDED = ("replayed", "rejected")
+_COUNTED = (*_RAN, "replayed", "unprotected")
 _EXTENSION = "idempotency_metrics"
 
 
