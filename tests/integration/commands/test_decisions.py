@@ -196,7 +196,6 @@ def test_a_decision_whose_reply_was_lost_is_reported_as_made(orders, monkeypatch
 
 
 def test_what_is_given_is_sealed_like_any_response(make_world):
-    pytest.importorskip("cryptography")
     orders = Orders(make_world(IDEMPOTENCY_ENCRYPTION_KEYS=KEYS))
     key = orders.interrupt()
     assert orders.run("resolve", key, *PAID, "--yes").exit_code == 0
