@@ -170,7 +170,7 @@ class Observed:
                 raise KeyReused
             case InProgress():
                 raise RequestInProgress
-            case Interrupted() if self._route.on_interrupted == "fail":
+            case Interrupted(is_spent=False) if self._route.on_interrupted == "fail":
                 raise OperationFailed
             case Interrupted() | Gone():
                 raise OperationInterrupted

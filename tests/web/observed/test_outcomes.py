@@ -40,6 +40,19 @@ def test_a_retry_runs_again_and_would_have_been_replayed(world, heard, add_view)
     assert executed.seconds > 0
 
 
+@STORES
+@pytest.mark.parametrize("options", [{}, {"atomic": False, "on_interrupted": "fail"}])
+def test_what_was_begun_too_often_would_have_been_held(world, heard, options):
+    def view():
+        raise Retryable
+
+    add(world, view, max_attempts=2, **options)
+    assert [world.post().status_code for _ in range(4)] == [503] * 4
+    free = "released" if options else "rolled_back"
+    assert [event.would for event in of(heard)] == [free, free, "rejected", "rejected"]
+    assert {event.problem for event in of(heard)[2:]} == {"operation-interrupted"}
+
+
 @POSTGRES
 def test_a_retry_that_gets_another_response_is_a_warning(world, heard, caplog):
     statuses = iter([201, 409])
