@@ -81,18 +81,20 @@ class PostgresAdmin(TableAdmin):
 
     def purge(self, batch: int, older_than_seconds: float | None = None) -> Iterator[int]:
         """Delete expired or old records in batches, in the order in which they expire."""
-        template = statements.PURGE if older_than_seconds is None else statements.PURGE_OLDER
-        return self._purge(template, batch, older_than_seconds)
+        if older_than_seconds is None:
+            return self._purge(statements.PURGE, batch)
+        before = self._fetch(statements.BEFORE, {"older": older_than_seconds})[0][0]
+        return self._purge(statements.PURGE_OLDER, batch, before)
 
     def purge_alone(self, batch: int) -> Iterator[int]:
         """Delete expired records, but end where another process does this, too."""
         return self._purge(statements.PURGE_ALONE, batch)
 
-    def _purge(self, template: str, batch: int, older: float | None = None) -> Iterator[int]:
+    def _purge(self, template: str, batch: int, before: str | None = None) -> Iterator[int]:
         lock = f"purge {self._messages.table.fullname}"
         for (piece,) in self._fetch(statements.PIECES, {}):
             values = {"piece": AsIs(piece), "batch": batch, "since": "-infinity"}
-            values |= {"lock": lock, "older": older}
+            values |= {"lock": lock, "before": before}
             deleted, values["since"] = self._fetch(template, values)[0]
             while deleted:
                 yield deleted

@@ -178,13 +178,13 @@ steps AS (DELETE FROM {{steps}} AS step USING gone WHERE step.key = gone.key)
 SELECT count(*), max(expires_at)::text FROM gone"""
 PURGE = _PURGE.replace("[which]", "expires_at <= (SELECT clock_timestamp())")
 # In the same order: each batch goes on in the index where the last one ended, so all of them together
-# read the table once.
+# read the table once. ``before`` stays the same: if it moved on, there would always be one more.
 PURGE_OLDER = _PURGE.replace(
     "[which]",
     """(expires_at <= (SELECT clock_timestamp())
-       OR state <> 'in_progress' AND completed_at <=
-          (SELECT clock_timestamp()) - %(older)s * interval '1 second')""",
+       OR state <> 'in_progress' AND completed_at <= %(before)s::timestamptz)""",
 )
+BEFORE = "SELECT (clock_timestamp() - %(older)s * interval '1 second')::text"
 
 # Of what was found without a lock a moment ago, only what nobody works on now.
 ERASE = f"""{{settings}}SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';

@@ -73,7 +73,10 @@ class SqliteAdmin(TableAdmin):
 
     def purge(self, batch: int, older_than_seconds: float | None = None) -> Iterator[int]:
         """Delete expired or old records in batches."""
-        while deleted := self._purge({"batch": batch, "older": older_than_seconds}):
+        before = None  # no record ended before that
+        if older_than_seconds is not None:
+            before = self._fetch(statements.BEFORE, {"older": older_than_seconds})[0][0]
+        while deleted := self._purge({"batch": batch, "before": before}):
             yield deleted
 
     def _purge(self, values: dict[str, Any]) -> int:

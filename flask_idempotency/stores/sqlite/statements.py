@@ -61,7 +61,8 @@ RECORD_STEP = f"""INSERT OR REPLACE INTO {{steps}} (key, name, attempt, created_
 VALUES (:key, :step, :attempt, {NOW}, :result)"""
 
 _OLDER = """state <> 'in_progress' AND lease_expires_at IS NULL
-   AND julianday(completed_at) <= julianday('now') - :older / 86400.0"""
+   AND completed_at <= :before"""
+BEFORE = "SELECT strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', -:older))"
 _EXPIRED_KEYS = f"""SELECT key FROM {{table}} WHERE {_EXPIRED} OR ({_OLDER})
  ORDER BY expires_at LIMIT :batch"""
 PURGE_STEPS = f"DELETE FROM {{steps}} WHERE key IN ({_EXPIRED_KEYS})"

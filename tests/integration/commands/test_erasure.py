@@ -237,3 +237,21 @@ def test_an_age_has_a_unit(text, seconds):
 @pytest.mark.parametrize("text", ["", "d", "1y", "-1d", "1.5h", "nan", "1 d", "9" * 10])
 def test_another_age_is_refused(shop, text):
     assert shop.run("purge", f"--older-than={text}", "--yes").exit_code == 2
+
+
+def test_a_purge_by_age_ends_although_records_go_on_ageing(shop, monkeypatch):
+    """What was too young when it began is left to the next one."""
+    for number in range(4):
+        shop.world.post("/payments", f"key-{number}")
+    with shop.world.app.app_context():
+        purge = admin_of(shop.world.app.extensions["idempotency"].records, None).purge(2, 3600)
+        aged = "update idempotency_record set completed_at = clock_timestamp() - interval '1 h {} s'"
+        shop.world.sql(aged.format(-30))
+        assert list(purge) == []
+        shop.world.sql(aged.format(30))
+        purge = admin_of(shop.world.app.extensions["idempotency"].records, None).purge(2, 3600)
+        assert next(purge) == 2
+        shop.world.post("/payments", "key-5")
+        shop.world.sql(aged.format(-1) + " where completed_at > clock_timestamp() - interval '1 h'")
+        assert list(purge) == [2]
+        assert shop.rows() == 1
