@@ -6,7 +6,6 @@ Only its API is needed here. What is exported, and where to, the application dec
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from flask import Flask
@@ -73,7 +72,8 @@ class _Tracing:
         if not (context.is_valid and context.trace_flags.sampled):
             return stored
         text = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
-        return replace(stored, headers=(*(stored.headers or ()), (TRACEPARENT, text)))
+        headers = *(stored.headers or ()), (TRACEPARENT, text)
+        return StoredResponse(stored.status, headers, stored.body)
 
     def link(self, stored: StoredResponse) -> None:
         span = trace.get_current_span()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client import CollectorRegistry
 
 from bench.budgets import BASE
@@ -17,7 +18,9 @@ from bench.calls import count_calls
 from bench.network import Network, count_round_trips
 from bench.paths import Shops
 from bench.run import STORES
+from flask_idempotency.integrations.opentelemetry import instrument_app
 from flask_idempotency.integrations.prometheus import export_metrics
+from flask_idempotency.web.setup.state import app_state
 
 CALLS = {
     "first, hybrid": 591,
@@ -38,6 +41,15 @@ METRICS = {
     "duplicate, hybrid": 50,
 }
 """Those that ``export_metrics`` adds: two for each number that changes, and prometheus_client's own."""
+
+TRACES = {
+    "first, hybrid": 109,
+    "first, postgres": 109,
+    "replay, hybrid": 159,
+    "replay, postgres": 159,
+    "duplicate, hybrid": 85,
+}
+"""Those that ``instrument_app`` adds where the span records. More than half are the SDK's."""
 
 MARGIN = 1.03
 """Other releases of the packages below may make a few calls more."""
@@ -90,6 +102,29 @@ def test_a_path_makes_no_more_function_calls(shops, name):
         added = count_calls(send) - count_calls(send_base)
     print(f"{name}: {added} function calls added")
     assert added <= CALLS[name] * MARGIN + NEWER_PYTHON
+
+
+@pytest.fixture(scope="module")
+def traced_shops(urls, redis_server):
+    shops = Shops(urls, redis_server.url)
+    yield shops
+    shops.close()
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_traces_add_no_more_function_calls(traced_shops, name):
+    with traced_shops.path(name) as send:
+        untraced = count_calls(send)
+    app = traced_shops.clients[name.partition(", ")[2]].application
+    instrument_app(app)
+    tracer = TracerProvider().get_tracer("test")
+    try:
+        with tracer.start_as_current_span("request"), traced_shops.path(name) as send:
+            added = count_calls(send) - untraced
+    finally:
+        app_state(app).tracing = None
+    print(f"{name}: {added} function calls added by traces")
+    assert added <= TRACES[name] * MARGIN + NEWER_PYTHON
 
 
 @pytest.fixture(scope="module")
