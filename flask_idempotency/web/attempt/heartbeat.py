@@ -39,7 +39,7 @@ class Heartbeat:
         self._lock = threading.Lock()
 
     def stop(self) -> None:
-        """Renew the lease no more. Waits for a renewal on its way: what follows may end the lease."""
+        """Renew the lease no more; returns when no renewal is on its way."""
         with self._lock:
             self.is_over = True
 
@@ -77,18 +77,24 @@ class Heart:
         changed: threading.Condition | None = None,
     ) -> None:
         self._clock, self._changed = clock, changed or threading.Condition()
-        self._beats: list[Heartbeat] = []
+        self._beats: set[Heartbeat] = set()
         self._thread: threading.Thread | None = None
 
     def add(self, beat: Heartbeat) -> None:
-        """Renew a lease until it is stopped or lost."""
+        """Renew a lease until it is removed or lost."""
         with self._changed:
-            self._beats.append(beat)
+            self._beats.add(beat)
             self._changed.notify()
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="idempotency-heartbeat", daemon=True)
                 thread.start()
                 self._thread = thread
+
+    def remove(self, beat: Heartbeat) -> None:
+        """Renew a lease no more. Waits for a renewal on its way: what follows may end the lease."""
+        beat.stop()
+        with self._changed:
+            self._beats.discard(beat)
 
     def _run(self) -> None:
         while (beat := self._next()) is not None:
@@ -98,11 +104,11 @@ class Heart:
         """The lease to renew next, once it is due; None: there is none, and the thread ends."""
         with self._changed:
             while True:
-                self._beats = [beat for beat in self._beats if not beat.is_over]
-                if not self._beats:
+                lasting = [beat for beat in self._beats if not beat.is_over]
+                if not lasting:
                     self._thread = None
                     return None
-                beat = min(self._beats, key=lambda beat: beat.due)
+                beat = min(lasting, key=lambda beat: beat.due)
                 if (pause := beat.due - self._clock()) <= 0:
                     return beat
                 self._changed.wait(pause)

@@ -130,7 +130,7 @@ class LeasedAttempt(Attempt):
 
     def _stop_beating(self) -> None:
         if self._beat is not None:
-            self._beat.stop()
+            heart().remove(self._beat)
 
     def _on_interrupted(self, steps: Steps) -> Response | None:
         """Treat an interrupted operation as the route says; None: run it again."""

@@ -14,7 +14,14 @@ from pathlib import Path
 import pytest
 
 import servers
-from flask_idempotency import ConfigurationError, LeaseLost, Retryable, StoreUnavailable, idempotent
+from flask_idempotency import (
+    ConfigurationError,
+    LeaseLost,
+    RequestInProgress,
+    Retryable,
+    StoreUnavailable,
+    idempotent,
+)
 from flask_idempotency.testing import Clock
 from flask_idempotency.web.attempt.heartbeat import Heart, Heartbeat, heart
 from flask_idempotency.web.signals import store_failed
@@ -137,6 +144,17 @@ def test_once_it_is_stopped_nothing_is_renewed_any_more():
     assert len(lease.times) == 1
 
 
+def test_what_is_removed_is_not_kept_until_it_is_due():
+    beating, lease = Heart(), Renewals(Clock(), [])
+    beat = Heartbeat(lease, 0.6, pytest.fail)
+    beating.add(beat)
+    thread = beating._thread
+    beating.remove(beat)
+    assert not beating._beats
+    thread.join(PATIENCE_SECONDS)
+    assert (thread.is_alive(), lease.times) == (False, [])
+
+
 def test_a_forked_child_has_none_of_its_parents():
     mine = heart()
     if (child := os.fork()) == 0:
@@ -200,6 +218,7 @@ def test_however_a_view_ends_its_lease_is_renewed_no_more(world, add, end):
     del beating.add
     (beat,) = begun
     assert beat.is_over
+    assert beat not in beating._beats, "it would be kept until it is due, with its request"
     assert world.sql("select count(*) from idempotency_record where lease_expires_at > now()") == [(0,)]
 
 
@@ -277,6 +296,26 @@ def test_a_store_that_is_away_is_told_and_the_lease_goes_on(
     assert [(event.operation, event.attempt) for event in failures] == [("charge", 1)]
     assert caplog.text.count("operation charge: its lease has run out") == 1
     databases.give_back(uri)
+
+
+def test_outside_of_a_request_too(world, gate, background):
+    def work():
+        gate()
+        return "done"
+
+    def run():
+        with world.app.app_context():
+            options = {"name": "work", "atomic": False, "lease": 1, "heartbeat": True}
+            return world.idempotency.run("key-1", work, scope=None, **options)
+
+    renewed = watch_renewals(world)
+    first = background(run)
+    gate.wait_until_reached()
+    wait_until(lambda: len(renewed) >= 4, "it was renewed")
+    with pytest.raises(RequestInProgress):
+        run()
+    gate.open()
+    assert first.result() == run() == "done"
 
 
 def test_an_atomic_route_has_no_lease_to_renew():
