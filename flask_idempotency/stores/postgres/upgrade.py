@@ -38,7 +38,7 @@ def upgrade(messages: Messages, table: Table, sleep: Callable[[float], object]) 
         _create(messages, shape, index)
         yield f"created the index {index.name}"
     for piece in shape.pieces:
-        if piece.fillfactor is None and table.dialect_options["postgresql"]["with"]:
+        if piece.fillfactor is None and table.dialect_options["postgresql"]["using"]:
             messages.run(f"ALTER TABLE {piece.name} SET (fillfactor = {FILLFACTOR})")
             yield f"set the fill factor of {piece.name} to {FILLFACTOR}"
 
