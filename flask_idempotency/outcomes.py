@@ -188,7 +188,7 @@ def _policy(state: AppState) -> dict[str, Any]:
             {"status": kind.status, "type": settings.problem_base + kind.type, "title": kind.title}
             for kind in PROBLEMS
         ],
-        "operations": [_operation(protected) for protected in protected_routes(state)],
+        "operations": [_operation(each) for each in protected_routes(state) if each.route.enforce],
     }
 
 

@@ -66,7 +66,7 @@ def complete(state: AppState, path: str, operations: Mapping[str, Any], shared: 
     """Complete the protected ones among the operations below a path."""
     for protected in protected_routes(state):
         operation = operations.get(protected.method.lower())
-        if operation is None or _shape(protected.rule) != _shape(path):
+        if operation is None or _shape(protected.rule) != _shape(path) or not protected.route.enforce:
             continue
         if protected.route.key in (None, THE_REQUEST):
             _add_parameter(operation.setdefault("parameters", []), state, protected.route, shared)

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Engine
+from typing import Any
+
+from sqlalchemy import Engine, event
 from sqlalchemy.pool import QueuePool
 
 
 def apart(engine: Engine, size: int) -> Engine:
     """An engine that connects as ``engine`` does, and never more than ``size`` times.
 
-    It has the same dialect and the same listeners: they may fetch a password, or set a search path. It
-    opens nothing before it is used. Raises SQLAlchemy's ``TimeoutError`` at once if every connection is
-    in use.
+    It has the same dialect, whose listeners may fetch a password, and tells those for new connections,
+    which may set a search path. Those for check-outs serve requests, and are not told. It opens nothing
+    before it is used. Raises SQLAlchemy's ``TimeoutError`` at once if every connection is in use.
     """
-    there = engine.pool
+    there: Any = engine.pool
     pool = QueuePool(
         there._creator,  # noqa: SLF001 -- as the pool's own recreate() does
         pool_size=size,
         max_overflow=0,
         timeout=0,
         recycle=there._recycle,  # noqa: SLF001
-        reset_on_return=there._reset_on_return,  # noqa: SLF001
-        _dispatch=there.dispatch,
         dialect=engine.dialect,
     )
+
+    def connected(driver: Any, record: Any) -> None:
+        engine.pool.dispatch.connect(driver, record)
+
+    event.listen(pool, "connect", connected)
     return Engine(pool, engine.dialect, engine.url)

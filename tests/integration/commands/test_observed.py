@@ -130,7 +130,8 @@ def test_nothing_is_resumed_where_a_route_is_only_observed(make_world, caplog):
 
 
 def test_what_is_observed_of_a_resumable_route_keeps_no_request(world):
-    add(world, atomic=False, on_interrupted="retry", resumable=True)
-    world.post(json={"canary": 1})
+    add(world, die, atomic=False, on_interrupted="retry", resumable=True)
+    with pytest.raises(Killed):
+        world.post(json={"canary": 1})
     (record,) = world.records()
-    assert (record.request, record.state) == (None, "completed")
+    assert (record.request, record.state) == (None, "in_progress")

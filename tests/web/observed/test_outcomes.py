@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import logging
 
 import pytest
 from flask import abort, request
+from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 import flask_idempotency
 from flask_idempotency import Retryable, current_operation, idempotent
@@ -281,6 +283,35 @@ def test_an_enforced_function_that_an_observed_view_calls_is_enforced(world, hea
     assert [event.outcome for _, event in heard if event.outcome] == [
         "executed", "observed", "replayed", "observed",
     ]  # fmt: skip
+
+
+def test_an_enforced_function_keeps_a_body_that_observing_leaves_alone(world, heard):
+    inner = idempotent(enforce=True, name="inner")(lambda: (request.get_data(), 201))
+    add(world, inner)
+    environ = EnvironBuilder(
+        "/payments", method="POST", headers={"Idempotency-Key": "key-1", "X-User": "alice"}
+    ).get_environ()
+    environ.update({"wsgi.input": io.BytesIO(b"abc"), "wsgi.input_terminated": True})
+    environ["HTTP_TRANSFER_ENCODING"] = "chunked"
+    environ.pop("CONTENT_LENGTH", None)
+    body, status, _ = run_wsgi_app(world.app, environ)
+    assert (status, b"".join(body)) == ("201 CREATED", b"abc")
+
+
+@pytest.mark.parametrize("store", ["redis"], indirect=True)
+def test_an_option_that_the_store_does_not_support_is_no_matter_while_observed(
+    make_world, redis_server, heard, caplog
+):
+    world = make_world(IDEMPOTENCY_ENFORCE=False, IDEMPOTENCY_REDIS_URL=redis_server.url)
+    atomic = idempotent(lambda: ("", 201))
+    world.app.add_url_rule("/payments", "pay", atomic, methods=["POST"])
+
+    def order():
+        return atomic()
+
+    world.app.add_url_rule("/orders", "order", order, methods=["POST"])
+    assert world.post().status_code == world.post("/orders").status_code == 201
+    assert "pay is not observed: pay is atomic, which the store 'redis' cannot be" in caplog.text
 
 
 async def _async_view():

@@ -8,7 +8,7 @@ import time
 import pytest
 import sqlalchemy as sa
 
-from flask_idempotency import ConfigurationError, idempotent
+from flask_idempotency import ConfigurationError, extension, idempotent
 from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.web.setup import observer
 from flask_idempotency.web.setup.observer import PAUSE_SECONDS, PLACES, Observer
@@ -120,6 +120,34 @@ def test_a_table_that_somebody_has_locked_delays_a_request_for_a_moment(world, h
         heard.clear()
         assert timed(world) < AT_MOST
     assert only(heard).would == "unknown"
+
+
+def test_a_new_connection_is_made_ready_as_the_applications_are(world, heard):
+    def connected(driver, _record):
+        with driver.cursor() as cursor:
+            cursor.execute("set search_path to elsewhere")
+        driver.commit()
+
+    world.sql("create schema elsewhere")
+    world.sql("alter table idempotency_record set schema elsewhere")
+    world.sql("alter table idempotency_record_step set schema elsewhere")
+    with world.app.app_context():
+        sa.event.listen(world.db.engine, "connect", connected)
+    world.post()
+    assert only(heard).would == "executed"
+    with world.app.app_context():
+        world.db.engine.dispose()
+    assert world.sql("select count(*) from elsewhere.idempotency_record") == [(1,)]
+
+
+def test_a_forked_process_leaves_the_connections_to_its_parent(world, heard):
+    world.post()
+    before = {engine: engine.pool for engine in extension._apart if engine.pool.checkedin()}
+    extension._drop_inherited_connections()
+    assert before
+    assert all(engine.pool is not pool and pool.checkedin() for engine, pool in before.items())
+    world.post()
+    assert [event.would for event in of(heard)] == ["executed", "replayed"]
 
 
 def test_nothing_is_taken_from_the_pool_of_the_application(world, heard):

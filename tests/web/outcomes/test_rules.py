@@ -29,6 +29,12 @@ class TestPolicy:
         assert statuses["store-unavailable"] == 503
         assert rules["operations"] == []
 
+    def test_what_is_only_observed_has_no_rules(self, client, world, add_view):
+        add_view(world, "/payments", enforce=False)
+        add_view(world, "/orders", endpoint="order", key="request", ttl=30)
+        (rules,) = client.get("/idempotency/idempotency-policy").json["operations"]
+        assert (rules["operation"], rules["key"]) == ("order", "request")
+
     def test_it_has_every_protected_route_and_no_other(self, app, client, world, add_view):
         add_view(world, "/payments/<int:number>", methods=("GET", "POST", "PUT"))
         add_view(
