@@ -23,16 +23,22 @@ RETRY_SHARE = 1 / 12
 
 
 class Heartbeat:
-    """One lease of ``seconds`` that began just now. ``on_lapse`` is told, once, if it has run out."""
+    """One lease of ``seconds`` that began just now. ``on_lapse`` is told, once, if it has run out.
+
+    While the record ``is_held`` by the transaction of a step, nobody can take over, and a renewal would
+    wait for it: it comes soon after.
+    """
 
     def __init__(
         self,
         lease: Lease,
         seconds: float,
         on_lapse: Callable[[Exception], object],
+        is_held: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._lease, self._seconds, self._on_lapse, self._clock = lease, seconds, on_lapse, clock
+        self._lease, self._seconds, self._clock = lease, seconds, clock
+        self._on_lapse, self._is_held = on_lapse, is_held
         self._ends = clock() + seconds
         self.due = clock() + seconds * SHARE
         self.is_over = self._has_lapsed = False
@@ -49,6 +55,9 @@ class Heartbeat:
             if self.is_over:
                 return
             began = self._clock()
+            if self._is_held():
+                self._ends, self.due = began + self._seconds, began + self._seconds * RETRY_SHARE
+                return
             try:
                 self._lease.extend(self._seconds)
             except LeaseLost:

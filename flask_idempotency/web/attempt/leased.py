@@ -118,7 +118,7 @@ class LeasedAttempt(Attempt):
         steps = Steps(self._state, operation, lease, execution.claim, binds)
         operation.steps = steps
         if self._route.heartbeat:
-            self._beat = Heartbeat(lease, self._route.lease, self._note_lapse)
+            self._beat = Heartbeat(lease, self._route.lease, self._note_lapse, steps.is_held)
             heart().add(self._beat)
         return self._on_interrupted(steps) if execution.was_interrupted else None
 

@@ -68,7 +68,7 @@ class Steps:
         self._seconds = claim.lease_seconds or 0.0
         self._recorded: dict[str, bytes] | None = {} if operation.attempt == 1 else None
         self._used: set[str] = set()
-        self._running: set[str] = set()
+        self._running: dict[str, bool] = {}  # by name, whether it is atomic
         self._lock = threading.Lock()
 
     def run(
@@ -85,7 +85,7 @@ class Steps:
         self._check(name, function)
         _check_retry(name, retry, atomic=atomic)
         step = PresentStep(self, name, atomic, retry, partial(function, *args, **kwargs))
-        with self._only_here(name):
+        with self._only_here(name, atomic):
             result = self._recorded_result(name)
             if (tracing := self._state.tracing) is not None:
                 run = partial(self._run, step)
@@ -180,6 +180,11 @@ class Steps:
         present = self._present()
         return self._operation.after_commit if present is None else present.after_commit
 
+    def is_held(self) -> bool:
+        """Whether a step's transaction holds the record."""
+        with self._lock:
+            return any(self._running.values())
+
     def begin_again(self) -> None:
         """After ``on_interrupted`` the view runs: it may ask for the steps recorded there."""
         self._used.clear()
@@ -218,7 +223,7 @@ class Steps:
             _present.reset(token)
 
     @contextmanager
-    def _only_here(self, name: str) -> Iterator[None]:
+    def _only_here(self, name: str, atomic: bool) -> Iterator[None]:
         """Raise ``StepError`` if the step has been called before, or runs in another thread."""
         with self._lock:
             if name in self._used:
@@ -230,12 +235,12 @@ class Steps:
                 raise StepError(
                     f"step {name!r} is running in another thread: call each step once, and wait for it"
                 )
-            self._running.add(name)
+            self._running[name] = atomic
         try:
             yield
         finally:
             with self._lock:
-                self._running.discard(name)
+                del self._running[name]
 
     def _run_in_transaction(self, step: PresentStep) -> bytes:
         state = self._state

@@ -20,6 +20,7 @@ from flask_idempotency import (
     RequestInProgress,
     Retryable,
     StoreUnavailable,
+    current_operation,
     idempotent,
 )
 from flask_idempotency.testing import Clock
@@ -36,6 +37,10 @@ SECONDS = 60.0
 @pytest.fixture
 def config(redis_server):
     return {"IDEMPOTENCY_REDIS_URL": redis_server.url}
+
+
+def never():
+    return False
 
 
 class Passing(threading.Condition):
@@ -64,12 +69,13 @@ class Renewals:
             raise answer
 
 
-def beats(*answers):
+def beats(*answers, is_held=lambda: False):
     """When a lease was renewed that is answered so, until it is lost; and when it was seen lapsed."""
     clock, lapses = Clock(), []
     lease = Renewals(clock, answers)
     beating = Heart(clock, Passing(clock))
-    beating.add(Heartbeat(lease, SECONDS, lambda error: lapses.append((clock(), error)), clock))
+    note = lambda error: lapses.append((clock(), error))  # noqa: E731
+    beating.add(Heartbeat(lease, SECONDS, note, is_held, clock))
     thread = beating._thread
     if thread is not None:
         wait_until(lambda: not thread.is_alive(), "the thread ends")
@@ -93,6 +99,13 @@ def test_a_lease_that_has_run_out_is_told_once_and_still_tried():
     assert times == [*range(20, 85, 5), *range(100, 165, 5)]
 
 
+def test_what_a_step_holds_is_neither_renewed_nor_lost():
+    held = [True] * 15
+    times, lapses = beats(None, is_held=lambda: bool(held) and held.pop())
+    assert times == [20 + 15 * 5, 115]
+    assert lapses == []
+
+
 def test_an_error_of_a_store_of_ones_own_ends_no_thread():
     assert beats(ZeroDivisionError(), None) == ([20, 25, 45], [])
 
@@ -103,7 +116,7 @@ def test_one_thread_renews_all():
     with beating._changed:  # until all are there
         for _ in range(20):
             leases.append(Renewals(clock, [None]))
-            beating.add(Heartbeat(leases[-1], SECONDS, pytest.fail, clock))
+            beating.add(Heartbeat(leases[-1], SECONDS, pytest.fail, never, clock))
         thread = beating._thread
     wait_until(lambda: not thread.is_alive(), "the thread ends")
     assert [lease.times for lease in leases] == [[20, 40]] * 20
@@ -114,7 +127,7 @@ def test_the_next_one_begins_a_thread_anew():
     beating = Heart(clock, Passing(clock))
     for _ in range(3):
         lease = Renewals(clock, [])
-        beating.add(Heartbeat(lease, SECONDS, pytest.fail, clock))
+        beating.add(Heartbeat(lease, SECONDS, pytest.fail, never, clock))
         wait_until(lambda: beating._thread is None, "it has ended")
         assert len(lease.times) == 1
 
@@ -129,7 +142,7 @@ def test_once_it_is_stopped_nothing_is_renewed_any_more():
             super().extend(seconds)
 
     lease = Slow(clock, [None] * 100)
-    beat = Heartbeat(lease, SECONDS, pytest.fail, clock)
+    beat = Heartbeat(lease, SECONDS, pytest.fail, never, clock)
     thread = threading.Thread(target=beat.renew)
     stopper = threading.Thread(target=beat.stop)
     thread.start()
@@ -146,7 +159,7 @@ def test_once_it_is_stopped_nothing_is_renewed_any_more():
 
 def test_what_is_removed_is_not_kept_until_it_is_due():
     beating, lease = Heart(), Renewals(Clock(), [])
-    beat = Heartbeat(lease, 0.6, pytest.fail)
+    beat = Heartbeat(lease, 0.6, pytest.fail, never)
     beating.add(beat)
     thread = beating._thread
     beating.remove(beat)
@@ -220,6 +233,26 @@ def test_however_a_view_ends_its_lease_is_renewed_no_more(world, add, end):
     assert beat.is_over
     assert beat not in beating._beats, "it would be kept until it is due, with its request"
     assert world.sql("select count(*) from idempotency_record where lease_expires_at > now()") == [(0,)]
+
+
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+def test_a_long_step_that_is_atomic_is_no_alarm(world, add, gate, background, caplog):
+    """It takes longer than the shortest lease, a second, as nobody knows of it otherwise."""
+    runs = add(
+        lambda: current_operation.step("save", gate, atomic=True) or ({}, 201),
+        lease=1,
+        heartbeat=True,
+        on_interrupted="retry",
+    )
+    first = background(world.post)
+    gate.wait_until_reached()
+    over = "select lease_expires_at < clock_timestamp() - interval '0.3 s' from idempotency_record"
+    wait_until(lambda: world.sql(over)[0][0], "its lease is over")
+    assert world.post().status_code == 409
+    gate.open()
+    assert first.result().status_code == 201
+    assert runs == [1]
+    assert [line for line in caplog.records if line.levelname == "ERROR"] == []
 
 
 @contextmanager
