@@ -56,7 +56,7 @@ class Rates:
 
     def begin(self) -> None:
         """Count from nothing, as in a new process: what its parent counted, that writes itself."""
-        self._lock = threading.Lock()
+        self._lock, self._writing = threading.Lock(), threading.Lock()
         self._seen: Counter[tuple[int, str, str]] = Counter()
         self._is_timed = False
 
@@ -84,15 +84,16 @@ class Rates:
 
     def flush(self) -> None:
         """Write what was counted. Raises :class:`CountsUnavailable`; then it is kept for an hour."""
-        with self._lock:
-            seen, self._seen = self._seen, Counter()
-        try:
-            if self._counts is not None and seen:
-                self._counts.add(self._aged(seen))
-                seen = Counter()
-        finally:
+        with self._writing:  # whoever reads afterwards misses nothing that a timer was just writing
             with self._lock:
-                self._seen += self._recent(seen)
+                seen, self._seen = self._seen, Counter()
+            try:
+                if self._counts is not None and seen:
+                    self._counts.add(self._aged(seen))
+                    seen = Counter()
+            finally:
+                with self._lock:
+                    self._seen += self._recent(seen)
 
     def last_hour(self) -> list[Count]:
         """The counts, whose ages are in minutes. Raises :class:`CountsUnavailable`."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 from flask import Flask, abort, redirect
+from flask_wtf import CSRFProtect
 
 from flask_idempotency import ConfigurationError, Idempotency
 
@@ -23,6 +25,10 @@ PAGES = [
     ("POST", f"/records/{DIGITS}/release"),
     ("OPTIONS", "/"),
 ]
+
+
+def token_in(page):
+    return re.search('name="token" value="([^"]+)"', page.text)[1]
 
 
 def test_every_page_is_listed_here(world):
@@ -179,10 +185,32 @@ def test_a_wrong_method_changes_nothing(browser):
 
 
 def test_the_views_of_the_console_are_not_protected_by_protect(make_world):
-    world = make_world(SECRET_KEY="secret", PROPAGATE_EXCEPTIONS=True)
+    world = make_world(SECRET_KEY="secret")
     world.idempotency.protect(world.app)
     world.app.register_blueprint(world.idempotency.console_blueprint(authorize=lambda: True))
-    assert world.client.post("/operations/search").status_code == 403, "no 400 for a missing key"
+    client = world.client
+    sent = {"token": token_in(client.get("/operations/records")), "digits": DIGITS}
+    assert client.post("/operations/search", data=sent).status_code == 404, "no 400 without a key"
+
+
+def test_beside_flask_wtf_the_blueprint_is_exempt_from_its_check(make_world):
+    world = make_world(SECRET_KEY="secret")
+    blueprint = world.idempotency.console_blueprint(authorize=lambda: True)
+    world.app.register_blueprint(blueprint)
+    csrf = CSRFProtect(world.app)
+    client = world.client
+    token = token_in(client.get("/operations/records"))
+    assert client.post("/operations/search", data={"token": token}).status_code == 400
+    csrf.exempt(blueprint)
+    assert client.post("/operations/search", data={"token": token}).status_code == 404
+
+
+def test_a_mounted_application_has_its_cookie_and_links_below_the_mount(browser, world):
+    response = world.client.get(
+        "/operations/", headers={"X-Operator": "ada"}, base_url="http://localhost/shop"
+    )
+    assert "Path=/shop/operations/" in response.headers["Set-Cookie"]
+    assert 'href="/shop/operations/records"' in response.text
 
 
 def test_two_consoles_of_one_application_have_their_own_doors(make_world):

@@ -142,6 +142,25 @@ def test_no_request_is_lost_or_counted_twice_among_threads(rates, kept):
     assert sum(each.count for each in kept.added) == 2000
 
 
+def test_whoever_reads_waits_for_a_write_that_has_begun(rates, kept):
+    begun, may_end, add = threading.Event(), threading.Event(), kept.add
+
+    def slowly(counts):
+        begun.set()
+        assert may_end.wait(10)
+        add(counts)
+
+    kept.add = slowly
+    note(rates)
+    with ThreadPoolExecutor(2) as pool:
+        written = pool.submit(rates.tick)
+        assert begun.wait(10)
+        read = pool.submit(rates.last_hour)
+        may_end.set()
+        written.result()
+    assert [each.count for each in read.result()] == [1]
+
+
 def test_a_forked_process_counts_from_nothing(rates, kept):
     note(rates)
     reader, writer = os.pipe()
