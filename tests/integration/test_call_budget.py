@@ -18,6 +18,7 @@ from bench.calls import count_calls
 from bench.network import Network, count_round_trips
 from bench.paths import Shops
 from bench.run import STORES
+from flask_idempotency.console.blueprint import console_blueprint
 from flask_idempotency.integrations.opentelemetry import instrument_app
 from flask_idempotency.integrations.prometheus import export_metrics
 from flask_idempotency.web.setup.state import app_state
@@ -50,6 +51,9 @@ TRACES = {
     "duplicate, hybrid": 85,
 }
 """Those that ``instrument_app`` adds where the span records. More than half are the SDK's."""
+
+CONSOLE = dict.fromkeys(METRICS, 17)
+"""Those that a console adds: it counts the outcome of the request."""
 
 MARGIN = 1.03
 """Other releases of the packages below may make a few calls more."""
@@ -143,6 +147,25 @@ def test_metrics_add_no_more_function_calls(shops, metered_shops, name):
         added = count_calls(send) - count_calls(send_base)
     print(f"{name}: {added} function calls added by metrics")
     assert added <= METRICS[name] * MARGIN + NEWER_PYTHON
+
+
+@pytest.fixture(scope="module")
+def shops_with_a_console(urls, redis_server):
+    shops = Shops(urls, redis_server.url)
+    for client in shops.clients.values():
+        if "idempotency" in client.application.extensions:
+            blueprint = console_blueprint(lambda: True, "operations")
+            client.application.register_blueprint(blueprint)
+    yield shops
+    shops.close()
+
+
+@pytest.mark.parametrize("name", CONSOLE)
+def test_a_console_adds_no_more_function_calls(shops, shops_with_a_console, name):
+    with shops_with_a_console.path(name) as send, shops.path(name) as send_base:
+        added = count_calls(send) - count_calls(send_base)
+    print(f"{name}: {added} function calls added by the console")
+    assert added <= CONSOLE[name] * MARGIN + NEWER_PYTHON
 
 
 @pytest.mark.parametrize("name", BASE)
