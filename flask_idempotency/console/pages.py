@@ -111,7 +111,6 @@ def overview() -> Response:
         glance=glance,
         states=_by_operation(glance),
         state_names=[name for name in _STATES if glance and glance.by_state.get(name)],
-        store=state.settings.store,
         interrupted=interrupted,
         running=running,
         operations=_operations(state),

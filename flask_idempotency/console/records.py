@@ -32,6 +32,10 @@ MOST_SHOWN = 100_000
 """Bytes of a body on a page: more is for a program to read, not for a person."""
 
 
+LONGEST_WHY = 500
+"""Characters of a reason: a record is read by commands too, in a line."""
+
+
 @dataclass(frozen=True, slots=True)
 class Action:
     """What can be done about a record in one of ``states``; ``done`` is said afterwards.
@@ -190,8 +194,10 @@ def act(digits: str, action: str) -> Response:
     names = ("status", "content_type", "body", "why")
     given = {name: request.form[name] for name in names if name in request.form}
     form = replace(Form(), **given)  # type: ignore[arg-type]
-    if chosen.noted and not form.why.strip():
-        form.errors["why"] = "Say why: it is recorded, and the next operator reads it."
+    if chosen.noted and not 0 < len(form.why.strip()) <= LONGEST_WHY:
+        form.errors["why"] = (
+            f"Say why, in at most {LONGEST_WHY} characters: the next operator reads it."
+        )
     state = console().state
     response = _response(state, chosen, form)
     if form.errors:

@@ -242,10 +242,11 @@ def test_what_is_in_use_is_not_erased(browser, world, act):
     assert len(world.records()) == 1
 
 
+@pytest.mark.parametrize("why", ["", "  ", "x" * 501])
 @pytest.mark.parametrize("action", ACTIONS)
-def test_nothing_is_done_without_a_reason(browser, world, interrupted, act, audit, action):
+def test_nothing_is_done_without_a_reason(browser, world, interrupted, act, audit, action, why):
     digits = interrupted()
-    response = act(digits, action, why="  ")
+    response = act(digits, action, why=why)
     assert response.status_code == 400
     assert 'aria-invalid="true"' in response.text
     assert "Say why" in response.text
