@@ -80,9 +80,7 @@ def export_metrics(app: Flask, *, registry: CollectorRegistry = REGISTRY) -> Non
     if series is None:
         series = _series[registry] = _Series(registry)
     app.extensions[_EXTENSION] = _Receiver(series, app)
-    records = TimedRecords(
-        state.records, series.observer, lambda operation: series.of(operation).in_progress
-    )
+    records = TimedRecords(state.records, series.observer, series.gauge)
     lock = state.lock if isinstance(state.lock, NoLock) else TimedLock(state.lock, series.observer)
     state.engine = engine_on(state, cast("Records", records), cast("Lock", lock))
 
@@ -155,6 +153,7 @@ class _Series:
             lambda part, verb: self.store_seconds.labels(part, verb).observe
         )
         self.of = cache(lambda operation: _Operation(self, operation))
+        self.gauge = cache(lambda operation: self.of(operation).in_progress)
 
 
 class _Receiver:

@@ -7,15 +7,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from flask_idempotency.core.records import Claim, Record, StoredResponse
+
+T = TypeVar("T")
 
 Observe = Callable[[float], object]
 Seconds = Callable[[str, str], Observe]
 
-_VERBS = {"acquire", "look", "wait", "complete", "release", "abandon", "extend", "record", "steps"}
+_VERBS = {"acquire", "release", "look", "wait", "extend", "steps", "record"}
 _CLAIMS = ("claim", "take_over", "look_or_claim")
 
 
@@ -29,6 +32,14 @@ class Gauge(Protocol):
         """Take one away."""
 
 
+def _timed(observe: Observe, function: Callable[..., T], *args: Any) -> T:
+    began = perf_counter()
+    try:
+        return function(*args)
+    finally:
+        observe(perf_counter() - began)
+
+
 class Timed:
     """A port, or a hold, whose verbs are timed."""
 
@@ -38,20 +49,8 @@ class Timed:
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._port, name)
         if name in _VERBS:
-            found = self.__dict__[name] = self._timed(name)
+            found = self.__dict__[name] = partial(_timed, self._seconds(self._part, name), found)
         return found
-
-    def _timed(self, verb: str) -> Callable[..., Any]:
-        function, observe = getattr(self._port, verb), self._seconds(self._part, verb)
-
-        def call(*args: Any) -> Any:
-            began = perf_counter()
-            try:
-                return function(*args)
-            finally:
-                observe(perf_counter() - began)
-
-        return call
 
 
 class TimedLock(Timed):
@@ -83,16 +82,15 @@ class TimedRecords(Timed):
         self._in_progress = in_progress
         for verb in _CLAIMS:
             if hasattr(records, verb):
-                setattr(self, verb, self._claiming(self._timed(verb)))
+                setattr(
+                    self, verb, partial(self._claim, getattr(records, verb), seconds("records", verb))
+                )
 
-    def _claiming(self, verb: Callable[..., Any]) -> Callable[..., Any]:
-        def call(claim: Claim, *as_seen: Record) -> Any:
-            found = verb(claim, *as_seen)
-            if found is None or isinstance(found, Record):
-                return found
-            return TimedHold(found, self._seconds, self._in_progress(claim.name))
-
-        return call
+    def _claim(self, verb: Callable[..., Any], observe: Observe, claim: Claim, *as_seen: Record) -> Any:
+        found = _timed(observe, verb, claim, *as_seen)
+        if found is None or isinstance(found, Record):
+            return found
+        return TimedHold(found, self._seconds, self._in_progress(claim.name))
 
 
 class TimedHold(Timed):
@@ -105,12 +103,12 @@ class TimedHold(Timed):
 
     def complete(self, response: StoredResponse) -> None:
         """See :class:`~flask_idempotency.core.ports.Hold`."""
-        self._timed("complete")(response)
+        _timed(self._seconds("records", "complete"), self._port.complete, response)
         self._end()
 
     def release(self) -> None:
         """See :class:`~flask_idempotency.core.ports.Lease`."""
-        self._timed("release")()
+        _timed(self._seconds("records", "release"), self._port.release)
         self._end()
 
     def abandon(self) -> None:
@@ -119,13 +117,14 @@ class TimedHold(Timed):
             self._port.abandon()
             return
         try:
-            self._timed("abandon")()
+            _timed(self._seconds("records", "abandon"), self._port.abandon)
         finally:
             self._end()
 
     def open_step(self) -> Timed:
         """See :class:`~flask_idempotency.core.ports.Lease`."""
-        return Timed(self._timed("open_step")(), "records", self._seconds)
+        step = _timed(self._seconds("records", "open_step"), self._port.open_step)
+        return Timed(step, "records", self._seconds)
 
     def _end(self) -> None:
         if not self._is_over:

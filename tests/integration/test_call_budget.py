@@ -35,8 +35,8 @@ CALLS = {
 """Function calls, Python's and C's."""
 
 METRICS = {
-    "first, hybrid": 108,
-    "first, postgres": 85,
+    "first, hybrid": 105,
+    "first, postgres": 82,
     "replay, hybrid": 62,
     "replay, postgres": 52,
     "duplicate, hybrid": 50,
