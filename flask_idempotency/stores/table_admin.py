@@ -61,6 +61,10 @@ class AdminStatements:
     waiting: str
 
 
+_CHANCE = 0.15
+"""Five times the standard deviation of the number of pages in a sample of a thousand."""
+
+
 @dataclass(frozen=True, slots=True)
 class Size:
     """How large a table is: for one page that an overview reads, it has ``pages_for_one``.
@@ -76,11 +80,12 @@ class Size:
     def factor(self, sampled: int) -> float:
         """How many records each of so many in a sample stands for.
 
-        A sample is of about so many pages. The database has counted better when it last read them all.
+        The number of pages in a sample varies by a few percent. The database has counted better when it
+        last read them all; but if the two differ by more than chance does, much has changed since.
         """
-        if self.pages_for_one > 1 and self.records and sampled:
-            return self.records / sampled
-        return self.pages_for_one
+        known = self.records / max(sampled, 1)
+        is_likely = abs(known / self.pages_for_one - 1) < _CHANCE
+        return known if self.pages_for_one > 1 and is_likely else self.pages_for_one
 
 
 def admin_statements(
