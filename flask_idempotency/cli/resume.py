@@ -62,8 +62,9 @@ def resume(
             continue
         status = _try(state, due)
         store.postpone(due.key)
-        if status < 400 and not _has_ended(state, due):
-            status = 409
+        if status < 500 and not _has_ended(state, due):
+            status = 409 if status < 400 else status
+            _log_refusal(due, status)
         yield Resumed(due.key[:4].hex(), due.operation, due.attempt, status)
 
 
@@ -101,6 +102,19 @@ def _send(state: AppState, due: Due, head: dict[str, object], body: bytes) -> in
     if resuming.refusal:
         log.error("operation %r was not resumed: %s", due.operation, resuming.refusal)
     return int(status.split()[0])
+
+
+_REFUSED = {
+    400: "its key was not found: IDEMPOTENCY_HEADER or the route's key may have changed since",
+    401: "its stored headers do not authenticate its caller, or the route's namespace has changed",
+}
+
+
+def _log_refusal(due: Due, status: int) -> None:
+    """Say why a request was refused that is refused again each time. 409 is a matter of time."""
+    if status != 409:
+        why = _REFUSED.get(status, "something before its view answered")
+        log.warning("operation %r was not resumed, status %s: %s", due.operation, status, why)
 
 
 def _has_ended(state: AppState, due: Due) -> bool:

@@ -198,6 +198,22 @@ def test_a_response_that_is_not_stored_is_not_taken_for_done(releases):
     assert len(runs) == 3
 
 
+@pytest.mark.parametrize(("options", "config", "status", "why"), [
+    ({"namespace": "v2"}, {}, 401, "the route's namespace has changed"),
+    ({}, {"IDEMPOTENCY_HEADER": "X-Key"}, 400, "IDEMPOTENCY_HEADER or the route's key"),
+])  # fmt: skip
+def test_the_log_says_why_a_request_is_refused_each_time(
+    releases, caplog, options, config, status, why
+):
+    releases.interrupt()
+    world = releases.next(idempotent(**RESUMABLE, **options)(releases.charge), **config)
+    caplog.clear()
+    assert releases.resume(world) == [status]
+    assert f"operation 'charge' was not resumed, status {status}: " in caplog.text
+    assert why in caplog.text
+    assert releases.charges == [1]
+
+
 def test_without_its_key_a_request_is_not_resumed_unprotected(releases):
     """The header has another name since, and the route does without a key."""
     releases.interrupt()
