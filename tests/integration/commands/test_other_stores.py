@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import servers
 from flask_idempotency import Idempotency, Retryable, current_operation, idempotent
 from flask_idempotency.cli.stores import admin_of
 from flask_idempotency.core.keys import scope_tail
-from flask_idempotency.stores.admin import Tally
+from flask_idempotency.stores.admin import Line, Tally
 from tests.integration.commands.running import ANSWER, findings, not_ok, runner
 from tests.killed import Killed
 
@@ -620,3 +621,30 @@ def test_a_store_without_commands_is_named_with_a_way_out(store, said, tmp_path,
         assert result.exit_code == 1
         assert said in result.output
         assert result.output.count("\n") == 1
+
+
+class Scant(Own):
+    """A store of one's own whose commands only look."""
+
+    def admin(self) -> Any:
+        return self
+
+    def starting(self, start: bytes) -> list[Line]:
+        now = datetime.now(timezone.utc)
+        shown = "interrupted", 1, None, None, now, None, None, False
+        return [Line(start.ljust(8, b"0").hex(), "order", *shown)]
+
+    def steps(self, start: bytes) -> Any:
+        return []
+
+
+def test_commands_that_a_store_of_ones_own_lacks_say_so(tmp_path):
+    shop = Shop(Scant(), tmp_path, "")
+    assert "interrupted" in shop.run("show", "0" * 8).output
+    for verb, command in {
+        "overview": "watch --once",
+        "settle": "release 00000000",
+        "belonging": "forget --scope 1 --yes",
+    }.items():
+        result = shop.run(*command.split())
+        assert (result.exit_code, f"its admin() has no {verb}()" in result.output) == (1, True)
