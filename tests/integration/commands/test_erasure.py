@@ -119,6 +119,15 @@ def test_what_is_in_progress_is_left_and_said(shop):
     )
 
 
+def test_what_has_got_a_lease_since_it_was_counted_is_left(shop):
+    shop.interrupt()
+    key = bytes(shop.world.records()[0].key)
+    with shop.world.app.app_context():
+        store = admin_of(shop.world.app.extensions["idempotency"].records, None)
+        assert store.erase([key]) == 0
+    assert shop.rows() == 1
+
+
 def test_it_counts_and_asks_first(shop):
     ask = shop.world.app.test_cli_runner().invoke
     shop.world.post("/payments")
