@@ -314,6 +314,20 @@ def test_an_option_that_the_store_does_not_support_is_no_matter_while_observed(
     assert "pay is not observed: pay is atomic, which the store 'redis' cannot be" in caplog.text
 
 
+NOWHERE = "redis://127.0.0.1:1/0"
+
+
+@pytest.mark.parametrize(("store", "would"), [("hybrid", "executed"), ("redis", "unknown")])
+def test_a_redis_that_is_away_matters_only_to_the_store_redis(make_world, heard, store, would):
+    world = make_world(
+        IDEMPOTENCY_ENFORCE=False, IDEMPOTENCY_STORE=store, IDEMPOTENCY_REDIS_URL=NOWHERE
+    )
+    add(world, atomic=False)
+    assert world.post().status_code == 201
+    assert only(heard).would == would
+    assert [name for name, _ in heard].count("store_failed") == (would == "unknown")
+
+
 async def _async_view():
     return "", 201
 
