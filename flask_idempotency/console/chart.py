@@ -18,7 +18,13 @@ OUTCOMES = {
     "released": "the view ran and let its operation be tried again",
     "interrupted": "the operation waits for an operator",
     "unprotected": "the view ran without protection",
-    "observed": "the view ran; only watched",
+    "observed": "the view ran; what protection would have done is not known",
+    "would execute": "observed: the view ran, and would have",
+    "would replay": "observed: the view ran again; a retry would have got the stored response",
+    "would reject": "observed: the view ran; the request would have been rejected",
+    "would roll back": "observed: the view ran; nothing of it would have been committed",
+    "would release": "observed: the view ran; its operation could have been tried again",
+    "would interrupt": "observed: the view ran; its operation would wait for an operator",
 }
 """From the bottom of a bar to its top."""
 

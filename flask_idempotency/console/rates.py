@@ -29,6 +29,16 @@ EVERY_SECONDS = 10
 
 HOUR_SECONDS = 3600
 
+_WOULD = {
+    "executed": "would execute",
+    "replayed": "would replay",
+    "rejected": "would reject",
+    "rolled_back": "would roll back",
+    "released": "would release",
+    "interrupted": "would interrupt",
+}
+"""What an observed request is counted as, by what protection would have done with it."""
+
 Timer = Callable[[float, Callable[[], None]], Any]
 
 
@@ -65,8 +75,9 @@ class Rates:
         if event.outcome is None:
             return
         slot = int(self._now()) // EVERY_SECONDS
+        outcome = _WOULD.get(event.would or "", event.outcome)
         with self._lock:
-            self._seen[slot, event.operation, event.outcome] += 1
+            self._seen[slot, event.operation, outcome] += 1
             if not self._is_timed:
                 timer = self._timer(EVERY_SECONDS, self.tick)
                 timer.daemon = True

@@ -34,6 +34,9 @@ def world(make_world, config, authorize):
     world.app.register_blueprint(world.idempotency.console_blueprint(authorize=authorize))
     view = idempotent(atomic=world.store != "redis")(lambda: ({"secret": "canary"}, 201))
     world.app.add_url_rule("/payments", "pay", view, methods=["POST"])
+    if world.store == "postgres":
+        watched = idempotent(enforce=False)(lambda: {"ok": True})
+        world.app.add_url_rule("/watched", "watched", watched, methods=["POST"])
     with world.app.app_context():
         world.db.create_all()
     return world

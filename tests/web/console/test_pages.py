@@ -52,6 +52,14 @@ def test_the_overview_counts_outcomes_and_records(browser, world):
     assert re.search(r"Records +≈? *2", text)
 
 
+def test_what_is_observed_is_counted_by_what_would_have_become_of_it(browser, world):
+    for amount in 5, 5, 6:
+        world.post("/watched", "key-1", json={"amount": amount})
+    text = text_of(browser.get())
+    for outcome in "would execute", "would replay", "would reject":
+        assert f"{outcome} 1 33.3 %" in text
+
+
 def test_the_overview_leads_to_what_was_interrupted(browser, interrupted):
     digits = interrupted()
     page = browser.get()
