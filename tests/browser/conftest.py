@@ -71,6 +71,13 @@ def interrupted(world: Any) -> str:
 
 
 @pytest.fixture
+def completed(world: Any) -> str:
+    """The digits of an operation that has its response."""
+    found = world.sql("select encode(key, 'hex') from idempotency_record where name = 'pay'")
+    return str(found[0][0][:16])
+
+
+@pytest.fixture
 def url(world: Any) -> Iterator[str]:
     server = make_server("127.0.0.1", 0, world.app, threaded=True)
     thread = threading.Thread(target=server.serve_forever)
@@ -108,4 +115,4 @@ def page(chromium: Browser, url: str, scheme: Any, width: int) -> Iterator[Page]
     yield page
     context.close()
     # A browser says of each refusal that it is one.
-    assert [text for text in said if not re.search(r"status of 40[03] \(", text)] == []
+    assert [text for text in said if not re.search(r"status of 40[034] \(", text)] == []

@@ -10,8 +10,12 @@ from tests.browser.conftest import DARK, LIGHT
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
 
 
-def paths(digits):
+def paths(digits, completed):
+    """Every kind of page: also that of a record which is not there."""
     return [
+        f"/records/{completed}",
+        f"/records/{completed}/forget",
+        f"/records/{'f' * 16}",
         "/",
         "/records",
         "/records?state=failed",
@@ -21,16 +25,16 @@ def paths(digits):
 
 
 @pytest.mark.parametrize("scheme", [LIGHT, DARK])
-def test_no_page_has_a_fault_that_axe_finds(page, interrupted):
-    for path in paths(interrupted):
+def test_no_page_has_a_fault_that_axe_finds(page, interrupted, completed):
+    for path in paths(interrupted, completed):
         page.goto(page.url_of(path))
         faults = Axe().run(page, options=RULES).response["violations"]
         assert [(path, fault["id"], fault["nodes"][0]["html"]) for fault in faults] == []
 
 
 @pytest.mark.parametrize("width", [390, 320])
-def test_no_page_is_wider_than_a_phone(page, interrupted):
-    for path in paths(interrupted):
+def test_no_page_is_wider_than_a_phone(page, interrupted, completed):
+    for path in paths(interrupted, completed):
         page.goto(page.url_of(path))
         wide = page.evaluate("document.documentElement.scrollWidth")
         assert wide <= page.viewport_size["width"], path
@@ -81,6 +85,7 @@ def test_the_first_tab_offers_to_skip_the_navigation(page):
         ("Release…", "Let it run again", "its next retry runs the view again"),
         ("Fail…", "Fail it for good", "it will not run again"),
     ],
+    ids=["release", "fail"],
 )
 def test_an_operator_decides_by_keyboard_alone(page, interrupted, button, title, said):
     page.goto(page.url_of("/"))
@@ -94,6 +99,15 @@ def test_an_operator_decides_by_keyboard_alone(page, interrupted, button, title,
     enter(page)
     assert said in page.get_by_role("status").inner_text()
     assert "ada@example.org: the provider has no charge" in page.locator("main").inner_text()
+
+
+def test_an_operator_erases_a_record_by_keyboard_alone(page, completed):
+    page.goto(page.url_of(f"/records/{completed}"))
+    tab_to(page, "Forget…")
+    enter(page)
+    tab_to(page, "Erase it")
+    enter(page)
+    assert "The record was erased" in page.get_by_role("status").inner_text()
 
 
 def test_an_operator_resolves_by_keyboard_alone(page, interrupted):
