@@ -265,9 +265,8 @@ class StoreContract(TransactionContract):
         self, records: Records, claim: Claim, held: Held, until: Until
     ) -> None:
         """Also one that was atomic. It stays interrupted, however short its retention."""
-        short = replace(claim, ttl_seconds=SHORT_SECONDS)
-        hold = held(records.claim(short))
-        gives_up = replace(again(short), lease_seconds=0.0)
+        hold = held(records.claim(claim))
+        gives_up = replace(again(claim), ttl_seconds=SHORT_SECONDS, lease_seconds=0.0)
         assert records.take_over(gives_up, stored_record(records, claim)) is None, "it runs"
         hold.abandon()
         lease: Lease = held(records.take_over(gives_up, stored_record(records, claim)))

@@ -165,7 +165,7 @@ def test_workers_purge_and_go_on_when_the_database_was_away(open_shop, kind, pre
         began = time.monotonic()
         psutil.Process(shop.pid).terminate()
         psutil.Process(shop.pid).wait(PATIENCE_SECONDS)
-        assert time.monotonic() - began < 5, "the thread kept its worker from ending"
+        assert time.monotonic() - began < 15, "the thread kept its worker from ending"
 
 
 def all_have_a_thread(shop):

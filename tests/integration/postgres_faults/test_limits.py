@@ -46,7 +46,7 @@ def test_a_last_message_that_takes_too_long_is_rolled_back(
 def test_a_view_idle_for_too_long_cannot_commit_on_a_fresh_connection(
     make_world, add_view, assert_problem, expect, swallows
 ):
-    world = make_world(**settings(idle_in_transaction_session_timeout=50))
+    world = make_world(**settings(idle_in_transaction_session_timeout=250))
 
     def idle():
         session = world.db.session
