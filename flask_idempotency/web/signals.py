@@ -12,6 +12,7 @@ import logging
 import time
 from dataclasses import dataclass
 from logging import DEBUG, INFO
+from types import CoroutineType
 from typing import Any, Protocol
 
 from blinker import NamedSignal, Namespace
@@ -143,10 +144,18 @@ def _short(value: object) -> object:
 
 
 def send(signal: NamedSignal, app: Any, event: Event) -> None:
-    """Send ``event`` if anybody listens. A receiver that fails is logged: the response stands."""
-    if signal.receivers:
+    """Send ``event`` if anybody listens. A receiver that fails is logged: the response stands.
+
+    So do the other receivers, which blinker's own ``send`` would not call any more.
+    """
+    if not signal.receivers or signal.is_muted:
+        return
+    for receiver in signal.receivers_for(app):
         try:
-            signal.send(app, event=event)
+            result = receiver(app, event=event)
+            if isinstance(result, CoroutineType):
+                result.close()
+                raise TypeError("it is async, and nobody would await it")
         except Exception:
             log.exception("a receiver of %s failed", signal.name)
 

@@ -59,6 +59,37 @@ def test_a_receiver_that_fails_changes_no_response(world, add_view, assert_repla
     assert "a receiver of operation-executed failed" in caplog.text
 
 
+def test_a_receiver_that_fails_does_not_keep_the_others_from_hearing(world, add_view, caplog):
+    heard = []
+
+    def receiver(number):
+        def receive(app, event):
+            heard.append(number)
+            raise LookupError
+
+        return receive
+
+    async def async_one(app, event):
+        heard.append("async")
+
+    add_view(world)
+    with contextlib.ExitStack() as stack:
+        for function in (receiver(1), async_one, receiver(2), receiver(3)):
+            stack.enter_context(flask_idempotency.operation_executed.connected_to(function, world.app))
+        world.post()
+    assert sorted(heard) == [1, 2, 3]
+    failures = [each for each in caplog.records if "a receiver of" in each.getMessage()]
+    assert {each.exc_info[0] for each in failures} == {LookupError, TypeError}
+    assert len(failures) == 4
+
+
+def test_a_muted_signal_is_not_heard(world, add_view, heard):
+    add_view(world)
+    with flask_idempotency.operation_executed.muted():
+        world.post()
+    assert heard == []
+
+
 def test_an_execution_is_signalled_after_its_commit(world, add_view):
     counts = []
 
