@@ -13,6 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from functools import cache
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -56,6 +57,10 @@ to where time-outs end it."""
 FRESH_SECONDS = 10.0
 """How long the same numbers of the records are told again. The usual interval of scrapes is 15 s: each
 gets new ones, and several scrapers at once cost no more than one."""
+
+PATIENCE_SECONDS = 3.0
+"""How long a scrape waits for the records. Prometheus gives a scrape up after 10 s, and with it the
+numbers of the requests, which are needed most while the database hangs."""
 
 _series: WeakKeyDictionary[CollectorRegistry, _Series] = WeakKeyDictionary()
 
@@ -223,8 +228,8 @@ class RecordsCollector:
     """What the records of an application are like: how many, how old. A prometheus_client collector.
 
     Register it where the scrape is answered: ``REGISTRY.register(RecordsCollector(app))``. It asks the
-    store at most every ten seconds. A scrape does not fail with the database: then it has no series of
-    records but ``idempotency_records_up``, which is 0.
+    store at most every ten seconds, and waits for it three seconds at most. A scrape does not fail with
+    the database: then it has no series of records but ``idempotency_records_up``, which is 0.
 
     Raises ``ConfigurationError`` before ``init_app``, and for a store without ``Admin.overview``.
     """
@@ -240,31 +245,47 @@ class RecordsCollector:
                 " RecordsCollector: leave it out"
             ) from error
         self._turn, self._until = threading.Lock(), -math.inf
-        self._known: list[Metric] = []
-        self._is_up = True
+        self._asked: Future[list[Metric]] | None = None
+        self._known, self._is_up = [_up(False)], True
 
     def describe(self) -> list[Metric]:
         """Every family, without samples: to be registered asks no database."""
         return [_up(), *_families()]
 
     def collect(self) -> list[Metric]:
-        """What the records are like now, or were within the last ten seconds."""
-        with self._turn:
-            if self._clock() >= self._until:
-                self._known = self._ask()
-                self._until = self._clock() + FRESH_SECONDS
-            return self._known
+        """What the records are like now, or were within the last ten seconds.
 
-    def _ask(self) -> list[Metric]:
+        One scrape at a time asks, and the others tell what is known. It waits three seconds at most,
+        for a silent host, a full pool or whatever else may hang. What hangs is not asked again before
+        it has ended.
+        """
+        if found := self._begin():
+            try:
+                self._known, self._is_up = [_up(True), *found.result(PATIENCE_SECONDS)], True
+            except Exception as error:  # a store of the application's own may raise anything
+                if self._is_up:
+                    log.warning("metrics: the records cannot be counted: %s", type(error).__name__)
+                self._known, self._is_up = [_up(False)], False
+        return self._known
+
+    def _begin(self) -> Future[list[Metric]] | None:
+        """What the store will reply, if it is time to ask it."""
+        with self._turn:
+            if self._clock() < self._until or (self._asked and not self._asked.done()):
+                return None
+            found: Future[list[Metric]] = Future()
+            # A daemon: one that hangs does not keep the process from its end.
+            threading.Thread(target=self._ask, args=(found,), daemon=True).start()
+            self._asked, self._until = found, self._clock() + FRESH_SECONDS
+        return found
+
+    def _ask(self, found: Future[list[Metric]]) -> None:
         try:
             with self._app.app_context():
-                found = list(_families(self._overview()))
-        except Exception as error:  # a store of the application's own may raise anything
-            if self._is_up:
-                log.warning("metrics: the records cannot be counted: %s", type(error).__name__)
-            found = []
-        self._is_up = bool(found)
-        return [_up(self._is_up), *found]
+                overview = self._overview()
+            found.set_result(list(_families(overview)))
+        except BaseException as error:  # for the scrape that waits
+            found.set_exception(error)
 
 
 def _up(is_up: bool | None = None) -> Metric:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import threading
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from flask import Flask
 from prometheus_client import CollectorRegistry
 
+import servers
 from flask_idempotency import ConfigurationError, idempotent
+from flask_idempotency.integrations import prometheus
 from flask_idempotency.integrations.prometheus import FRESH_SECONDS, RecordsCollector
 from flask_idempotency.testing import Clock
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -21,21 +27,34 @@ def clock():
 
 
 @pytest.fixture
-def registry(world, clock):
-    registry = CollectorRegistry()
-    registry.register(RecordsCollector(world.app, clock=clock))
-    return registry
+def registry_of(clock):
+    def make(app):
+        registry = CollectorRegistry()
+        registry.register(RecordsCollector(app, clock=clock))
+        return registry
+
+    return make
 
 
 @pytest.fixture
-def value(registry, clock):
-    """One number now; None if there is none."""
+def registry(world, registry_of):
+    return registry_of(world.app)
 
-    def get(name, **labels):
+
+@pytest.fixture
+def value_in(clock):
+    """One number of a registry now; None if there is none."""
+
+    def get(registry, name, **labels):
         clock.advance(FRESH_SECONDS)
         return registry.get_sample_value(f"idempotency_{name}", labels)
 
     return get
+
+
+@pytest.fixture
+def value(registry, value_in):
+    return partial(value_in, registry)
 
 
 def test_records_are_counted_by_operation_and_state(world, add_view, value):
@@ -121,6 +140,47 @@ def test_a_scrape_asks_the_server_to_end_what_takes_too_long(world, value):
     with world.app.app_context(), world.db.engine.begin() as connection:
         connection.exec_driver_sql("lock table idempotency_record")
         assert value("records_up") == 0
+
+
+def test_a_scrape_does_not_wait_for_another_one(world, value, registry, clock, background, monkeypatch):
+    """It tells the last numbers, or the first time that there are none."""
+    monkeypatch.setattr(prometheus, "PATIENCE_SECONDS", 30)
+
+    def is_up():
+        return registry.get_sample_value("idempotency_records_up")
+
+    for last in (0, 1):
+        with world.app.app_context(), world.db.engine.begin() as connection:
+            connection.exec_driver_sql("lock table idempotency_record")
+            first = background(value, "records_up")
+            world.wait_until_blocked()
+            clock.advance(2 * FRESH_SECONDS)
+            assert [is_up() for _ in range(4)] == [last] * 4
+        assert first.result() == 1
+
+
+@pytest.mark.parametrize("how", ["silent", "full"])
+def test_a_scrape_waits_for_a_silent_database_or_a_full_pool_no_longer_than_three_seconds(
+    make_world, postgres, registry_of, value_in, monkeypatch, how
+):
+    assert prometheus.PATIENCE_SECONDS == 3
+    monkeypatch.setattr(prometheus, "PATIENCE_SECONDS", 0.2)
+    options = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 30}
+    with servers.FaultProxy(postgres.database("silent_scrape")) as proxy:
+        world = make_world(SQLALCHEMY_DATABASE_URI=proxy.url, SQLALCHEMY_ENGINE_OPTIONS=options)
+        value = partial(value_in, registry_of(world.app))
+        assert value("records_up") == 1
+        with world.app.app_context(), contextlib.ExitStack() as held:
+            if how == "full":
+                held.enter_context(world.db.engine.connect())
+            else:
+                proxy.hang()
+                held.callback(proxy.flow)
+            threads = threading.active_count()
+            assert [value("records_up") for _ in range(3)] == [0] * 3
+            assert threading.active_count() == threads + 1, "a question that hangs is asked once"
+        wait_until(lambda: value("records_up"), "the records are told again")
+        wait_until(lambda: threading.active_count() == threads, "the question has ended")
 
 
 def test_registering_asks_no_database(make_world):
