@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 from flask import Flask
 
 from flask_idempotency.cli.stores import admin_of
-from flask_idempotency.core.errors import ConfigurationError, IdempotencyError
+from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, StoreUnavailable
 from flask_idempotency.core.ports import Lock, NoLock, Records
 from flask_idempotency.web.setup.state import app_state, engine_on
 from flask_idempotency.web.signals import (
@@ -205,12 +205,13 @@ class _Receiver:
 
 
 class _Operation:
-    """The series of one operation. They begin at 0, so that the first event is an increase."""
+    """The series of one operation. They begin at 0, so that an event after a scrape is an increase."""
 
     def __init__(self, series: _Series, name: str) -> None:
         self._requests = cache(lambda outcome, problem: series.requests.labels(name, outcome, problem))
         for outcome in _COUNTED:
             self._requests(outcome, "")
+        self._requests("unprotected", StoreUnavailable.type)
         self.in_progress = series.in_progress.labels(name)
         self.takeovers = series.takeovers.labels(name)
         ran = series.execution_seconds.labels(name).observe

@@ -193,7 +193,9 @@ def _decide(
         report(state, operation, error)
         if state.settings.on_store_error == "reject" or claim.resumes is not None:
             raise
-        conclude(state.app, operation_unprotected, current, "unprotected", logging.ERROR)
+        conclude(
+            state.app, operation_unprotected, current, "unprotected", logging.ERROR, problem=error.type
+        )
         return None
     if not isinstance(decision, Claimed):
         return decision

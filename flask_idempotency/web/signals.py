@@ -40,7 +40,8 @@ class Event:
     :param decided_by: ``"lock"`` if Redis alone rejected a duplicate, ``"records"`` if the records
         were asked.
     :param id: the digits by which ``flask idempotency show`` finds the record.
-    :param problem: the problem's type, such as ``"key-reused"``.
+    :param problem: the problem's type, such as ``"key-reused"``. ``"store-unavailable"`` tells what ran
+        ``"unprotected"`` because the store failed from what had no key.
     :param error: what was raised. Its text may hold anything.
     :param would: the outcome that an observed request would have had, if it had been enforced;
         ``"unknown"`` if it could not be observed.

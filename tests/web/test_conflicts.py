@@ -79,7 +79,7 @@ def test_a_stopped_database_may_be_allowed_to_leave_views_unprotected(own_postgr
         failures.append((app, event.name, type(event.error).__name__))
 
     def note_outcome(app, event):
-        outcomes.append(event.outcome)
+        outcomes.append((event.outcome, event.problem))
 
     with (
         store_failed.connected_to(note),
@@ -90,7 +90,7 @@ def test_a_stopped_database_may_be_allowed_to_leave_views_unprotected(own_postgr
     assert [answer.status_code for answer in answers] == [202, 202]
     assert protected == [False, False]
     assert failures == [(world.app, "send_mail", "StoreUnavailable")] * 2
-    assert outcomes == ["unprotected"] * 2
+    assert outcomes == [("unprotected", "store-unavailable")] * 2
     assert "operation send_mail unprotected" in caplog.text
     assert "canary" not in caplog.text
 

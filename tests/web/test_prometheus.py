@@ -77,6 +77,7 @@ def test_an_outcome_that_has_not_happened_is_counted_from_the_first_request_on(
     add_view(world)
     world.post()
     assert requests("rolled_back") == requests("interrupted") == requests("unprotected") == 0
+    assert requests("unprotected", "store-unavailable") == 0
 
 
 @pytest.mark.parametrize(
