@@ -68,7 +68,7 @@ class Rates:
         """Count from nothing, as in a new process: what its parent counted, that writes itself."""
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._seen: Counter[tuple[int, str, str]] = Counter()
-        self._is_timed = False
+        self._is_timed = self._is_failing = False
 
     def note(self, _app: Flask, event: Event) -> None:
         """Count the outcome of a request."""
@@ -85,13 +85,17 @@ class Rates:
                 self._is_timed = True
 
     def tick(self) -> None:
-        """Write what was counted, or say in the log why not."""
+        """Write what was counted, or say in the log why not: once, until it works again."""
         with self._lock:
             self._is_timed = False
         try:
             self.flush()
         except CountsUnavailable as error:
-            log.warning("the console's counts cannot be written: %s", error)
+            if not self._is_failing:
+                log.warning("the console's counts cannot be written: %s", error)
+            self._is_failing = True
+        else:
+            self._is_failing = False
 
     def flush(self) -> None:
         """Write what was counted. Raises :class:`CountsUnavailable`; then it is kept for an hour."""

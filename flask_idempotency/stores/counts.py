@@ -15,7 +15,7 @@ from sqlalchemy import Engine, Table, exc, text
 
 from flask_idempotency.core.errors import IdempotencyError
 
-from .admin import reason
+from .admin import TRIAL, reason
 
 _SECONDS = {
     "postgresql": "CAST(extract(epoch FROM clock_timestamp()) AS bigint)",
@@ -72,6 +72,16 @@ class Counts:
                 now = connection.execute(self._now).scalar_one()
                 connection.execute(self._add, _rows(counts, now))
                 connection.execute(self._delete)
+        except exc.SQLAlchemyError as error:
+            raise CountsUnavailable(reason(error)) from error
+
+    def attempt(self) -> None:
+        """Do all that the console does, and roll it back. Raises :class:`CountsUnavailable`."""
+        try:
+            with self._engine.connect() as connection:
+                connection.execute(self._add, _rows([Count(0, TRIAL, "check", 1)], 0))
+                connection.execute(self._delete)
+                connection.execute(self._last)
         except exc.SQLAlchemyError as error:
             raise CountsUnavailable(reason(error)) from error
 

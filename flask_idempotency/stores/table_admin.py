@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Table, inspect
+from sqlalchemy import Connection, Engine, Table, inspect
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.keys import KEY_BYTES, SCOPE_BYTES
@@ -32,6 +32,7 @@ from .admin import (
     read_audit,
     read_time,
 )
+from .counts import Counts, CountsUnavailable
 from .table import TIMES, defined_counts
 
 FORGET = "DELETE FROM {table} WHERE key = %(key)s AND owner = %(owner)s"
@@ -319,11 +320,17 @@ def unsound(table: Table) -> ConfigurationError:
     )
 
 
-def examine_counts(counts: Table, *, is_whole: bool) -> Finding:
+def examine_counts(engine: Engine, counts: Table, *, is_whole: bool) -> Finding:
     """Check the table of the console's counts, which no request needs."""
-    text = f"all {len(counts.columns)} columns of {counts.fullname}"
-    bad = f"{counts.fullname} is missing or not as it should be, so the console shows no rates"
-    return finding(is_whole, "counts", text, bad, ADD, "advice")
+    name = counts.fullname
+    bad, remedy = f"{name} is missing or not as it should be, so the console shows no rates", ADD
+    if is_whole:
+        try:
+            Counts(engine, counts).attempt()
+        except CountsUnavailable as error:
+            is_whole, bad = False, f"the console shows no rates: {error}"
+            remedy = f"grant the application's user SELECT, INSERT, UPDATE and DELETE on {name}"
+    return finding(is_whole, "counts", f"one was written to {name}", bad, remedy, "advice")
 
 
 SOME_KEYS = 1000

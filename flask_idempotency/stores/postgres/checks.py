@@ -46,11 +46,13 @@ def examine(messages: Messages) -> Iterator[Finding]:
         return
     yield from _examine_server(*server)
     yield from _examine_table(messages, shape)
+    writable = not (server[4] or server[5])
     if shape is not None:
-        yield _examine_steps(messages, steps, writable=not (server[4] or server[5]))
+        yield _examine_steps(messages, steps, writable=writable)
         yield from _examine_keys(messages)
-    if (counts := defined_counts(messages.table)) is not None:
-        yield examine_counts(counts, is_whole=_is_whole(shape_of(messages, counts)))
+    if writable and (counts := defined_counts(messages.table)) is not None:
+        is_whole = _is_whole(shape_of(messages, counts))
+        yield examine_counts(messages.engine, counts, is_whole=is_whole)
 
 
 def _examine_server(

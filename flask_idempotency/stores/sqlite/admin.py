@@ -135,7 +135,7 @@ class SqliteAdmin(TableAdmin):
         yield from examine_keys(self._fetch(ODD_KEYS, {})[0][0])
         if (counts := defined_counts(messages.table)) is not None:
             whole = counts.name in there and not self._missing_columns(counts)
-            yield examine_counts(counts, is_whole=whole)
+            yield examine_counts(messages.engine, counts, is_whole=whole)
 
     @contextmanager
     def trial(self) -> Iterator[Transaction]:

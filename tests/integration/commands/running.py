@@ -41,6 +41,14 @@ def build(uri: Any, **config: Any) -> Flask:
     return app
 
 
+def build_console(app: Flask) -> Flask:
+    """The application with the operators' page."""
+    app.secret_key = "secret"
+    blueprint = Idempotency().console_blueprint(authorize=lambda: True)
+    app.register_blueprint(blueprint, url_prefix="/operations")
+    return app
+
+
 def runner(app: Flask) -> Callable[..., Any]:
     """Runs commands on an application. What is not an error message fails the test."""
 

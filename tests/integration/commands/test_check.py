@@ -8,7 +8,7 @@ import pytest
 import redis
 
 import servers
-from tests.integration.commands.running import build, findings, not_ok, once, runner
+from tests.integration.commands.running import build, build_console, findings, not_ok, once, runner
 from tests.stores import BOTH
 
 
@@ -81,6 +81,25 @@ def test_check_notices_missing_rights_on_the_table_of_steps(world, stranger, rig
     assert not_ok(result) == {"steps": "FAILED"}
     assert "may not use the table idempotency_record_step:" in result.output
     assert world.count("idempotency_record_step") == 0
+
+
+@pytest.mark.parametrize("rights", ["select", "select, insert, update", "insert, update, delete"])
+def test_check_notices_missing_rights_on_the_table_of_counts(world, stranger, rights):
+    build_console(world.app)
+    assert once(world.app, "create-table").exit_code == 0
+    counts = "idempotency_record_count"
+    for table in "idempotency_record", "idempotency_record_step":
+        world.sql(f"grant select, insert, update, delete on {table} to {stranger.username}")
+    world.sql(f"grant {rights} on {counts} to {stranger.username}")
+    result = once(build_console(build(stranger)), "check")
+    assert not_ok(result) == {"counts": "advice"}
+    assert f"permission denied for table {counts}" in result.output
+    assert (
+        f"grant the application's user SELECT, INSERT, UPDATE and DELETE on {counts}" in result.output
+    )
+    world.sql(f"grant all on {counts} to {stranger.username}")
+    assert not not_ok(once(build_console(build(stranger)), "check"))
+    assert world.count(counts) == 0
 
 
 def test_check_notices_row_security_on_the_table_of_steps(world, stranger):

@@ -161,6 +161,16 @@ def test_whoever_reads_waits_for_a_write_that_has_begun(rates, kept):
     assert [each.count for each in read.result()] == [1]
 
 
+def test_the_log_says_once_that_counts_cannot_be_written_until_it_works_again(
+    rates, kept, timers, caplog
+):
+    for is_away in True, True, False, True:
+        kept.is_away = is_away
+        note(rates)
+        timers.ring()
+    assert caplog.text.count("cannot be written") == 2
+
+
 def test_a_forked_process_counts_from_nothing(rates, kept):
     note(rates)
     reader, writer = os.pipe()
