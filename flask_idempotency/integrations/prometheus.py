@@ -228,9 +228,9 @@ class _Operation:
 class RecordsCollector:
     """What the records of an application are like: how many, how old. A prometheus_client collector.
 
-    Register it where the scrape is answered: ``REGISTRY.register(RecordsCollector(app))``. It asks the
-    store at most every ten seconds, and waits for it three seconds at most. A scrape does not fail with
-    the database: then it has no series of records but ``idempotency_records_up``, which is 0.
+    Register it in the registry that answers the scrape; each application needs one of its own. It asks
+    the store at most every ten seconds, and waits for it three seconds at most. A scrape does not fail
+    with the database: then it has no series of records but ``idempotency_records_up``, which is 0.
 
     Raises ``ConfigurationError`` before ``init_app``, and for a store without ``Admin.overview``.
     """

@@ -18,6 +18,7 @@ from flask_idempotency import ConfigurationError, idempotent
 from flask_idempotency.integrations import prometheus
 from flask_idempotency.integrations.prometheus import FRESH_SECONDS, RecordsCollector
 from flask_idempotency.testing import Clock
+from tests.docs.pages import ROOT, blocks
 from tests.waiting import wait_until
 
 
@@ -191,6 +192,19 @@ def test_registering_asks_no_database(make_world):
     registry.register(collector)
     with pytest.raises(ValueError, match="Duplicated"):
         registry.register(collector)
+
+
+def test_the_pages_code_serves_a_factory_that_is_called_twice_in_one_process(make_world, add_view):
+    first, *_ = blocks(ROOT / "docs/monitoring.md", "python")
+    for count in (1, 2):
+        world = make_world()
+        exec(first.source, {"app": world.app})  # noqa: S102
+        add_view(world)
+        for number in range(count):
+            world.post(key=f"key-{number}")
+        scrape = world.client.get("/metrics").text
+        assert f'idempotency_records{{operation="pay",state="completed"}} {count}.0' in scrape
+        assert "idempotency_requests_total{" in scrape
 
 
 @pytest.mark.parametrize("store", ["redis"], indirect=True)
