@@ -220,7 +220,8 @@ class _Operation:
 
     def count(self, event: Event) -> None:
         """A request for the operation has its outcome."""
-        self._requests(event.outcome, event.problem or "").inc()
+        problem = "" if event.would else event.problem or ""  # alerts are about rejections
+        self._requests(event.outcome, problem).inc()
         if observe := self._observe.get(str(event.outcome)):
             observe(event.seconds or 0)
 

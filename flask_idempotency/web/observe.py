@@ -67,7 +67,7 @@ from .signals import Event, conclude, operation_observed, send, store_failed
 log = logging.getLogger("flask_idempotency")
 
 TOO_LARGE = "body-too-large"
-"""The problem of a request that would have got the application's 413."""
+"""What events call the application's 413, which is no problem of ours."""
 
 
 def observe(state: AppState, route: Route, current: RequestState, request: Request) -> None:
@@ -201,10 +201,11 @@ class Observed:
         try:
             self._would = self._outcome(response, error)
         except Exception as failure:  # of the option store
-            self._would = "rolled_back" if self._route.atomic else "executed"
-            self._facts["error"] = failure.with_traceback(None)
+            self._reject(failure)
+            self._ask(execution.release if self._route.atomic else execution.abandon)
+            return
         if error is not None and self._would != "executed":
-            self._facts.setdefault("error", error)
+            self._facts["error"] = error
         match self._would:
             case "executed":
                 stored = self._stored(response)

@@ -11,6 +11,7 @@ import math
 
 import flask
 from flask import Request, Response, current_app
+from werkzeug.exceptions import RequestEntityTooLarge
 
 from flask_idempotency.core.engine import (
     Claimed,
@@ -53,7 +54,7 @@ from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.routes import refuse_unsupported
 from flask_idempotency.web.setup.state import AppState, app_state
 
-from .observe import observe
+from .observe import TOO_LARGE, observe
 from .operation import Operation, running_operation
 from .signals import (
     conclude,
@@ -128,7 +129,8 @@ def _note_refusal(state: AppState, current: RequestState, error: Exception) -> N
     if isinstance(error, Problem):
         current.problem = error
     else:
-        conclude(state.app, operation_rejected, current, "rejected", error=error)
+        problem = TOO_LARGE if isinstance(error, RequestEntityTooLarge) else None
+        conclude(state.app, operation_rejected, current, "rejected", problem=problem, error=error)
 
 
 def _let_pass(state: AppState, current: RequestState, skipped: bool) -> None:

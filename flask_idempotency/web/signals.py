@@ -41,7 +41,8 @@ class Event:
         were asked.
     :param id: the digits by which ``flask idempotency show`` finds the record.
     :param problem: the problem's type, such as ``"key-reused"``. ``"store-unavailable"`` tells what ran
-        ``"unprotected"`` because the store failed from what had no key.
+        ``"unprotected"`` because the store failed from what had no key. ``"body-too-large"`` is the
+        application's own 413.
     :param error: what was raised. Its text may hold anything.
     :param would: the outcome that an observed request would have had, if it had been enforced;
         ``"unknown"`` if it could not be observed.

@@ -108,12 +108,12 @@ def test_a_view_that_raises_a_problem_itself_is_rejected_and_not_also_rolled_bac
     assert outcomes(heard) == [("operation_rejected", "rejected")]
 
 
-def test_one_that_the_application_rejects_while_it_is_read_has_no_problem_but_an_error(world, heard):
+def test_the_applications_own_413_has_a_problem_in_its_event_as_where_it_is_observed(world, heard):
     add(world, lambda: "")
     world.app.config["MAX_CONTENT_LENGTH"] = 5
     assert world.post(json={"amount": 5}).status_code == 413
     assert outcomes(heard) == [("operation_rejected", "rejected")]
-    assert (only(heard).problem, only(heard).error.code) == (None, 413)
+    assert (only(heard).problem, only(heard).error.code) == ("body-too-large", 413)
 
 
 @pytest.mark.parametrize("store", ["hybrid"], indirect=True)

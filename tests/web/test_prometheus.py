@@ -121,6 +121,15 @@ def test_observed_requests_are_counted_by_what_they_would_have_been(world, reque
     assert value("execution_seconds_count", operation="pay") == 0
 
 
+def test_the_problem_of_a_request_counts_as_a_rejection_only_where_it_was_one(world, requests, value):
+    add(world, lambda: ("", 201), enforce=False)
+    world.post()
+    world.post(json={"amount": 6})
+    assert requests("observed") == 2
+    labels = {"operation": "pay", "would": "rejected", "problem": "key-reused", "status": ""}
+    assert value("observed_total", **labels) == 1
+
+
 @pytest.mark.parametrize("options", [{}, {"atomic": False}], ids=["atomic", "leased"])
 @pytest.mark.parametrize("end", [lambda: ("", 201), fail, fail_for_now])
 def test_an_operation_is_in_progress_while_its_view_runs(world, value, end, options):

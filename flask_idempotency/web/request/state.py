@@ -187,7 +187,8 @@ def _current() -> Operation:
     if operation is None:
         raise RuntimeError(
             "current_operation is only there while a view protected by @idempotent runs for a"
-            " request that carries an idempotency key, or a function in Idempotency.run()"
+            " request that carries an idempotency key, or a function in Idempotency.run(). A view"
+            " that is only observed (IDEMPOTENCY_ENFORCE or enforce=False) has none"
         )
     return operation
 

@@ -194,22 +194,28 @@ def test_what_protect_skips_is_not_observed(world, heard):
     assert of(heard) == []
 
 
-@pytest.mark.parametrize("option", ["scope", "key", "fingerprint", "skip", "store", "authorize_replay"])
-def test_a_callable_that_fails_would_have_failed_and_the_view_runs(make_world, heard, caplog, option):
+CALLABLES = ["scope", "key", "fingerprint", "skip", "store", "authorize_replay"]
+
+
+@pytest.mark.parametrize("option", CALLABLES)
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_callable_that_fails_would_have_failed_and_the_view_runs(
+    make_world, heard, caplog, option, atomic
+):
     def broken(*_):
         raise LookupError("canary")
 
     world = make_world(IDEMPOTENCY_ENFORCE=False)
     if option == "skip":
         world.app.add_url_rule("/payments", "pay", lambda: ("", 201), methods=["POST"])
-        world.idempotency.protect(world.app, skip=broken)
+        world.idempotency.protect(world.app, skip=broken, atomic=atomic)
     else:
-        add(world, **{option: broken})
+        add(world, atomic=atomic, **{option: broken})
     assert world.post().status_code == 201
     assert world.post().status_code == 201
-    event = of(heard)[-1]
-    assert isinstance(event.error, LookupError)
-    assert event.would == ("rolled_back" if option == "store" else "rejected")
+    failed = [event for event in of(heard) if isinstance(event.error, LookupError)]
+    assert {(event.would, event.problem) for event in failed} == {("rejected", None)}
+    assert {record.levelno for record in caplog.records} >= {logging.WARNING}
     assert "canary" not in caplog.text
 
 
@@ -265,6 +271,20 @@ def test_a_response_that_would_not_be_kept_is_told_of_at_the_retry(make_world, h
 def test_a_view_that_is_observed_has_no_operation(world, heard):
     add(world, lambda: (str(bool(current_operation)), 201))
     assert world.post().data == b"False"
+
+
+def test_current_operation_says_that_an_observed_view_has_none(world, heard):
+    said = []
+
+    def view():
+        with pytest.raises(RuntimeError) as raised:
+            current_operation.key  # noqa: B018
+        said.append(str(raised.value))
+        return "", 201
+
+    add(world, view)
+    world.post()
+    assert "only observed" in said[0]
 
 
 def test_each_request_has_one_outcome_also_where_the_view_raises_a_problem_of_ours(world, heard):
