@@ -24,7 +24,7 @@ from flask_idempotency.core.errors import (
 from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.core.records import Claim
 from flask_idempotency.core.storable import storable
-from flask_idempotency.stores.admin import Admin, AuditEntry, Verdict
+from flask_idempotency.stores.admin import Admin, AuditEntry, Line, Verdict
 from flask_idempotency.web.request.response import capture, lasting_response
 from flask_idempotency.web.setup.state import AppState
 
@@ -32,27 +32,53 @@ from .group import admin, as_json_option, cli, current_state, require, write, wr
 from .records import checked, find, row, tables_of, write_tables
 
 
-def settle(
-    state: AppState, store: Admin, digits: str, entry: AuditEntry, response: Response | None = None
-) -> None:
-    """Release an interrupted or failed operation, or store ``response`` as its response.
+def undecided(store: Admin, digits: str, attempt: int | None = None) -> Line:
+    """The record that an operator is about to decide about, as it is now.
 
     :param digits: 8 or 16 hex digits, the first of the key's hash.
-    :param entry: what is noted in the record.
+    :param attempt: the attempt that the operator has looked into, if it was said.
     :raises UnknownRecord: if there is no such record, or more than one.
-    :raises IdempotencyError: if it is neither interrupted nor failed. Then nothing has changed.
+    :raises IdempotencyError: if it is neither interrupted nor failed, or in another attempt.
     """
     require(store, "settle")
     line, _ = find(store, digits)
-    shown, key = line.key[:SHOWN], store.key(bytes.fromhex(line.key))
+    if attempt not in (None, line.attempt):
+        raise overtaken(line)
+    if line.state not in ("interrupted", "failed"):
+        raise _refusal(line)
+    return line
+
+
+def settle(
+    state: AppState, store: Admin, seen: Line, entry: AuditEntry, response: Response | None = None
+) -> None:
+    """Release an interrupted or failed operation, or store ``response`` as its response.
+
+    :param seen: the record as the operator has seen it.
+    :param entry: what is noted in the record.
+    :raises UnknownRecord: if the record is gone.
+    :raises IdempotencyError: if it has changed since, or somebody works on it. Then nothing is done.
+    """
+    key = store.key(bytes.fromhex(seen.key))
     if key is None:
-        raise UnknownRecord(f"{shown} has just been deleted")
-    verdict = Verdict(key, secrets.token_urlsafe(16), state.settings.ttl, entry)
+        raise UnknownRecord(f"{seen.key[:SHOWN]} has just been deleted")
+    verdict = Verdict(key, secrets.token_urlsafe(16), state.settings.ttl, entry, seen.version)
     if response is not None:
         verdict = _with_response(state, verdict, response)
     # A statement whose reply was lost is sent twice: then it was done all the same.
     if not store.settle(verdict) and not _is_done(state, verdict):
-        raise _refusal(find(store, line.key)[0].state, shown)
+        now, _ = find(store, seen.key)
+        if now.version != seen.version:
+            raise overtaken(now)
+        raise IdempotencyError(f"{seen.key[:SHOWN]} was in use just now: look at it again")
+
+
+def overtaken(now: Line) -> IdempotencyError:
+    """The error for a decision about a record that has changed since the operator saw it."""
+    return IdempotencyError(
+        f"somebody was first: {now.key[:SHOWN]} is {now.state.replace('_', ' ')} now, in attempt"
+        f" {now.attempt}. Nothing was done: look at it again"
+    )
 
 
 def _with_response(state: AppState, verdict: Verdict, response: Response) -> Verdict:
@@ -62,7 +88,7 @@ def _with_response(state: AppState, verdict: Verdict, response: Response) -> Ver
         raise UnknownRecord(f"{verdict.key.hex()[:SHOWN]} has just been deleted")
     claim = Claim(verdict.key, record.name, record.fingerprint, verdict.owner, verdict.ttl_seconds)
     sealed = state.sealer.seal(capture(response, state.settings), claim)
-    return replace(verdict, response=sealed, seen=record.owner)
+    return replace(verdict, response=sealed)
 
 
 def _is_done(state: AppState, verdict: Verdict) -> bool:
@@ -72,14 +98,13 @@ def _is_done(state: AppState, verdict: Verdict) -> bool:
     return False
 
 
-def _refusal(state: str, key: str) -> IdempotencyError:
-    if state == "released":
+def _refusal(line: Line) -> IdempotencyError:
+    key = line.key[:SHOWN]
+    if line.state == "released":
         return IdempotencyError(f"{key} has been released: its next retry runs the view again")
-    if state in ("interrupted", "failed"):
-        return IdempotencyError(f"{key} was in use just now: look at it again")
     return IdempotencyError(
-        f"{key} is {state.replace('_', ' ')}: only what is interrupted or failed can be released or"
-        " resolved"
+        f"{key} is {line.state.replace('_', ' ')}: only what is interrupted or failed can be released"
+        " or resolved"
     )
 
 
@@ -106,16 +131,21 @@ def _user() -> str:
         return "unknown"
 
 
+_attempt_option = click.option("--attempt", type=int, metavar="N", help="The attempt that you"
+                               " have looked into; does nothing after another one.")  # fmt: skip
 _by_option = click.option("--by", metavar="WHO", help="Who decides; by default the user logged in.")
 
 
 @cli.command()
 @click.argument("digits")
 @click.option("--fail", is_flag=True, help="Store a failure as its response; it never runs again.")
+@_attempt_option
 @click.option("--why", metavar="TEXT", default="", help="The reason, which `show` shows.")
 @_by_option
 @as_json_option
-def release(digits: str, fail: bool, why: str, by: str | None, as_json: bool) -> None:
+def release(
+    digits: str, fail: bool, attempt: int | None, why: str, by: str | None, as_json: bool
+) -> None:
     """Let an operation that was interrupted, or has failed, be run again.
 
     DIGITS are the 8 digits that `list` shows; `list --key` finds those of a client's key. First find
@@ -127,8 +157,9 @@ def release(digits: str, fail: bool, why: str, by: str | None, as_json: bool) ->
     """
     state = current_state()
     store, digits = admin(state), checked(digits)
+    seen = undecided(store, digits, attempt)
     response = failure(state) if fail else None
-    settle(state, store, digits, noted("failed" if fail else "released", why, by), response)
+    settle(state, store, seen, noted("failed" if fail else "released", why, by), response)
     _write_settled(store, digits, "failed for good" if fail else "may be run again", as_json)
 
 
@@ -140,6 +171,7 @@ def release(digits: str, fail: bool, why: str, by: str | None, as_json: bool) ->
               metavar="FILE", help="The body; - reads standard input.")  # fmt: skip
 @click.option("--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="One more header.")
 @click.option("--content-type", metavar="TYPE", help="application/json if there is a body.")
+@_attempt_option
 @click.option("--why", metavar="TEXT", required=True, help="The reason, which `show` shows.")
 @_by_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -151,6 +183,7 @@ def resolve(
     body_file: str | None,
     headers: tuple[str, ...],
     content_type: str | None,
+    attempt: int | None,
     why: str,
     by: str | None,
     yes: bool,
@@ -175,12 +208,13 @@ def resolve(
         with click.open_file(body_file, "rb") as file:
             data = file.read()
     response = given_response(state, status, data, headers, content_type)
+    seen = undecided(store, digits, attempt)
     if not yes:
         write_tables(tables_of(store, digits))
         click.echo()
         _write_response(response)
         click.confirm("Every retry will get this response. Store it?", abort=True)
-    settle(state, store, digits, noted("resolved", why, by), response)
+    settle(state, store, seen, noted("resolved", why, by), response)
     _write_settled(store, digits, f"every retry gets this {status}", as_json)
 
 

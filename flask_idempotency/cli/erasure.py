@@ -58,14 +58,15 @@ def _of_key(store: Admin, key: bytes) -> Belongings:
     return Belongings([key] if states else [], {})  # erase() leaves one that runs
 
 
-def erase(state: AppState, store: Admin, keys: list[bytes]) -> Iterator[int]:
+def erase(state: AppState, store: Admin, keys: list[bytes], seen: str | None = None) -> Iterator[int]:
     """Erase records with their steps, and their markers in Redis, a batch at a time.
 
-    Yields how many of each batch were erased: what is in progress by then is left.
+    Yields how many of each batch were erased: what is in progress by then is left, and so is the record
+    of a single key if ``seen`` is no longer its version.
     """
     for start in range(0, len(keys), BATCH):
         batch = keys[start : start + BATCH]
-        erased = store.erase(batch)
+        erased = store.erase(batch, seen)
         if isinstance(state.lock, RedisLock):
             state.lock.forget(batch)
         yield erased

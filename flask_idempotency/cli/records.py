@@ -156,7 +156,9 @@ def write_tables(tables: list[list[dict[str, Any]]]) -> None:
 
 def row(line: Line) -> dict[str, Any]:
     """A record as it is shown: with the first digits only."""
-    return {**asdict(line), "key": line.key[:SHOWN]}
+    shown = {**asdict(line), "key": line.key[:SHOWN]}
+    del shown["version"]
+    return shown
 
 
 def checked(digits: str) -> str:

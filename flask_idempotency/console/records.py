@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ import flask
 from flask import redirect, request, url_for
 from werkzeug.wrappers import Response
 
-from flask_idempotency.cli.decisions import failure, given_response, noted, settle
+from flask_idempotency.cli.decisions import failure, given_response, noted, overtaken, settle
 from flask_idempotency.cli.erasure import erase
 from flask_idempotency.cli.group import admin, require
 from flask_idempotency.cli.records import find, find_audit
@@ -18,7 +19,7 @@ from flask_idempotency.core.errors import IdempotencyError, RecordBroken, SealBr
 from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.core.records import Record
 from flask_idempotency.core.storable import storable
-from flask_idempotency.stores.admin import Admin
+from flask_idempotency.stores.admin import Admin, Line
 from flask_idempotency.web.request.response import FLASHES
 from flask_idempotency.web.setup.state import AppState
 
@@ -190,6 +191,8 @@ def confirm(digits: str, action: str) -> Response:
 def act(digits: str, action: str) -> Response:
     """Do it, and show the record; or the form again with what is wrong."""
     chosen, found = _chosen(action), _found(digits)
+    if request.form.get("seen") != _seen(found.line):
+        raise overtaken(found.line)
     _check_state(chosen, found)
     names = ("status", "content_type", "body", "why")
     given = {name: request.form[name] for name in names if name in request.form}
@@ -204,8 +207,9 @@ def act(digits: str, action: str) -> Response:
         return _form(chosen, found, form)
     if not chosen.noted:
         return _forget(state, found)
-    entry = noted(chosen.noted, form.why.strip(), access.who())
-    settle(state, admin(state), found.line.key, entry, response)
+    store, entry = admin(state), noted(chosen.noted, form.why.strip(), access.who())
+    require(store, "settle")
+    settle(state, store, found.line, entry, response)
     where = url_for(f"{request.blueprint}.record", digits=found.line.key, done=chosen.name)
     return redirect(where, 303)
 
@@ -213,7 +217,7 @@ def act(digits: str, action: str) -> Response:
 def _forget(state: AppState, found: Found) -> Response:
     store = admin(state)
     require(store, "erase")
-    if not sum(erase(state, store, [_key(store, found)])):
+    if not sum(erase(state, store, [_key(store, found)], found.line.version)):
         raise IdempotencyError("This record is in use just now: nothing was erased.")
     _log("its record was erased by", found)
     return redirect(url_for(f"{request.blueprint}.records", done="forget"), 303)
@@ -252,12 +256,18 @@ def _check_state(action: Action, found: Found) -> None:
         raise IdempotencyError(f"This record is {words}: there is nothing to {action.name}.")
 
 
+def _seen(line: Line) -> str:
+    """What a form is about, of which it tells nothing: an owner's token is not for pages."""
+    return hashlib.sha256(f"{line.version} {line.state} {line.attempt}".encode()).hexdigest()[:16]
+
+
 def _form(action: Action, found: Found, form: Form) -> Response:
     return page(
         "confirm.html",
         400 if form.errors else 200,
         action=action,
         line=found.line,
+        seen=_seen(found.line),
         steps=found.steps,
         form=form,
     )

@@ -100,7 +100,11 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One record, without its key and its response. ``key`` is 16 hex digits of the key's hash."""
+    """One record, without its key and its response. ``key`` is 16 hex digits of the key's hash.
+
+    ``version`` is another one after each attempt, lease, end and decision. It holds the owner's token,
+    so it is not shown.
+    """
 
     key: str
     operation: str
@@ -112,6 +116,7 @@ class Line:
     completed: Time | None
     expires: Time | None
     expired: bool
+    version: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +145,16 @@ class Verdict:
 
     ``response`` is stored as it is, sealed or not; None lets the operation be run again. Either lives
     for at least ``ttl_seconds``, the ``entry`` is noted, and the new ``owner`` fences off whoever held
-    the record. If ``seen`` is given, its owner must still be that one.
+    the record. ``seen`` is the :attr:`Line.version` about which the operator decided: what has changed
+    since is left alone.
     """
 
     key: bytes
     owner: str
     ttl_seconds: float
     entry: AuditEntry
+    seen: str
     response: StoredResponse | None = None
-    seen: str | None = None
 
     @property
     def state(self) -> State:
@@ -254,7 +260,8 @@ class Admin(Protocol):
     def settle(self, verdict: Verdict) -> bool:
         """End what is interrupted or failed as an operator decided, durably.
 
-        Returns whether it was done: not if the record is neither, or if somebody works on it.
+        Returns whether it was done: not if the record is neither or has changed since it was seen, or
+        if somebody works on it.
         """
         ...
 
@@ -284,10 +291,11 @@ class Admin(Protocol):
         """
         ...
 
-    def erase(self, keys: list[bytes]) -> int:
+    def erase(self, keys: list[bytes], seen: str | None = None) -> int:
         """Delete these records with their steps, durably and in one transaction; return how many.
 
-        Leaves those in progress: with a lease, or held by somebody.
+        Leaves those in progress: with a lease, or held by somebody. With ``seen``, a
+        :attr:`Line.version`, there is one key, and its record is left if it has another version.
         """
         ...
 

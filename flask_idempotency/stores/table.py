@@ -38,6 +38,9 @@ TIMES = "coalesce(tries, attempt)"
 """How often an operation was begun or tried, in SQL: a try may end before it begins anything. A release
 resets it; ``attempt``, the fencing token, goes on."""
 
+VERSION = "owner || ' ' || state || ' ' || coalesce(CAST(lease_expires_at AS text), '')"
+"""What an operator has seen, in SQL: any attempt, lease, end or decision makes another one."""
+
 COMMANDS_ONLY = frozenset({"audit"})
 """Columns that no request reads or writes. So a request runs on the table of the release before, which
 may not have them yet. A column of a later release belongs here, and may be null."""

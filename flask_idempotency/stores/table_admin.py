@@ -33,7 +33,7 @@ from .admin import (
     read_time,
 )
 from .counts import Counts, CountsUnavailable
-from .table import TIMES, defined_counts
+from .table import TIMES, VERSION, defined_counts
 
 FORGET = "DELETE FROM {table} WHERE key = %(key)s AND owner = %(owner)s"
 
@@ -121,11 +121,12 @@ def admin_statements(
     line = f"""SELECT {digits}, name, {state}, attempt, status, length(body),
        {time.format("created_at")},
        CASE WHEN state <> 'in_progress' THEN {time.format("completed_at")} END,
-       CASE WHEN lease_expires_at IS NULL THEN {time.format("expires_at")} END, {expired}
+       CASE WHEN lease_expires_at IS NULL THEN {time.format("expires_at")} END, {expired},
+       {VERSION}
   FROM"""
     starting = "key BETWEEN %(low)s AND %(high)s"
     mine = f"""SELECT key FROM {{table}}
-   WHERE key = %(key)s AND (CAST(%(seen)s AS text) IS NULL OR owner = %(seen)s)
+   WHERE key = %(key)s AND {VERSION} = %(seen)s
      AND {state} IN ('interrupted', 'failed'){lock}"""
     return AdminStatements(
         stats=f"""SELECT name, {state}, count(*), count(CASE WHEN {expired} THEN 1 END),

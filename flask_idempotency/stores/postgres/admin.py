@@ -75,9 +75,9 @@ class PostgresAdmin(TableAdmin):
         """Put off an operation that nobody holds."""
         self._messages.run(statements.PUT_OFF, {"key": key})
 
-    def erase(self, keys: list[bytes]) -> int:
+    def erase(self, keys: list[bytes], seen: str | None = None) -> int:
         """Delete what nobody works on."""
-        return int(self._fetch(statements.ERASE, {"keys": tuple(keys)})[0][0])
+        return int(self._fetch(statements.ERASE, {"keys": tuple(keys), "seen": seen})[0][0])
 
     def purge(self, batch: int, older_than_seconds: float | None = None) -> Iterator[int]:
         """Delete expired or old records in batches, in the order in which they expire."""

@@ -13,7 +13,7 @@ just delays; longer would pile up workers behind a migration.
 from __future__ import annotations
 
 from flask_idempotency.core.records import OBSERVED
-from flask_idempotency.stores.table import TIMES
+from flask_idempotency.stores.table import TIMES, VERSION
 
 LOCK_TIMEOUT = "250ms"
 
@@ -190,7 +190,8 @@ BEFORE = "SELECT (clock_timestamp() - %(older)s * interval '1 second')::text"
 ERASE = f"""{{settings}}SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
 WITH gone AS (
   DELETE FROM {{table}} WHERE key = ANY (ARRAY(
-    SELECT key FROM {{table}} WHERE key IN %(keys)s AND {_NO_LEASE} FOR UPDATE SKIP LOCKED))
+    SELECT key FROM {{table}} WHERE key IN %(keys)s AND {_NO_LEASE}
+       AND (CAST(%(seen)s AS text) IS NULL OR {VERSION} = %(seen)s) FOR UPDATE SKIP LOCKED))
   RETURNING key),
 steps AS (DELETE FROM {{steps}} AS step USING gone WHERE step.key = gone.key)
 SELECT count(*) FROM gone"""

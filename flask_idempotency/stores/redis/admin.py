@@ -42,9 +42,15 @@ from flask_idempotency.stores.admin import (
 from .client import cause, milliseconds
 from .records import AT_ONCE, NOW, STEPS, RedisRecords
 
+_VERSION = """
+local function version(key)
+  local parts = redis.pcall('HMGET', key, 'owner', 'state', 'lease')
+  return (parts[1] or '') .. ' ' .. (parts[2] or '') .. ' ' .. (parts[3] or '')
+end"""
+
 # -> the time, and for each key what makes a Line; false for what is missing, or is no record. As one
 # text: many values take a client long to read.
-_LINES = f"""{NOW}
+_LINES = f"""{NOW}{_VERSION}
 local lines = {{}}
 for i, key in ipairs(KEYS) do
   local line = redis.pcall('HMGET', key, 'name', 'state', 'attempt', 'status', 'created', 'completed',
@@ -56,17 +62,18 @@ for i, key in ipairs(KEYS) do
     end
     line[8] = redis.call('HEXISTS', key, 'body') == 1 and redis.call('HSTRLEN', key, 'body')
     line[9] = redis.call('PTTL', key)
+    line[10] = version(key)
   end
   lines[i] = line[1] and line or false
 end
 return cjson.encode({{now, lines}})"""
 
 # May be sent twice, as its reply may be lost: the token shows who sent it.
-_SETTLE = f"""{NOW}
+_SETTLE = f"""{NOW}{_VERSION}
 local held = redis.call('HMGET', KEYS[1], 'owner', 'state', 'lease', 'audit')
 if held[1] == ARGV[1] then return 1 end
 if not held[1] or string.sub(held[1], 1, {len(OBSERVED)}) == '{OBSERVED}' then return 0 end
-if ARGV[2] ~= '' and held[1] ~= ARGV[2] then return 0 end
+if version(KEYS[1]) ~= ARGV[2] then return 0 end
 local interrupted = held[2] == 'in_progress' and held[3] and tonumber(held[3]) <= now
 if not interrupted and held[2] ~= 'failed' then return 0 end
 redis.call('HDEL', KEYS[1], 'lease', 'completed', 'status', 'headers', 'body')
@@ -88,10 +95,12 @@ _AUDIT = "return redis.call('HGET', KEYS[1], 'audit') or ''"
 _FORGET = "if redis.call('HGET', KEYS[1], 'owner') == ARGV[1] then redis.call('DEL', KEYS[1]) end"
 
 # May be sent twice: then it counts what is left the second time.
-_ERASE = """
+_ERASE = f"""{_VERSION}
 local erased = 0
 for _, key in ipairs(KEYS) do
-  if redis.call('HEXISTS', key, 'lease') == 0 then erased = erased + redis.call('DEL', key) end
+  if redis.call('HEXISTS', key, 'lease') == 0 and (not ARGV[1] or version(key) == ARGV[1]) then
+    erased = erased + redis.call('DEL', key)
+  end
 end
 return erased"""
 
@@ -172,7 +181,7 @@ class RedisAdmin:
     def settle(self, verdict: Verdict) -> bool:
         """End it as an operator decided."""
         entry, response = verdict.entry, verdict.response
-        values: list[Any] = [verdict.owner, verdict.seen or "", milliseconds(verdict.ttl_seconds)]
+        values: list[Any] = [verdict.owner, verdict.seen, milliseconds(verdict.ttl_seconds)]
         values += [verdict.state.value, entry.by, entry.did, entry.why]
         if response is not None:
             headers = "" if response.headers is None else json.dumps(response.headers)
@@ -209,8 +218,10 @@ class RedisAdmin:
                 keys.append(key)
         return Belongings(keys, dict(left))
 
-    def erase(self, keys: list[bytes]) -> int:
+    def erase(self, keys: list[bytes], seen: str | None = None) -> int:
         """Delete what has no lease."""
+        if seen is not None:
+            return sum(int(self._records.run(_ERASE, key, seen)) for key in keys)
         return sum(self._records.run_for_all(_ERASE, keys))
 
     def purge(self, batch: int, older_than_seconds: float | None = None) -> Iterator[int]:  # noqa: ARG002
@@ -295,7 +306,7 @@ class RedisAdmin:
 
 
 def _line(key: bytes, now: int, name: str, state: str, attempt: str, *more: Any) -> Line:
-    status, created, completed, lease, size, left = more
+    status, created, completed, lease, size, left, version = more
     return Line(
         key[:8].hex(),
         name,
@@ -307,6 +318,7 @@ def _line(key: bytes, now: int, name: str, state: str, attempt: str, *more: Any)
         _time(completed) if completed else None,
         _time(now + left) if left >= 0 else None,
         expired=False,
+        version=version,
     )
 
 

@@ -64,12 +64,13 @@ class SqliteAdmin(TableAdmin):
         with self._messages.writing() as run:
             run(statements.PUT_OFF, {"key": key})
 
-    def erase(self, keys: list[bytes]) -> int:
+    def erase(self, keys: list[bytes], seen: str | None = None) -> int:
         """Delete what has no lease. While this writes, no view runs."""
+        values = [{"key": key, "seen": seen} for key in keys]
         with self._messages.writing() as run:
-            for key in keys:
-                run(statements.ERASE_STEPS, {"key": key})
-            return sum(run(statements.ERASE, {"key": key}).rowcount for key in keys)
+            for each in values:
+                run(statements.ERASE_STEPS, each)
+            return sum(run(statements.ERASE, each).rowcount for each in values)
 
     def purge(self, batch: int, older_than_seconds: float | None = None) -> Iterator[int]:
         """Delete expired or old records in batches."""

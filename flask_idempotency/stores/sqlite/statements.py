@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flask_idempotency.core.records import OBSERVED
-from flask_idempotency.stores.table import TIMES
+from flask_idempotency.stores.table import TIMES, VERSION
 
 NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
 IN_TTL = "strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', :ttl))"
@@ -66,9 +66,9 @@ BEFORE = "SELECT strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', -:
 _EXPIRED_KEYS = f"""SELECT key FROM {{table}} WHERE {_EXPIRED} OR ({_OLDER})
  ORDER BY expires_at LIMIT :batch"""
 PURGE_STEPS = f"DELETE FROM {{steps}} WHERE key IN ({_EXPIRED_KEYS})"
-ERASE_STEPS = f"""DELETE FROM {{steps}} WHERE key = :key
-   AND EXISTS (SELECT 1 FROM {{table}} WHERE key = :key AND {_NO_LEASE})"""
-ERASE = f"DELETE FROM {{table}} WHERE key = :key AND {_NO_LEASE}"
+_ERASED = f"WHERE key = :key AND {_NO_LEASE} AND (:seen IS NULL OR {VERSION} = :seen)"
+ERASE_STEPS = f"DELETE FROM {{steps}} WHERE key = :key AND EXISTS (SELECT 1 FROM {{table}} {_ERASED})"
+ERASE = f"DELETE FROM {{table}} {_ERASED}"
 PURGE = f"DELETE FROM {{table}} WHERE key IN ({_EXPIRED_KEYS})"
 # As in PostgreSQL: each that is picked is put off at once, and each try is counted before it is made.
 _WAITS = f"request IS NOT NULL AND state = 'in_progress' AND NOT {_EXPIRED}"

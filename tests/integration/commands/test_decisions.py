@@ -7,6 +7,7 @@ import json
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+import click
 import pytest
 
 from flask_idempotency import current_operation, idempotent
@@ -22,16 +23,17 @@ KEYS = ["Yj1B5nbJVnb2nFHwpIlN8qn-_2XxXh6m0l0ZkJ3W7xE"]
 
 
 class Orders:
-    """Orders that are not atomic; the first attempt at each is killed."""
+    """Orders that are not atomic; the first attempt at each is killed, and others in ``deadly``."""
 
     def __init__(self, world: Any) -> None:
         self.world, self.run, self.calls = world, runner(world.app), list[int]()
+        self.deadly = {1}
         world.app.post("/orders", endpoint="order")(idempotent(atomic=False)(self.order))
 
     def order(self) -> Any:
         self.calls.append(current_operation.attempt)
         current_operation.step("charge", lambda: 17)
-        if current_operation.attempt == 1:
+        if current_operation.attempt in self.deadly:
             raise Killed
         return {"attempt": current_operation.attempt}, 201
 
@@ -175,12 +177,63 @@ def test_of_two_decisions_one_stands(orders):
     with orders.world.app.app_context():
         store = PostgresAdmin(orders.world.app.extensions["idempotency"].records)
         full = store.key(bytes.fromhex(key))
-        owner = orders.world.records()[0].owner
+        seen = store.starting(full)[0].version
         entry = AuditEntry("ann", "released", "")
-        assert not store.settle(Verdict(full, "mine", 60, entry, seen="another"))
-        assert store.settle(Verdict(full, "mine", 60, entry, seen=owner))
-        assert not store.settle(Verdict(full, "yours", 60, entry))
+        assert not store.settle(Verdict(full, "mine", 60, entry, "another"))
+        assert store.settle(Verdict(full, "mine", 60, entry, seen))
+        assert not store.settle(Verdict(full, "yours", 60, entry, seen))
     assert "has been released" in refused(orders.run("resolve", key, *PAID, "--yes"))
+
+
+def die_again(orders: Orders, key: str) -> None:
+    """Somebody releases it; the client's retry charges again, and is killed, too."""
+    orders.deadly.add(2)
+    assert orders.run("release", key).exit_code == 0
+    with pytest.raises(Killed):
+        orders.send()
+
+
+def fail(orders: Orders, key: str) -> None:
+    assert orders.run("release", "--fail", key).exit_code == 0
+
+
+def renew(orders: Orders, key: str) -> None:
+    """Its worker was alive after all, went on, and was killed only then."""
+    orders.world.sql("update idempotency_record set lease_expires_at = lease_expires_at + '1 ms'")
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "state"),
+    [
+        (die_again, "interrupted now, in attempt 2"),
+        (fail, "failed now, in attempt 1"),
+        (renew, "interrupted now, in attempt 1"),
+    ],
+)
+def test_who_has_not_seen_the_last_attempt_decides_nothing(orders, monkeypatch, meanwhile, state):
+    key = orders.interrupt()
+    monkeypatch.setattr(click, "confirm", lambda *_, **__: meanwhile(orders, key))
+    result = orders.run("resolve", key, *PAID)
+    assert f"somebody was first: {key} is {state}" in refused(result)
+    assert orders.lines()[0]["status"] != 201
+    assert "resolved" not in [entry["did"] for entry in orders.show(key)["audit"]]
+
+
+def test_a_command_may_name_the_attempt_that_it_is_about(orders):
+    key = orders.interrupt()
+    die_again(orders, key)
+    for command in ["release"], ["release", "--fail"], ["resolve", *PAID, "--yes"]:
+        result = orders.run(*command, key, "--attempt", "1")
+        assert "interrupted now, in attempt 2. Nothing was done" in refused(result)
+    assert orders.run("release", key, "--attempt", "2").exit_code == 0
+
+
+def test_what_cannot_be_decided_is_refused_before_anything_is_asked(orders):
+    key = orders.interrupt()
+    orders.run("resolve", key, *PAID, "--yes")
+    result = orders.run("resolve", key, *PAID)
+    assert "is completed: only what is" in refused(result)
+    assert "Store it?" not in result.output
 
 
 def test_a_decision_whose_reply_was_lost_is_reported_as_made(orders, monkeypatch):

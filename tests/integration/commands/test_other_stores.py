@@ -17,7 +17,8 @@ import servers
 from flask_idempotency import Idempotency, Retryable, current_operation, idempotent
 from flask_idempotency.cli.stores import admin_of
 from flask_idempotency.core.keys import scope_tail
-from flask_idempotency.stores.admin import Line, Tally
+from flask_idempotency.core.records import StoredResponse
+from flask_idempotency.stores.admin import AuditEntry, Line, Tally, Verdict
 from tests.integration.commands.running import ANSWER, findings, not_ok, runner
 from tests.killed import Killed
 
@@ -178,6 +179,29 @@ def test_what_a_scope_has_stored_is_erased_except_what_is_undecided(shop, store)
         undecided = records.key(bytes.fromhex(key))
         assert records.erase([*found.keys, undecided, bytes(23)]) == 3
     assert [(line["key"], line["state"]) for line in shop.listed()] == [(key, "interrupted")]
+
+
+def test_only_what_an_operator_has_seen_is_decided_or_erased(shop):
+    key = shop.interrupt("dead")
+    with shop.app.app_context():
+        store = admin_of(shop.app.extensions["idempotency"].records, None)
+        full = store.key(bytes.fromhex(key))
+        entry = AuditEntry("ann", "failed", "")
+
+        def seen() -> str:
+            return store.starting(full)[0].version
+
+        first = seen()
+        assert store.settle(Verdict(full, "one", 60, entry, first, StoredResponse(500, (), b"")))
+        failed = seen()
+        assert not store.settle(Verdict(full, "two", 60, entry, first))
+        assert store.erase([full], first) == 0
+        assert store.settle(Verdict(full, "three", 60, entry, failed))
+        assert store.erase([full], failed) == 0
+        assert store.steps(full) != []
+        assert store.erase([full], seen()) == 1
+        assert store.steps(full) == []
+    assert shop.listed() == []
 
 
 def test_a_purge_by_age_is_refused_or_done(shop, store):

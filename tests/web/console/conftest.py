@@ -51,22 +51,25 @@ def rates(world):
 
 
 class Browser:
-    """A client that keeps cookies and takes the token of a form from the page before."""
+    """A client that keeps cookies and takes what a form hides from the page before."""
 
     def __init__(self, app, operator):
-        self._client, self._headers, self.token = app.test_client(), {"X-Operator": operator}, ""
+        self._client, self._headers = app.test_client(), {"X-Operator": operator}
+        self.token = self.seen = ""
 
     def get(self, path="/", **kwargs):
         return self._seen(self._client.get(ROOT + path, headers=self._headers, **kwargs))
 
     def post(self, path, **fields):
-        fields.setdefault("token", self.token)
+        fields = {"token": self.token, "seen": self.seen, **fields}
         data = {name: value for name, value in fields.items() if value is not None}
         return self._seen(self._client.post(ROOT + path, data=data, headers=self._headers))
 
     def _seen(self, response):
         if found := re.search('name="token" value="([^"]+)"', response.text):
             self.token = found[1]
+        if found := re.search('name="seen" value="([^"]+)"', response.text):
+            self.seen = found[1]
         return response
 
 

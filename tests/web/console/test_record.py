@@ -221,8 +221,8 @@ def test_a_record_is_erased_and_the_log_says_by_whom(browser, world, act, caplog
 def test_what_is_interrupted_is_not_erased_before_it_is_decided(browser, world, interrupted, act):
     digits = interrupted()
     assert browser.get(f"/records/{digits}/forget").status_code == 409
-    browser.get()
-    assert browser.post(f"/records/{digits}/forget").status_code == 409
+    browser.get(f"/records/{digits}/release")
+    assert "nothing to forget" in browser.post(f"/records/{digits}/forget").text
     assert len(world.records()) == 1
     act(digits, "fail")
     assert act(digits, "forget").status_code == 303
@@ -233,7 +233,7 @@ def test_what_is_interrupted_is_not_erased_before_it_is_decided(browser, world, 
 def test_what_is_in_use_is_not_erased(browser, world, act):
     world.post()
     digits = digits_of_newest(world)
-    browser.get()
+    browser.get(f"/records/{digits}/forget")
     with world.app.app_context(), world.db.engine.begin() as connection:
         connection.exec_driver_sql("select * from idempotency_record for update")
         response = browser.post(f"/records/{digits}/forget")
@@ -302,10 +302,10 @@ def test_what_has_completed_cannot_be_decided(browser, world, act, audit, action
     digits = digits_of_newest(world)
     assert browser.get(f"/records/{digits}/{action}").status_code == 409
     assert act(digits, action).status_code in (403, 409)
-    browser.get()
+    browser.get(f"/records/{digits}/forget")
     response = browser.post(f"/records/{digits}/{action}", why="because")
     assert response.status_code == 409
-    assert "completed" in response.text
+    assert f"completed: there is nothing to {action}" in response.text
     assert audit() == []
 
 
@@ -316,8 +316,53 @@ def test_a_second_operator_is_told_that_it_was_done(browser, another, interrupte
     act(digits, "release")
     response = bob.post(f"/records/{digits}/release", why="me too")
     assert response.status_code == 409
-    assert "This record is released" in response.text
+    assert f"somebody was first: {digits[:8]} is released now, in attempt 1" in response.text
     assert len(audit()[0][0]) == 1
+
+
+def test_a_page_about_an_earlier_attempt_decides_nothing(
+    world, browser, another, interrupted, act, audit
+):
+    digits = interrupted()
+    bob = another("bob")
+    bob.get(f"/records/{digits}/release")
+    act(digits, "release")
+    interrupted()
+    response = bob.post(f"/records/{digits}/release", why="nothing there")
+    assert response.status_code == 409
+    assert "is interrupted now, in attempt 2" in response.text
+    assert len(audit()[0][0]) == 1
+
+
+def test_nobody_undoes_a_decision_without_having_seen_it(browser, another, interrupted, act, audit):
+    digits = interrupted()
+    bob = another("bob")
+    bob.get(f"/records/{digits}/release")
+    act(digits, "fail")
+    response = bob.post(f"/records/{digits}/release", why="nothing there")
+    assert response.status_code == 409
+    assert "is failed now" in response.text
+    assert [each["did"] for each in audit()[0][0]] == ["failed"]
+    bob.get(f"/records/{digits}/release")
+    assert bob.post(f"/records/{digits}/release", why="I have seen it").status_code == 303
+
+
+def test_what_was_resolved_meanwhile_is_not_erased(world, browser, another, interrupted, act):
+    digits = interrupted()
+    act(digits, "fail")
+    bob = another("bob")
+    bob.get(f"/records/{digits}/forget")
+    act(digits, "resolve", status="201", body="{}")
+    response = bob.post(f"/records/{digits}/forget")
+    assert response.status_code == 409
+    assert "is completed now" in response.text
+    assert len(world.records()) == 1
+
+
+def test_a_form_tells_nothing_of_the_owner(world, browser, interrupted):
+    page = browser.get(f"/records/{interrupted()}/release").text
+    [(owner,)] = world.sql("select owner from idempotency_record")
+    assert owner not in page
 
 
 def test_an_operation_that_runs_is_left_alone(world, browser, interrupted):
