@@ -24,7 +24,8 @@ STATES = (*(state.value for state in State), "interrupted", "released", "observe
 def create_table(as_json: bool) -> None:
     """Create the table of the records and that of their steps, with indexes and fill factor.
 
-    Creates these two and none of the application's own. If a table of an earlier release exists, adds
+    With the operator's page, creates the table of its counts, too. Creates none of the application's
+    own. If a table of an earlier release exists, adds
     the columns, indexes and fill factor that it lacks, while requests use it; never alters or drops a
     column. Running it again does nothing. An application with Flask-Migrate needs only a migration: the
     tables are part of db.metadata.

@@ -54,8 +54,10 @@ class WriteRoute:
 
 
 def write_routes(state: AppState) -> Iterator[WriteRoute]:
-    """Every route that changes something, in the order of the application's URL map."""
+    """Every route that changes something, in the order of the URL map, but the console's."""
     for rule in state.app.url_map.iter_rules():
+        if _is_console(state.app.blueprints.get(rule.endpoint.rpartition(".")[0])):
+            continue
         rows: list[WriteRoute] = []
         for method in sorted((rule.methods or set()) - SAFE_METHODS):
             route = route_of(state, rule.endpoint, method)
@@ -68,16 +70,21 @@ def write_routes(state: AppState) -> Iterator[WriteRoute]:
         yield from rows
 
 
+def _is_console(blueprint: Any) -> bool:
+    """Whether a blueprint is the operators' page."""
+    return blueprint is not None and blueprint.import_name == "flask_idempotency.console.blueprint"
+
+
 @cli.command("routes")
 @as_json_option
 def list_routes(as_json: bool) -> None:
     """List every route that changes something, and how it is protected.
 
-    These are the routes with POST, PUT, PATCH or DELETE. "protected by" is "decorator" for @idempotent,
-    "protect" for Idempotency.protect, and "not" (null in JSON) without protection; "observed" is added
-    where it only observes (in JSON, "enforce" is false). Shows the options that differ from their
-    defaults; in JSON all of them, with the application's settings filled in, and callables by name.
-    Needs neither database nor Redis.
+    These are the routes with POST, PUT, PATCH or DELETE, without the operator's page. "protected by" is
+    "decorator" for @idempotent, "protect" for Idempotency.protect, and "not" (null in JSON) without
+    protection; "observed" is added where it only observes (in JSON, "enforce" is false). Shows the
+    options that differ from their defaults; in JSON all of them, with the application's settings filled
+    in, and callables by name. Needs neither database nor Redis.
     """
     state = current_state()
     rows = [_row(state, each, as_json) for each in write_routes(state)]
@@ -148,6 +155,7 @@ def examine_routes(state: AppState) -> Iterator[Finding]:
     yield from _examine_targets(state)
     yield from _examine_foreign(state, found)
     yield _examine_scope(state, found)
+    yield from _examine_console(state)
     endpoints = {each.endpoint for each in found}
     covered = {each.endpoint for each in found if each.protected_by}
     by_protect = {each.endpoint for each in found if each.protected_by == "protect"}
@@ -159,6 +167,12 @@ def examine_routes(state: AppState) -> Iterator[Finding]:
     bad = "IDEMPOTENCY_ENABLED is False: nothing is protected"
     remedy = "leave the setting out, or see `flask idempotency routes` for what it would protect"
     yield finding(state.settings.enabled, "routes", text, bad, remedy, "advice")
+
+
+def _examine_console(state: AppState) -> Iterator[Finding]:
+    if any(map(_is_console, state.app.blueprints.values())) and not state.app.secret_key:
+        bad = "the operator's page cannot sign its forms, so every request to it gets a 500"
+        yield Finding("FAILED", "console", bad, "set SECRET_KEY")
 
 
 def _is_observed(state: AppState, route: Route | None) -> bool:

@@ -47,11 +47,14 @@ class FormRefused(IdempotencyError):
 def admit(authorize: Callable[[], object]) -> Response | None:
     """Let the request in, or return the response that refuses it.
 
-    What ``authorize`` returns decides: a response is sent as it is, False, None and ``""`` refuse, True
-    lets in, and so does a text, which says who acts. Raises :class:`FormRefused` for a form without the
-    right token, and ``ConfigurationError`` for any other result and without a ``SECRET_KEY``.
+    What ``authorize`` returns decides: a response is sent as it is, False, None and a blank text
+    refuse, True lets in, and so does any other text, which says who acts. Raises :class:`FormRefused`
+    for a form without the right token, and ``ConfigurationError`` for any other result and without a
+    ``SECRET_KEY``.
     """
     found = current_app.ensure_sync(authorize)()
+    if isinstance(found, str):
+        found = found.strip()  # nobody acts under a blank name
     if isinstance(found, Response):
         return found
     if found is False or found is None or found == "":

@@ -16,7 +16,7 @@ from flask_login import LoginManager
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency, idempotent
-from tests.integration.commands.running import findings, not_ok, runner
+from tests.integration.commands.running import build_console, findings, not_ok, runner
 
 
 class Shop:
@@ -206,6 +206,23 @@ def test_check_counts_what_is_protected(shop):
     assert not not_ok(shop.run("check"))
     said = "2 of 3 endpoints that change something are protected, 1 of them by protect()"
     assert shop.said("routes") == said
+
+
+def test_the_operators_page_is_not_among_the_routes_to_protect(shop):
+    shop.add("pay", idempotent(pay))
+    build_console(shop.app)
+    assert list(shop.listed()) == ["pay POST"]
+    assert shop.said("routes") == "1 of 1 endpoints that change something are protected"
+
+
+def test_check_misses_the_key_that_signs_the_forms_of_the_operators_page(shop):
+    build_console(shop.app)
+    shop.app.secret_key = None
+    result = shop.run("check")
+    assert not_ok(result)["console"] == "FAILED"
+    assert "-> set SECRET_KEY" in result.output
+    shop.app.secret_key = "secret"
+    assert "console" not in not_ok(shop.run("check"))
 
 
 def test_check_says_what_the_first_request_would_be_refused_for(shop):

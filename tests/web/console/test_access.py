@@ -52,7 +52,7 @@ def test_nobody_gets_in_without_being_authorized(world, method, path):
     assert "Set-Cookie" not in response.headers
 
 
-@pytest.mark.parametrize("nobody", [False, None, ""])
+@pytest.mark.parametrize("nobody", [False, None, "", " \t"])
 def test_false_none_and_no_text_refuse(make_world, nobody):
     world = make_world(SECRET_KEY="secret")
     world.app.register_blueprint(world.idempotency.console_blueprint(authorize=lambda: nobody))

@@ -35,7 +35,7 @@ def digits_in(text):
 
 def test_the_overview_of_nothing_says_so(browser):
     text = browser.get().text
-    assert "nothing waits for you" in text
+    assert "nothing stopped midway" in text
     assert "None yet" in text
 
 
@@ -63,7 +63,8 @@ def test_what_is_observed_is_counted_by_what_would_have_become_of_it(browser, wo
 def test_the_overview_leads_to_what_was_interrupted(browser, interrupted):
     digits = interrupted()
     page = browser.get()
-    assert "wait for you" in page.text
+    assert "stopped midway, the oldest" in page.text
+    assert "wait for you" not in page.text, "a retry may run it again without anybody's doing"
     assert digits_in(page.text) == [digits]
     assert browser.get(f"/records/{digits}").status_code == 200
 
