@@ -44,6 +44,7 @@ class Observer:
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine, self._clock = engine, clock
         self._places = threading.BoundedSemaphore(PLACES)
+        self._failing = threading.Lock()
         self._paused_until: float | None = None
 
     def decide(self, claim: Claim, *, resume: bool) -> Decision | None:
@@ -54,24 +55,36 @@ class Observer:
         """What ``act`` returns; None while the store is left alone.
 
         Raises what it raises, and ``StoreUnavailable`` after :data:`PATIENCE_SECONDS`; then ``late``
-        gets the result when it comes.
+        gets the result when it comes. Of the failures that begin a pause together, one is raised.
         """
-        if self._paused_until is not None:
+        known = self._paused_until
+        if known is not None:
             now = self._clock.monotonic()
-            if now < self._paused_until:
+            if now < known:
                 return None
-            self._paused_until = now + PAUSE_SECONDS  # this request tries; the others go on without
+            # This request tries; the others go on without.
+            self._paused_until = known = now + PAUSE_SECONDS
         result: Future[T] = Future()
         try:
             found = self._within(act, result)
         except _OF_THE_RECORD:
             raise
         except Exception:
-            self._paused_until = self._clock.monotonic() + PAUSE_SECONDS
+            is_first = self._pause(known)
             result.add_done_callback(partial(self._recover, late))
-            raise
+            if is_first:
+                raise
+            return None
         self._paused_until = None
         return found
+
+    def _pause(self, known: float | None) -> bool:
+        """Leave the store alone. False if another failure, after ``known``, has begun the pause."""
+        with self._failing:
+            is_first = self._paused_until in (None, known)
+            if is_first:
+                self._paused_until = self._clock.monotonic() + PAUSE_SECONDS
+        return is_first
 
     def _recover(self, late: Callable[[T], object], result: Future[T]) -> None:
         """The reply came, for nobody."""

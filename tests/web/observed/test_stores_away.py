@@ -232,6 +232,24 @@ def test_a_pause_lets_one_request_try(store):
     assert asked.ask(lambda: "there") == asked.ask(lambda: "there") == "there"
 
 
+def test_of_requests_that_fail_together_one_tells(background, store):
+    observer_, together = Observer(None, time), threading.Barrier(PLACES)
+
+    def fail():
+        together.wait(10)
+        raise ConnectionError
+
+    def outcome():
+        try:
+            return observer_.ask(fail)
+        except ConnectionError as error:
+            return error
+
+    outcomes = [sent.result() for sent in [background(outcome) for _ in range(PLACES)]]
+    assert sum(isinstance(each, ConnectionError) for each in outcomes) == 1
+    assert outcomes.count(None) == PLACES - 1
+
+
 def test_sqlite_and_a_store_of_ones_own_are_refused_by_name(make_world, tmp_path, store):
     with pytest.raises(ConfigurationError, match="IDEMPOTENCY_ENFORCE is False, which works with"):
         make_world(
