@@ -147,7 +147,7 @@ class _Series:
         )
         self.lock_paused = Gauge(
             "lock_paused",
-            "Processes that leave Redis alone for a while because it failed",
+            "Applications, each counted in every process, that leave Redis alone because it failed",
             multiprocess_mode="livesum",
             **of,
         )
@@ -166,6 +166,7 @@ class _Receiver:
 
     def __init__(self, series: _Series, app: Flask) -> None:
         self._series = series
+        self._turn, self._is_paused = threading.Lock(), False
         for signal in OUTCOMES:
             signal.connect(self.count, app)
         operation_taken_over.connect(self.count_takeover, app)
@@ -197,11 +198,17 @@ class _Receiver:
 
     def note_pause(self, _app: Flask, **_event: Event) -> None:
         """Redis is left alone."""
-        self._series.lock_paused.set(1)
+        self._count_pause(is_paused=True)
 
     def note_resume(self, _app: Flask, **_event: Event) -> None:
         """Redis works again."""
-        self._series.lock_paused.set(0)
+        self._count_pause(is_paused=False)
+
+    def _count_pause(self, *, is_paused: bool) -> None:
+        """Count this application once: it shares the gauge with others."""
+        with self._turn:
+            self._series.lock_paused.inc(is_paused - self._is_paused)
+            self._is_paused = is_paused
 
 
 class _Operation:

@@ -10,7 +10,15 @@ import pytest
 from flask import Flask
 from prometheus_client import CollectorRegistry, generate_latest
 
-from flask_idempotency import ConfigurationError, Retryable, current_operation, idempotent
+from flask_idempotency import (
+    ConfigurationError,
+    Event,
+    Retryable,
+    current_operation,
+    idempotent,
+    lock_paused,
+    lock_resumed,
+)
 from flask_idempotency.integrations.prometheus import export_metrics
 from flask_idempotency.web.setup.state import app_state
 from tests.stores import BOTH
@@ -245,6 +253,24 @@ def test_a_redis_that_fails_is_counted_and_paused_until_it_works(world, add_view
     monkeypatch.setattr(lock, "_skip_until", 0)
     world.post()
     assert value("lock_paused") == 0
+
+
+def test_each_application_of_a_registry_pauses_for_itself(make_world):
+    registry = CollectorRegistry()
+    shops = [make_world().app for _ in range(2)]
+    for shop in shops:
+        export_metrics(shop, registry=registry)
+
+    def count_after(signal, *senders):
+        for sender in senders:
+            signal.send(sender, event=Event(""))
+        return registry.get_sample_value("idempotency_lock_paused")
+
+    first, second = shops
+    assert count_after(lock_paused, first, second, second) == 2
+    assert count_after(lock_resumed, first) == 1
+    assert count_after(lock_resumed, first) == 1
+    assert count_after(lock_resumed, second) == 0
 
 
 def test_no_label_says_whose_a_key_is(world, registry, add_view):
