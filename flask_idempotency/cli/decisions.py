@@ -19,10 +19,12 @@ from flask_idempotency.core.errors import (
     IdempotencyError,
     OperationFailed,
     RecordBroken,
+    SealBroken,
     UnknownRecord,
 )
 from flask_idempotency.core.keys import SHOWN
-from flask_idempotency.core.records import Claim
+from flask_idempotency.core.ports import Plain
+from flask_idempotency.core.records import Claim, Record
 from flask_idempotency.core.storable import storable
 from flask_idempotency.stores.admin import Admin, AuditEntry, Line, Verdict
 from flask_idempotency.web.request.response import capture, lasting_response
@@ -86,9 +88,19 @@ def _with_response(state: AppState, verdict: Verdict, response: Response) -> Ver
     record = state.records.look(verdict.key)
     if record is None:
         raise UnknownRecord(f"{verdict.key.hex()[:SHOWN]} has just been deleted")
+    check_sealer(state, record)
     claim = Claim(verdict.key, record.name, record.fingerprint, verdict.owner, verdict.ttl_seconds)
     sealed = state.sealer.seal(capture(response, state.settings), claim)
     return replace(verdict, response=sealed)
+
+
+def check_sealer(state: AppState, record: Record) -> None:
+    """Raise ``SealBroken`` if the record's application encrypts, and this process has no keys."""
+    if record.fingerprint.is_keyed and isinstance(state.sealer, Plain):
+        raise SealBroken(
+            "the application encrypts what it stores, but IDEMPOTENCY_ENCRYPTION_KEYS is empty here: it"
+            " would reject each retry. Give this process the application's keys"
+        )
 
 
 def _is_done(state: AppState, verdict: Verdict) -> bool:

@@ -11,7 +11,14 @@ import flask
 from flask import redirect, request, url_for
 from werkzeug.wrappers import Response
 
-from flask_idempotency.cli.decisions import failure, given_response, noted, overtaken, settle
+from flask_idempotency.cli.decisions import (
+    check_sealer,
+    failure,
+    given_response,
+    noted,
+    overtaken,
+    settle,
+)
 from flask_idempotency.cli.erasure import erase
 from flask_idempotency.cli.group import admin, require
 from flask_idempotency.cli.records import find, find_audit
@@ -148,14 +155,18 @@ def _page(found: Found, *, with_body: bool = False) -> Response:
 
 
 def _row(state: AppState, found: Found) -> tuple[Record | None, str]:
-    """The record with its response decrypted; or why it cannot be read."""
+    """The record with its response decrypted; or without it, and why no retry gets it."""
     key = _key(admin(state), found)
     try:
-        return state.engine.look(key), ""
+        record = state.engine.look(key)
+        if record is not None:
+            check_sealer(state, record)
     except (RecordBroken, SealBroken) as error:
         with suppress(RecordBroken):
-            return state.records.look(key), error.detail
+            record = state.records.look(key)
+            return record and replace(record, response=None), error.detail
         return None, error.detail
+    return record, ""
 
 
 def _key(store: Admin, found: Found) -> bytes:

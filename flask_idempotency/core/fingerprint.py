@@ -100,6 +100,11 @@ class Fingerprint:
         return None
 
     @property
+    def is_keyed(self) -> bool:
+        """Whether it was made under a secret key: then responses are encrypted, too."""
+        return len(self.digest) > _DIGEST_BYTES
+
+    @property
     def origin(self) -> str:
         """What made it, for a log line."""
         key_id = self.digest[:-_DIGEST_BYTES]

@@ -257,6 +257,17 @@ def test_what_is_given_is_sealed_like_any_response(make_world):
     assert orders.send().json == {"paid": True}
 
 
+def test_without_the_keys_nothing_is_stored_that_no_retry_could_open(make_world):
+    orders = Orders(make_world(IDEMPOTENCY_ENCRYPTION_KEYS=KEYS))
+    key = orders.interrupt()
+    same = orders.world.app.config["SQLALCHEMY_DATABASE_URI"]
+    keyless = runner(make_world(SQLALCHEMY_DATABASE_URI=same).app)
+    for command in ["resolve", *PAID, "--yes"], ["release", "--fail"]:
+        assert "IDEMPOTENCY_ENCRYPTION_KEYS is empty here" in refused(keyless(*command, key))
+    assert orders.lines()[0]["state"] == "interrupted"
+    assert keyless("release", key).exit_code == 0, "stores no response"
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -9,6 +9,8 @@ import pytest
 
 from flask_idempotency import current_operation
 
+from .conftest import Browser
+
 ACTIONS = ["release", "resolve", "fail"]
 
 
@@ -138,10 +140,29 @@ class TestSealed:
         world.post()
         world.sql("update idempotency_record set status = 200")
         digits = digits_of_newest(world)
+        browser.get()
         for response in browser.get(f"/records/{digits}"), browser.post(f"/records/{digits}/body"):
             assert response.status_code == 200
             assert "was changed or moved from its row" in response.text
             assert "canary" not in response.text
+
+    def test_one_that_no_retry_gets_is_not_shown(self, browser, world, make_world):
+        world.post()
+        world.sql("update idempotency_record set headers = '[]', body = 'canary'")
+        same = {"SQLALCHEMY_DATABASE_URI": world.app.config["SQLALCHEMY_DATABASE_URI"]}
+        keyless = make_world(SECRET_KEY="secret", **same)
+        blueprint = keyless.idempotency.console_blueprint(authorize=lambda: True)
+        keyless.app.register_blueprint(blueprint)
+        path = f"/records/{digits_of_newest(world)}"
+        for each, said in (
+            (browser, "is not encrypted"),
+            (Browser(keyless.app, "bob"), "IDEMPOTENCY_ENCRYPTION_KEYS is empty here"),
+        ):
+            each.get()
+            for response in each.get(path), each.post(f"{path}/body"):
+                assert response.status_code == 200
+                assert said in response.text
+                assert "canary" not in response.text
 
     def test_a_resolved_response_is_sealed(self, browser, world, act, interrupted):
         digits = interrupted()
