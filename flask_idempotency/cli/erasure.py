@@ -13,7 +13,7 @@ from flask_idempotency.stores.redis.lock import RedisLock
 from flask_idempotency.web.setup.state import AppState
 
 from .group import admin, as_json_option, cli, current_state, progress, require, write, write_rows
-from .keys import possible_hashes, scope_tails
+from .keys import nothing_found, possible_hashes, scope_tails
 
 BATCH = 1000
 """How many records are erased in one transaction: a few milliseconds, for which nothing waits."""
@@ -81,7 +81,9 @@ def erase(state: AppState, store: Admin, keys: list[bytes], seen: str | None = N
               " the route or the application.")  # fmt: skip
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @as_json_option
+@click.pass_context
 def forget(
+    context: click.Context,
     scope: str | None,
     operation: str | None,
     key: str | None,
@@ -93,7 +95,8 @@ def forget(
 
     Counts first, and asks. Never erases what is in progress, and says how many were left and why. Uses
     small transactions, so it may run at any time. Afterwards a retry of what was erased runs the view
-    again, like a first request. Reads the whole table, unless there is a --key.
+    again, like a first request. Reads the whole table, unless there is a --key. The exit code is 1 if
+    there is nothing to erase and nothing was left: the options may be mistyped.
     """
     if (scope if key is None else operation) is None:
         raise click.UsageError("give --scope; or --key and --operation, with their --scope")
@@ -111,13 +114,16 @@ def forget(
         erased += count
         show(f"{erased:,} of {len(found.keys):,} erased")
     show("")
-    left = Counter(found.left)
+    left, was_found = Counter(found.left), bool(found.keys or found.left)
     left["in_progress"] += len(found.keys) - erased
     if as_json:
         write_rows([{"erased": erased, **{state: left[state] for state in _WHY}}], as_json)
-    else:
+    elif was_found:
         write(f"{_records(erased)} erased")
         _write_left(left)
+    else:
+        write(nothing_found(state, key, operation, scope))
+    context.exit(0 if was_found else 1)
 
 
 def _write_left(left: Mapping[str, int]) -> None:

@@ -34,6 +34,18 @@ def scope_tails(text: str) -> list[bytes]:
     return [scope_tail(scope) for scope in _scopes(text)]
 
 
+def nothing_found(state: AppState, key: str | None, operation: str | None, scope: str | None) -> str:
+    """The sentence for no record at all, with what may be wrong in the options."""
+    text = "no record of this scope"
+    if key is not None:
+        text = "no record of this key, operation, scope and namespace"
+        if scope is None and state.scope is not None:
+            text += "; this application has scopes: give --scope"
+    if operation and operation not in {found.route.name for found in protected_routes(state)}:
+        text += f"; no protected route is named {operation!r}: `flask idempotency stats` lists names"
+    return text
+
+
 def _namespaces(state: AppState, operation: str) -> set[str]:
     routes = [found.route for found in protected_routes(state) if found.route.name == operation]
     return {state.settings.namespace, *(route.namespace for route in routes)}

@@ -14,7 +14,7 @@ from flask_idempotency.core.records import State
 from flask_idempotency.stores.admin import Admin, AuditEntry, Line, StepLine
 
 from .group import MANY, admin, as_json_option, cli, current_state, in_utc, write, write_rows
-from .keys import possible_hashes
+from .keys import nothing_found, possible_hashes
 
 STATES = (*(state.value for state in State), "interrupted", "released", "observed")
 
@@ -86,7 +86,7 @@ def list_records(
         lines = [line for each in hashes for line in store.starting(each)]
         found = [line for line in lines if state in (None, line.state)]
         found.sort(key=lambda line: str(line.created), reverse=True)
-        none = "no record of this key, operation, scope and namespace"
+        none = nothing_found(app, key, operation, scope)
     elif key is scope is namespace is None:
         found = store.newest(operation, state, limit)
     else:

@@ -96,8 +96,16 @@ def purge(
 def _ask(seconds: int, as_json: bool) -> None:
     if as_json:
         raise click.UsageError("with --json, --older-than needs --yes")
-    text = f"Retries of requests that ended more than {seconds:,} s ago will run again. Delete?"
+    age = _in_words(seconds)
+    text = f"Retries of requests that ended more than {age} ago will run again. Delete?"
     click.confirm(text, abort=True)
+
+
+def _in_words(seconds: int) -> str:
+    """An age in the largest unit in which it is a whole number."""
+    units = {"day": 86_400, "hour": 3600, "minute": 60, "second": 1}
+    unit, size = next((unit, size) for unit, size in units.items() if seconds % size == 0)
+    return f"1 {unit}" if seconds == size else f"{seconds // size:,} {unit}s"
 
 
 def _purge(

@@ -47,8 +47,8 @@ class Shop:
 
     def forget(self, *options: str) -> dict[str, int]:
         result = self.run("forget", *options, "--yes", "--json")
-        assert result.exit_code == 0, result.output
         (row,) = json.loads(result.output)
+        assert result.exit_code == (0 if any(row.values()) else 1), "as grep's"
         return dict(row)
 
     def rows(self, table: str = "idempotency_record") -> int:
@@ -89,6 +89,24 @@ def test_one_operation_or_one_key_of_a_scope_is_erased(shop):
     shop.interrupt()
     dead = ["--key", "dead", "--operation", "order", "--scope", "alice"]
     assert shop.forget(*dead) == {"erased": 0, "in_progress": 0, "interrupted": 1}
+
+
+def test_who_finds_nothing_is_told_what_may_be_mistyped(shop):
+    shop.world.post("/payments", "key-0")
+    misspelt = "no protected route is named 'pya': `flask idempotency stats` lists names"
+    no_scope = "this application has scopes: give --scope"
+    for command in ("forget", "--yes"), ("list",):
+        for options, hint in (
+            (("--operation", "pya", "--scope", "alice"), misspelt),
+            (("--operation", "pay"), no_scope),
+            (("--operation", "pay", "--scope", "bob"), "scope and namespace"),
+        ):
+            result = shop.run(*command, "--key", "key-0", *options)
+            assert result.exit_code == 1
+            assert result.output.endswith(f"{hint}\n")
+    result = shop.run("forget", "--yes", "--scope", "alice", "--operation", "pya")
+    assert (result.exit_code, result.output) == (1, f"no record of this scope; {misspelt}\n")
+    assert shop.rows() == 1
 
 
 def test_a_scope_is_a_text_a_number_or_a_uuid():
@@ -139,7 +157,9 @@ def test_it_counts_and_asks_first(shop):
     assert (result.exit_code, shop.rows()) == (1, 2)
     assert ask(cli, ["forget", "--scope", "alice"], input="y\n").exit_code == 0
     assert shop.rows() == 1
-    assert ask(cli, ["forget", "--scope", "nobody"]).output == "0 records erased\n", "nothing to ask"
+    nobody = ask(cli, ["forget", "--scope", "nobody"])
+    assert nobody.output == "no record of this scope\n", "nothing to ask"
+    assert nobody.exit_code == 1
 
 
 @pytest.mark.parametrize(
@@ -226,8 +246,11 @@ def test_a_purge_by_age_deletes_what_ended_and_asks_first(shop):
     shop.world.post("/payments", "new")
     ask = shop.world.app.test_cli_runner().invoke
     refused = ask(cli, ["purge", "--older-than", "1d"], input="n\n")
-    assert "ended more than 86,400 s ago will run again" in refused.output
+    assert "ended more than 1 day ago will run again" in refused.output
     assert (refused.exit_code, shop.rows()) == (1, 6)
+    for age, said in ("7d", "7 days"), ("90m", "90 minutes"), ("2w", "14 days"), ("61", "61 seconds"):
+        asked = ask(cli, ["purge", "--older-than", age], input="n\n").output
+        assert f"ended more than {said} ago" in asked
     assert (
         shop.run("purge", "--older-than", "3d", "--yes").output == "0 expired or old records deleted\n"
     )
