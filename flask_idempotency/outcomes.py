@@ -19,16 +19,16 @@ from flask_idempotency.core.errors import (
     shown,
 )
 from flask_idempotency.core.fingerprint import Pointer, natural_key
-from flask_idempotency.core.keys import key_syntax, parse_key
+from flask_idempotency.core.keys import SHOWN, key_syntax, parse_key
 from flask_idempotency.core.machine import Situation, situation
 from flask_idempotency.core.records import Record, State, StoredResponse
 from flask_idempotency.core.storable import POINTERS
-from flask_idempotency.web.attempt.attempt import report
 from flask_idempotency.web.operation import Operation
 from flask_idempotency.web.request.state import current_scope
 from flask_idempotency.web.setup.options import FormField, Route, ScopeCallable
 from flask_idempotency.web.setup.routes import ProtectedRoute, protected_routes
 from flask_idempotency.web.setup.state import AppState, app_state
+from flask_idempotency.web.signals import Event, tell_failure, unavailable
 
 _SAYS = {
     "in_progress": "The operation has started and has no response yet. Send the same request again.",
@@ -102,7 +102,8 @@ def _outcome(state: AppState, key: str | None) -> tuple[dict[str, Any], int | No
     try:
         record = state.engine.look(operation.hashed_key())
     except StoreUnavailable as error:
-        report(state, operation, error)
+        event = Event(operation.name, id=operation.hashed_key().hex()[:SHOWN], error=error)
+        tell_failure(state.app, event, *unavailable(error))
         raise
     how = situation(record)
     if record is None or how is Situation.EXPIRED:

@@ -62,7 +62,7 @@ from flask_idempotency.web.setup.state import AppState
 
 from .decorator import protected
 from .operation import in_thread, present_request
-from .signals import conclude, operation_rejected
+from .signals import reject
 
 log = logging.getLogger("flask_idempotency")
 
@@ -151,15 +151,8 @@ class Hooks:
             headers.add("Retry-After", str(problem.retry_after))
         if isinstance(problem, ScopeUnknown):
             self._challenge(headers)
-        conclude(
-            self._state.app,
-            operation_rejected,
-            current,
-            "rejected",
-            status=response.status_code,
-            problem=problem.type,
-            error=problem,
-        )
+        if current.began:  # otherwise the view is not a protected one
+            reject(self._state.app, current, problem, response.status_code)
         return response
 
     def _challenge(self, headers: Headers) -> None:

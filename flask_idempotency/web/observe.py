@@ -62,7 +62,7 @@ from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.state import AppState
 
 from .operation import Operation
-from .signals import Event, conclude, operation_observed, send, store_failed
+from .signals import conclude, event_of, operation_observed, tell_failure
 
 log = logging.getLogger("flask_idempotency")
 
@@ -86,6 +86,7 @@ class Observed:
     decided_by = "records"
     has_outcome = False
     claim: Claim | None = None
+    attempt: int | None = None
     error: BaseException | None = None  # what left the view
 
     def __init__(
@@ -269,10 +270,6 @@ class Observed:
     def _report(self, error: Exception) -> None:
         """Log and signal that the records did not do what was asked."""
         cause = error if isinstance(error, ConfigurationError) else error.__cause__ or error
-        log.error(
-            "operation %s: nothing is observed for %g s, the store failed: %r",
-            self.name,
-            PAUSE_SECONDS,
-            cause,
-        )
-        send(store_failed, self._state.app, Event(self.name, error=error))
+        text = "nothing is observed for %g s, the store failed: %r"
+        event = event_of(self, error=error)
+        tell_failure(self._state.app, event, text, PAUSE_SECONDS, cause)

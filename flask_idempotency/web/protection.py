@@ -37,7 +37,7 @@ from flask_idempotency.core.errors import (
 from flask_idempotency.core.machine import assert_never
 from flask_idempotency.core.records import Claim
 from flask_idempotency.web.attempt.atomic import AtomicAttempt
-from flask_idempotency.web.attempt.attempt import Attempt, report
+from flask_idempotency.web.attempt.attempt import Attempt
 from flask_idempotency.web.attempt.leased import LeasedAttempt
 from flask_idempotency.web.request.identity import (
     fitting,
@@ -58,11 +58,14 @@ from .observe import TOO_LARGE, observe
 from .operation import Operation, running_operation
 from .signals import (
     conclude,
+    event_of,
     note,
     operation_interrupted,
     operation_rejected,
     operation_replayed,
     operation_unprotected,
+    tell_failure,
+    unavailable,
 )
 
 log = logging.getLogger("flask_idempotency")
@@ -192,9 +195,9 @@ def _decide(
     try:
         decision = state.engine.decide(claim, route.wait, resume=route.on_interrupted != "hold")
     except StoreUnavailable as error:
-        report(state, operation, error)
         if state.settings.on_store_error == "reject" or claim.resumes is not None:
             raise
+        tell_failure(state.app, event_of(current, error=error), *unavailable(error))
         conclude(
             state.app, operation_unprotected, current, "unprotected", logging.ERROR, problem=error.type
         )

@@ -28,7 +28,7 @@ from flask_idempotency.web.setup.state import AppState, app_state
 
 from .operation import Operation
 from .protection import claim_or_answer
-from .signals import conclude, operation_rejected
+from .signals import reject
 
 STARTED = ("__main__", "__mp_main__")
 """The names of the module that was started: Python's, and that of multiprocessing in a new process."""
@@ -65,15 +65,7 @@ def run(
     try:
         return _run(state, route, current, function, args, scope, key, payload)
     except Problem as problem:
-        conclude(
-            state.app,
-            operation_rejected,
-            current,
-            "rejected",
-            status=problem.status,
-            problem=problem.type,
-            error=problem,
-        )
+        reject(state.app, current, problem, problem.status)
         raise
     finally:
         current.problem, current.is_replay = (

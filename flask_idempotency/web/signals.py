@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from logging import DEBUG, INFO
+from logging import DEBUG, ERROR, INFO
 from types import CoroutineType
 from typing import Any, Protocol
 
 from blinker import NamedSignal, Namespace
 
+from flask_idempotency.core.errors import Problem, StoreUnavailable
 from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.core.records import Claim
 
@@ -115,18 +116,28 @@ class Told(Protocol):
     began: float
     claim: Claim | None
     decided_by: str
+    attempt: int | None
     has_outcome: bool
 
 
-def _log(signal: NamedSignal, event: Event, level: int) -> None:
-    """Log ``event``, its fields as attributes of the record."""
+def _facts(event: Event) -> dict[str, Any]:
+    """The fields of ``event``, as a line of the log may have them."""
     facts = {name: value for name, value in vars(event).items() if value is not None}
     if event.error is not None:  # its text may hold what a client sent
         facts["error"] = type(event.error).__name__
+    return facts
+
+
+def _log(signal: NamedSignal, event: Event, level: int) -> None:
+    facts = _facts(event)
     what = _would(event.would) if event.would else event.outcome or signal.name.partition("-")[2]
     details = ", ".join(f"{name} {_short(facts[name])}" for name in _DETAILS if name in facts)
     # Error trackers group lines by this text: each outcome is an issue of its own.
-    line = (f"operation %s {what}: %s", event.operation, details)
+    _write(level, facts, f"operation %s {what}: %s", event.operation, details)
+
+
+def _write(level: int, facts: dict[str, Any], *line: Any) -> None:
+    """Log a line, with ``facts`` as attributes of the record."""
     try:
         log.log(level, *line, extra=facts)
     except KeyError:  # the application's own records have an attribute of such a name
@@ -162,6 +173,15 @@ def send(signal: NamedSignal, app: Any, event: Event) -> None:
             log.exception("a receiver of %s failed", signal.name)
 
 
+def event_of(told: Told, **facts: Any) -> Event:
+    """What happens to the present request's operation."""
+    claim = told.claim
+    if claim is None:
+        return Event(told.name, **facts)
+    digits = claim.key.hex()[:SHOWN]
+    return Event(claim.name, decided_by=told.decided_by, id=digits, **facts)
+
+
 def note(
     app: Any,
     signal: NamedSignal,
@@ -173,12 +193,7 @@ def note(
     is_logged = log.isEnabledFor(level)
     if not (is_logged or signal.receivers):
         return
-    claim = told.claim
-    if claim is None:
-        event = Event(told.name, **facts)
-    else:
-        digits = claim.key.hex()[:SHOWN]
-        event = Event(claim.name, decided_by=told.decided_by, id=digits, **facts)
+    event = event_of(told, **facts)
     if is_logged:
         _log(signal, event, level)
     send(signal, app, event)
@@ -192,3 +207,29 @@ def conclude(
         told.has_outcome = True
         facts.setdefault("seconds", time.monotonic() - told.began)
         note(app, signal, told, level, outcome=outcome, **facts)
+
+
+def reject(app: Any, told: Told, problem: Problem, status: int) -> None:
+    """Tell that the present request gets ``problem`` as its response, and if the store failed, that."""
+    if isinstance(problem, StoreUnavailable) and not told.has_outcome:
+        tell_failure(app, event_of(told, attempt=told.attempt, error=problem), *unavailable(problem))
+    conclude(
+        app,
+        operation_rejected,
+        told,
+        "rejected",
+        status=status,
+        problem=problem.type,
+        error=problem,
+    )
+
+
+def tell_failure(app: Any, event: Event, text: str, *values: object) -> None:
+    """Log that a store failed, and send ``store_failed``. The line says why; no response does."""
+    _write(ERROR, _facts(event), f"operation %s: {text}", event.operation, *values)
+    send(store_failed, app, event)
+
+
+def unavailable(error: StoreUnavailable) -> tuple[str, object]:
+    """What a line of the log says of it."""
+    return "the store is unavailable: %r", error.__cause__

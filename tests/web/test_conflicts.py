@@ -9,8 +9,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import servers
-from flask_idempotency import current_operation, idempotent, operation_unprotected, store_failed
+from flask_idempotency import (
+    Retryable,
+    current_operation,
+    idempotent,
+    operation_rejected,
+    operation_unprotected,
+    store_failed,
+)
 from flask_idempotency.integrations.prometheus import export_metrics
+from flask_idempotency.outcomes import outcomes_blueprint
 
 PATIENCE_SECONDS = 10
 
@@ -60,6 +68,132 @@ def test_a_stopped_database_is_counted_and_timed(own_postgres, stoppable, add_vi
     assert failures == [1, 0]
     claims = {"part": "records", "verb": "claim"}
     assert registry.get_sample_value("idempotency_store_seconds_count", claims) == 1
+
+
+def ask(world):
+    world.db.session.scalar(world.db.text("select 1"))
+
+
+def lost_before(world, stop):
+    stop()
+    return idempotent(lambda: "")
+
+
+def lost_at_a_statement_of_the_view(world, stop):
+    return idempotent(lambda: [ask(world), stop(), ask(world)])
+
+
+def lost_at_the_commit(world, stop):
+    return idempotent(lambda: (stop(), "")[1])
+
+
+def lost_at_a_commit_above_the_view(world, stop):
+    def pay():
+        world.db.session.add(world.Payment(amount=5))
+        return ""
+
+    protected = idempotent(pay)
+
+    def commit():
+        response = protected()
+        world.db.session.commit()
+        stop()
+        return response
+
+    return commit
+
+
+def lost_before_a_lease(world, stop):
+    stop()
+    return idempotent(atomic=False)(lambda: "")
+
+
+def lost_in_a_step(world, stop):
+    return idempotent(atomic=False)(lambda: current_operation.step("charge", stop))
+
+
+def lost_in_an_atomic_step(world, stop):
+    def charge():
+        ask(world)
+        stop()
+        ask(world)
+
+    return idempotent(atomic=False)(lambda: current_operation.step("charge", charge, atomic=True))
+
+
+def lost_at_the_end_of_a_lease(world, stop):
+    return idempotent(atomic=False)(lambda: (stop(), "")[1])
+
+
+def lost_at_a_release(world, stop):
+    def pay():
+        stop()
+        raise Retryable
+
+    return idempotent(atomic=False)(pay)
+
+
+def lost_in_run(world, stop):
+    def pay():
+        return world.idempotency.run("k", stop, scope="a", name="job")
+
+    return pay
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        lost_before,
+        lost_at_a_statement_of_the_view,
+        lost_at_the_commit,
+        lost_at_a_commit_above_the_view,
+        lost_before_a_lease,
+        lost_in_a_step,
+        lost_in_an_atomic_step,
+        lost_at_the_end_of_a_lease,
+        lost_at_a_release,
+        lost_in_run,
+    ],
+)
+def test_a_lost_database_is_told_once_whenever_it_is_lost(
+    own_postgres, stoppable, assert_problem, caplog, lost
+):
+    world, failures, outcomes = stoppable(), [], []
+    world.app.add_url_rule("/payments", "pay", lost(world, own_postgres.stop), methods=["POST"])
+    with (
+        store_failed.connected_to(lambda _app, event: failures.append(event)),
+        operation_rejected.connected_to(lambda _app, event: outcomes.append(event)),
+    ):
+        assert_problem(world.post(), 503, "store-unavailable", retry=True)
+    (line,) = [each for each in caplog.records if each.levelno == logging.ERROR]
+    (failure,), (outcome,) = failures, outcomes
+    assert "the store is unavailable" in line.getMessage()
+    assert failure.error is outcome.error
+    name = "job" if lost is lost_in_run else "pay"
+    assert failure.operation == outcome.operation == line.operation == name
+    assert failure.id == outcome.id == line.id
+    assert line.error == "StoreUnavailable"
+
+
+def test_a_lost_database_is_told_once_if_an_outcome_is_asked_for(
+    own_postgres, stoppable, add_view, assert_problem, caplog
+):
+    world, failures, rejected = stoppable(), [], []
+    world.app.register_blueprint(outcomes_blueprint())
+    add_view(world)
+    with (
+        store_failed.connected_to(lambda _app, event: failures.append(event.operation)),
+        operation_rejected.connected_to(lambda _app, event: rejected.append(event)),
+    ):
+        unknown = world.client.get("/idempotency/key-1", headers={"X-User": "alice"})
+        assert_problem(unknown, 404, "outcome-unknown")
+        own_postgres.stop()
+        response = world.client.get("/idempotency/key-1", headers={"X-User": "alice"})
+        assert_problem(response, 503, "store-unavailable", retry=True)
+    assert failures == ["pay"]
+    assert rejected == []  # it was no request to a protected view
+    (line,) = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert line.operation == "pay"
 
 
 def test_a_stopped_database_may_be_allowed_to_leave_views_unprotected(own_postgres, stoppable, caplog):

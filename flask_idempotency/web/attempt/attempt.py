@@ -10,7 +10,7 @@ from flask import Response
 from flask.globals import request_ctx
 
 from flask_idempotency.core.engine import Execution
-from flask_idempotency.core.errors import Problem, StoreUnavailable
+from flask_idempotency.core.errors import Problem
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import is_stored_by_default
 from flask_idempotency.web.operation import Operation
@@ -19,15 +19,7 @@ from flask_idempotency.web.request.state import RequestState
 from flask_idempotency.web.session.earlier import SetAside
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.state import AppState
-from flask_idempotency.web.signals import (
-    Event,
-    conclude,
-    note,
-    operation_executed,
-    operation_taken_over,
-    send,
-    store_failed,
-)
+from flask_idempotency.web.signals import conclude, note, operation_executed, operation_taken_over
 
 log = logging.getLogger("flask_idempotency")
 
@@ -60,7 +52,7 @@ class Attempt:
         self._registered: list[Any] = []  # with flask.after_this_request
         self._outside = 0  # how many of these before the view
         current.clean_up = self.clean_up
-        operation.attempt = execution.hold.attempt
+        current.attempt = operation.attempt = execution.hold.attempt
 
     def open(self, before: SetAside | None = None) -> Attempt | Response:
         """Make everything ready for the view, or respond at once.
@@ -150,7 +142,7 @@ class Attempt:
             if not self._is_settled():
                 self._waiting, self._current.waiting = stored, self
                 return response
-        self._end_with(stored if is_stored else None)
+        self._end(stored if is_stored else None)
         return response
 
     def finish(self) -> None:
@@ -161,7 +153,7 @@ class Attempt:
         stored, self._waiting = self._waiting, None
         with self:
             if stored is not None:
-                self._end_with(None if stored.status < 400 and self._is_undone() else stored)
+                self._end(None if stored.status < 400 and self._is_undone() else stored)
 
     def hand_up(self) -> bool:
         """Let an error of the view pass the decorators above it, if it comes back to ``respond_to``."""
@@ -179,15 +171,6 @@ class Attempt:
     def has_committed(self) -> bool:
         """Whether :meth:`end` undoes something that the view has committed."""
         return False
-
-    def _end_with(self, stored: StoredResponse | None) -> None:
-        try:
-            self._end(stored)
-        except Problem as problem:
-            self._current.problem = problem
-            if isinstance(problem, StoreUnavailable):
-                report(self._state, self._operation, problem)
-            raise
 
     def fail(self, error: Exception) -> Response:
         """The view raised ``error``."""
@@ -254,9 +237,3 @@ class Attempt:
                 function()
             except Exception:  # the operation has been committed: its response stands
                 log.exception("operation %s: a function failed after the commit", operation.name)
-
-
-def report(state: AppState, operation: Operation, error: StoreUnavailable) -> None:
-    """Log and signal that Postgres did not do what was asked; the response does not say why."""
-    log.error("operation %s: the store is unavailable: %r", operation.name, error.__cause__)
-    send(store_failed, state.app, Event(operation.name, attempt=operation.attempt or None, error=error))

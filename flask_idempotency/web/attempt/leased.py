@@ -36,13 +36,12 @@ from flask_idempotency.web.request.response import capture, lasting_response
 from flask_idempotency.web.session.ends import end_view, is_settled_outside
 from flask_idempotency.web.session.joining import parked
 from flask_idempotency.web.signals import (
-    Event,
     conclude,
+    event_of,
     note,
     operation_interrupted,
     operation_released,
-    send,
-    store_failed,
+    tell_failure,
 )
 
 from .attempt import Attempt
@@ -124,9 +123,9 @@ class LeasedAttempt(Attempt):
 
     def _note_lapse(self, error: Exception) -> None:
         """The view runs, and its lease has run out all the same."""
-        name = self._operation.name
-        log.error("operation %s: its lease has run out, and cannot be renewed: %r", name, error)
-        send(store_failed, self._state.app, Event(name, attempt=self._operation.attempt, error=error))
+        event = event_of(self._current, attempt=self._operation.attempt, error=error)
+        text = "its lease has run out, and cannot be renewed: %r"
+        tell_failure(self._state.app, event, text, error)
 
     def _stop_beating(self) -> None:
         if self._beat is not None:

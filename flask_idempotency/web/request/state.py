@@ -105,6 +105,7 @@ class RequestState:
     clean_up: Callable[[], None] | None = None  # ends an attempt that is not over
     began = 0.0  # when the protection began with it, by time.monotonic()
     claim: Claim | None = None  # what it asked the records for
+    attempt: int | None = None  # what it got
     decided_by = "records"  # or "lock", of what the claim got
     has_outcome = False  # it was told
     problem: Problem | None = None
@@ -116,7 +117,7 @@ class RequestState:
 
     def begin(self) -> None:
         """The protection begins with the request, or with the next operation of the same one."""
-        self.began, self.claim = time.monotonic(), None
+        self.began, self.claim, self.attempt = time.monotonic(), None, None
         self.decided_by, self.has_outcome = "records", False
 
 
