@@ -148,11 +148,17 @@ _attempt_option = click.option("--attempt", type=int, metavar="N", help="The att
 _by_option = click.option("--by", metavar="WHO", help="Who decides; by default the user logged in.")
 
 
+def _check_why(_context: click.Context, _option: click.Parameter, why: str | None) -> str:
+    if why is not None and not why.strip():
+        raise click.BadParameter("say why: the next operator reads it.")
+    return why or ""
+
+
 @cli.command()
 @click.argument("digits")
 @click.option("--fail", is_flag=True, help="Store a failure as its response; it never runs again.")
 @_attempt_option
-@click.option("--why", metavar="TEXT", default="", help="The reason, which `show` shows.")
+@click.option("--why", metavar="TEXT", callback=_check_why, help="The reason, which `show` shows.")
 @_by_option
 @as_json_option
 def release(
@@ -184,7 +190,8 @@ def release(
 @click.option("--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="One more header.")
 @click.option("--content-type", metavar="TYPE", help="application/json if there is a body.")
 @_attempt_option
-@click.option("--why", metavar="TEXT", required=True, help="The reason, which `show` shows.")
+@click.option("--why", metavar="TEXT", required=True, callback=_check_why,
+              help="The reason, which `show` shows.")  # fmt: skip
 @_by_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @as_json_option
@@ -215,10 +222,7 @@ def resolve(
         raise click.UsageError("with --json, and with a body from standard input, --yes is needed")
     state = current_state()
     store, digits = admin(state), checked(digits)
-    data = (body or "").encode()
-    if body_file is not None:
-        with click.open_file(body_file, "rb") as file:
-            data = file.read()
+    data = _content(body, body_file)
     response = given_response(state, status, data, headers, content_type)
     seen = undecided(store, digits, attempt)
     if not yes:
@@ -228,6 +232,16 @@ def resolve(
         click.confirm("Every retry will get this response. Store it?", abort=True)
     settle(state, store, seen, noted("resolved", why, by), response)
     _write_settled(store, digits, f"every retry gets this {status}", as_json)
+
+
+def _content(body: str | None, body_file: str | None) -> bytes:
+    if body_file is not None:
+        with click.open_file(body_file, "rb") as file:
+            return bytes(file.read())
+    try:
+        return (body or "").encode()
+    except UnicodeEncodeError as error:  # a shell may give any bytes
+        raise IdempotencyError("the body is not UTF-8 text: give it with --body-file") from error
 
 
 def given_response(
@@ -241,21 +255,23 @@ def given_response(
 
     Raises ``IdempotencyError`` for one that could not be stored whole, or is not what it says.
     """
+    given = (*headers, f"Content-Type: {content_type}") if content_type else headers
     lines = Headers()
-    if body:
-        lines.add("Content-Type", content_type or "application/json")
-    for line in headers:
+    for line in given:
         name, colon, value = line.partition(":")
         pair = name.strip(), value.strip()
         if not colon or not storable([pair], state.settings.unstored_headers):
             raise IdempotencyError(f"the header {name!r} is malformed, or one that is never stored")
         lines.add(*pair)
+    if len(lines.getlist("Content-Type")) > 1:
+        raise IdempotencyError("a response has one Content-Type")
     if body and status in (204, 205, 304):
         raise IdempotencyError(f"a response with the status {status} has no body")
     if len(body) > state.settings.max_response_bytes:
         raise IdempotencyError("the body is larger than IDEMPOTENCY_MAX_RESPONSE_BYTES")
-    if body and content_type is None:
+    if body and "Content-Type" not in lines:
         _check_json(body)
+        lines.add("Content-Type", "application/json")
     response: Response = state.app.response_class(body, status)
     response.headers = lines
     return response

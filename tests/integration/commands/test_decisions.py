@@ -275,6 +275,14 @@ def test_without_the_keys_nothing_is_stored_that_no_retry_could_open(make_world)
         (["--header", "Set-Cookie: a=b"], "'Set-Cookie' is malformed, or one that is never stored"),
         (["--header", "nonsense"], "'nonsense' is malformed"),
         (["--header", "X: a\nY: b"], "'X' is malformed"),
+        (["--body", "x", "--content-type", "text/plain\nX: y"], "'Content-Type' is malformed"),
+        (["--body", "x", "--content-type", "é€"], "'Content-Type' is malformed"),
+        (["--body", "x", "--header", "content-type: a/b", "--content-type", "a/b"], "one Content-Type"),
+        (
+            ["--body", "x", "--header", "Content-Type: a/b", "--header", "Content-Type: a/c"],
+            "one Content-Type",
+        ),
+        (["--body", "\udcff"], "the body is not UTF-8 text: give it with --body-file"),
         (["--status", "204", "--body", "{}"], "the status 204 has no body"),
         (["--body", f'"{"x" * 3000}"'], "larger than IDEMPOTENCY_MAX_RESPONSE_BYTES"),
     ],
@@ -294,6 +302,22 @@ def test_a_body_of_another_type_comes_from_a_file(orders, tmp_path):
     assert orders.run("resolve", key, "--status", "200", *options).exit_code == 0
     response = orders.send()
     assert (response.data, response.content_type) == (b"\x00\xff", "image/x")
+
+
+def test_a_content_type_among_the_headers_is_the_only_one(orders):
+    key = orders.interrupt()
+    options = ["--body", "paid", "--header", "content-type: text/plain", "--why", WHY, "--yes"]
+    assert orders.run("resolve", key, "--status", "200", *options).exit_code == 0
+    assert orders.send().headers.getlist("Content-Type") == ["text/plain"]
+
+
+@pytest.mark.parametrize("why", ["", "  ", "\u2003"])
+def test_a_reason_that_says_nothing_is_refused(orders, why):
+    key = orders.interrupt()
+    for command in ["release"], ["resolve", *PAID, "--yes"]:
+        result = orders.run(*command, key, "--why", why)
+        assert (result.exit_code, "say why" in result.output) == (2, True)
+    assert orders.lines()[0]["state"] == "interrupted"
 
 
 def test_no_status_is_given_that_ends_nothing(orders):
