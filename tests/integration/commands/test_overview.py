@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from flask_idempotency.cli.stores import admin_of
 from flask_idempotency.stores.admin import CAPPED, Overview, Tally
@@ -75,6 +76,19 @@ def test_an_estimate_does_not_wait_for_the_statistics_after_a_purge(world, monke
     world.sql("analyze idempotency_record")
     world.sql("delete from idempotency_record where get_byte(key, 0) < 192")
     assert overview(world.app).total == pytest.approx(5_000, rel=0.4)
+
+
+def test_pages_that_a_purge_has_emptied_count_as_empty(world, monkeypatch):
+    monkeypatch.setattr(statements, "SAMPLED_PAGES", 200)
+    fill(world, 1, 20_000)
+    world.sql("analyze idempotency_record")
+    first = "select substring(sha256(int8send(n)) for 23) from generate_series(1, 8000) as n"
+    world.sql(f"delete from idempotency_record where key in ({first})")
+    assert overview(world.app).total == pytest.approx(12_000, rel=0.2)
+    with world.app.app_context(), world.db.engine.connect() as connection:
+        connection.execution_options(isolation_level="AUTOCOMMIT")
+        connection.execute(sa.text("vacuum idempotency_record"))
+    assert overview(world.app).total == pytest.approx(12_000, rel=0.2)
 
 
 def test_what_should_be_few_is_counted_up_to_a_limit(world):
