@@ -147,7 +147,8 @@ SENT = {
 
 
 def send(app, body, kind, *, key="key-1", length=0, more=0, error=None, terminated=None, **headers):
-    environ = EnvironBuilder(method="POST", headers={"Idempotency-Key": key}).get_environ()
+    headers_of_key = {} if key is None else {"Idempotency-Key": key}
+    environ = EnvironBuilder(method="POST", headers=headers_of_key).get_environ()
     environ.update(headers)
     environ.update({"wsgi.input": Input(body, error), "CONTENT_TYPE": kind})
     environ.pop("CONTENT_LENGTH", None)
@@ -208,6 +209,21 @@ def test_a_body_that_is_not_kept_is_not_read_before_the_view(sent, heard, store)
     how, config = how_and_config(sent)
     *_, stream = send(make_app(True, None, "nothing", config), BODY, "text/plain", **how)
     assert stream.taken == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "skip", "taken"), [("k", False, len(BODY)), (None, False, 0), ("k", True, 0)]
+)
+def test_a_body_is_read_before_the_view_only_where_it_is_compared(key, skip, taken, heard, store):
+    db, app = SQLAlchemy(), Flask("shop")
+    app.config.update(SQLALCHEMY_DATABASE_URI="sqlite://", IDEMPOTENCY_STORE="memory")
+    app.config["IDEMPOTENCY_ENFORCE"] = False
+    db.init_app(app)
+    idempotency = Idempotency(app, db, scope=None)
+    app.add_url_rule("/", "view", lambda: ("", 201), methods=["POST"])
+    idempotency.protect(app, skip=lambda _request: skip)
+    *_, stream = send(app, BODY, "text/plain", key=key)
+    assert stream.taken == taken
 
 
 def test_chunked_bodies_count_as_equal(heard, store):
