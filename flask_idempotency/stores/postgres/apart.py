@@ -26,7 +26,8 @@ def apart(engine: Engine, size: int) -> Engine:
     )
 
     def connected(driver: Any, record: Any) -> None:
-        engine.pool.dispatch.connect(driver, record)
+        for listener in engine.pool.dispatch.connect.listeners:  # those on the class are told anyway
+            listener(driver, record)
 
     event.listen(pool, "connect", connected)
     return Engine(pool, engine.dialect, engine.url)

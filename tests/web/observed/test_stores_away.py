@@ -140,6 +140,21 @@ def test_a_new_connection_is_made_ready_as_the_applications_are(world, heard):
     assert world.sql("select count(*) from elsewhere.idempotency_record") == [(1,)]
 
 
+def test_a_listener_on_every_pool_is_told_of_a_new_connection_once(world, heard):
+    told = []
+
+    def connected(driver, _record):
+        told.append(driver)
+
+    sa.event.listen(sa.Pool, "connect", connected)
+    try:
+        world.post()
+    finally:
+        sa.event.remove(sa.Pool, "connect", connected)
+    assert only(heard).would == "executed"
+    assert len(told) == len(set(told)) == 1
+
+
 def test_a_forked_process_leaves_the_connections_to_its_parent(world, heard):
     world.post()
     before = {engine: engine.pool for engine in extension._apart if engine.pool.checkedin()}
