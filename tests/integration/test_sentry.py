@@ -62,7 +62,13 @@ def test_only_errors_and_what_needs_a_person_are_reported(told_by_default: Told)
         "an operation that is not atomic": ["NotAtomic"],
         "an error before a replay": ["LookupError"],
         "an error in the option fingerprint": ["LookupError"],
+        "a fingerprint that is not bytes": ["ConfigurationError"],
+        "an error in the option store": ["LookupError"],
+        "a response with a wrong header": ["ValueError"],
+        "a response of a leased view with a wrong header": ["ValueError"],
+        "a response that is not JSON": ["TypeError"],
         "an error of a job": ["LookupError"],
+        "a result of a job that is not JSON": ["IdempotencyError"],
         "a job whose key is reused": ["KeyReused"],
     }
     silent = {situation for situation, events in told_by_default.items() if not events}

@@ -82,6 +82,11 @@ add("lose", lose)
 add("not-atomic", commit_as_text)
 add("ask", lambda: ({"card": CANARY}, 201), authorize_replay=fail)
 add("fingerprint", lambda: ("", 201), fingerprint=fail)
+add("fingerprint-text", lambda: ("", 201), fingerprint=lambda: CANARY)
+add("store", lambda: ({"card": CANARY}, 201), store=fail)
+add("header", lambda: ({"card": CANARY}, 201, {"X-Card": "two\nlines"}))
+add("leased-header", lambda: ({"card": CANARY}, 201, {"X-Card": "two\nlines"}), atomic=False)
+add("not-json", lambda: ({"card": CANARY, "other": object()}, 201))
 
 
 def post(path: str, key: str | None = CANARY, **body: Any) -> None:
@@ -133,8 +138,20 @@ def situations() -> Iterator[str]:
     yield "an error before a replay"
     post("/fingerprint")
     yield "an error in the option fingerprint"
+    post("/fingerprint-text")
+    yield "a fingerprint that is not bytes"
+    post("/store")
+    yield "an error in the option store"
+    post("/header")
+    yield "a response with a wrong header"
+    post("/leased-header")
+    yield "a response of a leased view with a wrong header"
+    post("/not-json")
+    yield "a response that is not JSON"
     run(fail)
     yield "an error of a job"
+    run(lambda _argument: {"card": CANARY, "other": object()})
+    yield "a result of a job that is not JSON"
     run(lambda _argument: None)
     run(lambda _argument: None, payload=f"another {CANARY}")
     yield "a job whose key is reused"
