@@ -327,7 +327,9 @@ def test_a_store_that_is_away_is_told_and_the_lease_goes_on(
             gate.open()
             assert first.result().status_code == 201
     assert [(event.operation, event.attempt) for event in failures] == [("charge", 1)]
-    assert caplog.text.count("operation charge: its lease has run out") == 1
+    (line,) = [each for each in caplog.records if "its lease has run out" in each.getMessage()]
+    assert (line.operation, line.attempt) == ("charge", 1)
+    assert line.id == failures[0].id is not None
     databases.give_back(uri)
 
 

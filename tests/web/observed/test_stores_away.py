@@ -72,7 +72,9 @@ def test_a_server_that_is_away_delays_one_request_for_a_moment(world, heard, pro
         return
     assert only(heard).would == "unknown"
     assert len(failures(heard)) == 1
-    assert "nothing is observed for 10 s" in caplog.text
+    (line,) = [each for each in caplog.records if "nothing is observed for 10 s" in each.getMessage()]
+    assert line.operation == "pay"
+    assert line.id == only(heard).id is not None
     connections = proxy.connections
     assert timed(world, key="key-3") < PATIENCE_SECONDS
     assert [event.would for event in of(heard)] == ["unknown", "unknown"]
