@@ -85,6 +85,7 @@ def test_a_console_adds_its_table(database, make_project):
 
     def build():
         app = shop(url)
+        app.secret_key = "secret"
         app.register_blueprint(Idempotency().console_blueprint(authorize=lambda: True))
         return app
 
