@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from flask_idempotency import Idempotency, idempotent
+from flask_idempotency import idempotent
 from flask_idempotency.stores.postgres import upgrade
 from flask_idempotency.stores.postgres.admin import PostgresAdmin
-from tests.integration.commands.running import build, not_ok, once, runner
+from tests.integration.commands.running import build, build_console, not_ok, once, runner
 from tests.integration.migrations.catalog import CATALOG
 from tests.integration.migrations.project import create_all, read
 from tests.integration.migrations.tables import make_earlier
@@ -216,7 +216,7 @@ def test_records_that_no_request_finds_are_noticed_by_the_length_of_their_keys(d
 
 @pytest.mark.parametrize("kind", ["postgres", "sqlite"])
 def test_the_consoles_table_is_advised_made_and_completed(database_of, kind):
-    make = lambda: with_console(build(database_of(kind), IDEMPOTENCY_STORE="sql"))  # noqa: E731
+    make = lambda: build_console(build(database_of(kind), IDEMPOTENCY_STORE="sql"))  # noqa: E731
     create_all(build(database_of(kind), IDEMPOTENCY_STORE="sql"))
     result = once(make(), "check")
     assert not_ok(result) == {"counts": "advice"}
@@ -232,9 +232,3 @@ def test_the_consoles_table_is_advised_made_and_completed(database_of, kind):
 def database_of(postgres, tmp_path):
     urls = {"postgres": postgres.database("counts"), "sqlite": f"sqlite:///{tmp_path}/shop.db"}
     return urls.get
-
-
-def with_console(app):
-    blueprint = Idempotency().console_blueprint(authorize=lambda: True)
-    app.register_blueprint(blueprint, url_prefix="/operations")
-    return app
