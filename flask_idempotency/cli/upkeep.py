@@ -13,14 +13,21 @@ from typing import Any
 
 import click
 
-from flask_idempotency.core.errors import IdempotencyError, Problem, StoreUnavailable
+from flask_idempotency.core.errors import (
+    IdempotencyError,
+    Problem,
+    SealBroken,
+    StoreUnavailable,
+)
 from flask_idempotency.stores.admin import TRIAL, Admin, Finding
 from flask_idempotency.stores.redis.lock import RedisLock
+from flask_idempotency.stores.table_admin import TableAdmin
 from flask_idempotency.web.operation import Operation
 from flask_idempotency.web.session.joined import Joined
 from flask_idempotency.web.setup.state import AppState
 from flask_idempotency.web.signals import Event, store_failed
 
+from .decisions import check_sealer
 from .group import (
     MANY,
     Seconds,
@@ -243,6 +250,7 @@ def _examine(state: AppState) -> Iterator[Finding]:
         ready = ready and (finding.level != "FAILED" or finding.subject in _NEEDED_LESS)
         yield finding
     if ready:
+        yield from _examine_keys(state, store)
         yield from _examine_claim(state, store)
     if state.settings.store == "redis":
         return  # the records are there: no lock stands before them
@@ -257,6 +265,19 @@ def _examine(state: AppState) -> Iterator[Finding]:
     with store_failed.connected_to(note, state.app):
         for finding in state.lock.examine():
             yield replace(finding, text=f"{finding.text}: {errors[0]}") if errors else finding
+
+
+def _examine_keys(state: AppState, store: Admin) -> Iterator[Finding]:
+    """Advise if other processes encrypt, and this one does not."""
+    try:
+        key = store.latest() if isinstance(store, TableAdmin) else None
+        if key is not None and (record := state.records.look(key)) is not None:
+            check_sealer(state, record)
+    except SealBroken as error:
+        remedy = "set IDEMPOTENCY_ENCRYPTION_KEYS as the other processes have it"
+        yield Finding("advice", "encryption", error.detail, remedy)
+    except IdempotencyError:  # told elsewhere
+        return
 
 
 def _examine_claim(state: AppState, store: Admin) -> Iterator[Finding]:

@@ -55,6 +55,7 @@ class AdminStatements:
     starting: str
     steps: str
     key: str
+    latest: str
     audit: str
     settle: str
     belonging: str
@@ -156,6 +157,7 @@ def admin_statements(
         steps=f"""SELECT name, attempt, length(result), {time.format("created_at")} FROM {{steps}}
  WHERE {starting} ORDER BY created_at""",
         key=f"SELECT key FROM {{table}} WHERE {starting} LIMIT 2",
+        latest="SELECT key FROM {table} ORDER BY expires_at DESC LIMIT 1",
         audit=f"""SELECT CAST(audit AS text), {time.format("created_at")}
   FROM {{table}} WHERE {starting} LIMIT 1""",
         # Another owner: whoever held it before writes nothing more. The retention begins again, for
@@ -244,6 +246,10 @@ class TableAdmin:
         """The whole key."""
         rows = self._fetch(self.sql.key, between(start))
         return bytes(rows[0][0]) if len(rows) == 1 else None
+
+    def latest(self) -> bytes | None:
+        """The key of the record that expires last, so of a young one: found by the index."""
+        return next((bytes(key) for (key,) in self._fetch(self.sql.latest, {})), None)
 
     def audit(self, start: bytes) -> list[AuditEntry]:
         """What operators did."""

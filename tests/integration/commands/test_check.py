@@ -8,6 +8,7 @@ import pytest
 import redis
 
 import servers
+from flask_idempotency import idempotent
 from tests.integration.commands.running import build, build_console, findings, not_ok, once, runner
 from tests.stores import BOTH
 
@@ -190,6 +191,18 @@ def test_check_notices_a_standby():
 
 
 @pytest.mark.parametrize("store", ["postgres"])
+def test_check_advises_on_keys_that_other_processes_have(make_world):
+    world = make_world(IDEMPOTENCY_ENCRYPTION_KEYS=[bytes(32)])
+    world.app.post("/payments", endpoint="pay")(idempotent(lambda: ({}, 201)))
+    keyless = make_world(SQLALCHEMY_DATABASE_URI=world.app.config["SQLALCHEMY_DATABASE_URI"])
+    assert not not_ok(runner(keyless.app)("check"))
+    assert world.post().status_code == 201
+    assert not not_ok(runner(world.app)("check"))
+    result = runner(keyless.app)("check")
+    assert not_ok(result) == {"encryption": "advice"}
+    assert "set IDEMPOTENCY_ENCRYPTION_KEYS" in result.output
+
+
 def test_check_refuses_an_engine_in_autocommit(make_world):
     world = make_world()
     app = build(

@@ -182,6 +182,7 @@ def test_of_two_decisions_one_stands(orders):
         assert not store.settle(Verdict(full, "mine", 60, entry, "another"))
         assert store.settle(Verdict(full, "mine", 60, entry, seen))
         assert not store.settle(Verdict(full, "yours", 60, entry, seen))
+        assert store.erase([full], seen) == 0
     assert "has been released" in refused(orders.run("resolve", key, *PAID, "--yes"))
 
 
