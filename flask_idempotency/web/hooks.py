@@ -151,8 +151,7 @@ class Hooks:
             headers.add("Retry-After", str(problem.retry_after))
         if isinstance(problem, ScopeUnknown):
             self._challenge(headers)
-        if current.began:  # otherwise the view is not a protected one
-            reject(self._state.app, current, problem, response.status_code)
+        reject(self._state.app, current, problem, response.status_code)
         return response
 
     def _challenge(self, headers: Headers) -> None:

@@ -205,13 +205,15 @@ def conclude(
     """Tell the present request's outcome, unless it has one."""
     if not told.has_outcome:
         told.has_outcome = True
-        facts.setdefault("seconds", time.monotonic() - told.began)
+        # A view that is not protected, and raises a problem of ours, has no beginning.
+        facts.setdefault("seconds", time.monotonic() - told.began if told.began else None)
         note(app, signal, told, level, outcome=outcome, **facts)
 
 
 def reject(app: Any, told: Told, problem: Problem, status: int) -> None:
     """Tell that the present request gets ``problem`` as its response, and if the store failed, that."""
-    if isinstance(problem, StoreUnavailable) and not told.has_outcome:
+    # Not what a view raises that is not protected: that of the outcomes has told it.
+    if isinstance(problem, StoreUnavailable) and told.began and not told.has_outcome:
         tell_failure(app, event_of(told, attempt=told.attempt, error=problem), *unavailable(problem))
     conclude(
         app,
