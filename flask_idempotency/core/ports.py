@@ -157,7 +157,8 @@ class Lease(Hold, Protocol):
     def open_step(self) -> Step:
         """Open a transaction for a step whose writes commit with it.
 
-        Raises ``NotAtomic`` if the store has leases only.
+        Raises ``NotAtomic`` if the store has leases only, and ``TransactionConflict`` if other changes
+        of the record come in between again and again.
         """
         ...
 

@@ -9,7 +9,13 @@ from typing import Any
 import psycopg2
 from sqlalchemy import Connection
 
-from flask_idempotency.core.errors import LeaseLost, NotAtomic, RequestInProgress, StoreUnavailable
+from flask_idempotency.core.errors import (
+    LeaseLost,
+    NotAtomic,
+    RequestInProgress,
+    StoreUnavailable,
+    TransactionConflict,
+)
 from flask_idempotency.core.records import Claim, StoredResponse
 from flask_idempotency.core.rows import claim_values, response_values
 from flask_idempotency.stores.admin import original
@@ -218,10 +224,14 @@ class PostgresLease(Lease):
     def open_step(self) -> PostgresHold:
         """A transaction that holds the row, for one step."""
         values = claim_values(self._claim)
-        hold = PostgresHold.open(self._messages, lease_statements.BEGIN_STEP, self._claim, values)
-        if hold is None:
-            raise LeaseLost
-        return hold
+        for _ in range(2):
+            hold = PostgresHold.open(self._messages, lease_statements.BEGIN_STEP, self._claim, values)
+            if hold is not None:
+                return hold
+            # Nothing is lost if only a renewal, or another step of ours, was in the way.
+            if self._messages.run(statements.OWNER, values)[0] != (self._claim.owner,):
+                raise LeaseLost
+        raise TransactionConflict
 
     def _change(self, template: str, **values: Any) -> None:
         if self._messages.run(template, {**claim_values(self._claim), **values})[1] == 0:

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+from contextlib import closing, contextmanager
+
+import psycopg2
 import pytest
 
 from flask_idempotency import NotAtomic, Retryable, StepError, current_operation, idempotent
+from tests.databases import plain_dsn
 from tests.web.leased.records import steps
+
+
+@contextmanager
+def renewal(world):
+    """A connection with a renewal of the lease that is not committed yet."""
+    database = plain_dsn(world.app.config["SQLALCHEMY_DATABASE_URI"])
+    with closing(psycopg2.connect(database)) as connection:
+        connection.cursor().execute(
+            "update idempotency_record set lease_expires_at = lease_expires_at + interval '1 s'"
+        )
+        yield connection
+
+
+def commit_once_waited_for(connection, world):
+    world.wait_until_blocked()
+    connection.commit()
 
 
 class TestInATransaction:
@@ -68,6 +88,19 @@ class TestInATransaction:
 
         add_json(view)
         assert world.post().status_code == 409
+
+    @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+    def test_a_renewal_that_is_in_its_way_is_waited_for(self, make_world, background, level):
+        world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"isolation_level": level})
+
+        @world.app.post("/payments")
+        @idempotent(atomic=False)
+        def pay():
+            with renewal(world) as connection:
+                background(commit_once_waited_for, connection, world)
+                return {"paid": current_operation.step("pay", lambda: 5, atomic=True)}, 201
+
+        assert world.post().json == {"paid": 5}
 
     def test_nobody_takes_over_while_it_runs(self, world, add_json, gate, background):
         def view():
