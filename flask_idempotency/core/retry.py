@@ -31,7 +31,11 @@ class StepRetry:
     def __post_init__(self) -> None:
         classes = self.on if isinstance(self.on, tuple) else (self.on,)
         if not classes or not all(map(_is_exception, classes)):
-            _refuse("on", self.on, "a class of exceptions below Exception, or a tuple of such classes")
+            _refuse(
+                "on",
+                self.on,
+                "a class of exceptions, none of this package, or a tuple of such classes",
+            )
         if type(self.attempts) is not int or not 2 <= self.attempts <= 100:
             _refuse("attempts", self.attempts, "an integer from 2 to 100")
         for name, low, high in (("first", 0, 3600), ("longest", 0, 3600), ("factor", 1, 100)):
@@ -54,7 +58,11 @@ class StepRetry:
 
 
 def _is_exception(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, Exception)
+    return (
+        isinstance(value, type)
+        and issubclass(value, Exception)
+        and not issubclass(value, IdempotencyError)  # never repeated
+    )
 
 
 def _refuse(name: str, value: object, allowed: str) -> None:

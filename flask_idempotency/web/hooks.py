@@ -368,8 +368,8 @@ class Hooks:
             view = self._enveloped(view)
             self._state.app.view_functions[endpoint] = view
         if route is not None:
-            if route.lease is not NOT_GIVEN:
-                warn_if_short(route.lease, self._worker_timeout, f"the one of {endpoint}")
+            if route.lease is not NOT_GIVEN and not route.heartbeat:
+                warn_if_short(route.lease, self._worker_timeout, f"the option lease of {endpoint}")
             route = route.resolved(self._state.settings, self._state.scope, endpoint)
             refuse_unsupported(self._state, route, route.name)
             if not route.enforce:

@@ -22,6 +22,8 @@ WRONG_OPTIONS = [
     ("fingerprint", [], "'request', 'json', a list of JSON pointers"),
     ("fingerprint", 7, "'request', 'json', a list of JSON pointers"),
     ("store", True, "a callable that takes the response"),
+    ("store", lambda: True, "a callable that takes the response"),
+    ("authorize_replay", lambda: True, "a callable that takes the operation"),
     ("namespace", "v 1", "visible ASCII"),
     ("authorize_replay", True, "a callable that takes the operation"),
     ("name", "", "1 to 255 characters"),

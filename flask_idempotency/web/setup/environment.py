@@ -108,7 +108,7 @@ def warn_if_short(lease_seconds: float, timeout_seconds: float, what: str) -> No
     """Log that a lease ends before gunicorn kills its worker."""
     if lease_seconds < timeout_seconds:
         log.warning(
-            "%s is a lease of %g s, shorter than gunicorn's timeout of %g s: a slow request may count"
+            "%s is %g s, shorter than gunicorn's timeout of %g s: a slow request may count"
             " as interrupted although it is alive",
             what,
             lease_seconds,

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any, Literal, TypedDict, cast
@@ -132,6 +134,15 @@ section 9.2.2, and RFC 5789 for PATCH)."""
 _callable = value_that(callable)
 
 
+def _taking_one(value: Any) -> Any:
+    """A callable of one argument; where its signature cannot be had, any. Raises TypeError."""
+    if not callable(value):
+        raise TypeError
+    with suppress(ValueError):
+        inspect.signature(value).bind(None)
+    return value
+
+
 def _methods(value: Any) -> frozenset[str]:
     if isinstance(value, (str, bytes)):
         raise ValueError
@@ -179,7 +190,7 @@ def _binds(value: Any) -> tuple[str | None, ...]:
 
 
 def _policy(value: Any) -> Any:
-    return value if value in ("hold", "retry", "fail") else _callable(value)
+    return value if value in ("hold", "retry", "fail") else _taking_one(value)
 
 
 def _errors(value: Any) -> tuple[type[Exception], ...]:
@@ -224,11 +235,11 @@ class Route:
         "'request', 'json', a list of JSON pointers, or a callable giving bytes",
     )
     store: Callable[[Response], bool] | None = row(
-        None, _callable, "a callable that takes the response and gives True or False"
+        None, _taking_one, "a callable that takes the response and gives True or False"
     )
     namespace: str = _as_setting("namespace")
     authorize_replay: Callable[[Operation], bool] | None = row(
-        None, _callable, "a callable that takes the operation and gives True or False"
+        None, _taking_one, "a callable that takes the operation and gives True or False"
     )
     name: str = row(NOT_GIVEN, value_that(is_name), NAMES)
     other_binds: tuple[str | None, ...] = row((), _binds, "a list of Flask-SQLAlchemy bind keys")

@@ -358,3 +358,18 @@ def test_an_atomic_route_has_no_lease_to_renew():
         idempotent(heartbeat=True)
     with pytest.raises(ConfigurationError, match="heartbeat is 1; allowed: True or False"):
         idempotent(atomic=False, heartbeat=1)
+
+
+@pytest.mark.parametrize("heartbeat", [True, False])
+def test_only_a_lease_that_does_not_renew_itself_can_be_too_short(
+    make_world, monkeypatch, caplog, heartbeat
+):
+    monkeypatch.setattr("flask_idempotency.extension.worker_timeout", lambda: 30.0)
+    world = make_world()
+    view = idempotent(atomic=False, lease=15, heartbeat=heartbeat)(lambda: ({}, 201))
+    world.app.add_url_rule("/payments", "charge", view, methods=["POST"])
+    assert world.post().status_code == 201
+    warned = (
+        "the option lease of charge is 15 s, shorter than gunicorn's timeout of 30 s" in caplog.text
+    )
+    assert warned is not heartbeat

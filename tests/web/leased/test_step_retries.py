@@ -195,6 +195,7 @@ def test_a_step_that_is_atomic_cannot_have_it(world, add_json, pauses):
     [
         ({"on": ()}, "on=.*a class of exceptions"),
         ({"on": BaseException}, "on=.*a class of exceptions"),
+        ({"on": Retryable}, "on=.*none of this package"),
         ({"on": [ConnectionError]}, "on=.*a tuple"),
         ({"on": (ConnectionError, "TimeoutError")}, "on="),
         ({"attempts": 1}, "attempts=1; allowed: an integer from 2 to 100"),
