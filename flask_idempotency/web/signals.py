@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from logging import DEBUG, ERROR, INFO
+from logging import DEBUG, ERROR, INFO, WARNING
 from types import CoroutineType
 from typing import Any, Protocol
 
@@ -230,6 +230,11 @@ def tell_failure(app: Any, event: Event, text: str, *values: object) -> None:
     """Log that a store failed, and send ``store_failed``. The line says why; no response does."""
     _write(ERROR, _facts(event), f"operation %s: {text}", event.operation, *values)
     send(store_failed, app, event)
+
+
+def warn(event: Event, text: str) -> None:
+    """Log an anomaly of an operation that is no failure of a store."""
+    _write(WARNING, _facts(event), f"operation %s: {text}", event.operation)
 
 
 def unavailable(error: StoreUnavailable) -> tuple[str, object]:

@@ -67,8 +67,11 @@ SELECT key, %(step)s, %(attempt)s, clock_timestamp(), %(result)s FROM mine
 ON CONFLICT (key, name) DO UPDATE SET result = excluded.result"""
 
 # A step whose writes commit with it: a transaction like that of an atomic operation. It waits for the
-# row, at most the lock_timeout: others hold it for the moment of an UPDATE only.
-BEGIN_STEP = "BEGIN {begin};\n" + statements.LOCK_ROW.replace(" SKIP LOCKED", "")
+# row, at most the lock_timeout: others hold it for the moment of an UPDATE only. In a statement of its
+# own, as what follows hands the application's lock_timeout back before it locks the row.
+_WAIT = """SELECT FROM {table} WHERE key = %(key)s AND owner = %(owner)s FOR UPDATE;
+"""
+BEGIN_STEP = "BEGIN {begin};\n" + statements.LOCK_ROW.replace("SELECT ARRAY", f"{_WAIT}SELECT ARRAY")
 
 _RECORD = RECORD_STEP.removeprefix(_ALONE).removeprefix("WITH ")
 FINISH_STEP = f"""{statements.STILL_OURS}

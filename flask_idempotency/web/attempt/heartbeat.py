@@ -23,7 +23,9 @@ RETRY_SHARE = 1 / 12
 
 
 class Heartbeat:
-    """One lease of ``seconds`` that began just now. ``on_lapse`` is told, once, if it has run out.
+    """One lease of ``seconds`` that began just now.
+
+    ``on_lapse`` is told once if it has run out, and once if it was lost (``LeaseLost``).
 
     While the record ``is_held`` by the transaction of a step, nobody can take over, and a renewal would
     wait for it: it comes soon after.
@@ -60,8 +62,9 @@ class Heartbeat:
                 return
             try:
                 self._lease.extend(self._seconds)
-            except LeaseLost:
-                self.is_over = True  # the view is told by its next step, or at its end
+            except LeaseLost as lost:  # the view is told by its next step, or at its end
+                self.is_over = True
+                self._on_lapse(lost)
             except Exception as error:
                 self._note(error)
             else:

@@ -22,6 +22,7 @@ from werkzeug.exceptions import InternalServerError
 
 from flask_idempotency.core.errors import (
     ConfigurationError,
+    LeaseLost,
     OperationFailed,
     Problem,
     RecordBroken,
@@ -42,6 +43,7 @@ from flask_idempotency.web.signals import (
     operation_interrupted,
     operation_released,
     tell_failure,
+    warn,
 )
 
 from .attempt import Attempt
@@ -122,8 +124,11 @@ class LeasedAttempt(Attempt):
         return self._on_interrupted(steps) if execution.was_interrupted else None
 
     def _note_lapse(self, error: Exception) -> None:
-        """The view runs, and its lease has run out all the same."""
+        """The view runs, and its lease has run out or was lost all the same."""
         event = event_of(self._current, attempt=self._operation.attempt, error=error)
+        if isinstance(error, LeaseLost):
+            warn(event, "another request took it over, or an operator decided, while its view runs")
+            return
         text = "its lease has run out, and cannot be renewed: %r"
         tell_failure(self._state.app, event, text, error)
 

@@ -102,6 +102,14 @@ class TestInATransaction:
 
         assert world.post().json == {"paid": 5}
 
+    def test_a_row_that_others_hold_is_waited_for_a_moment_only(self, world, add_json):
+        def view():
+            with renewal(world):
+                current_operation.step("pay", lambda: pytest.fail("it ran"), atomic=True)
+
+        add_json(view)
+        assert world.post().status_code == 503
+
     def test_nobody_takes_over_while_it_runs(self, world, add_json, gate, background):
         def view():
             world.sql("update idempotency_record set lease_expires_at = clock_timestamp()")

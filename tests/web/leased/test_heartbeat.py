@@ -74,7 +74,7 @@ def beats(*answers, is_held=lambda: False):
     clock, lapses = Clock(), []
     lease = Renewals(clock, answers)
     beating = Heart(clock, Passing(clock))
-    note = lambda error: lapses.append((clock(), error))  # noqa: E731
+    note = lambda error: isinstance(error, LeaseLost) or lapses.append((clock(), error))  # noqa: E731
     beating.add(Heartbeat(lease, SECONDS, note, is_held, clock))
     thread = beating._thread
     if thread is not None:
@@ -112,22 +112,23 @@ def test_an_error_of_a_store_of_ones_own_ends_no_thread():
 
 def test_one_thread_renews_all():
     clock = Clock()
-    beating, leases = Heart(clock, Passing(clock)), []
+    beating, leases, lost = Heart(clock, Passing(clock)), [], []
     with beating._changed:  # until all are there
         for _ in range(20):
             leases.append(Renewals(clock, [None]))
-            beating.add(Heartbeat(leases[-1], SECONDS, pytest.fail, never, clock))
+            beating.add(Heartbeat(leases[-1], SECONDS, lost.append, never, clock))
         thread = beating._thread
     wait_until(lambda: not thread.is_alive(), "the thread ends")
     assert [lease.times for lease in leases] == [[20, 40]] * 20
+    assert [type(error) for error in lost] == [LeaseLost] * 20
 
 
 def test_the_next_one_begins_a_thread_anew():
     clock = Clock()
-    beating = Heart(clock, Passing(clock))
+    beating, lost = Heart(clock, Passing(clock)), []
     for _ in range(3):
         lease = Renewals(clock, [])
-        beating.add(Heartbeat(lease, SECONDS, pytest.fail, never, clock))
+        beating.add(Heartbeat(lease, SECONDS, lost.append, never, clock))
         wait_until(lambda: beating._thread is None, "it has ended")
         assert len(lease.times) == 1
 
@@ -233,6 +234,19 @@ def test_however_a_view_ends_its_lease_is_renewed_no_more(world, add, end):
     assert beat.is_over
     assert beat not in beating._beats, "it would be kept until it is due, with its request"
     assert world.sql("select count(*) from idempotency_record where lease_expires_at > now()") == [(0,)]
+
+
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+def test_who_lost_the_operation_in_the_middle_of_the_view_is_warned_of(world, add, caplog):
+    def view():
+        world.sql("update idempotency_record set owner = 'somebody else'")
+        wait_until(lambda: "took it over" in caplog.text, "the thread notices")
+        return {}, 201
+
+    add(view, lease=1, heartbeat=True)
+    assert world.post().status_code == 409
+    (line,) = [each for each in caplog.records if "took it over" in each.getMessage()]
+    assert (line.levelname, line.operation, line.attempt) == ("WARNING", "charge", 1)
 
 
 @pytest.mark.parametrize("store", ["postgres"], indirect=True)
