@@ -146,6 +146,8 @@ def test_the_line_for_cron_has_its_fields_and_runs_a_command_that_exists():
     the_command_exists(shlex.split(command))
 
 
+# Celery knows the tasks of every page that this process has run.
+@pytest.mark.filterwarnings("ignore:Task name")
 def test_the_beat_of_celery_runs_the_purge(monkeypatch):
     names: dict[str, Any] = {}
     [code] = [block.text for block in blocks(PURGE, "python") if "celery" in block.text]

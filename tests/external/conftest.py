@@ -123,7 +123,7 @@ class Shop:
         """``flask idempotency …`` while it runs."""
         command = [sys.executable, "-m", "tests.external.shop", *arguments]
         environment = {**os.environ, **self.environment}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with subprocess.Popen(command, cwd=demo.ROOT, env=environment, text=True, **pipes) as process:
             try:
                 yield process
@@ -131,10 +131,10 @@ class Shop:
                 process.kill()
 
     def run(self, *arguments: str) -> str:
-        """What a command wrote. It must succeed."""
+        """What a command wrote, apart from its log. It must succeed."""
         with self.command(*arguments) as process:
-            output, _ = process.communicate(timeout=PATIENCE_SECONDS)
-        assert process.returncode == 0, output
+            output, log = process.communicate(timeout=PATIENCE_SECONDS)
+        assert process.returncode == 0, log
         return output
 
 
