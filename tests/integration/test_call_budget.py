@@ -23,6 +23,8 @@ from flask_idempotency.integrations.opentelemetry import instrument_app
 from flask_idempotency.integrations.prometheus import export_metrics
 from flask_idempotency.web.setup.state import app_state
 
+pytestmark = pytest.mark.usefixtures("nobody_listens")
+
 CALLS = {
     "first, hybrid": 591,
     "first, postgres": 471,

@@ -24,7 +24,10 @@ from flask_idempotency.testing import crash_at
 ROOT = str(Path(flask_idempotency.__file__).parent)
 PAGE = (Path(__file__).parents[2] / "docs/rooms.md").read_text(encoding="utf-8")
 
-pytestmark = pytest.mark.parametrize("store", ["hybrid"])  # Redis is one room more
+pytestmark = [
+    pytest.mark.parametrize("store", ["hybrid"]),  # Redis is one room more
+    pytest.mark.usefixtures("nobody_listens"),
+]
 
 
 class Walk:
