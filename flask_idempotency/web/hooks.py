@@ -137,7 +137,7 @@ class Hooks:
     def after(self, current: RequestState, response: Response, hook: AfterFunction) -> Response:
         """End an operation that waited for this; keep caches away from a replay or a problem."""
         if current.observation is not None:
-            current.observation.finish(response)
+            current.end_observation(response)
         if current.waiting is not None:
             response = self._finish(current, response, hook)
         problem, headers = current.problem, response.headers
@@ -316,7 +316,7 @@ class Hooks:
             current.clean_up()
         if error is not None and current is not None and current.observation is not None:
             current.observation.error = error
-            current.observation.finish(None)
+            current.end_observation(None)
 
     def answer(self, error: IdempotencyError) -> ResponseReturnValue:
         """The response to a problem; our other errors are the application's mistakes, a plain 500."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from copy import copy
 from dataclasses import replace
 from logging import DEBUG, INFO, WARNING
 from typing import Any
@@ -55,7 +56,7 @@ from flask_idempotency.web.request.identity import (
     prepare,
     request_claim,
 )
-from flask_idempotency.web.request.overheard import NotKept
+from flask_idempotency.web.request.overheard import NotKept, OverheardBody
 from flask_idempotency.web.request.state import RequestState
 from flask_idempotency.web.setup.observer import PAUSE_SECONDS, Observer
 from flask_idempotency.web.setup.options import Route
@@ -69,9 +70,12 @@ log = logging.getLogger("flask_idempotency")
 TOO_LARGE = "body-too-large"
 """What events call the application's 413, which is no problem of ours."""
 
+_FOUND = frozenset({"_cached_data", "form"})
+"""What a request remembers whose body was read to be read again."""
+
 
 def observe(state: AppState, route: Route, current: RequestState, request: Request) -> None:
-    """Find out what would happen to a request, before its view; the first of its views counts."""
+    """Find out what would happen to a request; the first of its views counts."""
     if state.observer is None or current.observation is not None:
         return
     observed = Observed(state, state.observer, route, current)
@@ -81,7 +85,11 @@ def observe(state: AppState, route: Route, current: RequestState, request: Reque
 
 
 class Observed:
-    """What would have happened to one request. Has what its signals need."""
+    """What would have happened to one request. Has what its signals need.
+
+    It is found out before the view; if the request has a body, when the application has read all of
+    that; or else after the view.
+    """
 
     decided_by = "records"
     has_outcome = False
@@ -92,25 +100,25 @@ class Observed:
     def __init__(
         self, state: AppState, observer: Observer, route: Route, current: RequestState
     ) -> None:
-        self._state, self._observer, self._route, self._current = state, observer, route, current
+        self._state, self._observer, self._route = state, observer, route
+        self._current = copy(current)  # an enforced function that the view calls has the other
         self.name, self.began = route.name, time.monotonic()
+        self._awaited: OverheardBody | None = None
         self._execution: Execution | None = None
         self._would = "unknown"
         self._facts: dict[str, Any] = {}
 
     def begin(self, request: Request) -> bool:
-        """Claim as enforcement would. False for a request that ``protect(skip=...)`` leaves out."""
+        """Judge the request, or wait for its body. False if ``protect(skip=...)`` leaves it out."""
         try:
             prepare(request, self._state, self._route, self._current)
             if self._route.skip is not None and is_skipped(self._route.skip, request, self._current):
                 return False
-            operation = identify(request, self._state, self._route, self._current)
-            if operation is None:
-                self._would = "unprotected"
+            body = self._current.body
+            if isinstance(body, OverheardBody) and body.is_awaited:
+                self._await(body)
             else:
-                self._decide(request, operation)
-        except NotKept:  # and the key is in the body
-            pass
+                self._judge(request)
         except Exception as error:
             self._reject(error)
         self.began = time.monotonic()
@@ -118,10 +126,11 @@ class Observed:
 
     def finish(self, response: Response | None) -> None:
         """See :class:`~.request.state.Observation`."""
-        current, self._current.observation = self._current, None
         error, self.error = self.error, None  # its traceback leads here
         status = None if response is None else response.status_code
         try:
+            if self._awaited is not None and self._can_judge_now(self._awaited):
+                self._judge(self._awaited.request)
             if self._execution is not None:
                 self._end(self._execution, response, error)
             conclude(
@@ -135,7 +144,39 @@ class Observed:
                 **self._facts,
             )
         except Exception:
-            log.exception("operation %s: observing it failed", current.name)
+            log.exception("operation %s: observing it failed", self.name)
+
+    def _await(self, body: OverheardBody) -> None:
+        """Judge the request when its body is whole. Its scope is asked now, before the view changes it."""
+        self._awaited = body
+        scope_of = self._route.scope
+        if scope_of is not None:
+            scope = scope_of()
+            self._route = replace(self._route, scope=lambda: scope)
+        if not self._has_readers() and self._route.authorize_replay is None:
+            body.when_whole = self._judge
+
+    def _has_readers(self) -> bool:
+        """Whether functions of the application find the key or the fingerprint, in the body perhaps."""
+        return callable(self._route.key) or callable(self._route.fingerprint)
+
+    def _can_judge_now(self, body: OverheardBody) -> bool:
+        """After the view: whether such functions find the body without reading on."""
+        return not self._has_readers() or not _FOUND.isdisjoint(body.request.__dict__)
+
+    def _judge(self, request: Request) -> None:
+        """Claim as enforcement would."""
+        self._awaited = None
+        try:
+            operation = identify(request, self._state, self._route, self._current)
+            if operation is None:
+                self._would = "unprotected"
+            else:
+                self._decide(request, operation)
+        except NotKept:  # and the key is in the body
+            pass
+        except Exception as error:
+            self._reject(error)
 
     def _decide(self, request: Request, operation: Operation) -> None:
         claim = self.claim = self._claimed(request, operation)
@@ -149,7 +190,7 @@ class Observed:
             self._report(error)
             return
         if decision is not None:
-            self._judge(decision, operation)
+            self._note(decision, operation)
 
     def _claimed(self, request: Request, operation: Operation) -> Claim:
         """What the request asks for, apart from all that is enforced."""
@@ -161,7 +202,7 @@ class Observed:
             claim = new_claim(state, route, apart, UNCOMPARED)
         return replace(claim, owner=OBSERVED + claim.owner, lease_seconds=route.lease)
 
-    def _judge(self, decision: Decision, operation: Operation) -> None:
+    def _note(self, decision: Decision, operation: Operation) -> None:
         """Note what the decision would have meant. Raises the problem that a client would have got."""
         match decision:
             case Claimed(execution):

@@ -22,10 +22,13 @@ from flask_idempotency.core.keys import parse_key
 from flask_idempotency.web.setup.options import FormField, Route
 from flask_idempotency.web.setup.settings import Settings
 
-from .overheard import CHUNK_BYTES, OverheardBody
+from .overheard import OverheardBody
 
 REQUEST = "request"
 """The purpose that the stored request of a resumable operation is sealed for."""
+
+CHUNK_BYTES = 64 * 1024
+"""How much of a body is asked for at once."""
 
 
 def header_key(request: Request, settings: Settings, *, resumed: bool = False) -> str | None:

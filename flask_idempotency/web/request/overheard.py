@@ -1,10 +1,11 @@
-"""The body of a request that is only observed: kept without its readers noticing."""
+"""The body of a request that is only observed: heard as the application reads it, and never read."""
 
 from __future__ import annotations
 
 import io
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 from flask import Request
 from werkzeug.datastructures import MultiDict
@@ -14,22 +15,21 @@ from werkzeug.wsgi import get_content_length
 from flask_idempotency.core.errors import BodyIncomplete
 from flask_idempotency.web.setup.settings import Settings
 
-CHUNK_BYTES = 64 * 1024
-"""How much of a body is asked for at once."""
-
 
 class NotKept(Exception):
-    """The body cannot be kept without changing what the application reads, or when."""
+    """The application has not read the body, or not in a way that shows all of it."""
 
 
 class OverheardBody(io.BufferedIOBase):
-    """In place of the server's input: what is read of it is kept, and may be read ahead.
+    """In place of the server's input: passes every call on, and keeps what comes back.
 
-    Readers get the same bytes and the same errors in the same places as from the server. Only a body of
-    known length is kept, up to the limit for requests with a key: a chunked one may be half of a
-    conversation, whose client waits for the response before it goes on. Nor is one read ahead whose
-    client asks first whether to send it (``Expect: 100-continue``).
+    Nothing is read before the application reads it: a client may stop in the middle of an upload that
+    the view refuses unread. Only a body of known length is kept, up to the limit for requests with a
+    key: of a chunked one nobody knows when it is whole.
     """
+
+    when_whole: Callable[[Request], object] | None = None
+    """Told once, inside the reader's call that gets the last byte. It may not read from the request."""
 
     def __init__(self, request: Request, settings: Settings) -> None:
         super().__init__()
@@ -37,33 +37,49 @@ class OverheardBody(io.BufferedIOBase):
         self._request = weakref.ref(request)  # not a cycle: see Body
         self._default_limit = settings.max_request_bytes
         self._length = get_content_length(environ) or 0
-        self._may_keep = "HTTP_EXPECT" not in environ and "HTTP_TRANSFER_ENCODING" not in environ
-        self._is_late = not {"stream", "form"}.isdisjoint(request.__dict__)
         self._input = environ["wsgi.input"]
-        self._kept, self._ahead = bytearray(), io.BytesIO()
-        self._error: Exception | None = None
-        if self._may_keep and not self._is_late and 0 < self._length <= self._limit():
+        self._kept, self._is_broken = bytearray(), False
+        is_late = not {"stream", "form"}.isdisjoint(request.__dict__)
+        self._is_in_place = (
+            not is_late
+            and "HTTP_TRANSFER_ENCODING" not in environ
+            and 0 < self._length <= self._limit()
+        )
+        if self._is_in_place:
             environ["wsgi.input"] = self
+
+    @property
+    def request(self) -> Request:
+        """Whose body it is. Raises :class:`NotKept` if that is no more."""
+        request = self._request()
+        if request is None:
+            raise NotKept
+        return request
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether there is more of it, which the application may read."""
+        return self._is_in_place and not self._is_broken and len(self._kept) < self._length
 
     def whole(self) -> bytes:
         """All of the body.
 
         Raises ``BodyIncomplete``, Werkzeug's 413, and :class:`NotKept`.
         """
-        request = self._present()
         if self._length > self._limit():
             raise RequestEntityTooLarge
-        if "_cached_data" in request.__dict__:
-            return request.get_data()
-        if not self._may_keep or (self._length and request.environ["wsgi.input"] is not self):
+        if "_cached_data" in self.request.__dict__:
+            return self.request.get_data()
+        if self._is_broken:
+            raise BodyIncomplete
+        if self.is_awaited or (self._length and not self._is_in_place):
             raise NotKept
-        self._read_ahead()
         return bytes(self._kept)
 
     def form(self) -> MultiDict[str, str]:
         """The form in it, parsed apart: the application's own parsing is not touched."""
-        request = self._present()
-        with type(request)({**request.environ, "wsgi.input": io.BytesIO(self.whole())}) as apart:
+        environ = {**self.request.environ, "wsgi.input": io.BytesIO(self.whole())}
+        with type(self.request)(environ) as apart:
             return apart.form
 
     def readable(self) -> bool:
@@ -72,62 +88,30 @@ class OverheardBody(io.BufferedIOBase):
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Read on, for the application."""
-        return self._next(self._ahead.read, self._input.read, size)
+        return self._heard(self._input.read, size)
 
-    def read1(self, size: int = -1, /) -> bytes:
-        """Read what is there, for the application."""
-        return self._ahead.read(size) or self.read(size)
+    read1 = read
 
     def readline(self, size: int | None = -1, /) -> bytes:
         """Read a line, for the application."""
-        return self._next(self._ahead.readline, self._input.readline, size, end=b"\n")
+        return self._heard(self._input.readline, size, is_line=True)
 
-    def _next(
-        self,
-        read_ahead: Callable[[int], bytes],
-        read: Callable[..., bytes],
-        size: int | None,
-        end: bytes | None = None,
-    ) -> bytes:
-        """What was read ahead, then what the server gives."""
-        size = -1 if size is None else size
-        data = read_ahead(size)
-        if len(data) == size or (data and end is not None and data.endswith(end)):
-            return data
-        if self._error is not None:  # met here when reading ahead
-            if data:
-                return data
-            error, self._error = self._error, None
-            raise error
-        more = read() if size < 0 else read(size - len(data))
-        self._kept += more
-        return data + more
-
-    def _read_ahead(self) -> None:
-        position, start = self._ahead.tell(), len(self._kept)
+    def _heard(self, read: Callable[..., Any], size: int | None, *, is_line: bool = False) -> bytes:
+        is_all = size is None or size < 0
         try:
-            while self._error is None and len(self._kept) < self._length:
-                data = self._input.read(min(CHUNK_BYTES, self._length - len(self._kept)))
-                if not data:
-                    raise BodyIncomplete
-                self._kept += data
-        except BodyIncomplete:
+            data: bytes = read() if is_all else read(size)
+        except Exception:
+            self._is_broken = True
             raise
-        except Exception as error:
-            self._error = error
-        finally:
-            self._ahead.seek(0, io.SEEK_END)
-            self._ahead.write(self._kept[start:])
-            self._ahead.seek(position)
-        if self._error is not None:
-            raise BodyIncomplete from self._error
+        self._kept += data
+        if len(self._kept) >= self._length:
+            told, self.when_whole = self.when_whole, None
+            if told is not None:
+                told(self.request)
+        elif (is_all and not is_line) or not (data or size == 0):  # the end
+            self._is_broken = True
+        return data
 
     def _limit(self) -> int:
-        limit = self._present().max_content_length
+        limit = self.request.max_content_length
         return self._default_limit if limit is None else limit
-
-    def _present(self) -> Request:
-        request = self._request()
-        if request is None:
-            raise NotKept
-        return request

@@ -120,6 +120,12 @@ class RequestState:
         self.began, self.claim, self.attempt = time.monotonic(), None, None
         self.decided_by, self.has_outcome = "records", False
 
+    def end_observation(self, response: Response | None) -> None:
+        """Tell what would have happened, if that was to be observed."""
+        observation, self.observation = self.observation, None
+        if observation is not None:
+            observation.finish(response)
+
 
 _OUTERMOST = "_flask_idempotency_request"
 

@@ -198,32 +198,85 @@ def test_every_reader_gets_the_same(sent, body, heard, apps, store):
         ("longer than the limit", "body-too-large"),
     ],
 )
-def test_a_body_that_would_have_been_rejected_is_told(sent, problem, heard, store):
+@pytest.mark.parametrize("view", ["get_data", "the input to its end", "lines"])
+def test_a_body_that_would_have_been_rejected_is_told(sent, problem, view, heard, store):
     how, config = how_and_config(sent)
-    send(make_app(True, None, "nothing", config), BODY, "text/plain", **how)
+    send(make_app(True, None, view, config), BODY, "text/plain", **how)
     assert (only(heard).would, only(heard).problem) == ("rejected", problem)
 
 
-@pytest.mark.parametrize("sent", ["chunked", "after asking", "longer than is kept"])
-def test_a_body_that_is_not_kept_is_not_read_before_the_view(sent, heard, store):
+@pytest.mark.parametrize("sent", SENT)
+def test_no_body_is_read_that_the_application_does_not_read(sent, heard, store):
     how, config = how_and_config(sent)
     *_, stream = send(make_app(True, None, "nothing", config), BODY, "text/plain", **how)
     assert stream.taken == 0
 
 
-@pytest.mark.parametrize(
-    ("key", "skip", "taken"), [("k", False, len(BODY)), (None, False, 0), ("k", True, 0)]
-)
-def test_a_body_is_read_before_the_view_only_where_it_is_compared(key, skip, taken, heard, store):
+def observed_app(view, **options):
     db, app = SQLAlchemy(), Flask("shop")
     app.config.update(SQLALCHEMY_DATABASE_URI="sqlite://", IDEMPOTENCY_STORE="memory")
     app.config["IDEMPOTENCY_ENFORCE"] = False
     db.init_app(app)
-    idempotency = Idempotency(app, db, scope=None)
-    app.add_url_rule("/", "view", lambda: ("", 201), methods=["POST"])
-    idempotency.protect(app, skip=lambda _request: skip)
-    *_, stream = send(app, BODY, "text/plain", key=key)
-    assert stream.taken == taken
+    options.setdefault("scope", None)
+    Idempotency(app, db, scope=None)
+    app.add_url_rule("/", "view", idempotent(**options)(view), methods=["POST"])
+    return app
+
+
+def test_a_body_that_the_view_does_not_read_counts_as_equal_to_any_other(heard, store):
+    app = observed_app(lambda: ("", 201))
+    for body in (b"one", b"two"):
+        send(app, body, "text/plain")
+    assert [event.would for event in of(heard)] == ["executed", "replayed"]
+
+
+@pytest.mark.parametrize("key", ["request", "json:/amount", lambda: request.json["amount"]])
+def test_a_key_in_a_body_that_the_view_does_not_read_is_unknown(key, heard, store):
+    options = {"key": key} | ({"ttl": 30} if key == "request" else {})
+    *_, stream = send(observed_app(lambda: ("", 201), **options), JSON, "application/json", key=None)
+    assert (only(heard).would, stream.taken) == ("unknown", 0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"key": lambda: request.json["amount"]},
+        {"fingerprint": lambda: request.get_data()},
+        {"authorize_replay": lambda _operation: request.json["amount"] > 0},
+    ],
+)
+def test_a_function_of_the_application_may_read_the_body_as_the_view_did(options, heard, store):
+    app = observed_app(lambda: (str(request.json["amount"]), 201), **options)
+    for _ in range(2):
+        assert send(app, JSON, "application/json")[0] == b"5"
+    assert [event.would for event in of(heard)] == ["executed", "replayed"]
+
+
+def test_where_the_view_reads_the_stream_no_function_finds_the_body_again(heard, store):
+    app = observed_app(lambda: request.stream.read(), key=lambda: request.json["amount"])
+    assert send(app, JSON, "application/json")[:2] == (JSON, "200 OK")
+    assert only(heard).would == "unknown"
+
+
+def test_the_scope_is_asked_before_the_view(heard, store):
+    def view():
+        g.user = "another"
+        return request.get_data()
+
+    app = observed_app(view, scope=lambda: g.get("user", "alice"))
+    for _ in range(2):
+        send(app, BODY, "text/plain")
+    assert [event.would for event in of(heard)] == ["executed", "replayed"]
+
+
+def test_an_enforced_function_that_reads_the_body_is_not_disturbed(heard, store):
+    inner = idempotent(enforce=True, name="inner", atomic=False)(lambda: (request.get_data(), 201))
+    app = observed_app(inner, key="request", ttl=30)
+    for _ in range(2):
+        assert send(app, JSON, "application/json")[0] == JSON
+    assert [event.outcome for _, event in heard if event.outcome] == [
+        "executed", "observed", "replayed", "observed",
+    ]  # fmt: skip
 
 
 def test_chunked_bodies_count_as_equal(heard, store):

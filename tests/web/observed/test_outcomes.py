@@ -24,7 +24,12 @@ def world(make_world):
     return make_world(IDEMPOTENCY_ENFORCE=False)
 
 
-def add(world, function=lambda: ("", 201), **options):
+def created():
+    request.get_data()
+    return "", 201
+
+
+def add(world, function=created, **options):
     world.app.add_url_rule("/payments", "pay", idempotent(**options)(function), methods=["POST"])
 
 
@@ -103,6 +108,7 @@ def test_a_duplicate_would_have_been_rejected_while_the_first_runs(world, heard,
     statuses = iter([201, 202])
 
     def view():
+        request.get_data()
         if (status := next(statuses)) == 201:
             gate()
         return "", status

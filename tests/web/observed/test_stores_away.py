@@ -7,6 +7,7 @@ import time
 
 import pytest
 import sqlalchemy as sa
+from flask import request
 
 from flask_idempotency import ConfigurationError, extension, idempotent
 from flask_idempotency.core.errors import StoreUnavailable
@@ -191,6 +192,7 @@ def test_of_duplicates_at_one_time_one_would_have_run(make_world, heard, backgro
     together = threading.Barrier(4)
 
     def view():
+        request.get_data()
         together.wait(10)
         return "", 201
 
