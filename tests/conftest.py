@@ -23,6 +23,7 @@ from werkzeug.test import TestResponse
 
 import servers
 from flask_idempotency import Idempotency, current_operation, idempotent
+from flask_idempotency.web import signals
 from tests.databases import Databases
 from tests.waiting import wait_until
 
@@ -37,6 +38,13 @@ _OTHERS = r"FLASK_|GUNICORN_|WEB_CONCURRENCY$|\w+_proxy$|PYTHONDONTWRITEBYTECODE
 for _name in tuple(os.environ):
     if re.match(_OTHERS, _name, re.IGNORECASE):
         del os.environ[_name]
+
+
+@pytest.fixture(scope="module")
+def nobody_listens() -> None:
+    """For tests that count: another test's application may still be there, and hear the signals."""
+    for signal in signals._signals.values():
+        signal._clear_state()
 
 
 @pytest.fixture(scope="session")

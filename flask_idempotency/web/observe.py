@@ -147,7 +147,7 @@ class Observed:
             log.exception("operation %s: observing it failed", self.name)
 
     def _await(self, body: OverheardBody) -> None:
-        """Judge the request when its body is whole. Its scope is asked now, before the view changes it."""
+        """Judge the request when its body is whole. Its scope is asked now: a view may change it."""
         self._awaited = body
         scope_of = self._route.scope
         if scope_of is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from flask import request
 
 from flask_idempotency import idempotent
 from flask_idempotency.web.setup import observer
@@ -26,7 +27,7 @@ class TestAdopt:
     def test_the_lines_of_the_log_are_those_of_such_requests(self, shop, caplog, monkeypatch):
         monkeypatch.setattr(observer, "PATIENCE_SECONDS", 10.0)
         statuses = iter([201, 201, 201, 201, 201, 409, 201])
-        view = idempotent(enforce=False)(lambda: ("", next(statuses)))
+        view = idempotent(enforce=False)(lambda: (request.get_data(), next(statuses)))
         shop.app.add_url_rule("/payments", "create_payment", view, methods=["POST"])
         with caplog.at_level("INFO", "flask_idempotency"):
             for key, amount in [(None, 1), (1, 1), (1, 1), (1, 2), (2, 1), (2, 1), ("bad key", 1)]:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from example import demo
-from flask_idempotency.web import signals
 from tests.integration.apps import gunicorn_conf, worker_shop
 from tests.integration.shops import Shop
 from tests.integration.views import protect
@@ -22,13 +21,6 @@ APPLICATION = "tests.integration.apps.worker_shop:create_app()"
 CLIENTS = 12
 
 _numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def nobody_listens() -> None:
-    """For tests that count: a timer may keep another test's console, whose receivers would be asked."""
-    for signal in signals._signals.values():
-        signal._clear_state()
 
 
 @pytest.fixture

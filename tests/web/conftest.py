@@ -1,11 +1,22 @@
-"""What pytest-flask stands on: its ``client`` and ``live_server`` serve the usual ``app``."""
+"""What pytest-flask stands on: its ``client`` and ``live_server`` serve the usual ``app``.
+
+And all that is told.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from flask import Flask
+
+import flask_idempotency
+
+SIGNALS = [
+    name for name in flask_idempotency.__all__ if name.startswith(("operation_", "store_", "lock_"))
+]
 
 
 @pytest.fixture
@@ -16,3 +27,19 @@ def app(world: Any) -> Flask:
 @pytest.fixture(autouse=True)
 def _push_request_context() -> None:
     """Not pytest-flask's: a request in the context of another shares its ``g`` and its session."""
+
+
+@pytest.fixture
+def heard() -> Iterator[list[Any]]:
+    """All events, each with the name of its signal."""
+    events: list[Any] = []
+    receivers = []
+    with ExitStack() as stack:
+        for name in SIGNALS:
+
+            def receive(_sender: Any, event: Any, name: str = name) -> None:
+                events.append((name, event))
+
+            receivers.append(receive)  # a signal keeps a weak reference only
+            stack.enter_context(getattr(flask_idempotency, name).connected_to(receive))
+        yield events

@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import threading
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 
 import pytest
 
-import flask_idempotency
 from flask_idempotency import KeyReused, Retryable, StoreUnavailable, current_operation, idempotent
 from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.web.setup.state import app_state
 from tests.killed import Killed
-
-SIGNALS = [
-    name for name in flask_idempotency.__all__ if name.startswith(("operation_", "store_", "lock_"))
-]
-
-
-@pytest.fixture
-def heard():
-    """All events, each with the name of its signal."""
-    events, receivers = [], []
-    with ExitStack() as stack:
-        for name in SIGNALS:
-
-            def receive(_sender, event, name=name):
-                events.append((name, event))
-
-            receivers.append(receive)
-            stack.enter_context(getattr(flask_idempotency, name).connected_to(receive))
-        yield events
 
 
 def outcomes(heard):
@@ -232,8 +211,7 @@ def test_records_of_the_applications_own_with_such_attributes_change_no_response
     assert "operation pay executed" in caplog.text
 
 
-def test_no_event_is_made_while_nobody_listens(world, monkeypatch):
-    gc.collect()  # the receivers of other tests' applications
+def test_no_event_is_made_while_nobody_listens(world, monkeypatch, nobody_listens):
     monkeypatch.setattr("flask_idempotency.web.signals.Event", None)
     add(world, lambda: ("", 201))
     assert [world.post().status_code for _ in range(2)] == [201, 201]

@@ -74,4 +74,4 @@ def test_without_postgres_a_command_says_so_in_one_line(command):
 def test_a_number_that_is_out_of_range_is_refused_at_the_option(world, run, arguments):
     result = run(*arguments.split())
     assert result.exit_code == 2
-    assert f"Invalid value for '{arguments.split()[1]}'" in result.stderr
+    assert f"Invalid value for '{arguments.split()[1]}'" in result.output

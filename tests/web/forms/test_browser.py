@@ -102,6 +102,7 @@ class TestADoubleClick:
             shop.db.session.execute(sa.select(sa.func.pg_advisory_xact_lock(1)))
 
         add_payments(shop, during=wait, wait=10)
+        shop.app.config["SERVER_NAME"] = "localhost"  # pytest-flask's own is not where it listens
         return shop.app
 
     def test_it_shows_the_message_of_the_first(self, shop, live_server, background):

@@ -241,7 +241,7 @@ def test_a_key_in_a_body_that_the_view_does_not_read_is_unknown(key, heard, stor
     "options",
     [
         {"key": lambda: request.json["amount"]},
-        {"fingerprint": lambda: request.get_data()},
+        {"fingerprint": lambda: request.get_data().lower()},
         {"authorize_replay": lambda _operation: request.json["amount"] > 0},
     ],
 )
@@ -253,14 +253,16 @@ def test_a_function_of_the_application_may_read_the_body_as_the_view_did(options
 
 
 def test_where_the_view_reads_the_stream_no_function_finds_the_body_again(heard, store):
-    app = observed_app(lambda: request.stream.read(), key=lambda: request.json["amount"])
-    assert send(app, JSON, "application/json")[:2] == (JSON, "200 OK")
+    app = observed_app(lambda: (request.stream.read(), 201), key=lambda: request.json["amount"])
+    assert send(app, JSON, "application/json")[:2] == (JSON, "201 CREATED")
     assert only(heard).would == "unknown"
 
 
 def test_the_scope_is_asked_before_the_view(heard, store):
+    others = iter(["bob", "carol"])
+
     def view():
-        g.user = "another"
+        g.user = next(others)
         return request.get_data()
 
     app = observed_app(view, scope=lambda: g.get("user", "alice"))
@@ -296,7 +298,11 @@ def test_a_changed_body_is_noticed_whoever_has_read_it(before, heard, store):
 
 
 def test_a_limit_that_a_function_before_the_view_sets_counts(make_world, heard, store):
+    class Limited(Request):
+        max_content_length = None  # Flask 3.0 lets nobody set its own
+
     world = make_world(IDEMPOTENCY_ENFORCE=False)
+    world.app.request_class = Limited
 
     @world.app.before_request
     def limit():
