@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ import pytest
 import sqlalchemy as sa
 
 import servers
-from flask_idempotency import current_operation
+from flask_idempotency import current_operation, idempotent, operation_observed
+from flask_idempotency.cli import cli
+from tests.waiting import wait_until
 
 SERVER_CONNECTIONS = 3
 """Fewer than the clients: each transaction may run on another of them."""
@@ -81,11 +84,11 @@ def behind(make_world: Callable[..., Any], postgres: Any) -> Iterator[Callable[[
     """A function that makes an application whose database is behind PgBouncer in the given mode."""
     stop = []
 
-    def make(mode: str) -> Any:
+    def make(mode: str, **config: Any) -> Any:
         name = f"bounced_{mode}_{os.urandom(3).hex()}"
         bouncer = pgbouncer(postgres.database(name), mode)
         stop.append(bouncer)
-        return make_world(SQLALCHEMY_DATABASE_URI=bouncer.__enter__())
+        return make_world(SQLALCHEMY_DATABASE_URI=bouncer.__enter__(), **config)
 
     yield make
     for bouncer in stop:
@@ -174,6 +177,56 @@ def test_a_view_that_fails_is_rolled_back_and_leaves_no_setting_to_others(behind
             thread.join()
     assert seen == [before] * SERVER_CONNECTIONS
     assert world.count() == 1
+    world.assert_clean()
+
+
+def test_what_is_only_observed_is_judged(behind, add_view):
+    world, would = behind("transaction", IDEMPOTENCY_ENFORCE=False), []
+
+    def note(_sender, event):
+        would.append(event.would)
+
+    with operation_observed.connected_to(note):
+        runs = add_view(world)
+        assert [world.post().status_code for _ in range(3)] == [201] * 3
+    assert would == ["executed", "replayed", "replayed"]
+    assert len(runs) == world.count() == 3
+    world.assert_clean()
+
+
+def test_a_lease_renews_itself(behind, background):
+    world, ends = behind("transaction"), threading.Event()
+
+    @world.app.post("/payments")
+    @idempotent(atomic=False, lease=1, heartbeat=True)
+    def charge():
+        charged = current_operation.step("charge", lambda: 1)
+        ends.wait(10)
+        return {"charged": charged}, 201
+
+    first = background(world.post)
+
+    def lease():
+        return next((record.lease_expires_at for record in world.records()), None)
+
+    begun = wait_until(lease, "the operation is claimed")
+    wait_until(lambda: lease() > begun + timedelta(seconds=0.5), "the lease is renewed")
+    assert world.post().status_code == 409
+    ends.set()
+    assert first.result().json == {"charged": 1}
+    world.assert_clean()
+
+
+def test_the_commands_work(behind, add_view):
+    world = behind("transaction")
+    add_view(world)
+    world.post()
+    run = world.app.test_cli_runner().invoke
+    assert run(cli, ["check"]).exit_code == 0
+    assert "completed" in run(cli, ["stats"]).output
+    world.sql("update idempotency_record set expires_at = now() - interval '1 day'")
+    assert "1" in run(cli, ["purge"]).output
+    assert world.records() == []
     world.assert_clean()
 
 
