@@ -129,8 +129,8 @@ class Observed:
         error, self.error = self.error, None  # its traceback leads here
         status = None if response is None else response.status_code
         try:
-            if self._awaited is not None and self._can_judge_now(self._awaited):
-                self._judge(self._awaited.request)
+            if self._awaited is not None:
+                self._judge_late(self._awaited)
             if self._execution is not None:
                 self._end(self._execution, response, error)
             conclude(
@@ -160,9 +160,11 @@ class Observed:
         """Whether functions of the application find the key or the fingerprint, in the body perhaps."""
         return callable(self._route.key) or callable(self._route.fingerprint)
 
-    def _can_judge_now(self, body: OverheardBody) -> bool:
-        """After the view: whether such functions find the body without reading on."""
-        return not self._has_readers() or not _FOUND.isdisjoint(body.request.__dict__)
+    def _judge_late(self, body: OverheardBody) -> None:
+        """Judge after the view, unless such functions would have to read on."""
+        body.when_whole = None  # which leads here
+        if not self._has_readers() or not _FOUND.isdisjoint(body.request.__dict__):
+            self._judge(body.request)
 
     def _judge(self, request: Request) -> None:
         """Claim as enforcement would."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gc
 import io
 import itertools
+import weakref
 
 import pytest
 from flask import Flask, Request, g, request
@@ -228,6 +230,22 @@ def test_a_body_that_the_view_does_not_read_counts_as_equal_to_any_other(heard, 
     for body in (b"one", b"two"):
         send(app, body, "text/plain")
     assert [event.would for event in of(heard)] == ["executed", "replayed"]
+
+
+@pytest.mark.parametrize("view", ["nothing", "get_data", "stream"])
+def test_nothing_waits_for_the_garbage_collector(view, heard, store):
+    app, body = make_app(True, None, view), Input(BODY)
+    environ = EnvironBuilder(method="POST", headers={"Idempotency-Key": "key-1"}).get_environ()
+    environ.update({"wsgi.input": body, "CONTENT_LENGTH": str(len(BODY))})
+    gone = weakref.ref(body)
+    gc.disable()
+    try:
+        run_wsgi_app(app, environ, buffered=True)
+        del body, environ
+        assert gone() is None
+    finally:
+        gc.enable()
+    assert len(of(heard)) == 1
 
 
 @pytest.mark.parametrize("key", ["request", "json:/amount", lambda: request.json["amount"]])
