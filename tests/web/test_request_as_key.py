@@ -74,8 +74,8 @@ def test_what_the_option_fingerprint_compares_is_the_key(world):
 def test_it_is_observed_like_others(make_world):
     world = make_world(IDEMPOTENCY_ENFORCE=False)
     runs = add(world)
-    world.post(key=None)
-    assert world.post(key=None).status_code == 201
+    world.post(key=None, data={"note": "first"})
+    assert world.post(key=None, data={"note": "first"}).status_code == 201
     assert runs == [1, 1]
     assert [record.state for record in world.records()] == ["completed"]
 

@@ -84,11 +84,11 @@ def test_pages_that_a_purge_has_emptied_count_as_empty(world, monkeypatch):
     world.sql("analyze idempotency_record")
     first = "select substring(sha256(int8send(n)) for 23) from generate_series(1, 8000) as n"
     world.sql(f"delete from idempotency_record where key in ({first})")
-    assert overview(world.app).total == pytest.approx(12_000, rel=0.2)
+    assert overview(world.app).total == pytest.approx(12_000, rel=0.35)
     with world.app.app_context(), world.db.engine.connect() as connection:
         connection.execution_options(isolation_level="AUTOCOMMIT")
         connection.execute(sa.text("vacuum idempotency_record"))
-    assert overview(world.app).total == pytest.approx(12_000, rel=0.2)
+    assert overview(world.app).total == pytest.approx(12_000, rel=0.35)
 
 
 def test_what_should_be_few_is_counted_up_to_a_limit(world):

@@ -35,7 +35,7 @@ def world(make_world, config, authorize):
     view = idempotent(atomic=world.store != "redis")(lambda: ({"secret": "canary"}, 201))
     world.app.add_url_rule("/payments", "pay", view, methods=["POST"])
     if world.store == "postgres":
-        watched = idempotent(enforce=False)(lambda: {"ok": True})
+        watched = idempotent(enforce=False)(lambda: (request.get_data(), 200))
         world.app.add_url_rule("/watched", "watched", watched, methods=["POST"])
     with world.app.app_context():
         world.db.create_all()
