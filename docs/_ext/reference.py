@@ -96,9 +96,14 @@ def command(name: str) -> str:
     of_group = cli.commands[name]
     context = click.Context(of_group, info_name=name)
     records = [param.get_help_record(context) for param in of_group.params]
-    lines = [f"- `{option}`: {text}" for option, text in filter(None, records)]
-    text = re.sub(r"--[a-z]+", r"`\g<0>`", inspect.cleandoc(of_group.help or ""))
+    lines = [f"- `{option}`: {_marked(text)}" for option, text in filter(None, records) if text]
+    text = _marked(inspect.cleandoc(of_group.help or ""))
     return text + "\n\n" + "\n".join(lines)
+
+
+def _marked(text: str) -> str:
+    """``text`` with its options as code, where they are not already."""
+    return re.sub(r"`[^`]*`|(--[a-z]+(?:-[a-z]+)*)", lambda it: f"`{it[1]}`" if it[1] else it[0], text)
 
 
 class _Directive(SphinxDirective):

@@ -171,7 +171,7 @@ def release(
     again, without its finished steps. If it must not run again, use --fail: then every retry gets a
     500 of the type operation-failed. To give it the response that it should have had, use `resolve`.
     Does not touch an operation that has completed or whose lease still runs. Atomic operations need
-    nothing: their next retry takes over.
+    nothing, as their next retry takes over, unless they have used up max_attempts.
     """
     state = current_state()
     store, digits = admin(state), checked(digits)
@@ -183,7 +183,8 @@ def release(
 
 @cli.command()
 @click.argument("digits")
-@click.option("--status", type=click.IntRange(200, 599), required=True, metavar="N")
+@click.option("--status", type=click.IntRange(200, 599), required=True, metavar="N",
+              help="The status of the response.")  # fmt: skip
 @click.option("--body", metavar="TEXT", help="The body, which is JSON unless --content-type is given.")
 @click.option("--body-file", type=click.Path(exists=True, dir_okay=False, allow_dash=True),
               metavar="FILE", help="The body; - reads standard input.")  # fmt: skip

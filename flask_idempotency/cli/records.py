@@ -24,11 +24,10 @@ STATES = (*(state.value for state in State), "interrupted", "released", "observe
 def create_table(as_json: bool) -> None:
     """Create the table of the records and that of their steps, with indexes and fill factor.
 
-    With the operator's page, creates the table of its counts, too. Creates none of the application's
-    own. If a table of an earlier release exists, adds
-    the columns, indexes and fill factor that it lacks, while requests use it; never alters or drops a
-    column. Running it again does nothing. An application with Flask-Migrate needs only a migration: the
-    tables are part of db.metadata.
+    With the operator's page, creates the table of its counts, too, and none of the application's own.
+    If a table of an earlier release exists, adds the columns, indexes and fill factor that it lacks,
+    while requests use it; never alters or drops a column. Running it again does nothing. An application
+    with Flask-Migrate needs only a migration: the tables are part of db.metadata.
     """
     state = current_state()
     done, table = admin(state).create(), state.table.fullname
@@ -53,7 +52,8 @@ def stats(as_json: bool) -> None:
 @cli.command("list")
 @click.option("--operation", metavar="NAME", help="Only this operation, such as an endpoint.")
 @click.option("--state", type=click.Choice(STATES), help="Only this state.")
-@click.option("--limit", type=MANY, default=20, show_default=True, metavar="N")
+@click.option("--limit", type=MANY, default=20, show_default=True, metavar="N",
+              help="The most records to list.")  # fmt: skip
 @click.option("--key", metavar="KEY", help="Only the record of this key, as the client sent it; needs"
               " --operation, and --scope unless there is one tenant.")  # fmt: skip
 @click.option("--scope", metavar="SCOPE", help="Whose --key it is: the id of a tenant or user.")
