@@ -3,73 +3,51 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import click
 
-from flask_idempotency.stores.admin import Admin, Belongings
+from flask_idempotency.stores.admin import Admin, Line
 from flask_idempotency.stores.redis.lock import RedisLock
 from flask_idempotency.web.setup.state import AppState
 
 from .group import admin, as_json_option, cli, current_state, progress, require, write, write_rows
-from .keys import nothing_found, possible_hashes, scope_tails
+from .keys import find_by_key, nothing_found, scope_tails
+from .records import row
 
 BATCH = 1000
 """How many records are erased in one transaction: a few milliseconds, for which nothing waits."""
 
+Batch = tuple[list[bytes], str | None]
+"""The keys of records to erase together; or one key, and the version in which its record was shown."""
+
 _WHY = {
-    "in_progress": "in progress: run this again once it has ended",
+    "in_progress": "in progress, or changed since it was counted: run this again later",
     "interrupted": "interrupted: release or resolve it, then run this again",
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Whose:
-    """What is to be erased: all of a scope, or of one operation of it; or the one record of a key."""
-
-    scope: str | None
-    operation: str | None = None
-    key: str | None = None
-    namespace: str | None = None
+def of_scope(store: Admin, scope: str, operation: str | None) -> tuple[list[Batch], Counter[str]]:
+    """What there is to erase of a scope, or of one operation of it; and how much is left, by state."""
+    found = [store.belonging(tail, operation) for tail in scope_tails(scope)]
+    keys = [key for each in found for key in each.keys]
+    batches: list[Batch] = [(keys[start : start + BATCH], None) for start in range(0, len(keys), BATCH)]
+    return batches, sum((Counter(each.left) for each in found), Counter[str]())
 
 
-def belongings(state: AppState, store: Admin, whose: Whose) -> Belongings:
-    """What there is to be erased, and what is in progress; changes nothing.
-
-    Raises ``IdempotencyError`` if a store of the application's own cannot erase.
-    """
-    require(store, "belonging")
-    require(store, "erase")
-    if whose.key is None:
-        found = [store.belonging(tail, whose.operation) for tail in scope_tails(whose.scope or "")]
-    else:
-        operation, place = whose.operation or "", whose.namespace
-        hashes = possible_hashes(state, whose.key, operation, whose.scope, place)
-        found = [_of_key(store, each) for each in hashes]
-    left = sum((Counter(each.left) for each in found), Counter[str]())
-    return Belongings([key for each in found for key in each.keys], dict(left))
+def _of_key(lines: Mapping[bytes, Line]) -> tuple[list[Batch], Counter[str]]:
+    """The same of the records of a key."""
+    decided = {key: line for key, line in lines.items() if line.state != "interrupted"}
+    batches: list[Batch] = [([key], line.version) for key, line in decided.items()]
+    return batches, Counter(interrupted=len(lines) - len(decided))
 
 
-def _of_key(store: Admin, key: bytes) -> Belongings:
-    states = [line.state for line in store.starting(key)]
-    if "interrupted" in states:
-        return Belongings([], {"interrupted": 1})
-    return Belongings([key] if states else [], {})  # erase() leaves one that runs
-
-
-def erase(state: AppState, store: Admin, keys: list[bytes], seen: str | None = None) -> Iterator[int]:
-    """Erase records with their steps, and their markers in Redis, a batch at a time.
-
-    Yields how many of each batch were erased: what is in progress by then is left, and so is the record
-    of a single key if ``seen`` is no longer its version.
-    """
-    for start in range(0, len(keys), BATCH):
-        batch = keys[start : start + BATCH]
-        erased = store.erase(batch, seen)
-        if isinstance(state.lock, RedisLock):
-            state.lock.forget(batch)
-        yield erased
+def erase(state: AppState, store: Admin, keys: list[bytes], seen: str | None = None) -> int:
+    """Erase records with their steps, and their markers in Redis. See :meth:`Admin.erase`."""
+    erased = store.erase(keys, seen)
+    if isinstance(state.lock, RedisLock):
+        state.lock.forget(keys)
+    return erased
 
 
 @cli.command()
@@ -93,10 +71,11 @@ def forget(
 ) -> None:
     """Erase what is stored about a user: responses, steps, stored requests, and the records themselves.
 
-    Counts first, and asks. Never erases what is in progress, and says how many were left and why. Uses
-    small transactions, so it may run at any time. Afterwards a retry of what was erased runs the view
-    again, like a first request. Reads the whole table, unless there is a --key. The exit code is 1 if
-    there is nothing to erase and nothing was left: the options may be mistyped.
+    Counts first, and asks; shows the record of a --key, and erases it only as it was shown. Never
+    erases what is in progress, and says how many were left and why. Uses small transactions, so it may
+    run at any time. Afterwards a retry of what was erased runs the view again, like a first request.
+    Reads the whole table, unless there is a --key. The exit code is 1 if there is nothing to erase and
+    nothing was left: the options may be mistyped.
     """
     if (scope if key is None else operation) is None:
         raise click.UsageError("give --scope; or --key and --operation, with their --scope")
@@ -104,18 +83,28 @@ def forget(
         raise click.UsageError("with --json, --yes is needed")
     state = current_state()
     store = admin(state)
-    found = belongings(state, store, Whose(scope, operation, key, namespace))
-    if found.keys and not yes:
-        write(f"{_records(len(found.keys))} to erase. Retries of these requests will run again.")
-        _write_left(found.left)
+    require(store, "belonging")
+    require(store, "erase")
+    lines: dict[bytes, Line] = {}
+    if key is None:
+        batches, left = of_scope(store, scope or "", operation)
+    else:
+        lines = find_by_key(state, store, key, operation or "", scope, namespace)
+        batches, left = _of_key(lines)
+    count = sum(len(keys) for keys, _ in batches)
+    was_found = bool(count or left.total())
+    if count and not yes:
+        if lines:
+            write_rows([row(line) for line in lines.values()], as_json)
+        write(f"{_records(count)} to erase. Retries of these requests will run again.")
+        _write_left(left)
         click.confirm("Erase?", abort=True)
     erased, show = 0, progress(as_json)
-    for count in erase(state, store, found.keys):
-        erased += count
-        show(f"{erased:,} of {len(found.keys):,} erased")
+    for keys, seen in batches:
+        erased += erase(state, store, keys, seen)
+        show(f"{erased:,} of {count:,} erased")
     show("")
-    left, was_found = Counter(found.left), bool(found.keys or found.left)
-    left["in_progress"] += len(found.keys) - erased
+    left["in_progress"] += count - erased
     if as_json:
         write_rows([{"erased": erased, **{state: left[state] for state in _WHY}}], as_json)
     elif was_found:
@@ -126,9 +115,9 @@ def forget(
     context.exit(0 if was_found else 1)
 
 
-def _write_left(left: Mapping[str, int]) -> None:
+def _write_left(left: Counter[str]) -> None:
     for state, why in _WHY.items():
-        if left.get(state):
+        if left[state]:
             write(f"{_records(left[state])} left, {why}")
 
 

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from flask_idempotency.core.errors import KeyMalformed
 from flask_idempotency.core.keys import Scope, hash_key, observed_namespace, parse_key, scope_tail
+from flask_idempotency.stores.admin import Admin, Line
 from flask_idempotency.web.setup.routes import protected_routes
 from flask_idempotency.web.setup.state import AppState
 
@@ -27,6 +28,14 @@ def possible_hashes(
         for whose in _scopes(scope)
         for text in _keys(key, state.settings.max_key_length)
     ]
+
+
+def find_by_key(
+    state: AppState, store: Admin, key: str, operation: str, scope: str | None, namespace: str | None
+) -> dict[bytes, Line]:
+    """The records of :func:`possible_hashes`, each by its own: mostly one, or none."""
+    hashes = possible_hashes(state, key, operation, scope, namespace)
+    return {each: line for each in hashes for line in store.starting(each)}
 
 
 def scope_tails(text: str) -> list[bytes]:

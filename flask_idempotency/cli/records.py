@@ -14,7 +14,7 @@ from flask_idempotency.core.records import State
 from flask_idempotency.stores.admin import Admin, AuditEntry, Line, StepLine
 
 from .group import MANY, admin, as_json_option, cli, current_state, in_utc, write, write_rows
-from .keys import nothing_found, possible_hashes
+from .keys import find_by_key, nothing_found
 
 STATES = (*(state.value for state in State), "interrupted", "released", "observed")
 
@@ -82,9 +82,8 @@ def list_records(
     app, none = current_state(), "no records"
     store = admin(app)
     if key is not None and operation is not None:
-        hashes = possible_hashes(app, key, operation, scope, namespace)
-        lines = [line for each in hashes for line in store.starting(each)]
-        found = [line for line in lines if state in (None, line.state)]
+        lines = find_by_key(app, store, key, operation, scope, namespace)
+        found = [line for line in lines.values() if state in (None, line.state)]
         found.sort(key=lambda line: str(line.created), reverse=True)
         none = nothing_found(app, key, operation, scope)
     elif key is scope is namespace is None:

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from werkzeug.wrappers import Response
 
 from flask_idempotency.cli.group import admin, explain
-from flask_idempotency.cli.keys import possible_hashes
+from flask_idempotency.cli.keys import find_by_key
 from flask_idempotency.cli.records import STATES, find
 from flask_idempotency.core.errors import (
     ConfigurationError,
@@ -135,8 +135,7 @@ def records() -> Response:
     state = console().state
     operation = request.args.get("operation") or None
     chosen = request.args.get("state") or None
-    limit = min(request.args.get("limit", PAGE, type=int), MOST)
-    limit = max(limit, 1)
+    limit = max(1, min(request.args.get("limit", PAGE, type=int), MOST))
     if chosen not in (None, *STATES):
         chosen = None
     store = admin(state)
@@ -168,14 +167,13 @@ def search() -> Response:
         raise UnknownRecord("A record is found by its digits, or by its key and operation.")
     whose = request.form.get("scope", "").strip() or None
     namespace = request.form.get("namespace", "").strip() or None
-    store = admin(state)
-    hashes = possible_hashes(state, key, operation, whose, namespace)
-    lines = [line for each in hashes for line in store.starting(each)]
-    if len(lines) == 1:
-        return redirect(_record_url(lines[0]), 303)
-    if not lines:
+    lines = find_by_key(state, admin(state), key, operation, whose, namespace)
+    shown = list(lines.values())
+    if len(shown) == 1:
+        return redirect(_record_url(shown[0]), 303)
+    if not shown:
         raise UnknownRecord("There is no record of this key, operation and scope.")
-    return page("found.html", shown=lines)
+    return page("found.html", shown=shown)
 
 
 def refused(error: IdempotencyError) -> Response:

@@ -228,7 +228,7 @@ def act(digits: str, action: str) -> Response:
 def _forget(state: AppState, found: Found) -> Response:
     store = admin(state)
     require(store, "erase")
-    if not sum(erase(state, store, [_key(store, found)], found.line.version)):
+    if not erase(state, store, [_key(store, found)], found.line.version):
         raise IdempotencyError("This record is in use just now: nothing was erased.")
     _log("its record was erased by", found)
     return redirect(url_for(f"{request.blueprint}.records", done="forget"), 303)
