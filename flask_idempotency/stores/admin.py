@@ -253,6 +253,10 @@ class Admin(Protocol):
         """The whole key of such a record."""
         ...
 
+    def latest(self) -> bytes | None:
+        """The whole key of a record that was stored lately; None if there is none. Reads only a few."""
+        ...
+
     def audit(self, start: bytes) -> list[AuditEntry]:
         """What operators did to such a record since it was created, the earliest first."""
         ...

@@ -170,6 +170,12 @@ class RedisAdmin:
         found = list(islice(self._keys(start), 2))
         return found[0] if len(found) == 1 else None
 
+    def latest(self) -> bytes | None:
+        """The key of the youngest of some thousand records."""
+        some = islice(self._seen(), AT_ONCE)
+        youngest = max(some, key=lambda seen: str(seen[1].created), default=None)
+        return None if youngest is None else youngest[0]
+
     def audit(self, start: bytes) -> list[AuditEntry]:
         """What operators did: an expired record has been deleted with its own."""
         found = list[AuditEntry]()

@@ -311,6 +311,17 @@ def test_check_passes_a_healthy_application_and_leaves_nothing(shop, store):
     assert list(findings(result)) == [*there[store], "scope", "routes"]
 
 
+def test_check_advises_on_keys_that_other_processes_have(shop, store, tmp_path, redis_server):
+    keys = [bytes(32)]
+    sealed = Shop(store, tmp_path, redis_server.url, IDEMPOTENCY_ENCRYPTION_KEYS=keys)
+    assert "encryption" not in findings(shop.run("check"))
+    assert sealed.post("/ok").status_code == 201
+    assert "encryption" not in findings(sealed.run("check"))
+    assert findings(shop.run("check"))["encryption"] == "advice"
+    with sealed.app.app_context():
+        sealed.db.engine.dispose()
+
+
 def test_a_record_is_found_by_its_key(shop):
     shop.post("/ok", "another")
     key = shop.interrupt()
