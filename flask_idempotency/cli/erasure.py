@@ -11,7 +11,17 @@ from flask_idempotency.stores.admin import Admin, Line
 from flask_idempotency.stores.redis.lock import RedisLock
 from flask_idempotency.web.setup.state import AppState
 
-from .group import admin, as_json_option, cli, current_state, progress, require, write, write_rows
+from .group import (
+    admin,
+    as_json_option,
+    cli,
+    current_state,
+    progress,
+    records,
+    require,
+    write,
+    write_rows,
+)
 from .keys import find_by_key, nothing_found, scope_tails
 from .records import row
 
@@ -96,7 +106,7 @@ def forget(
     if count and not yes:
         if lines:
             write_rows([row(line) for line in lines.values()], as_json)
-        write(f"{_records(count)} to erase. Retries of these requests will run again.")
+        write(f"{records(count)} to erase. Retries of these requests will run again.")
         _write_left(left)
         click.confirm("Erase?", abort=True)
     erased, show = 0, progress(as_json)
@@ -108,7 +118,7 @@ def forget(
     if as_json:
         write_rows([{"erased": erased, **{state: left[state] for state in _WHY}}], as_json)
     elif was_found:
-        write(f"{_records(erased)} erased")
+        write(f"{records(erased)} erased")
         _write_left(left)
     else:
         write(nothing_found(state, key, operation, scope))
@@ -118,8 +128,4 @@ def forget(
 def _write_left(left: Counter[str]) -> None:
     for state, why in _WHY.items():
         if left[state]:
-            write(f"{_records(left[state])} left, {why}")
-
-
-def _records(count: int) -> str:
-    return "1 record" if count == 1 else f"{count:,} records"
+            write(f"{records(left[state])} left, {why}")

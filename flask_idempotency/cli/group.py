@@ -105,6 +105,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def records(count: int) -> str:
+    """So many records, in words."""
+    return "1 record" if count == 1 else f"{count:,} records"
+
+
 def progress(as_json: bool) -> Callable[[str], None]:
     """What shows how far long work has come, in one line on standard error; no text removes the line.
 

@@ -37,6 +37,8 @@ from .group import (
     explain,
     progress,
     read_age,
+    records,
+    require,
     write,
     write_rows,
 )
@@ -74,11 +76,13 @@ def purge(
     Keeps a record whose request is still running, even an expired one. Run it from cron, or leave it
     running with --every: then it survives a database that is away for a while. SIGINT and SIGTERM end
     it between two transactions. With --older-than it also deletes records that completed or failed so
-    long ago, whatever their ttl, after asking: a retry of theirs runs the view again.
+    long ago, whatever their ttl, after counting them and asking: a retry of theirs runs the view again.
     """
     store = admin(current_state())
     if older_than is not None and not yes:
-        _ask(older_than, as_json)
+        if as_json:
+            raise click.UsageError("with --json, --older-than needs --yes")
+        _ask(store, older_than)
     what = "expired" if older_than is None else "expired or old"
     with until_signal() as stop:
         while not stop.is_set():
@@ -99,12 +103,12 @@ def purge(
             stop.wait(every)
 
 
-def _ask(seconds: int, as_json: bool) -> None:
-    if as_json:
-        raise click.UsageError("with --json, --older-than needs --yes")
-    age = _in_words(seconds)
-    text = f"Retries of requests that ended more than {age} ago will run again. Delete?"
-    click.confirm(text, abort=True)
+def _ask(store: Admin, seconds: int) -> None:
+    require(store, "count_older")
+    if old := store.count_older(seconds):
+        what = f"{records(old)} that ended more than {_in_words(seconds)} ago"
+        write(f"To delete, besides what has expired: {what}. Retries of these requests will run again.")
+        click.confirm("Delete?", abort=True)
 
 
 def _in_words(seconds: int) -> str:

@@ -303,6 +303,10 @@ class Admin(Protocol):
         """
         ...
 
+    def count_older(self, seconds: float) -> int:
+        """How many records ended so long ago and have not expired. Reads the whole table."""
+        ...
+
     def purge(self, batch: int, older_than_seconds: float | None = None) -> Iterator[int]:
         """Delete expired records, at most ``batch`` in each transaction, until none is left.
 

@@ -61,6 +61,8 @@ class AdminStatements:
     belonging: str
     left: str
     waiting: str
+    before: str
+    older: str
 
 
 _CHANCE = 0.15
@@ -97,6 +99,7 @@ def admin_statements(
     later: str,
     digits: str,
     age: str,
+    before: str,
     audit: str,
     durable: str = "",
     lock: str = "",
@@ -107,9 +110,9 @@ def admin_statements(
     """Fill in a dialect's present time, the time in ``ttl`` seconds and the later of two times.
 
     ``digits`` are the first 16 of a key's hash, ``time`` makes text of a time, in UTC, ``age`` are the
-    seconds since a time, ``audit`` is the list with another entry. ``durable`` makes a commit wait for
-    the disk, ``lock`` passes by rows that others hold. For an overview ``bounded`` limits the time,
-    ``sample`` what it reads.
+    seconds since a time, ``before`` is the time ``older`` seconds ago as text, ``audit`` is the list
+    with another entry. ``durable`` makes a commit wait for the disk, ``lock`` passes by rows that
+    others hold. For an overview ``bounded`` limits the time, ``sample`` what it reads.
     """
     no_lease = f"(lease_expires_at IS NULL OR substr(owner, 1, {len(OBSERVED)}) = '{OBSERVED}')"
     expired = f"(expires_at <= {now} AND lease_expires_at IS NULL)"
@@ -179,6 +182,9 @@ def admin_statements(
        count(CASE WHEN NOT {expired} AND {TIMES} >= %(max_attempts)s THEN 1 END),
        count(CASE WHEN {expired} THEN 1 END)
   FROM {{table}} WHERE request IS NOT NULL AND state = 'in_progress'""",
+        before=f"SELECT {before}",
+        older=f"""SELECT count(*) FROM {{table}}
+ WHERE state <> 'in_progress' AND completed_at <= %(before)s AND expires_at > (SELECT {now})""",
     )
 
 
@@ -277,6 +283,14 @@ class TableAdmin:
         values = {"tail": tail, "name": name}
         keys = [bytes(key) for (key,) in self._fetch(self.sql.belonging, values)]
         return Belongings(keys, dict(map(tuple, self._fetch(self.sql.left, values))))
+
+    def count_older(self, seconds: float) -> int:
+        """How many ended so long ago and have not expired."""
+        return int(self._fetch(self.sql.older, {"before": self._before(seconds)})[0][0])
+
+    def _before(self, seconds: float) -> str:
+        """The time so many seconds ago, by the database's clock, as its own text."""
+        return str(self._fetch(self.sql.before, {"older": seconds})[0][0])
 
     def waiting(self, max_attempts: int) -> Waiting:
         """The resumable operations counted."""

@@ -40,6 +40,7 @@ class PostgresAdmin(TableAdmin):
         later="greatest",
         digits="encode(substring(key for 8), 'hex')",
         age="extract(epoch FROM clock_timestamp() - nullif({}, '-infinity'))::float8",
+        before="(clock_timestamp() - %(older)s * interval '1 second')::text",
         # The database's clock, in the form that SQLite has too.
         audit="""(coalesce(audit::jsonb, '[]') || jsonb_build_array(jsonb_build_object(
          'at', to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US'),
@@ -83,8 +84,7 @@ class PostgresAdmin(TableAdmin):
         """Delete expired or old records in batches, in the order in which they expire."""
         if older_than_seconds is None:
             return self._purge(statements.PURGE, batch)
-        before = self._fetch(statements.BEFORE, {"older": older_than_seconds})[0][0]
-        return self._purge(statements.PURGE_OLDER, batch, before)
+        return self._purge(statements.PURGE_OLDER, batch, self._before(older_than_seconds))
 
     def purge_alone(self, batch: int) -> Iterator[int]:
         """Delete expired records, but end where another process does this, too."""

@@ -184,7 +184,6 @@ PURGE_OLDER = _PURGE.replace(
     """(expires_at <= (SELECT clock_timestamp())
        OR state <> 'in_progress' AND completed_at <= %(before)s::timestamptz)""",
 )
-BEFORE = "SELECT (clock_timestamp() - %(older)s * interval '1 second')::text"
 
 # Of what was found without a lock a moment ago, only what nobody works on now.
 ERASE = f"""{{settings}}SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';

@@ -230,13 +230,17 @@ class RedisAdmin:
             return sum(int(self._records.run(_ERASE, key, seen)) for key in keys)
         return sum(self._records.run_for_all(_ERASE, keys))
 
+    def count_older(self, seconds: float) -> int:  # noqa: ARG002
+        """Refuse: no record has outlived its ttl."""
+        raise IdempotencyError(
+            "the store 'redis' deletes records when they expire, and cannot find old ones; give the"
+            " routes a shorter ttl"
+        )
+
     def purge(self, batch: int, older_than_seconds: float | None = None) -> Iterator[int]:  # noqa: ARG002
         """Say that Redis does it."""
         if older_than_seconds is not None:
-            raise IdempotencyError(
-                "the store 'redis' deletes records when they expire, and cannot find old ones; give"
-                " the routes a shorter ttl"
-            )
+            self.count_older(older_than_seconds)
         raise NothingToDo("Redis deletes expired records by itself: there is nothing to purge")
 
     def create(self) -> list[str]:

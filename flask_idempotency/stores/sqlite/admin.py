@@ -38,6 +38,7 @@ class SqliteAdmin(TableAdmin):
         digits="lower(substr(hex(key), 1, 16))",
         audit=f"""json_insert(coalesce(audit, '[]'), '$[#]', json_object(
          'at', {statements.NOW}, 'by', %(by)s, 'did', %(did)s, 'why', %(why)s))""",
+        before=statements.BEFORE,
         age="(julianday('now') - julianday({})) * 86400.0",
     )
 
@@ -74,9 +75,8 @@ class SqliteAdmin(TableAdmin):
 
     def purge(self, batch: int, older_than_seconds: float | None = None) -> Iterator[int]:
         """Delete expired or old records in batches."""
-        before = None  # no record ended before that
-        if older_than_seconds is not None:
-            before = self._fetch(statements.BEFORE, {"older": older_than_seconds})[0][0]
+        # No record ended before null.
+        before = None if older_than_seconds is None else self._before(older_than_seconds)
         while deleted := self._purge({"batch": batch, "before": before}):
             yield deleted
 

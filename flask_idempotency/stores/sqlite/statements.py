@@ -7,6 +7,7 @@ from flask_idempotency.stores.table import TIMES, VERSION
 
 NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
 IN_TTL = "strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', :ttl))"
+BEFORE = "strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', -:older))"
 _LEASE = "strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', :lease))"
 _LEASE = f"CASE WHEN :lease IS NOT NULL THEN {_LEASE} END"
 _EXPIRED = f"(expires_at <= {NOW} AND lease_expires_at IS NULL)"
@@ -62,7 +63,6 @@ VALUES (:key, :step, :attempt, {NOW}, :result)"""
 
 _OLDER = """state <> 'in_progress' AND lease_expires_at IS NULL
    AND completed_at <= :before"""
-BEFORE = "SELECT strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', -:older))"
 _EXPIRED_KEYS = f"""SELECT key FROM {{table}} WHERE {_EXPIRED} OR ({_OLDER})
  ORDER BY expires_at LIMIT :batch"""
 PURGE_STEPS = f"DELETE FROM {{steps}} WHERE key IN ({_EXPIRED_KEYS})"

@@ -265,11 +265,14 @@ def test_a_purge_by_age_deletes_what_ended_and_asks_first(shop):
     shop.world.post("/payments", "new")
     ask = shop.world.app.test_cli_runner().invoke
     refused = ask(cli, ["purge", "--older-than", "1d"], input="n\n")
-    assert "ended more than 1 day ago will run again" in refused.output
+    assert "besides what has expired: 3 records that ended more than 1 day ago" in refused.output
     assert (refused.exit_code, shop.rows()) == (1, 6)
-    for age, said in ("7d", "7 days"), ("90m", "90 minutes"), ("2w", "14 days"), ("61", "61 seconds"):
+    for age, said in ("47h", "47 hours"), ("90m", "90 minutes"), ("61", "61 seconds"), ("0", "0 days"):
         asked = ask(cli, ["purge", "--older-than", age], input="n\n").output
         assert f"ended more than {said} ago" in asked
+    assert "4 records that" in asked
+    none = ask(cli, ["purge", "--older-than", "1w"])
+    assert none.output == "0 expired or old records deleted\n", "nothing to ask"
     assert (
         shop.run("purge", "--older-than", "3d", "--yes").output == "0 expired or old records deleted\n"
     )

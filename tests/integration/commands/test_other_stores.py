@@ -15,6 +15,7 @@ from flask_sqlalchemy import SQLAlchemy
 
 import servers
 from flask_idempotency import Idempotency, Retryable, current_operation, idempotent
+from flask_idempotency.cli import cli
 from flask_idempotency.cli.stores import admin_of
 from flask_idempotency.core.keys import scope_tail
 from flask_idempotency.core.records import StoredResponse
@@ -209,10 +210,14 @@ def test_a_purge_by_age_is_refused_or_done(shop, store):
     shop.post("/ok")
     assert "deleted" in shop.run("purge").output or store == "redis"
     assert len(shop.listed()) == 1, "has not expired"
+    ask = shop.app.test_cli_runner().invoke
+    asked = ask(cli, ["purge", "--older-than", "0"], input="n\n")
     result = shop.run("purge", "--older-than", "0", "--yes")
     if store == "redis":
         assert (result.exit_code, "cannot find old ones" in result.output) == (1, True)
+        assert asked.output == result.output
     else:
+        assert "1 record that ended" in asked.output
         assert result.output == "1 expired or old record deleted\n"
         assert shop.listed() == []
 
