@@ -167,7 +167,8 @@ class Settings:
     lease: float = row(60.0, _seconds(1, 86400), _DURATION.format("1 second", "1 day"),
         "Default of the option `lease`: how long an operation that is not atomic may go without"
         " renewing its lease before another request may judge it interrupted. Make it longer than"
-        " the slowest view, and than the server's own time-out for a worker.")
+        " the slowest view, and than the server's own time-out for a worker: the default is twice"
+        " gunicorn's.")
     wait: float = row(0.0, _seconds(0, 300), _DURATION.format("0", "300 seconds"),
         "Default of the option `wait`: how long a duplicate waits for the first to finish. With 0 it"
         " gets its 409 at once, which occupies no thread and no connection.")
@@ -178,33 +179,37 @@ class Settings:
     probe_after: float = row(1.0, _seconds(0, 60), _DURATION.format("0", "60 seconds"),
         "How old a lock in Redis must be before a duplicate asks Postgres whether its owner is"
         " alive. A smaller value notices dead workers sooner, a larger one keeps more duplicates"
-        " away from Postgres.")
+        " away from Postgres. Most views end within the default.")
     max_key_length: int = row(255, integer(1, 4096), "an integer from 1 to 4096",
         "The longest key, in characters after decoding. The default is what other APIs allow. Only a"
         " hash is stored, so a longer key takes no more room.")
     min_key_length: int = row(1, integer(1, 4096),
         "an integer from 1 to IDEMPOTENCY_MAX_KEY_LENGTH",
         "The shortest key that a client may send in the header. Short keys can be guessed, and a"
-        " client may use one twice by accident. Keys that the application creates may be shorter:"
-        " those of the option `key`, of `run` and of a form's field.")
+        " client may use one twice by accident; but the IETF draft names no minimum, and neither does"
+        " the default. Keys that the application creates may be shorter: those of the option `key`, of"
+        " `run` and of a form's field.")
     max_request_bytes: int = row(16 * 1024 * 1024, integer(0, 1024**3),
         "an integer from 0 to 1 GiB",
         "The longest body of a request with a key, where the application sets no limit itself"
         " (`MAX_CONTENT_LENGTH`, or `request.max_content_length` in a `before_request` function). A"
-        " longer one gets 413. The body is in memory while it is compared: with eight threads, the"
-        " default bounds that at 128 MiB, and at four times as much if all are multipart uploads.")
+        " longer one gets 413. A body takes twice its size in memory while it is compared: with eight"
+        " threads, the default bounds that at 256 MiB, and at 512 MiB if all are multipart uploads.")
     max_response_bytes: int = row(8 * 1024 * 1024, integer(0, 1024**3),
         "an integer from 0 to 1 GiB",
         "The largest body that is stored. A larger one is sent in full the first time; a retry gets"
-        " `response-not-kept`. A stored body travels as one value, and takes room until it expires.")
+        " `response-not-kept`. A stored body travels as one value, and takes room until it expires; the"
+        " default is far above what an API usually sends.")
     unstored_headers: frozenset[str] = row((), _header_names, "a list of header names",
         "More response headers that are never stored, besides `Set-Cookie`, `Date`, `Server`,"
         " `Content-Length`, the replay header and the hop-by-hop headers. For what must not come again,"
         " such as a trace's id.")
     table: str = row("idempotency_record", _matching(r"[A-Za-z_][A-Za-z0-9_]{0,49}"),
         "an SQL name of up to 50 ASCII letters, digits and underscores",
-        "The name of the table. The table of steps adds the suffix `_step`. No model of yours may"
-        " have either name. Applications with tables of their own do not share records.")
+        "The name of the table. The table of steps adds the suffix `_step`, that of the operator's page"
+        " `_count`. No model of yours may have such a name. PostgreSQL's names have 63 characters at"
+        " most, and those of the indexes add to this one. Applications with tables of their own do not"
+        " share records.")
     bind_key: str | None = row(None, optional(_matching(r"(?s).+")),
         "a Flask-SQLAlchemy bind key, or None",
         "The bind whose database holds the table, and whose writes are atomic with it. `None` is the"
