@@ -41,14 +41,14 @@ class Event:
     :param decided_by: ``"lock"`` if Redis alone rejected a duplicate, ``"records"`` if the records
         were asked.
     :param id: the digits by which ``flask idempotency show`` finds the record.
-    :param problem: the problem's type, such as ``"key-reused"``. ``"store-unavailable"`` tells what ran
-        ``"unprotected"`` because the store failed from what had no key. ``"body-too-large"`` is the
-        application's own 413.
+    :param problem: the problem's type, such as ``"key-reused"``. With the outcome
+        ``"unprotected"`` it is ``"store-unavailable"`` if the store failed, and None if there was no
+        key. ``"body-too-large"`` stands for the application's own 413.
     :param error: what was raised. Its text may hold anything.
     :param would: the outcome that an observed request would have had, if it had been enforced;
         ``"unknown"`` if it could not be observed.
-    :param first_status: that of the response which an observed request would have been given again;
-        ``status`` is that of the one it got.
+    :param first_status: if an observed request would have been replayed, the status of that response;
+        ``status`` is the one that it got.
     """
 
     operation: str
