@@ -207,7 +207,7 @@ def act(digits: str, action: str) -> Response:
     _check_state(chosen, found)
     names = ("status", "content_type", "body", "why")
     given = {name: request.form[name] for name in names if name in request.form}
-    form = replace(Form(), **given)  # type: ignore[arg-type]
+    form = Form(**given)  # type: ignore[arg-type]
     if chosen.noted and not 0 < len(form.why.strip()) <= LONGEST_WHY:
         form.errors["why"] = (
             f"Say why, in at most {LONGEST_WHY} characters: the next operator reads it."

@@ -138,7 +138,7 @@ class InProgress:
 class Interrupted:
     """The operation started, its lease is over, and nobody knows how far it got.
 
-    ``is_spent``: or it was begun as often as the claim allows.
+    Or, if it ``is_spent``, it was begun as often as the claim allows.
     """
 
     is_spent: bool = False

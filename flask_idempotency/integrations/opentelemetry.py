@@ -13,15 +13,9 @@ from flask import Flask
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import TRACEPARENT
+from flask_idempotency.web import signals
 from flask_idempotency.web.setup.state import app_state
-from flask_idempotency.web.signals import (
-    OUTCOMES,
-    Event,
-    lock_paused,
-    lock_resumed,
-    operation_taken_over,
-    store_failed,
-)
+from flask_idempotency.web.signals import Event
 
 try:
     from opentelemetry import trace
@@ -63,7 +57,7 @@ class _Tracing:
     def __init__(self, app: Flask, tracer: trace.Tracer) -> None:
         self._tracer = tracer
         self._receivers = []  # kept here: a signal does not keep its receivers alive
-        for signal in (*OUTCOMES, operation_taken_over, store_failed, lock_paused, lock_resumed):
+        for signal in signals.EVERY_SIGNAL:
             receiver = partial(_tell, signal.name.removeprefix("operation-").replace("-", "_"))
             self._receivers.append(signal.connect(receiver, app))
 

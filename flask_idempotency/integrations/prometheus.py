@@ -23,15 +23,9 @@ from flask import Flask
 from flask_idempotency.cli.stores import admin_of
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, StoreUnavailable
 from flask_idempotency.core.ports import Lock, NoLock, Records
+from flask_idempotency.web import signals
 from flask_idempotency.web.setup.state import app_state, engine_on
-from flask_idempotency.web.signals import (
-    OUTCOMES,
-    Event,
-    lock_paused,
-    lock_resumed,
-    operation_taken_over,
-    store_failed,
-)
+from flask_idempotency.web.signals import Event
 
 from .timed import Observe, TimedLock, TimedRecords
 
@@ -167,12 +161,12 @@ class _Receiver:
     def __init__(self, series: _Series, app: Flask) -> None:
         self._series = series
         self._turn, self._is_paused = threading.Lock(), False
-        for signal in OUTCOMES:
+        for signal in signals.OUTCOMES:
             signal.connect(self.count, app)
-        operation_taken_over.connect(self.count_takeover, app)
-        store_failed.connect(self.count_failure, app)
-        lock_paused.connect(self.note_pause, app)
-        lock_resumed.connect(self.note_resume, app)
+        signals.operation_taken_over.connect(self.count_takeover, app)
+        signals.store_failed.connect(self.count_failure, app)
+        signals.lock_paused.connect(self.note_pause, app)
+        signals.lock_resumed.connect(self.note_resume, app)
 
     def count(self, _app: Flask, event: Event) -> None:
         """A request to a protected view has its outcome."""

@@ -22,6 +22,7 @@ from sqlalchemy import (
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.keys import KEY_BYTES
+from flask_idempotency.core.records import OBSERVED
 
 FILLFACTOR = 92
 """Percent of a page that inserts may fill.
@@ -40,6 +41,13 @@ resets it; ``attempt``, the fencing token, goes on."""
 
 VERSION = "owner || ' ' || state || ' ' || coalesce(CAST(lease_expires_at AS text), '')"
 """What an operator has seen, in SQL: any attempt, lease, end or decision makes another one."""
+
+IS_OBSERVED = f"substr(owner, 1, {len(OBSERVED)}) = '{OBSERVED}'"
+"""Whether an operation was only observed, in SQL."""
+
+NO_LEASE = f"(lease_expires_at IS NULL OR {IS_OBSERVED})"
+"""Whether a record may be deleted as far as its lease goes, in SQL. What was only observed may be even
+if it was interrupted: it needs nobody's decision."""
 
 COMMANDS_ONLY = frozenset({"audit"})
 """Columns that no request reads or writes. So a request runs on the table of the release before, which

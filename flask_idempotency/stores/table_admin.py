@@ -11,7 +11,6 @@ from sqlalchemy import Connection, Engine, Table, inspect
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.keys import KEY_BYTES, SCOPE_BYTES
-from flask_idempotency.core.records import OBSERVED
 from flask_idempotency.core.rows import response_values
 
 from .admin import (
@@ -33,7 +32,7 @@ from .admin import (
     read_time,
 )
 from .counts import Counts, CountsUnavailable
-from .table import TIMES, VERSION, defined_counts
+from .table import IS_OBSERVED, NO_LEASE, TIMES, VERSION, defined_counts
 
 FORGET = "DELETE FROM {table} WHERE key = %(key)s AND owner = %(owner)s"
 
@@ -114,10 +113,9 @@ def admin_statements(
     with another entry. ``durable`` makes a commit wait for the disk, ``lock`` passes by rows that
     others hold. For an overview ``bounded`` limits the time, ``sample`` what it reads.
     """
-    no_lease = f"(lease_expires_at IS NULL OR substr(owner, 1, {len(OBSERVED)}) = '{OBSERVED}')"
     expired = f"(expires_at <= {now} AND lease_expires_at IS NULL)"
     # Who runs an operation has a lease, or has nothing written of an end (completed_at is null).
-    state = f"""CASE WHEN substr(owner, 1, {len(OBSERVED)}) = '{OBSERVED}' THEN 'observed'
+    state = f"""CASE WHEN {IS_OBSERVED} THEN 'observed'
        WHEN state <> 'in_progress' THEN state
        WHEN lease_expires_at <= {now} THEN 'interrupted'
        WHEN lease_expires_at IS NULL AND completed_at IS NOT NULL THEN 'released'
@@ -173,11 +171,11 @@ def admin_statements(
  WHERE key = ({mine})""",
         belonging=f"""SELECT key FROM {{table}}
  WHERE substr(key, {KEY_BYTES - SCOPE_BYTES + 1}) = %(tail)s
-   AND (CAST(%(name)s AS text) IS NULL OR name = %(name)s) AND {no_lease}""",
+   AND (CAST(%(name)s AS text) IS NULL OR name = %(name)s) AND {NO_LEASE}""",
         left=f"""SELECT {state}, count(*) FROM {{table}}
  WHERE substr(key, {KEY_BYTES - SCOPE_BYTES + 1}) = %(tail)s
    AND (CAST(%(name)s AS text) IS NULL OR name = %(name)s)
-   AND lease_expires_at IS NOT NULL AND NOT {no_lease} GROUP BY 1""",
+   AND lease_expires_at IS NOT NULL AND NOT {IS_OBSERVED} GROUP BY 1""",
         waiting=f"""SELECT count(CASE WHEN NOT {expired} AND {TIMES} < %(max_attempts)s THEN 1 END),
        count(CASE WHEN NOT {expired} AND {TIMES} >= %(max_attempts)s THEN 1 END),
        count(CASE WHEN {expired} THEN 1 END)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from logging import DEBUG, INFO, WARNING
@@ -259,7 +260,8 @@ class Observed:
             case _:
                 self._ask(execution.release)
 
-    def _ask(self, act: Any) -> None:
+    def _ask(self, act: Callable[[], object]) -> None:
+        """Ask the records to note the end of the run."""
         try:
             self._observer.ask(act)
         except LeaseLost as lost:
@@ -287,10 +289,10 @@ class Observed:
         """Whether the response would be stored. A streamed one is not shown to the option ``store``."""
         status = response.status_code
         if self._route.store is not None and response.is_sequence:
-            copy = self._state.app.response_class(
+            shown = self._state.app.response_class(
                 response.get_data(), response.status, response.headers.copy()
             )
-            return bool(self._route.store(copy))
+            return bool(self._route.store(shown))
         return (status >= 500 and not self._route.atomic) or is_stored_by_default(status)
 
     def _stored(self, response: Response | None) -> StoredResponse:
@@ -301,6 +303,7 @@ class Observed:
         return StoredResponse(status, (), None if too_large else b"")
 
     def _level(self, status: int | None) -> int:
+        """The level of the log's line about a response with ``status``."""
         error = self._facts.get("error")
         if self._would == "replayed":
             return INFO if self._facts["first_status"] == status else WARNING

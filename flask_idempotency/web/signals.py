@@ -16,6 +16,7 @@ from types import CoroutineType
 from typing import Any, Protocol
 
 from blinker import NamedSignal, Namespace
+from flask import Flask
 
 from flask_idempotency.core.errors import Problem, StoreUnavailable
 from flask_idempotency.core.keys import SHOWN
@@ -63,11 +64,6 @@ class Event:
     would: str | None = None
     first_status: int | None = None
 
-    @property
-    def name(self) -> str:
-        """The same as ``operation``."""
-        return self.operation
-
 
 _signals = Namespace()
 
@@ -107,6 +103,9 @@ OUTCOMES = (
     operation_observed,
 )
 """Each request to a protected view is told by exactly one of these, in an event with an outcome."""
+
+EVERY_SIGNAL = tuple(_signals.values())
+"""The others tell of something on the way."""
 
 
 class Told(Protocol):
@@ -156,7 +155,7 @@ def _short(value: object) -> object:
     return f"{value:.3f}" if isinstance(value, float) else value
 
 
-def send(signal: NamedSignal, app: Any, event: Event) -> None:
+def send(signal: NamedSignal, app: Flask, event: Event) -> None:
     """Send ``event`` if anybody listens. A receiver that fails is logged: the response stands.
 
     So do the other receivers, which blinker's own ``send`` would not call any more.
@@ -182,13 +181,7 @@ def event_of(told: Told, **facts: Any) -> Event:
     return Event(claim.name, decided_by=told.decided_by, id=digits, **facts)
 
 
-def note(
-    app: Any,
-    signal: NamedSignal,
-    told: Told,
-    level: int = INFO,
-    **facts: Any,
-) -> None:
+def note(app: Flask, signal: NamedSignal, told: Told, level: int = INFO, **facts: Any) -> None:
     """Tell what happens to the present request's operation, if anybody listens."""
     is_logged = log.isEnabledFor(level)
     if not (is_logged or signal.receivers):
@@ -200,7 +193,7 @@ def note(
 
 
 def conclude(
-    app: Any, signal: NamedSignal, told: Told, outcome: str, level: int = DEBUG, **facts: Any
+    app: Flask, signal: NamedSignal, told: Told, outcome: str, level: int = DEBUG, **facts: Any
 ) -> None:
     """Tell the present request's outcome, unless it has one."""
     if not told.has_outcome:
@@ -210,7 +203,7 @@ def conclude(
         note(app, signal, told, level, outcome=outcome, **facts)
 
 
-def reject(app: Any, told: Told, problem: Problem, status: int) -> None:
+def reject(app: Flask, told: Told, problem: Problem, status: int) -> None:
     """Tell that the present request gets ``problem`` as its response, and if the store failed, that."""
     # Not what a view raises that is not protected: that of the outcomes has told it.
     if isinstance(problem, StoreUnavailable) and told.began and not told.has_outcome:
@@ -226,7 +219,7 @@ def reject(app: Any, told: Told, problem: Problem, status: int) -> None:
     )
 
 
-def tell_failure(app: Any, event: Event, text: str, *values: object) -> None:
+def tell_failure(app: Flask, event: Event, text: str, *values: object) -> None:
     """Log that a store failed, and send ``store_failed``. The line says why; no response does."""
     _write(ERROR, _facts(event), f"operation %s: {text}", event.operation, *values)
     send(store_failed, app, event)

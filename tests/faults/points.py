@@ -114,7 +114,7 @@ def install_in_stores(state: AppState) -> None:
 
 
 def _note_miss(_sender: Flask, event: Event) -> None:
-    if not event.name:  # Redis fails for no operation: none depends on it
+    if not event.operation:  # Redis fails for no operation: none depends on it
         note("miss")
 
 

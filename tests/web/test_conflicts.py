@@ -210,7 +210,7 @@ def test_a_stopped_database_may_be_allowed_to_leave_views_unprotected(own_postgr
     failures, outcomes = [], []
 
     def note(app, event):
-        failures.append((app, event.name, type(event.error).__name__))
+        failures.append((app, event.operation, type(event.error).__name__))
 
     def note_outcome(app, event):
         outcomes.append((event.outcome, event.problem))

@@ -41,7 +41,7 @@ def test_an_execution_and_its_replay_are_signalled(app, world, add_view, heard):
     assert [name for name, _, _ in heard] == ["operation_executed", "operation_replayed"]
     assert all(sender is app for _, sender, _ in heard)
     executed, replayed = (event for _, _, event in heard)
-    assert (executed.name, executed.attempt, executed.status) == ("pay", 1, 201)
+    assert (executed.operation, executed.attempt, executed.status) == ("pay", 1, 201)
     assert 0 < executed.seconds < 10
     assert (replayed.name, replayed.attempt, replayed.status) == ("pay", 1, 201)
     assert executed.problem is replayed.problem is None
@@ -112,7 +112,7 @@ def test_every_problem_is_signalled_with_its_type(world, add_view, heard):
     world.post(json={"amount": 6})
     world.post()
     assert {name for name, _, _ in heard} == {"operation_rejected"}
-    assert [(event.name, event.status, event.problem) for _, _, event in heard] == [
+    assert [(event.operation, event.status, event.problem) for _, _, event in heard] == [
         ("pay", 400, "key-required"),
         ("pay", 400, "key-malformed"),
         ("pay", 401, "scope-unknown"),
@@ -133,7 +133,7 @@ def test_a_second_attempt_is_signalled(world, add_view, heard):
     assert world.post().status_code == 500
     assert heard == []
     assert world.post().status_code == 201
-    assert [(name, event.name, event.attempt) for name, _, event in heard] == [
+    assert [(name, event.operation, event.attempt) for name, _, event in heard] == [
         ("operation_taken_over", "pay", 2),
         ("operation_executed", "pay", 2),
     ]

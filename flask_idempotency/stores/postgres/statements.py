@@ -12,8 +12,7 @@ just delays; longer would pile up workers behind a migration.
 
 from __future__ import annotations
 
-from flask_idempotency.core.records import OBSERVED
-from flask_idempotency.stores.table import TIMES, VERSION
+from flask_idempotency.stores.table import NO_LEASE, TIMES, VERSION
 
 LOCK_TIMEOUT = "250ms"
 
@@ -162,8 +161,6 @@ SELECT 1 FROM {table} WHERE key = %(key)s FOR KEY SHARE"""
 # - Without sorts the planner takes the index, which is in this order. It cannot know how many records
 #   have expired; if it believes in few, it would read and sort them all for each batch.
 # - A crash that loses the commit loses nothing: the records have still expired.
-# - What was only observed needs nobody's decision, so it goes even if it was interrupted.
-_NO_LEASE = f"(lease_expires_at IS NULL OR substr(owner, 1, {len(OBSERVED)}) = '{OBSERVED}')"
 _PURGE = f"""SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 SET LOCAL synchronous_commit = off;
 SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
@@ -171,7 +168,7 @@ SET LOCAL enable_sort = off;
 WITH gone AS (
   DELETE FROM ONLY %(piece)s WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM ONLY %(piece)s
-     WHERE {_NO_LEASE} AND [which]
+     WHERE {NO_LEASE} AND [which]
        AND expires_at >= %(since)s::timestamptz
      ORDER BY expires_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED)) RETURNING key, expires_at),
 steps AS (DELETE FROM {{steps}} AS step USING gone WHERE step.key = gone.key)
@@ -189,7 +186,7 @@ PURGE_OLDER = _PURGE.replace(
 ERASE = f"""{{settings}}SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
 WITH gone AS (
   DELETE FROM {{table}} WHERE key = ANY (ARRAY(
-    SELECT key FROM {{table}} WHERE key IN %(keys)s AND {_NO_LEASE}
+    SELECT key FROM {{table}} WHERE key IN %(keys)s AND {NO_LEASE}
        AND (CAST(%(seen)s AS text) IS NULL OR {VERSION} = %(seen)s) FOR UPDATE SKIP LOCKED))
   RETURNING key),
 steps AS (DELETE FROM {{steps}} AS step USING gone WHERE step.key = gone.key)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from flask_idempotency.core.records import OBSERVED
-from flask_idempotency.stores.table import TIMES, VERSION
+from flask_idempotency.stores.table import NO_LEASE, TIMES, VERSION
 
 NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
 IN_TTL = "strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', :ttl))"
@@ -11,7 +10,6 @@ BEFORE = "strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', -:older))
 _LEASE = "strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', :lease))"
 _LEASE = f"CASE WHEN :lease IS NOT NULL THEN {_LEASE} END"
 _EXPIRED = f"(expires_at <= {NOW} AND lease_expires_at IS NULL)"
-_NO_LEASE = f"(lease_expires_at IS NULL OR substr(owner, 1, {len(OBSERVED)}) = '{OBSERVED}')"
 _AFRESH = f"({_EXPIRED} AND :resumes IS NULL)"
 _MINE = "WHERE key = :key AND owner = :owner AND state = 'in_progress'"
 _LEASED = f"{_MINE} AND lease_expires_at IS NOT NULL"
@@ -66,7 +64,7 @@ _OLDER = """state <> 'in_progress' AND lease_expires_at IS NULL
 _EXPIRED_KEYS = f"""SELECT key FROM {{table}} WHERE {_EXPIRED} OR ({_OLDER})
  ORDER BY expires_at LIMIT :batch"""
 PURGE_STEPS = f"DELETE FROM {{steps}} WHERE key IN ({_EXPIRED_KEYS})"
-_ERASED = f"WHERE key = :key AND {_NO_LEASE} AND (:seen IS NULL OR {VERSION} = :seen)"
+_ERASED = f"WHERE key = :key AND {NO_LEASE} AND (:seen IS NULL OR {VERSION} = :seen)"
 ERASE_STEPS = f"DELETE FROM {{steps}} WHERE key = :key AND EXISTS (SELECT 1 FROM {{table}} {_ERASED})"
 ERASE = f"DELETE FROM {{table}} {_ERASED}"
 PURGE = f"DELETE FROM {{table}} WHERE key IN ({_EXPIRED_KEYS})"

@@ -51,7 +51,7 @@ class Observer:
         """What the engine decides; None while it is left alone. Raises whatever goes wrong."""
         return self.ask(lambda: self._engine.decide(claim, resume=resume), _give_back)
 
-    def ask(self, act: Callable[[], T], late: Callable[[T], object] = bool) -> T | None:
+    def ask(self, act: Callable[[], T], late: Callable[[T], object] | None = None) -> T | None:
         """What ``act`` returns; None while the store is left alone.
 
         Raises what it raises, and ``StoreUnavailable`` after :data:`PATIENCE_SECONDS`; then ``late``
@@ -86,11 +86,12 @@ class Observer:
                 self._paused_until = self._clock.monotonic() + PAUSE_SECONDS
         return is_first
 
-    def _recover(self, late: Callable[[T], object], result: Future[T]) -> None:
+    def _recover(self, late: Callable[[T], object] | None, result: Future[T]) -> None:
         """The reply came, for nobody."""
         if result.exception() is None:
             self._paused_until = None
-            late(result.result())
+            if late is not None:
+                late(result.result())
 
     def _within(self, act: Callable[[], T], result: Future[T]) -> T:
         """What ``act`` returns in a thread, if it does in time."""

@@ -45,7 +45,7 @@ def test_an_interrupted_operation_is_held(app, world, add, assert_problem):
     events = []
     with operation_interrupted.connected_to(lambda _app, event: events.append(event), app):
         assert_problem(world.post(), 409, "operation-interrupted")
-    assert [event.name for event in events] == ["charge"]
+    assert [event.operation for event in events] == ["charge"]
     assert_problem(world.post(json={"amount": 6}), 422, "key-reused")
     assert runs == [1]
 
