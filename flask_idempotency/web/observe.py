@@ -49,7 +49,6 @@ from flask_idempotency.core.keys import observed_namespace
 from flask_idempotency.core.machine import assert_never
 from flask_idempotency.core.records import OBSERVED, Claim, StoredResponse
 from flask_idempotency.core.storable import is_stored_by_default
-from flask_idempotency.web.attempt.leased import NOT_THE_OPERATIONS, UNDONE
 from flask_idempotency.web.request.identity import (
     identify,
     is_skipped,
@@ -122,7 +121,7 @@ class Observed:
                 self._judge(request)
         except Exception as error:
             self._reject(error)
-        self.began = time.monotonic()
+        self.began = time.monotonic()  # what our own question took does not count
         return True
 
     def finish(self, response: Response | None) -> None:
@@ -176,7 +175,7 @@ class Observed:
                 self._would = "unprotected"
             else:
                 self._decide(request, operation)
-        except NotKept:  # and the key is in the body
+        except NotKept:  # the key is in a body that the application did not read: it stays unknown
             pass
         except Exception as error:
             self._reject(error)
@@ -184,6 +183,7 @@ class Observed:
     def _decide(self, request: Request, operation: Operation) -> None:
         claim = self.claim = self._claimed(request, operation)
         route = self._route
+        # An interrupted one that is atomic would have been rolled back, and taken over.
         resume = route.atomic or route.on_interrupted not in ("hold", "fail")
         try:
             decision = self._observer.decide(claim, resume=resume)
@@ -274,13 +274,8 @@ class Observed:
         """The outcome that the run of the view would have had."""
         if self._route.atomic:
             return "executed" if response is not None and self._stores(response) else "rolled_back"
-        if isinstance(error, Exception):
-            if self._route.is_interrupted_by(error):
-                return "interrupted"
-            if isinstance(error, UNDONE) or self._route.is_released_by(error):
-                return "released"
-        if error is not None and isinstance(error, (Problem, *NOT_THE_OPERATIONS)):
-            return "interrupted"
+        if isinstance(error, Exception) and (outcome := self._route.outcome_after(error)):
+            return outcome
         if response is None:
             return "executed" if isinstance(error, Exception) else "interrupted"
         return "executed" if self._stores(response) else "released"

@@ -43,7 +43,7 @@ def test_an_execution_and_its_replay_are_signalled(app, world, add_view, heard):
     executed, replayed = (event for _, _, event in heard)
     assert (executed.operation, executed.attempt, executed.status) == ("pay", 1, 201)
     assert 0 < executed.seconds < 10
-    assert (replayed.name, replayed.attempt, replayed.status) == ("pay", 1, 201)
+    assert (replayed.operation, replayed.attempt, replayed.status) == ("pay", 1, 201)
     assert executed.problem is replayed.problem is None
 
 

@@ -20,16 +20,7 @@ from typing import Any, cast
 from flask import Response, got_request_exception
 from werkzeug.exceptions import InternalServerError
 
-from flask_idempotency.core.errors import (
-    ConfigurationError,
-    LeaseLost,
-    OperationFailed,
-    Problem,
-    RecordBroken,
-    Retryable,
-    SealBroken,
-    TransactionConflict,
-)
+from flask_idempotency.core.errors import LeaseLost, OperationFailed, Problem
 from flask_idempotency.core.ports import Lease
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.web.operation import Operation
@@ -51,12 +42,6 @@ from .heartbeat import Heartbeat, heart
 from .steps import Steps
 
 log = logging.getLogger("flask_idempotency")
-
-UNDONE = (Retryable, TransactionConflict)
-"""The view, or the database of a step, says with these that the operation may be tried again."""
-
-NOT_THE_OPERATIONS = (ConfigurationError, RecordBroken, SealBroken)
-"""Errors in the set-up, which somebody repairs: they interrupt the operation, and do not fail it."""
 
 
 class LeasedAttempt(Attempt):
@@ -99,12 +84,10 @@ class LeasedAttempt(Attempt):
 
     def _stays_open_after(self, error: Exception) -> bool:
         """Whether no response is stored for ``error``: the operation is released, or interrupted."""
-        if self._route.is_interrupted_by(error):
-            return True
-        if isinstance(error, UNDONE) or self._route.is_released_by(error):
+        outcome = self._route.outcome_after(error)
+        if outcome == "released":
             self._end(None)
-            return True
-        return isinstance(error, (Problem, *NOT_THE_OPERATIONS))
+        return outcome is not None
 
     def _abandon(self) -> None:
         self._stop_beating()

@@ -108,7 +108,7 @@ class OverheardBody(io.BufferedIOBase):
             told, self.when_whole = self.when_whole, None
             if told is not None:
                 told(self.request)
-        elif (is_all and not is_line) or not (data or size == 0):  # the end
+        elif (is_all and not is_line) or not (data or size == 0):  # the end, too early
             self._is_broken = True
         return data
 

@@ -15,7 +15,14 @@ from uuid import UUID
 
 from flask import Request, Response
 
-from flask_idempotency.core.errors import ConfigurationError
+from flask_idempotency.core.errors import (
+    ConfigurationError,
+    Problem,
+    RecordBroken,
+    Retryable,
+    SealBroken,
+    TransactionConflict,
+)
 from flask_idempotency.core.fingerprint import Pointer, parse_pointer
 from flask_idempotency.core.storable import interrupts, releases
 from flask_idempotency.web.operation import Operation
@@ -129,6 +136,13 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 PROTECTED_METHODS = ("POST", "PATCH")
 """What ``protect`` covers by default: the methods that are not idempotent by themselves (RFC 9110
 section 9.2.2, and RFC 5789 for PATCH)."""
+
+
+_UNDONE = (Retryable, TransactionConflict)
+"""The view, or the database of a step, says with these that the operation may be tried again."""
+
+_NOT_THE_OPERATIONS = (Problem, ConfigurationError, RecordBroken, SealBroken)
+"""Errors that say nothing about the operation's effect: they interrupt it, and do not fail it."""
 
 
 _callable = value_that(callable)
@@ -277,15 +291,21 @@ class Route:
             return resolved
         return replace(resolved, with_header=replace(resolved, key=None, ttl=settings.ttl))
 
-    def is_interrupted_by(self, error: Exception) -> bool:
-        """Whether ``error`` leaves the outcome of an operation that is not atomic unknown."""
-        if isinstance(error, self.interrupted_by):
-            return True
-        return interrupts(error) and not isinstance(error, self.released_by)
+    def outcome_after(self, error: Exception) -> Literal["interrupted", "released"] | None:
+        """What becomes of an operation that is not atomic if its view raises ``error``.
 
-    def is_released_by(self, error: Exception) -> bool:
-        """Whether such an operation may run again after ``error``."""
-        return isinstance(error, self.released_by) or releases(error)
+        ``"released"``: it may run again. ``"interrupted"``: nobody knows whether its effect happened,
+        or somebody has to repair the set-up first. None: the response to ``error`` is stored.
+        """
+        if isinstance(error, self.interrupted_by):
+            return "interrupted"
+        if isinstance(error, self.released_by):
+            return "released"
+        if interrupts(error):
+            return "interrupted"
+        if isinstance(error, _UNDONE) or releases(error):
+            return "released"
+        return "interrupted" if isinstance(error, _NOT_THE_OPERATIONS) else None
 
     def applies_to(self, method: str) -> bool:
         """Whether a request with this HTTP method is protected."""
