@@ -32,6 +32,8 @@ SIGNALS = 128
 """``NOTIFY``, ``LISTEN`` or ``UNLISTEN``."""
 SAVEPOINT = 256
 """Sets, releases or rolls back to a savepoint."""
+READ_ONLY = 512
+"""Says whether the transaction may write. A savepoint has its own: what is said ends with it."""
 
 _QUOTED = r"""|"[^"]*(?:"|\Z)|(?<![\w$])\$(?P<tag>[A-Za-z_]\w*|)\$.*?(?:\$(?P=tag)\$|\Z)"""
 _ESCAPED = r"'(?:[^'\\]|\\.|'')*(?:'|\Z)"
@@ -66,8 +68,7 @@ _TRAITS = _sql(
 )
 _BY_FIRST_WORD = (
     (_sql(r"SET\s+CONSTRAINTS\b"), CONSTRAINTS),
-    # READ ONLY: a savepoint has its own, and whoever asks the server before the view learns of it.
-    (_sql(r"SET\s+(?:LOCAL\s+)?TRANSACTION\b(?!.*(?:ISOLATION|SNAPSHOT|DEFERR))"), READS),
+    (_sql(r"SET\s+(?:LOCAL\s+)?TRANSACTION\b(?!.*(?:ISOLATION|SNAPSHOT|DEFERR))"), READ_ONLY),
     (_sql(r"(?:SET|RESET|DISCARD\s+ALL)\b"), SETS),
     (_sql(r"LOCK\b"), LOCKS),
     (_sql(r"(?:NOTIFY|LISTEN|UNLISTEN)\b"), SIGNALS),

@@ -92,6 +92,36 @@ KEPT: dict[str, Program] = {
     "serializable by text": Program(view=(do("set", "serializable"),)),
     "serializable by option": Program(view=(do("ask for serializable"),)),
     # Another connection at REPEATABLE READ
+    "a setting before a view that does nothing": Program(
+        before=(do("set", "local path"),), after=(do("read"),)
+    ),
+    "another role, and a temporary table emptied by a commit": Program(
+        view=(do("make a temporary table", "for a transaction"), do("set", "role"), do("commit"))
+    ),
+    "read only, and another session": Program(
+        view=(
+            do("set", "read only"),
+            do("in a session of its own", do("set", "local tenant")),
+            do("add", "a"),
+            do("commit"),
+        )
+    ),
+    "a savepoint by text, and another session": Program(
+        view=(
+            do("send", "savepoint s1"),
+            do("by a second session", do("read")),
+            do("send", "rollback to savepoint s1"),
+        )
+    ),
+    "a refusal that the view catches, in a transaction that fails": Program(
+        view=(
+            do("fail", "unique"),
+            do("add", "b"),
+            do("in a session of its own", do("lock", "row at once")),
+        ),
+        catches="everything",
+        begins_above=True,
+    ),
     "a snapshot from before the view": Program(
         view=(do("count up by engine"), do("count up")), isolation="REPEATABLE READ"
     ),

@@ -93,6 +93,8 @@ class Request:
         for error in self.errors:
             if isinstance(error, NotAtomic) and self.status == 500:
                 return f"NotAtomic: {error}"
+        if self.status == 500 and "NotAtomic" in [what for _, what in self.run.saw("view")]:
+            return "NotAtomic, told to the view, which then failed by itself"
         if self.status == 503 and "problem:transaction-conflict" in self.text:
             return "TransactionConflict"
         return ""

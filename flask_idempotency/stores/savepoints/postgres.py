@@ -35,7 +35,16 @@ from sqlalchemy import Dialect
 from flask_idempotency.core import session_statements as sql
 from flask_idempotency.core import sqltext
 from flask_idempotency.core.errors import NotAtomic, TransactionConflict
-from flask_idempotency.core.sqltext import CONSTRAINTS, CURSOR, ON_COMMIT, READS, SETS, UNSURE, WRITES
+from flask_idempotency.core.sqltext import (
+    CONSTRAINTS,
+    CURSOR,
+    ON_COMMIT,
+    READS,
+    SAVEPOINT,
+    SETS,
+    UNSURE,
+    WRITES,
+)
 from flask_idempotency.stores.postgres.failures import NO_SAVEPOINT, SERIALIZATION_FAILURE, UNREAD
 from flask_idempotency.stores.postgres.wire import RawConnection
 
@@ -108,6 +117,11 @@ class PostgresUnits(Units):
         if settings is not None:
             self._carried[stand_in] = settings
 
+    @property
+    def has_open_work(self) -> bool:
+        """See :class:`Units`. What was set before the operation waits for its session to go on."""
+        return bool(self._carried) or super().has_open_work
+
     def commit(self, owner: StandIn) -> None:
         """See :class:`Units`. What was set before the operation survives an empty unit's commit."""
         settings = self._carried.pop(owner, None) if self._carried else None
@@ -165,6 +179,8 @@ class PostgresUnits(Units):
         self._on_commit_before = None
         if not self._checking_out:
             self._take_turn(owner, traits)
+        if traits & SAVEPOINT and self.note_savepoint(text) is None:
+            self._nested.append(text)  # one of several statements: it lasts as long as the unit
         if self._checking_out or not owner.is_top:
             if traits & UNSURE and self._facts.set_in_functions:
                 self._remember(self._facts.set_in_functions)
@@ -290,16 +306,16 @@ class PostgresUnits(Units):
         failed = self.is_failed()
         if not failed:
             self.admit(owner, "")
-        known = {*self._nested}
-        found = self.note_savepoint(text)
+        found = sqltext.savepoint_of(text)
         if found is None or failed:
             return False
         verb, name = found
-        if verb == "RELEASE" and name not in known:
+        if verb == "RELEASE" and name not in self._nested:
             return False  # for the server to refuse, now
         made = f"SAVEPOINT {name}"
         if verb == "ROLLBACK" and made not in self._held:
             return False  # it frees locks: at once
+        self.note_savepoint(text)
         if verb == "SAVEPOINT" or made not in self._held:
             self._held.append(text)
             return True
@@ -428,16 +444,15 @@ class PostgresUnits(Units):
 
 
 def _after_commit(name: str, drops: bool) -> str:
-    """What a COMMIT does to a temporary table, if it is there."""
-    bare = name.strip('"')
+    """What a COMMIT does to a temporary table, if it is there, whatever the role is by now."""
+    table = sql.literal(name.strip('"') if name.startswith('"') else name.lower())
     what = f"DROP TABLE pg_temp.{name}" if drops else f"DELETE FROM pg_temp.{name}"
-    return (
-        "DO $idempotency$ BEGIN IF EXISTS (SELECT FROM pg_class WHERE relnamespace ="
-        " pg_my_temp_schema()"
-        f" AND relname = {sql.literal(bare if name.startswith(chr(34)) else bare.lower())}) THEN"
-        f" {what};"
-        " END IF; END $idempotency$"
-    )
+    return f"""DO $idempotency$ DECLARE role text := current_setting('role'); owner text; BEGIN
+SELECT pg_get_userbyid(relowner) INTO owner FROM pg_class
+ WHERE relnamespace = pg_my_temp_schema() AND relname = {table};
+IF FOUND THEN
+  PERFORM set_config('role', owner, true); {what}; PERFORM set_config('role', role, true);
+END IF; END $idempotency$"""
 
 
 def guard_isolation(dialect: Dialect) -> None:

@@ -29,6 +29,7 @@ from flask_idempotency.core.ports import InOperation
 from flask_idempotency.core.session_statements import Carried
 from flask_idempotency.core.sqltext import (
     LOCKS,
+    READ_ONLY,
     READS,
     UNSURE,
     WRITES,
@@ -170,7 +171,7 @@ class Units:
     @property
     def has_open_work(self) -> bool:
         """Whether the open unit has done anything but read, or has failed."""
-        return self._open is not None and (self.traits != READS or self.is_failed())
+        return self._open is not None and (self.traits & ~READ_ONLY != READS or self.is_failed())
 
     def is_current(self, owner: StandIn, number: int) -> bool:
         """Whether the owner's unit of that number (``begun``) is still open."""
