@@ -143,14 +143,25 @@ def _user() -> str:
         return "unknown"
 
 
+LONGEST_WHY = 500
+"""Characters of a reason: `show` has it in one line of a table."""
+
+SAY_WHY = f"Say why, in at most {LONGEST_WHY} characters: the next operator reads it."
+
+
+def is_reason(why: str) -> bool:
+    """Whether ``why`` is a text that the record may note: see :data:`SAY_WHY`."""
+    return 0 < len(why.strip()) <= LONGEST_WHY
+
+
 _attempt_option = click.option("--attempt", type=int, metavar="N", help="The attempt that you"
                                " have looked into; does nothing after another one.")  # fmt: skip
 _by_option = click.option("--by", metavar="WHO", help="Who decides; by default the user logged in.")
 
 
 def _check_why(_context: click.Context, _option: click.Parameter, why: str | None) -> str:
-    if why is not None and not why.strip():
-        raise click.BadParameter("say why: the next operator reads it.")
+    if why is not None and not is_reason(why):
+        raise click.BadParameter(SAY_WHY)
     return why or ""
 
 

@@ -59,6 +59,7 @@ class Seconds(click.FloatRange):
 
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_SHOWN_UNITS = {"d": 86_400, "h": 3600, "min": 60, "s": 1}
 
 
 def read_age(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
@@ -69,6 +70,16 @@ def read_age(_context: click.Context, _option: click.Parameter, text: str | None
     if found is None:
         raise click.BadParameter(f"{text!r} is not an age, such as 90m, 12h, 7d, 4w, or seconds.")
     return int(found[1]) * _UNITS[found[2]]
+
+
+def duration(seconds: float) -> str:
+    """Seconds in their one or two largest units: ``"3 min 20 s"``, ``"2 d 4 h"``."""
+    left, parts = int(abs(seconds)), list[str]()
+    for unit, size in _SHOWN_UNITS.items():
+        count, left = divmod(left, size)
+        if count or parts:
+            parts.append(f"{count} {unit}")
+    return " ".join(part for part in parts[:2] if not part.startswith("0 ")) or "0 s"
 
 
 def current_state() -> AppState:

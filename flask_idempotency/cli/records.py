@@ -161,11 +161,12 @@ def row(line: Line) -> dict[str, Any]:
     return shown
 
 
+DIGITS = re.compile("[0-9a-f]{8}|[0-9a-f]{16}", re.ASCII | re.IGNORECASE)
+
+
 def checked(digits: str) -> str:
     """Digits as an operator typed them. Raises ``UnknownRecord`` for anything else."""
-    if not re.fullmatch(
-        "[0-9a-fA-F]{8}|[0-9a-fA-F]{16}", digits
-    ):  # not repeated: it may be a client's key
+    if not DIGITS.fullmatch(digits):  # not repeated: it may be a client's key
         raise UnknownRecord(
             "DIGITS are the 8 digits, 0 to 9 and a to f, that `flask idempotency list` shows, not the"
             " client's key; to find the digits of a key, run"

@@ -34,6 +34,7 @@ from .group import (
     as_json_option,
     cli,
     current_state,
+    duration,
     explain,
     progress,
     read_age,
@@ -106,16 +107,9 @@ def purge(
 def _ask(store: Admin, seconds: int) -> None:
     require(store, "count_older")
     if old := store.count_older(seconds):
-        what = f"{records(old)} that ended more than {_in_words(seconds)} ago"
+        what = f"{records(old)} that ended more than {duration(seconds)} ago"
         write(f"To delete, besides what has expired: {what}. Retries of these requests will run again.")
         click.confirm("Delete?", abort=True)
-
-
-def _in_words(seconds: int) -> str:
-    """An age in the largest unit in which it is a whole number."""
-    units = {"day": 86_400, "hour": 3600, "minute": 60, "second": 1}
-    unit, size = next((unit, size) for unit, size in units.items() if seconds % size == 0)
-    return f"1 {unit}" if seconds == size else f"{seconds // size:,} {unit}s"
 
 
 def _purge(

@@ -28,6 +28,7 @@ from .group import (
     as_json_option,
     cli,
     current_state,
+    duration,
     explain,
     printable,
     require,
@@ -178,12 +179,7 @@ def _count(count: int) -> str:
 
 
 def _since(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f", the oldest for {seconds / size:.0f} {unit}"
-    return f", the oldest for {seconds:.0f} s"
+    return "" if seconds is None else f", the oldest for {duration(seconds)}"
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +11,9 @@ from flask import current_app, redirect, request, url_for
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from werkzeug.wrappers import Response
 
-from flask_idempotency.cli.group import admin, explain
+from flask_idempotency.cli.group import admin, duration, explain
 from flask_idempotency.cli.keys import find_by_key
-from flask_idempotency.cli.records import STATES, find
+from flask_idempotency.cli.records import DIGITS, STATES, find
 from flask_idempotency.core.errors import (
     ConfigurationError,
     IdempotencyError,
@@ -57,7 +56,7 @@ _templates = Environment(
 
 _templates.filters.update(
     moment=words.moment,
-    duration=words.duration,
+    duration=duration,
     size=words.size,
     number=words.number,
     digits=lambda key: key[:SHOWN],
@@ -199,7 +198,7 @@ def _record_url(line: Line) -> str:
 
 def checked(digits: str) -> str:
     """Digits as they are compared. Raises ``UnknownRecord`` for anything else."""
-    if not re.fullmatch("[0-9a-fA-F]{8}|[0-9a-fA-F]{16}", digits):  # not repeated: it may be a key
+    if not DIGITS.fullmatch(digits):  # not repeated: it may be a key
         raise UnknownRecord("The digits of a record are 8 or 16 of 0 to 9 and a to f.")
     return digits.lower()
 

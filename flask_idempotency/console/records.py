@@ -12,9 +12,11 @@ from flask import redirect, request, url_for
 from werkzeug.wrappers import Response
 
 from flask_idempotency.cli.decisions import (
+    SAY_WHY,
     check_sealer,
     failure,
     given_response,
+    is_reason,
     noted,
     overtaken,
     settle,
@@ -38,10 +40,6 @@ log = logging.getLogger("flask_idempotency")
 
 MOST_SHOWN = 100_000
 """Bytes of a body on a page: more is for a program to read, not for a person."""
-
-
-LONGEST_WHY = 500
-"""Characters of a reason: a record is read by commands too, in a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +206,8 @@ def act(digits: str, action: str) -> Response:
     names = ("status", "content_type", "body", "why")
     given = {name: request.form[name] for name in names if name in request.form}
     form = Form(**given)  # type: ignore[arg-type]
-    if chosen.noted and not 0 < len(form.why.strip()) <= LONGEST_WHY:
-        form.errors["why"] = (
-            f"Say why, in at most {LONGEST_WHY} characters: the next operator reads it."
-        )
+    if chosen.noted and not is_reason(form.why):
+        form.errors["why"] = SAY_WHY
     state = console().state
     response = _response(state, chosen, form)
     if form.errors:

@@ -6,23 +6,10 @@ from datetime import datetime, timezone
 
 from markupsafe import Markup, escape
 
+from flask_idempotency.cli.group import duration
 from flask_idempotency.stores.admin import Time
 
 NONE = "\N{EN DASH}"
-
-_UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
-
-
-def duration(seconds: float) -> str:
-    """Seconds in their one or two largest units: ``"3 min 20 s"``, ``"2 d 4 h"``."""
-    left, parts = int(abs(seconds)), list[str]()
-    for unit, size in _UNITS:
-        count, left = divmod(left, size)
-        if count or (parts and len(parts) < 2):
-            parts.append(f"{count} {unit}")
-        if len(parts) == 2:
-            break
-    return " ".join(part for part in parts if not part.startswith("0 ")) or "0 s"
 
 
 def ago(seconds: float) -> str:

@@ -312,12 +312,12 @@ def test_a_content_type_among_the_headers_is_the_only_one(orders):
     assert orders.send().headers.getlist("Content-Type") == ["text/plain"]
 
 
-@pytest.mark.parametrize("why", ["", "  ", "\u2003"])
-def test_a_reason_that_says_nothing_is_refused(orders, why):
+@pytest.mark.parametrize("why", ["", "  ", "\u2003", 501 * "x"])
+def test_a_reason_that_says_nothing_or_is_long_is_refused(orders, why):
     key = orders.interrupt()
     for command in ["release"], ["resolve", *PAID, "--yes"]:
         result = orders.run(*command, key, "--why", why)
-        assert (result.exit_code, "say why" in result.output) == (2, True)
+        assert (result.exit_code, "Say why, in at most 500" in result.output) == (2, True)
     assert orders.lines()[0]["state"] == "interrupted"
 
 
