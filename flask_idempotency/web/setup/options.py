@@ -76,11 +76,16 @@ class RouteOptions(RunOptions, total=False):
       ``"request"``: where no header is sent, the request itself is the key: an equal one within
       ``ttl`` seconds, which must be given and at most an hour, is its duplicate.
     * ``scope``: callable, or ``None`` for one tenant, in place of the application's.
-    * ``fingerprint``: ``"request"``, ``"json"``, a list of JSON pointers, or a callable for bytes.
-    * ``store``: predicate ``(response) -> bool``; which responses are stored.
+    * ``fingerprint``: what two requests with one key must have in common. ``"request"``: method, path,
+      query, media type and body. ``"json"``: the same, but white space and the order of members in a
+      JSON body do not matter. A list of JSON pointers: only these fields of a JSON body, besides
+      method, path and query. A callable: only the bytes that it returns.
+    * ``store``: predicate ``(response) -> bool``; which responses are stored. If one is not, an atomic
+      view's writes are rolled back, and the key is free.
     * ``namespace``: version of the route's meaning; keys of two namespaces never meet.
     * ``authorize_replay``: callable ``(operation) -> bool``, asked before a replay; ``False``: 403.
-    * ``name``: stands for the route in records and in the key's hash; default: the endpoint.
+    * ``name``: stands for the route in records and in the key's hash. If it is set, renaming the view
+      forgets no keys.
     * ``other_binds``: bind keys that the view may write to, outside the operation's transaction.
     * ``enforce``: ``False`` only observes: clients notice nothing, and logs and signals say what would
       have happened.
@@ -90,10 +95,13 @@ class RouteOptions(RunOptions, total=False):
 
     Only with ``atomic=False``:
 
-    * ``lease``: seconds or ``timedelta`` without a renewal after which it counts as interrupted.
+    * ``lease``: seconds or ``timedelta`` without a renewal after which the operation counts as
+      interrupted.
     * ``heartbeat``: ``True`` renews the lease while the view runs, every third of it.
-    * ``on_interrupted``: ``"hold"``, ``"retry"``, ``"fail"``, or a callable ``(operation)`` that
-      returns a response, or None to run the view again.
+    * ``on_interrupted``: what the next request gets after an interruption, when nobody knows whether
+      the effect happened. ``"hold"``: 409, until an operator decides. ``"retry"``: the view runs again,
+      except for its finished steps. ``"fail"``: 500, and so does every later request. A callable
+      ``(operation)``: the response that it returns; None runs the view again.
     * ``interrupted_by``: an exception class, or several. If the view raises one, nobody knows whether
       its effect happened, and the operation is interrupted. Those of queues need not be named.
     * ``released_by``: an exception class, or several. If the view raises one, the key is free, and the

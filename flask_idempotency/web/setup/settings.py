@@ -177,9 +177,9 @@ class Settings:
         " database connection. The others get their 409 at once. The default leaves half the"
         " threads free in a worker with eight.")
     probe_after: float = row(1.0, _seconds(0, 60), _DURATION.format("0", "60 seconds"),
-        "How old a lock in Redis must be before a duplicate asks Postgres whether its owner is"
+        "How old a lock in Redis must be before a duplicate asks PostgreSQL whether its owner is"
         " alive. A smaller value notices dead workers sooner, a larger one keeps more duplicates"
-        " away from Postgres. Most views end within the default.")
+        " away from PostgreSQL. Most views end within the default.")
     max_key_length: int = row(255, integer(1, 4096), "an integer from 1 to 4096",
         "The longest key, in characters after decoding. The default is what other APIs allow. Only a"
         " hash is stored, so a longer key takes no more room.")
@@ -228,9 +228,9 @@ class Settings:
         " application that responds to such a caller itself.")
     purge_interval: float | None = row(None, optional(_seconds(1, 86400)),
         _DURATION.format("1 second", "1 day") + "; None for no background purge",
-        "How often each process deletes expired records in the background, in small batches; of"
-        " several, one at a time does it. With `None`, run `flask idempotency purge` regularly. An"
-        " hour keeps the table within an hour's records of its smallest size.")
+        "How often expired records are deleted in the background, in small batches, by one process at"
+        " a time. With `None`, run `flask idempotency purge` regularly. An hour keeps the table within"
+        " an hour's records of its smallest size.")
     encryption_keys: tuple[bytes | str, ...] = row((), _list, "a list of keys, newest first",
         "If set, responses are encrypted at rest (AES-256-GCM) with the first key and read with"
         " any. Each key is 32 bytes, or their URL-safe base64. There is no default: whoever loses a key"
@@ -240,9 +240,9 @@ class Settings:
         " to the table could have written it. `True` allows it, for one retention after turning"
         " encryption on.")
     on_store_error: str = row("reject", _one_of("reject", "allow"), "'reject' or 'allow'",
-        "What happens if Postgres cannot be reached before the view: `reject` responds with 503,"
-        " `allow` runs the view unprotected (logged, and signalled as `store_failed`). The default"
-        " keeps the guarantees: an unprotected view runs again with each retry.")
+        "What happens if PostgreSQL cannot be reached before the view: `reject` responds with 503,"
+        " `allow` runs the view unprotected (logged, and signalled as `operation_unprotected`). The"
+        " default keeps the guarantees: an unprotected view runs again with each retry.")
     enforce: bool = row(True, boolean, "True or False",
         "Default of the option `enforce`. `False` only observes: clients notice nothing, and logs and"
         " signals say what would have happened. It applies to views, not to `run`.")
