@@ -46,7 +46,7 @@ from flask_idempotency.web.setup.environment import (
     warn_if_short,
     worker_timeout,
 )
-from flask_idempotency.web.setup.observer import PLACES, Observer
+from flask_idempotency.web.setup.observer import CONNECTIONS, Observer
 from flask_idempotency.web.setup.options import (
     NOT_GIVEN,
     PROTECTED_METHODS,
@@ -409,7 +409,7 @@ def _records_apart(records: Records) -> Records | None:
     """The same records, reached past the application's pool; None if observing could disturb it."""
     match records:
         case PostgresRecords(messages=messages):
-            _apart.add(engine := apart(messages.engine, PLACES))
+            _apart.add(engine := apart(messages.engine, CONNECTIONS))
             return PostgresRecords(engine, messages.table, messages.steps)
         case RedisRecords() | MemoryRecords():
             return records

@@ -11,6 +11,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
+from flask_idempotency.core.ports import Hold, Lock, Records
 from flask_idempotency.core.records import Claim, Record, StoredResponse
 
 T = TypeVar("T")
@@ -56,7 +57,7 @@ class Timed:
 class TimedLock(Timed):
     """A lock. Of ``finish`` its sending and the wait for its reply count, not the time between."""
 
-    def __init__(self, lock: Any, seconds: Seconds) -> None:
+    def __init__(self, lock: Lock, seconds: Seconds) -> None:
         super().__init__(lock, "lock", seconds)
         self._finished = seconds("lock", "finish")
 
@@ -77,7 +78,7 @@ class TimedLock(Timed):
 class TimedRecords(Timed):
     """Any store's records. ``in_progress(operation)`` counts the holds that are open."""
 
-    def __init__(self, records: Any, seconds: Seconds, in_progress: Callable[[str], Gauge]) -> None:
+    def __init__(self, records: Records, seconds: Seconds, in_progress: Callable[[str], Gauge]) -> None:
         super().__init__(records, "records", seconds)
         self._in_progress = in_progress
         for verb in _CLAIMS:
@@ -96,7 +97,7 @@ class TimedRecords(Timed):
 class TimedHold(Timed):
     """Any hold. It is in progress until it has ended, however it ends."""
 
-    def __init__(self, hold: Any, seconds: Seconds, in_progress: Gauge) -> None:
+    def __init__(self, hold: Hold, seconds: Seconds, in_progress: Gauge) -> None:
         super().__init__(hold, "records", seconds)
         self._in_progress, self._is_over = in_progress, False
         in_progress.inc()

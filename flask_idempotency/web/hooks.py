@@ -338,8 +338,8 @@ class Hooks:
         try:
             return self._find(endpoint, method)
         except ConfigurationError as error:
-            route, enforce = route_of(self._state, endpoint, method), self._state.settings.enforce
-            if enforce if route is None or route.enforce is NOT_GIVEN else route.enforce:
+            route = route_of(self._state, endpoint, method) or Route()
+            if route.resolved(self._state.settings, self._state.scope, endpoint).enforce:
                 raise
             log.error("%s is not observed: %s", endpoint, error)
             return self._state.app.view_functions[endpoint], None

@@ -21,7 +21,7 @@ from flask_idempotency.core.records import Claim
 
 T = TypeVar("T")
 
-PLACES = 4
+CONNECTIONS = 4
 """How many questions a process asks at once, each on one connection. Each takes a millisecond or two,
 so four serve some thousand requests a second; more would be felt by a database near its
 ``max_connections``."""
@@ -43,7 +43,7 @@ class Observer:
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine, self._clock = engine, clock
-        self._places = threading.BoundedSemaphore(PLACES)
+        self._connections = threading.BoundedSemaphore(CONNECTIONS)
         self._failing = threading.Lock()
         self._paused_until: float | None = None
 
@@ -96,13 +96,13 @@ class Observer:
     def _within(self, act: Callable[[], T], result: Future[T]) -> T:
         """What ``act`` returns in a thread, if it does in time."""
         deadline = self._clock.monotonic() + PATIENCE_SECONDS
-        if not self._places.acquire(timeout=PATIENCE_SECONDS):
+        if not self._connections.acquire(timeout=PATIENCE_SECONDS):
             raise StoreUnavailable from OutOfTime(f"no connection became free in {PATIENCE_SECONDS} s")
         try:
             # A daemon: one that hangs does not keep the process from its end.
             threading.Thread(target=self._run, args=(act, result), daemon=True).start()
         except BaseException:
-            self._places.release()
+            self._connections.release()
             raise
         try:
             return result.result(max(0.0, deadline - self._clock.monotonic()))
@@ -119,7 +119,7 @@ class Observer:
         else:
             result.set_result(found)
         finally:
-            self._places.release()
+            self._connections.release()
 
 
 def _give_back(decision: Decision) -> None:

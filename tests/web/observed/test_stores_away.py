@@ -12,7 +12,7 @@ from flask import request
 from flask_idempotency import ConfigurationError, extension, idempotent
 from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.web.setup import observer
-from flask_idempotency.web.setup.observer import PAUSE_SECONDS, PLACES, Observer
+from flask_idempotency.web.setup.observer import CONNECTIONS, PAUSE_SECONDS, Observer
 from flask_idempotency.web.setup.state import app_state
 from servers.proxy import FaultProxy
 from tests.waiting import wait_until
@@ -213,11 +213,11 @@ def test_a_process_asks_a_few_questions_at_once_and_no_more(monkeypatch, backgro
         asked.append(1)
         go_on.wait(10)
 
-    for _ in range(PLACES + 2):
+    for _ in range(CONNECTIONS + 2):
         observer_._paused_until = None
         with pytest.raises(StoreUnavailable):
             observer_.ask(act)
-    assert len(asked) == PLACES
+    assert len(asked) == CONNECTIONS
     go_on.set()
 
 
@@ -252,7 +252,7 @@ def test_a_pause_lets_one_request_try(store):
 
 
 def test_of_requests_that_fail_together_one_tells(background, store):
-    observer_, together = Observer(None, time), threading.Barrier(PLACES)
+    observer_, together = Observer(None, time), threading.Barrier(CONNECTIONS)
 
     def fail():
         together.wait(10)
@@ -264,9 +264,9 @@ def test_of_requests_that_fail_together_one_tells(background, store):
         except ConnectionError as error:
             return error
 
-    outcomes = [sent.result() for sent in [background(outcome) for _ in range(PLACES)]]
+    outcomes = [sent.result() for sent in [background(outcome) for _ in range(CONNECTIONS)]]
     assert sum(isinstance(each, ConnectionError) for each in outcomes) == 1
-    assert outcomes.count(None) == PLACES - 1
+    assert outcomes.count(None) == CONNECTIONS - 1
 
 
 def test_sqlite_and_a_store_of_ones_own_are_refused_by_name(make_world, tmp_path, store):
