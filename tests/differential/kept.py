@@ -206,6 +206,9 @@ KEPT: dict[str, Program] = {
         view=(do("set", "local tenant"),), after=(do("add", "z"), do("commit"))
     ),
     "a read of what the view left": Program(view=(do("insert", "a"),), above=(do("read"),)),
+    "a commit around a rejection, which fails": Program(
+        view=(do("take a place by ORM", 1),), answer="forbidden", begins_above=True
+    ),
     "a begin around the view": Program(view=(do("add", "a"),), begins_above=True),
     "a decorator above a handled error": Program(above=(do("read"),), answer="raise", handler="plain"),
 }

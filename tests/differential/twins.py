@@ -266,9 +266,14 @@ def _add_view(twin: Twin) -> None:
         run = twin.run
         run.baseline = twin.rows()
         run.failed_outside |= run.program.begins_above and db.session.registry().in_transaction()
-        with db.session.begin() if run.program.begins_above else nullcontext():
-            response = app.make_response(protected())
-            run.perform_part("above", run.program.above)
+        response = None
+        try:
+            with db.session.begin() if run.program.begins_above else nullcontext():
+                response = app.make_response(protected())
+                run.perform_part("above", run.program.above)
+        except Exception:
+            run.failed_outside |= response is not None
+            raise
         return response
 
     app.add_url_rule("/run", "run", outermost, methods=["POST"])
