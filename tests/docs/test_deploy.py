@@ -143,7 +143,15 @@ def test_the_line_for_cron_has_its_fields_and_runs_a_command_that_exists():
     *when, user, command = line.split(maxsplit=6)
     assert all(re.fullmatch(r"\d+|\*", field) for field in when)
     assert user == "shop"
+    assert ". /etc/shop.env" in command  # cron gives the command no environment of its own
     the_command_exists(shlex.split(command))
+
+
+def test_the_command_by_hand_has_the_environment_of_the_service():
+    [line] = [block.text for block in blocks(DEPLOY, "bash")]
+    (*_, script) = shlex.split(line)
+    assert f". {unit(units()[0])['Service']['EnvironmentFile']};" in script
+    the_command_exists(shlex.split(script))
 
 
 # Celery knows the tasks of every page that this process has run.
