@@ -79,7 +79,7 @@ def differences(program: Program, plain: Observed, protected: Observed) -> list[
     if first.refusal:
         return list(_of_refused(plain, protected))
     found = list(_of_first_answers(plain.first, first))
-    to_keep = first.status < 500 and first.status not in NOT_KEPT
+    to_keep = _is_to_keep(first.status)
     # A success whose work was undone above its view is not stored.
     undone = bool(first.status < 400 and program.surroundings and not protected.completed)
     failed = first.run.failed_outside and protected.completed
@@ -87,6 +87,10 @@ def differences(program: Program, plain: Observed, protected: Observed) -> list[
         is_kept = "kept" if protected.completed else "not kept"
         found.append(f"record: a {first.status} is {is_kept}")
     return [*found, *(_of_kept if protected.completed else _of_not_kept)(program, plain, protected)]
+
+
+def _is_to_keep(status: int) -> bool:
+    return status < 500 and status not in NOT_KEPT
 
 
 def _answer(request: Request) -> tuple[int, str, bool]:
@@ -119,7 +123,7 @@ def _of_first_answers(plain: Request, protected: Request) -> Iterator[str]:
                 yield f"{part}: {mine} in plain, {other} in protected"
                 break
     # What is not stored is rolled back before anything above the view could fail to commit it.
-    never_tried = protected.status in NOT_KEPT and plain.run.failed_outside
+    never_tried = not _is_to_keep(protected.status) and plain.run.failed_outside
     if plain.status != protected.status and not never_tried:
         yield (
             f"status: {plain.status} {plain.errors_by_name} in plain,"

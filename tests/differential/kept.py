@@ -209,6 +209,12 @@ KEPT: dict[str, Program] = {
     "a commit around a rejection, which fails": Program(
         view=(do("take a place by ORM", 1),), answer="forbidden", begins_above=True
     ),
+    "a commit after a failure, which fails": Program(
+        view=(do("insert", "a"), do("add", "a")),
+        after=(do("commit"),),
+        answer="error",
+        catches="nothing",
+    ),
     "a begin around the view": Program(view=(do("add", "a"),), begins_above=True),
     "a decorator above a handled error": Program(above=(do("read"),), answer="raise", handler="plain"),
 }
