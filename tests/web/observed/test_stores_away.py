@@ -221,6 +221,21 @@ def test_a_process_asks_a_few_questions_at_once_and_no_more(monkeypatch, backgro
     go_on.set()
 
 
+def test_a_process_that_can_start_no_thread_asks_again_when_it_can(monkeypatch, store):
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    observer_ = Observer(None, time)
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", refuse)
+        for _ in range(CONNECTIONS):
+            observer_._paused_until = None
+            with pytest.raises(RuntimeError):
+                observer_.ask(lambda: "there")
+    observer_._paused_until = None
+    assert observer_.ask(lambda: "there") == "there"
+
+
 def test_a_pause_lets_one_request_try(store):
     class Clock:
         now = 0.0
