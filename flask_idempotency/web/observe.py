@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
+from functools import cache
 from logging import DEBUG, INFO, WARNING
 from typing import Any
 
@@ -57,7 +58,7 @@ from flask_idempotency.web.request.identity import (
     request_claim,
 )
 from flask_idempotency.web.request.overheard import NotKept, OverheardBody
-from flask_idempotency.web.request.state import RequestState
+from flask_idempotency.web.request.state import RequestState, current_scope
 from flask_idempotency.web.setup.observer import PAUSE_SECONDS, Observer
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.state import AppState
@@ -69,9 +70,6 @@ log = logging.getLogger("flask_idempotency")
 
 TOO_LARGE = "body-too-large"
 """What events call the application's 413, which is no problem of ours."""
-
-_FOUND = frozenset({"_cached_data", "form"})
-"""What a request remembers whose body was read to be read again."""
 
 
 def observe(state: AppState, route: Route, current: RequestState, request: Request) -> None:
@@ -100,10 +98,13 @@ class Observed:
     def __init__(
         self, state: AppState, observer: Observer, route: Route, current: RequestState
     ) -> None:
-        self._state, self._observer, self._route = state, observer, route
+        self._state, self._observer = state, observer
+        # A view may change the scope: what was found before it counts.
+        self._route = replace(route, scope=route.scope and cache(route.scope))
         self._current = copy(current)  # an enforced function that the view calls has the other
         self.name, self.began = route.name, time.monotonic()
-        self._awaited: OverheardBody | None = None
+        self._body: OverheardBody | None = None
+        self._waits = False
         self._execution: Execution | None = None
         self._would = "unknown"
         self._facts: dict[str, Any] = {}
@@ -111,14 +112,14 @@ class Observed:
     def begin(self, request: Request) -> bool:
         """Judge the request, or wait for its body. False if ``protect(skip=...)`` leaves it out."""
         try:
+            if not isinstance(self._current.body, OverheardBody):
+                self._current.body = OverheardBody(request, self._state.settings)
+            self._body = self._current.body
             prepare(request, self._state, self._route, self._current)
             if self._route.skip is not None and is_skipped(self._route.skip, request, self._current):
+                self._body.stop()
                 return False
-            body = self._current.body
-            if isinstance(body, OverheardBody) and body.is_awaited:
-                self._await(body)
-            else:
-                self._judge(request)
+            self._judge(self._body)
         except Exception as error:
             self._reject(error)
         self.began = time.monotonic()  # what our own question took does not count
@@ -128,11 +129,13 @@ class Observed:
         """See :class:`~.request.state.Observation`."""
         error, self.error = self.error, None  # its traceback leads here
         status = None if response is None else response.status_code
+        body = self._body
         try:
-            if self._awaited is not None:
-                self._judge_late(self._awaited)
-            if self._execution is not None:
-                self._end(self._execution, response, error)
+            if body is not None and self._waits:
+                self._judge(body, is_over=True)
+            if body is not None and self._execution is not None:
+                with body.refused():
+                    self._end(self._execution, response, error)
             conclude(
                 self._state.app,
                 operation_observed,
@@ -145,43 +148,41 @@ class Observed:
             )
         except Exception:
             log.exception("operation %s: observing it failed", self.name)
+        finally:
+            if body is not None:
+                body.stop()
 
-    def _await(self, body: OverheardBody) -> None:
-        """Judge the request when its body is whole. Its scope is asked now: a view may change it."""
-        self._awaited = body
-        scope_of = self._route.scope
-        if scope_of is not None:
-            scope = scope_of()
-            self._route = replace(self._route, scope=lambda: scope)
-        if not self._has_readers() and self._route.authorize_replay is None:
-            body.when_whole = self._judge
-
-    def _has_readers(self) -> bool:
-        """Whether functions of the application find the key or the fingerprint, in the body perhaps."""
-        return callable(self._route.key) or callable(self._route.fingerprint)
-
-    def _judge_late(self, body: OverheardBody) -> None:
-        """Judge after the view, unless such functions would have to read on."""
-        body.when_whole = None  # which leads here
-        if not self._has_readers() or not _FOUND.isdisjoint(body.request.__dict__):
-            self._judge(body.request)
-
-    def _judge(self, request: Request) -> None:
-        """Claim as enforcement would."""
-        self._awaited = None
+    def _judge(self, body: OverheardBody, *, is_over: bool = False) -> None:
+        """Claim as enforcement would, or wait; if the view ``is_over``, it stays unknown."""
+        self._waits = False
         try:
-            operation = identify(request, self._state, self._route, self._current)
-            if operation is None:
-                self._would = "unprotected"
-            else:
-                self._decide(request, operation)
-        except NotKept:  # the key is in a body that the application did not read: it stays unknown
-            pass
+            with body.refused():
+                if callable(self._route.key) and not body.is_found:
+                    raise NotKept
+                operation = identify(body.request, self._state, self._route, self._current)
+                if operation is None:
+                    self._would = "unprotected"
+                else:
+                    self.claim = self._claimed(body, operation, is_over)
+                    self._decide(self.claim, operation)
+        except NotKept:
+            if not is_over:
+                self._wait(body)
         except Exception as error:
             self._reject(error)
 
-    def _decide(self, request: Request, operation: Operation) -> None:
-        claim = self.claim = self._claimed(request, operation)
+    def _wait(self, body: OverheardBody) -> None:
+        """Judge when the body is whole, or after the view, where a function may look for it."""
+        self._waits, route = True, self._route
+        try:
+            with body.refused():
+                current_scope(route.scope, required=False)
+        except NotKept:  # it is in the body
+            return
+        if not (callable(route.key) or callable(route.fingerprint) or route.authorize_replay):
+            body.when_whole = lambda: self._judge(body, is_over=True)
+
+    def _decide(self, claim: Claim, operation: Operation) -> None:
         route = self._route
         # An interrupted one that is atomic would have been rolled back, and taken over.
         resume = route.atomic or route.on_interrupted not in ("hold", "fail")
@@ -195,13 +196,17 @@ class Observed:
         if decision is not None:
             self._note(decision, operation)
 
-    def _claimed(self, request: Request, operation: Operation) -> Claim:
+    def _claimed(self, body: OverheardBody, operation: Operation, is_over: bool) -> Claim:
         """What the request asks for, apart from all that is enforced."""
-        state, route = self._state, self._route
+        state, route = self._state, replace(self._route, resumable=None)
         apart = replace(operation, namespace=observed_namespace(operation.namespace))
         try:
-            claim = request_claim(request, state, replace(route, resumable=None), self._current, apart)
+            if callable(route.fingerprint) and not body.is_found:
+                raise NotKept
+            claim = request_claim(body.request, state, route, self._current, apart)
         except NotKept:
+            if body.is_awaited and not is_over:
+                raise
             claim = new_claim(state, route, apart, UNCOMPARED)
         return replace(claim, owner=OBSERVED + claim.owner, lease_seconds=route.lease)
 
@@ -246,7 +251,8 @@ class Observed:
         try:
             self._would = self._outcome(response, error)
         except Exception as failure:  # of the option store
-            self._reject(failure)
+            if not isinstance(failure, NotKept):
+                self._reject(failure)
             self._ask(execution.release if self._route.atomic else execution.abandon)
             return
         if error is not None and self._would != "executed":

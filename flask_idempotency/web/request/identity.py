@@ -43,6 +43,8 @@ def prepare(request: Request, state: AppState, route: Route, current: RequestSta
     if current.checked or (route.skip is not None and is_skipped(route.skip, request, current)):
         return
     current.checked = True
+    if not route.enforce:
+        _body(request, state, route, current)
     try:
         if route.key is None:
             current.key = header_key(request, state.settings, resumed=current.resuming is not None)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from flask import Request
@@ -16,11 +19,30 @@ from flask_idempotency.core.errors import BodyIncomplete
 from flask_idempotency.web.setup.settings import Settings
 
 
+def _given(data: bytes, *_size: object) -> bytes:
+    return data
+
+
+def _filled(size: int, buffer: Any) -> bytes:
+    return bytes(memoryview(buffer)[:size])
+
+
+_READS: dict[str, Callable[..., bytes]] = {
+    "read": _given,
+    "read1": _given,
+    "readline": _given,
+    "readlines": lambda lines, *_hint: b"".join(lines),
+    "readinto": _filled,
+    "readinto1": _filled,
+}
+"""The methods that read, and what each has read, from its result and its arguments."""
+
+
 class NotKept(Exception):
     """The application has not read the body, or not in a way that shows all of it."""
 
 
-class OverheardBody(io.BufferedIOBase):
+class OverheardBody:
     """In place of the server's input: passes every call on, and keeps what comes back.
 
     Nothing is read before the application reads it: a client may stop in the middle of an upload that
@@ -28,24 +50,21 @@ class OverheardBody(io.BufferedIOBase):
     key: of a chunked one nobody knows when it is whole.
     """
 
-    when_whole: Callable[[Request], object] | None = None
-    """Told once, inside the reader's call that gets the last byte. It may not read from the request."""
+    when_whole: Callable[[], object] | None = None
+    """Told once, inside the call of the reader that gets the last byte."""
 
     def __init__(self, request: Request, settings: Settings) -> None:
-        super().__init__()
         environ = request.environ
         self._request = weakref.ref(request)  # not a cycle: see Body
         self._default_limit = settings.max_request_bytes
         self._length = get_content_length(environ) or 0
+        self._is_chunked = "HTTP_TRANSFER_ENCODING" in environ
         self._input = environ["wsgi.input"]
         self._kept, self._is_broken = bytearray(), False
-        is_late = not {"stream", "form"}.isdisjoint(request.__dict__)
-        self._is_in_place = (
-            not is_late
-            and "HTTP_TRANSFER_ENCODING" not in environ
-            and 0 < self._length <= self._limit()
-        )
-        if self._is_in_place:
+        self._refused_to: int | None = None
+        is_early = {"stream", "form"}.isdisjoint(request.__dict__)
+        self._is_kept = is_early and not self._is_chunked and 0 < self._length <= self._limit()
+        if is_early and (self._is_chunked or self._length):
             environ["wsgi.input"] = self
 
     @property
@@ -58,8 +77,14 @@ class OverheardBody(io.BufferedIOBase):
 
     @property
     def is_awaited(self) -> bool:
-        """Whether there is more of it, which the application may read."""
-        return self._is_in_place and not self._is_broken and len(self._kept) < self._length
+        """Whether there is more of it, which would be kept if the application read it."""
+        return self._is_kept and not self._is_broken and len(self._kept) < self._length
+
+    @property
+    def is_found(self) -> bool:
+        """Whether a function of the application finds all of it without reading on."""
+        known = self.request.__dict__
+        return not (self._length or self._is_chunked) or "_cached_data" in known or "form" in known
 
     def whole(self) -> bytes:
         """All of the body.
@@ -68,13 +93,15 @@ class OverheardBody(io.BufferedIOBase):
         """
         if self._length > self._limit():
             raise RequestEntityTooLarge
-        if "_cached_data" in self.request.__dict__:
-            return self.request.get_data()
         if self._is_broken:
             raise BodyIncomplete
-        if self.is_awaited or (self._length and not self._is_in_place):
-            raise NotKept
-        return bytes(self._kept)
+        if self._is_kept and not self.is_awaited:
+            return bytes(self._kept)
+        if self._length or self._is_chunked:
+            if self._is_kept or "_cached_data" not in self.request.__dict__:
+                raise NotKept
+            return self.request.get_data()
+        return b""
 
     def form(self) -> MultiDict[str, str]:
         """The form in it, parsed apart: the application's own parsing is not touched."""
@@ -82,35 +109,64 @@ class OverheardBody(io.BufferedIOBase):
         with type(self.request)(environ) as apart:
             return apart.form
 
-    def readable(self) -> bool:
-        """Yes."""
-        return True
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        """Read on, for the application."""
-        return self._heard(self._input.read, size)
-
-    read1 = read
-
-    def readline(self, size: int | None = -1, /) -> bytes:
-        """Read a line, for the application."""
-        return self._heard(self._input.readline, size, is_line=True)
-
-    def _heard(self, read: Callable[..., Any], size: int | None, *, is_line: bool = False) -> bytes:
-        is_all = size is None or size < 0
+    @contextmanager
+    def refused(self) -> Iterator[None]:
+        """Meanwhile, who reads on in this thread gets :class:`NotKept`: it is not for the view."""
+        self._refused_to = threading.get_ident()
         try:
-            data: bytes = read() if is_all else read(size)
+            yield
+        finally:
+            self._refused_to = None
+
+    def stop(self) -> None:
+        """Keep no more of it."""
+        self.when_whole, self._is_kept = None, False
+        self._kept.clear()
+
+    def __getattr__(self, name: str) -> Any:
+        """What the server's input has, and nothing more."""
+        found = getattr(self._input, name)
+        if name in _READS:
+            return partial(self._heard, name, found)
+        return partial(self._moved, found) if name == "seek" else found
+
+    def __iter__(self) -> OverheardBody:
+        return self
+
+    def __next__(self) -> bytes:
+        line: bytes = self.readline()
+        if not line:
+            raise StopIteration
+        return line
+
+    def _heard(self, name: str, read: Callable[..., Any], *size: Any) -> Any:
+        if self._refused_to == threading.get_ident():
+            raise NotKept
+        try:
+            result = read(*size)
         except Exception:
             self._is_broken = True
             raise
+        if self.is_awaited:
+            self._keep(_READS[name](result, *size), name, *size)
+        return result
+
+    def _keep(self, data: bytes, name: str, size: Any = None) -> None:
         self._kept += data
         if len(self._kept) >= self._length:
             told, self.when_whole = self.when_whole, None
             if told is not None:
-                told(self.request)
-        elif (is_all and not is_line) or not (data or size == 0):  # the end, too early
-            self._is_broken = True
-        return data
+                told()
+            return
+        most = len(size) if name in ("readinto", "readinto1") else -1 if size is None else size
+        if not (data or most == 0) or (most < 0 and name in ("read", "readlines")):
+            self._is_broken = True  # it has ended too early
+
+    def _moved(self, seek: Callable[..., Any], *to: Any) -> Any:
+        """Give up what is not whole yet: parts of it may come twice."""
+        if self.is_awaited:
+            self._is_kept = False
+        return seek(*to)
 
     def _limit(self) -> int:
         limit = self.request.max_content_length

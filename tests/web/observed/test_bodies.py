@@ -9,7 +9,7 @@ import itertools
 import weakref
 
 import pytest
-from flask import Flask, Request, g, request
+from flask import Flask, Request, Response, g, request
 from flask_sqlalchemy import SQLAlchemy
 from werkzeug.exceptions import HTTPException
 from werkzeug.test import EnvironBuilder, run_wsgi_app
@@ -39,6 +39,9 @@ class Input(io.BufferedIOBase):
     def read(self, *size):
         return self._checked(self._data.read(*size))
 
+    def read1(self, *size):
+        return self._checked(self._data.read1(*size))
+
     def readline(self, *size):
         return self._checked(self._data.readline(*size))
 
@@ -63,6 +66,11 @@ READERS = {
         _raw().readline() + b"|" + _raw().readline(3) + b"|" + _raw().read(4)
     ),
     "the lines of the input": lambda: b"|".join(_raw().readlines()),
+    "what is there": lambda: _raw().read1(4) + b"|" + _raw().read1(100),
+    "each line of the input": lambda: b"|".join(_raw()),
+    "into a buffer": lambda: _into(bytearray(6)) + _into(bytearray(100)),
+    "text": lambda: io.TextIOWrapper(_raw()).read().encode(),
+    "what it cannot do": lambda: str([hasattr(_raw(), name) for name in ("tell", "mode", "getvalue")]),
     "a buffer": lambda: io.BufferedReader(request.stream, 7).read(),
     "json": lambda: repr(request.get_json(silent=True)).encode(),
     "json, or an error": lambda: repr(request.json).encode(),
@@ -76,6 +84,11 @@ READERS = {
 
 def _raw():
     return request.environ["wsgi.input"]
+
+
+def _into(buffer):
+    size = _raw().readinto(buffer)
+    return b"%d|" % size + buffer[:size]
 
 
 def reader(name):
@@ -297,6 +310,98 @@ def test_an_enforced_function_that_reads_the_body_is_not_disturbed(heard, store)
     assert [event.outcome for _, event in heard if event.outcome] == [
         "executed", "observed", "replayed", "observed",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["json:/amount", "request", lambda: request.json["amount"]])
+def test_a_key_in_a_chunked_body_is_known_when_the_view_has_read_it(key, heard, store):
+    options = {"key": key} | ({"ttl": 30} if key == "request" else {})
+    app = observed_app(lambda: (str(request.json["amount"]), 201), **options)
+    for body in (JSON, JSON, b'{"amount": 6}'):
+        send(app, body, "application/json", key=None, **SENT["chunked"])
+    assert [event.would for event in of(heard)] == ["executed", "replayed", "executed"]
+
+
+def test_a_chunked_body_counts_as_equal_to_one_that_is_not(heard, store):
+    app = make_app(True, None, "stream")
+    for how in ({}, SENT["chunked"], {}):
+        send(app, BODY, "text/plain", **how)
+    assert [event.would for event in of(heard)] == ["executed", "replayed", "replayed"]
+
+
+@pytest.mark.parametrize("sent", ["whole", "chunked"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"key": lambda: request.json["amount"]},
+        {"fingerprint": lambda: request.get_data()[:1]},
+        {"scope": lambda: request.json["amount"]},
+        {"store": lambda _response: request.get_data()},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_no_function_of_the_application_takes_the_body_from_the_view(options, sent, heard, store):
+    app = observed_app(lambda: (request.stream.read(), 201), **options)
+    assert send(app, JSON, "application/json", **SENT[sent])[:2] == (JSON, "201 CREATED")
+    assert len(of(heard)) == 1
+
+
+@pytest.mark.parametrize("sent", ["whole", "chunked"])
+@pytest.mark.parametrize("view", ["nothing", "the start"])
+@pytest.mark.parametrize("option", ["store", "authorize_replay", "scope", "fingerprint", "key"])
+def test_no_function_of_the_application_reads_what_the_view_does_not(option, view, sent, heard, store):
+    views = {"nothing": lambda: ("", 201), "the start": lambda: (request.stream.read(3), 201)}
+
+    def reads(*_):
+        return request.get_data().decode()
+
+    for key in ("1", "1"):
+        app = observed_app(views[view], **{option: reads})
+        *_, stream = send(app, JSON, "application/json", key=key, **SENT[sent])
+        assert stream.taken == (0 if view == "nothing" else 3)
+    assert not {event.would for event in of(heard)} & {"rejected", "unprotected"}
+
+
+def test_a_scope_in_the_body_is_known_when_the_view_has_read_it(heard, store):
+    app = observed_app(lambda: (str(request.json["amount"]), 201), scope=lambda: request.json["amount"])
+    for amount in (5, 5, 6):
+        send(app, b'{"amount": %d}' % amount, "application/json")
+    assert [event.would for event in of(heard)] == ["executed", "replayed", "executed"]
+
+
+def test_a_body_may_be_read_after_the_request_is_gone(heard, store):
+    def view():
+        stream = request.stream
+        return Response(iter(lambda: stream.read(4) + b"|", b"|"))
+
+    app = observed_app(view)
+    body, status, *_ = send(app, b"0123456789ab", "text/plain")
+    assert (body, status) == (b"0123|4567|89ab|", "200 OK")
+    assert only(heard).would == "executed"
+
+
+@pytest.mark.parametrize("more", ["seek", "getvalue", "tell"])
+def test_the_input_keeps_what_it_can(more, heard, store):
+    def view():
+        known = _raw()
+        start = known.read(5)
+        if more == "seek":
+            known.seek(0)
+            return start + known.read(), 201
+        return start + str(getattr(known, more)()).encode(), 201
+
+    app, environ = observed_app(view), EnvironBuilder(method="POST", data=BODY).get_environ()
+    environ["HTTP_IDEMPOTENCY_KEY"] = "key-1"
+    body, status, _ = run_wsgi_app(app, environ, buffered=True)
+    ends = {"seek": BODY, "getvalue": str(BODY).encode(), "tell": b"5"}
+    assert (status, b"".join(body)) == ("201 CREATED", BODY[:5] + ends[more])
+    assert only(heard).would == "executed"
+
+
+def test_a_body_that_the_server_ends_too_early_is_not_the_one_of_the_retry(heard, store):
+    app = make_app(True, None, "get_data")
+    send(app, JSON, "application/json", more=10, terminated=True)
+    send(app, JSON, "application/json", terminated=True)
+    assert [event.problem or event.would for event in of(heard)] == ["body-incomplete", "executed"]
 
 
 def test_chunked_bodies_count_as_equal(heard, store):
