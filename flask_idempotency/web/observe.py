@@ -120,6 +120,8 @@ class Observed:
                 self._body.stop()
                 return False
             self._judge(self._body)
+            if not self._waits:
+                self._body.stop()
         except Exception as error:
             self._reject(error)
         self.began = time.monotonic()  # what our own question took does not count
@@ -132,7 +134,7 @@ class Observed:
         body = self._body
         try:
             if body is not None and self._waits:
-                self._judge(body, is_over=True)
+                self._judge(body, at_last=True)
             if body is not None and self._execution is not None:
                 with body.refused():
                     self._end(self._execution, response, error)
@@ -152,8 +154,8 @@ class Observed:
             if body is not None:
                 body.stop()
 
-    def _judge(self, body: OverheardBody, *, is_over: bool = False) -> None:
-        """Claim as enforcement would, or wait; if the view ``is_over``, it stays unknown."""
+    def _judge(self, body: OverheardBody, *, at_last: bool = False) -> None:
+        """Claim as enforcement would, or wait for the body; what is not there ``at_last`` is unknown."""
         self._waits = False
         try:
             with body.refused():
@@ -163,24 +165,26 @@ class Observed:
                 if operation is None:
                     self._would = "unprotected"
                 else:
-                    self.claim = self._claimed(body, operation, is_over)
+                    self.claim = self._claimed(body, operation, at_last)
                     self._decide(self.claim, operation)
         except NotKept:
-            if not is_over:
+            if not at_last:
                 self._wait(body)
         except Exception as error:
             self._reject(error)
 
     def _wait(self, body: OverheardBody) -> None:
-        """Judge when the body is whole, or after the view, where a function may look for it."""
-        self._waits, route = True, self._route
+        """Judge when the body is whole; where functions may look into it, after the view."""
+        route = self._route
+        asks = callable(route.key) or callable(route.fingerprint) or bool(route.authorize_replay)
         try:
             with body.refused():
                 current_scope(route.scope, required=False)
-        except NotKept:  # it is in the body
-            return
-        if not (callable(route.key) or callable(route.fingerprint) or route.authorize_replay):
-            body.when_whole = lambda: self._judge(body, is_over=True)
+        except NotKept:
+            asks = True
+        self._waits = True
+        if not asks:
+            body.when_whole = lambda: self._judge(body, at_last=True)
 
     def _decide(self, claim: Claim, operation: Operation) -> None:
         route = self._route
@@ -196,7 +200,7 @@ class Observed:
         if decision is not None:
             self._note(decision, operation)
 
-    def _claimed(self, body: OverheardBody, operation: Operation, is_over: bool) -> Claim:
+    def _claimed(self, body: OverheardBody, operation: Operation, at_last: bool) -> Claim:
         """What the request asks for, apart from all that is enforced."""
         state, route = self._state, replace(self._route, resumable=None)
         apart = replace(operation, namespace=observed_namespace(operation.namespace))
@@ -205,7 +209,7 @@ class Observed:
                 raise NotKept
             claim = request_claim(body.request, state, route, self._current, apart)
         except NotKept:
-            if body.is_awaited and not is_over:
+            if body.is_awaited and not at_last:
                 raise
             claim = new_claim(state, route, apart, UNCOMPARED)
         return replace(claim, owner=OBSERVED + claim.owner, lease_seconds=route.lease)
