@@ -155,7 +155,7 @@ class Observed:
                 body.stop()
 
     def _judge(self, body: OverheardBody, *, at_last: bool = False) -> None:
-        """Claim as enforcement would, or wait for the body; without it ``at_last``, it stays unknown."""
+        """Claim as enforcement would, or wait for the body. ``at_last`` it waits no more."""
         self._waits = False
         try:
             with body.refused():
