@@ -19,7 +19,6 @@ from typing import Any
 
 from flask_idempotency.core.errors import IdempotencyError, StoreUnavailable
 from flask_idempotency.core.keys import KEY_BYTES
-from flask_idempotency.core.records import OBSERVED
 from flask_idempotency.stores.admin import (
     AuditEntry,
     Belongings,
@@ -40,7 +39,7 @@ from flask_idempotency.stores.admin import (
 )
 
 from .client import cause, milliseconds
-from .records import AT_ONCE, NOW, STEPS, RedisRecords
+from .records import AT_ONCE, NOW, STEPS, RedisRecords, is_observed
 
 _VERSION = """
 local function version(key)
@@ -57,7 +56,7 @@ for i, key in ipairs(KEYS) do
                            'lease')
   if line[1] then
     local owner = redis.pcall('HGET', key, 'owner')
-    if type(owner) == 'string' and string.sub(owner, 1, {len(OBSERVED)}) == '{OBSERVED}' then
+    if type(owner) == 'string' and {is_observed("owner")} then
       line[2] = 'observed'
     end
     line[8] = redis.call('HEXISTS', key, 'body') == 1 and redis.call('HSTRLEN', key, 'body')
@@ -72,7 +71,7 @@ return cjson.encode({{now, lines}})"""
 _SETTLE = f"""{NOW}{_VERSION}
 local held = redis.call('HMGET', KEYS[1], 'owner', 'state', 'lease', 'audit')
 if held[1] == ARGV[1] then return 1 end
-if not held[1] or string.sub(held[1], 1, {len(OBSERVED)}) == '{OBSERVED}' then return 0 end
+if not held[1] or {is_observed("held[1]")} then return 0 end
 if version(KEYS[1]) ~= ARGV[2] then return 0 end
 local interrupted = held[2] == 'in_progress' and held[3] and tonumber(held[3]) <= now
 if not interrupted and held[2] ~= 'failed' then return 0 end
@@ -98,7 +97,9 @@ _FORGET = "if redis.call('HGET', KEYS[1], 'owner') == ARGV[1] then redis.call('D
 _ERASE = f"""{_VERSION}
 local erased = 0
 for _, key in ipairs(KEYS) do
-  if redis.call('HEXISTS', key, 'lease') == 0 and (not ARGV[1] or version(key) == ARGV[1]) then
+  local held = redis.call('HMGET', key, 'lease', 'owner')
+  local is_free = not held[1] or held[2] and {is_observed("held[2]")}
+  if is_free and (not ARGV[1] or version(key) == ARGV[1]) then
     erased = erased + redis.call('DEL', key)
   end
 end

@@ -22,7 +22,7 @@ from redis import RedisCluster
 
 from flask_idempotency.core.errors import LeaseLost, NotAtomic, RecordBroken, StoreUnavailable
 from flask_idempotency.core.fingerprint import Fingerprint
-from flask_idempotency.core.records import Claim, Record, State, StoredResponse
+from flask_idempotency.core.records import OBSERVED, Claim, Record, State, StoredResponse
 from flask_idempotency.core.rows import finite, legible, pairs_of
 
 from .client import Client, cause, milliseconds
@@ -34,6 +34,12 @@ NOW = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 """
+
+
+def is_observed(owner: str) -> str:
+    """Whether an operation was only observed, in Lua; ``owner`` is an expression for its owner."""
+    return f"string.sub({owner}, 1, {len(OBSERVED)}) == '{OBSERVED}'"
+
 
 _FIELDS = (
     "name", "state", "version", "digest", "attempt", "owner", "lease", "status", "headers", "body",
@@ -63,12 +69,17 @@ than its client waits."""
 AT_ONCE = 1000
 """How many records or steps to ask for at once: some milliseconds of the server's time."""
 
-_BEGIN = """
+# What was only observed needs nobody's decision: it expires even if it never ends.
+_BEGIN = f"""
 redis.call('HSET', KEYS[1], 'state', 'in_progress', 'owner', ARGV[1], 'name', ARGV[2],
            'version', ARGV[3], 'digest', ARGV[4], 'attempt', attempt, 'lease', now + ARGV[5],
            'request', ARGV[6])
 redis.call('HSETNX', KEYS[1], 'created', now)
-redis.call('PERSIST', KEYS[1])
+if {is_observed("ARGV[1]")} then
+  redis.call('PEXPIRE', KEYS[1], ARGV[7])
+else
+  redis.call('PERSIST', KEYS[1])
+end
 return attempt
 """
 
@@ -84,7 +95,7 @@ local attempt = 1
 {_BEGIN}"""
 
 TAKE_OVER = f"""{_FIND}
-if held[1] ~= ARGV[7] or held[2] ~= 'in_progress' then return 0 end
+if held[1] ~= ARGV[8] or held[2] ~= 'in_progress' then return 0 end
 if held[3] and tonumber(held[3]) > now then return 0 end
 local attempt = held[4] + 1
 {_BEGIN}"""
@@ -183,8 +194,8 @@ class RedisRecords:
 
     def _lease(self, script: str, claim: Claim, *more: Any) -> RedisLease | None:
         fingerprint = claim.fingerprint.algorithm, claim.fingerprint.digest
-        lease = milliseconds(claim.lease_seconds or 0)
-        values = claim.owner, claim.name, *fingerprint, lease, claim.request or b"", *more
+        lease, ttl = milliseconds(claim.lease_seconds or 0), milliseconds(claim.ttl_seconds)
+        values = claim.owner, claim.name, *fingerprint, lease, claim.request or b"", ttl, *more
         attempt = self.run(script, claim.key, *values)
         return RedisLease(self, claim, attempt=int(attempt)) if attempt else None
 

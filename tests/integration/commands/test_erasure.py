@@ -283,6 +283,18 @@ def test_a_purge_by_age_deletes_what_ended_and_asks_first(shop):
     assert shop.run("purge", "--older-than", "1d", "--json").exit_code == 2
 
 
+def test_what_has_expired_is_not_counted_as_old(shop):
+    for number in range(3):
+        shop.world.post("/payments", f"key-{number}")
+    shop.world.sql("update idempotency_record set completed_at = completed_at - interval '2 days'")
+    first = "(select key from idempotency_record limit 1)"
+    shop.world.sql(f"update idempotency_record set expires_at = created_at where key = {first}")
+    ask = shop.world.app.test_cli_runner().invoke
+    result = ask(cli, ["purge", "--older-than", "1d"], input="y\n")
+    assert "has expired: 2 records that ended" in result.output
+    assert result.output.endswith("3 expired or old records deleted\n")
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("0", 0), ("90", 90), ("90m", 5400), ("4w", 2_419_200)])
 def test_an_age_has_a_unit(text, seconds):
     assert group.read_age(None, None, text) == seconds  # type: ignore[arg-type]

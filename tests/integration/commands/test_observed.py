@@ -78,6 +78,18 @@ def test_a_record_is_observed_whatever_became_of_it(world, options):
     with world.app.app_context():
         overview = admin(app_state(world.app)).overview()
     assert (overview.interrupted, overview.running) == (0, 0)
+    (row,) = json.loads(runner(world.app)("forget", "--scope", "alice", "--yes", "--json").output)
+    assert row == {"erased": 2, "in_progress": 0, "interrupted": 0}
+
+
+@pytest.mark.parametrize("store", ["redis"], indirect=True)
+def test_a_record_that_is_observed_expires_in_redis_whatever_became_of_it(world):
+    add(world, die, **LEASED, ttl=60)
+    with pytest.raises(Killed):
+        world.post()
+    records = app_state(world.app).records
+    (name,) = records.connected().scan_iter(match=f"{records.prefix}*")
+    assert 0 < records.connected().pttl(name) <= 60_000
 
 
 @pytest.mark.parametrize("store", ["postgres", "redis"], indirect=True)

@@ -166,6 +166,7 @@ def test_what_is_not_atomic_is_judged_by_its_own_rules(world, heard, respond, op
     except SystemExit:
         assert would == "interrupted"
     assert only(heard).would == would
+    assert only(heard).error is None or would != "executed", "its response is stored"
 
 
 @pytest.mark.parametrize(
@@ -185,6 +186,13 @@ def test_after_a_crash_the_route_says_what_would_have_been(world, heard, options
     heard.clear()
     assert world.post().status_code == 201
     assert (only(heard).would, only(heard).problem) == (would, problem)
+
+
+def test_of_two_views_in_one_request_the_first_is_observed(world, heard):
+    inner = idempotent(name="inner")(lambda: ("inner", 201))
+    add(world, inner, name="outer")
+    assert world.post().data == b"inner"
+    assert only(heard).operation == "outer"
 
 
 def test_without_a_key_where_none_is_required_it_would_have_run_unprotected(world, heard):

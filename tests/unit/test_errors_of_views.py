@@ -1,0 +1,44 @@
+"""What becomes of an operation that is not atomic, by the error that its view raises."""
+
+from __future__ import annotations
+
+import pytest
+
+from flask_idempotency import ConfigurationError, KeyReused, LeaseLost, Retryable, TransactionConflict
+from flask_idempotency.core.errors import RecordBroken, SealBroken
+from flask_idempotency.web.setup.options import Route
+
+
+class Stopped(Exception):
+    """As RQ stops a job."""
+
+    __module__, __qualname__ = "rq.timeouts", "JobTimeoutException"
+
+
+class Again(Exception):
+    """As Celery runs a job again."""
+
+    __module__, __qualname__ = "celery.exceptions", "Retry"
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (LookupError(), None),
+        (Stopped(), "interrupted"),
+        (Again(), "released"),
+        (Retryable(), "released"),
+        (TransactionConflict(), "released"),
+        (KeyReused(), "interrupted"),
+        (LeaseLost(), "interrupted"),
+        (ConfigurationError("wrong"), "interrupted"),
+        (RecordBroken("its status is none"), "interrupted"),
+        (SealBroken(), "interrupted"),
+    ],
+)
+def test_an_error_fails_the_operation_or_says_more(error, outcome):
+    assert Route().outcome_after(error) == outcome
+    assert Route(interrupted_by=(type(error),)).outcome_after(error) == "interrupted"
+    assert Route(released_by=(type(error),)).outcome_after(error) == "released"
+    both = Route(interrupted_by=(type(error),), released_by=(type(error),))
+    assert both.outcome_after(error) == "interrupted", "nobody may run twice what may have happened"
