@@ -98,7 +98,7 @@ class OverheardBody:
         if self._is_kept and not self.is_awaited:
             return bytes(self._kept)
         if self._length or self._is_chunked:
-            if self._is_kept or "_cached_data" not in self.request.__dict__:
+            if "_cached_data" not in self.request.__dict__:
                 raise NotKept
             return self.request.get_data()
         return b""

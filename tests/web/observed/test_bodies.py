@@ -394,7 +394,17 @@ def test_the_input_keeps_what_it_can(more, heard, store):
     body, status, _ = run_wsgi_app(app, environ, buffered=True)
     ends = {"seek": BODY, "getvalue": str(BODY).encode(), "tell": b"5"}
     assert (status, b"".join(body)) == ("201 CREATED", BODY[:5] + ends[more])
-    assert only(heard).would == "executed"
+    app.view_functions["view"] = idempotent(scope=None)(lambda: (request.get_data(), 201))
+    send(app, BODY, EnvironBuilder(method="POST", data=BODY).get_environ().get("CONTENT_TYPE", ""))
+    assert [event.would for event in of(heard)] == ["executed", "replayed"]
+
+
+def test_a_fingerprint_is_not_taken_of_what_the_view_has_used_up(heard, store):
+    reads = iter([lambda: request.stream.read(), lambda: request.get_data()])
+    app = observed_app(lambda: (next(reads)(), 201), fingerprint=lambda: request.get_data())
+    for _ in range(2):
+        send(app, BODY, "text/plain")
+    assert [event.would for event in of(heard)] == ["executed", "replayed"]
 
 
 def test_a_body_that_the_server_ends_too_early_is_not_the_one_of_the_retry(heard, store):
