@@ -401,7 +401,11 @@ def test_the_input_keeps_what_it_can(more, heard, store):
 
 def test_a_fingerprint_is_not_taken_of_what_the_view_has_used_up(heard, store):
     views = iter(["stream", "get_data"])
-    app = observed_app(lambda: READERS[next(views)](), fingerprint=READERS["get_data"])
+
+    def view():
+        return READERS[next(views)]()
+
+    app = observed_app(view, fingerprint=READERS["get_data"])
     for _ in range(2):
         send(app, BODY, "text/plain")
     assert [event.would for event in of(heard)] == ["executed", "replayed"]
