@@ -96,6 +96,21 @@ def test_it_is_asked_again_after_a_pause(world, heard, proxy, monkeypatch):
 
 
 @pytest.mark.usefixtures("impatient")
+def test_a_server_that_goes_away_during_the_view_is_told_of_at_its_end(world, heard, proxy):
+    def lose_it():
+        request.get_data()  # from now on it is observed
+        proxy.hang()
+        return "", 201
+
+    world.app.view_functions["pay"] = idempotent(lose_it)
+    heard.clear()
+    assert world.post(key="key-2").status_code == 201
+    proxy.flow()
+    assert only(heard).would == "executed"
+    assert len(failures(heard)) == 1
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_claim_that_comes_too_late_is_given_back(world, heard, proxy):
     proxy.hang()
     world.post(key="key-2")
