@@ -19,7 +19,7 @@ from flask_idempotency.core.errors import (
     shown,
 )
 from flask_idempotency.core.fingerprint import Pointer, natural_key
-from flask_idempotency.core.keys import SHOWN, key_syntax, parse_key
+from flask_idempotency.core.keys import key_syntax, parse_key
 from flask_idempotency.core.machine import Situation, situation
 from flask_idempotency.core.records import Record, State, StoredResponse
 from flask_idempotency.core.storable import POINTERS
@@ -102,7 +102,7 @@ def _outcome(state: AppState, key: str | None) -> tuple[dict[str, Any], int | No
     try:
         record = state.engine.look(operation.hashed_key())
     except StoreUnavailable as error:
-        event = Event(operation.name, id=operation.hashed_key().hex()[:SHOWN], error=error)
+        event = Event(operation.name, id=operation.id, error=error)
         tell_failure(state.app, event, *unavailable(error))
         raise
     how = situation(record)

@@ -14,7 +14,7 @@ from flask.globals import _cv_app
 from sqlalchemy import Connection, Engine
 
 from flask_idempotency.core.errors import NotAtomic
-from flask_idempotency.core.keys import Scope, derive_key, hash_key
+from flask_idempotency.core.keys import SHOWN, Scope, derive_key, hash_key
 from flask_idempotency.core.ports import Units
 from flask_idempotency.core.retry import StepRetry
 
@@ -68,6 +68,11 @@ class Operation:
     after_commit: list[Callable[[], object]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
+
+    @property
+    def id(self) -> str:
+        """The digits by which commands, log lines and events name the record. They are no secret."""
+        return self.hashed_key().hex()[:SHOWN]
 
     @property
     def connection(self) -> Connection:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flask_idempotency import current_operation, idempotent
+from flask_idempotency.core.keys import SHOWN
 
 
 @pytest.fixture
@@ -92,3 +93,13 @@ def test_a_request_that_a_view_makes_to_its_own_application_is_another_operation
         assert world.post("/outer").status_code == 503
     assert [record.name for record in world.records()] == ["outer", "write"]
     assert world.count() == 1
+
+
+def test_its_id_is_what_events_and_commands_call_it(app, world, heard):
+    @app.post("/payments")
+    @idempotent
+    def view():
+        return current_operation.id, 201
+
+    told = world.post().text
+    assert told == heard[0][1].id == world.records()[0].key.hex()[:SHOWN]
