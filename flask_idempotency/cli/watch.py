@@ -31,6 +31,7 @@ from .group import (
     duration,
     explain,
     printable,
+    records,
     require,
     table,
 )
@@ -120,7 +121,7 @@ class Look:
         rows = [
             {"operation": t.operation, "state": t.state, "records": t.count} for t in overview.tallies
         ]
-        return [*table(rows), f"{about}{overview.total:,} records"] if rows else ["no records"]
+        return [*table(rows), f"{about}{records(overview.total)}"] if rows else ["no records"]
 
     def _facts(self, overview: Overview) -> list[str]:
         rates = f"{_rate(self.inserted)} begun, {_rate(self.deleted)} deleted"

@@ -85,8 +85,11 @@ def observe(state: AppState, route: Route, current: RequestState, request: Reque
 class Observed:
     """What would have happened to one request. Has what its signals need.
 
-    It is found out before the view; if the request has a body, when the application has read all of
-    that; or else after the view.
+    It is found out
+
+    * before the view, unless that needs a body which the application has not read yet;
+    * in the call that reads the last byte of that, unless functions of the application look into it;
+    * after the view, with what they find then.
     """
 
     decided_by = "records"
