@@ -32,6 +32,7 @@ from flask_idempotency.core.engine import (
     Replay,
 )
 from flask_idempotency.core.errors import (
+    BodyIncomplete,
     ConfigurationError,
     KeyRequired,
     KeyReused,
@@ -50,6 +51,7 @@ from flask_idempotency.core.keys import observed_namespace
 from flask_idempotency.core.machine import assert_never
 from flask_idempotency.core.records import OBSERVED, Claim, StoredResponse
 from flask_idempotency.core.storable import is_stored_by_default
+from flask_idempotency.web.request.body import fingerprint
 from flask_idempotency.web.request.identity import (
     identify,
     is_skipped,
@@ -123,7 +125,7 @@ class Observed:
                 self._body.stop()
                 return False
             self._judge(self._body)
-            if not self._waits:
+            if not (self._waits or self._execution):
                 self._body.stop()
         except Exception as error:
             self._reject(error)
@@ -139,8 +141,8 @@ class Observed:
             if body is not None and self._waits:
                 self._judge(body, at_last=True)
             if body is not None and self._execution is not None:
-                with body.refused():
-                    self._end(self._execution, response, error)
+                with body.lent():
+                    self._end(self._execution, body, response, error)
             conclude(
                 self._state.app,
                 operation_observed,
@@ -161,9 +163,7 @@ class Observed:
         """Claim as enforcement would, or wait for the body. ``at_last`` it waits no more."""
         self._waits = False
         try:
-            with body.refused():
-                if callable(self._route.key) and not body.is_found:
-                    raise NotKept
+            with body.lent():
                 operation = identify(body.request, self._state, self._route, self._current)
                 if operation is None:
                     self._would = "unprotected"
@@ -181,7 +181,7 @@ class Observed:
         route = self._route
         asks = callable(route.key) or callable(route.fingerprint) or bool(route.authorize_replay)
         try:
-            with body.refused():
+            with body.lent():
                 current_scope(route.scope, required=False)
         except NotKept:
             asks = True
@@ -208,11 +208,13 @@ class Observed:
         state, route = self._state, replace(self._route, resumable=None)
         apart = replace(operation, namespace=observed_namespace(operation.namespace))
         try:
-            if callable(route.fingerprint) and not body.is_found:
-                raise NotKept
-            claim = request_claim(body.request, state, route, self._current, apart)
+            if callable(route.fingerprint):  # it may do without the body
+                body.check()
+                claim = new_claim(state, route, apart, fingerprint(body.request, b"", route))
+            else:
+                claim = request_claim(body.request, state, route, self._current, apart)
         except NotKept:
-            if body.is_awaited and not at_last:
+            if not at_last and (body.is_awaited or callable(route.fingerprint)):
                 raise
             claim = new_claim(state, route, apart, UNCOMPARED)
         return replace(claim, owner=OBSERVED + claim.owner, lease_seconds=route.lease)
@@ -252,9 +254,19 @@ class Observed:
             self._facts["problem"] = TOO_LARGE
 
     def _end(
-        self, execution: Execution, response: Response | None, error: BaseException | None
+        self,
+        execution: Execution,
+        body: OverheardBody,
+        response: Response | None,
+        error: BaseException | None,
     ) -> None:
         """Note what would have become of the view's run, in the record too."""
+        try:
+            body.check()
+        except BodyIncomplete as incomplete:  # the view would not have run
+            self._reject(incomplete)
+            self._ask(execution.release)
+            return
         try:
             self._would = self._outcome(response, error)
         except Exception as failure:  # of the option store

@@ -22,7 +22,7 @@ from flask_idempotency.core.keys import parse_key
 from flask_idempotency.web.setup.options import FormField, Route
 from flask_idempotency.web.setup.settings import Settings
 
-from .overheard import OverheardBody
+from .overheard import PARSED, OverheardBody
 
 REQUEST = "request"
 """The purpose that the stored request of a resumable operation is sealed for."""
@@ -72,10 +72,6 @@ def natural_key(
     return header_key(request, settings)
 
 
-_PARSED = frozenset({"stream", "form", "files", "values", "_cached_data"})
-"""What a parsed request remembers."""
-
-
 class Body(io.RawIOBase):
     """The body of a request, in place of the server's input: read when it is needed, and kept.
 
@@ -110,13 +106,17 @@ class Body(io.RawIOBase):
             self._whole = self._read_late() if self._is_late else self._read()
         return self._whole
 
+    def check(self) -> None:
+        """Raise what is wrong with it: what :meth:`whole` does."""
+        self.whole()
+
     def form(self) -> MultiDict[str, str]:
         """The form in it. Raises Werkzeug's 413."""
         self.whole()
         request, known = self._request, {*self._request.__dict__}
         form = request.form
-        if request.environ["wsgi.input"] is self and known.isdisjoint(_PARSED):
-            for name in _PARSED & request.__dict__.keys():
+        if request.environ["wsgi.input"] is self and known.isdisjoint(PARSED):
+            for name in PARSED & request.__dict__.keys():
                 del request.__dict__[name]
             self._position = 0
         return form

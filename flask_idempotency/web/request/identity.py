@@ -98,7 +98,7 @@ def _find_key(request: Request, state: AppState, route: Route, current: RequestS
     if not _may_hold_key(request, state, route):
         return
     body = _body(request, state, route, current)
-    body.whole()
+    body.check()
     if route.key is not None:
         current.key = natural_key(request, body, route, state.settings)
     elif (field := forms.read_field(body.form(), state, route)) is not None:

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from operator import index
 from typing import Any
 
 from flask import Request
@@ -28,6 +29,7 @@ def _filled(size: int, buffer: Any) -> bytes:
 
 
 _READS: dict[str, Callable[..., bytes]] = {
+    "next": _given,
     "read": _given,
     "read1": _given,
     "readline": _given,
@@ -36,6 +38,10 @@ _READS: dict[str, Callable[..., bytes]] = {
     "readinto1": _filled,
 }
 """The methods that read, and what each has read, from its result and its arguments."""
+
+
+PARSED = frozenset({"stream", "form", "files", "values", "_cached_data"})
+"""What a parsed request remembers."""
 
 
 class NotKept(Exception):
@@ -81,21 +87,20 @@ class OverheardBody:
         return self._is_kept and not self._is_broken and len(self._kept) < self._length
 
     @property
-    def is_found(self) -> bool:
-        """Whether a function of the application finds all of it without reading on."""
-        known = self.request.__dict__
-        return not (self._length or self._is_chunked) or "_cached_data" in known or "form" in known
+    def _is_whole(self) -> bool:
+        return self._is_kept and len(self._kept) >= self._length
 
-    def whole(self) -> bytes:
-        """All of the body.
-
-        Raises ``BodyIncomplete``, Werkzeug's 413, and :class:`NotKept`.
-        """
+    def check(self) -> None:
+        """Raise what is known to be wrong with it: ``BodyIncomplete``, Werkzeug's 413."""
         if self._length > self._limit():
             raise RequestEntityTooLarge
         if self._is_broken:
             raise BodyIncomplete
-        if self._is_kept and not self.is_awaited:
+
+    def whole(self) -> bytes:
+        """All of the body. Raises what :meth:`check` does, and :class:`NotKept`."""
+        self.check()
+        if self._is_whole:
             return bytes(self._kept)
         if self._length or self._is_chunked:
             if "_cached_data" not in self.request.__dict__:
@@ -104,19 +109,34 @@ class OverheardBody:
         return b""
 
     def form(self) -> MultiDict[str, str]:
-        """The form in it, parsed apart: the application's own parsing is not touched."""
+        """The form in it. It is parsed apart: the application's own parsing is not touched."""
+        if not self._is_whole and "form" in self.request.__dict__:
+            return self.request.form
         environ = {**self.request.environ, "wsgi.input": io.BytesIO(self.whole())}
         with type(self.request)(environ) as apart:
             return apart.form
 
     @contextmanager
-    def refused(self) -> Iterator[None]:
-        """Meanwhile, who reads on in this thread gets :class:`NotKept`: it is not for the view."""
-        self._refused_to = threading.get_ident()
+    def lent(self) -> Iterator[None]:
+        """Meanwhile, functions of the application find the body in the request, if it is whole.
+
+        Who would read on in this thread gets :class:`NotKept`.
+        """
+        request = self.request
+        known, environ = request.__dict__, request.environ
+        before = {name: known[name] for name in PARSED & known.keys()}
+        self._refused_to, there = threading.get_ident(), environ["wsgi.input"]
+        if there is self and self._is_whole:
+            environ["wsgi.input"] = io.BytesIO(self._kept)
+            for name in before:
+                del known[name]
         try:
             yield
         finally:
-            self._refused_to = None
+            self._refused_to, environ["wsgi.input"] = None, there
+            for name in PARSED & known.keys():
+                del known[name]
+            known.update(before)
 
     def stop(self) -> None:
         """Keep no more of it."""
@@ -125,30 +145,41 @@ class OverheardBody:
 
     def __getattr__(self, name: str) -> Any:
         """What the server's input has, and nothing more."""
+        if name.startswith("_"):
+            raise AttributeError(name)
         found = getattr(self._input, name)
         if name in _READS:
             return partial(self._heard, name, found)
         return partial(self._moved, found) if name == "seek" else found
 
-    def __iter__(self) -> OverheardBody:
-        return self
+    def __iter__(self) -> Iterator[bytes]:
+        pieces = iter(self._input)
+        while piece := self._heard("next", partial(next, pieces, b"")):
+            yield piece
 
     def __next__(self) -> bytes:
-        line: bytes = self.readline()
+        line: bytes = self._heard("next", partial(next, self._input, b""))
         if not line:
             raise StopIteration
         return line
 
-    def _heard(self, name: str, read: Callable[..., Any], *size: Any) -> Any:
+    def __enter__(self) -> OverheardBody:
+        self._input.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._input.__exit__(*error)
+
+    def _heard(self, name: str, read: Callable[..., Any], *args: Any, **named: Any) -> Any:
         if self._refused_to == threading.get_ident():
             raise NotKept
         try:
-            result = read(*size)
+            result = read(*args, **named)
         except Exception:
-            self._is_broken = True
+            self._is_broken = self._is_broken or self.is_awaited
             raise
         if self.is_awaited:
-            self._keep(_READS[name](result, *size), name, *size)
+            self._keep(_READS[name](result, *args), name, *args, *named.values())
         return result
 
     def _keep(self, data: bytes, name: str, size: Any = None) -> None:
@@ -158,7 +189,7 @@ class OverheardBody:
             if told is not None:
                 told()
             return
-        most = len(size) if name in ("readinto", "readinto1") else -1 if size is None else size
+        most = len(size) if name in ("readinto", "readinto1") else -1 if size is None else index(size)
         if not (data or most == 0) or (most < 0 and name in ("read", "readlines")):
             self._is_broken = True  # it has ended too early
 

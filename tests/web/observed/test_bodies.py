@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import io
@@ -107,7 +108,7 @@ def apps():
     return functools.cache(make_app)
 
 
-def make_app(observed, before, view, config=frozenset()):
+def make_app(observed, before, view, config=frozenset(), **options):
     db, app = SQLAlchemy(), Flask("shop")
     app.config.update(SQLALCHEMY_DATABASE_URI="sqlite://", IDEMPOTENCY_STORE="memory")
     app.config.update(config)
@@ -125,7 +126,9 @@ def make_app(observed, before, view, config=frozenset()):
         body, status = reader(view)()
         return repr((g.get("before"), body)), status
 
-    app.add_url_rule("/", "view", idempotent(answer) if observed else answer, methods=["POST"])
+    app.add_url_rule(
+        "/", "view", idempotent(**options)(answer) if observed else answer, methods=["POST"]
+    )
     return app
 
 
@@ -283,10 +286,79 @@ def test_a_function_of_the_application_may_read_the_body_as_the_view_did(options
     assert [event.would for event in of(heard)] == ["executed", "replayed"]
 
 
-def test_where_the_view_reads_the_stream_no_function_finds_the_body_again(heard, store):
-    app = observed_app(lambda: (request.stream.read(), 201), key=lambda: request.json["amount"])
-    assert send(app, JSON, "application/json")[:2] == (JSON, "201 CREATED")
-    assert only(heard).would == "unknown"
+WHOLE = itertools.product(["stream", "the input to its end", "get_data"], ["form", "multipart", "json"])
+
+
+@pytest.mark.parametrize(
+    ("view", "body"), [*WHOLE, ("form", "form"), ("files", "multipart"), ("json", "json")]
+)
+@pytest.mark.parametrize("option", ["key", "fingerprint"])
+def test_a_function_finds_the_body_however_the_view_has_read_it(option, view, body, heard, store):
+    digest = {
+        "key": lambda: str(hash(request.get_data())),
+        "fingerprint": lambda: request.get_data()[:],
+    }
+    app = observed_app(reader(view), **{option: digest[option]})
+    data, kind = BODIES[body]
+    for each in (data, data, data.replace(b"5", b"6", 1)):
+        send(app, each, kind)
+    other = "executed" if option == "key" else "key-reused"
+    judged = [event.problem or event.would for event in of(heard)]
+    assert judged == ["executed", "replayed", other]
+
+
+@pytest.mark.parametrize("view", ["nothing", "stream", "the input"])
+@pytest.mark.parametrize("sent", ["whole", "chunked"])
+def test_a_key_that_is_in_no_body_needs_none(view, sent, heard, store):
+    app = observed_app(reader(view), key=lambda: request.headers["X-Request-Id"])
+    for number in "112":
+        send(app, BODY, "text/plain", key=None, HTTP_X_REQUEST_ID=number, **SENT[sent])
+    assert [event.would for event in of(heard)] == ["executed", "replayed", "executed"]
+
+
+@pytest.mark.parametrize("sent", ["broken off", "longer than is kept", "longer than the limit"])
+@pytest.mark.parametrize("option", ["key", "fingerprint"])
+def test_what_is_wrong_with_a_body_is_known_whoever_judges(sent, option, heard, store):
+    how, config = how_and_config(sent)
+    value = {"key": "x", "fingerprint": b"x"}[option]
+    app = make_app(True, None, "json, or an error", config, **{option: lambda: value})
+    send(app, JSON, "application/json", **how)
+    assert only(heard).problem == {"broken off": "body-incomplete"}.get(sent, "body-too-large")
+
+
+def test_the_field_of_a_chunked_form_is_known_when_the_view_has_parsed_it(heard, store):
+    app = observed_app(lambda: (request.form["amount"], 201), key="form:amount")
+    for body in (FORM, FORM):
+        send(app, body, BODIES["form"][1], key=None, **SENT["chunked"])
+    assert [event.would for event in of(heard)] == ["executed", "replayed"]
+
+
+class Blocks(Input):
+    """A middleware's input, which gives blocks."""
+
+    def __iter__(self):
+        return iter(lambda: self._data.read(6), b"")
+
+    def read(self, size=-1):
+        return self._data.read(size)
+
+
+USES = {
+    "in blocks": lambda known: b"|".join([each.upper() for each in known]),
+    "in a with statement": lambda known: known.__enter__().read(),
+    "by keyword": lambda known: known.read(size=3) + b"|" + known.read(),
+    "by a copy": lambda known: copy.copy(known).read(),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_the_input_is_used_as_it_was_made(use, heard, store):
+    app = observed_app(lambda: (use(_raw()), 201))
+    environ = EnvironBuilder(method="POST", headers={"Idempotency-Key": "key-1"}).get_environ()
+    environ.update({"wsgi.input": Blocks(BODY), "CONTENT_LENGTH": str(len(BODY))})
+    content, status, _ = run_wsgi_app(app, environ, buffered=True)
+    assert (b"".join(content), status) == (use(Blocks(BODY)), "201 CREATED")
+    assert only(heard).would == "executed"
 
 
 def test_the_scope_is_asked_before_the_view(heard, store):
