@@ -326,6 +326,39 @@ def test_what_is_wrong_with_a_body_is_known_whoever_judges(sent, option, heard, 
     assert only(heard).problem == {"broken off": "body-incomplete"}.get(sent, "body-too-large")
 
 
+def test_a_fingerprint_of_a_chunked_body_is_taken_when_the_view_has_read_it(heard, store):
+    app = observed_app(reader("get_data"), fingerprint=lambda: request.get_data().lower())
+    for body in (b"one", b"ONE", b"two"):
+        send(app, body, "text/plain", **SENT["chunked"])
+    judged = [event.problem or event.would for event in of(heard)]
+    assert judged == ["executed", "replayed", "key-reused"]
+
+
+def test_what_a_function_has_parsed_is_not_left_in_the_request(heard, store):
+    def parsed():
+        return sorted({"form", "stream", "_cached_data"} & vars(request._get_current_object()).keys())
+
+    left = []
+    app = observed_app(reader("stream"), fingerprint=lambda: repr(request.form).encode())
+    app.after_request(lambda response: left.append(parsed()) or response)
+    app.teardown_request(lambda _error: left.append(parsed()))
+    send(app, FORM, BODIES["form"][1])
+    assert left == [["stream"], ["stream"]]
+    assert only(heard).would == "executed"
+
+
+def test_an_error_after_the_end_of_a_body_is_none_of_it(heard, store):
+    def view():
+        known = _raw()
+        assert known.read(len(BODY)) == BODY
+        with pytest.raises(OSError, match="gone"):
+            known.read(1)
+        return "", 201
+
+    send(observed_app(view), BODY, "text/plain", error=OSError("gone"))
+    assert only(heard).would == "executed"
+
+
 def test_the_field_of_a_chunked_form_is_known_when_the_view_has_parsed_it(heard, store):
     app = observed_app(lambda: (request.form["amount"], 201), key="form:amount")
     for body in (FORM, FORM):
