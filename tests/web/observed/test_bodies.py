@@ -376,9 +376,14 @@ class Blocks(Input):
         return self._data.read(size)
 
 
+def _in_a_with_statement(known):
+    with known as opened:
+        return opened.read()
+
+
 USES = {
     "in blocks": lambda known: b"|".join([each.upper() for each in known]),
-    "in a with statement": lambda known: known.__enter__().read(),
+    "in a with statement": _in_a_with_statement,
     "by keyword": lambda known: known.read(size=3) + b"|" + known.read(),
     "by a copy": lambda known: copy.copy(known).read(),
 }
