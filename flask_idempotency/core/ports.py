@@ -6,7 +6,7 @@ asking again later is safe.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Protocol
 
@@ -42,9 +42,11 @@ class Units(Protocol):
 
     Engines and connections are SQLAlchemy's. ``wrote`` says whether a committed unit did more than
     read; ``commits`` and ``rollbacks`` count units, of the latter those that had written. ``broken`` is
-    why the operation can no longer commit.
+    why the operation can no longer commit. ``carried`` is what was set before the operation, and which
+    no session has gone on with.
     """
 
+    carried: Mapping[Any, Any]
     wrote: bool
     commits: int
     rollbacks: int

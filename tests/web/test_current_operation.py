@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import sqlalchemy as sa
+from flask import request
 
 from flask_idempotency import current_operation, idempotent
 from flask_idempotency.core.keys import SHOWN
@@ -103,3 +105,24 @@ def test_its_id_is_what_events_and_commands_call_it(app, world, heard):
 
     told = world.post().text
     assert told == heard[0][1].id == world.records()[0].key.hex()[:SHOWN]
+
+
+def test_a_setting_from_before_the_view_keeps_nobody_from_a_request_to_the_own_application(
+    app, world, pay
+):
+    @app.before_request
+    def choose_tenant():
+        if request.path == "/outer":
+            world.db.session.execute(sa.text("select set_config('app.tenant', 't1', true)"))
+
+    app.post("/inner")(idempotent(pay))
+
+    @app.post("/outer")
+    @idempotent
+    def outer():
+        assert world.post("/inner").status_code == 201
+        return {}, 201
+
+    app.testing = True
+    assert world.post("/outer").status_code == 201
+    assert [record.state for record in world.records()] == ["completed"] * 2

@@ -94,7 +94,7 @@ class PostgresUnits(Units):
         self.top = StandIn(self, is_top=True)
         self._facts, self._isolation = facts, isolation
         self._held: list[str] = []
-        self._carried: dict[StandIn, sql.Carried] = {}
+        self.carried: dict[StandIn, sql.Carried] = {}
         self._remembered: set[str] = set()
         self._kept: set[str] = set()
         self._checks_out = wire.has_listener
@@ -115,24 +115,19 @@ class PostgresUnits(Units):
         """See :class:`Units`."""
         stand_in = self._put_under(connection)
         if settings is not None:
-            self._carried[stand_in] = settings
-
-    @property
-    def has_open_work(self) -> bool:
-        """See :class:`Units`. What was set before the operation waits for its session to go on."""
-        return bool(self._carried) or super().has_open_work
+            self.carried[stand_in] = settings
 
     def commit(self, owner: StandIn) -> None:
         """See :class:`Units`. What was set before the operation survives an empty unit's commit."""
-        settings = self._carried.pop(owner, None) if self._carried else None
+        settings = self.carried.pop(owner, None) if self.carried else None
         if settings is not None and settings.lasting and not self.is_closed:
             self._held.append(settings.lasting)
         super().commit(owner)
 
     def rollback(self, owner: StandIn) -> None:
         """See :class:`Units`."""
-        if self._carried:
-            self._carried.pop(owner, None)
+        if self.carried:
+            self.carried.pop(owner, None)
         constraints = self._open is owner and self.traits & CONSTRAINTS
         super().rollback(owner)
         if constraints:  # the server keeps what was set in a released savepoint
@@ -228,7 +223,7 @@ class PostgresUnits(Units):
         self._held.append(_BEGIN)
         if self._checks_out:
             self._check_out()
-        settings = self._carried.pop(owner, None) if self._carried else None
+        settings = self.carried.pop(owner, None) if self.carried else None
         if settings is not None:
             self._kept |= settings.for_connection
             self._remember(settings.for_transaction)

@@ -15,8 +15,9 @@ Otherwise the operation fails: what is committed inside another's savepoint woul
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from psycopg2 import InterfaceError
@@ -135,8 +136,11 @@ class Units:
     ``traits`` are what the open unit did (see :mod:`~flask_idempotency.core.sqltext`), and ``wrote``
     says whether an earlier, committed one did more than read. ``commits`` counts units, ``rollbacks``
     those that had written. ``broken`` is why the operation can no longer commit, even if the view
-    catches the error.
+    catches the error. ``carried`` is what was set before the operation, until a
+    session goes on with it.
     """
+
+    carried: Mapping[StandIn, Carried] = MappingProxyType({})
 
     def __init__(self, engine: Engine, fairy: PoolProxiedConnection) -> None:
         self.engine, self.fairy = engine, fairy

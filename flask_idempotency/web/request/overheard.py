@@ -125,15 +125,18 @@ class OverheardBody:
         request = self.request
         known, environ = request.__dict__, request.environ
         before = {name: known[name] for name in PARSED & known.keys()}
-        self._refused_to, there = threading.get_ident(), environ["wsgi.input"]
-        if there is self and self._is_whole:
+        self._refused_to = threading.get_ident()
+        is_lent = environ.get("wsgi.input") is self and self._is_whole
+        if is_lent:
             environ["wsgi.input"] = io.BytesIO(self._kept)
             for name in before:
                 del known[name]
         try:
             yield
         finally:
-            self._refused_to, environ["wsgi.input"] = None, there
+            self._refused_to = None
+            if is_lent:
+                environ["wsgi.input"] = self
             for name in PARSED & known.keys():
                 del known[name]
             known.update(before)

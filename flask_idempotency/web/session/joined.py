@@ -131,7 +131,9 @@ class Joined:
         Then :meth:`let_go` follows at once: it need not ask again.
         """
         units, sessions = self._running.units, self._sessions()
-        if not units.has_open_work and not any(map(waits_for_commit, sessions)):
+        # What goes on above the view may still want what was set before it.
+        waits = units.carried or units.has_open_work
+        if not waits and not any(map(waits_for_commit, sessions)):
             self._settled = sessions
             return True
         if self.has_leftovers():
