@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test lowest lint docs bench faults differential pgbouncer test-browser clean help
+.PHONY: demo test lowest lint docs bench faults differential poolers agents test-browser clean help
 
 demo: $(VENV)/.has-test  ## run the example shop with a real PostgreSQL and Redis
 	@$(RUN) example.demo $(ARGS)
@@ -42,8 +42,14 @@ faults: $(VENV)/.has-test  ## crash workers and servers for a minute and check e
 differential: $(VENV)/.has-test  ## run random views plain and protected, and compare
 	@$(RUN) tests.differential $(ARGS)
 
-pgbouncer: $(VENV)/.has-test  ## test behind PgBouncer, which must be installed
-	@$(RUN) pytest -q tests/pgbouncer $(ARGS)
+poolers: $(VENV)/.has-test  ## test behind PgBouncer and Pgpool-II, which must be installed
+	@$(RUN) pytest -q tests/poolers $(ARGS)
+
+agents:  ## test with agents for tracing, in an environment of their own
+	@mkdir -p build
+	@$(MAKE) --no-print-directory build/agents/.has-test VENV=build/agents
+	@build/agents/bin/python -m pip install -qq --upgrade -r tests/agents/requirements.txt
+	@build/agents/bin/python -m pytest -q tests/agents $(ARGS)
 
 test-browser: $(VENV)/.has-test  ## test the operator's page in a Chromium, which must be installed
 	@$(RUN) pytest -q tests/browser $(ARGS)

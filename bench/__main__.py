@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import servers
+import servers.urls
 
 from . import capacity, growth, operate, report, stores, workers
 from .budgets import BASE
@@ -30,6 +30,7 @@ MEASUREMENTS = ("calls", "trips", "time", "network", "bytes", "footprint")
 def main() -> None:
     """Do what the arguments ask for."""
     given = _arguments()
+    servers.urls.driver = given.driver
     if given.stores:
         print(stores.compare(given.rounds))
     elif given.capacity:
@@ -84,6 +85,7 @@ def _arguments() -> argparse.Namespace:
     add("--only", nargs="+", choices=MEASUREMENTS, metavar="WHAT", help=", ".join(MEASUREMENTS))
     add("--rounds", type=int, default=1000, help="rounds of each time (1000); a tenth on a network")
     add("--folder", type=Path, default=Path("build"), help="where the files are written (build)")
+    add("--driver", choices=["psycopg2", "psycopg"], default="psycopg2", help="of the applications")
     add("--places", choices=BASE, metavar="PATH", help=f"only list where a path's calls go: {paths}")
     add("--stores", action="store_true", help="only compare the stores with each other")
     add("--capacity", action="store_true", help="only measure what a request takes of each server")

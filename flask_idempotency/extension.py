@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from flask import Blueprint, Flask
 from flask_sqlalchemy import SQLAlchemy
@@ -23,8 +23,10 @@ from flask_idempotency.core.engine import Engine as IdempotencyEngine
 from flask_idempotency.core.errors import ConfigurationError, shown
 from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.ports import Lock, NoLock, Plain, Records
+from flask_idempotency.core.process import here
+from flask_idempotency.stores import borrowed, inherited
+from flask_idempotency.stores.drivers import NAMES, known_driver
 from flask_idempotency.stores.memory import MemoryRecords
-from flask_idempotency.stores.postgres.apart import apart
 from flask_idempotency.stores.postgres.records import PostgresRecords
 from flask_idempotency.stores.redis.client import client_from_url
 from flask_idempotency.stores.redis.lock import RedisLock
@@ -34,6 +36,9 @@ from flask_idempotency.stores.sealing import Sealed
 from flask_idempotency.stores.sqlite.records import SqliteRecords
 from flask_idempotency.stores.table import define_steps, define_table
 from flask_idempotency.web import hooks, run
+from flask_idempotency.web.background.observer import Observer
+from flask_idempotency.web.background.purging import BackgroundPurge
+from flask_idempotency.web.operation import forget_parents
 from flask_idempotency.web.request.forms import idempotency_field
 from flask_idempotency.web.request.response import watch_flashes
 from flask_idempotency.web.request.state import present_operation
@@ -46,7 +51,6 @@ from flask_idempotency.web.setup.environment import (
     warn_if_short,
     worker_timeout,
 )
-from flask_idempotency.web.setup.observer import CONNECTIONS, Observer
 from flask_idempotency.web.setup.options import (
     NOT_GIVEN,
     PROTECTED_METHODS,
@@ -56,7 +60,6 @@ from flask_idempotency.web.setup.options import (
     Skip,
     read_protection,
 )
-from flask_idempotency.web.setup.purging import BackgroundPurge
 from flask_idempotency.web.setup.settings import Settings, read_settings
 from flask_idempotency.web.setup.state import AppState, Protections, set_state, states
 from flask_idempotency.web.signals import Event, lock_paused, lock_resumed, send, store_failed
@@ -120,13 +123,13 @@ class Idempotency:
         scope = _checked_scope(self._scope if scope is NOT_GIVEN else scope)
         client = _checked_client(self._redis if redis is None else redis)
         settings = read_settings(app.config, redis_given=client is not None)
-        check_driver(app, settings.bind_key, settings.store)
+        check_driver(app, settings.bind_key, settings.store, NAMES)
         timeout = worker_timeout()
         warn_if_short(settings.lease, timeout, "IDEMPOTENCY_LEASE")
         state = _compose(app, db, scope, settings, client, self._protections)
         joining.install(db)
         for engine in state.engines.values():
-            escapes.watch(engine)
+            escapes.watch(engine, known_driver(engine.dialect))
             if engine is not state.database:
                 escapes.watch_cursors(engine)
         hooks.register(app, state, timeout)
@@ -340,7 +343,9 @@ def _compose(
     """Put stores, engine and settings together."""
     with app.app_context():
         engines = db.engines
-    prefix = settings.redis_prefix or default_prefix(app, settings.bind_key, settings.table)
+    prefix = settings.redis_prefix or ""
+    if not prefix and settings.store in ("hybrid", "redis"):
+        prefix = default_prefix(app, db, settings.bind_key, settings.table, settings.store)
     make_client: Callable[[], Any] = lambda: client  # noqa: E731
     if client is None and settings.redis_url:
         make_client = client_from_url(settings.redis_url)
@@ -362,12 +367,14 @@ def _compose(
     keys = settings.encryption_keys
     sealer = Sealed(keys, accept_unsealed=settings.accept_unsealed) if keys else Plain()
     engine = IdempotencyEngine(records, lock, sealer, time, settings.max_waiters)
-    observed = _records_apart(records)
-    if observed is None and not settings.enforce:
-        raise ConfigurationError(routes.CANNOT_OBSERVE.format("IDEMPOTENCY_ENFORCE is False"))
+    own, own_engine = records, engines[settings.bind_key]
+    if isinstance(records, PostgresRecords):
+        own, own_engine = records.apart(), records.messages.own.engine
     observer = None
-    if observed is not None:
-        observer = Observer(IdempotencyEngine(observed, NoLock(), sealer, time), time)
+    if isinstance(records, (PostgresRecords, RedisRecords, MemoryRecords)):
+        observer = Observer(app, IdempotencyEngine(own, NoLock(), sealer, time), time)
+    elif not settings.enforce:
+        raise ConfigurationError(routes.CANNOT_OBSERVE.format("IDEMPOTENCY_ENFORCE is False"))
     return AppState(
         app,
         db,
@@ -382,8 +389,10 @@ def _compose(
         sealer,
         protections,
         units_of,
+        own,
+        own_engine,
         observer,
-        purge=_background_purge(records, settings),
+        _background_purge(app, own, settings),
     )
 
 
@@ -401,30 +410,14 @@ def _records(
     return kind(engine, table, define_steps(table))
 
 
-_apart: WeakSet[Engine] = WeakSet()
-"""The engines of what is only observed."""
-
-
-def _records_apart(records: Records) -> Records | None:
-    """The same records, reached past the application's pool; None if observing could disturb it."""
-    match records:
-        case PostgresRecords(messages=messages):
-            _apart.add(engine := apart(messages.engine, CONNECTIONS))
-            return PostgresRecords(engine, messages.table, messages.steps)
-        case RedisRecords() | MemoryRecords():
-            return records
-        case _:
-            return None
-
-
-def _background_purge(records: Records, settings: Settings) -> BackgroundPurge | None:
+def _background_purge(app: Flask, records: Records, settings: Settings) -> BackgroundPurge | None:
     if settings.purge_interval is None:
         return None
     # Only here: the administration of every store need not be imported by those that never purge.
     from flask_idempotency.stores.purging import purge_of
 
     purge = purge_of(records)
-    return None if purge is None else BackgroundPurge(purge, settings.purge_interval)
+    return None if purge is None else BackgroundPurge(app, purge, settings.purge_interval)
 
 
 def _made(store: Callable[[Engine], Any], engine: Engine) -> Any:
@@ -453,19 +446,21 @@ def _checked_records(records: Any) -> Records:
     return cast("Records", records)
 
 
-def _drop_inherited_connections() -> None:
-    """In a forked child, leave the pooled sockets to the parent.
+def _leave_to_parent() -> None:
+    """In a forked child, leave what the parent has begun, and its sockets, to the parent.
 
-    gunicorn with ``--preload`` forks after ``create_app()``, which may have used the database; two
-    workers on one socket would read each other's results. Nothing is closed, as the parent still uses
-    it. redis-py handles its own sockets.
+    gunicorn with ``--preload`` forks after ``create_app()``, which may have used the database, and a
+    view may fork, too: two processes on one socket would read each other's results. The server is told
+    nothing, as the parent still uses it. redis-py handles its own sockets.
     """
+    here.fork()
+    inherited.let_go()
+    borrowed.let_go()
+    joining.leave_to_parent([state.db for state in states()])
+    forget_parents()
     for state in states():
-        state.known.clear()  # so that the first request starts what each process has of its own
-        for engine in state.engines.values():
+        for engine in {*state.engines.values(), state.own_engine}:
             engine.dispose(close=False)
-    for engine in _apart:
-        engine.dispose(close=False)
 
 
-os.register_at_fork(after_in_child=_drop_inherited_connections)
+os.register_at_fork(after_in_parent=inherited.renew_shared, after_in_child=_leave_to_parent)

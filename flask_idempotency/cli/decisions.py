@@ -31,7 +31,7 @@ from flask_idempotency.web.request.response import capture, lasting_response
 from flask_idempotency.web.setup.state import AppState
 
 from .group import admin, as_json_option, cli, current_state, require, write, write_rows
-from .records import checked, find, row, tables_of, write_tables
+from .records import Shown, checked, find, row
 
 
 def undecided(store: Admin, digits: str, attempt: int | None = None) -> Line:
@@ -156,7 +156,7 @@ def is_reason(why: str) -> bool:
 
 _attempt_option = click.option("--attempt", type=int, metavar="N", help="The attempt that you"
                                " have looked into; does nothing after another one.")  # fmt: skip
-_by_option = click.option("--by", metavar="WHO", help="Who decides; by default the user logged in.")
+by_option = click.option("--by", metavar="WHO", help="Who decides; by default the user logged in.")
 
 
 def _check_why(_context: click.Context, _option: click.Parameter, why: str | None) -> str:
@@ -170,7 +170,7 @@ def _check_why(_context: click.Context, _option: click.Parameter, why: str | Non
 @click.option("--fail", is_flag=True, help="Store a failure as its response; it never runs again.")
 @_attempt_option
 @click.option("--why", metavar="TEXT", callback=_check_why, help="The reason, which `show` shows.")
-@_by_option
+@by_option
 @as_json_option
 def release(
     digits: str, fail: bool, attempt: int | None, why: str, by: str | None, as_json: bool
@@ -204,7 +204,7 @@ def release(
 @_attempt_option
 @click.option("--why", metavar="TEXT", required=True, callback=_check_why,
               help="The reason, which `show` shows.")  # fmt: skip
-@_by_option
+@by_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @as_json_option
 def resolve(
@@ -225,8 +225,9 @@ def resolve(
     DIGITS are the 8 digits that `list` shows; `list --key` finds those of a client's key. First find
     out what became of the operation, for example from the other service. Shows the record and the
     response, and asks. Then every retry gets this response, the view never runs again, and a worker
-    that is still at it can store nothing. The record notes who decided, when and why. Does not touch an
-    operation that has completed or whose lease still runs.
+    that is still at it can store nothing. So what the view has not done yet, such as saving rows of its
+    own, is never done: where `show` lists the step that was in doubt, use `release`. The record notes
+    who decided, when and why. Does not touch an operation that has completed or whose lease still runs.
     """
     if body is not None and body_file is not None:
         raise click.UsageError("give --body or --body-file, not both")
@@ -238,10 +239,11 @@ def resolve(
     response = given_response(state, status, data, headers, content_type)
     seen = undecided(store, digits, attempt)
     if not yes:
-        write_tables(tables_of(store, digits))
+        Shown.of(state, store, digits).write()
         click.echo()
         _write_response(response)
-        click.confirm("Every retry will get this response. Store it?", abort=True)
+        gets = f"an empty {status}" if is_empty(response) else "this response"
+        click.confirm(f"Every retry will get {gets}. Store it?", abort=True)
     settle(state, store, seen, noted("resolved", why, by), response)
     _write_settled(store, digits, f"every retry gets this {status}", as_json)
 
@@ -277,7 +279,7 @@ def given_response(
         lines.add(*pair)
     if len(lines.getlist("Content-Type")) > 1:
         raise IdempotencyError("a response has one Content-Type")
-    if body and status in (204, 205, 304):
+    if body and status in _WITHOUT_BODY:
         raise IdempotencyError(f"a response with the status {status} has no body")
     if len(body) > state.settings.max_response_bytes:
         raise IdempotencyError("the body is larger than IDEMPOTENCY_MAX_RESPONSE_BYTES")
@@ -287,6 +289,14 @@ def given_response(
     response: Response = state.app.response_class(body, status)
     response.headers = lines
     return response
+
+
+def is_empty(response: Response) -> bool:
+    """Whether a response lacks a body that one of its status usually has."""
+    return not response.get_data() and response.status_code not in _WITHOUT_BODY
+
+
+_WITHOUT_BODY = (204, 205, 304)
 
 
 def _check_json(body: bytes) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 
 import click
 
-from flask_idempotency.stores.admin import Admin, Line
+from flask_idempotency.stores.admin import Admin, Erasure, Line
 from flask_idempotency.stores.redis.lock import RedisLock
 from flask_idempotency.web.setup.state import AppState
 
+from .decisions import by_option, noted
 from .group import (
     admin,
     as_json_option,
@@ -30,6 +31,9 @@ BATCH = 1000
 
 Batch = tuple[list[bytes], str | None]
 """The keys of records to erase together; or one key, and the version in which its record was shown."""
+
+SEVERAL = "several operations"
+"""The name in place of an operation's, where those of a whole scope were erased."""
 
 _WHY = {
     "in_progress": "in progress, or changed since it was counted: run this again later",
@@ -52,9 +56,17 @@ def _of_key(lines: Mapping[bytes, Line]) -> tuple[list[Batch], Counter[str]]:
     return batches, Counter(interrupted=len(lines) - len(decided))
 
 
-def erase(state: AppState, store: Admin, keys: list[bytes], seen: str | None = None) -> int:
-    """Erase records with their steps, and their markers in Redis. See :meth:`Admin.erase`."""
-    erased = store.erase(keys, seen)
+def erase(
+    state: AppState, store: Admin, batch: Batch, operation: str | None, by: str | None = None
+) -> int:
+    """Erase records with their steps, and their markers in Redis. See :meth:`Admin.erase`.
+
+    One row stays that says who did it, in place of the records of one ``operation``, or of several.
+    """
+    for verb in "erase", "note":  # a store that notes nothing loses the trail
+        require(store, verb)
+    keys, seen = batch
+    erased = store.erase(keys, seen, Erasure(operation or SEVERAL, noted("erased", "", by)))
     if isinstance(state.lock, RedisLock):
         state.lock.forget(keys)
     return erased
@@ -67,6 +79,7 @@ def erase(state: AppState, store: Admin, keys: list[bytes], seen: str | None = N
               " --operation, and --scope unless there is one tenant.")  # fmt: skip
 @click.option("--namespace", metavar="NAMESPACE", help="The namespace of --key, if it is not that of"
               " the route or the application.")  # fmt: skip
+@by_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @as_json_option
 @click.pass_context
@@ -76,6 +89,7 @@ def forget(
     operation: str | None,
     key: str | None,
     namespace: str | None,
+    by: str | None,
     yes: bool,
     as_json: bool,
 ) -> None:
@@ -84,7 +98,8 @@ def forget(
     Counts first, and asks; shows the record of a --key, and erases it only as it was shown. Never
     erases what is in progress, and says how many were left and why. Uses small transactions, so it may
     run at any time. Afterwards a retry of what was erased runs the view again, like a first request.
-    Reads the whole table, unless there is a --key. The exit code is 1 if there is nothing to erase and
+    One row stays for each thousand records: who erased how many, and when, but nothing of them. Reads
+    the whole table, unless there is a --key. The exit code is 1 if there is nothing to erase and
     nothing was left: the options may be mistyped.
     """
     if (scope if key is None else operation) is None:
@@ -94,7 +109,6 @@ def forget(
     state = current_state()
     store = admin(state)
     require(store, "belonging")
-    require(store, "erase")
     lines: dict[bytes, Line] = {}
     if key is None:
         batches, left = of_scope(store, scope or "", operation)
@@ -110,8 +124,8 @@ def forget(
         _write_left(left)
         click.confirm("Erase?", abort=True)
     erased, show = 0, progress(as_json)
-    for keys, seen in batches:
-        erased += erase(state, store, keys, seen)
+    for batch in batches:
+        erased += erase(state, store, batch, operation, by)
         show(f"{erased:,} of {count:,} erased")
     show("")
     left["in_progress"] += count - erased

@@ -167,9 +167,12 @@ def in_utc(row: dict[str, Any]) -> dict[str, Any]:
 
 def _time(value: Any, between: str) -> Any:
     """A time in UTC, as text; anything else as it is."""
-    if not isinstance(value, datetime):
-        return value
-    return value.astimezone(timezone.utc).strftime(f"%Y-%m-%d{between}%H:%M:%SZ")
+    return as_utc(value, between) if isinstance(value, datetime) else value
+
+
+def as_utc(time: datetime, between: str) -> str:
+    """A time in UTC, as text with milliseconds: to be compared with what another service has logged."""
+    return time.astimezone(timezone.utc).isoformat(between, "milliseconds").replace("+00:00", "Z")
 
 
 def _cell(value: Any) -> str:

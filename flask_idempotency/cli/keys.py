@@ -11,6 +11,8 @@ from flask_idempotency.stores.admin import Admin, Line
 from flask_idempotency.web.setup.routes import protected_routes
 from flask_idempotency.web.setup.state import AppState
 
+from .group import require
+
 
 def possible_hashes(
     state: AppState, key: str, operation: str, scope: str | None, namespace: str | None
@@ -41,6 +43,16 @@ def find_by_key(
 def scope_tails(text: str) -> list[bytes]:
     """How the hashes of all scopes end that this text may stand for."""
     return [scope_tail(scope) for scope in _scopes(text)]
+
+
+def find_of_scope(
+    store: Admin, scope: str, operation: str | None, state: str | None, limit: int
+) -> list[Line]:
+    """The newest records of a scope, of all that :func:`scope_tails` finds."""
+    require(store, "of_scope")
+    tails = scope_tails(scope)
+    found = [line for tail in tails for line in store.of_scope(tail, operation, state, limit)]
+    return sorted(found, key=lambda line: str(line.created), reverse=True)[:limit]
 
 
 def nothing_found(state: AppState, key: str | None, operation: str | None, scope: str | None) -> str:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
 
-from flask_idempotency.core.errors import ConfigurationError, UnknownRecord
-from flask_idempotency.core.keys import SHOWN
+from flask_idempotency.core.errors import ConfigurationError, SealBroken, UnknownRecord
+from flask_idempotency.core.keys import SHOWN, derive_key
 from flask_idempotency.core.records import State
 from flask_idempotency.stores.admin import Admin, AuditEntry, Line, StepLine
+from flask_idempotency.web.attempt.steps import purpose
+from flask_idempotency.web.setup.state import AppState
 
-from .group import MANY, admin, as_json_option, cli, current_state, in_utc, write, write_rows
-from .keys import find_by_key, nothing_found
+from .advice import Advice, advise
+from .group import MANY, admin, as_json_option, cli, current_state, in_utc, table, write, write_rows
+from .keys import find_by_key, find_of_scope, nothing_found
 
-STATES = (*(state.value for state in State), "interrupted", "released", "observed")
+STATES = (*(state.value for state in State), "interrupted", "released", "observed", "erased")
 
 
 @cli.command("create-table")
@@ -56,7 +59,8 @@ def stats(as_json: bool) -> None:
               help="The most records to list.")  # fmt: skip
 @click.option("--key", metavar="KEY", help="Only the record of this key, as the client sent it; needs"
               " --operation, and --scope unless there is one tenant.")  # fmt: skip
-@click.option("--scope", metavar="SCOPE", help="Whose --key it is: the id of a tenant or user.")
+@click.option("--scope", metavar="SCOPE", help="Only the records of this tenant or user, or whose --key"
+              " it is.")  # fmt: skip
 @click.option("--namespace", metavar="NAMESPACE", help="The namespace of --key, if it is not that of"
               " the route or the application.")  # fmt: skip
 @as_json_option
@@ -71,13 +75,14 @@ def list_records(
     namespace: str | None,
     as_json: bool,
 ) -> None:
-    """List the newest records, or find that of a key.
+    """List the newest records, or those of a scope, or find that of a key.
 
-    Never shows a key or a response: the first column has the first 8 digits of the hash that stands
-    for scope, operation and key. If a worker dies in an atomic operation, the record stays
-    "in_progress" until the next request with the key takes it over. An operation that is not atomic
-    becomes "interrupted" when its lease runs out, and "released" when it may be run again. "observed"
-    is whatever was not enforced. The exit code is 1 if a --key has no record.
+    Never shows a key or a response: the first column has the first 8 digits of the hash that stands for
+    scope, operation and key. If a worker dies in an atomic operation, the record stays "in_progress"
+    until the next request with the key takes it over. An operation that is not atomic becomes
+    "interrupted" when its lease runs out, and "released" when it may be run again. "observed" is
+    whatever was not enforced, and "erased" is what `forget` leaves: who did it, and when. With --scope
+    the whole table is read. The exit code is 1 if a --key or a --scope has no record.
     """
     app, none = current_state(), "no records"
     store = admin(app)
@@ -86,30 +91,42 @@ def list_records(
         found = [line for line in lines.values() if state in (None, line.state)]
         found.sort(key=lambda line: str(line.created), reverse=True)
         none = nothing_found(app, key, operation, scope)
-    elif key is scope is namespace is None:
-        found = store.newest(operation, state, limit)
-    else:
+    elif key is not None or namespace is not None:
         raise click.UsageError("a record is found by --key and --operation, with its --scope")
+    elif scope is not None:
+        found = find_of_scope(store, scope, operation, state, limit)
+        none = nothing_found(app, None, operation, scope)
+    else:
+        found = store.newest(operation, state, limit)
     write_rows([row(line) for line in found], as_json, none)
-    context.exit(0 if found or key is None else 1)
+    context.exit(0 if found or key is scope is None else 1)
 
 
 @cli.command()
 @click.argument("digits")
+@click.option("--derive", "names", multiple=True, metavar="NAME",
+              help="Show derive_key(NAME) of the operation, too.")  # fmt: skip
 @as_json_option
-def show(digits: str, as_json: bool) -> None:
-    """Show one record, its finished steps, and what operators did to it.
+def show(digits: str, names: tuple[str, ...], as_json: bool) -> None:
+    """Show one record, its finished steps with their results, and what operators did to it.
 
-    DIGITS are the 8 digits that `list` shows; `list --key` finds those of a client's key. Shows no key,
-    no response and no step's result. The steps tell how far an interrupted operation came: the step
-    after the last one may or may not have happened.
+    DIGITS are the 8 digits that `list` shows; `list --key` finds those of a client's key. Shows no key
+    of a client and no response. The steps tell how far an interrupted operation came: the step after
+    the last one may or may not have happened. `derived_key` is what the view gets from derive_key with
+    the step's name, to find the call at the other service. If the view derives it from another name, or
+    the step was cut off, use --derive.
     """
-    tables = tables_of(admin(current_state()), checked(digits))
+    state = current_state()
+    found = Shown.of(state, admin(state), checked(digits), names)
     if as_json:
-        (line,), steps, audit = ([in_utc(each) for each in rows] for rows in tables)
-        write_rows([{**line, "steps": steps, "audit": audit}], as_json)
+        line, steps, audit, derived = (
+            [in_utc(each) for each in rows]
+            for rows in ([row(found.line)], found.steps, found.audit, found.derived)
+        )
+        more = {"derived": derived} if names else {}
+        write_rows([{**line[0], "steps": steps, "audit": audit, **more}], as_json)
     else:
-        write_tables(tables)
+        found.write()
 
 
 def find(admin: Admin, digits: str) -> tuple[Line, list[StepLine]]:
@@ -139,19 +156,78 @@ def find_audit(admin: Admin, digits: str) -> list[AuditEntry]:
         return []
 
 
-def tables_of(store: Admin, digits: str) -> list[list[dict[str, Any]]]:
-    """A record, its steps, and what operators did to it: each as rows."""
-    line, steps = find(store, digits)
-    entries = [{"at": each.at, **asdict(each)} for each in find_audit(store, digits)]
-    return [[row(line)], [asdict(step) for step in steps], entries]
+LONGEST_RESULT = 80
+"""Characters of a step's result in a table; JSON has all of it."""
 
 
-def write_tables(tables: list[list[dict[str, Any]]]) -> None:
-    """Write what there is, one table below the other."""
-    for number, rows in enumerate(filter(None, tables)):
-        if number:
-            click.echo()
-        write_rows(rows, as_json=False)
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A record as an operator sees it; all but ``line`` and ``advice`` are rows."""
+
+    line: Line
+    steps: list[dict[str, Any]]
+    audit: list[dict[str, Any]]
+    derived: list[dict[str, Any]]
+    advice: Advice | None
+
+    @classmethod
+    def of(cls, state: AppState, store: Admin, digits: str, names: tuple[str, ...] = ()) -> Shown:
+        """The record, and keys derived from ``names``. Says on standard error why it lacks a result."""
+        line, steps = find(store, digits)
+        rows, why = step_rows(state, store, line, steps)
+        if why:
+            write(f"a step's result cannot be read: {why}", err=True)
+        audit = [{"at": each.at, **asdict(each)} for each in find_audit(store, digits)]
+        return cls(line, rows, audit, derived_rows(store, line, names), advise(line, steps))
+
+    def write(self) -> None:
+        """Write what there is, one table below the other, and the advice."""
+        steps = [{**step, "result": _short(step["result"])} for step in self.steps]
+        blocks = [table(rows) for rows in ([row(self.line)], steps, self.audit, self.derived) if rows]
+        if self.advice is not None:
+            blocks.append([*self.advice.sentences])
+        for number, lines in enumerate(blocks):
+            for line in [""] * bool(number) + lines:
+                write(line)
+
+
+def _short(result: str | None) -> str | None:
+    is_long = result is not None and len(result) > LONGEST_RESULT
+    return f"{result[:LONGEST_RESULT]}..." if result is not None and is_long else result
+
+
+def step_rows(
+    state: AppState, store: Admin, line: Line, steps: list[StepLine]
+) -> tuple[list[dict[str, Any]], str]:
+    """The finished steps with their derived keys and results, and why a result cannot be read."""
+    key, why, rows = _whole_key(store, line) if steps else None, "", list[dict[str, Any]]()
+    for step in steps:
+        shown = {
+            "name": step.name,
+            "attempt": step.attempt,
+            "bytes": step.bytes,
+            "finished": step.finished,
+        }
+        shown |= {"derived_key": None if key is None else derive_key(key, step.name), "result": None}
+        if key is not None and step.result is not None:
+            try:
+                opened = state.sealer.open_bytes(step.result, key, purpose(step.name))
+                shown["result"] = opened.decode(errors="backslashreplace")
+            except SealBroken as error:
+                why = error.detail
+        rows.append(shown)
+    return rows, why
+
+
+def derived_rows(store: Admin, line: Line, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """What a view of this operation gets from ``derive_key`` with these names."""
+    key = _whole_key(store, line) if names else None
+    return [{"name": name, "derived_key": derive_key(key, name)} for name in names if key is not None]
+
+
+def _whole_key(store: Admin, line: Line) -> bytes | None:
+    """The hash of a record's key; None if the record is gone, or a store of one's own lacks ``key``."""
+    return store.key(bytes.fromhex(line.key)) if hasattr(store, "key") else None
 
 
 def row(line: Line) -> dict[str, Any]:

@@ -11,7 +11,6 @@ operation, and its claim never begins one.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -19,13 +18,12 @@ from functools import partial
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 from flask_idempotency.core.errors import ConfigurationError, SealBroken
+from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import State
 from flask_idempotency.stores.admin import Admin, Due
 from flask_idempotency.web.request.body import REQUEST
 from flask_idempotency.web.request.state import RESUMED, Resuming
 from flask_idempotency.web.setup.state import AppState
-
-log = logging.getLogger("flask_idempotency")
 
 
 @dataclass(frozen=True, slots=True)

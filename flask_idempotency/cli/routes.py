@@ -6,16 +6,18 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
-from flask import Blueprint
+from flask import Blueprint, request, request_started
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.fingerprint import Pointer
 from flask_idempotency.stores.admin import Finding, finding
+from flask_idempotency.web.request.overheard import is_used_up
 from flask_idempotency.web.session.joining import engines_of
 from flask_idempotency.web.setup.options import OPTIONS, SAFE_METHODS, FormField, Route
 from flask_idempotency.web.setup.routes import (
@@ -156,6 +158,7 @@ def examine_routes(state: AppState) -> Iterator[Finding]:
     yield from _examine_foreign(state, found)
     yield _examine_scope(state, found)
     yield from _examine_console(state)
+    yield from _examine_early_readers(state, found)
     endpoints = {each.endpoint for each in found}
     covered = {each.endpoint for each in found if each.protected_by}
     by_protect = {each.endpoint for each in found if each.protected_by == "protect"}
@@ -173,6 +176,25 @@ def _examine_console(state: AppState) -> Iterator[Finding]:
     if any(map(_is_console, state.app.blueprints.values())) and not state.app.secret_key:
         bad = "the operator's page cannot sign its forms, so every request to it gets a 500"
         yield Finding("FAILED", "console", bad, "set SECRET_KEY")
+
+
+def _examine_early_readers(state: AppState, found: list[WriteRoute]) -> Iterator[Finding]:
+    """Try whether something reads a form before it can be kept. The request goes to no view."""
+    rules = (each for each in found if each.route is not None and "<" not in each.rule)
+    first = next(rules, None)
+    target = {"path": first.rule, "method": first.methods[0]} if first else {"method": "POST"}
+    reader = ""
+    with suppress(Exception), state.app.test_request_context(**target, data={"check": "check"}):
+        reader = "the application's class of requests or of sessions" if is_used_up(request) else ""
+        for receiver in () if reader else request_started.receivers_for(state.app):
+            with suppress(Exception):
+                state.app.ensure_sync(receiver)(state.app)
+            if is_used_up(request):
+                reader = f"{name_of(receiver)}, a receiver of request_started,"
+                break
+    if reader:
+        text = f"{reader} reads forms before they can be kept: each to a protected view gets a 500"
+        yield Finding("advice", "forms", text, "let it call request.get_data() first")
 
 
 def _is_observed(state: AppState, route: Route | None) -> bool:

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -19,8 +20,12 @@ from flask_idempotency.core.errors import (
     SealBroken,
     StoreUnavailable,
 )
-from flask_idempotency.stores.admin import TRIAL, Admin, Finding
+from flask_idempotency.core.ports import Lease
+from flask_idempotency.stores.admin import TRIAL, Admin, Finding, reason, trial_claim
+from flask_idempotency.stores.counts import Counts
 from flask_idempotency.stores.redis.lock import RedisLock
+from flask_idempotency.stores.table import defined_counts
+from flask_idempotency.web.background.threads import aside, reply
 from flask_idempotency.web.operation import Operation
 from flask_idempotency.web.session.joined import Joined
 from flask_idempotency.web.setup.state import AppState
@@ -44,7 +49,7 @@ from .group import (
     write_rows,
 )
 from .resume import resume
-from .routes import examine_routes
+from .routes import examine_routes, write_routes
 
 
 @cli.command()
@@ -219,10 +224,13 @@ def check(context: click.Context, as_json: bool) -> None:
     """Check that everything the guarantees depend on is in place.
 
     Prints one line for each check: ok, advice (works, but could be better) or FAILED, with what to do.
-    Claims one record and writes one step, as a request would, and deletes them. Then checks the routes
+    Claims one record and writes one step, as a request would, and deletes them. Tries what threads will
+    do for this application: the heartbeat, the background purge, the console's counts and observing.
+    Then checks the routes
     for what the first request would refuse, such as @idempotent above the route; for arguments of
-    protect() and exempt() that are not registered; and for views of other packages that protect()
-    covers. The exit code is 1 if a check failed: run it before each release.
+    protect() and exempt() that are not registered; for views of other packages that protect() covers;
+    and, with a request that goes to no view, for what reads a form too early. The exit code is 1 if a
+    check failed: run it before each release.
     """
     found, state = [], current_state()
     for finding in chain(_examine(state), examine_routes(state)):
@@ -236,19 +244,38 @@ def check(context: click.Context, as_json: bool) -> None:
     context.exit(1 if any(finding.level == "FAILED" for finding in found) else 0)
 
 
+PATIENCE_SECONDS = 10.0
+"""How long a thread of ours may take for one try."""
+
+FOR_LISTENERS = (
+    "commands and our threads have the application's context, but no request and an empty flask.g: let"
+    " listeners on the engine do without, as with g.get(...). Of the engine's, our threads' own"
+    " connections are told to those for connect alone: set there what the tables need, such as a role"
+)
+"""What to do where a listener of the application keeps us from the tables."""
+
 _NEEDED_LESS = ("index", "memory", "steps")
 """What a claim works without."""
 
 
 def _examine(state: AppState) -> Iterator[Finding]:
     ready = True
-    store = admin(state)
-    for finding in store.examine():
-        ready = ready and (finding.level != "FAILED" or finding.subject in _NEEDED_LESS)
-        yield finding
+    store, well = admin(state), set[str]()
+    try:
+        for finding in store.examine():
+            ready = ready and (finding.level != "FAILED" or finding.subject in _NEEDED_LESS)
+            if finding.level == "ok":
+                well.add(finding.subject)
+            yield finding
+    except IdempotencyError:
+        raise
+    except Exception as error:  # a listener's
+        ready, bad = False, f"a listener on the engine raised {type(error).__name__}: {reason(error)}"
+        yield Finding("FAILED", "listener", bad, FOR_LISTENERS)
     if ready:
         yield from _examine_keys(state, store)
         yield from _examine_claim(state, store)
+        yield from _examine_threads(state, store, well)
     if state.settings.store == "redis":
         return  # the records are there: no lock stands before them
     if not isinstance(state.lock, RedisLock):
@@ -294,6 +321,44 @@ def _examine_claim(state: AppState, store: Admin) -> Iterator[Finding]:
     except IdempotencyError as error:
         remedy = store.remedy if isinstance(error, Problem) else ""
         yield Finding("FAILED", subject, explain(error), remedy)
+
+
+def _examine_threads(state: AppState, store: Admin, well: set[str]) -> Iterator[Finding]:
+    """Try once what threads of ours will do here, in a thread and on a connection such as they use."""
+    for what, work in _threads(state, store, well):
+        try:
+            reply(aside(state.app, work), PATIENCE_SECONDS)
+        except Exception as error:  # a listener may raise anything
+            yield Finding("FAILED", "threads", f"{what} would fail: {reason(error)}", FOR_LISTENERS)
+        else:
+            yield Finding("ok", "threads", f"{what} works")
+
+
+def _threads(
+    state: AppState, store: Admin, well: set[str]
+) -> Iterator[tuple[str, Callable[[], object]]]:
+    """The threads that this application has; not those whose tables are known not to be ``well``."""
+    if state.settings.store not in ("hybrid", "postgres", "sql"):  # elsewhere nobody listens
+        return
+    routes = [each.route for each in write_routes(state) if each.route is not None]
+    if any(route.heartbeat for route in routes):
+        yield "the heartbeat", partial(_renew, state, store)
+    if state.purge is not None:
+        yield "the background purge", state.purge.attempt
+    if not all(route.resolved(state.settings, state.scope).enforce for route in routes):
+        yield "observing", partial(state.own_records.look, trial_claim().key)
+    if "counts" in well and (counts := defined_counts(state.table)) is not None:
+        yield "the console's counts", Counts(state.own_engine, counts).attempt
+
+
+def _renew(state: AppState, store: Admin) -> None:
+    claim = replace(trial_claim(), lease_seconds=PATIENCE_SECONDS)
+    lease = cast("Lease", state.own_records.claim(claim))
+    try:
+        lease.extend(PATIENCE_SECONDS)
+    finally:
+        lease.release()
+        store.erase([claim.key])
 
 
 @contextmanager

@@ -13,7 +13,9 @@ from flask_idempotency.core.keys import digest
 
 
 def new_key() -> str:
-    """A new idempotency key: make one for each call, and keep it until the call has its response.
+    """A new idempotency key: make one for each thing to be done, and keep it however the call ends.
+
+    Only something new has a new key. After an error, a 401 or a 409 the first attempt may have worked.
 
     :return: a random UUID. It is of version 7, which begins with the time, so that keys sort in the
         order they were made, if Python makes that (3.14 and later) or uuid-utils is installed, which

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from flask_idempotency.core.errors import OperationFailed, RequestInProgress
+from flask_idempotency.core.logs import Log
 
 from .allowed import (
     CALLABLE,
@@ -33,7 +33,7 @@ from .keys import new_key
 from .permanent import is_permanent
 from .responses import problem_type, retry_after
 
-log = logging.getLogger("flask_idempotency.client")
+log = Log("flask_idempotency.client")
 
 LAST: Final = 1.0
 """Seconds. What a call that waits for its first attempt keeps of its time, to ask once more.

@@ -53,7 +53,7 @@ def _set_up(setup: BlueprintSetupState) -> None:
     app = cast("Flask", setup.app)
     state = app_state(app)
     if "idempotency_console" not in app.extensions:
-        rates = Rates(_counts(state))
+        rates = Rates(app, _counts(state))
         app.extensions["idempotency_console"] = Console(state, rates)
         for signal in signals.OUTCOMES:
             signal.connect(rates.note, app)
@@ -63,4 +63,4 @@ def _counts(state: AppState) -> Counts | None:
     """The table of the counts, if the records are in a table of ours too."""
     if state.settings.store not in ("hybrid", "postgres", "sql"):
         return None
-    return Counts(state.database, define_counts(state.table))
+    return Counts(state.own_engine, define_counts(state.table))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from werkzeug.wrappers import Response
 
 from flask_idempotency.cli.group import admin, duration, explain
-from flask_idempotency.cli.keys import find_by_key
+from flask_idempotency.cli.keys import find_by_key, find_of_scope
 from flask_idempotency.cli.records import DIGITS, STATES, find
 from flask_idempotency.core.errors import (
     ConfigurationError,
@@ -31,9 +30,7 @@ from . import access, words
 from .chart import OUTCOMES, Hour
 from .rates import Rates
 
-log = logging.getLogger("flask_idempotency")
-
-_STATES = ("in_progress", "interrupted", "released", "failed", "completed", "observed")
+_STATES = ("in_progress", "interrupted", "released", "failed", "completed", "observed", "erased")
 """What needs somebody is on the left, where a narrow screen shows it."""
 
 FEW = 10
@@ -155,24 +152,32 @@ def records() -> Response:
 
 
 def search() -> Response:
-    """Lead to a record, found by digits or by its key. A form, as URLs end up in logs of servers."""
+    """Lead to a record, found by digits or by its key, or to those of a scope.
+
+    A form, as URLs end up in logs of servers.
+    """
     state = console().state
     digits = request.form.get("digits", "").strip()
     if digits:
         line, _ = find(admin(state), checked(digits))
         return redirect(_record_url(line), 303)
-    key, operation = request.form.get("key", "").strip(), request.form.get("operation", "").strip()
-    if not key or not operation:
-        raise UnknownRecord("A record is found by its digits, or by its key and operation.")
-    whose = request.form.get("scope", "").strip() or None
-    namespace = request.form.get("namespace", "").strip() or None
-    lines = find_by_key(state, admin(state), key, operation, whose, namespace)
-    shown = list(lines.values())
+    key, operation, whose, namespace = (
+        request.form.get(name, "").strip() or None
+        for name in ("key", "operation", "scope", "namespace")
+    )
+    if key is not None and operation is not None:
+        shown = [*find_by_key(state, admin(state), key, operation, whose, namespace).values()]
+    elif key is namespace is None and whose is not None:
+        shown = find_of_scope(admin(state), whose, operation, None, PAGE)
+    else:
+        raise UnknownRecord(
+            "A record is found by its digits, by its key and operation, or by its scope."
+        )
     if len(shown) == 1:
         return redirect(_record_url(shown[0]), 303)
     if not shown:
         raise UnknownRecord("There is no record of this key, operation and scope.")
-    return page("found.html", shown=shown)
+    return page("found.html", shown=shown, of_scope=key is None, most=PAGE)
 
 
 def refused(error: IdempotencyError) -> Response:

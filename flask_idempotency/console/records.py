@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -11,11 +10,13 @@ import flask
 from flask import redirect, request, url_for
 from werkzeug.wrappers import Response
 
+from flask_idempotency.cli.advice import advise
 from flask_idempotency.cli.decisions import (
     SAY_WHY,
     check_sealer,
     failure,
     given_response,
+    is_empty,
     is_reason,
     noted,
     overtaken,
@@ -23,9 +24,10 @@ from flask_idempotency.cli.decisions import (
 )
 from flask_idempotency.cli.erasure import erase
 from flask_idempotency.cli.group import admin, require
-from flask_idempotency.cli.records import find, find_audit
+from flask_idempotency.cli.records import derived_rows, find, find_audit, step_rows
+from flask_idempotency.core import keys
 from flask_idempotency.core.errors import IdempotencyError, RecordBroken, SealBroken, UnknownRecord
-from flask_idempotency.core.keys import SHOWN
+from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import Record
 from flask_idempotency.core.storable import storable
 from flask_idempotency.stores.admin import Admin, Line
@@ -34,9 +36,7 @@ from flask_idempotency.web.setup.state import AppState
 
 from . import access
 from .pages import checked, console, page
-from .timeline import Found, moments
-
-log = logging.getLogger("flask_idempotency")
+from .timeline import SHOWN, Found, moments
 
 MOST_SHOWN = 100_000
 """Bytes of a body on a page: more is for a program to read, not for a person."""
@@ -69,8 +69,8 @@ ACTIONS = {
             "Release",
             "Let it run again",
             _STUCK,
-            "The next retry runs the view again, without its finished steps. What did happen may then"
-            " happen a second time.",
+            "The next retry runs the view again, without its finished steps. What else did happen may"
+            " then happen a second time.",
             "Released: its next retry runs the view again.",
             "released",
         ),
@@ -100,7 +100,7 @@ ACTIONS = {
             "Erase it",
             frozenset({"completed", "failed", "released"}),
             "The record, its response and its steps are erased. A retry runs the view again, like a"
-            " first request. That you did it goes into the log.",
+            " first request. That you did it is recorded.",
             "The record was erased.",
             "",
             "danger",
@@ -115,14 +115,17 @@ def record(digits: str) -> Response:
 
 
 def body(digits: str) -> Response:
-    """The same with the body of its response, which the log notes."""
-    found = _found(digits)
+    """The same with the body of its response and the results of its steps, which the record notes."""
+    found, store = _found(digits), admin(console().state)
+    require(store, "note")
+    if not store.note(_key(store, found), noted(SHOWN, "", access.who())):
+        raise IdempotencyError("This record is in use just now: nothing was shown.")
     _log("the stored body was shown to", found)
-    return _page(found, with_body=True)
+    return _page(_found(digits), with_body=True)
 
 
 def _log(what: str, found: Found) -> None:
-    facts = {"operation": found.line.operation, "by": access.who(), "id": found.line.key[:SHOWN]}
+    facts = {"operation": found.line.operation, "by": access.who(), "id": found.line.key[: keys.SHOWN]}
     log.info(f"operation %(operation)s: {what} %(by)s, id %(id)s", facts, extra=facts)  # noqa: G004
 
 
@@ -133,7 +136,10 @@ def _found(digits: str) -> Found:
 
 
 def _page(found: Found, *, with_body: bool = False) -> Response:
-    row, broken = _row(console().state, found)
+    state = console().state
+    row, broken = _row(state, found)
+    steps, unreadable = step_rows(state, admin(state), found.line, found.steps)
+    names = tuple(name for name in request.args.getlist("derive") if name)
     stored = row.response if row else None
     headers = storable(stored.headers or (), frozenset({FLASHES})) if stored else ()
     done = ACTIONS.get(request.args.get("done", ""))
@@ -141,6 +147,11 @@ def _page(found: Found, *, with_body: bool = False) -> Response:
         "record.html",
         line=found.line,
         moments=moments(found, row),
+        steps=steps,
+        derived=derived_rows(admin(state), found.line, names),
+        unreadable=unreadable if with_body else "",
+        advice=advise(found.line, found.steps),
+        with_results=with_body,
         is_leased=row is not None and row.lease_left is not None,
         stored=stored,
         headers=headers,
@@ -186,6 +197,7 @@ class Form:
     status: str = "200"
     content_type: str = "application/json"
     body: str = ""
+    empty: str = ""
     why: str = ""
     errors: dict[str, str] = field(default_factory=dict)
 
@@ -203,7 +215,7 @@ def act(digits: str, action: str) -> Response:
     if request.form.get("seen") != _seen(found.line):
         raise overtaken(found.line)
     _check_state(chosen, found)
-    names = ("status", "content_type", "body", "why")
+    names = ("status", "content_type", "body", "empty", "why")
     given = {name: request.form[name] for name in names if name in request.form}
     form = Form(**given)  # type: ignore[arg-type]
     if chosen.noted and not is_reason(form.why):
@@ -223,8 +235,8 @@ def act(digits: str, action: str) -> Response:
 
 def _forget(state: AppState, found: Found) -> Response:
     store = admin(state)
-    require(store, "erase")
-    if not erase(state, store, [_key(store, found)], found.line.version):
+    batch = [_key(store, found)], found.line.version
+    if not erase(state, store, batch, found.line.operation, access.who()):
         raise IdempotencyError("This record is in use just now: nothing was erased.")
     _log("its record was erased by", found)
     return redirect(url_for(f"{request.blueprint}.records", done="forget"), 303)
@@ -242,10 +254,13 @@ def _response(state: AppState, action: Action, form: Form) -> flask.Response | N
     content = form.body.replace("\r\n", "\n").encode()
     kind = form.content_type.strip()
     try:
-        return given_response(state, int(form.status), content, (), None if kind in _JSON else kind)
+        given = given_response(state, int(form.status), content, (), None if kind in _JSON else kind)
     except (IdempotencyError, ValueError) as error:
         form.errors["body"] = str(error)
         return None
+    if is_empty(given) and not form.empty:
+        form.errors["empty"] = f"There is no body: every retry would get an empty {form.status}."
+    return given
 
 
 _JSON = ("", "application/json")
@@ -275,6 +290,6 @@ def _form(action: Action, found: Found, form: Form) -> Response:
         action=action,
         line=found.line,
         seen=_seen(found.line),
-        steps=found.steps,
+        advice=advise(found.line, found.steps),
         form=form,
     )

@@ -11,6 +11,9 @@ from flask_idempotency.stores.admin import AuditEntry, Line, StepLine, Time
 
 from . import words
 
+SHOWN = "shown"
+"""What the audit says of a body and results that an operator has looked at."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -42,12 +45,14 @@ def moments(found: Found, record: Record | None, now: datetime | None = None) ->
 
 def _is_decided(found: Found) -> bool:
     """Whether its end was an operator's last decision, which is told already."""
-    return bool(found.audit) and found.audit[-1].did in ("resolved", "failed")
+    decisions = [entry.did for entry in found.audit if entry.did != SHOWN]
+    return bool(decisions) and decisions[-1] in ("resolved", "failed")
 
 
 def _told(found: Found, record: Record | None, now: datetime) -> Iterator[Moment]:
     line = found.line
-    yield Moment(line.created, "Created", "by the first request with its key")
+    if line.state != "erased":
+        yield Moment(line.created, "Created", "by the first request with its key")
     for step in found.steps:
         detail = f"in attempt {step.attempt}, its result has {words.size(step.bytes)}"
         yield Moment(step.finished, f"Step {step.name} finished", detail)

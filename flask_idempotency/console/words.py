@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 from markupsafe import Markup, escape
 
-from flask_idempotency.cli.group import duration
+from flask_idempotency.cli.group import as_utc, duration
 from flask_idempotency.stores.admin import Time
 
 NONE = "\N{EN DASH}"
@@ -23,11 +23,10 @@ def moment(time: Time | None, now: datetime | None = None) -> str:
     """A time in UTC with how long ago it was; what is no time (somebody else wrote it) as it is."""
     if not isinstance(time, datetime):
         return NONE if time is None else escape(time)
-    time = time.astimezone(timezone.utc)
     seconds = ((now or datetime.now(timezone.utc)) - time).total_seconds()
     element = '<time datetime="{}"><span class="clock">{}</span> <span class="soft">{}</span></time>'
-    text = time.strftime("%Y-%m-%d %H:%M:%S")
-    return Markup(element).format(f"{time:%Y-%m-%dT%H:%M:%SZ}", text, ago(seconds))  # noqa: S704
+    text = as_utc(time, " ")
+    return Markup(element).format(as_utc(time, "T"), text, ago(seconds))  # noqa: S704
 
 
 def size(count: int | None) -> str:

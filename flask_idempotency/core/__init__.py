@@ -1,4 +1,4 @@
 """The rules: states, transitions, decisions and values.
 
-Standard library only; no clock, no randomness, no input or output.
+Standard library only; no clock, no randomness, no input, and no output but the log.
 """

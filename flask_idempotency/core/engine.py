@@ -12,10 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
-from .errors import RecordBroken, StoreUnavailable
+from .errors import LeaseLost, RecordBroken, StoreUnavailable
 from .fingerprint import Fingerprint
 from .machine import Comparison, Next, Situation, Transition, after, compare, decide, situation
 from .ports import Clock, Glance, Hold, Lease, Lock, Records, Sealer
+from .process import FORKED, here
 from .records import Claim, Record, State, StoredResponse
 
 T = TypeVar("T")
@@ -63,12 +64,16 @@ class _Patience:
 
 
 class Execution:
-    """One attempt at an operation, from its claim to its end."""
+    """One attempt at an operation, from its claim to its end.
+
+    It belongs to the ``process`` that made the claim. In a child forked since, what would end it raises
+    ``LeaseLost``, and ``abandon`` does nothing.
+    """
 
     def __init__(
         self, hold: Hold, lock: Lock, mine: bool, claim: Claim, sealer: Sealer, found: Situation
     ) -> None:
-        self.hold, self.claim = hold, claim
+        self.hold, self.claim, self.process = hold, claim, here.process
         self.took_over = found in (Situation.IN_PROGRESS, Situation.INTERRUPTED)
         self.was_interrupted = found is Situation.INTERRUPTED
         self._lock, self._mine, self._sealer = lock, mine, sealer
@@ -81,6 +86,8 @@ class Execution:
 
         Errors: see ``Hold.complete``. After one, ``abandon``.
         """
+        if self.process.is_parent:
+            raise LeaseLost(FORKED)
         completed = after(self._state, Transition.COMPLETE)
         sealed = self._sealer.seal(response, self.claim)
         lock_is_told = self._lock.finish(self.claim)
@@ -91,11 +98,15 @@ class Execution:
 
     def release(self) -> None:
         """Give an operation with a lease back, so that the same key may try again."""
+        if self.process.is_parent:
+            raise LeaseLost(FORKED)
         cast("Lease", self.hold).release()
         self.abandon()
 
     def abandon(self) -> None:
         """Roll back, or end the lease with the outcome unknown. Does nothing once it has ended."""
+        if self.process.is_parent:
+            return
         try:
             self.hold.abandon()
         finally:

@@ -160,7 +160,7 @@ class ResponseNotKept(Problem):
 
 
 class KeyReused(Problem):
-    """This idempotency key was used before for a different request; use a new key."""
+    """This idempotency key was used for another request; find out first what became of that one."""
 
     status, type, title = 422, "key-reused", "The idempotency key was used for another request"
 
@@ -219,3 +219,9 @@ PROBLEMS: tuple[type[Problem], ...] = (
     TransactionConflict,
 )
 """What a client of a protected endpoint may meet, by rising status."""
+
+
+def sqlstate(error: BaseException | None) -> str | None:
+    """The SQLSTATE of an error of any driver for PostgreSQL; None for any other error."""
+    code: str | None = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    return code

@@ -33,8 +33,33 @@ class Hold(Protocol):
         ...
 
 
+KINDS = 32
+"""How many of an application's classes are remembered, of cursors for example, for which one of ours
+was made. Few have more than three; one that makes its own in each request must not fill the memory."""
+
+
 class InOperation:
     """What stands under a session's connection in an operation, in the place of a pooled connection."""
+
+
+Hear = Callable[[Any, Any, Any], None]
+"""Is given a cursor, a statement and its parameters, as the driver is."""
+
+
+class Driver(Protocol):
+    """What the sessions need of a driver for PostgreSQL, outside any operation."""
+
+    def question(self, pooled: Any) -> Any:
+        """A cursor for a question of ours on a pooled connection; nobody hears it. Rows are tuples."""
+        ...
+
+    def bound(self, cursor: Any, statement: Any, parameters: Any) -> str:
+        """The statement with its values, as ``cursor`` would send it."""
+        ...
+
+    def hear(self, pool: Any, connection: Any, hear: Hear) -> None:
+        """Tell ``hear`` of all that a connection's cursors are about to send, until it is returned."""
+        ...
 
 
 class Units(Protocol):
@@ -55,6 +80,16 @@ class Units(Protocol):
     @property
     def engine(self) -> Any:
         """The store's engine; ``dispose()`` gives it a new pool."""
+        ...
+
+    @property
+    def connection(self) -> Any:
+        """A connection in the transaction, and in none of the units: its own writes outlast theirs."""
+        ...
+
+    @property
+    def may_have_work(self) -> bool:
+        """Whether the open unit has failed, or its texts are not all plain reads. Sends nothing."""
         ...
 
     @property
@@ -93,6 +128,10 @@ class Units(Protocol):
         """Whether the connection is gone."""
         ...
 
+    def leave_to_parent(self) -> None:
+        """In a child that was forked in the view: refuse what would go on in the transaction."""
+        ...
+
 
 class Transaction(Hold, Protocol):
     """The hold of an atomic operation: its record's row is locked until the hold ends."""
@@ -128,6 +167,9 @@ class Lease(Hold, Protocol):
     without writing anything if another attempt has taken the operation over. What is finished or
     released gets no lease again: then ``extend`` and ``record`` raise it, too. An expired lease that
     nobody took over is still its holder's.
+
+    A lease may have one method more, ``apart()``: the same lease on connections that no request needs,
+    which the heartbeat extends.
     """
 
     def abandon(self) -> None:

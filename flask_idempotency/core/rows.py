@@ -20,7 +20,7 @@ USUAL_HEADERS: dict[str, Headers] = {
 bytes. Stored records hold the words: one may be added, but none may ever stand for something else."""
 
 _UNREADABLE = KeyError, OverflowError, TypeError, ValueError
-_WHY = "one of its fields cannot be read"
+CANNOT_BE_READ = "one of its fields cannot be read"
 
 _WORDS = {headers: word for word, headers in USUAL_HEADERS.items()}
 
@@ -57,7 +57,7 @@ def record_of(row: tuple[Any, ...]) -> Record:
         found = bytes(key), name, State(state), Fingerprint(version, bytes(digest)), attempt, owner
         return Record(*found, bool(expired), finite(lease_left), _response_of(*response), tries)
     except _UNREADABLE as error:
-        raise RecordBroken(_WHY) from error
+        raise RecordBroken(CANNOT_BE_READ) from error
 
 
 def _response_of(status: int | None, headers: str | None, body: bytes | None) -> StoredResponse | None:
@@ -85,4 +85,4 @@ def legible() -> Iterator[None]:
     try:
         yield
     except _UNREADABLE as error:
-        raise RecordBroken(_WHY) from error
+        raise RecordBroken(CANNOT_BE_READ) from error

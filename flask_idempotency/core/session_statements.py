@@ -11,11 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from .sqltext import HARMLESS
+
 STRICT = ("repeatable read", "serializable")
 """Levels of isolation at which a transaction keeps seeing what it saw first."""
 
-CHECK = "SET CONSTRAINTS ALL IMMEDIATE"
-"""Every deferred check now, as in a COMMIT."""
+CLOSE_CURSORS = """DO $idempotency$ BEGIN EXECUTE (
+SELECT coalesce(string_agg(format('CLOSE %I', name), ';'), 'SELECT') FROM pg_cursors
+ WHERE NOT is_holdable AND name <> ''); END $idempotency$"""
+"""What a COMMIT does to open cursors: it keeps those WITH HOLD. That without a name is a driver's."""
 
 _SETS_IN_FUNCTIONS = """(SELECT array_agg(DISTINCT lower(found[1])) FROM (
            SELECT regexp_matches(prosrc,
@@ -26,21 +30,44 @@ _SETS_IN_FUNCTIONS = """(SELECT array_agg(DISTINCT lower(found[1])) FROM (
               AND pronamespace NOT IN (SELECT oid FROM pg_namespace
                                         WHERE nspname IN ('pg_catalog', 'information_schema'))
               AND prosrc ~* '\\mset') AS functions
-         WHERE found[1] ~ '[.]\\w+$' OR lower(found[1]) IN (SELECT lower(name) FROM pg_settings)
-            OR lower(found[1]) = 'role')"""
+         WHERE found[1] ~ '^[[:alpha:]_]\\w*([.][[:alpha:]_]\\w*)+$' OR lower(found[1]) = 'role'
+            OR lower(found[1]) IN (SELECT lower(name) FROM pg_settings
+                                    WHERE context IN ('user', 'superuser')))"""
 
 FUNCTIONS = f"SELECT {_SETS_IN_FUNCTIONS}"
-"""The settings that the application's functions change, as far as their texts name them."""
+"""The settings that the application's functions change, as far as their texts name them. A name may be
+none all the same, such as one in a comment: nothing is set that has not changed."""
 
-FACTS = f"""SELECT current_setting('synchronous_commit'),
-       current_setting('client_connection_check_interval', true),
-       ARRAY(SELECT format('%I.%I', nspname, conname) FROM pg_constraint
-               JOIN pg_namespace AS place ON place.oid = connamespace
-              WHERE condeferrable AND condeferred AND has_schema_privilege(place.oid, 'USAGE')),
+_DROPPED_IN_FUNCTIONS = """(SELECT array_agg(DISTINCT found[1]) FROM (
+           SELECT regexp_matches(prosrc,
+                    'create\\s+temp(?:orary)?\\s+table\\s+(?:if\\s+not\\s+exists\\s+)?'
+                    '(?:pg_temp\\s*[.]\\s*)?(\\w+|"[^"]+")[^;]*\\mon\\s+commit\\s+drop', 'gi') AS found
+             FROM pg_proc WHERE prosrc ~* '\\mon\\s+commit\\s+drop') AS functions)"""
+
+_READS_MAY_WRITE = f"""EXISTS (SELECT FROM pg_proc
+         WHERE provolatile = 'v' AND pronamespace NOT IN (SELECT oid FROM pg_namespace
+                 WHERE nspname IN ('pg_catalog', 'information_schema') OR nspname ~ '^pg_temp')
+           AND NOT EXISTS (SELECT FROM pg_depend AS part WHERE part.classid = 'pg_proc'::regclass
+                              AND part.objid = pg_proc.oid AND part.deptype = 'e')
+           AND (proname = ANY (string_to_array('{" ".join(sorted(HARMLESS))}', ' '))
+             OR pronargs = 1 AND proargtypes[0] IN (SELECT oid FROM pg_type WHERE typtype = 'c')
+             OR EXISTS (SELECT FROM pg_depend AS used
+                         WHERE used.refclassid = 'pg_proc'::regclass AND used.refobjid = pg_proc.oid
+                           AND used.classid IN ('pg_rewrite'::regclass, 'pg_operator'::regclass,
+                 'pg_cast'::regclass, 'pg_constraint'::regclass, 'pg_policy'::regclass))))"""
+"""Whether a function of the application's that may write is called by what looks like a read: by its
+own name, if the server has one that only reads; as if it were a column (``row.function``); or by a
+view, an operator, a cast, the check of a domain, or a policy."""
+
+FACTS = f"""SELECT EXISTS (SELECT FROM pg_constraint WHERE condeferrable AND condeferred),
        EXISTS (SELECT FROM pg_constraint WHERE condeferrable AND NOT condeferred),
-       {_SETS_IN_FUNCTIONS}"""
-"""Asked once for each engine: two settings, the constraints that are checked at COMMIT by default,
-whether there are other deferrable ones, and which settings functions change."""
+       current_setting('synchronous_commit'),
+       current_setting('client_connection_check_interval', true), {_SETS_IN_FUNCTIONS},
+       {_READS_MAY_WRITE},
+       {_DROPPED_IN_FUNCTIONS}"""
+"""Asked once for each engine: whether there are constraints that are checked at COMMIT by default, and
+others that can be; two settings; which settings functions change; whether reads may write;
+and which temporary tables of functions a commit drops."""
 
 WHERE_TABLE_IS = """SELECT set_config('search_path', (SELECT reset_val FROM pg_settings
          WHERE name = 'search_path'), true), current_setting('search_path');
@@ -56,17 +83,47 @@ WHERE_TABLE_IS_NOW = """SELECT (SELECT format('%%I', nspname) FROM pg_class
 EARLIER = """SELECT txid_current_if_assigned() IS NOT NULL,
        current_setting('transaction_isolation'),
        'on' IN (current_setting('transaction_read_only'), current_setting('transaction_deferrable')),
-       EXISTS (SELECT FROM pg_cursors),
+       EXISTS (SELECT FROM pg_cursors
+                WHERE name <> '' AND (NOT is_holdable OR creation_time >= now())),
        EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND granted
                   AND (locktype = 'advisory' OR locktype = 'relation' AND mode <> 'AccessShareLock'))"""
 """What a transaction that started before the view contains besides reads."""
 
 HAS_WRITTEN = "SELECT txid_current_if_assigned() IS NOT NULL"
 
-DID_MORE_THAN_READ = """SELECT count(*) > 1 FROM pg_locks
- WHERE pid = pg_backend_pid() AND locktype = 'transactionid' AND mode = 'ExclusiveLock'"""
-"""Whether the open unit has written or locked a row. A subtransaction that did either has its own
-number, and holds the lock on it until it ends (Postgres manual, "Subtransactions")."""
+
+def did_more_than_read(*, above: int) -> str:
+    """A question: whether the open unit has written or locked a row.
+
+    A subtransaction that did either has its own number, as have all ``above`` it, and holds the lock
+    on it until it ends (Postgres manual, "Subtransactions").
+    """
+    return (
+        f"SELECT count(*) > {above} FROM pg_locks"
+        " WHERE pid = pg_backend_pid() AND locktype = 'transactionid' AND mode = 'ExclusiveLock'"
+    )
+
+
+_HAS_LOCKS = """EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND granted
+    AND (locktype = 'advisory' OR locktype = 'relation'
+         AND mode NOT IN ('AccessShareLock', 'RowShareLock', 'RowExclusiveLock')))"""
+
+
+def would_lose(remembered: Iterable[str], *, locks: bool, above: int) -> str:
+    """A question: whether the open unit has changed more than its savepoint's rollback may undo.
+
+    That is a row, one of the settings that were ``remembered``, or (``locks``) a lock on a table or an
+    advisory one; those that earlier units took count as well.
+    """
+    parts = [f"({did_more_than_read(above=above)})"]
+    if locks:
+        parts.append(_HAS_LOCKS)
+    parts += [
+        f"current_setting({_memory(name)}, true)"
+        f" IS DISTINCT FROM '=' || coalesce(current_setting({literal(name)}, true), '')"
+        for name in sorted(remembered)
+    ]
+    return "SELECT " + " OR ".join(parts)
 
 
 def literal(text: str) -> str:
@@ -84,40 +141,58 @@ def _memory(name: str) -> str:
 
 def remember(names: Iterable[str]) -> str:
     """A statement that saves settings before a statement of the view changes them."""
-    calls = [
-        f"set_config({_memory(name)}, '=' || coalesce(current_setting({literal(name)}, true), ''),"
-        " true)"
-        for name in sorted(names)
-    ]
+    calls = [f"set_config({_memory(name)}, '=' || {_present(name)}, true)" for name in sorted(names)]
     return "SELECT " + ", ".join(calls)
 
 
 def settings_back(names: Iterable[str]) -> str:
-    """A statement that restores them. The role first: it may forbid the others.
+    """A statement that restores them. The role first: it may forbid the others."""
+    return "SELECT " + ", ".join(map(_back, sorted(names, key=lambda name: (name != "role", name))))
+
+
+def _back(name: str) -> str:
+    """Sets one only if it has changed: what nobody may set has not.
 
     A savepoint that was rolled back has lost both what was saved and what was set in it.
     """
-    calls = [
-        f"set_config({literal(name)}, CASE WHEN current_setting({_memory(name)}, true) LIKE '=%'"
-        f" THEN substr(current_setting({_memory(name)}), 2) ELSE current_setting({literal(name)}, true)"
-        " END, true)"
-        for name in sorted(names, key=lambda name: (name != "role", name))
-    ]
-    return "SELECT " + ", ".join(calls)
+    was = f"current_setting({_memory(name)}, true)"
+    return (
+        f"CASE WHEN {was} LIKE '=%' AND {was} <> '=' || {_present(name)}"
+        f" THEN set_config({literal(name)}, substr({was}, 2), true) END"
+    )
 
 
-def constraints_back(deferred: tuple[str, ...], *, others: bool) -> list[str]:
-    """Statements after :data:`CHECK`, for each constraint to be checked when its definition says."""
-    if not deferred:
-        return []
-    return [f"SET CONSTRAINTS {', '.join(deferred) if others else 'ALL'} DEFERRED"]
+def _present(name: str) -> str:
+    return f"coalesce(current_setting({literal(name)}, true), '')"
+
+
+def drop_temporary(names: Iterable[str]) -> str:
+    """A statement that drops those of these temporary tables that are there."""
+    listed = ", ".join(literal(f"pg_temp.{name}") for name in names)
+    return f"""DO $idempotency$ DECLARE name text; BEGIN FOREACH name IN ARRAY ARRAY[{listed}] LOOP
+  IF to_regclass(name) IS NOT NULL THEN EXECUTE 'DROP TABLE ' || name; END IF;
+END LOOP; END $idempotency$"""
+
+
+CHECK = ["SET CONSTRAINTS ALL IMMEDIATE"]
+"""Every deferred check now, as in a COMMIT. All are then made at once from now on."""
+
+CHECK_ALL_DEFERRED = [*CHECK, "SET CONSTRAINTS ALL DEFERRED"]
+"""The same where all deferrable constraints are deferred by definition, and stay so."""
+
+CHECK_ALONE = [
+    "SAVEPOINT idempotency_check",
+    *CHECK,
+    "ROLLBACK TO idempotency_check",
+    "RELEASE idempotency_check",
+]
+"""The same, and who is checked when is as before, which the server restores: no name can go stale, or
+be out of a role's sight. The checks are made once more at COMMIT, and so is what triggers write."""
 
 
 def current_settings(names: Iterable[str]) -> str:
     """A statement that asks for the values of settings, in the order of the sorted names."""
-    return "SELECT " + ", ".join(
-        f"coalesce(current_setting({literal(name)}, true), '')" for name in sorted(names)
-    )
+    return "SELECT " + ", ".join(map(_present, sorted(names)))
 
 
 @dataclass(frozen=True)
@@ -145,9 +220,13 @@ class Carried:
 
 
 def carried(settings: Mapping[str, str], for_connection: frozenset[str]) -> str:
-    """A statement that sets what another transaction had set; the role last: it may forbid others."""
+    """A statement that sets what another transaction had set; the role last: it may forbid others.
+
+    What is as it was is left alone, as nobody may be allowed to set it.
+    """
     calls = [
-        f"set_config({literal(name)}, {literal(value)}, {str(name not in for_connection).lower()})"
+        f"CASE WHEN {str(name in for_connection).lower()} OR {literal(value)} <> {_present(name)} THEN"
+        f" set_config({literal(name)}, {literal(value)}, {str(name not in for_connection).lower()}) END"
         for name, value in sorted(settings.items(), key=lambda item: (item[0] == "role", item))
     ]
     return "SELECT " + ", ".join(calls)

@@ -10,7 +10,9 @@ Then :func:`traits_of` says ``UNSURE``, and whoever needs to know asks the serve
 from __future__ import annotations
 
 import re
-from functools import lru_cache, partial
+from functools import partial
+from sys import getsizeof
+from typing import Any
 
 READS = 0
 """Nothing but reads of tables: no trait at all."""
@@ -34,11 +36,18 @@ SAVEPOINT = 256
 """Sets, releases or rolls back to a savepoint."""
 READ_ONLY = 512
 """Says whether the transaction may write. A savepoint has its own: what is said ends with it."""
+SUSPECT = 1024
+"""Contains a word that could end a transaction: ask :func:`ends_transaction`. Nearly always false."""
+
+LONG = 10_000
+"""Characters of a text that is not worth remembering: it holds its values, so it comes but once."""
+MOST = 4_000_000
+"""Bytes of all remembered texts together. When there are more, all are forgotten."""
 
 _QUOTED = r"""|"[^"]*(?:"|\Z)|(?<![\w$])\$(?P<tag>[A-Za-z_]\w*|)\$.*?(?:\$(?P=tag)\$|\Z)"""
 _ESCAPED = r"'(?:[^'\\]|\\.|'')*(?:'|\Z)"
-_NOISE = re.compile(rf"--[^\n]*|/\*|\b[eE]{_ESCAPED}|'[^']*(?:'|\Z)" + _QUOTED, re.DOTALL)
-_NOISE_WITH_BACKSLASHES = re.compile(rf"--[^\n]*|/\*|{_ESCAPED}" + _QUOTED, re.DOTALL)
+_NOISE = re.compile(rf"--[^\n\r]*|/\*|\b[eE]{_ESCAPED}|'[^']*(?:'|\Z)" + _QUOTED, re.DOTALL)
+_NOISE_WITH_BACKSLASHES = re.compile(rf"--[^\n\r]*|/\*|{_ESCAPED}" + _QUOTED, re.DOTALL)
 _COMMENT_EDGE = re.compile(r"/\*|\*/")
 
 _sql = partial(re.compile, flags=re.IGNORECASE | re.DOTALL)
@@ -61,10 +70,11 @@ _SAVEPOINT = _sql(
     r"(?P<verb>SAVEPOINT|RELEASE|ROLLBACK)\s+(?:(?:WORK|TRANSACTION)\s+)?(?:TO\s+)?(?:SAVEPOINT\s+)?"
     r'(?P<name>\w+|"[^"]+")$'
 )
+_PLAIN_NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _TRAITS = _sql(
-    r"\b(?:(?P<writes>INSERT|DELETE|MERGE|INTO|(?<!FOR )(?<!KEY )UPDATE)\b"
-    r"|FOR\s+(?P<locks>UPDATE|NO\s+KEY|SHARE|KEY\s+SHARE)\b"
-    r"|(?P<call>[A-Za-z_][\w$]*)\s*\()"
+    r"(?:\b(?P<writes>INSERT|DELETE|MERGE|INTO|(?<!FOR )(?<!KEY )UPDATE)\b"
+    r"|\bFOR\s+(?P<locks>UPDATE|NO\s+KEY|SHARE|KEY\s+SHARE)\b"
+    r"|(?P<qualified>\.\s*)?\b(?P<call>[A-Za-z_][\w$]*)\s*\()"
 )
 _BY_FIRST_WORD = (
     (_sql(r"SET\s+CONSTRAINTS\b"), CONSTRAINTS),
@@ -104,7 +114,7 @@ to_tsquery to_tsvector total transaction_timestamp translate trim trunc txid_cur
 txid_current_if_assigned typeof union unnest upper using uuid_generate_v4 values varchar
 variance varying version when where width_bucket window with within
 """
-_HARMLESS = frozenset(_HARMLESS_WORDS.split())
+HARMLESS = frozenset(_HARMLESS_WORDS.split())
 _CALLS = {
     "set_config": SETS,
     "pg_export_snapshot": LOCKS,
@@ -145,20 +155,27 @@ _DOLLARS = re.compile(r"\$\w*\$")
 _BLOCK_WORDS = _sql(r"\b(?:BEGIN|THEN|ELSE|LOOP|PERFORM)\b")
 _SETS_SOMETHING = _sql(r"\bset_config\b|\bSET\s+\w")
 
-_ON_COMMIT_TABLE = _sql(
+_DELETES_ROWS = _sql(r"\bON\s+COMMIT\s+DELETE\b")
+_DROPPED_TABLE = _sql(
     r"CREATE\s+(?:(?:LOCAL|GLOBAL)\s+)?TEMP(?:ORARY)?\s+TABLE\s+(?:IF\s+NOT\s+EXISTS\s+)?"
-    r"(?:pg_temp\s*\.\s*)?(?P<name>\w+|\"[^\"]+\").*?\bON\s+COMMIT\s+(?P<what>DELETE\s+ROWS|DROP)\b"
+    r"(?:pg_temp\s*\.\s*)?(?P<name>\w+|\"[^\"]+\")[^;]*?\bON\s+COMMIT\s+DROP\b"
 )
 
 
-def _without_noise(text: str, *, backslashes: bool = False) -> str:
-    """The text without comments (which nest in PostgreSQL), literals and quoted names."""
+_QUOTED_NAME = "quoted_"
+"""Stands for a quoted name: what it calls is not known."""
+
+
+def without_noise(text: str, *, backslashes: bool = False) -> str:
+    """The text without comments (which nest in PostgreSQL) and literals; a name for each quoted one."""
     noise = _NOISE_WITH_BACKSLASHES if backslashes else _NOISE
     kept, place = [], 0
     while (found := noise.search(text, place)) is not None:
         kept.append(text[place : found.start()])
         place = found.end()
-        if found.group() == "/*":
+        if found.group()[0] == '"':
+            kept.append(_QUOTED_NAME)
+        elif found.group() == "/*":
             depth = 1
             while depth and (edge := _COMMENT_EDGE.search(text, place)) is not None:
                 depth += 1 if edge.group() == "/*" else -1
@@ -170,7 +187,7 @@ def _without_noise(text: str, *, backslashes: bool = False) -> str:
 
 
 def _statements(text: str, *, backslashes: bool = False) -> list[str]:
-    plain = _without_noise(text, backslashes=backslashes)
+    plain = without_noise(text, backslashes=backslashes)
     if _ATOMIC_BODY.search(plain) is not None:
         plain = _without_bodies(plain)
     return [part.strip() for part in plain.split(";") if part.strip()]
@@ -191,19 +208,13 @@ def _without_bodies(text: str) -> str:
     return " ".join(kept)
 
 
-@lru_cache(maxsize=1024)
-def is_suspect(text: str) -> bool:
-    """Whether the message contains a word that could end a transaction. Nearly always False."""
-    return _SUSPECT.search(text) is not None
-
-
 def ends_transaction(text: str, *, backslashes: bool = False) -> bool:
     """Whether a statement of the message begins, ends or prepares a transaction.
 
     ``ROLLBACK TO`` a savepoint does not. ``backslashes`` says that a backslash escapes in every
     literal, as on a server with ``standard_conforming_strings = off``.
     """
-    if not is_suspect(text):
+    if _SUSPECT.search(text) is None:
         return False
     return any(_ENDS.match(part) for part in _statements(text, backslashes=backslashes))
 
@@ -213,14 +224,48 @@ def may_write(text: str) -> bool:
     return not all(_READS.match(statement) for statement in _statements(text))
 
 
-@lru_cache(maxsize=1024)
+class Room:
+    """How much room is left for texts that are remembered."""
+
+    left = MOST
+
+    def takes(self, text: str, remembered: set[Any] | dict[Any, Any]) -> bool:
+        """Whether a text may join those that are ``remembered``: they are forgotten if it is full."""
+        if len(text) >= LONG:
+            return False
+        size = getsizeof(text)
+        if size > self.left:
+            remembered.clear()
+            self.left = MOST
+        self.left -= size
+        return True
+
+
+class _Traits(dict[str, int]):
+    """The traits of texts: a look-up, as it is asked for each statement, and a call would be felt."""
+
+    def __init__(self) -> None:
+        self._room = Room()
+
+    def __missing__(self, text: str) -> int:
+        traits = traits_of(text)
+        if self._room.takes(text, self):
+            self[text] = traits
+        return traits
+
+
+TRAITS = _Traits()
+"""What :func:`traits_of` says of a text, which is remembered."""
+
+
 def traits_of(text: str) -> int:
     """What the message may do besides reading tables: the sum of the constants above."""
-    traits = READS
+    traits = READS if _SUSPECT.search(text) is None else SUSPECT
     for statement in _statements(text):
         traits |= _traits_of_statement(statement)
         if _DO.match(statement):
             traits |= UNSURE | (SETS if _SETS_SOMETHING.search(text) else READS)
+            traits |= ON_COMMIT if _ENDS_WITH_COMMIT.search(text) else READS
     if traits & WRITES and _DEFERS.search(text) is not None:
         traits |= CONSTRAINTS
     return traits
@@ -241,15 +286,22 @@ def _traits_of_statement(statement: str) -> int:
             traits |= WRITES
         elif found["locks"]:
             traits |= LOCKS
-        elif call is not None and (name := call.lower()) not in _HARMLESS:
-            traits |= _CALLS.get(name, UNSURE)
+        elif call is not None and (found["qualified"] or call.lower() not in HARMLESS):
+            traits |= _CALLS.get(call.lower(), UNSURE)
     return traits
 
 
 def savepoint_of(text: str) -> tuple[str, str] | None:
-    """Verb (``SAVEPOINT``, ``RELEASE``, ``ROLLBACK``) and name, if the message is nothing else."""
+    """Verb (``SAVEPOINT``, ``RELEASE``, ``ROLLBACK``) and name, if the message is nothing else.
+
+    The name is written as PostgreSQL keeps it: in lower case, unless it was quoted.
+    """
     found = _SAVEPOINT.match(text.strip())
-    return None if found is None else (found["verb"].upper(), found["name"])
+    if found is None:
+        return None
+    name = found["name"]
+    plain = name[1:-1] if name[0] == '"' else name.lower()
+    return found["verb"].upper(), plain if _PLAIN_NAME.fullmatch(plain) else f'"{plain}"'
 
 
 def settings_of(text: str) -> tuple[frozenset[str], frozenset[str]]:
@@ -287,8 +339,8 @@ def _keep_names(text: str) -> str:
     return re.sub(r'"([\w.$]+)"', r"\1", text)
 
 
-def on_commit_tables(text: str) -> list[tuple[str, bool]]:
-    """The temporary tables that the message creates, and whether the commit drops (or empties) them."""
-    return [
-        (found["name"], found["what"].upper() == "DROP") for found in _ON_COMMIT_TABLE.finditer(text)
-    ]
+def dropped_on_commit(text: str) -> list[str]:
+    """The temporary tables of the message that the commit drops; none if it empties others."""
+    if _DELETES_ROWS.search(text) is not None:
+        return []
+    return [found["name"] for found in _DROPPED_TABLE.finditer(text)]

@@ -16,7 +16,7 @@ from flask import Flask
 from flask_idempotency.core.errors import PROBLEMS, ConfigurationError
 from flask_idempotency.core.keys import key_syntax
 from flask_idempotency.core.storable import is_stored_by_default
-from flask_idempotency.web.setup.options import THE_REQUEST, Route
+from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.routes import protected_routes
 from flask_idempotency.web.setup.state import AppState, app_state
 
@@ -68,7 +68,7 @@ def complete(state: AppState, path: str, operations: Mapping[str, Any], shared: 
         operation = operations.get(protected.method.lower())
         if operation is None or _shape(protected.rule) != _shape(path) or not protected.route.enforce:
             continue
-        if protected.route.key in (None, THE_REQUEST):
+        if protected.route.key is None:
             _add_parameter(operation.setdefault("parameters", []), state, protected.route, shared)
         responses = operation.setdefault("responses", {})
         for code in list(responses):
@@ -88,8 +88,7 @@ def _add_parameter(parameters: list[Any], state: AppState, route: Route, shared:
         known = _resolved(parameter, shared.get("parameters", {})) or {}
         if known.get("in") == "header" and known["name"].lower() == settings.header.lower():
             return
-    required = route.required and route.key is None
-    added = {"name": settings.header, "in": "header", "required": required}
+    added = {"name": settings.header, "in": "header", "required": route.required}
     shortest, longest = settings.min_key_length, settings.max_key_length
     said = f"New for each operation, the same for each retry. {key_syntax(longest, shortest)}."
     parameters.append({**added, "description": said, "schema": _key_schema(shortest, longest)})

@@ -8,7 +8,6 @@ No label holds a key, a scope or the digits of a record. ``operation`` is a rout
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -22,8 +21,10 @@ from flask import Flask
 
 from flask_idempotency.cli.stores import admin_of
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, StoreUnavailable
+from flask_idempotency.core.logs import log
 from flask_idempotency.core.ports import Lock, NoLock, Records
 from flask_idempotency.web import signals
+from flask_idempotency.web.background.threads import aside
 from flask_idempotency.web.setup.state import app_state, engine_on
 from flask_idempotency.web.signals import Event
 
@@ -37,8 +38,6 @@ except ImportError as error:
         f"flask_idempotency.integrations.prometheus needs prometheus-client ({error}):"
         " pip install 'flask-idempotency[prometheus]'"
     ) from error
-
-log = logging.getLogger("flask_idempotency")
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, 60)
 """Buckets for views: from one that inserts a row to one that waits for another service until its lease
@@ -241,7 +240,7 @@ class RecordsCollector:
         self._app, self._clock = app, clock
         state = app_state(app)
         try:
-            self._overview = admin_of(state.records, state.settings.store).overview
+            self._overview = admin_of(state.own_records, state.settings.store).overview
         except (IdempotencyError, AttributeError) as error:
             raise ConfigurationError(
                 "the store of this application cannot tell what its records are like, so it has no"
@@ -276,19 +275,9 @@ class RecordsCollector:
         with self._turn:
             if self._clock() < self._until or (self._asked and not self._asked.done()):
                 return None
-            found: Future[list[Metric]] = Future()
-            # A daemon: one that hangs does not keep the process from its end.
-            threading.Thread(target=self._ask, args=(found,), daemon=True).start()
-            self._asked, self._until = found, self._clock() + FRESH_SECONDS
-        return found
-
-    def _ask(self, found: Future[list[Metric]]) -> None:
-        try:
-            with self._app.app_context():
-                overview = self._overview()
-            found.set_result(list(_families(overview)))
-        except BaseException as error:  # for the scrape that waits
-            found.set_exception(error)
+            self._asked = aside(self._app, lambda: list(_families(self._overview())))
+            self._until = self._clock() + FRESH_SECONDS
+        return self._asked
 
 
 def _up(is_up: bool | None = None) -> Metric:

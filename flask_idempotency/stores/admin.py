@@ -25,6 +25,7 @@ from flask_idempotency.core.ports import Hold, Records, Transaction
 from flask_idempotency.core.records import Claim, State, StoredResponse
 
 Time = datetime | str
+Stored = bytes
 
 
 CREATE = "run `flask idempotency create-table`"
@@ -121,12 +122,13 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class StepLine:
-    """One finished step, without its result."""
+    """One finished step. ``result`` is as stored, sealed or not; None if the store does not tell."""
 
     name: str
     attempt: int
     bytes: int
     finished: Time
+    result: Stored | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,22 @@ class AuditEntry:
     did: str
     why: str
     at: Time | None = None
+
+
+ERASURE_SECONDS = 400 * 86_400.0
+"""How long it is known who erased records: whoever audits looks back for a year."""
+
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """What stays of records that an operator erases: ``entry``, in a record under a random ``key``.
+
+    It has the name of the ``operation``, and as its reason how many they were. Nothing of theirs.
+    """
+
+    operation: str
+    entry: AuditEntry
+    key: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +255,10 @@ class Admin(Protocol):
         """The ``limit`` newest records, of one operation and in one state if these are given."""
         ...
 
+    def of_scope(self, tail: bytes, name: str | None, state: str | None, limit: int) -> list[Line]:
+        """The same of the records whose key ends with ``tail``: see :meth:`belonging`."""
+        ...
+
     def leased(self, state: str, limit: int) -> list[Line]:
         """The ``limit`` oldest records with a lease: ``"in_progress"``, or ``"interrupted"``."""
         ...
@@ -246,7 +268,7 @@ class Admin(Protocol):
         ...
 
     def steps(self, start: bytes) -> list[StepLine]:
-        """The finished steps of such a record, the earliest first."""
+        """The finished steps of such a record, the earliest first, with their results."""
         ...
 
     def key(self, start: bytes) -> bytes | None:
@@ -259,6 +281,10 @@ class Admin(Protocol):
 
     def audit(self, start: bytes) -> list[AuditEntry]:
         """What operators did to such a record since it was created, the earliest first."""
+        ...
+
+    def note(self, key: bytes, entry: AuditEntry) -> bool:
+        """Note durably what an operator did to a record; False if it is gone, or somebody holds it."""
         ...
 
     def settle(self, verdict: Verdict) -> bool:
@@ -295,11 +321,12 @@ class Admin(Protocol):
         """
         ...
 
-    def erase(self, keys: list[bytes], seen: str | None = None) -> int:
+    def erase(self, keys: list[bytes], seen: str | None = None, erasure: Erasure | None = None) -> int:
         """Delete these records with their steps, durably and in one transaction; return how many.
 
         Leaves those in progress: with a lease, or held by somebody. With ``seen``, a
-        :attr:`Line.version`, there is one key, and its record is left if it has another version.
+        :attr:`Line.version`, there is one key, and its record is left if it has another version. Unless
+        none was deleted, the same transaction notes the ``erasure`` for :data:`ERASURE_SECONDS`.
         """
         ...
 

@@ -13,12 +13,16 @@ import threading
 import weakref
 from typing import Any
 
-from psycopg2.extensions import TRANSACTION_STATUS_INERROR
 from sqlalchemy import Connection, Engine, event, exc
 from sqlalchemy.pool import StaticPool
 
-from flask_idempotency.core.errors import NotAtomic, StoreUnavailable
+from flask_idempotency.core.errors import ConfigurationError, NotAtomic, StoreUnavailable
+from flask_idempotency.core.process import here
 from flask_idempotency.core.sqltext import ends_transaction
+from flask_idempotency.stores.drivers.port import FAILED
+
+from .inherited import sever
+from .savepoints.units import Units
 
 _TRANSACTION = 22  # SQLITE_TRANSACTION (Python names it from 3.11 on)
 
@@ -37,7 +41,7 @@ class BorrowedTransaction:
     """
 
     def __init__(self, engine: Engine, *, waits: bool = True) -> None:
-        self._open = False
+        self._open, self._process = False, here.process
         self._turn = _turn(engine)
         if self._turn is not None and not self._turn.acquire(timeout=TURN_SECONDS):
             raise StoreUnavailable("The database is in memory, with one connection, which is in use.")
@@ -57,6 +61,7 @@ class BorrowedTransaction:
                 self._begin(waits)
             self._root = self.connection.begin()
             self._open = True
+            _all.add(self)
         except (exc.SQLAlchemyError, sqlite3.Error) as error:
             self._give_back()
             raise StoreUnavailable from error
@@ -91,8 +96,8 @@ class BorrowedTransaction:
         if self._is_lost():
             raise StoreUnavailable
         ended = self.connection.get_transaction() is not self._root or not self._root.is_active
-        info = getattr(self._driver, "info", None)  # psycopg2's; it would roll back without a word
-        ended = ended or getattr(info, "transaction_status", None) == TRANSACTION_STATUS_INERROR
+        info = getattr(self._driver, "info", None)  # libpq's; it would roll back without a word
+        ended = ended or getattr(info, "transaction_status", None) == FAILED
         if ended or (self._is_sqlite and not self._driver.in_transaction):
             raise NotAtomic(
                 "the view ended the operation's transaction, or left it failed: inside an atomic"
@@ -120,9 +125,27 @@ class BorrowedTransaction:
 
     def abandon(self) -> None:
         """Roll back what is open, and give the connection back. Does nothing the second time."""
-        if self._open:
+        if self._open and not self._process.is_parent:
             self._open = False
             self._give_back()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: refuse all use of the connection, and never close it.
+
+        SQLite would roll back then, and delete the journal that the parent needs. It also believes that
+        this process has the parent's locks, so no other connection to the file would be safe.
+        """
+        import ctypes  # only here: most processes have no use for it
+
+        engine, pooled = self.connection.engine, self.connection.connection
+        units = Units(engine, pooled)
+        units.leave_to_parent()
+        units.put_under(self.connection)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(pooled))  # lasts longer than Python itself
+        if self._is_sqlite:
+            event.listen(engine, "do_connect", _refuse_connect)
+        else:
+            sever([self._driver])
 
     def _is_lost(self) -> bool:
         """Whether the connection is closed, and what was open on it rolled back."""
@@ -155,6 +178,23 @@ class BorrowedTransaction:
     def _end_turn(self) -> None:
         if self._turn is not None:
             self._turn.release()
+
+
+_all: weakref.WeakSet[BorrowedTransaction] = weakref.WeakSet()
+
+
+def let_go() -> None:
+    """In a forked child: leave the transactions to the parent."""
+    for transaction in list(_all):
+        if transaction._open:  # noqa: SLF001
+            transaction.leave_to_parent()
+
+
+def _refuse_connect(*_how: object) -> None:
+    raise ConfigurationError(
+        "this process was forked while its parent wrote to this SQLite database, whose locks do not"
+        ' survive that: begin it with multiprocessing.get_context("spawn"), or use PostgreSQL'
+    )
 
 
 def _refuse_end(_connection: Connection, _cursor: Any, statement: str, *_how: object) -> None:

@@ -1,7 +1,7 @@
 """The table ``idempotency_record_count``: outcomes of requests in each minute, for the console.
 
-It is written by a thread of each process and read by the console: no request waits for it, and nothing
-depends on it.
+It is written by a thread of each process and read by the console. No request waits for it but that for
+the console's overview, a moment; nothing depends on it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ _SECONDS = {
     "sqlite": "CAST(strftime('%s', 'now') AS integer)",
 }
 """The database's clock, in seconds since 1970."""
+
+_LIMITS = {
+    "postgresql": "SET LOCAL lock_timeout = '1s'; SET LOCAL statement_timeout = '2s'",
+    "sqlite": "SELECT 1",  # its driver waits for some seconds
+}
+"""How long each statement waits for others at most. A migration may hold the table for much longer."""
 
 _NOW = "SELECT {seconds}"
 
@@ -61,6 +67,7 @@ class Counts:
         self._now, self._add, self._delete, self._last = (
             text(template.format(**names)) for template in (_NOW, _ADD, _DELETE, _LAST)
         )
+        self._limits = text(_LIMITS[engine.dialect.name])
 
     def add(self, counts: Iterable[Count]) -> None:
         """Add counts, whose ages are in seconds, and delete those of the day before.
@@ -69,6 +76,7 @@ class Counts:
         """
         try:
             with self._engine.begin() as connection:
+                connection.execute(self._limits)
                 now = connection.execute(self._now).scalar_one()
                 connection.execute(self._add, _rows(counts, now))
                 connection.execute(self._delete)
@@ -79,6 +87,7 @@ class Counts:
         """Do all that the console does, and roll it back. Raises :class:`CountsUnavailable`."""
         try:
             with self._engine.connect() as connection:
+                connection.execute(self._limits)
                 connection.execute(self._add, _rows([Count(0, TRIAL, "check", 1)], 0))
                 connection.execute(self._delete)
                 connection.execute(self._last)
@@ -89,6 +98,7 @@ class Counts:
         """The counts of the last hour, whose ages are in minutes. Raises :class:`CountsUnavailable`."""
         try:
             with self._engine.connect() as connection:
+                connection.execute(self._limits)
                 return [Count(*row) for row in connection.execute(self._last)]
         except exc.SQLAlchemyError as error:
             raise CountsUnavailable(reason(error)) from error

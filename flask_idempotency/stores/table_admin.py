@@ -11,14 +11,17 @@ from sqlalchemy import Connection, Engine, Table, inspect
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.keys import KEY_BYTES, SCOPE_BYTES
+from flask_idempotency.core.records import ERASED
 from flask_idempotency.core.rows import response_values
 
 from .admin import (
     ADD,
     CAPPED,
+    ERASURE_SECONDS,
     MIGRATE,
     AuditEntry,
     Belongings,
+    Erasure,
     Finding,
     Group,
     Line,
@@ -50,12 +53,15 @@ class AdminStatements:
     leases: str
     expired: str
     newest: str
+    of_scope: str
     leased: str
     starting: str
     steps: str
     key: str
     latest: str
     audit: str
+    note: str
+    erasure: str
     settle: str
     belonging: str
     left: str
@@ -99,7 +105,10 @@ def admin_statements(
     digits: str,
     age: str,
     before: str,
+    entry: str,
     audit: str,
+    first: str,
+    count: str = "%(why)s",
     durable: str = "",
     lock: str = "",
     time: str = "{}",
@@ -109,13 +118,14 @@ def admin_statements(
     """Fill in a dialect's present time, the time in ``ttl`` seconds and the later of two times.
 
     ``digits`` are the first 16 of a key's hash, ``time`` makes text of a time, in UTC, ``age`` are the
-    seconds since a time, ``before`` is the time ``older`` seconds ago as text, ``audit`` is the list
-    with another entry. ``durable`` makes a commit wait for the disk, ``lock`` passes by rows that
-    others hold. For an overview ``bounded`` limits the time, ``sample`` what it reads.
+    seconds since a time, ``before`` is the time ``older`` seconds ago as text. ``entry`` is one of the
+    audit with a placeholder for ``why``, ``audit`` is the list with another, ``first`` one of its own,
+    ``count`` says how many were erased. ``durable`` makes a commit wait for the disk, ``lock`` passes
+    by rows that others hold. For an overview ``bounded`` limits the time, ``sample`` what it reads.
     """
     expired = f"(expires_at <= {now} AND lease_expires_at IS NULL)"
     # Who runs an operation has a lease, or has nothing written of an end (completed_at is null).
-    state = f"""CASE WHEN {IS_OBSERVED} THEN 'observed'
+    state = f"""CASE WHEN {IS_OBSERVED} THEN 'observed' WHEN owner = '{ERASED}' THEN 'erased'
        WHEN state <> 'in_progress' THEN state
        WHEN lease_expires_at <= {now} THEN 'interrupted'
        WHEN lease_expires_at IS NULL AND completed_at IS NOT NULL THEN 'released'
@@ -127,6 +137,14 @@ def admin_statements(
        {VERSION}
   FROM"""
     starting = "key BETWEEN %(low)s AND %(high)s"
+    of_scope = f"substr(key, {KEY_BYTES - SCOPE_BYTES + 1}) = %(tail)s"
+    # Sorted inside, so that texts are made of a few records only. The third condition says nothing new,
+    # but it shows the planner that interrupted ones are in the partial index.
+    newest = f"""{line} (SELECT * FROM {{table}}
+ WHERE (CAST(%(name)s AS text) IS NULL OR name = %(name)s)
+   AND (CAST(%(state)s AS text) IS NULL OR {state} = %(state)s)
+   AND (coalesce(%(state)s, '') <> 'interrupted' OR lease_expires_at <= (SELECT {now}))
+ ORDER BY created_at DESC LIMIT %(limit)s) AS newest ORDER BY created_at DESC"""
     mine = f"""SELECT key FROM {{table}}
    WHERE key = %(key)s AND {VERSION} = %(seen)s
      AND {state} IN ('interrupted', 'failed'){lock}"""
@@ -144,37 +162,37 @@ def admin_statements(
   FROM (SELECT expires_at FROM {{table}}
          WHERE expires_at <= (SELECT {now}) AND lease_expires_at IS NULL
          ORDER BY expires_at LIMIT {CAPPED}) AS expired""",
-        # Sorted inside, so that texts are made of a few records only. The third condition says nothing
-        # new, but it shows the planner that interrupted ones are in the partial index.
-        newest=f"""{line} (SELECT * FROM {{table}}
- WHERE (CAST(%(name)s AS text) IS NULL OR name = %(name)s)
-   AND (CAST(%(state)s AS text) IS NULL OR {state} = %(state)s)
-   AND (coalesce(%(state)s, '') <> 'interrupted' OR lease_expires_at <= (SELECT {now}))
- ORDER BY created_at DESC LIMIT %(limit)s) AS newest ORDER BY created_at DESC""",
+        newest=newest,
+        of_scope=newest.replace("WHERE", f"WHERE {of_scope} AND", 1),
         leased=f"""{line} (SELECT * FROM {{table}}
  WHERE lease_expires_at IS NOT NULL AND {state} = %(state)s
  ORDER BY created_at LIMIT %(limit)s) AS leased ORDER BY created_at""",
         starting=f"{line} {{table}} WHERE {starting} LIMIT 2",
-        steps=f"""SELECT name, attempt, length(result), {time.format("created_at")} FROM {{steps}}
- WHERE {starting} ORDER BY created_at""",
+        steps=f"""SELECT name, attempt, length(result), {time.format("created_at")}, result
+  FROM {{steps}} WHERE {starting} ORDER BY created_at""",
         key=f"SELECT key FROM {{table}} WHERE {starting} LIMIT 2",
-        latest="SELECT key FROM {table} ORDER BY expires_at DESC LIMIT 1",
+        latest=f"SELECT key FROM {{table}} WHERE owner <> '{ERASED}' ORDER BY expires_at DESC LIMIT 1",
         audit=f"""SELECT CAST(audit AS text), {time.format("created_at")}
   FROM {{table}} WHERE {starting} LIMIT 1""",
+        note=f"""{durable}UPDATE {{table}} SET audit = {audit.format(entry.format("%(why)s"))}
+ WHERE key = (SELECT key FROM {{table}} WHERE key = %(key)s{lock})""",
+        # In progress and without a lease: an earlier release takes it for what was rolled back.
+        erasure=f"""INSERT INTO {{table}} (key, expires_at, created_at, attempt, fingerprint_version,
+       state, owner, name, fingerprint, audit)
+SELECT %(note)s, {in_ttl}, {now}, 0, 0, 'in_progress', '{ERASED}', %(name)s, %(note)s,
+       {first.format(entry.format(count))}""",
         # Another owner: whoever held it before writes nothing more. The retention begins again, for
         # the sake of the finished steps, and so do the tries of ``resume``.
         settle=f"""{durable}UPDATE {{table}} SET state = %(state)s, owner = %(owner)s,
        lease_expires_at = NULL, completed_at = {now}, expires_at = {later}(expires_at, {in_ttl}),
        status = %(status)s, headers = %(headers)s, body = %(body)s,
        request = CASE WHEN %(state)s = 'in_progress' THEN request END, tries = 0, tried_at = NULL,
-       audit = {audit}
+       audit = {audit.format(entry.format("%(why)s"))}
  WHERE key = ({mine})""",
         belonging=f"""SELECT key FROM {{table}}
- WHERE substr(key, {KEY_BYTES - SCOPE_BYTES + 1}) = %(tail)s
-   AND (CAST(%(name)s AS text) IS NULL OR name = %(name)s) AND {NO_LEASE}""",
+ WHERE {of_scope} AND (CAST(%(name)s AS text) IS NULL OR name = %(name)s) AND {NO_LEASE}""",
         left=f"""SELECT {state}, count(*) FROM {{table}}
- WHERE substr(key, {KEY_BYTES - SCOPE_BYTES + 1}) = %(tail)s
-   AND (CAST(%(name)s AS text) IS NULL OR name = %(name)s)
+ WHERE {of_scope} AND (CAST(%(name)s AS text) IS NULL OR name = %(name)s)
    AND lease_expires_at IS NOT NULL AND NOT {IS_OBSERVED} GROUP BY 1""",
         waiting=f"""SELECT count(CASE WHEN NOT {expired} AND {TIMES} < %(max_attempts)s THEN 1 END),
        count(CASE WHEN NOT {expired} AND {TIMES} >= %(max_attempts)s THEN 1 END),
@@ -229,17 +247,22 @@ class TableAdmin:
 
     def newest(self, name: str | None, state: str | None, limit: int) -> list[Line]:
         """The newest records."""
-        values = {"name": name, "state": state, "limit": limit}
-        return [_tidy(Line(*row)) for row in self._fetch(self.sql.newest, values)]
+        return self._lines(self.sql.newest, name=name, state=state, limit=limit)
+
+    def of_scope(self, tail: bytes, name: str | None, state: str | None, limit: int) -> list[Line]:
+        """The newest records of a scope."""
+        return self._lines(self.sql.of_scope, tail=tail, name=name, state=state, limit=limit)
+
+    def _lines(self, template: str, **values: Any) -> list[Line]:
+        return [_tidy(Line(*row)) for row in self._fetch(template, values)]
 
     def leased(self, state: str, limit: int) -> list[Line]:
         """The oldest records with a lease."""
-        rows = self._fetch(self.sql.leased, {"state": state, "limit": limit})
-        return [_tidy(Line(*row)) for row in rows]
+        return self._lines(self.sql.leased, state=state, limit=limit)
 
     def starting(self, start: bytes) -> list[Line]:
         """The records whose key's hash starts so."""
-        return [_tidy(Line(*row)) for row in self._fetch(self.sql.starting, between(start))]
+        return self._lines(self.sql.starting, **between(start))
 
     def steps(self, start: bytes) -> list[StepLine]:
         """The finished steps."""
@@ -260,6 +283,10 @@ class TableAdmin:
         rows = self._fetch(self.sql.audit, between(start))
         return [entry for text, since in rows for entry in read_audit(text, read_time(since))]
 
+    def note(self, key: bytes, entry: AuditEntry) -> bool:
+        """Note what an operator did."""
+        return self._change(self.sql.note, {"key": key, **_entry_values(entry)}) == 1
+
     def settle(self, verdict: Verdict) -> bool:
         """End it as an operator decided."""
         empty = {"status": None, "headers": None, "body": None}
@@ -269,9 +296,7 @@ class TableAdmin:
             "ttl": verdict.ttl_seconds,
             "seen": verdict.seen,
             "state": verdict.state.value,
-            "by": verdict.entry.by,
-            "did": verdict.entry.did,
-            "why": verdict.entry.why,
+            **_entry_values(verdict.entry),
             **(empty if verdict.response is None else response_values(verdict.response)),
         }
         return self._change(self.sql.settle, values) == 1
@@ -315,6 +340,16 @@ class TableAdmin:
         raise NotImplementedError
 
 
+def _entry_values(entry: AuditEntry) -> dict[str, Any]:
+    return {"by": entry.by, "did": entry.did, "why": entry.why}
+
+
+def erasure_values(erasure: Erasure) -> dict[str, Any]:
+    """What :attr:`AdminStatements.erasure` is filled in with."""
+    values = {"note": erasure.key, "name": erasure.operation, "ttl": ERASURE_SECONDS}
+    return values | _entry_values(erasure.entry)
+
+
 def _tidy(found: T) -> T:
     """With aware times, which the database gives as text, and booleans, where it has none."""
     times = {name: getattr(found, name, None) for name in _TIMES}
@@ -323,6 +358,8 @@ def _tidy(found: T) -> T:
     }
     if isinstance(found, Line):
         changed["expired"] = bool(found.expired)
+    if isinstance(found, StepLine):
+        changed["result"] = bytes(found.result or b"")  # psycopg2 gives a memoryview
     return replace(found, **changed)
 
 

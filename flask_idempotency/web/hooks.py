@@ -1,9 +1,10 @@
 """The hooks on an application, the envelope around its views, and the response to a problem.
 
-* ``before_request``, before any other: for a protected endpoint it checks the form of the key, and
-  keeps the body from then on, whoever reads it first. It rejects nothing: what is wrong is raised where
-  the view would run, after the application's own functions, on which their counterparts after the
-  request rely. Only a request of ``resume`` at the wrong place ends here, as its view may not be ours.
+* ``url_value_preprocessor``, before any other and all ``before_request`` functions: for a protected
+  endpoint it checks the form of the key, and keeps the body from then on, whoever reads it first. It
+  rejects nothing: what is wrong is raised where the view would run, after the application's own
+  functions, on which their counterparts after the request rely. Only a request of ``resume`` at the
+  wrong place ends here, as its view may not be ours.
 * ``after_request``: marks problems and replays as not to be cached, and tells receivers.
 * The envelope: gives an error of the view its response above the view's decorators; rolls back and
   releases what did not finish, also when the worker has to exit in the middle of a view.
@@ -14,7 +15,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
@@ -24,6 +24,7 @@ from flask import Flask, Request, Response, got_request_exception, request
 from flask.globals import request_ctx
 from flask.typing import ResponseReturnValue
 from werkzeug.datastructures import Headers
+from werkzeug.exceptions import HTTPException
 
 from flask_idempotency.core.errors import (
     ConfigurationError,
@@ -32,7 +33,8 @@ from flask_idempotency.core.errors import (
     Problem,
     ScopeUnknown,
 )
-from flask_idempotency.web.request.identity import fitting, prepare
+from flask_idempotency.core.logs import log
+from flask_idempotency.web.request.identity import prepare
 from flask_idempotency.web.request.response import handle_problem, is_made_from, problem_response
 from flask_idempotency.web.request.state import (
     RESUMED,
@@ -64,8 +66,6 @@ from .decorator import protected
 from .operation import in_thread, present_request
 from .signals import reject
 
-log = logging.getLogger("flask_idempotency")
-
 _ENVELOPE = "__idempotency_envelope__"
 
 AfterFunction = Callable[[Response], Response]
@@ -78,16 +78,16 @@ def register(app: Flask, state: AppState, worker_timeout: float) -> None:
         if (route := getattr(view, ROUTE, None)) is not None:
             refuse_unsupported(state, route, endpoint)  # for a later view, the first request does this
 
-    # Functions: in each request Flask asks whether they are async, and takes longer with a method.
-    def before() -> Response | None:
-        return hooks.before(present_request())
+    def before(_endpoint: str | None, _values: dict[str, Any] | None) -> None:
+        hooks.before(present_request())
 
+    # A function: in each request Flask asks whether it is async, and takes longer with a method.
     def after(response: Response) -> Response:
         current = existing_request()
         return response if current is None else hooks.after(current, response, after)
 
     # First: whatever a function of the application reads of the body must be kept.
-    app.before_request_funcs.setdefault(None, []).insert(0, before)
+    app.url_value_preprocessors.setdefault(None, []).insert(0, before)
     # Flask runs these from the last to the first, so ours comes after all others.
     app.after_request_funcs.setdefault(None, []).insert(0, after)
     got_request_exception.connect(hooks.end_waiting, app)
@@ -106,11 +106,13 @@ class Hooks:
         self._warned: set[str] = set()
         self._watches_end = False
 
-    def before(self, request: Request) -> Response | None:
+    def before(self, request: Request) -> None:
         """Check the request to a protected endpoint, as far as that needs no user and no store.
 
-        A response ends a request that may not be resumed here.
+        Raises an ``HTTPException`` with a response for a request that may not be resumed here.
         """
+        if self._state.purge is not None:
+            self._state.purge.start()
         current = begin_request(request)
         # Removed: a request that the view makes with this environ is not the one to resume.
         resuming: Resuming | None = request.environ.pop(RESUMED, None)
@@ -120,11 +122,10 @@ class Hooks:
         if resuming is not None:
             resuming.refusal = _why_not(resuming, route)
             if resuming.refusal:
-                return self._state.app.response_class(status=409)
+                response = self._state.app.response_class(status=409)
+                raise HTTPException(resuming.refusal, response)
             current.resuming = resuming
         if route is not None:
-            if route.with_header is not None:
-                route = fitting(route, request, self._state)
             current.route = route
             try:
                 prepare(request, self._state, route, current)
@@ -132,7 +133,6 @@ class Hooks:
                 if route.enforce:
                     raise
                 current.refusal = error
-        return None
 
     def after(self, current: RequestState, response: Response, hook: AfterFunction) -> Response:
         """End an operation that waited for this; keep caches away from a replay or a problem."""
@@ -346,7 +346,7 @@ class Hooks:
 
     def _find(self, endpoint: str, method: str) -> tuple[Any, Route | None]:
         """The endpoint's view, and the options that protect this method of it."""
-        _begin_serving(self._state)
+        self._state.has_served = True
         refuse_contradiction(self._state, endpoint)
         view = self._state.app.view_functions[endpoint]
         covering = covering_route(self._state, endpoint)
@@ -375,13 +375,6 @@ class Hooks:
             if not route.enforce:
                 self._watch_end()
         return view, route
-
-
-def _begin_serving(state: AppState) -> None:
-    """Start what each process has of its own, unless it runs."""
-    state.has_served = True
-    if state.purge is not None:
-        state.purge.start()
 
 
 def _why_not(resuming: Resuming, route: Route | None) -> str:

@@ -9,7 +9,6 @@ Nothing here raises an ``Exception``, and nothing uses ``db.session`` or a conne
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from copy import copy
@@ -48,9 +47,11 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.fingerprint import UNCOMPARED
 from flask_idempotency.core.keys import observed_namespace
+from flask_idempotency.core.logs import log
 from flask_idempotency.core.machine import assert_never
 from flask_idempotency.core.records import OBSERVED, Claim, StoredResponse
 from flask_idempotency.core.storable import is_stored_by_default
+from flask_idempotency.web.background.observer import PAUSE_SECONDS, Observer
 from flask_idempotency.web.request.body import fingerprint
 from flask_idempotency.web.request.identity import (
     identify,
@@ -61,14 +62,11 @@ from flask_idempotency.web.request.identity import (
 )
 from flask_idempotency.web.request.overheard import NotKept, OverheardBody
 from flask_idempotency.web.request.state import RequestState, current_scope
-from flask_idempotency.web.setup.observer import PAUSE_SECONDS, Observer
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.state import AppState
 
 from .operation import Operation
 from .signals import conclude, event_of, operation_observed, tell_failure
-
-log = logging.getLogger("flask_idempotency")
 
 TOO_LARGE = "body-too-large"
 """What events call the application's 413, which is no problem of ours."""

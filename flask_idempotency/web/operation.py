@@ -1,4 +1,4 @@
-"""The operation that a request is, and the transaction that is open for it."""
+"""The operation that runs, and the transaction that is open for it."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ except ImportError:  # from Flask 3.2, the application's context is also the req
     _cv_request, _request_of = _cv_app, attrgetter("_request")  # type: ignore[assignment]
 
 T = TypeVar("T")
+
+Flashes = tuple[tuple[str, Any], ...]
+"""Messages that a view flashed, each after its category."""
 
 
 class RunsSteps(Protocol):
@@ -68,6 +71,7 @@ class Operation:
     after_commit: list[Callable[[], object]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
+    flashes: Flashes = field(default=(), init=False, repr=False, compare=False)
 
     @property
     def id(self) -> str:
@@ -81,10 +85,11 @@ class Operation:
         What is executed on it commits together with the response (in a step with ``atomic=True``:
         with the step). Do not end its transaction.
         """
-        running = open_transaction.get()
-        if running is None or running.operation is not self:
+        running = innermost.get()
+        if not isinstance(running, OpenTransaction) or running.operation is not self:
             raise RuntimeError("the operation has no transaction open, so it has no connection")
-        return cast("Connection", running.hold.connection)
+        connection: Connection = running.units.connection
+        return connection
 
     def step(
         self,
@@ -152,41 +157,57 @@ class Operation:
 
 
 @dataclass(eq=False)
-class OpenTransaction:
+class Running:
+    """An operation from its beginning on, in the context in which it was begun and copies of that."""
+
+    operation: Operation
+
+    def __post_init__(self) -> None:
+        self.is_open = True
+        self._request, self._context = present_request(), present_context()
+        self.outer = innermost.get()
+        innermost.set(self)
+
+    def is_here(self) -> bool:
+        """Whether it is the present request's: not that of a view that sent a request of its own."""
+        return self._request is present_request()
+
+    def transaction_of(self, session: Any) -> OpenTransaction | None:  # noqa: ARG002
+        """The transaction that a session is to join: none, its view has its own."""
+        return None
+
+    def end(self) -> None:
+        """What follows is no part of it."""
+        self.is_open = False
+        if innermost.get() is self:
+            innermost.set(self.outer)
+
+
+@dataclass(eq=False)
+class OpenTransaction(Running):
     """An operation while its transaction is open: what the request's sessions join.
 
     ``hold`` is the transaction, ``units`` are what the view's transactions are in it. ``other_binds``
     are engines that the view may write to besides. ``sessions`` are those that joined.
     """
 
-    operation: Operation
     hold: Any
     units: Units
     other_binds: frozenset[Engine] = frozenset()
     sessions: dict[Any, None] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.is_open = True
-        self._request, self._context = present_request(), present_context()
-        self.outer = open_transaction.get()
-        open_transaction.set(self)
-
-    def is_here(self) -> bool:
-        """Whether it is the present request's: not that of a view that sent a request of its own."""
-        return self._request is present_request()
-
-    def includes(self, session: Any) -> bool:
-        """Whether a session's work is the view's. Asked for each statement.
+    def transaction_of(self, session: Any) -> OpenTransaction | None:
+        """This, if a session's work is the view's. Asked for each statement.
 
         So is the work of a request that the view makes to its own application, if the two share their
         application context, and therefore ``db.session``. Raises ``NotAtomic`` if the operation ended.
         """
         is_joined = session in self.sessions or self.is_here()
         if not is_joined and self._context is not present_context():
-            return False
+            return None
         if not self.is_open:
             self.refuse_late()
-        return True
+        return self
 
     def refuse_late(self) -> NoReturn:
         """Raise ``NotAtomic`` for work that goes on after the end."""
@@ -201,17 +222,28 @@ class OpenTransaction:
         raise self.units.broken
 
 
-open_transaction: ContextVar[OpenTransaction | None] = ContextVar(
-    "flask_idempotency_open_transaction", default=None
-)
-"""That of the operation that runs, or ran, in this context. In most requests there is none."""
+innermost: ContextVar[Running | None] = ContextVar("flask_idempotency_running", default=None)
+"""What runs, or ran, in this context, inside what it calls ``outer``. In most requests there is none.
+
+Not on the request: threads, tasks and greenlets that share one may each run operations.
+"""
+
+
+def forget_parents() -> None:
+    """In a forked child, forget the operation of its parent, and refuse what would go on in it."""
+    running = innermost.get()
+    innermost.set(None)
+    while running is not None:
+        if isinstance(running, OpenTransaction):
+            running.units.leave_to_parent()
+        running = running.outer
 
 
 def forget_ended() -> None:
-    """Forget the transaction that has ended, in the present context. Copies made of it keep it."""
-    running = open_transaction.get()
+    """Forget the operation that has ended, in the present context. Copies made of it keep it."""
+    running = innermost.get()
     if running is not None and not running.is_open:
-        open_transaction.set(running.outer)
+        innermost.set(running.outer)
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
@@ -222,23 +254,27 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
         forget_ended()
 
 
-def running_operation() -> OpenTransaction | None:
-    """The operation that runs in this request, or None.
+def running_operation() -> Running | None:
+    """What runs in this request, or None. Raises ``NotAtomic`` if its transaction has ended.
 
     A request that a view makes to its own application, and a thread, are not part of it.
     """
-    running = open_transaction.get()
+    running = innermost.get()
     if running is None or not running.is_here():
         return None
-    if not running.is_open:
+    if running.is_open:
+        return running
+    if isinstance(running, OpenTransaction):
         running.refuse_late()
+    return None
+
+
+def outer_transaction() -> OpenTransaction | None:
+    """That of the operation whose view makes the present request to its own application, or None."""
+    running = innermost.get()
+    if running is None or not running.is_open or not isinstance(running, OpenTransaction):
+        return None
     return running
-
-
-def outer_operation() -> OpenTransaction | None:
-    """The operation whose view makes the present request to its own application, or None."""
-    running = open_transaction.get()
-    return running if running is not None and running.is_open else None
 
 
 # Asked so often that Flask's proxies, and asking whether they are bound, would be felt.

@@ -34,22 +34,17 @@ from flask_idempotency.core.errors import (
     RequestInProgress,
     StoreUnavailable,
 )
+from flask_idempotency.core.logs import log
 from flask_idempotency.core.machine import assert_never
 from flask_idempotency.core.records import Claim
 from flask_idempotency.web.attempt.atomic import AtomicAttempt
 from flask_idempotency.web.attempt.attempt import Attempt
 from flask_idempotency.web.attempt.leased import LeasedAttempt
-from flask_idempotency.web.request.identity import (
-    fitting,
-    identify,
-    is_skipped,
-    prepare,
-    request_claim,
-)
+from flask_idempotency.web.request.identity import identify, is_skipped, prepare, request_claim
 from flask_idempotency.web.request.response import replay
 from flask_idempotency.web.request.state import RequestState, is_outermost_request, this_request
 from flask_idempotency.web.session.ends import blocks_records, drop, present_session
-from flask_idempotency.web.session.joining import parked, set_aside
+from flask_idempotency.web.session.joining import parked, parked_inside, set_aside
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.routes import refuse_unsupported
 from flask_idempotency.web.setup.state import AppState, app_state
@@ -68,8 +63,6 @@ from .signals import (
     unavailable,
 )
 
-log = logging.getLogger("flask_idempotency")
-
 _SPENT = "The operation was begun too often without success; an operator must decide."
 
 
@@ -87,7 +80,7 @@ def enter(route: Route, view: object) -> Attempt | Response | None:
             "a second idempotent view was called in one request while the first one had left"
             " uncommitted changes in db.session: commit them in the first one"
         )
-    if running_operation() is not None or current.operation is not None or not state.settings.enabled:
+    if running_operation() is not None or not state.settings.enabled:
         return None  # an idempotent function that an idempotent view calls is part of it
     request: Request = flask.request._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001
     if current.route is not None and current.route.given is route:
@@ -95,7 +88,7 @@ def enter(route: Route, view: object) -> Attempt | Response | None:
     elif not route.applies_to(request.method):
         return None
     else:
-        route = _unseen(route, request, state)
+        route = _unseen(route, request.endpoint or "", state)
     if not route.enforce:
         observe(state, route, current, request)
         return None
@@ -119,12 +112,12 @@ def enter(route: Route, view: object) -> Attempt | Response | None:
         raise
 
 
-def _unseen(route: Route, request: Request, state: AppState) -> Route:
+def _unseen(route: Route, endpoint: str, state: AppState) -> Route:
     """The options of a function that a view calls, or of a request that the hooks have not seen."""
-    route = route.resolved(state.settings, state.scope, request.endpoint or "")
+    route = route.resolved(state.settings, state.scope, endpoint)
     if route.enforce:
         refuse_unsupported(state, route, route.name)
-    return fitting(route, request, state)
+    return route
 
 
 def _note_refusal(state: AppState, current: RequestState, error: Exception) -> None:
@@ -170,7 +163,8 @@ def claim_or_answer(
                 " committed, SQLite lets nobody else write, not even the record: commit them before the"
                 " operation"
             )
-        with parked(state):
+        is_outermost = is_outermost_request()
+        with parked(state) if is_outermost else parked_inside(state, operation.name):
             decided = _decide(state, route, current, operation, claim)
         if isinstance(decided, Attempt):
             return decided.open()

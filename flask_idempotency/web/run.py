@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
+from threading import get_ident
 from typing import Any, cast
 
 from flask import Response, current_app
+from flask.globals import _cv_app
 
 from flask_idempotency.core.errors import (
     ConfigurationError,
@@ -20,13 +25,19 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.fingerprint import Fingerprint, by_value
 from flask_idempotency.core.keys import Scope
+from flask_idempotency.web.attempt.attempt import raise_again
 from flask_idempotency.web.request.identity import new_claim
-from flask_idempotency.web.request.state import RequestState, present_operation, this_request
+from flask_idempotency.web.request.state import (
+    RequestState,
+    existing_request,
+    is_outermost_request,
+    present_operation,
+)
 from flask_idempotency.web.setup.options import NOT_GIVEN, Route, RouteOptions, RunOptions, read_options
 from flask_idempotency.web.setup.routes import refuse_unsupported
 from flask_idempotency.web.setup.state import AppState, app_state
 
-from .operation import Operation
+from .operation import Operation, innermost, present_context
 from .protection import claim_or_answer
 from .signals import reject
 
@@ -59,18 +70,60 @@ def run(
         )
     if not state.settings.enabled:
         return function(*args)
-    current = this_request()
+    current = RequestState()  # not the request's: what happens here is not yet its response
     current.begin()
-    current.flashes, before = (), (current.problem, current.is_replay)
     try:
-        return _run(state, route, current, function, args, scope, key, payload)
+        with _session_of_its_own(state):
+            return _run(state, route, current, function, args, scope, key, payload)
     except Problem as problem:
         reject(state.app, current, problem, problem.status)
+        if (request := existing_request()) is not None:
+            request.has_outcome = True  # if the problem becomes its response, that has been told
         raise
     finally:
-        current.problem, current.is_replay = (
-            before  # what happens here is not yet the request's response
-        )
+        if current.clean_up is not None:  # an exit has struck the attempt's own end
+            current.clean_up()
+
+
+@contextmanager
+def _session_of_its_own(state: AppState) -> Iterator[None]:
+    """Let no other thread's operation use ``db.session`` meanwhile.
+
+    Threads and tasks may share an application context, but its session is for one of them. Whoever
+    calls ``run()`` while another one runs there, or in a thread that shares the context of a request,
+    gets a session that ends with the operation: the request's may end before.
+    """
+    context, me = present_context(), object()
+    if not _is_in_thread_of_request() and context.setdefault(_IN_USE, me) is me:
+        try:
+            yield
+        finally:
+            context.pop(_IN_USE)
+    elif innermost.get() is not None:  # this is a request made by what the other one runs
+        yield
+    else:
+        token = _cv_app.set(copy(_cv_app.get()))  # by its identity the session is found
+        try:
+            yield
+        finally:
+            try:
+                state.db.session.remove()
+            finally:
+                _cv_app.reset(token)
+
+
+_IN_USE = "_flask_idempotency_run"
+
+
+def _is_in_thread_of_request() -> bool:
+    """Whether this is another thread than the request's, in the request's own application context.
+
+    An async view is not: its event loop may be in a thread of its own, but the request waits for it.
+    """
+    request = existing_request()
+    if request is None or request.thread in (None, get_ident()) or not is_outermost_request():
+        return False
+    return asyncio._get_running_loop() is None  # noqa: SLF001
 
 
 def _run(
@@ -96,7 +149,7 @@ def _run(
         except Exception as error:
             entered.note_failure(error)
             raise
-        return _result(entered.succeed(response, handled=True, waits=False))
+        return _result(entered.succeed(response, after_error=raise_again, waits=False))
 
 
 def _route(state: AppState, function: Callable[..., Any], options: RunOptions) -> Route:

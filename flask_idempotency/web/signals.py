@@ -8,10 +8,9 @@ Each request to a protected view has exactly one outcome, and one signal that te
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import dataclass
-from logging import DEBUG, ERROR, INFO, WARNING
+from logging import DEBUG, INFO
 from types import CoroutineType
 from typing import Any, Protocol
 
@@ -20,9 +19,8 @@ from flask import Flask
 
 from flask_idempotency.core.errors import Problem, StoreUnavailable
 from flask_idempotency.core.keys import SHOWN
+from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import Claim
-
-log = logging.getLogger("flask_idempotency")
 
 
 @dataclass(frozen=True)
@@ -132,15 +130,7 @@ def _log(signal: NamedSignal, event: Event, level: int) -> None:
     what = _would(event.would) if event.would else event.outcome or signal.name.partition("-")[2]
     details = ", ".join(f"{name} {_short(facts[name])}" for name in _DETAILS if name in facts)
     # Error trackers group lines by this text: each outcome is an issue of its own.
-    _write(level, facts, f"operation %s {what}: %s", event.operation, details)
-
-
-def _write(level: int, facts: dict[str, Any], *line: Any) -> None:
-    """Log a line, with ``facts`` as attributes of the record."""
-    try:
-        log.log(level, *line, extra=facts)
-    except KeyError:  # the application's own records have an attribute of such a name
-        log.log(level, *line)
+    log.log(level, f"operation %s {what}: %s", event.operation, details, extra=facts)  # noqa: G004
 
 
 _DETAILS = ("problem", "error", "attempt", "status", "first_status", "seconds", "decided_by", "id")
@@ -183,7 +173,7 @@ def event_of(told: Told, **facts: Any) -> Event:
 
 def note(app: Flask, signal: NamedSignal, told: Told, level: int = INFO, **facts: Any) -> None:
     """Tell what happens to the present request's operation, if anybody listens."""
-    is_logged = log.isEnabledFor(level)
+    is_logged = log.logger.isEnabledFor(level)
     if not (is_logged or signal.receivers):
         return
     event = event_of(told, **facts)
@@ -221,13 +211,13 @@ def reject(app: Flask, told: Told, problem: Problem, status: int) -> None:
 
 def tell_failure(app: Flask, event: Event, text: str, *values: object) -> None:
     """Log that a store failed, and send ``store_failed``. The line says why; no response does."""
-    _write(ERROR, _facts(event), f"operation %s: {text}", event.operation, *values)
+    log.error(f"operation %s: {text}", event.operation, *values, extra=_facts(event))  # noqa: G004
     send(store_failed, app, event)
 
 
-def warn(event: Event, text: str) -> None:
+def warn(event: Event, text: str, *values: object) -> None:
     """Log an anomaly of an operation that is no failure of a store."""
-    _write(WARNING, _facts(event), f"operation %s: {text}", event.operation)
+    log.warning(f"operation %s: {text}", event.operation, *values, extra=_facts(event))  # noqa: G004
 
 
 def unavailable(error: StoreUnavailable) -> tuple[str, object]:

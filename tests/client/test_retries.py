@@ -161,6 +161,14 @@ class TestLog:
         assert (lines[0].attempt, lines[0].seconds, lines[0].method) == (1, 0.5, "POST")
         assert (lines[0].url, lines[0].status, lines[0].error) == (f"{server.url}/pay", 503, None)
 
+    @pytest.mark.usefixtures("failing_log")
+    def test_logging_that_fails_stops_no_retry(self, make_caller, server):
+        server.script += [DOWN, BUSY, drop_before, DOWN]
+        assert make_caller(budget=RetryBudget(30))("POST", server.url).status == 201
+        assert len(set(server.keys)) == 1
+        server.script += [DOWN] * 9
+        assert make_caller(budget=RetryBudget(10))("POST", server.url).status == 503
+
     def test_the_page_shows_a_real_line(self, time, caplog):
         time.chance = 0.42
         request = requests.Request("POST", "https://api.example.com/payments")

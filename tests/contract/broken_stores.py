@@ -5,7 +5,9 @@ Not collected with the rest: ``test_broken_stores.py`` runs it, and looks at wha
 
 from __future__ import annotations
 
+import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
@@ -422,9 +424,11 @@ class TestLetsSeveralTakeOverAtOnce(Sound):
         def take_over(self, claim, as_seen):
             if self.look(claim.key) != as_seen:
                 return None
-            time.sleep(0.05)
-            self._entries[claim.key].lease = None
-            return super().take_over(claim, self.look(claim.key))
+            with suppress(threading.BrokenBarrierError):  # a second one, if there is any, is here too
+                self.__dict__.setdefault("met", threading.Barrier(2)).wait(5)
+            with self.__dict__.setdefault("turn", threading.Lock()):
+                self._entries[claim.key].lease = None
+                return super().take_over(claim, self.look(claim.key))
 
 
 class TestTakesOverWhatHasChanged(Sound):

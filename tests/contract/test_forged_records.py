@@ -195,7 +195,7 @@ def test_a_completed_record_without_its_headers_is_refused_by_name(shop, store, 
 def test_what_the_database_cannot_count_with_is_refused_by_name(shop, caplog, column, value):
     set_column(shop, "state", "'in_progress'")
     set_column(shop, column, value)
-    assert "one of its numbers or times is out of range" in refusal(shop, caplog)
+    assert "one of its fields cannot be read" in refusal(shop, caplog)
 
 
 @pytest.mark.parametrize("store", ["redis"], indirect=True)

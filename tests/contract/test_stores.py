@@ -14,6 +14,7 @@ from flask_idempotency.integrations.timed import TimedRecords
 from flask_idempotency.stores.redis.records import RedisRecords
 from flask_idempotency.testing import Clock
 from flask_idempotency.testing.contract import StoreContract
+from tests.drivers import EACH
 
 
 def make(tmp_path, **config):
@@ -105,6 +106,7 @@ class TestRedisOnFakeredis(StoreContract):
         return RedisRecords(lambda: client, "fake:")
 
 
+@EACH
 class TestPostgres(OnPostgres):
     """Also the records of ``hybrid``, whose lock is none of a record's business, and of ``sql``."""
 

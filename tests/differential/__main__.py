@@ -13,32 +13,43 @@ import sys
 
 import servers
 from tests.differential.comparison import Twins
+from tests.differential.documented import documented
+from tests.differential.documented_schema import DOCUMENTED, WITH_HIDDEN
 from tests.differential.mutants import MUTANTS, caught_by
+from tests.differential.programs import SESSIONS
 from tests.differential.summary import Summary
+from tests.differential.twins import PLAIN_SCHEMA
 
 
 def main() -> int:
     """Read the arguments and run."""
     parser = argparse.ArgumentParser(prog="python -m tests.differential", description=__doc__)
     parser.add_argument("--programs", type=int, default=10_000)
+    parser.add_argument("--documented", type=int, default=0, help="programs of the second grammar")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument(
         "--store", choices=["postgres", "hybrid"], help="one; half of each if not given"
     )
+    parser.add_argument("--driver", choices=["psycopg2", "psycopg"], default="psycopg2")
     parser.add_argument("--shown", type=int, default=10, help="differences to shrink and show")
     parser.add_argument("--kinds", action="store_true", help="count each kind of step")
     parser.add_argument("--mutants", action="store_true", help="show which kept programs catch which")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
+    servers.urls.driver = given.driver
     if given.mutants:
         return show_mutants()
     stores = [given.store] if given.store else ["postgres", "hybrid"]
+    grammar = documented(given.driver) if given.documented else SESSIONS
+    schemas = {"postgres": DOCUMENTED, "hybrid": WITH_HIDDEN} if given.documented else {}
     passed = []
     with servers.postgres(fsync=False) as postgres, servers.redis() as redis:
         for seed, store in enumerate(stores, given.seed):
-            twins = Twins(postgres, f"programs_{store}", redis.url if store == "hybrid" else None)
-            summary = Summary(twins)
-            summary.run(given.programs // len(stores), seed)
+            redis_url = redis.url if store == "hybrid" else None
+            name = f"programs_{store}"
+            twins = Twins(postgres, name, redis_url, schema=schemas.get(store, PLAIN_SCHEMA))
+            summary = Summary(twins, grammar)
+            summary.run((given.documented or given.programs) // len(stores), seed)
             print(f"store {store}, seed {seed}", summary, "", sep="\n", flush=True)
             if given.kinds:
                 print(summary.by_kind(), "", sep="\n")

@@ -22,17 +22,18 @@ def laboratory(
 
 
 @pytest.fixture
-def run_pair(laboratory: Laboratory) -> Callable[[Case, str], Outcome]:
+def run_pair(laboratory: Laboratory, driver: str) -> Callable[[Case, str], Outcome]:
     """Runs a case with a store in a plain and a protected application."""
+    laboratory.driver = driver
     return laboratory.run_pair
 
 
 @pytest.fixture
-def hold(laboratory: Laboratory) -> Callable[[Case, str], Outcome]:
+def hold(run_pair: Callable[[Case, str], Outcome]) -> Callable[[Case, str], Outcome]:
     """Runs a case and holds it against its verdict."""
 
     def check(case: Case, store: str) -> Outcome:
-        outcome = laboratory.run_pair(case, store)
+        outcome = run_pair(case, store)
         assert outcome.problems == [], "\n".join([case.name, *outcome.problems])
         return outcome
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from servers import urls
 from tests.databases import Databases
 from tests.differential.verdicts import (
     EQUAL,
@@ -33,6 +34,7 @@ from tests.differential.verdicts import (
     Verdict,
 )
 from tests.differential.worlds import Error, Events, Reply, State, World
+from tests.drivers import with_driver
 
 View = Callable[[World], Any]
 
@@ -299,6 +301,8 @@ class Laboratory:
 
     def __init__(self, databases: Databases, redis_server: Any, folder: Path) -> None:
         self._databases, self._redis, self._folder = databases, redis_server, folder
+        self.driver = urls.driver
+        """SQLAlchemy's name of the driver of all applications that are asked for from now on."""
         self._pairs: OrderedDict[Any, tuple[World, World]] = OrderedDict()
         self._used: dict[int, list[str]] = {}
 
@@ -320,11 +324,11 @@ class Laboratory:
 
     def take(self, case: Case, store: str) -> tuple[World, World]:
         """The plain and the protected application for a case."""
-        return self._pairs.pop((store, *case.application), None) or self._make(case, store)
+        return self._pairs.pop((store, self.driver, *case.application), None) or self._make(case, store)
 
     def give_back(self, case: Case, store: str, pair: tuple[World, World]) -> None:
         """Keep two applications for the next case of their kind."""
-        self._pairs[(store, *case.application)] = pair
+        self._pairs[(store, self.driver, *case.application)] = pair
         while len(self._pairs) > PAIRS_KEPT:
             self._discard(self._pairs.popitem(last=False)[1])
 
@@ -351,8 +355,11 @@ class Laboratory:
         if store == "sql":
             url = f"sqlite:///{self._folder / str(next(_cases))}"
         else:
-            url = self._database(urls)
-        binds = {bind: NOWHERE if bind == "down" else self._database(urls) for bind in case.binds}
+            url = with_driver(self._database(urls), self.driver)
+        binds = {
+            bind: with_driver(NOWHERE if bind == "down" else self._database(urls), self.driver)
+            for bind in case.binds
+        }
         return World(url, case, protected=protected, config=config, binds=binds)
 
     def _database(self, urls: list[str]) -> str:

@@ -69,14 +69,6 @@ KEPT: dict[str, Program] = {
             do("commit"),
         )
     ),
-    "a temporary table emptied by a commit": Program(
-        view=(
-            do("make a temporary table", "for a transaction"),
-            do("fill the temporary table"),
-            do("commit"),
-            do("read the temporary table"),
-        )
-    ),
     "a stream after a commit": Program(view=(do("open a stream"), do("commit"), do("read the stream"))),
     "a write's lock after a rollback": Program(
         view=(do("count up"), do("rollback"), do("count up by engine"))
@@ -177,6 +169,12 @@ KEPT: dict[str, Program] = {
         before=(do("translate the schema"),), view=(do("add", "a"), do("commit"))
     ),
     "a setting for good before the view": Program(before=(do("set", "tenant"),), view=(do("commit"),)),
+    "a setting for good before the view, a commit of nothing, and an error": Program(
+        before=(do("set", "mode"),),
+        view=(do("commit"), do("lock", "advisory at once")),
+        answer="raise",
+        handler="plain",
+    ),
     "read only before the view": Program(before=(do("set", "read only"),), view=(do("insert", "a"),)),
     "an advisory lock before the view": Program(
         before=(do("lock", "advisory"),),

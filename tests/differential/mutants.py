@@ -14,11 +14,13 @@ from typing import Any
 from unittest.mock import patch
 
 from flask_idempotency.core import session_statements, sqltext
+from flask_idempotency.stores.drivers import psycopg2
 from flask_idempotency.stores.postgres import statements
 from flask_idempotency.stores.postgres.messages import Messages
 from flask_idempotency.stores.savepoints import postgres as savepoints
+from flask_idempotency.stores.savepoints.parsed import Text
 from flask_idempotency.stores.savepoints.postgres import PostgresUnits
-from flask_idempotency.stores.savepoints.units import Units
+from flask_idempotency.stores.savepoints.units import StandIn, Units
 from flask_idempotency.web import protection
 from flask_idempotency.web.attempt.attempt import Attempt
 from flask_idempotency.web.request.state import RequestState
@@ -227,18 +229,17 @@ def forgotten_before_it_is_bound(knife: Knife) -> None:
     def operation_cursor(base: Any) -> Any:
         class Forgetful(before(base)):
             def mogrify(self, query: Any, values: Any = None) -> bytes:
-                held = [*self.units._held]
-                self.units._held.clear()
+                held = [*self.units.waiting]
+                self.units.waiting.clear()
                 message = super().mogrify(query, values)
-                self.units._held[:0] = held
+                self.units.waiting[:0] = held
                 return message
 
         return Forgetful
 
-    before: Any = savepoints._subclass
-    knife.replace(savepoints, "_subclass", operation_cursor)
-    knife.forget(savepoints._subclasses)
-    knife.forget(savepoints._named_kinds)
+    before: Any = psycopg2._subclass
+    knife.replace(psycopg2, "_subclass", operation_cursor)
+    knife.replace(psycopg2, "_named", psycopg2._named.__wrapped__)
 
 
 @shown_by(
@@ -247,12 +248,19 @@ def forgotten_before_it_is_bound(knife: Knife) -> None:
     )
 )
 def in_front_of_what_was_never_parsed(knife: Knife) -> None:
-    """What was held back travels in a message that the server may not be able to read."""
+    """What was held back travels in any message, and every savepoint has the same name."""
 
-    def prefix(self: PostgresUnits, text: str, message: bytes) -> bytes:
-        return self.waiting()
+    def prefix(units: PostgresUnits, text: Text, message: bytes) -> bytes:
+        return psycopg2._joined(units.waiting, units.driver)
 
-    knife.replace(PostgresUnits, "prefix", prefix)
+    def begin(self: PostgresUnits, owner: StandIn) -> None:
+        self.begun, number = 0, self.begun
+        before(self, owner)
+        self.begun = number
+
+    before = PostgresUnits._begin
+    knife.replace(psycopg2, "_prefix", prefix)
+    knife.replace(PostgresUnits, "_begin", begin)
 
 
 @shown_by("a write's lock after a rollback", "a row's lock after a rollback")
@@ -286,13 +294,17 @@ def deferred_checks_come_late(knife: Knife) -> None:
 )
 def constraints_stay_immediate(knife: Knife) -> None:
     """After a commit, deferred constraints are no longer deferred."""
-    knife.replace(PostgresUnits, "_constraints_back", lambda self: [])
+    knife.replace(session_statements, "CHECK_ALL_DEFERRED", session_statements.CHECK)
 
 
-@shown_by("a temporary table emptied by a commit")
+@shown_by(
+    a_temporary_table_after_a_commit=Program(
+        view=(do("make a temporary table", "dropped"), COMMIT, do("read the temporary table"))
+    )
+)
 def temporary_tables_outlive_the_commit(knife: Knife) -> None:
-    """ON COMMIT does nothing at the view's commit."""
-    knife.replace(savepoints, "_after_commit", lambda name, drops: "SELECT 1")
+    """ON COMMIT DROP does nothing at the view's commit."""
+    knife.replace(sqltext, "dropped_on_commit", lambda text: ["no_such_table"])
 
 
 @shown_by(
@@ -339,6 +351,7 @@ def writes_give_way(knife: Knife) -> None:
 )
 def functions_only_read(knife: Knife) -> None:
     """What a text does not tell was surely nothing."""
+    knife.replace(PostgresUnits, "_would_lose", lambda self: False)
     knife.replace(PostgresUnits, "_did_more_than_read", lambda self: False)
 
 
@@ -468,7 +481,7 @@ def commit_as_text_sent(knife: Knife) -> None:
 )
 def doors_of_the_driver_open(knife: Knife) -> None:
     """The driver's own ways to end a transaction are there."""
-    knife.replace(savepoints, "_ENDINGS", frozenset())
+    knife.replace(psycopg2, "ENDINGS", frozenset())
 
 
 @shown_by(the_driver_rolls_back=Program(view=(INSERT, do("call the driver", "rollback"), COMMIT, READ)))
@@ -484,4 +497,4 @@ def the_drivers_rollback_is_its_own(knife: Knife) -> None:
 )
 def isolation_by_option_ignored(knife: Knife) -> None:
     """The view asks for another isolation, and nobody says that it does not get it."""
-    knife.replace(PostgresUnits, "check_isolation", lambda self, what, value: None)
+    knife.replace(PostgresUnits, "check_mode", lambda self, name, value: None)

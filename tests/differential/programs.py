@@ -7,7 +7,7 @@ what the application is like. :func:`programs` makes them, and :func:`shrunk` ma
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from random import Random
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -18,7 +18,6 @@ from tests.differential.steps import (
     LOCKS,
     OTHER_CONNECTIONS,
     SETTINGS,
-    STEPS,
     TEMPORARY,
     Step,
     do,
@@ -240,30 +239,61 @@ ABOVE = [
 ]
 
 
+@dataclass(frozen=True)
+class Grammar:
+    """What programs are made of: fragments by family, those of every program, and of each place.
+
+    ``families`` says how many of them a program draws on; ``blocks`` are steps around others, and
+    ``helpers`` those that work with another session.
+    """
+
+    fragments: dict[str, list[Steps]]
+    always: list[Steps]
+    families: tuple[int, ...] = (0, 1, 1, 2, 2, 3)
+    blocks: tuple[str, ...] = BLOCKS
+    helpers: tuple[str, ...] = HELPERS
+    helpers_steps: list[Steps] = field(default_factory=lambda: HELPERS_STEPS)
+    before: list[Steps] = field(default_factory=lambda: BEFORE)
+    above: list[Steps] = field(default_factory=lambda: ABOVE)
+
+    @property
+    def kinds(self) -> set[str]:
+        """All kinds of steps that it can make."""
+        parts = [self.always, self.helpers_steps, self.before, self.above, *self.fragments.values()]
+        steps = (step for part in parts for steps in part for step in steps)
+        return {each.kind for step in steps for each in walk(step)} | {*self.blocks, *self.helpers}
+
+
+SESSIONS = Grammar(FAMILIES, ALWAYS)
+"""What this module's families are about."""
+
+
 class Maker:
     """Makes a program out of random numbers.
 
     It draws on a few families only: so some programs are all of one kind, and most are plain.
     """
 
-    def __init__(self, chance: Random) -> None:
-        self._chance = chance
-        families = chance.sample(sorted(FAMILIES), chance.choice([0, 1, 1, 2, 2, 3]))
-        self._fragments = [ALWAYS, ALWAYS, *(FAMILIES[name] for name in families)]
-        self._blocks = chance.choice([(), (), BLOCKS, BLOCKS, (*BLOCKS, *HELPERS), HELPERS])
+    def __init__(self, chance: Random, grammar: Grammar = SESSIONS) -> None:
+        self._chance, self._grammar = chance, grammar
+        names = sorted(grammar.fragments)
+        families = chance.sample(names, min(chance.choice(grammar.families), len(names)))
+        always, blocks, helpers = grammar.always, grammar.blocks, grammar.helpers
+        self._fragments = [always, always, *(grammar.fragments[name] for name in families)]
+        self._blocks = chance.choice([(), (), blocks, blocks, (*blocks, *helpers), helpers])
 
     def program(self) -> Program:
         """Any program."""
         choice = self._chance.choice
         around = {"above": (), "after": (), "": ()}
-        around[choice(["", "", "", "", "above", "after"])] = self._some(ABOVE, 1, 2)
+        around[choice(["", "", "", "", "above", "after"])] = self._some(self._grammar.above, 1, 2)
         end = choice([COMMIT, COMMIT, ()])
         # A decorator above @idempotent is given the handler's answer, not the error.
         begins_above = choice("y------------------") == "y"
         handler = "" if around["above"] or begins_above else choice(["", "", "plain", "rolls back"])
         return Program(
             self._steps(2, 9) + end,
-            before=self._some(BEFORE, 1, 2) if choice("yyy------------") == "y" else (),
+            before=self._some(self._grammar.before, 1, 2) if choice("yyy------------") == "y" else (),
             above=around["above"],
             after=around["after"],
             answer=choice(["created"] * 8 + ["conflict", "forbidden", "error", "raise"]),
@@ -278,8 +308,8 @@ class Maker:
         for _ in range(self._chance.randint(least, most)):
             if self._blocks and depth < 2 and self._chance.random() < 0.2:
                 kind = self._chance.choice(self._blocks)
-                if kind in HELPERS:
-                    inner = self._some(HELPERS_STEPS, 1, 4)
+                if kind in self._grammar.helpers:
+                    inner = self._some(self._grammar.helpers_steps, 1, 4)
                 else:
                     inner = self._steps(0, 4, depth + 1)
                 found += (do(kind, *inner),)
@@ -292,16 +322,18 @@ class Maker:
         return tuple(step for steps in found for step in steps)
 
 
-def programs() -> st.SearchStrategy[Program]:
+def programs(grammar: Grammar = SESSIONS) -> st.SearchStrategy[Program]:
     """Any program, each out of a random of its own.
 
     Were each choice one of Hypothesis's, it would vary and repeat what it drew before: then rare steps
     hardly ever come, and few programs have another isolation level.
     """
-    return st.randoms(use_true_random=True).map(lambda chance: Maker(chance).program())
+    return st.randoms(use_true_random=True).map(lambda chance: Maker(chance, grammar).program())
 
 
-def run_each(count: int, number: int, use: Callable[[Program], None]) -> None:
+def run_each(
+    count: int, number: int, use: Callable[[Program], None], grammar: Grammar = SESSIONS
+) -> None:
     """Give ``count`` programs to a function; ``number`` is the seed, the same makes the same ones."""
 
     @seed(number)
@@ -312,7 +344,7 @@ def run_each(count: int, number: int, use: Callable[[Program], None]) -> None:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(programs())
+    @given(programs(grammar))
     def run(program: Program) -> None:
         use(program)
 
@@ -361,6 +393,6 @@ def _fewer(steps: Steps) -> Iterator[Steps]:
                 yield (*before, replace(step, arguments=inner), *behind)
 
 
-def kinds_never_executed(executed: dict[str, int]) -> list[str]:
+def kinds_never_executed(executed: dict[str, int], grammar: Grammar = SESSIONS) -> list[str]:
     """Kinds of steps that no program has done."""
-    return sorted(kind for kind in STEPS if not executed.get(kind))
+    return sorted(kind for kind in grammar.kinds if not executed.get(kind))

@@ -14,3 +14,4 @@ HELD = "row locks and advisory transaction locks are held until the operation en
 NOTIFIED = "NOTIFY arrives when the operation ends"
 TWICE = "a retry inside the view cannot succeed"
 CONFLICT = "a conflict that the view does not catch becomes a 503"
+NOTIFIED_ONCE = "equal notifications of several commits arrive once"

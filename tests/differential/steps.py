@@ -13,9 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import psycopg2
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
+
+from flask_idempotency.core.errors import sqlstate
 
 if TYPE_CHECKING:
     from tests.differential.programs import Program
@@ -51,7 +54,7 @@ class Handled(Exception):
     """An error for which the application has a handler."""
 
 
-DATABASE_ERRORS = (SQLAlchemyError, psycopg2.Error, ValueError, TypeError)
+DATABASE_ERRORS = (SQLAlchemyError, psycopg2.Error, psycopg.Error, ValueError, TypeError)
 """What a careful view catches. A value that cannot be bound may be any of the last two."""
 
 MISTAKES = {"AttributeError", "ImportError", "KeyError", "NameError"}
@@ -75,6 +78,8 @@ class Run:
     counted: int = 0
     """How often ``count up by engine`` came through."""
     second: Hand | None = None
+    mistakes: int = 0
+    """How many errors were those of a step that is wrongly written."""
     after_has_run: bool = False
     failed_outside: bool = False
     """Whether an error came out of what runs before, above or after the view."""
@@ -107,6 +112,7 @@ class Hand:
     run: Run
     session: Any
     loaded: Any = None
+    loaded_book: Any = None
     stream: Any = None
     savepoints: list[Any] = field(default_factory=list)
 
@@ -122,6 +128,7 @@ class Hand:
             raise
         except Exception as error:
             run.note(step.kind, name_of(error))
+            run.mistakes += is_mistake(error)
             if not catching or not isinstance(error, catches[run.program.catches]):
                 raise
         else:
@@ -145,8 +152,18 @@ class Hand:
 
 def name_of(error: BaseException) -> str:
     """An error's class and SQLSTATE."""
-    code = getattr(getattr(error, "orig", error), "pgcode", None)
+    code = sqlstate(getattr(error, "orig", error))
     return f"{type(error).__name__} {code}" if code else type(error).__name__
+
+
+def is_mistake(error: BaseException) -> bool:
+    """Whether an error of those :data:`MISTAKES` was raised here, not in what a step called."""
+    if type(error).__name__ not in MISTAKES:
+        return False
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame is not None and "differential" in frame.tb_frame.f_code.co_filename
 
 
 STEPS: dict[str, Callable[..., Any]] = {}
@@ -661,6 +678,7 @@ OTHER_CONNECTIONS = {
     "by a second session",
     "write an audit by engine",
     "count up by engine",
+    "audit by a session of the engine",
 }
 
 

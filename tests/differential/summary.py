@@ -8,7 +8,14 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tests.differential.comparison import Twins, Verdict
-from tests.differential.programs import Program, kinds_never_executed, run_each, shrunk
+from tests.differential.programs import (
+    SESSIONS,
+    Grammar,
+    Program,
+    kinds_never_executed,
+    run_each,
+    shrunk,
+)
 
 LEAST_EQUAL = 0.5
 """Fewer equal programs than this prove little."""
@@ -20,8 +27,8 @@ ENOUGH = 2000
 class Summary:
     """Runs programs and keeps count."""
 
-    def __init__(self, twins: Twins) -> None:
-        self._twins = twins
+    def __init__(self, twins: Twins, grammar: Grammar = SESSIONS) -> None:
+        self._twins, self._grammar = twins, grammar
         self.programs = self.equal = self.broken = 0
         self.seconds = 0.0
         self.refused: Counter[str] = Counter()
@@ -33,7 +40,7 @@ class Summary:
     def run(self, count: int, seed: int) -> None:
         """Run ``count`` programs."""
         started = time.monotonic()
-        run_each(count, seed, lambda program: self._add(self._twins.compare(program)))
+        run_each(count, seed, lambda each: self._add(self._twins.compare(each)), self._grammar)
         self.seconds += time.monotonic() - started
 
     def _add(self, verdict: Verdict) -> None:
@@ -67,7 +74,9 @@ class Summary:
         if self.equal < LEAST_EQUAL * self.programs:
             found.append(f"only {self.equal} of {self.programs} programs were equal")
         if self.programs >= ENOUGH:
-            found += [f"never executed: {kind}" for kind in kinds_never_executed(self.executed)]
+            found += [
+                f"never executed: {kind}" for kind in kinds_never_executed(self.executed, self._grammar)
+            ]
         return found
 
     def __str__(self) -> str:

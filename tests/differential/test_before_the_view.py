@@ -13,6 +13,7 @@ from tests.differential.schemas import (
     row_level_security,
     schema_per_tenant,
 )
+from tests.drivers import EACH
 
 family = Family()
 REFUSED = Refused("before")
@@ -543,12 +544,82 @@ def above_reads(world, call):
 family.add("a setting in a decorator above", show_and_pay, above=above_reads)
 
 
+# Transactions that a before_request function begins, for somebody to end after the view.
+
+
+def begins(world):
+    """Authentication reads, inside a transaction of its own."""
+    g.transaction = world.session.begin()
+    world.note(world.session.query(world.Account).count())
+
+
+def begins_and_sends_nothing(world):
+    g.transaction = world.session.begin()
+
+
+def begins_and_sets(world):
+    begins(world)
+    world.sql("set local app.tenant = 'a'")
+
+
+def ends_it(world, response):
+    g.transaction.commit()
+
+
+def reads_and_ends_it(world, response):
+    world.note(world.session.query(world.Payment).count())
+    world.show("app.tenant")
+    g.transaction.commit()
+
+
+def rolls_it_back(world, response):
+    g.transaction.rollback()
+
+
+def keeps_its_connection(world):
+    g.connection = world.session.connection()
+    world.note(g.connection.scalar(sa.text("select count(*) from account")))
+
+
+def reads_by_its_connection(world, response):
+    world.note(g.connection.scalar(sa.text("select count(*) from account")))
+
+
+def pay_without_commit(world):
+    world.pay(5)
+
+
+for begin in (begins, begins_and_sends_nothing, begins_and_sets):
+    for end in (ends_it, reads_and_ends_it):
+        what = f"a before_request that {begin.__name__}, an after_request that {end.__name__}"
+        family.add(what.replace("_", " "), pay_without_commit, before=begin, after_request=end)
+family.add(
+    "a transaction before the view, rolled back after a rejection",
+    lambda world: ({"error": "no"}, 409),
+    before=begins,
+    after_request=rolls_it_back,
+    status=409,
+)
+
+
+@EACH
 @family.in_every_store()
 def test_what_came_before_the_view_reaches_it_or_is_refused(hold, case, store):
     hold(case, store)
 
 
 leased = Family(atomic=False)
+for begin in (begins, begins_and_sends_nothing, begins_and_sets):
+    what = f"a before_request that {begin.__name__}, an after_request that commits"
+    leased.add(
+        what.replace("_", " "), pay_without_commit, before=begin, after_request=reads_and_ends_it
+    )
+leased.add(
+    "a connection kept before the view, read after it",
+    lambda world: None,
+    before=keeps_its_connection,
+    after_request=reads_by_its_connection,
+)
 for what in ("a setting of its own", "a setting for the session", "a time-out for locks"):
     leased.add(f"{what}, not committed", show_and_pay, before=sends(CARRIED[what]))
 for what, before in {

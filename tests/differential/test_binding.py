@@ -157,6 +157,57 @@ for name in (
     family.add(f"{name}, after a commit", caught_by_a_commit(SENDERS[name]))
     family.add(f"{name}, not caught", not_caught(SENDERS[name]), status=500)
 
+# A text that the server has parsed, with values of another kind: then it cannot be parsed.
+SHAPES = {
+    "an empty tuple": ("select 1 where 1 in %s", ((1,),), ((),)),
+    "None for a date": ("select date %s", ("2026-11-23",), (None,)),
+    "a string in an interval": ("select interval '%s days'", (3,), ("three",)),
+    "an empty tuple by name": ("select 1 where 1 in %(ids)s", {"ids": (1,)}, {"ids": ()}),
+    "a tuple in a list": ("select %s", ([1],), ([(1,), ()],)),
+}
+
+
+def of_another_kind(text, good, bad, *, between):
+    """Units are committed around it; the error must cost none of them."""
+
+    def execute(world, values):
+        world.session.connection().connection.cursor().execute(text, values)
+
+    def view(world):
+        world.pay(1)
+        world.commit()
+        execute(world, good)
+        world.pay(2)
+        world.commit()
+        with world.catching():
+            between(world, lambda: execute(world, bad))
+        world.session.rollback()
+        world.pay(4)
+        world.commit()
+
+    return view
+
+
+def in_nested(world, send):
+    with world.session.begin_nested():
+        send()
+
+
+def after_a_write(world, send):
+    world.pay(3)
+    world.session.flush()
+    send()
+
+
+for name, (text, good, bad) in SHAPES.items():
+    for where, between in (
+        ("alone", lambda world, send: send()),
+        ("in a nested transaction", in_nested),
+        ("after a write", after_a_write),
+    ):
+        view = of_another_kind(text, good, bad, between=between)
+        family.add(f"{name}, {where}", view)
+
 LATIN = {"client_encoding": "latin1"}
 for name, shape in (("caught", caught_outside), ("in a nested transaction", caught_nested)):
     family.add(f"text that the encoding has not, {name}", shape(in_orm(EURO)), engine_options=LATIN)

@@ -7,7 +7,7 @@ from select import select
 import sqlalchemy as sa
 
 from tests.differential.harness import ByDesign, Family
-from tests.differential.sentences import CLOCK, NOTIFIED, SNAPSHOT, UNSEEN
+from tests.differential.sentences import CLOCK, NOTIFIED, NOTIFIED_ONCE, SNAPSHOT, UNSEEN
 
 family = Family(pool=2)
 
@@ -93,6 +93,49 @@ def what_a_listener_hears_after_the_request(world):
     world.sql("notify paid, 'yes'")
     world.pay(1)
     world.commit()
+
+
+def heard_outside(world):
+    """What a listener has heard since the last request, to the end: notifications keep their order."""
+    world.admin_run("notify paid, 'end'")
+    heard = []
+    while heard[-1:] != ["end"]:
+        heard = arrived(world.admin, len(heard) + 1)
+    world.admin.notifies.clear()
+    return heard
+
+
+def notifying(*payloads):
+    def view(world):
+        world.note(heard_outside(world))
+        for payload in payloads:
+            world.sql(f"notify paid, '{payload}'")
+            world.pay(1)
+            world.commit()
+
+    return view
+
+
+def heard_once(outcome):
+    found = [line for line in outcome.differences if ", notes" not in line]
+    for seen, times in ((outcome.plain, 3), (outcome.protected, 1)):
+        last = seen.steps[2].notes
+        if last != (str([*["paid"] * times, "end"]),):
+            found.append(f"heard {last}")
+    return found
+
+
+family.add(
+    "a notification that is sent in three transactions",
+    notifying("paid", "paid", "paid"),
+    prelude=a_listener_outside,
+    expect=ByDesign(NOTIFIED_ONCE, heard_once),
+)
+family.add(
+    "three notifications in three transactions",
+    notifying("one", "two", "three"),
+    prelude=a_listener_outside,
+)
 
 
 @family(

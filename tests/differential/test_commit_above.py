@@ -23,6 +23,7 @@ from tests.differential.harness import (
 )
 from tests.differential.schemas import deferred_constraints
 from tests.differential.sentences import KEPT, ROLLED_BACK
+from tests.drivers import EACH
 
 family = Family()
 
@@ -546,6 +547,7 @@ family.add(
 )
 
 
+@EACH
 @family.in_every_store()
 def test_what_is_committed_above_the_view_is_there_exactly_if_the_response_is_stored(hold, case, store):
     hold(case, store)

@@ -399,6 +399,19 @@ def read_only_until_the_commit(world):
     world.commit()
 
 
+@family()
+def a_named_cursor_with_hold(world):
+    cursor = world.session.connection().connection.cursor("kept", withhold=True)
+    cursor.execute("select name from account order by 1")
+    world.commit()
+    world.note(cursor.fetchone())
+    world.pay(1)
+    world.commit()
+    world.note(cursor.fetchall())
+    cursor.close()
+    world.commit()
+
+
 @family.in_every_store()
 def test_the_drivers_doors_lead_nowhere_without_the_record(hold, case, store):
     hold(case, store)

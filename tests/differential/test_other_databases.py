@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from flask import g
 from sqlalchemy.exc import DBAPIError
 
+from flask_idempotency.core.errors import sqlstate
 from servers import plain_dsn
 from tests.differential.harness import EQUAL, ByDesign, Either, Family, NothingKept, Refused
 from tests.differential.sentences import CONFLICT
@@ -36,7 +37,7 @@ def handled(world):
     @world.app.errorhandler(psycopg2.Error)
     def answer(error):
         world.session.rollback()
-        code = getattr(getattr(error, "orig", error), "pgcode", None)
+        code = sqlstate(getattr(error, "orig", error))
         return {"error": code}, 424
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import servers.urls
 from tests.differential.comparison import Twins
 from tests.differential.kept import KEPT
 from tests.differential.programs import Program, run_each, shrunk
@@ -23,15 +24,17 @@ from tests.differential.summary import Summary
 PROGRAMS = 100
 
 
-@pytest.fixture(scope="module")
-def twins(postgres: Any) -> Iterator[Twins]:
-    """The applications that all programs run in."""
+@pytest.fixture(scope="module", params=["psycopg2", "psycopg"])
+def twins(request: pytest.FixtureRequest, postgres: Any) -> Iterator[Twins]:
+    """The applications that all programs run in, with each driver."""
     log = logging.getLogger("flask_idempotency")
     level = log.level
     log.setLevel(logging.CRITICAL)  # of each that fails by name
-    twins = Twins(postgres, "programs")
+    usual, servers.urls.driver = servers.urls.driver, request.param
+    twins = Twins(postgres, f"programs_{request.param}")
     yield twins
     twins.close()
+    servers.urls.driver = usual
     log.setLevel(level)
 
 

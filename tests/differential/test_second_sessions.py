@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from tests.differential.harness import EQUAL_OR_REFUSED, Family, Refused
+from tests.drivers import EACH
 
 family = Family(pool=2)
 REFUSED = Refused("session|request to its own application")
@@ -358,6 +359,7 @@ def a_connection_of_the_engine_that_writes(world):
     world.commit()
 
 
+@EACH
 @family.in_every_store()
 def test_a_second_session_costs_the_first_nothing_or_is_refused(hold, case, store):
     hold(case, store)

@@ -42,6 +42,8 @@ HIDDEN = {
     "COMMIT behind a nested comment": "/* /* */ */ commit",
     "COMMIT behind a comment in a comment's end": "/*/**/*/ commit",
     "COMMIT behind a line comment": "-- ' \n commit",
+    "COMMIT behind a line comment that a carriage return ends": "-- ' \r commit",
+    "COMMIT behind a carriage return": "select 1; -- a comment\rcommit",
     "COMMIT behind a dollar in a name": "select 1 as a$x$; commit; select 2 as b$x$",
     "COMMIT behind an escape": "select E'\\'; --'; commit; --'",
     "COMMIT behind a string that goes on": "select 'a'\n'b\\'; commit",

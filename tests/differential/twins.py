@@ -7,9 +7,11 @@ after the other: between two programs only rows are put back, so that one costs 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg2
@@ -50,8 +52,9 @@ ROWS = """
     union all select 'place', spot::text, '', '' from place
     union all select 'tally', label, amount::text, '' from tally
     union all select 'audit', label, '', '' from audit
-    order by 1, 2, 3, 4
 """
+
+IN_ORDER = " order by 1, 2, 3, 4"
 
 CUT_OFF = """
     select pg_terminate_backend(pid, 5000) from pg_stat_activity
@@ -69,6 +72,23 @@ CLEAR = """
 
 LEAKED = "a connection was not given back"
 LEFT = "a session was not removed"
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What a grammar's programs need beside the tables that all of them have, in SQL.
+
+    ``define`` makes the classes; ``rows`` continues :data:`ROWS`, and ``clear`` :data:`CLEAR`.
+    """
+
+    define: Callable[[SQLAlchemy], SimpleNamespace] = lambda _db: SimpleNamespace()
+    before_tables: str = ""
+    set_up: str = ""
+    rows: str = ""
+    clear: str = ""
+
+
+PLAIN_SCHEMA = Schema()
 
 STATUSES = {"created": 201, "conflict": 409, "forbidden": 403, "error": 500}
 
@@ -112,6 +132,8 @@ class Twin:
     db: SQLAlchemy
     item: Any
     place: Any
+    models: SimpleNamespace
+    schema: Schema
     protected: bool
     url: str
     run: Run = field(init=False)
@@ -125,14 +147,14 @@ class Twin:
         """Put the rows back, and lock what is always locked."""
         records = "delete from idempotency_record;" if self.protected else ""
         with self.observer.cursor() as cursor:
-            cursor.execute(CLEAR + records)
+            cursor.execute(self.schema.clear + CLEAR + records)
         with self.holder.cursor() as cursor:
             cursor.execute("rollback; begin; select * from held for update")
 
     def rows(self) -> list[Any]:
         """All committed rows of the application."""
         with self.observer.cursor() as cursor:
-            cursor.execute(ROWS)
+            cursor.execute(ROWS + self.schema.rows + IN_ORDER)
             return [tuple(row) for row in cursor]
 
     def is_completed(self) -> bool:
@@ -193,7 +215,13 @@ class Twin:
 
 
 def make_twin(
-    url: str, isolation: str, *, protected: bool, redis_url: str | None, enforce: bool = True
+    url: str,
+    isolation: str,
+    *,
+    protected: bool,
+    redis_url: str | None,
+    enforce: bool = True,
+    schema: Schema = PLAIN_SCHEMA,
 ) -> Twin:
     """An application on an empty database."""
     db = SQLAlchemy()
@@ -217,6 +245,7 @@ def make_twin(
 
     app = Flask("protected" if protected else "plain")
     app.logger.disabled = True
+    models = schema.define(db)
     options = {"isolation_level": isolation} if isolation else {}
     app.config.update(SQLALCHEMY_DATABASE_URI=url, SQLALCHEMY_ENGINE_OPTIONS=options)
     db.init_app(app)
@@ -226,16 +255,18 @@ def make_twin(
         if redis_url:
             app.config["IDEMPOTENCY_REDIS_URL"] = redis_url
         Idempotency().init_app(app, db, scope=None)
-    twin = Twin(app, db, Item, Place, protected, url)
+    twin = Twin(app, db, Item, Place, models, schema, protected, url)
     _add_surroundings(twin)
     _add_view(twin)
     with app.app_context():
+        with db.engine.begin() as connection:
+            connection.exec_driver_sql(schema.before_tables or "select 1")
         db.create_all()
         db.engine.dispose()
     twin.observer, twin.holder = psycopg2.connect(plain_dsn(url)), psycopg2.connect(plain_dsn(url))
     twin.observer.autocommit = twin.holder.autocommit = True
     with twin.observer.cursor() as cursor:
-        cursor.execute("insert into held values ('held');" + SET_UP)
+        cursor.execute("insert into held values ('held');" + SET_UP + schema.set_up)
         if protected:
             cursor.execute(ONLY_FOR_THE_OWNER)
     return twin

@@ -20,14 +20,16 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-import psycopg2
+import psycopg
+import psycopg2.extensions
 import sqlalchemy as sa
 from flask import Flask, Response, g, got_request_exception, request
 from flask_sqlalchemy import SQLAlchemy
-from psycopg2 import extensions
 
 from flask_idempotency import Idempotency, idempotent
+from flask_idempotency.core.errors import sqlstate
 from servers import plain_dsn
+from tests.drivers import own_cursor
 
 if TYPE_CHECKING:
     from tests.differential.harness import Case
@@ -72,9 +74,10 @@ FUNCTIONS = f"""
 
 SHOW = """
     select coalesce(nullif(current_setting(name, true), ''), '-')
-    from unnest(:names) with ordinality as names (name, number) order by number
+    from unnest(cast(:names as text[])) with ordinality as names (name, number) order by number
 """
 
+# What psycopg prepares by and by, and what is prepared for the extension, is in nobody's way.
 STATE = """
     select 'setting ' || name || '=' || setting from pg_settings
         where source = 'session' and name !~ '^transaction_'
@@ -89,20 +92,29 @@ STATE = """
         where pid = pg_backend_pid() and locktype <> 'virtualxid'
             and (relation is null or relation >= 16384)
     union all select 'prepared statement ' || name from pg_prepared_statements
+        where name !~ '^(_pg3|idempotency)_'
     union all select 'cursor ' || name from pg_cursors
     union all select 'channel ' || name from pg_listening_channels() name
 """
 
 
 DEFAULTS = {
-    ("isolation_level", extensions.ISOLATION_LEVEL_READ_COMMITTED),
+    ("isolation_level", psycopg2.extensions.ISOLATION_LEVEL_READ_COMMITTED),
+    ("isolation_level", "READ_COMMITTED"),
     ("isolation_level", None),
     ("readonly", False),
     ("readonly", None),
     ("deferrable", False),
     ("deferrable", None),
+    ("read_only", False),
+    ("read_only", None),
 }
-"""What the server does unless told otherwise, which psycopg2 may have been told or not."""
+"""What the server does unless told otherwise, which the driver may have been told or not."""
+
+ATTRIBUTES = (
+    *("autocommit", "isolation_level", "readonly", "read_only", "deferrable", "status"),
+    *("cursor_factory", "server_cursor_factory", "row_factory"),
+)
 
 SQLITE = {"payment": "amount, note", "account": "name, balance", "audit": "text"}
 """The tables on SQLite, and what is read of them."""
@@ -122,8 +134,8 @@ class Error:
     @classmethod
     def of(cls, error: BaseException) -> Error:
         """The class, the SQLSTATE if there is one, and the first line of the message."""
-        code = getattr(error, "pgcode", None) or getattr(getattr(error, "orig", None), "pgcode", None)
-        message = re.sub(r"0x[0-9a-f]{4,}", "0x…", str(error))
+        code = sqlstate(error) or sqlstate(getattr(error, "orig", None))
+        message = re.sub(r"0x[0-9a-f]{4,}|c_[0-9a-f]+_[0-9a-f]+", "0x…", str(error))
         if type(error).__name__ != "NotAtomic":
             message = message.partition("\n")[0]
         return cls(type(error).__name__, code, message)
@@ -517,11 +529,14 @@ def _state(driver: Any) -> set[str]:
     if (status := driver.info.transaction_status) != 0:
         lines.add(f"a transaction, of status {status}")
         driver.rollback()
-    for name in ("autocommit", "isolation_level", "readonly", "deferrable", "cursor_factory", "status"):
-        value = getattr(driver, name)
+    for name in ATTRIBUTES:
+        value = getattr(driver, name, None)
+        value = getattr(value, "name", value)  # psycopg's levels have other numbers than psycopg2's
         if (name, value) not in DEFAULTS:
             lines.add(f"driver's {name} {value}")
-    with extensions.cursor(driver) as cursor:
+    with own_cursor(driver) as cursor:
         cursor.execute(STATE)
         lines |= {line for (line,) in cursor.fetchall()}
+    if isinstance(driver, psycopg.Connection):
+        driver.rollback()
     return lines

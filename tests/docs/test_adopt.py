@@ -8,7 +8,8 @@ import pytest
 from flask import request
 
 from flask_idempotency import idempotent
-from flask_idempotency.web.setup import observer
+from flask_idempotency.client import RetryPolicy
+from flask_idempotency.web.background import observer
 from tests.docs.how_to import Page
 from tests.docs.pages import ROOT
 
@@ -57,7 +58,12 @@ class TestFromHandWrittenKeys:
     def test_an_old_key_gets_its_old_response(self, shop):
         answer = shop.post("/payments", key="old")
         assert (answer.status_code, answer.json) == (201, {"paid": 1})
-        assert shop.post("/payments", key="running").status_code == 409
+        assert answer.headers["Idempotent-Replayed"] == "true"
+
+    def test_a_client_does_not_take_an_old_key_that_still_runs_for_refused(self, shop):
+        answer = shop.post("/payments", key="running")
+        assert answer.status_code == 409
+        assert not RetryPolicy().is_final(answer.status_code, answer.headers, answer.data)
 
     def test_a_new_key_is_protected(self, shop):
         answers = [shop.post("/payments", key="new") for _ in range(2)]

@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -22,6 +23,7 @@ from flask_idempotency.web.setup.settings import Settings
 from tests.docs.pages import ROOT, blocks
 from tests.integration.conftest import clients, open_shop  # noqa: F401 -- fixtures
 from tests.integration.shops import HELD, promises_hold
+from tests.waiting import wait_until
 
 DEPLOY, PURGE = ROOT / "docs/deploy.md", ROOT / "docs/purge.md"
 
@@ -71,6 +73,26 @@ def test_a_request_that_outlives_the_graceful_timeout_is_rolled_back(open_shop, 
     (*_, retry) = other.pay_for_sure("key-1", HELD)
     assert '"attempt":2' in retry.body
     promises_hold(other, {"key-1": [retry]})
+
+
+def test_the_logging_of_the_page_shows_what_happens(open_shop, clients, conf, capfd):  # noqa: F811
+    """A take-over, at ``INFO``: after a worker that was killed. Each line has its time and name."""
+    shop = open_shop("--config", str(conf))
+    first = clients.submit(shop.pay, "key-1", HELD)
+    shop.arrived.read_text()
+    for worker in psutil.Process(shop.pid).children():
+        worker.kill()
+    assert first.exception() is not None
+    shop.pay_for_sure("key-1", HELD, may_break=True)
+    written = [""]
+
+    def lines() -> list[str]:
+        written[0] += capfd.readouterr().err
+        return [line for line in written[0].splitlines() if "taken-over: attempt 2" in line]
+
+    wait_until(lines, "the log has its line")
+    [line] = lines()
+    assert re.match(r"\d{4}-\d\d-\d\d \S+ INFO flask_idempotency operation ", line)
 
 
 def test_whoever_ends_gunicorn_waits_longer_than_gunicorn_does(conf):

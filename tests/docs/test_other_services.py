@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from flask import Flask, request
+from flask import Flask, Response, request
 from werkzeug.serving import make_server
 
 from flask_idempotency import OperationInterrupted, Retryable, current_operation, idempotent
@@ -41,7 +41,7 @@ class Provider:
     """A payment provider over HTTP. Its ledger has each charge that it made."""
 
     def __init__(self) -> None:
-        self.deduplicates, self.refuses = True, 0
+        self.deduplicates, self.refuses, self.loses = True, 0, 0
         self.ledger: list[str] = []
         app = Flask("provider")
         app.add_url_rule("/charges", "charge", self.charge, methods=["POST"])
@@ -56,6 +56,9 @@ class Provider:
         key = request.headers["Idempotency-Key"]
         if not (self.deduplicates and key in self.ledger):
             self.ledger.append(key)
+        if self.loses:
+            self.loses -= 1
+            return Response(headers={"Content-Length": "100"})  # it breaks off
         return {"id": f"ch_{self.ledger.index(key)}"}
 
     def find(self) -> Any:
@@ -102,6 +105,17 @@ class TestCallsToOtherServices:
         provider.refuses = 0
         assert shop.post("/payments").status_code == 201
         assert len(provider.ledger) == 1
+
+    @pytest.mark.parametrize("status", [401, 403, 408, 409, 425])
+    def test_a_response_that_leaves_an_earlier_charge_open_is_no_failure(self, shop, provider, status):
+        """The first call was charged, and its response lost; the next one tells nothing of it."""
+        provider.loses = 1
+        assert shop.post("/payments").status_code == 503
+        provider.refuses = status
+        assert shop.post("/payments").status_code == 503
+        provider.refuses = 0
+        assert shop.post("/payments").status_code == 201
+        assert (len(provider.ledger), shop.count("payment")) == (1, 1)
 
     @pytest.mark.parametrize("deduplicates", [True, False], ids=["with", "without"])
     @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
 from tests.external.conftest import Reply, Shop
 from tests.waiting import wait_until
 
@@ -103,10 +105,14 @@ def test_an_operator_lets_it_run_again(shop: Shop, order: str) -> None:
     assert [(line["key"], line["state"], line["attempt"]) for line in lines] == [
         (key, "interrupted", 1)
     ]
-    head, line, _, _, step = shop.run("show", key).splitlines()
+    head, line, _, _, step, _, came, release, resolve = shop.run("show", key).splitlines()
     assert head.split()[:3] == ["key", "operation", "state"]
     assert line.split()[:3] == [key, "hold", "interrupted"]
     assert step.split()[:2] == ["charge", "1"]
+    assert came.startswith("Finished: charge.")
+    assert release.startswith("Release it if the other service has done no more than that")
+    assert "Look at your own rows first" in release
+    assert "it will not do what comes after charge" in resolve
     assert shop.run("release", key) == f"{key}: may be run again\n"
     first, second = shop.buy(order, "hold"), shop.buy(order, "hold")
     assert (first.told, second.body) == ("201", first.body)
@@ -124,3 +130,26 @@ def test_an_operator_ends_it_and_thinks_better_of_it(shop: Shop, order: str) -> 
     assert shop.run("release", key) == f"{key}: may be run again\n"
     assert shop.buy(order, "hold").told == "201"
     assert shop.counts(order) == ONCE
+
+
+@pytest.mark.parametrize("where", ["charge made", "charge recorded"])
+def test_an_operator_asks_the_provider_by_the_derived_key(shop: Shop, order: str, where: str) -> None:
+    """Whether the step was recorded or not: what the provider did is found."""
+    interrupt(shop, order, "hold", where)
+    (shown,) = json.loads(shop.run("show", digits(shop, "hold"), "--derive", "charge", "--json"))
+    (derived,) = shown["derived"]
+    found = shop.provider.call("GET", f"/find/{derived['derived_key']}")
+    assert (found["what"], found["order"]) == ("charges", order)
+    for step in shown["steps"]:
+        assert step["derived_key"] == derived["derived_key"]
+        assert json.loads(step["result"]) == found
+    assert len(shown["steps"]) == (where == "charge recorded")
+
+
+def test_a_resolved_operation_lacks_the_shops_own_row(shop: Shop, order: str) -> None:
+    """What the advice warns of: the charge is there, the client has its 201, the shop has nothing."""
+    interrupt(shop, order, "hold", "charge recorded")
+    key = digits(shop, "hold")
+    shop.run("resolve", key, "--status", "201", "--body", "{}", "--why", "charged", "--yes")
+    assert shop.buy(order, "hold").told == "201"
+    assert shop.counts(order) == (1, 0, 0)

@@ -17,7 +17,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-import servers
+import servers.urls
 from tests.faults import controls
 from tests.faults.checker import Limits, Quota, Violation, emptiness, violations
 from tests.faults.explore.bounds import BOUNDS, MUTANTS, Explorer, mutated
@@ -116,7 +116,9 @@ def main() -> int:
     parser.add_argument("--design", choices=["ours", *controls.CONTROLS], default="ours")
     parser.add_argument("--controls", action="store_true", help="run what must be caught")
     parser.add_argument("--explore", action="store_true", help="run every order of a few requests")
+    parser.add_argument("--driver", choices=["psycopg2", "psycopg"], default="psycopg2")
     given = parser.parse_args()
+    servers.urls.driver = given.driver
     if given.explore:
         return 0 if (explore_mutants() if given.controls else explore()) else 1
     if given.controls or given.design != "ours":

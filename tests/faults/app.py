@@ -1,24 +1,29 @@
-"""The application under test: one protected view, as gunicorn loads it.
+"""The application under test: a protected view and a webhook's, as gunicorn loads them.
 
 ``FAULTS_DESIGN`` names what protects the view: this package (``ours``), a mutant of it, or another
 design. A request's headers say how long the view takes (``X-Sleep``, milliseconds) and what goes
 wrong (``X-Fault``); they are no part of the fingerprint, so each retry may fare otherwise.
+
+Its engine has listeners that need an application context, as those for row-level security often do.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import signal
+import threading
 import time
 import uuid
 from typing import Any
 
 import sqlalchemy as sa
-from flask import Flask, request
+from flask import Flask, copy_current_request_context, current_app, request
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import Mapped, mapped_column
 
-from flask_idempotency import Idempotency, current_operation, idempotent
+from flask_idempotency import Idempotency, LeaseLost, Problem, current_operation, idempotent
 from flask_idempotency.stores.table import define_steps, define_table
 from flask_idempotency.web.setup.state import app_state
 from tests.faults import designs, mutants, points
@@ -39,6 +44,13 @@ class Payment(db.Model):  # type: ignore[name-defined, misc]
     execution: Mapped[str]
 
 
+class Note(db.Model):  # type: ignore[name-defined, misc]
+    """What a child process has committed on its own."""
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    execution: Mapped[str]
+
+
 def create_app() -> Flask:
     """What gunicorn calls, once, before it forks."""
     design = os.environ.get("FAULTS_DESIGN", "ours")
@@ -49,6 +61,9 @@ def create_app() -> Flask:
         SQLALCHEMY_ENGINE_OPTIONS={"connect_args": {"connect_timeout": 5}},
     )
     db.init_app(app)
+    with app.app_context():
+        for name in ("connect", "checkout"):
+            sa.event.listen(db.engine, name, lambda *_what: current_app.name)
     points.install(app)
     app.add_url_rule("/", view_func=lambda: str(os.getpid()), endpoint="ready")
     if design in designs.DESIGNS:
@@ -64,11 +79,13 @@ def _ours(app: Flask, design: str) -> Any:
     app.config["IDEMPOTENCY_REDIS_URL"] = os.environ["REDIS_URL"]
     app.config["IDEMPOTENCY_WAIT"] = float(os.environ.get("FAULTS_WAIT", "0"))
     app.config["IDEMPOTENCY_PROBE_AFTER"] = float(os.environ.get("FAULTS_PROBE_AFTER", "1"))
+    app.config["IDEMPOTENCY_PURGE_INTERVAL"] = 1
     if design != "ours":
         mutants.MUTANTS[design].apply(app)
     scope = None if design == "no_scope" else lambda: request.headers["X-User"]
-    Idempotency(app, db, scope=scope)
+    idempotency = Idempotency(app, db, scope=scope)
     points.install_in_stores(app_state(app))
+    app.add_url_rule("/events", "events", lambda: fan_out(idempotency), methods=["POST"])
     return idempotent(pay)
 
 
@@ -84,6 +101,8 @@ def pay() -> Any:
     time.sleep(half)
     if fault == "decline":
         return {"declined": execution}, 402
+    if fault == "fork":
+        leave_child(execution)
     payment = Payment(
         scope=request.headers["X-User"],
         key=request.headers["Idempotency-Key"],
@@ -100,6 +119,101 @@ def pay() -> Any:
     if fault == "fail":
         return {"failed": execution}, 500
     return {"execution": execution, "attempt": attempt}, 201
+
+
+def leave_child(execution: str) -> None:
+    """Fork a child that commits a row of its own, and outlives the request and perhaps its worker."""
+    if os.fork():
+        return
+    signal.alarm(CHILD_SECONDS)  # ends it, whatever another thread of the parent had locked
+    app = current_app._get_current_object()  # type: ignore[attr-defined]
+    with app.app_context():
+        db.session.add(Note(execution=execution))
+        db.session.commit()
+        points.note("child", execution=execution)
+    while True:
+        signal.pause()
+
+
+CHILD_SECONDS = 4
+"""Longer than a retry may wait for the key of a worker that was killed."""
+
+
+def fan_out(idempotency: Idempotency) -> Any:
+    """A webhook's view: each event of the delivery is an operation of its own, in its own thread."""
+    events = request.get_json()
+    results: list[Any] = [None] * len(events)
+    slow, fault = float(request.headers.get("X-Sleep", "0")) / 1000, request.headers.get("X-Fault", "")
+    together = threading.Barrier(len(events))
+
+    def work(number: int) -> None:
+        event = events[number]
+        points.asked.scope, points.asked.key = event["scope"], event["key"]
+        points.asked.fault = fault if number == 0 else ""
+        together.wait()
+        try:
+            results[number] = handle(idempotency, event, slow)
+        finally:
+            points.asked.fault = ""
+
+    threads = [
+        threading.Thread(target=copy_current_request_context(work), args=(number,))
+        for number in range(len(events))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def handle(idempotency: Idempotency, event: dict[str, Any], slow: float) -> dict[str, Any]:
+    """Handle an event at most once: what a client is told of it."""
+    ran = []
+
+    def charge() -> dict[str, Any]:
+        ran.append(True)
+        execution, attempt = uuid.uuid4().hex, current_operation.attempt
+        points.note("run", body=event["body"], attempt=attempt, execution=execution)
+        point("view")
+        time.sleep(slow)
+
+        def write() -> str:
+            payment = {name: event[name] for name in ("scope", "key", "body")}
+            db.session.add(Payment(**payment, execution=execution))
+            db.session.commit()
+            point("write")
+            return execution
+
+        steps = event["key"].startswith("leased")
+        found = current_operation.step("write", write, atomic=True) if steps else write()
+        return {"execution": found, "key": current_operation.key}
+
+    more = LEASED if event["key"].startswith("leased") else {}
+    try:
+        result = idempotency.run(
+            event["key"], charge, scope=event["scope"], payload=event["body"], name="event", **more
+        )
+    except Problem as problem:
+        return {"status": problem.status}
+    except (sa.exc.DBAPIError, LeaseLost):
+        return {"status": 503}
+    except Exception as error:
+        points.note("error", text=repr(error))
+        return {"status": 500}
+    own = result["key"] == event["key"]
+    answer = json.dumps(result)
+    return {"status": 201 if own else 500, "answer": answer, "replayed": not ran, **result}
+
+
+LEASED: Any = {
+    "atomic": False,
+    "lease": 1,
+    "heartbeat": True,
+    "on_interrupted": "retry",
+    "interrupted_by": (Exception,),
+}
+"""Short leases that are renewed: after a kill, a retry need not wait for long."""
 
 
 def create_tables(url: str) -> None:

@@ -65,6 +65,11 @@ def violations(history: History, truth: Truth, limits: Limits) -> list[Violation
         ]
         found += [Violation(column, rule, name) for column, rule in dict.fromkeys(rules)]
     found += [Violation(STUCK, f"an error: {e.text}", (e.scope, e.key)) for e in history.errors]
+    found += [
+        Violation(LOST, "what a child process committed is not there", (child.scope, child.key))
+        for child in history.children
+        if child.execution not in truth.notes
+    ]
     if truth.left_open:
         found.append(Violation(STUCK, "a transaction was left open", ("", "")))
     return found

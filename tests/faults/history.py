@@ -91,6 +91,16 @@ class Miss:
 
 
 @dataclass(frozen=True)
+class Child:
+    """A child process of a view that has committed a row of its own."""
+
+    scope: str
+    key: str
+    execution: str
+    at: float
+
+
+@dataclass(frozen=True)
 class Error:
     """An exception that nobody asked for, in a view or in the protection around it."""
 
@@ -110,6 +120,7 @@ class History:
     faults: list[Fault] = field(default_factory=list)
     misses: list[Miss] = field(default_factory=list)
     errors: list[Error] = field(default_factory=list)
+    children: list[Child] = field(default_factory=list)
     healed: float = 0.0
     ended: float = 0.0
 
@@ -154,6 +165,7 @@ _KINDS: dict[str, tuple[type[Any], str]] = {
     "fault": (Fault, "faults"),
     "miss": (Miss, "misses"),
     "error": (Error, "errors"),
+    "child": (Child, "children"),
 }
 
 

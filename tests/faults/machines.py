@@ -39,7 +39,8 @@ class Plan:
     """What a run is made of. A share is one of the requests (``changed_share``: of the keys).
 
     ``kill_share`` asks to die at a point, ``trouble_share`` for a view that raises or declines,
-    ``slow_share`` for one that takes longer than the probe age.
+    ``slow_share`` for one that takes longer than the probe age; ``event_share`` of the errands are
+    deliveries of events, which a view handles side by side.
     ``wait`` is IDEMPOTENCY_WAIT: with it, duplicates wait in Postgres and not before it.
     """
 
@@ -54,6 +55,7 @@ class Plan:
     slow_share: float = 0.03
     trouble_share: float = 0.03
     changed_share: float = 0.15
+    event_share: float = 0.25
     pause_seconds: float = 0.7
     most_duplicates: int = 3
     wait: float = 0.0

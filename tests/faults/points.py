@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,8 @@ POINTS = {
     "commit": "after COMMIT, before Redis replies",
     "release": "after Redis, before the client reads",
 }
-TROUBLE = ("raise", "fail", "decline")
-"""What else a request may ask for: that its view raises, answers 500, or answers 402."""
+TROUBLE = ("raise", "fail", "decline", "fork")
+"""What else a request may ask for: that its view raises, answers 500, answers 402, or forks."""
 
 
 class Deliberate(RuntimeError):
@@ -94,21 +94,24 @@ def install_in_stores(state: AppState) -> None:
     lock.finish = _after_finish(lock.finish)
     send = RawConnection.send
 
-    def in_pieces(self: RawConnection, sql: Any, values: dict[str, Any] | None = None) -> Any:
-        if isinstance(sql, str):  # a claim
-            claim, commit, rest = sql.partition("COMMIT;\n")
-            if asked.fault == "claim" and rest:
-                send(self, claim + commit, values)
-                point("claim")
-            return send(self, sql, values)
-        is_finish = sql.endswith(b"COMMIT")
+    def in_pieces(
+        self: RawConnection,
+        text: str,
+        values: dict[str, Any] | None = None,
+        first: Sequence[str] | None = None,
+    ) -> Any:
+        claim, commit, rest = text.partition("COMMIT;\n")
+        if asked.fault == "claim" and rest:
+            send(self, claim + commit, values)
+            point("claim")
+        is_finish = first is not None and text.endswith("COMMIT")  # it comes behind what waits
         if is_finish and asked.fault == "answer":
-            send(self, sql.removesuffix(b"COMMIT"))
+            send(self, text.removesuffix("COMMIT"), values, first or ())
             point("answer")
-        cursor = send(self, sql, values)
+        answer = send(self, text, values, first or ())
         if is_finish:
             point("commit")
-        return cursor
+        return answer
 
     RawConnection.send = in_pieces  # type: ignore[method-assign]
 

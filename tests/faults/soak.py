@@ -9,11 +9,10 @@ import json
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
@@ -57,6 +56,7 @@ class Soak:
         self.faulty.set()
         self._numbers = itertools.count(1)
         self._on_their_way: set[int] = set()
+        self._delivered: list[int] = []
         self._tasks = self._make_tasks(random.Random(f"{self.plan.seed} tasks"))
         self._lock = threading.Lock()
 
@@ -76,15 +76,33 @@ class Soak:
         """Errands until the run is over; the last one is seen through."""
         rng = random.Random(f"{self.plan.seed} client {number}")
         while not self.over.is_set():
+            if rng.random() < self.plan.event_share:
+                events = self._make_events(rng)
+                self._pursue(events, rng)
+                self._deliver(events, rng)
+                continue
             with self._lock:
                 task = next(self._tasks)
-            self._pursue(task, rng)
+            self._pursue([task], rng)
             for _ in range(task.again):
                 self._ask(task, rng)
 
-    def _pursue(self, task: Task, rng: random.Random) -> None:
+    def _make_events(self, rng: random.Random) -> list[Task]:
+        """Three events of one delivery; now and then one that another delivery has brought before."""
+        numbers = [next(self._numbers) for _ in range(3)]
+        if rng.random() < 0.5:
+            numbers[0] = rng.choice(self._delivered or numbers)
+        self._delivered = [*self._delivered[-9:], numbers[1]]
+        return [Task(rng.choice(SCOPES), f"{self._kind(n)}-{n}", 0, 0) for n in numbers]
+
+    @staticmethod
+    def _kind(number: int) -> str:
+        return "leased" if number % 2 else "atomic"
+
+    def _pursue(self, tasks: list[Task], rng: random.Random) -> None:
+        """Ask until every answer is definite, or the run has long been over."""
         pause, gives_up = 0.04, None
-        while not self._ask(task, rng):
+        while tasks := self._ask_for(tasks, rng):
             if self.over.is_set():
                 gives_up = gives_up or time.monotonic() + GIVE_UP_SECONDS
                 if time.monotonic() > gives_up:
@@ -92,21 +110,60 @@ class Soak:
             time.sleep(rng.uniform(0.5, 1.0) * pause)
             pause = min(0.25, 1.6 * pause)
 
-    def _ask(self, task: Task, rng: random.Random) -> bool:
-        """One request; whether its answer is definite."""
-        plan, number = self.plan, next(self._numbers)
-        fault, sleep = "", rng.choice((0, 0, 2, 10, 20))
+    def _ask_for(self, tasks: list[Task], rng: random.Random) -> list[Task]:
+        """One request for all of them; those whose answer is not definite."""
+        if tasks[0].key.startswith("key"):
+            return [] if self._ask(tasks[0], rng) else tasks
+        return self._deliver(tasks, rng)
+
+    def _deliver(self, events: list[Task], rng: random.Random) -> list[Task]:
+        """Deliver events in one request; those whose answer is not definite."""
+        numbers = {next(self._numbers): event for event in events}
+        fault, sleep = self._fault_and_sleep(rng, ())
+        if fault:
+            self._on_their_way |= numbers.keys()
+        for number, event in numbers.items():
+            asked = {"scope": event.scope, "key": event.key, "body": event.body, "fault": fault}
+            self.journal.note("invoke", id=number, **asked)
+        headers = {"X-Fault": fault, "X-Sleep": str(sleep), "Content-Type": "application/json"}
+        body = json.dumps([vars(event) for event in events]).encode()
+        status, answer, _ = send(rng.choice(self.urls) + "/events", headers, body)
+        results = json.loads(answer) if status == 200 else [{"status": status}] * len(events)
+        for number, got in zip(numbers, results, strict=True):
+            facts = {
+                "status": got["status"],
+                "answer": truth.digest(got.get("answer", "").encode()),
+                "execution": got.get("execution", ""),
+                "replayed": got.get("replayed", False),
+            }
+            self.journal.note("return", id=number, **facts)
+        self._on_their_way -= numbers.keys()
+        return [
+            event
+            for event, got in zip(events, results, strict=True)
+            if got["status"] not in (201, 402, 422)
+        ]
+
+    def _fault_and_sleep(self, rng: random.Random, trouble: Sequence[str]) -> tuple[str, int]:
+        """What is to go wrong in a request, and how many milliseconds its view takes."""
+        plan, fault, sleep = self.plan, "", rng.choice((0, 0, 2, 10, 20))
         if self.faulty.is_set():
             lot = rng.random()
             if lot < plan.kill_share and plan.points:
                 fault = rng.choice(plan.points)
-            elif lot > 1 - plan.trouble_share:
-                fault = rng.choice(TROUBLE)
+            elif trouble and lot > 1 - plan.trouble_share:
+                fault = rng.choice(trouble)
             lot = rng.random()
             if lot < plan.slow_share:
                 sleep = int(LONGEST_VIEW_SECONDS * 1000)
             elif lot < 0.25:
                 sleep = rng.randint(20, 300)
+        return fault, sleep
+
+    def _ask(self, task: Task, rng: random.Random) -> bool:
+        """One request; whether its answer is definite."""
+        number = next(self._numbers)
+        fault, sleep = self._fault_and_sleep(rng, TROUBLE)
         headers = {
             "Idempotency-Key": task.key,
             "X-User": task.scope,
@@ -118,10 +175,14 @@ class Soak:
         if fault:
             self._on_their_way.add(number)
         self.journal.note("invoke", id=number, **asked)
-        got = send(rng.choice(self.urls), headers, json.dumps({"body": task.body}).encode())
-        self.journal.note("return", id=number, **got)
+        status, answer, replayed = send(
+            rng.choice(self.urls) + "/payments", headers, json.dumps({"body": task.body}).encode()
+        )
+        execution = json.loads(answer).get("execution", "") if status == 201 else ""
+        got = {"status": status, "answer": truth.digest(answer), "execution": execution}
+        self.journal.note("return", id=number, replayed=replayed, **got)
         self._on_their_way.discard(number)
-        return got["status"] in (201, 402, 422)
+        return status in (201, 402, 422)
 
     def wait_until_well(self, gunicorns: list[psutil.Process]) -> None:
         """Until no request is on its way that would kill its worker, and every worker answers.
@@ -144,24 +205,19 @@ def _pids(master: psutil.Process) -> set[int]:
     return {worker.pid for worker in master.children()} or {0}
 
 
-def send(url: str, headers: dict[str, str], body: bytes) -> dict[str, Any]:
-    """One request on a connection of its own; what came back, for the journal."""
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=ANSWER_SECONDS)
+def send(url: str, headers: dict[str, str], body: bytes) -> tuple[int | None, bytes, bool]:
+    """One request on a connection of its own: status (None: no whole answer), body, replayed."""
+    where = urlsplit(url)
+    connection = http.client.HTTPConnection(where.netloc, timeout=ANSWER_SECONDS)
     try:
-        connection.request("POST", "/payments", body, headers)
+        connection.request("POST", where.path, body, headers)
         response = connection.getresponse()
         answer = response.read()
     except (OSError, http.client.HTTPException):
-        return {"status": None}
+        return None, b"", False
     finally:
         connection.close()
-    said = json.loads(answer) if response.status == 201 else {}
-    return {
-        "status": response.status,
-        "answer": truth.digest(answer),
-        "execution": said.get("execution", ""),
-        "replayed": response.headers.get("Idempotent-Replayed") == "true",
-    }
+    return response.status, answer, response.headers.get("Idempotent-Replayed") == "true"
 
 
 def run(

@@ -18,7 +18,7 @@ from flask_idempotency import Idempotency, idempotent
 from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.stores.purging import purge_of
 from flask_idempotency.testing import Clock
-from flask_idempotency.web.setup.purging import BATCH, REST_SECONDS, BackgroundPurge
+from flask_idempotency.web.background.purging import BATCH, REST_SECONDS, BackgroundPurge
 from tests.integration.commands.purging import FILL, outside
 from tests.integration.test_workers import KINDS
 from tests.waiting import PATIENCE_SECONDS, wait_until
@@ -53,6 +53,14 @@ def threads_that_end():
     return threads, sleep
 
 
+def start(purge, sleep):
+    """A purge every 100 seconds, that sleeps as one says."""
+    purging = BackgroundPurge(Flask("shop"), purge, 100.0)
+    purging.rest = sleep
+    purging.start()
+    return purging
+
+
 @pytest.fixture
 def records(world):
     world.sql(FILL.format(1200))
@@ -61,7 +69,7 @@ def records(world):
 
 def test_it_deletes_what_has_expired_in_batches_with_pauses(world, records):
     sleeps = Sleeps(5)
-    BackgroundPurge(purge_of(records), 100.0, sleeps).start()
+    start(purge_of(records), sleeps)
     assert sleeps.ended.wait(10)
     first, *rests, again = sleeps.seconds[:5]
     assert 0 <= first <= 100
@@ -79,18 +87,25 @@ def test_it_goes_on_after_an_error(caplog, error):
         raise error
 
     sleeps = Sleeps(3)
-    BackgroundPurge(purge, 100.0, sleeps).start()
+    start(purge, sleeps)
     assert sleeps.ended.wait(10)
     assert len(rounds) == 3
     assert caplog.text.count("goes on later") == 3
 
 
 def test_a_process_has_one_however_often_it_is_started():
-    threads, sleep = threads_that_end()
-    purge = BackgroundPurge(lambda _batch: iter(()), 100.0, sleep)
+    threads, go_on = [], threading.Event()
+
+    def sleep(_seconds):
+        threads.append(threading.current_thread())
+        assert go_on.wait(PATIENCE_SECONDS)
+        raise SystemExit
+
+    purge = start(lambda _batch: iter(()), sleep)
+    only = purge._thread
     for _ in range(5):
         purge.start()
-    (only,) = purge._threads.values()
+    go_on.set()
     wait_until(lambda: not only.is_alive(), "it ends")
     assert threads == [only]
 
@@ -117,9 +132,9 @@ def test_what_has_not_expired_or_is_interrupted_stays(world, records):
 def test_the_first_request_starts_it_and_no_request_does_its_work(make_world, add_view):
     world = make_world(IDEMPOTENCY_PURGE_INTERVAL=3600)
     state = world.app.extensions["idempotency"]
-    threads, state.purge._sleep = threads_that_end()
+    threads, state.purge.rest = threads_that_end()
     add_view(world)
-    assert state.purge._threads == {}
+    assert state.purge._thread is None
     assert [world.post().status_code for _ in range(2)] == [201, 201]
     wait_until(lambda: threads, "it runs")
     assert threads[0] is not threading.current_thread()

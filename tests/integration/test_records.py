@@ -81,14 +81,14 @@ def test_looking_and_claiming_take_one_connection(world, records):
 def test_a_claim_whose_connection_breaks_after_the_look_is_ours(records, monkeypatch, lost_after):
     send, sent = RawConnection.send, []
 
-    def lose(wire, sql, values=None):
+    def lose(wire, sql, values=None, first=()):
         if "insert into" in str(sql).lower():
             sent.append(sql)
             if len(sent) == 1:
                 if lost_after == "CLAIM":
                     send(wire, sql, values)
                 wire.driver.close()
-        return send(wire, sql, values)
+        return send(wire, sql, values, first)
 
     monkeypatch.setattr(RawConnection, "send", lose)
     hold = records.look_or_claim(FIRST)

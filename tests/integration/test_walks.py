@@ -114,8 +114,8 @@ def take(title, request, status):
 
 def test_a_first_request_goes_down_once_and_up_once(shop):
     walk = take("A first request", shop.post, 201)
-    assert len(walk.rooms) <= 12
-    assert len(walk.crossings) <= 60
+    assert len(walk.rooms) <= 13
+    assert len(walk.crossings) <= 80
     assert walk.functions["web/attempt.end"] + walk.functions["web/attempt.clean_up"] <= 2
     assert walk.functions["stores/postgres.abandon"] == 1
 
@@ -123,7 +123,7 @@ def test_a_first_request_goes_down_once_and_up_once(shop):
 def test_a_replay_asks_the_record_and_no_view(shop):
     shop.post()
     walk = take("A replay", shop.post, 201)
-    assert len(walk.crossings) <= 31
+    assert len(walk.crossings) <= 35
 
 
 def test_a_duplicate_is_rejected_by_redis(shop):

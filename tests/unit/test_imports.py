@@ -26,6 +26,7 @@ SERVER = (
     "sqlalchemy",
     "redis",
     "psycopg2",
+    "psycopg",
     "blinker",
     "click",
 )

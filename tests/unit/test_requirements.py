@@ -66,7 +66,8 @@ def _imports(node: ast.AST) -> Iterator[str]:
 
 
 def files(*folders: str) -> list[Path]:
-    return sorted(file for folder in folders for file in ROOT.glob(f"{folder}/**/*.py"))
+    found = (file for folder in folders for file in ROOT.glob(f"{folder}/**/*.py"))
+    return sorted(file for file in found if "agents" not in file.parts)  # make agents installs those
 
 
 EXTRAS = {
@@ -74,6 +75,7 @@ EXTRAS = {
     "client/keys.py": "requests",
     "client/session.py": "requests",
     "client/transport.py": "httpx",
+    "stores/drivers/psycopg.py": "psycopg",
     "stores/sealing.py": "encryption",
     "testing/contract.py": "testing",
     "testing/transactions.py": "testing",

@@ -363,7 +363,7 @@ def test_a_missing_scope_explains_the_danger():
         ("sqlite://", "is for sqlite"),
         ("sqlite:///shop.db", "is for sqlite"),
         ("mysql+pymysql://shop:canary@nowhere.invalid/shop", "is for mysql"),
-        ("postgresql+psycopg://shop:canary@nowhere.invalid/shop", r"the driver psycopg;"),
+        ("postgresql+psycopg_async://shop:canary@nowhere.invalid/shop", r"the driver psycopg_async;"),
         ("postgresql+asyncpg://shop:canary@nowhere.invalid/shop", r"the driver asyncpg;"),
         ("postgresql+pg8000://shop:canary@nowhere.invalid/shop", r"the driver pg8000;"),
     ],
@@ -375,7 +375,7 @@ def test_another_database_or_driver_is_refused_by_name(uri, named):
     app.config["SQLALCHEMY_DATABASE_URI"] = uri  # its driver need not be installed here
     with pytest.raises(ConfigurationError, match=f"SQLALCHEMY_DATABASE_URI .*{named}") as caught:
         Idempotency().init_app(app, db, scope=None)
-    assert "postgresql+psycopg2://user:password@host/database" in str(caught.value)
+    assert "postgresql+psycopg2://" in str(caught.value)
     assert "canary" not in str(caught.value)
 
 
@@ -415,11 +415,7 @@ def test_a_url_without_a_driver_means_what_sqlalchemy_makes_of_it():
     app.config["SQLALCHEMY_DATABASE_URI"] = URI
     db.init_app(app)
     app.config["SQLALCHEMY_DATABASE_URI"] = "postgresql://shop@nowhere.invalid/shop"
-    if sa.__version__.startswith("2.0."):
-        Idempotency().init_app(app, db, scope=None)
-    else:
-        with pytest.raises(ConfigurationError, match=r"begins with postgresql://.*driver psycopg;"):
-            Idempotency().init_app(app, db, scope=None)
+    Idempotency().init_app(app, db, scope=None)
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,26 @@ def test_a_receiver_that_fails_changes_no_response(world, add_view, assert_repla
     assert "a receiver of operation-executed failed" in caplog.text
 
 
+@pytest.mark.usefixtures("failing_log")
+def test_logging_that_fails_changes_no_response(make_world, add_view, assert_replayed, assert_problem):
+    """Of an application whose Redis is away, where each kind of line is written."""
+    world = make_world(IDEMPOTENCY_REDIS_URL="redis://127.0.0.1:1/0")
+    runs = add_view(world, during=lambda: world.idempotency.after_commit(refuse))
+    first = world.post()
+    assert (first.status_code, world.count()) == (201, 1)
+    assert_replayed(first, world.post())
+    assert_problem(world.post(json={"amount": 6}), 422, "key-reused")
+    assert_problem(world.post(key=None), 400, "key-required")
+    assert runs == [1]
+    with flask_idempotency.operation_executed.connected_to(refuse, world.app):
+        assert world.post(key="key-2").status_code == 201
+    assert world.count() == 2
+
+
+def refuse(*_, **__):
+    raise LookupError
+
+
 def test_a_receiver_that_fails_does_not_keep_the_others_from_hearing(world, add_view, caplog):
     heard = []
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import psycopg2.extensions
 import pytest
 import sqlalchemy as sa
 from flask import Response
 
 from flask_idempotency import current_operation, idempotent
+from tests.drivers import EACH, own_cursor
 from tests.stores import BOTH
 
 BODY = {"amount": 5, "card": "canary"}
@@ -195,6 +195,7 @@ def test_a_response_just_small_enough_is_stored(make_world, assert_replayed):
     assert_replayed(post(world), post(world))
 
 
+@EACH
 @BOTH
 def test_an_attempt_that_was_taken_over_commits_nothing(make_world, background, assert_problem):
     """Only a view that ends the transaction behind our back can be overtaken while it runs."""
@@ -207,7 +208,7 @@ def test_an_attempt_that_was_taken_over_commits_nothing(make_world, background, 
         attempt = current_operation.attempt
         if attempt == 1:
             driver = current_operation.connection.connection.units.driver  # no way that a view knows
-            psycopg2.extensions.cursor(driver).execute("ROLLBACK; BEGIN")
+            own_cursor(driver).execute("ROLLBACK; BEGIN")
             later.append(background(post, world).result())
         world.db.session.add(world.Payment(amount=attempt))
         world.db.session.commit()

@@ -10,17 +10,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
-from psycopg2.extensions import AsIs
 from sqlalchemy import exc, text
 
-from flask_idempotency.core.errors import ConfigurationError, IdempotencyError
+from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, sqlstate
 from flask_idempotency.core.records import Claim
-from flask_idempotency.stores.admin import Due, Finding, original, trying
+from flask_idempotency.stores.admin import Due, Erasure, Finding, original, trying
 from flask_idempotency.stores.table_admin import (
     FORGET,
     Size,
     TableAdmin,
     admin_statements,
+    erasure_values,
 )
 
 from . import checks, statements, upgrade
@@ -29,6 +29,11 @@ from .holds import PostgresHold
 from .messages import Messages
 
 _ONE_AT_A_TIME = text("SELECT pg_try_advisory_xact_lock(hashtext(:table))")
+
+
+def _escaped(name: str) -> str:
+    """A name as part of a template."""
+    return name.replace("%", "%%").replace("{", "{{").replace("}", "}}")
 
 
 class PostgresAdmin(TableAdmin):
@@ -42,9 +47,12 @@ class PostgresAdmin(TableAdmin):
         age="extract(epoch FROM clock_timestamp() - nullif({}, '-infinity'))::float8",
         before="(clock_timestamp() - %(older)s * interval '1 second')::text",
         # The database's clock, in the form that SQLite has too.
-        audit="""(coalesce(audit::jsonb, '[]') || jsonb_build_array(jsonb_build_object(
+        entry="""jsonb_build_array(jsonb_build_object(
          'at', to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US'),
-         'by', %(by)s::text, 'did', %(did)s::text, 'why', %(why)s::text)))::json""",
+         'by', %(by)s::text, 'did', %(did)s::text, 'why', ({})::text))""",
+        audit="(coalesce(audit::jsonb, '[]') || {})::json",
+        first="({})::json",
+        count="'records: ' || count(*)",
         durable="{settings}",
         lock=" FOR UPDATE SKIP LOCKED",
         bounded=statements.BOUNDED,
@@ -76,9 +84,14 @@ class PostgresAdmin(TableAdmin):
         """Put off an operation that nobody holds."""
         self._messages.run(statements.PUT_OFF, {"key": key})
 
-    def erase(self, keys: list[bytes], seen: str | None = None) -> int:
+    def erase(self, keys: list[bytes], seen: str | None = None, erasure: Erasure | None = None) -> int:
         """Delete what nobody works on."""
-        return int(self._fetch(statements.ERASE, {"keys": tuple(keys), "seen": seen})[0][0])
+        values: dict[str, Any] = {"keys": keys, "seen": seen}
+        noted = ""
+        if erasure is not None:
+            values |= erasure_values(erasure)
+            noted = f", noted AS ({self.sql.erasure} FROM gone HAVING count(*) > 0)"
+        return int(self._fetch(statements.ERASE.replace("{noted}", noted), values)[0][0])
 
     def purge(self, batch: int, older_than_seconds: float | None = None) -> Iterator[int]:
         """Delete expired or old records in batches, in the order in which they expire."""
@@ -93,12 +106,12 @@ class PostgresAdmin(TableAdmin):
     def _purge(self, template: str, batch: int, before: str | None = None) -> Iterator[int]:
         lock = f"purge {self._messages.table.fullname}"
         for (piece,) in self._fetch(statements.PIECES, {}):
-            values = {"piece": AsIs(piece), "batch": batch, "since": "-infinity"}
-            values |= {"lock": lock, "before": before}
-            deleted, values["since"] = self._fetch(template, values)[0]
+            values = {"batch": batch, "since": "-infinity", "lock": lock, "before": before}
+            purge = template.replace("[piece]", _escaped(piece))
+            deleted, values["since"] = self._fetch(purge, values)[0]
             while deleted:
                 yield deleted
-                deleted, values["since"] = self._fetch(template, values)[0]
+                deleted, values["since"] = self._fetch(purge, values)[0]
 
     def create(self) -> list[str]:
         """Create the tables, or what those of an earlier release lack, while requests use them."""
@@ -110,7 +123,7 @@ class PostgresAdmin(TableAdmin):
                 for table in messages.table, messages.steps:
                     done += upgrade.upgrade(messages, table, self.sleep)
         except (exc.SQLAlchemyError, IdempotencyError) as error:
-            if getattr(original(error.__cause__), "pgcode", None) == NO_RIGHT:
+            if sqlstate(original(error.__cause__)) == NO_RIGHT:
                 raise ConfigurationError(
                     "the database user may not create or alter tables here: run this as one that may,"
                     " such as the owner of the tables and their schema"
@@ -133,6 +146,8 @@ class PostgresAdmin(TableAdmin):
             while not connection.scalar(_ONE_AT_A_TIME, {"table": self._messages.table.fullname}):
                 connection.rollback()
                 self.sleep(upgrade.PAUSE_SECONDS)
+            # psycopg leaves a statement with values open, with its snapshot, until the next one.
+            connection.exec_driver_sql("SAVEPOINT locked")
             yield
 
     def examine(self) -> Iterator[Finding]:

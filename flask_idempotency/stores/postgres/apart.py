@@ -7,6 +7,10 @@ from typing import Any
 from sqlalchemy import Engine, event
 from sqlalchemy.pool import QueuePool
 
+OWN_CONNECTIONS = 9
+"""The most that our threads in one process use: four for requests that are observed, two for the
+console's counts, and one each for the heartbeat, the background purge and the metrics."""
+
 
 def apart(engine: Engine, size: int) -> Engine:
     """An engine that connects as ``engine`` does, and never more than ``size`` times.
@@ -22,6 +26,8 @@ def apart(engine: Engine, size: int) -> Engine:
         max_overflow=0,
         timeout=0,
         recycle=there._recycle,  # noqa: SLF001
+        pre_ping=there._pre_ping,  # noqa: SLF001
+        use_lifo=True,  # the fewest connections
         dialect=engine.dialect,
     )
 

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
 
-import psycopg2
 from sqlalchemy import Table, exc, text
 
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, NotAtomic
@@ -44,7 +43,9 @@ def examine(messages: Messages) -> Iterator[Finding]:
         remedy = f"check that the server runs and that the URL, user and password are right; {POOLER}"
         yield Finding("FAILED", "PostgreSQL", reason(error), remedy)
         return
-    yield from _examine_server(*server)
+    dialect = messages.engine.dialect
+    version = dialect.loaded_dbapi.__version__.split()[0]
+    yield from _examine_server(f"{dialect.driver} {version}", *server)
     yield from _examine_table(messages, shape)
     writable = not (server[4] or server[5])
     if shape is not None:
@@ -56,11 +57,17 @@ def examine(messages: Messages) -> Iterator[Finding]:
 
 
 def _examine_server(
-    version: str, number: int, database: str, user: str, standby: bool, read_only: bool, commit: str
+    driver: str,
+    version: str,
+    number: int,
+    database: str,
+    user: str,
+    standby: bool,
+    read_only: bool,
+    commit: str,
 ) -> Iterator[Finding]:
-    driver = psycopg2.__version__.split()[0]  # type: ignore[attr-defined]
     yield Finding("ok", "PostgreSQL", f"{version}, database {database}, user {user}")
-    yield Finding("ok", "driver", f"psycopg2 {driver}")
+    yield Finding("ok", "driver", driver)
     if number < _KNOWS_DEAD_CLIENTS:
         old = "a worker killed inside a long statement blocks its key until the statement ends"
         yield Finding("advice", "version", old, "upgrade to PostgreSQL 14 or later")

@@ -6,7 +6,8 @@ Messages and exception classes change with drivers and languages; the five chara
 
 from __future__ import annotations
 
-import psycopg2
+from typing import Any
+
 from sqlalchemy import exc
 
 from flask_idempotency.core.errors import (
@@ -15,18 +16,17 @@ from flask_idempotency.core.errors import (
     RecordBroken,
     StoreUnavailable,
     TransactionConflict,
+    sqlstate,
 )
+from flask_idempotency.core.rows import CANNOT_BE_READ
 from flask_idempotency.stores.admin import original
 
 SERIALIZATION_FAILURE = "40001"
 CONFLICTS = frozenset({SERIALIZATION_FAILURE, "40P01"})  # and deadlock
 LOCK_NOT_AVAILABLE = "55P03"
 DIVISION_BY_ZERO = "22012"
-INTEGRITY = "23"  # constraints
 ABORTED = "25P02"
 NO_SAVEPOINT = "3B001"
-UNREAD = frozenset({"42601", "22021", "22P05"})
-"""A syntax error, or characters the server cannot take: perhaps no statement of the message ran."""
 READ_ONLY = "25006"  # a standby, or default_transaction_read_only
 
 _UNAVAILABLE = (
@@ -42,31 +42,37 @@ NO_TABLE = ("42P01", "42703")  # undefined table, undefined column
 NO_RIGHT = "42501"
 OUT_OF_RANGE = ("22003", "22008")  # a number, a time
 
-Connection = psycopg2.extensions.connection
+
+def _base(error: BaseException | None) -> Any:
+    """DB-API's class of all errors, of the driver that raised this one; None for any other error."""
+    classes = type(error).__mro__ if hasattr(error, "diag") else ()
+    return next((kind for kind in classes if kind.__name__ == "Error"), None)
 
 
-def is_lost(error: BaseException | None, connection: Connection | None = None) -> bool:
+def is_lost(error: BaseException | None, connection: Any = None) -> bool:
     """Whether the connection is gone, so that the outcome of an unanswered statement is unknown."""
     if connection is not None and connection.closed:
         return True
-    if isinstance(error, psycopg2.InterfaceError):
-        return True
-    if not isinstance(error, psycopg2.OperationalError):
+    if _base(error) is None:
         return False
-    return error.pgcode is None or error.pgcode.startswith(("08", "57P"))
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if "InterfaceError" in names:
+        return connection is None  # on an open one it is a mistake, such as a closed cursor
+    code = sqlstate(error)
+    return "OperationalError" in names and (code is None or code.startswith(("08", "57P")))
 
 
-def problem(error: BaseException | None) -> IdempotencyError | None:
+def problem(error: BaseException | None, connection: Any = None) -> IdempotencyError | None:
     """The problem for an error that concerns the transaction as a whole, or None for any other.
 
     That is: it conflicted with another one and was rolled back, or its connection is lost.
     """
     driver_error = original(error)
-    if isinstance(driver_error, psycopg2.Error) and driver_error.pgcode in CONFLICTS:
+    if sqlstate(driver_error) in CONFLICTS:
         return TransactionConflict()
     if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
         return StoreUnavailable()
-    return StoreUnavailable() if is_lost(driver_error) else None
+    return StoreUnavailable() if is_lost(driver_error, connection) else None
 
 
 def record_error(error: Exception, table: str) -> Exception:
@@ -74,12 +80,12 @@ def record_error(error: Exception, table: str) -> Exception:
 
     What we store ourselves is in range, so a value out of range came from the record.
     """
-    if getattr(original(error), "pgcode", None) in OUT_OF_RANGE:
-        return RecordBroken("one of its numbers or times is out of range")
+    if sqlstate(original(error)) in OUT_OF_RANGE:
+        return RecordBroken(CANNOT_BE_READ)
     return store_error(error, table)
 
 
-def _named(error: psycopg2.Error, table: str) -> str:
+def _named(error: Any, table: str) -> str:
     """Which of our tables the error is about: that of the steps, if the database names it."""
     steps = f"{table}_step"
     named = error.diag.message_primary or ""
@@ -89,8 +95,8 @@ def _named(error: psycopg2.Error, table: str) -> str:
 def store_error(error: Exception, table: str) -> Exception:
     """The error to raise when a statement of the store itself failed."""
     driver_error = original(error)
-    code = getattr(driver_error, "pgcode", None) or ""
-    if isinstance(driver_error, psycopg2.Error):
+    code = sqlstate(driver_error) or ""
+    if _base(driver_error) is not None:
         table = _named(driver_error, table)
     if code in NO_TABLE:
         return ConfigurationError(
@@ -107,8 +113,8 @@ def store_error(error: Exception, table: str) -> Exception:
         return found
     if isinstance(error, exc.TimeoutError) or code.startswith(_UNAVAILABLE):
         return StoreUnavailable()
-    if isinstance(error, psycopg2.Error):
+    if (base := _base(error)) is not None:
         # An error of the application that shows only at COMMIT, such as a deferred constraint. It
         # gets the class that SQLAlchemy would have raised, without the values of our statement.
-        return exc.DBAPIError.instance("COMMIT", None, error, psycopg2.Error, hide_parameters=True)
+        return exc.DBAPIError.instance("COMMIT", None, error, base, hide_parameters=True)
     return error

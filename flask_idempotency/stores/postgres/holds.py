@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import psycopg2
 from sqlalchemy import Connection
 
 from flask_idempotency.core.errors import (
@@ -15,21 +14,21 @@ from flask_idempotency.core.errors import (
     RequestInProgress,
     StoreUnavailable,
     TransactionConflict,
+    sqlstate,
 )
 from flask_idempotency.core.records import Claim, StoredResponse
 from flask_idempotency.core.rows import claim_values, response_values
 from flask_idempotency.stores.admin import original
 from flask_idempotency.stores.lease import Lease
 from flask_idempotency.stores.savepoints.postgres import PostgresUnits
-from flask_idempotency.stores.savepoints.units import operation_engine
 
 from . import lease_statements, statements
 from .failures import (
     ABORTED,
     CONFLICTS,
     DIVISION_BY_ZERO,
-    INTEGRITY,
     LOCK_NOT_AVAILABLE,
+    NO_SAVEPOINT,
     is_lost,
     problem,
     store_error,
@@ -68,7 +67,6 @@ class PostgresHold:
         self._open, self._committed = True, False
         self._began = time.monotonic()
         self.units = PostgresUnits(wire, messages.facts(wire), locked.isolation)
-        self._connection: Connection | None = None
 
     @classmethod
     def open(
@@ -92,8 +90,8 @@ class PostgresHold:
             row = wire.send(messages.prepared(template, wire), values).fetchone()
             if row is not None:
                 hold = cls(messages, wire, claim, _locked(row[0]))
-        except psycopg2.Error as error:
-            if error.pgcode not in NOT_OURS:
+        except wire.port.Error as error:
+            if sqlstate(error) not in NOT_OURS:
                 raise
         finally:
             if hold is None:
@@ -103,11 +101,7 @@ class PostgresHold:
     @property
     def connection(self) -> Connection:
         """A connection in the transaction, and in none of the view's units of work."""
-        if self._connection is None:
-            top = operation_engine(self._messages.engine, lambda: self.units.top)
-            self._connection = top.connect()
-            self._connection.begin()  # the transaction that is open already: sends nothing
-        return self._connection
+        return self.units.connection
 
     def complete(self, response: StoredResponse) -> None:
         """Store the response and commit, in one round trip."""
@@ -123,22 +117,23 @@ class PostgresHold:
     def _finish(self, template: str, values: dict[str, Any]) -> None:
         wire, locked = self._wire, self._locked
         try:
-            self._check()
-            values = {
-                **claim_values(self._claim),
-                "xid": locked.xid,
-                "session_user": locked.session_user,
-                "role": locked.role,
-                "search_path": locked.search_path,
-                "synchronous_commit": locked.synchronous_commit,
-                **values,
-            }
-            sql = self._messages.prepared(template, wire)
-            cursor = wire.send(self.units.waiting() + wire.mogrify(sql, values))
-            if cursor.statusmessage != "COMMIT":  # COMMIT of a failed transaction says ROLLBACK
-                raise NotAtomic("the transaction had failed, so nothing was committed")
-            self._committed = True
-        except psycopg2.Error as error:
+            with self.units.lock:  # a thread that the view has left behind sends nothing in between
+                self._check()
+                values = {
+                    **claim_values(self._claim),
+                    "xid": locked.xid,
+                    "session_user": locked.session_user,
+                    "role": locked.role,
+                    "search_path": locked.search_path,
+                    "synchronous_commit": locked.synchronous_commit,
+                    **values,
+                }
+                sql = self._messages.prepared(template, wire)
+                answer = wire.send(sql, values, first=self.units.waiting)
+                if not wire.has_committed(answer):
+                    raise NotAtomic("the transaction had failed, so nothing was committed")
+                self._committed = True
+        except wire.port.Error as error:
             raise self._finish_error(error) from error
         finally:
             self.abandon()
@@ -159,7 +154,7 @@ class PostgresHold:
             return StoreUnavailable()
         if error is None or not self.units.is_ours(original(error)):
             return None
-        return problem(error)
+        return problem(error, self._wire.driver)
 
     def _check(self) -> None:
         """Refuse to finish a transaction that is not the one we began."""
@@ -173,21 +168,21 @@ class PostgresHold:
                 " db.session.commit() and rollback(), not those of current_operation.connection"
             )
 
-    def _finish_error(self, error: psycopg2.Error) -> Exception:
+    def _finish_error(self, error: Exception) -> Exception:
         """What it means that completing failed; asks the record when the row was not ours."""
         if is_lost(error, self._wire.driver):
             return StoreUnavailable(
                 "The connection to the database was lost, and it is not known whether the operation"
                 " was committed; a retry with the same key finds out."
             )
-        if error.pgcode == ABORTED:
+        code = sqlstate(error) or ""
+        if code == ABORTED:
             return NotAtomic(
                 "a statement of the view failed and its error was caught without"
                 " db.session.rollback(), so the transaction cannot commit"
             )
-        if (error.pgcode or "").startswith(INTEGRITY):
-            self._messages.forget_facts()  # a constraint that can be deferred is new in the database
-        if error.pgcode == DIVISION_BY_ZERO:
+        self.units.facts.is_stale = True  # it may be a deferred constraint that is new in the database
+        if code in (DIVISION_BY_ZERO, NO_SAVEPOINT):  # a unit's savepoint ended with its transaction
             self.abandon()
             return self._successor()
         return store_error(error, self._messages.table.fullname)
@@ -211,6 +206,10 @@ class PostgresLease(Lease):
     def __init__(self, messages: Messages, claim: Claim, *, attempt: int) -> None:
         super().__init__(claim, attempt=attempt)
         self._messages = messages
+
+    def apart(self) -> PostgresLease:
+        """The same lease for a thread of ours, past the pool of the application."""
+        return PostgresLease(self._messages.own, self._claim, attempt=self.attempt)
 
     def steps(self) -> dict[str, bytes]:
         """The results of the finished steps."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import psycopg2
 from sqlalchemy import Engine, Table, exc
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from flask_idempotency.core import session_statements
-from flask_idempotency.core.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.core.errors import ConfigurationError, StoreUnavailable, sqlstate
 from flask_idempotency.stores.admin import original
-from flask_idempotency.stores.savepoints.postgres import Facts, guard_isolation
+from flask_idempotency.stores.drivers import driver_of
+from flask_idempotency.stores.inherited import watch
+from flask_idempotency.stores.savepoints.postgres import EARLY, Facts
 
 from . import statements
 from .failures import NO_RIGHT, NO_TABLE, READ_ONLY, is_lost, record_error
@@ -33,13 +34,22 @@ class Messages:
                 " to everyone: whatever a view writes on db.engine would be part of its operation."
                 " Use QueuePool (the default) or NullPool"
             )
+        watch(engine)
         self.engine = engine
+        self.port = driver_of(engine.dialect)
         self.table = table
         self.steps = steps
         self._facts: Facts | None = None
         self._cache: dict[tuple[str, str], str] = {}
         self._schema: str | None = None
         self._as_login = False
+        self._like = self.own = self
+
+    def apart(self, engine: Engine) -> Messages:
+        """The same on an engine for threads of ours, to the same database: from now on ``own``."""
+        self.own = Messages(engine, self.table, self.steps)
+        self.own._like = self  # noqa: SLF001 -- of this class
+        return self.own
 
     def run(self, template: str, values: dict[str, Any] | None = None) -> tuple[Any, int]:
         """Send statements of our own in one message; the last one's first row and row count.
@@ -73,18 +83,19 @@ class Messages:
         for another_try in (True, False):
             wire = None
             try:
-                wire = RawConnection(self.engine)
+                wire = self.connect()
                 return use(wire)
-            except (psycopg2.Error, exc.SQLAlchemyError) as error:
+            except (self.port.Error, exc.SQLAlchemyError) as error:
                 driver_error = original(error)
-                if getattr(driver_error, "pgcode", None) == NO_RIGHT and another_try != self._as_login:
+                code = sqlstate(driver_error)
+                if code == NO_RIGHT and another_try != self._as_login:
                     self._as_login = another_try  # dropped again if it did not help
                     self._cache.clear()
                     if another_try:
                         continue
-                if getattr(driver_error, "pgcode", None) in NO_TABLE:
+                if code in NO_TABLE:
                     self._forget_schema()  # it may have moved
-                if not is_lost(driver_error) and getattr(driver_error, "pgcode", None) != READ_ONLY:
+                if not is_lost(driver_error) and code != READ_ONLY:
                     raise record_error(error, self.table.fullname) from error
                 # As SQLAlchemy does: if one pooled connection is dead, the server went away and the
                 # others are dead too. Those in use are not touched. One to a standby would never die
@@ -95,6 +106,14 @@ class Messages:
                     raise StoreUnavailable from error
         raise AssertionError("unreachable")
 
+    def connect(self) -> RawConnection:
+        """A connection out of the pool."""
+        return RawConnection(self.engine, self.port)
+
+    def is_like(self, engine: Engine) -> bool:
+        """Whether these are of the records on ``engine``, on whatever engine they are sent."""
+        return self._like.engine is engine
+
     def prepared(self, template: str, wire: RawConnection) -> str:
         """The statement for these tables and, where it begins a transaction, this engine."""
         begin = wire.isolation if "{begin}" in template else ""
@@ -103,7 +122,8 @@ class Messages:
             settings = self.facts(wire).settings if "{settings}" in template else ""
             names = {"table": self._name(self.table, wire), "steps": self._name(self.steps, wire)}
             role = statements.AS_LOGIN if self._as_login else statements.AS_ANYONE
-            prepared = template.format(**names, **role, begin=begin, settings=settings)
+            early = f";\n{EARLY}" if self.port.ANSWERS_EACH else ""
+            prepared = template.format(**names, **role, begin=begin, settings=settings, savepoint=early)
             if self._as_login:
                 prepared = prepared.replace(_SET_LOCAL, statements.LOGIN + _SET_LOCAL)
             if self._schema is not None or self.table.schema:
@@ -114,13 +134,10 @@ class Messages:
         """The table with its schema, found once: a request may leave any search path behind."""
         preparer = self.engine.dialect.identifier_preparer
         if self._schema is None and not self.table.schema:
-            self._schema = self._find_schema(preparer.format_table(self.table), wire)
+            known = self._like._schema  # noqa: SLF001 -- for a request, a listener may set the path
+            self._schema = known or self._find_schema(preparer.format_table(self.table), wire)
         place = "" if self.table.schema or self._schema is None else f"{self._schema}."
         return place + preparer.format_table(table)
-
-    def forget_facts(self) -> None:
-        """Ask the database again: it has changed since."""
-        self._facts = None
 
     def _forget_schema(self) -> None:
         self._schema = None
@@ -139,21 +156,28 @@ class Messages:
         Takes no lock, which would be held over a round trip: the first requests that come at the same
         time each ask, and get the same facts.
         """
-        if self._facts is None:
-            guard_isolation(self.engine.dialect)
-            synchronous, watching, deferred, has_deferrable, set_in_functions = wire.send(
+        if self._facts is None or self._facts.is_stale:
+            deferred, deferrable, synchronous, watching, *of_functions = wire.send(
                 session_statements.FACTS
             ).fetchall()[0]
+            set_in_functions, reads_may_write, dropped_in_functions = of_functions
             settings = statements.SYNCHRONOUS if synchronous == "off" else ""
-            if watching == "0":  # not set by the operator; None before Postgres 14
+            if self._facts is not None:  # an operation's transaction is open here, and no migration
+                settings = self._facts.settings  # changes these
+            elif watching == "0":  # not set by the operator; None before Postgres 14
                 try:
                     wire.send("BEGIN; " + statements.WATCH + "ROLLBACK")
                     settings += statements.WATCH
-                except psycopg2.Error as error:
+                except self.port.Error as error:
                     if is_lost(error, wire.driver):
                         raise
                     wire.send("ROLLBACK")
             self._facts = Facts(
-                settings, tuple(deferred), has_deferrable, frozenset(set_in_functions or ())
+                settings,
+                deferred,
+                deferrable,
+                frozenset(set_in_functions or ()),
+                reads_may_write,
+                tuple(dropped_in_functions or ()),
             )
         return self._facts

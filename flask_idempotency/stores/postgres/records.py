@@ -9,15 +9,17 @@ time-out and no heartbeat is part of the argument.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 from sqlalchemy import Engine, Table
 
-from flask_idempotency.core.errors import StoreUnavailable, TransactionConflict
+from flask_idempotency.core.errors import StoreUnavailable, TransactionConflict, sqlstate
 from flask_idempotency.core.records import Claim, Record
 from flask_idempotency.core.rows import claim_values, record_of
 
 from . import lease_statements, statements
+from .apart import OWN_CONNECTIONS, apart
 from .holds import NOT_OURS, PostgresHold, PostgresLease
 from .messages import Messages
 from .wire import RawConnection
@@ -35,6 +37,12 @@ class PostgresRecords:
 
     def __init__(self, engine: Engine, table: Table, steps: Table) -> None:
         self.messages = Messages(engine, table, steps)
+
+    def apart(self) -> PostgresRecords:
+        """The same records for threads of ours, past the pool of the application."""
+        own = copy(self)
+        own.messages = self.messages.apart(apart(self.messages.engine, OWN_CONNECTIONS))
+        return own
 
     def look(self, key: bytes) -> Record | None:
         """The record, without a lock, in one plain read."""
@@ -78,7 +86,7 @@ class PostgresRecords:
                 statements.WAIT, {"key": key, "milliseconds": max(1, int(seconds * 1000))}
             )
         except (StoreUnavailable, TransactionConflict) as error:
-            if getattr(error.__cause__, "pgcode", None) not in _WAIT_IS_OVER:
+            if sqlstate(error.__cause__) not in _WAIT_IS_OVER:
                 raise
 
     def _look(self, wire: RawConnection, key: bytes) -> Record | None:
@@ -98,7 +106,7 @@ class PostgresRecords:
         try:
             row = self.messages.run(template, values)[0]
         except (StoreUnavailable, TransactionConflict) as error:
-            if getattr(error.__cause__, "pgcode", None) not in NOT_OURS:
+            if sqlstate(error.__cause__) not in NOT_OURS:
                 raise
             return None
         return None if row is None else PostgresLease(self.messages, claim, attempt=row[0])

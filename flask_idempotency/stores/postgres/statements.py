@@ -20,7 +20,7 @@ LOCK_TIMEOUT = "250ms"
 EXPIRED = "(expires_at <= clock_timestamp() AND lease_expires_at IS NULL)"
 
 # Whoever comes after that begins the operation anew. Whoever resumes it never does.
-AFRESH = f"({EXPIRED} AND %(resumes)s IS NULL)"
+AFRESH = f"({EXPIRED} AND %(resumes)s::text IS NULL)"
 
 # One array in place of ten columns, here and below: psycopg2 decodes the name of each column in Python,
 # which takes longer than all values.
@@ -57,7 +57,8 @@ TAKE_OVER_ROW = f"""UPDATE {{table}} SET
        name = %(name)s, state = 'in_progress',
        fingerprint_version = %(version)s, fingerprint = %(digest)s, owner = %(owner)s,
        attempt = CASE WHEN {AFRESH} THEN 1 ELSE attempt + 1 END,
-       tries = CASE WHEN {AFRESH} THEN NULL WHEN %(resumes)s IS NULL THEN tries + 1 ELSE tries END,
+       tries = CASE WHEN {AFRESH} THEN NULL WHEN %(resumes)s::text IS NULL THEN tries + 1
+                    ELSE tries END,
        created_at = CASE WHEN {AFRESH} THEN clock_timestamp() ELSE created_at END,
        expires_at = clock_timestamp() + %(ttl)s * interval '1 second',
        lease_expires_at = clock_timestamp() + %(lease)s * interval '1 second',
@@ -65,7 +66,7 @@ TAKE_OVER_ROW = f"""UPDATE {{table}} SET
        completed_at = NULL, status = NULL, headers = NULL, body = NULL
  WHERE key = (SELECT key FROM {{table}}
                WHERE key = %(key)s AND owner = %(seen)s
-                 AND CASE WHEN {EXPIRED} THEN %(resumes)s IS NULL ELSE state = 'in_progress' END
+                 AND CASE WHEN {EXPIRED} THEN %(resumes)s::text IS NULL ELSE state = 'in_progress' END
                  AND (lease_expires_at <= clock_timestamp()) IS NOT FALSE
                  FOR UPDATE SKIP LOCKED);
 """
@@ -78,6 +79,8 @@ TAKE_OVER_ROW = f"""UPDATE {{table}} SET
 # All of it is local to the transaction, so it works through a pooler such as PgBouncer.
 # - What the view may change and our last message needs is read here: the role, the search path, how a
 #   commit waits for the disk.
+# - The savepoint of the view's first unit of work, where a statement behind the SELECT takes no rows
+#   from it.
 LOCK_ROW = f"""{{settings}}SELECT {{role_aside}}
        set_config('idempotency.lock_timeout', current_setting('lock_timeout'), true),
        set_config('lock_timeout', '{LOCK_TIMEOUT}', true);
@@ -86,7 +89,7 @@ SELECT ARRAY[attempt::text, txid_current()::text, current_setting('transaction_i
        current_setting('synchronous_commit'),
        {{role_back}} set_config('lock_timeout', current_setting('idempotency.lock_timeout'), true)]
   FROM {{table}} WHERE key = %(key)s AND owner = %(owner)s
-   FOR UPDATE SKIP LOCKED"""
+   FOR UPDATE SKIP LOCKED{{savepoint}}"""
 _HOLD = "COMMIT;\nBEGIN {begin};\n" + LOCK_ROW
 
 # Where a request has left a role on its pooled connection that may not use the table, our statements
@@ -144,7 +147,7 @@ OWNER = """SELECT owner FROM {table} WHERE key = %(key)s"""
 
 # Waits for the holder's row lock, in the server: no polling, and a dead holder counts at once.
 # KEY SHARE is the weakest lock that conflicts with FOR UPDATE.
-WAIT = """SET LOCAL lock_timeout = %(milliseconds)s;
+WAIT = """SELECT set_config('lock_timeout', %(milliseconds)s::text, true);
 SELECT 1 FROM {table} WHERE key = %(key)s FOR KEY SHARE"""
 
 # A few at a time, each batch in its own transaction, which nothing waits for: it locks only rows that
@@ -166,8 +169,8 @@ SET LOCAL synchronous_commit = off;
 SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
 SET LOCAL enable_sort = off;
 WITH gone AS (
-  DELETE FROM ONLY %(piece)s WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM ONLY %(piece)s
+  DELETE FROM ONLY [piece] WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM ONLY [piece]
      WHERE {NO_LEASE} AND [which]
        AND expires_at >= %(since)s::timestamptz
      ORDER BY expires_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED)) RETURNING key, expires_at),
@@ -186,10 +189,10 @@ PURGE_OLDER = _PURGE.replace(
 ERASE = f"""{{settings}}SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
 WITH gone AS (
   DELETE FROM {{table}} WHERE key = ANY (ARRAY(
-    SELECT key FROM {{table}} WHERE key IN %(keys)s AND {NO_LEASE}
+    SELECT key FROM {{table}} WHERE key = ANY (%(keys)s) AND {NO_LEASE}
        AND (CAST(%(seen)s AS text) IS NULL OR {VERSION} = %(seen)s) FOR UPDATE SKIP LOCKED))
   RETURNING key),
-steps AS (DELETE FROM {{steps}} AS step USING gone WHERE step.key = gone.key)
+steps AS (DELETE FROM {{steps}} AS step USING gone WHERE step.key = gone.key){{noted}}
 SELECT count(*) FROM gone"""
 
 # As PURGE, if nobody else purges in the background. The lock ends with the batch's own transaction, so

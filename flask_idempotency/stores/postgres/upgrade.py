@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Column, Index, Table
 from sqlalchemy.schema import CreateColumn, SetColumnComment
 
-from flask_idempotency.core.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.core.errors import ConfigurationError, StoreUnavailable, sqlstate
 from flask_idempotency.stores.table import FILLFACTOR
 from flask_idempotency.stores.table_admin import unsound
 
@@ -62,7 +62,7 @@ def _add(messages: Messages, column: Column[Any], sleep: Callable[[float], objec
         try:
             messages.run(statement)
         except StoreUnavailable as error:
-            if getattr(error.__cause__, "pgcode", None) != LOCK_NOT_AVAILABLE:
+            if sqlstate(error.__cause__) != LOCK_NOT_AVAILABLE:
                 raise
             sleep(PAUSE_SECONDS)
         else:

@@ -1,7 +1,7 @@
 """What the commands do with the records in Redis.
 
 They scan all keys with our prefix (``SCAN`` blocks nobody), and ask for a thousand records at a time. A
-script collects what they need in the server, so neither responses nor results are fetched.
+script collects what they need in the server, so no responses are fetched.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from typing import Any
 
 from flask_idempotency.core.errors import IdempotencyError, StoreUnavailable
 from flask_idempotency.core.keys import KEY_BYTES
+from flask_idempotency.core.records import ERASED
 from flask_idempotency.stores.admin import (
+    ERASURE_SECONDS,
     AuditEntry,
     Belongings,
     Due,
+    Erasure,
     Finding,
     Group,
     Line,
@@ -39,7 +42,7 @@ from flask_idempotency.stores.admin import (
 )
 
 from .client import cause, milliseconds
-from .records import AT_ONCE, NOW, STEPS, RedisRecords, is_observed
+from .records import AT_ONCE, NOW, RESULTS, STEPS, RedisRecords, is_observed
 
 _VERSION = """
 local function version(key)
@@ -58,6 +61,8 @@ for i, key in ipairs(KEYS) do
     local owner = redis.pcall('HGET', key, 'owner')
     if type(owner) == 'string' and {is_observed("owner")} then
       line[2] = 'observed'
+    elseif owner == '{ERASED}' then
+      line[2] = 'erased'
     end
     line[8] = redis.call('HEXISTS', key, 'body') == 1 and redis.call('HSTRLEN', key, 'body')
     line[9] = redis.call('PTTL', key)
@@ -88,6 +93,22 @@ if ARGV[8] then
 end
 redis.call('PEXPIRE', KEYS[1], math.max(redis.call('PTTL', KEYS[1]), ARGV[3]))
 return 1"""
+
+_ENTRY = "cjson.encode({at = now, by = ARGV[1], did = ARGV[2], why = ARGV[3]}) .. '\\n'"
+
+_NOTE = f"""{NOW}
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+local held = redis.call('HGET', KEYS[1], 'audit') or ''
+redis.call('HSET', KEYS[1], 'audit', held .. {_ENTRY})
+return 1"""
+
+# Sent before the records are deleted, which may be on other servers, and once more with their number.
+_ERASURE = f"""{NOW}
+redis.call('HSET', KEYS[1], 'name', ARGV[4], 'state', 'in_progress', 'attempt', 0, 'owner', '{ERASED}',
+           'created', now, 'audit', {_ENTRY})
+redis.call('PEXPIRE', KEYS[1], ARGV[5])"""
+
+_FORGET_ERASURE = "redis.call('DEL', KEYS[1])"
 
 _AUDIT = "return redis.call('HGET', KEYS[1], 'audit') or ''"
 
@@ -140,9 +161,13 @@ class RedisAdmin:
 
     def newest(self, name: str | None, state: str | None, limit: int) -> list[Line]:
         """The newest records."""
+        return self.of_scope(b"", name, state, limit)
+
+    def of_scope(self, tail: bytes, name: str | None, state: str | None, limit: int) -> list[Line]:
+        """The newest records of a scope."""
         fitting = (
             line
-            for line in self._lines()
+            for _, line, _ in self._seen(end=tail)
             if name in (None, line.operation) and state in (None, line.state)
         )
         return nlargest(limit, fitting, key=lambda line: str(line.created))
@@ -162,7 +187,8 @@ class RedisAdmin:
         for key in self._keys(start):
             for name, size, end in self._records.run(STEPS, key):
                 attempt, _, finished = end.partition(b":")
-                shown = name.decode(errors="replace"), _whole(attempt), size, _time(finished)
+                (result,) = self._records.run(RESULTS, key, b"step:" + name)
+                shown = name.decode(errors="replace"), _whole(attempt), size, _time(finished), result
                 found.append(StepLine(*shown))
         return sorted(found, key=lambda step: str(step.finished))
 
@@ -173,7 +199,7 @@ class RedisAdmin:
 
     def latest(self) -> bytes | None:
         """The key of the youngest of some thousand records."""
-        some = islice(self._seen(), AT_ONCE)
+        some = (seen for seen in islice(self._seen(), AT_ONCE) if seen[1].state != "erased")
         youngest = max(some, key=lambda seen: str(seen[1].created), default=None)
         return None if youngest is None else youngest[0]
 
@@ -225,8 +251,28 @@ class RedisAdmin:
                 keys.append(key)
         return Belongings(keys, dict(left))
 
-    def erase(self, keys: list[bytes], seen: str | None = None) -> int:
+    def note(self, key: bytes, entry: AuditEntry) -> bool:
+        """Note what an operator did."""
+        return bool(self._records.run(_NOTE, key, entry.by, entry.did, entry.why))
+
+    def erase(self, keys: list[bytes], seen: str | None = None, erasure: Erasure | None = None) -> int:
         """Delete what has no lease."""
+        if erasure is not None:
+            self._note_erasure(erasure, len(keys))
+        erased = self._erase(keys, seen)
+        if erasure is not None and erased != len(keys):
+            self._note_erasure(erasure, erased)
+        return erased
+
+    def _note_erasure(self, erasure: Erasure, count: int) -> None:
+        if not count:
+            self._records.run(_FORGET_ERASURE, erasure.key)
+            return
+        entry, lives = erasure.entry, milliseconds(ERASURE_SECONDS)
+        values = entry.by, entry.did, f"records: {count}", erasure.operation, lives
+        self._records.run(_ERASURE, erasure.key, *values)
+
+    def _erase(self, keys: list[bytes], seen: str | None) -> int:
         if seen is not None:
             return sum(int(self._records.run(_ERASE, key, seen)) for key in keys)
         return sum(self._records.run_for_all(_ERASE, keys))

@@ -12,7 +12,6 @@ needs Redis 7).
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -20,14 +19,13 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any, TypeVar
 
+from flask_idempotency.core.logs import log
 from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Claim
 from flask_idempotency.stores.admin import Finding, trial_claim
 
 from .client import Client, cause, milliseconds
 from .wire import Reply, wire_of
-
-log = logging.getLogger("flask_idempotency")
 
 LOCK_SECONDS = 10.0
 """How long a lock outlives a worker that died. Nothing depends on it: a duplicate older than

@@ -12,7 +12,6 @@ progress: an interrupted operation does not expire.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
@@ -22,13 +21,12 @@ from redis import RedisCluster
 
 from flask_idempotency.core.errors import LeaseLost, NotAtomic, RecordBroken, StoreUnavailable
 from flask_idempotency.core.fingerprint import Fingerprint
+from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import OBSERVED, Claim, Record, State, StoredResponse
 from flask_idempotency.core.rows import finite, legible, pairs_of
 
 from .client import Client, cause, milliseconds
 from .wire import wire_of
-
-log = logging.getLogger("flask_idempotency")
 
 NOW = """
 local time = redis.call('TIME')
@@ -60,7 +58,7 @@ for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
 end
 return found"""
 
-_RESULTS = "return redis.call('HMGET', KEYS[1], unpack(ARGV))"
+RESULTS = "return redis.call('HMGET', KEYS[1], unpack(ARGV))"
 
 AT_ONCE_BYTES = 1024 * 1024
 """How many bytes of steps' results are fetched at once. A server needs longer for tens of megabytes
@@ -239,7 +237,7 @@ class RedisLease:
         found: dict[str, bytes] = {}
         for names in _batches(self._records.run(STEPS, self._claim.key)):
             fields = [b"step:" + name for name in names]
-            results = self._records.run(_RESULTS, self._claim.key, *fields)
+            results = self._records.run(RESULTS, self._claim.key, *fields)
             found.update(zip([name.decode() for name in names], results, strict=True))
         return found
 

@@ -9,38 +9,45 @@ live as long as the connection.
 
 There is one place, so at most one unit is open. Another session, or another connection of a view, may
 take its turn while the open unit has done nothing but read: then nothing is lost when it gives way.
-Otherwise the operation fails: what is committed inside another's savepoint would share its fate.
+Otherwise the operation fails: what is committed inside another's savepoint would share its fate. The
+same holds for ``current_operation.connection``, whose statements are in no unit, unless they only read.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
+from threading import RLock
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from psycopg2 import InterfaceError
-from psycopg2.extensions import TRANSACTION_STATUS_INERROR
 from sqlalchemy import Connection, Engine, PoolProxiedConnection
 
-from flask_idempotency.core import sqltext
 from flask_idempotency.core.errors import IdempotencyError, NotAtomic
-from flask_idempotency.core.ports import InOperation
+from flask_idempotency.core.ports import KINDS, InOperation
+from flask_idempotency.core.process import INHERITED
 from flask_idempotency.core.session_statements import Carried
 from flask_idempotency.core.sqltext import (
     LOCKS,
     READ_ONLY,
     READS,
+    SAVEPOINT,
+    SUSPECT,
+    TRAITS,
     UNSURE,
     WRITES,
     ends_transaction,
     savepoint_of,
-    traits_of,
 )
+from flask_idempotency.stores.drivers.port import FAILED
 
-NAME = "idempotency_unit"
-"""The savepoint of the open unit. One name will do, as there is one unit at a time."""
+NAME = "idempotency_"
+"""What the name of a unit's savepoint begins with; its number follows.
+
+No two have the same name: one that was never made is never mistaken for an older one."""
+
+ENDED = "the operation has ended: this connection was part of it, and is no more"
 
 
 class StandIn(InOperation, PoolProxiedConnection):
@@ -60,16 +67,19 @@ class StandIn(InOperation, PoolProxiedConnection):
 
     def commit(self) -> None:
         """Commit the unit: its savepoint is released."""
-        self.units.commit(self)
+        with self.units.lock:
+            self.units.commit(self)
 
     def rollback(self) -> None:
         """Roll the unit back."""
-        self.units.rollback(self)
+        with self.units.lock:
+            self.units.rollback(self)
 
     def close(self) -> None:
         """Roll back, as the pool does, but keep the connection: the operation needs it."""
         self.is_returned = True
-        self.units.rollback(self)
+        with self.units.lock:
+            self.units.rollback(self)
 
     def _close_special(self, *_how: object, **_more: object) -> None:
         """See :meth:`close`."""
@@ -96,6 +106,8 @@ class StandIn(InOperation, PoolProxiedConnection):
     @property
     def driver_connection(self) -> Any:  # type: ignore[override]
         """The driver's own connection, for what SQLAlchemy lacks."""
+        if self.units.is_parents:
+            raise NotAtomic(INHERITED)
         return self._there().door(self)
 
     @property
@@ -125,7 +137,9 @@ class StandIn(InOperation, PoolProxiedConnection):
 
     def _there(self) -> Units:
         if self.is_returned:
-            raise InterfaceError("this connection was returned to its pool")
+            raise self.units.engine.dialect.loaded_dbapi.InterfaceError(
+                "this connection was returned to its pool"
+            )
         return self.units
 
 
@@ -137,13 +151,17 @@ class Units:
     says whether an earlier, committed one did more than read. ``commits`` counts units, ``rollbacks``
     those that had written. ``broken`` is why the operation can no longer commit, even if the view
     catches the error. ``carried`` is what was set before the operation, until a
-    session goes on with it.
+    session goes on with it. ``lock`` is held over whatever is sent: a thread that the view has left
+    behind must find the transaction open, or send nothing, as its connection may be somebody else's.
+    ``top`` is what stands under :attr:`connection`.
     """
 
     carried: Mapping[StandIn, Carried] = MappingProxyType({})
+    is_parents = False  # in a forked child: the transaction is not its own
 
     def __init__(self, engine: Engine, fairy: PoolProxiedConnection) -> None:
         self.engine, self.fairy = engine, fairy
+        self.lock = RLock()
         self.broken: IdempotencyError | None = None
         self.is_closed = False
         self.traits = READS
@@ -151,8 +169,20 @@ class Units:
         self.begun = self.commits = self.rollbacks = 0
         self._open: StandIn | None = None
         self._nested: list[str] = []
+        self._around: list[str] = []  # savepoints of the top's
+        self._spanning = 0  # how many of these a unit that wrote has been committed in
         self._leaving = False
         self._engines: dict[Engine, Engine] = {}
+        self.top = StandIn(self, is_top=True)
+        self._connection: Connection | None = None
+
+    @property
+    def connection(self) -> Connection:
+        """A connection in the transaction, and in none of the view's units of work."""
+        if self._connection is None:
+            self._connection = operation_engine(self.engine, lambda: self.top).connect()
+            self._connection.begin()  # the transaction that is open already: sends nothing
+        return self._connection
 
     def bind(self, engine: Engine) -> Engine:
         """The engine that a session works on in place of ``engine`` while the operation runs."""
@@ -164,28 +194,35 @@ class Units:
         """See :class:`~flask_idempotency.core.ports.Units`."""
         if settings is not None:
             raise NotAtomic("settings of the transaction before the view cannot be carried into it")
-        self._put_under(connection)
+        self.put_under(connection)
 
-    def _put_under(self, connection: Connection) -> StandIn:
+    def put_under(self, connection: Connection) -> StandIn:
+        """Let a connection work in these units from now on."""
         # What SQLAlchemy knows of the connection's transaction goes on. There is no public way to
         # change what is under a connection; tests/integration/test_private_hooks.py watches this one.
         connection._dbapi_connection = stand_in = StandIn(self)  # noqa: SLF001
         return stand_in
 
     @property
+    def may_have_work(self) -> bool:
+        """Whether the open unit has failed, or its texts are not all plain reads. Sends nothing."""
+        return self._open is not None and (self.traits & ~READ_ONLY != READS or self.is_failed())
+
+    @property
     def has_open_work(self) -> bool:
         """Whether the open unit has done anything but read, or has failed."""
-        return self._open is not None and (self.traits & ~READ_ONLY != READS or self.is_failed())
+        known = self.traits & ~(READ_ONLY | WRITES | UNSURE)
+        return self._open is not None and (bool(known) or self.is_failed() or self._would_lose())
 
     def is_current(self, owner: StandIn, number: int) -> bool:
         """Whether the owner's unit of that number (``begun``) is still open."""
         return owner.is_top or (self._open is owner and self.begun == number)
 
     def has_unsaved_writes(self) -> bool:
-        """Whether the open unit has changed data. Asks the server where the text does not tell."""
+        """Whether the open unit has changed data. Asks the server, unless the texts are all reads."""
         if self._open is None or self.is_failed():
             return False
-        return bool(self.traits & WRITES) or (bool(self.traits & UNSURE) and self._did_more_than_read())
+        return bool(self.traits & (WRITES | UNSURE)) and self._did_more_than_read()
 
     def is_bound(self, bind: object) -> bool:
         """Whether ``bind`` is one of :meth:`bind`."""
@@ -203,41 +240,68 @@ class Units:
     def enter(self, owner: StandIn, text: str) -> None:
         """A statement is about to be sent: open a unit, or refuse it."""
         if self.is_closed:
-            raise NotAtomic("the operation has ended: this connection was part of it, and is no more")
-        if ends_transaction(text):
+            raise NotAtomic(INHERITED if self.is_parents else ENDED)
+        traits = TRAITS[text]
+        if traits & SUSPECT and ends_transaction(text):
             self.refuse("the view sent a statement that begins or ends a transaction")
         if self.has_ended():
             self.refuse("a statement of the view, or a trigger, ended the operation's transaction")
-        self._take_turn(owner, traits_of(text))
+        self._take_turn(owner, traits & ~SUSPECT)
 
     def _take_turn(self, owner: StandIn, traits: int) -> None:
-        if owner.is_top:
-            self.wrote = self.wrote or traits != READS
+        if owner.is_top and traits == READS:
             return
         if self._open is not owner:
             if self._open is not None:
-                self._give_way()
-            self._open, self.traits, self._nested = owner, READS, []
+                self._give_way(owner)
+            self._open, self.traits, self._nested = None, READS, []
+            if owner.is_top:
+                self.wrote = self.wrote or traits != SAVEPOINT
+                if not self.begun:
+                    self._before_units()
+                return
+            self._open = owner
             self.begun += 1
             self._begin(owner)
-        self.traits |= traits & ~sqltext.SAVEPOINT
+        self.traits |= traits & ~SAVEPOINT
 
-    def note_savepoint(self, text: str) -> tuple[str, str] | None:
-        """Keep account of a savepoint inside the unit; its verb and name, if ``text`` is about one."""
+    def note_savepoint(self, owner: StandIn, text: str) -> None:
+        """Keep account of a savepoint, if the text is about one. It is about to be sent."""
         found = savepoint_of(text)
-        if found is not None:
-            verb, name = found
-            if verb == "SAVEPOINT":
-                self._nested.append(name)
-            elif name in self._nested:
-                place = len(self._nested) - 1 - self._nested[::-1].index(name)
-                del self._nested[place:]
-        return found
+        if found is None:
+            if TRAITS[text] & SAVEPOINT:  # one of several statements
+                if owner.is_top:
+                    self.refuse(
+                        "the view sent a savepoint of current_operation.connection together with other"
+                        " statements, so nobody knows what it is around: send it on its own"
+                    )
+                self._nested.append(text)  # it lasts as long as the unit
+            return
+        verb, name = found
+        names = self._around if owner.is_top else self._nested
+        if verb == "SAVEPOINT":
+            names.append(name)
+        elif name in names:
+            place = len(names) - 1 - names[::-1].index(name)
+            if not owner.is_top:
+                del names[place:]
+                return
+            if verb == "ROLLBACK":  # it is still there afterwards
+                place += 1
+                if self._spanning >= place:
+                    self.refuse(
+                        "the view rolled back to a savepoint of current_operation.connection, in which"
+                        " db.session had committed"
+                    )
+            del names[place:]
+            self._spanning = min(self._spanning, place)
 
     def commit(self, owner: StandIn) -> None:
         """End the owner's unit as a COMMIT would. Raises what a COMMIT would raise."""
         if owner.is_top:
             self.refuse("the view ended the operation's transaction")
+        if self.is_parents:
+            raise NotAtomic(INHERITED)
         if self._open is not owner or self.is_closed:
             return
         if self.has_ended():
@@ -246,9 +310,18 @@ class Units:
             self.rollback(owner)
             return
         self._release()
-        self.wrote = self.wrote or bool(self.traits & (WRITES | UNSURE | LOCKS))
+        if self.traits & (WRITES | UNSURE | LOCKS):
+            self.wrote, self._spanning = True, len(self._around)
         self.commits += 1
         self._open, self.traits = None, READS
+
+    ends = "commit", "rollback"
+
+    def end(self, how: str) -> None:
+        """End the open unit in one of two ways (``ends``), whoever's it is."""
+        with self.lock:
+            if self._open is not None:
+                getattr(self._open, how)()
 
     def rollback(self, owner: StandIn) -> None:
         """End the owner's unit as a ROLLBACK would."""
@@ -262,18 +335,21 @@ class Units:
         if not self.is_lost() and not self.has_ended():
             self._undo()
 
-    def _give_way(self) -> None:
+    def _give_way(self, to: StandIn) -> None:  # noqa: ARG002
         """Let another connection have its turn, if the open unit has nothing to lose."""
-        unsure = self.traits == UNSURE and not self._did_more_than_read()
-        if self._nested or (self.traits != READS and not unsure):
+        if self._nested or self.traits & ~(WRITES | UNSURE) or self._would_lose():
             self.refuse(
                 "two sessions or connections of the view have uncommitted work at the same time:"
                 " commit one before using the other"
             )
         self._undo(at_once=False)
 
+    def _would_lose(self) -> bool:
+        """Whether a rollback of the open unit would undo anything: the server knows, texts do not."""
+        return self.traits & ~READ_ONLY != READS
+
     def _did_more_than_read(self) -> bool:
-        """Ask the server what the text of the statements does not tell."""
+        """Whether the open unit has changed or locked a row: the server knows, texts do not."""
         return True
 
     def leave(self) -> None:
@@ -281,9 +357,17 @@ class Units:
         self._leaving = True
 
     def close(self) -> None:
-        """The transaction has ended."""
-        self.is_closed = True
+        """The transaction has ended. Waits for what another thread is sending."""
+        with self.lock:
+            self.is_closed = True
+            self._open = None
+
+    def leave_to_parent(self) -> None:
+        """In a child that was forked in the view: refuse what would go on in the transaction."""
+        self.lock = RLock()  # another thread of the parent may have had the old one
+        self.is_parents = self.is_closed = True
         self._open = None
+        self.broken = NotAtomic(INHERITED)
 
     def refuse(self, what: str) -> NoReturn:
         """Break the operation for good: what the view did would split it from its record."""
@@ -318,18 +402,21 @@ class Units:
 
     def is_failed(self) -> bool:
         """Whether a statement of the transaction has failed, so that it refuses all others."""
-        info = getattr(self.fairy.driver_connection, "info", None)  # psycopg2's
-        return getattr(info, "transaction_status", None) == TRANSACTION_STATUS_INERROR
+        info = getattr(self.fairy.driver_connection, "info", None)  # libpq's
+        return getattr(info, "transaction_status", None) == FAILED
+
+    def _before_units(self) -> None:
+        """Something is about to be sent that is part of no unit, and none has begun yet."""
 
     def _begin(self, owner: StandIn) -> None:  # noqa: ARG002
-        self._send(f"SAVEPOINT {NAME}")
+        self._send(f"SAVEPOINT {NAME}{self.begun}")
 
     def _release(self) -> None:
-        self._send(f"RELEASE SAVEPOINT {NAME}")
+        self._send(f"RELEASE SAVEPOINT {NAME}{self.begun}")
 
     def _undo(self, *, at_once: bool = True) -> None:  # noqa: ARG002
-        self._send(f"ROLLBACK TO SAVEPOINT {NAME}")
-        self._send(f"RELEASE SAVEPOINT {NAME}")
+        self._send(f"ROLLBACK TO SAVEPOINT {NAME}{self.begun}")
+        self._release()
 
     def _send(self, statement: str) -> None:
         cursor = self.fairy.cursor()
@@ -347,23 +434,25 @@ class WatchedCursor:
 
     def execute(self, statement: Any, *args: Any) -> Any:
         """See the driver's."""
-        self._enter(statement)
-        try:
-            return self._cursor.execute(statement, *args)
-        except sqlite3.DatabaseError as error:
-            if "not authorized" in str(error):  # by the store, which lets nobody end the transaction
-                self._units.refuse("the view sent a statement that begins or ends a transaction")
-            raise
+        with self._units.lock:
+            self._enter(statement)
+            try:
+                return self._cursor.execute(statement, *args)
+            except sqlite3.DatabaseError as error:
+                if "not authorized" in str(error):  # by the store, which lets nobody end it
+                    self._units.refuse("the view sent a statement that begins or ends a transaction")
+                raise
 
     def executemany(self, statement: Any, *args: Any) -> Any:
         """See the driver's."""
-        self._enter(statement)
-        return self._cursor.executemany(statement, *args)
+        with self._units.lock:
+            self._enter(statement)
+            return self._cursor.executemany(statement, *args)
 
     def _enter(self, statement: Any) -> None:
         text = statement.decode("latin-1") if isinstance(statement, bytes) else str(statement)
         self._units.enter(self._owner, text)
-        self._units.note_savepoint(text)
+        self._units.note_savepoint(self._owner, text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cursor, name)
@@ -387,18 +476,14 @@ def units_of(hold: Any) -> Units:
 def operation_engine(engine: Engine, connect: Callable[[], StandIn]) -> Engine:
     """An engine with the events and options of ``engine``, whose connections stand on ``connect``."""
     engine.dispatch  # noqa: B018 -- made when first asked for, and then shared by the two
-    bound: Any = object.__new__(_kind(type(engine)))
+    base: Any = type(engine)
+    bound: Any = object.__new__(_kind(base))
     bound.__dict__.update(engine.__dict__)
     bound.raw_connection, bound.source = connect, engine
     return bound  # type: ignore[no-any-return]
 
 
-_kinds: dict[type[Engine], type[Engine]] = {}
-
-
+@lru_cache(KINDS)
 def _kind(base: type[Engine]) -> type[Engine]:
-    if base in _kinds:
-        return _kinds[base]
     pool = property(lambda self: self.source.pool)  # not the one it had when it was made
-    kind = type("OperationEngine", (base,), {"raw_connection": None, "pool": pool})
-    return _kinds.setdefault(base, kind)
+    return type("OperationEngine", (base,), {"raw_connection": None, "pool": pool})

@@ -12,13 +12,14 @@ from sqlalchemy.schema import CreateColumn
 
 from flask_idempotency.core.ports import Transaction
 from flask_idempotency.core.records import Claim
-from flask_idempotency.stores.admin import ADD, MIGRATE, Due, Finding, finding, reason, trying
+from flask_idempotency.stores.admin import ADD, MIGRATE, Due, Erasure, Finding, finding, reason, trying
 from flask_idempotency.stores.table import COMMANDS_ONLY, defined_counts
 from flask_idempotency.stores.table_admin import (
     FORGET,
     ODD_KEYS,
     TableAdmin,
     admin_statements,
+    erasure_values,
     examine_counts,
     examine_keys,
     unsound,
@@ -36,8 +37,9 @@ class SqliteAdmin(TableAdmin):
         in_ttl=statements.IN_TTL,
         later="max",
         digits="lower(substr(hex(key), 1, 16))",
-        audit=f"""json_insert(coalesce(audit, '[]'), '$[#]', json_object(
-         'at', {statements.NOW}, 'by', %(by)s, 'did', %(did)s, 'why', %(why)s))""",
+        entry=f"json_object('at', {statements.NOW}, 'by', %(by)s, 'did', %(did)s, 'why', {{}})",
+        audit="json_insert(coalesce(audit, '[]'), '$[#]', {})",
+        first="json_array({})",
         before=statements.BEFORE,
         age="(julianday('now') - julianday({})) * 86400.0",
     )
@@ -65,13 +67,17 @@ class SqliteAdmin(TableAdmin):
         with self._messages.writing() as run:
             run(statements.PUT_OFF, {"key": key})
 
-    def erase(self, keys: list[bytes], seen: str | None = None) -> int:
+    def erase(self, keys: list[bytes], seen: str | None = None, erasure: Erasure | None = None) -> int:
         """Delete what has no lease. While this writes, no view runs."""
         values = [{"key": key, "seen": seen} for key in keys]
         with self._messages.writing() as run:
             for each in values:
                 run(statements.ERASE_STEPS, each)
-            return sum(run(statements.ERASE, each).rowcount for each in values)
+            erased: int = sum(run(statements.ERASE, each).rowcount for each in values)
+            if erasure is not None and erased:
+                noted = {**erasure_values(erasure), "why": f"records: {erased}"}
+                run(self.sql.erasure, noted)
+        return erased
 
     def purge(self, batch: int, older_than_seconds: float | None = None) -> Iterator[int]:
         """Delete expired or old records in batches."""

@@ -12,7 +12,7 @@ from flask_idempotency.web.session.earlier import SetAside
 from flask_idempotency.web.session.joined import Joined
 from flask_idempotency.web.signals import conclude, operation_rolled_back
 
-from .attempt import Attempt
+from .attempt import Attempt, raise_again
 
 
 class AtomicAttempt(Attempt):
@@ -26,7 +26,7 @@ class AtomicAttempt(Attempt):
         Raises what they leave unhandled, after everything is rolled back.
         """
         self.note_failure(error)
-        return self.succeed(self._handle(error), handled=True)
+        return self.succeed(self._handle(error), after_error=raise_again)
 
     def note_failure(self, error: Exception) -> None:
         """Raise what makes the whole operation void: whatever the view returned, it cannot commit."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 from flask import Response
 from flask.globals import request_ctx
 
 from flask_idempotency.core.engine import Execution
 from flask_idempotency.core.errors import Problem
+from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import is_stored_by_default
 from flask_idempotency.web.operation import Operation
@@ -21,10 +22,16 @@ from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.state import AppState
 from flask_idempotency.web.signals import conclude, note, operation_executed, operation_taken_over
 
-log = logging.getLogger("flask_idempotency")
-
 WEIGHT = 0.2
 """That of one execution in a route's typical duration: the last ten make nine tenths of it."""
+
+
+def raise_again(error: Exception) -> NoReturn:
+    """Leave an error to the caller."""
+    try:
+        raise error
+    finally:
+        del error  # a cycle: its traceback leads here
 
 
 class Attempt:
@@ -102,7 +109,8 @@ class Attempt:
             self._waiting, self._is_above = None, False
             self._abandon()
             self._note_end()
-            if self._current.problem is None:  # otherwise the request is rejected
+            # Otherwise the request is rejected, or the parent of this process goes on with it.
+            if self._current.problem is None and not self._execution.process.is_parent:
                 self._conclude()
             self._error = None  # its traceback leads here: a cycle would keep the request alive
 
@@ -118,25 +126,30 @@ class Attempt:
     def _note_end(self) -> None:
         self._is_over, self._current.clean_up = True, None
 
-    def succeed(self, result: Any, *, handled: bool = False, waits: bool = True) -> Response:
+    def succeed(
+        self,
+        result: Any,
+        *,
+        after_error: Callable[[Exception], Response] | None = None,
+        waits: bool = True,
+    ) -> Response:
         """The view returned ``result``: store the response, or release the key.
 
-        ``handled`` says that an error handler made it; ``waits``, that a commit above the view may
-        follow.
+        ``after_error`` is given an error in making the response of it, in place of :meth:`fail`;
+        ``waits`` says that a commit above the view may follow.
         """
         app = self._state.app
         try:
             response: Response = app.make_response(result)
             while len(self._registered) > self._outside:
                 response = app.ensure_sync(self._registered.pop(self._outside))(response)
-            stored = capture(response, self._state.settings, self._current.flashes)
+            stored = capture(response, self._state.settings, self._operation.flashes)
             is_stored = (
                 self._route.store(response) if self._route.store else self._stores(stored.status)
             )
         except Exception as error:
-            if handled:
-                raise
-            return self.fail(error)  # a generator, or what the view registered, fails as the view may
+            # A generator, or what the view registered, fails as the view may.
+            return (after_error or self.fail)(error)
         if waits and is_stored and self._current.is_dispatched:
             self._current.response = response
             if not self._is_settled():

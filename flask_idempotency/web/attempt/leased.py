@@ -9,23 +9,23 @@ told to exit or ran out of time, for example.
 from __future__ import annotations
 
 import inspect
-import logging
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from logging import ERROR, INFO
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from flask import Response, got_request_exception
 from werkzeug.exceptions import InternalServerError
 
-from flask_idempotency.core.errors import LeaseLost, OperationFailed, Problem
+from flask_idempotency.core.errors import LeaseLost, OperationFailed, Problem, StoreUnavailable
 from flask_idempotency.core.ports import Lease
 from flask_idempotency.core.records import StoredResponse
-from flask_idempotency.web.operation import Operation
+from flask_idempotency.web.background.heartbeat import HEART, Heartbeat
+from flask_idempotency.web.operation import Operation, Running, outer_transaction
 from flask_idempotency.web.request.response import capture, lasting_response
-from flask_idempotency.web.session.ends import end_view, is_settled_outside
+from flask_idempotency.web.session.ends import drop, end_view, is_settled_outside, present_session
 from flask_idempotency.web.session.joining import parked
 from flask_idempotency.web.signals import (
     conclude,
@@ -37,11 +37,8 @@ from flask_idempotency.web.signals import (
     warn,
 )
 
-from .attempt import Attempt
-from .heartbeat import Heartbeat, heart
+from .attempt import Attempt, raise_again
 from .steps import Steps
-
-log = logging.getLogger("flask_idempotency")
 
 
 class LeasedAttempt(Attempt):
@@ -61,21 +58,36 @@ class LeasedAttempt(Attempt):
             self._current.problem = error
         if self._stays_open_after(error):
             raise error
+        try:
+            result = self._handle(error)
+        except Exception as unhandled:
+            return self._fail_unhandled(unhandled)
+        return self.succeed(result, after_error=self._fail_unhandled)
+
+    def _fail_unhandled(self, error: Exception) -> Response:
+        """No error handler has taken ``error``, or it is a handler's own: what Flask does with it.
+
+        But the response is stored before it is sent. An error in the handler of 500 goes to the server;
+        stored is a problem.
+        """
+        if self._stays_open_after(error):
+            raise error
         app = self._state.app
         try:
-            return self.succeed(self._handle(error), handled=True)
-        except Exception as unhandled:
-            if unhandled is not error:
-                raise
-            # What Flask does with it, but the response is stored before it is sent.
             result = app.handle_user_exception(InternalServerError(original_exception=error))
-            response = self.succeed(result, handled=True, waits=False)
-            propagates = app.config["PROPAGATE_EXCEPTIONS"]
-            if propagates or (propagates is None and (app.testing or app.debug)):
-                raise
-            got_request_exception.send(app, _async_wrapper=app.ensure_sync, exception=error)
-            app.log_exception(sys.exc_info())
-            return response
+        except Exception as raised:
+            self._give_up(raised)
+        response = self.succeed(result, after_error=self._give_up, waits=False)
+        propagates = app.config["PROPAGATE_EXCEPTIONS"]
+        if propagates or (propagates is None and (app.testing or app.debug)):
+            raise error
+        got_request_exception.send(app, _async_wrapper=app.ensure_sync, exception=error)
+        app.log_exception(sys.exc_info())
+        return response
+
+    def _give_up(self, error: Exception) -> NoReturn:
+        self.note_failure(error)
+        raise error
 
     def note_failure(self, error: Exception) -> None:
         """Outside a request: store that the function failed, unless the error says more."""
@@ -92,32 +104,59 @@ class LeasedAttempt(Attempt):
     def _abandon(self) -> None:
         self._stop_beating()
         if self._operation.steps is not None:
-            self._operation.steps = self._current.operation = None
+            self._let_go()
         self._execution.abandon()
+
+    def _let_go(self) -> None:
+        """What follows is no part of the operation."""
+        self._operation.steps = None
+        self._running.end()
+        if outer_transaction() is not None:  # whose view made this request, and shares the session
+            drop(present_session(self._state.db))
 
     def _open(self, _before: object) -> Response | None:
         operation, execution = self._operation, self._execution
-        self._current.operation = operation
         lease, binds = cast("Lease", execution.hold), self._route.other_binds
         steps = Steps(self._state, operation, lease, execution.claim, binds)
-        operation.steps = steps
+        operation.steps, self._running = steps, Running(operation)
         if self._route.heartbeat:
-            self._beat = Heartbeat(lease, self._route.lease, self._note_lapse, steps.is_held)
-            heart().add(self._beat)
+            self._begin_beating(lease, steps)
         return self._on_interrupted(steps) if execution.was_interrupted else None
 
-    def _note_lapse(self, error: Exception) -> None:
-        """The view runs, and its lease has run out or was lost all the same."""
+    def _begin_beating(self, lease: Lease, steps: Steps) -> None:
+        """Renew the lease from now on. The first one of a process shows that it can be done.
+
+        Raises ``StoreUnavailable`` if not: before anything of the view has run.
+        """
+        state = self._state
+        own = lease.apart() if hasattr(lease, "apart") else lease
+        self._beat = Heartbeat(state.app, own, self._route.lease, self._note_unrenewed, steps.is_held)
+        HEART.add(self._beat)
+        steps.beat = self._beat
+        if not state.has_beaten:
+            try:
+                self._beat.prove(HEART, anew=True)
+            except StoreUnavailable:
+                self._stop_beating()
+                if not self._execution.took_over:  # nothing has been done yet
+                    self._execution.release()
+                raise
+            state.has_beaten = True
+
+    def _note_unrenewed(self, error: Exception, left: float) -> None:
+        """The view runs, and its lease was not renewed, or was lost."""
         event = event_of(self._current, attempt=self._operation.attempt, error=error)
         if isinstance(error, LeaseLost):
             warn(event, "another request took it over, or an operator decided, while its view runs")
-            return
-        text = "its lease has run out, and cannot be renewed: %r"
-        tell_failure(self._state.app, event, text, error)
+        elif left:
+            warn(event, "its lease cannot be renewed, and runs out in %.1f s: %r", left, error)
+        else:
+            text = "its lease has run out, and cannot be renewed: %r"
+            tell_failure(self._state.app, event, text, error)
 
     def _stop_beating(self) -> None:
         if self._beat is not None:
-            heart().remove(self._beat)
+            HEART.remove(self._beat)
 
     def _on_interrupted(self, steps: Steps) -> Response | None:
         """Treat an interrupted operation as the route says; None: run it again."""
@@ -129,7 +168,7 @@ class LeasedAttempt(Attempt):
             )
         elif callable(policy) and (found := self._ask(policy)) is not None:
             self._reconciling = True
-            response = self.succeed(found, handled=True)
+            response = self.succeed(found, after_error=raise_again)
         else:
             steps.begin_again()
             return None
@@ -148,7 +187,7 @@ class LeasedAttempt(Attempt):
         """Store a problem as the response."""
         self._current.problem = problem
         response = lasting_response(self._state.app, problem, self._state.settings)
-        self._end(capture(response, self._state.settings, self._current.flashes))
+        self._end(capture(response, self._state.settings, self._operation.flashes))
         return response
 
     def _end(self, stored: StoredResponse | None) -> None:
@@ -171,7 +210,7 @@ class LeasedAttempt(Attempt):
             else:
                 if stored.status >= 500:
                     operation.after_commit.clear()  # they were to follow a success
-                operation.steps = self._current.operation = None  # what follows is no part of it
+                self._let_go()
                 self._complete(stored)
 
     def _conclude(self) -> None:

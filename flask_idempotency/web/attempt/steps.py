@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,20 +18,22 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from itertools import count
+from random import SystemRandom
 from typing import Any
 
-from flask_idempotency.core.errors import StepError, shown
+from flask_idempotency.core.errors import LeaseLost, StepError, shown
+from flask_idempotency.core.logs import log
 from flask_idempotency.core.ports import Lease
+from flask_idempotency.core.process import FORKED, here
 from flask_idempotency.core.records import Claim
 from flask_idempotency.core.retry import StepRetry
+from flask_idempotency.web.background.heartbeat import HEART, Heartbeat
 from flask_idempotency.web.operation import Operation
 from flask_idempotency.web.session.ends import blocks_records, drop, present_session, refuse_unsaved
 from flask_idempotency.web.session.joined import Joined
 from flask_idempotency.web.session.joining import parked, set_aside
 from flask_idempotency.web.setup.options import NAMES, is_name, read_lease
 from flask_idempotency.web.setup.state import AppState
-
-log = logging.getLogger("flask_idempotency")
 
 
 @dataclass(eq=False)
@@ -65,11 +65,13 @@ class Steps:
     ) -> None:
         self._state, self._operation, self._lease, self._claim = state, operation, lease, claim
         self._other_binds = other_binds
+        self.beat: Heartbeat | None = None
         self._seconds = claim.lease_seconds or 0.0
         self._recorded: dict[str, bytes] | None = {} if operation.attempt == 1 else None
         self._used: set[str] = set()
         self._running: dict[str, bool] = {}  # by name, whether it is atomic
         self._lock = threading.Lock()
+        self._process = here.process
 
     def run(
         self,
@@ -139,7 +141,8 @@ class Steps:
                     raise
                 what = type(error).__name__
             step.after_commit.clear()
-            pause = random.uniform(0, step.retry.longest_pause(failures))  # noqa: S311 -- no secret
+            # The system's: the application may have seeded its own, for numbers that come again.
+            pause = SystemRandom().uniform(0, step.retry.longest_pause(failures))
             log.info(
                 "operation %s: a step failed, and is tried again in %.2f s: %s",
                 self._operation.name,
@@ -154,10 +157,23 @@ class Steps:
         """Renew the lease. Raises ``LeaseLost`` before anything is done that would not count."""
         self._refuse_open_writes(f"step {step.name!r}")
         with parked(self._state):
-            self._lease.extend(seconds)
+            self._extend(seconds)
+
+    def _extend(self, seconds: float) -> None:
+        """Renew the lease, and let nothing begin that the heartbeat cannot protect."""
+        if self.beat is not None:
+            self.beat.prove(HEART)
+        self._lease.extend(seconds)
+        if self.beat is not None:
+            self.beat.lasts(seconds)
 
     def _refuse_open_writes(self, what: str) -> None:
-        """Raise ``StepError`` if the record could not be written, because the session has written."""
+        """Raise ``StepError`` if the record could not be written, because the session has written.
+
+        Raises ``LeaseLost`` in a forked child.
+        """
+        if self._process.is_parent:
+            raise LeaseLost(FORKED)
         if blocks_records(self._state):
             raise StepError(
                 f"db.session had uncommitted writes when {what} was called. On SQLite they block every"
@@ -173,7 +189,7 @@ class Steps:
             stored = self._recorded.get(name)
         if stored is None:
             return None
-        return self._state.sealer.open_bytes(stored, self._claim.key, _purpose(name))
+        return self._state.sealer.open_bytes(stored, self._claim.key, purpose(name))
 
     def after_commit(self) -> list[Callable[[], object]]:
         """Where to put what is to be called after the commit: a step that fails drops its own."""
@@ -198,10 +214,15 @@ class Steps:
                 " holds the record. Call it before; the end of the step renews the lease"
             )
         self._refuse_open_writes("extend()")
-        self._lease.extend(seconds)
+        self._extend(seconds)
 
     def _check(self, name: object, function: Callable[..., Any]) -> None:
-        """Raise ``StepError`` for what cannot be a step, before anything is done."""
+        """Raise ``StepError`` for what cannot be a step, before anything is done.
+
+        Raises ``LeaseLost`` in a forked child.
+        """
+        if self._process.is_parent:
+            raise LeaseLost(FORKED)
         if not is_name(name):
             raise StepError(f"a step's name is {name!r}; allowed: {NAMES}")
         if inspect.iscoroutinefunction(function):
@@ -263,7 +284,9 @@ class Steps:
         return result
 
     def _sealed(self, name: str, result: bytes) -> bytes:
-        return self._state.sealer.seal_bytes(result, self._claim.key, _purpose(name))
+        if self._process.is_parent:  # forked in the step's function
+            raise LeaseLost(FORKED)
+        return self._state.sealer.seal_bytes(result, self._claim.key, purpose(name))
 
 
 def _check_retry(name: str, retry: object, *, atomic: bool) -> None:
@@ -278,7 +301,8 @@ def _check_retry(name: str, retry: object, *, atomic: bool) -> None:
         )
 
 
-def _purpose(name: str) -> str:
+def purpose(name: str) -> str:
+    """What a step's result is sealed for."""
     return f"step {name}"
 
 

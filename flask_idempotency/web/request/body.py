@@ -22,7 +22,7 @@ from flask_idempotency.core.keys import parse_key
 from flask_idempotency.web.setup.options import FormField, Route
 from flask_idempotency.web.setup.settings import Settings
 
-from .overheard import PARSED, OverheardBody
+from .overheard import TOO_LATE, OverheardBody, form_in
 
 REQUEST = "request"
 """The purpose that the stored request of a resumable operation is sealed for."""
@@ -44,7 +44,10 @@ def header_key(request: Request, settings: Settings, *, resumed: bool = False) -
 def natural_key(
     request: Request, body: Body | OverheardBody, route: Route, settings: Settings
 ) -> str | None:
-    """The key that ``route.key`` finds in the request. Raises ``KeyMalformed``, ``BodyMalformed``."""
+    """The key that ``route.key`` finds in the request; without one, that of the header.
+
+    Raises ``KeyMalformed``, ``BodyMalformed``.
+    """
     longest = settings.max_key_length
     match route.key:
         case fp.Pointer():
@@ -112,14 +115,10 @@ class Body(io.RawIOBase):
 
     def form(self) -> MultiDict[str, str]:
         """The form in it. Raises Werkzeug's 413."""
-        self.whole()
-        request, known = self._request, {*self._request.__dict__}
-        form = request.form
-        if request.environ["wsgi.input"] is self and known.isdisjoint(PARSED):
-            for name in PARSED & request.__dict__.keys():
-                del request.__dict__[name]
-            self._position = 0
-        return form
+        body, request = self.whole(), self._request
+        if "form" in request.__dict__ or request.environ["wsgi.input"] is not self:
+            return request.form  # parsed, or decompressed, by the application
+        return form_in(request, body)
 
     def readable(self) -> bool:
         """Yes."""
@@ -156,11 +155,7 @@ class Body(io.RawIOBase):
         """The body of a request that somebody read from before this object existed."""
         body = self._request.get_data(cache=True)
         if not body and (self._expected or self._is_chunked()):
-            raise ConfigurationError(
-                "something read the request's stream or form before the idempotent view could keep its"
-                " body: call request.get_data() first, and let the view's decorators use"
-                " functools.wraps"
-            )
+            raise ConfigurationError(TOO_LATE)
         if self._expected not in (None, len(body)) and not self._request.content_encoding:
             raise BodyIncomplete  # an encoded body may have been decoded, to another length
         if len(body) > self._limit():
@@ -300,10 +295,12 @@ def pack_request(
 ) -> bytes:
     """Everything needed to send the request again: method, URL, headers that the route names, body.
 
-    ``form_key`` is the key of a form's field. It goes into the header, as the field may be too old by
-    then.
+    ``form_key`` is the key of a form's field. It goes into the header, in place of a browser's own, as
+    the field may be too old by then.
     """
     names = {"content-type", settings.header.lower(), *map(str.lower, route.resumable or ())}
+    if form_key is not None:
+        names.remove(settings.header.lower())
     head: dict[str, Any] = {
         "method": request.method,
         "base_url": request.root_url,

@@ -1,4 +1,6 @@
-"""The hidden field of a form: a signed idempotency key, for browsers, which cannot send our header.
+"""The hidden field of a form: a signed idempotency key, for browsers, whose forms have no header.
+
+Some browsers send one of their own, with a new key each time: the field wins.
 
 The field holds a random key, made when the form is rendered, so that each form shown is one operation
 however often it is sent. Two signatures guard it: one over the key and the time, so that only this
@@ -17,7 +19,7 @@ import secrets
 import time
 from typing import Any
 
-from flask import Flask, Request, current_app, request
+from flask import Flask, current_app, request
 from itsdangerous import BadSignature, Signer, TimestampSigner
 from itsdangerous.encoding import want_bytes
 from markupsafe import Markup
@@ -27,12 +29,9 @@ from flask_idempotency.core.errors import ConfigurationError, KeyMalformed
 from flask_idempotency.core.keys import Scope, hash_key
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.routes import route_of
-from flask_idempotency.web.setup.settings import Settings
 from flask_idempotency.web.setup.state import AppState, app_state
 
 from .state import FormKey, current_scope
-
-FORM_TYPES = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 
 KEY_BYTES = 16
 """Random bytes of a key: two forms never have the same one."""
@@ -63,11 +62,6 @@ def new_value(endpoint: str | None = None) -> str:
     return _signer(state.app).sign(f"{key}.{owner}").decode()
 
 
-def may_have_field(request: Request, settings: Settings) -> bool:
-    """Whether the request is a form, whose field serves as the key where no header is sent."""
-    return settings.form_field is not None and request.mimetype in FORM_TYPES
-
-
 def read_field(form: MultiDict[str, str], state: AppState, route: Route) -> FormKey | None:
     """What the form's field says, or None without one. Raises ``KeyMalformed``."""
     name = state.settings.form_field or ""
@@ -84,7 +78,7 @@ def read_field(form: MultiDict[str, str], state: AppState, route: Route) -> Form
             f"The field {name} was not made by this application, or was changed."
         ) from None
     if time.time() - made.timestamp() > route.ttl:
-        raise KeyMalformed("The form is too old. Load it again before you send it.")
+        raise KeyMalformed("The form is too old. If it was never sent, load it again.")
     return FormKey(key, owner)
 
 

@@ -18,7 +18,7 @@ from flask_idempotency.web.setup.state import AppState
 
 from . import forms
 from .body import REQUEST, Body, fingerprint, header_key, natural_key, pack_request
-from .overheard import OverheardBody
+from .overheard import FORM_TYPES, OverheardBody
 from .state import RequestState, Resuming, current_scope
 
 OWNER_BYTES = 9
@@ -26,29 +26,27 @@ OWNER_BYTES = 9
 of each record. It is no secret: no client can send one."""
 
 
-def fitting(route: Route, request: Request, state: AppState) -> Route:
-    """The options for this request: where the request may be the key, one in the header comes first."""
-    if route.with_header is not None and state.settings.header in request.headers:
-        return route.with_header
-    return route
-
-
 def prepare(request: Request, state: AppState, route: Route, current: RequestState) -> None:
-    """Read the header of the key, and keep the body from now on, whoever reads it first.
+    """Read the key's header, unless the request itself may hold the key; keep the body from now on.
 
     Raises nothing: ``current.refusal`` says what is wrong.
     """
     current.name = route.name
     current.begin()
-    if current.checked or (route.skip is not None and is_skipped(route.skip, request, current)):
+    if current.checked is route.given:
         return
-    current.checked = True
+    if route.skip is not None and is_skipped(route.skip, request, current):
+        return
+    current.checked, current.key, current.field, current.refusal = route.given, None, None, None
     if not route.enforce:
         _body(request, state, route, current)
     try:
-        if route.key is None:
-            current.key = header_key(request, state.settings, resumed=current.resuming is not None)
-        if current.key is not None or _may_hold_key(request, state, route):
+        is_resumed = current.resuming is not None  # then the key of a form is in the header
+        has_field = state.settings.form_field is not None and request.mimetype in FORM_TYPES
+        current.may_hold_key = route.key is not None or (has_field and not is_resumed)
+        if not current.may_hold_key:
+            current.key = header_key(request, state.settings, resumed=is_resumed)
+        if current.may_hold_key or current.key is not None:
             _body(request, state, route, current)
         elif route.required:
             raise KeyRequired
@@ -61,11 +59,6 @@ def is_skipped(skip: Skip, request: Request, current: RequestState) -> bool:
     if current.skipped is None:
         current.skipped = bool(skip(request))
     return current.skipped
-
-
-def _may_hold_key(request: Request, state: AppState, route: Route) -> bool:
-    """Whether the key may be outside its header."""
-    return route.key is not None or forms.may_have_field(request, state.settings)
 
 
 def identify(
@@ -89,20 +82,24 @@ def identify(
     if not has_key and not route.required:
         scope = current_scope(route.scope)
     if current.field is not None:
-        forms.check_owner(state.app, current.field, scope, current.name)
-    return Operation(current.name, route.namespace, scope, current.key, attempt=0)
+        forms.check_owner(state.app, current.field, scope, route.name)
+    return Operation(route.name, route.namespace, scope, current.key, attempt=0)
 
 
 def _find_key(request: Request, state: AppState, route: Route, current: RequestState) -> None:
-    """Look for the key outside its header."""
-    if not _may_hold_key(request, state, route):
+    """Look for the key in the request itself; that of a form without a field is in the header.
+
+    A wrong field is rejected whatever the header says. Some browsers send one of their own, with a new
+    key each time they send the same form: it would run each time.
+    """
+    if not current.may_hold_key:
         return
     body = _body(request, state, route, current)
     body.check()
-    if route.key is not None:
-        current.key = natural_key(request, body, route, state.settings)
-    elif (field := forms.read_field(body.form(), state, route)) is not None:
+    if route.key is None and (field := forms.read_field(body.form(), state, route)) is not None:
         current.field, current.key = field, field.key
+    else:
+        current.key = natural_key(request, body, route, state.settings)
 
 
 def _body(

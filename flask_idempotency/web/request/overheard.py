@@ -16,7 +16,7 @@ from werkzeug.datastructures import MultiDict
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.wsgi import get_content_length
 
-from flask_idempotency.core.errors import BodyIncomplete
+from flask_idempotency.core.errors import BodyIncomplete, ConfigurationError
 from flask_idempotency.web.setup.settings import Settings
 
 
@@ -40,8 +40,38 @@ _READS: dict[str, Callable[..., bytes]] = {
 """The methods that read, and what each has read, from its result and its arguments."""
 
 
+FORM_TYPES = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
+"""Bodies that reading the form uses up."""
+
 PARSED = frozenset({"stream", "form", "files", "values", "_cached_data"})
 """What a parsed request remembers."""
+
+
+TOO_LATE = (
+    "something read the request's stream or form before the idempotent view could keep its body: a"
+    " receiver of request_started, a class of requests or of sessions, or a decorator that hides the"
+    " view. Let it call request.get_data() first, and decorators use functools.wraps"
+)
+
+
+def is_used_up(request: Request) -> bool:
+    """Whether the body of a request, if it has one, was read in such a way that it is not there again.
+
+    A ``request.stream`` that nobody has read from counts as well: nothing tells it from another.
+    """
+    known = request.__dict__
+    if "_cached_data" in known:
+        return False
+    return request.mimetype in FORM_TYPES if "form" in known else "stream" in known
+
+
+def form_in(request: Request, body: bytes) -> MultiDict[str, str]:
+    """The form in the body of a request, parsed apart: what the application has read is not touched."""
+    parser, options = request.make_form_data_parser(), request.mimetype_params
+    _, form, files = parser.parse(io.BytesIO(body), request.mimetype, len(body), options)
+    for _, file in files.items(multi=True):  # noqa: PERF102 -- values() gives one of each name
+        file.close()
+    return form
 
 
 class NotKept(Exception):
@@ -68,6 +98,7 @@ class OverheardBody:
         self._input = environ["wsgi.input"]
         self._kept, self._is_broken = bytearray(), False
         self._refused_to: int | None = None
+        self._is_used_up = is_used_up(request) and bool(self._is_chunked or self._length)
         is_early = {"stream", "form"}.isdisjoint(request.__dict__)
         self._is_kept = is_early and not self._is_chunked and 0 < self._length <= self._limit()
         if is_early and (self._is_chunked or self._length):
@@ -91,7 +122,9 @@ class OverheardBody:
         return self._is_kept and len(self._kept) >= self._length
 
     def check(self) -> None:
-        """Raise what is known to be wrong with it: ``BodyIncomplete``, Werkzeug's 413."""
+        """Raise what is known to be wrong with it: what :meth:`Body.check` does."""
+        if self._is_used_up:
+            raise ConfigurationError(TOO_LATE)
         if self._length > self._limit():
             raise RequestEntityTooLarge
         if self._is_broken:
@@ -109,12 +142,10 @@ class OverheardBody:
         return b""
 
     def form(self) -> MultiDict[str, str]:
-        """The form in it. It is parsed apart: the application's own parsing is not touched."""
+        """The form in it."""
         if not self._is_whole and "form" in self.request.__dict__:
             return self.request.form
-        environ = {**self.request.environ, "wsgi.input": io.BytesIO(self.whole())}
-        with type(self.request)(environ) as apart:
-            return apart.form
+        return form_in(self.request, self.whole())
 
     @contextmanager
     def lent(self) -> Iterator[None]:

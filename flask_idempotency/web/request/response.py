@@ -28,10 +28,10 @@ from flask_idempotency.core import records
 from flask_idempotency.core.errors import IdempotencyError, Problem, RecordBroken, ResponseNotKept
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import POINTERS, REASON, reason_in, storable
-from flask_idempotency.web.operation import present_request
+from flask_idempotency.web.operation import Flashes, present_request
 from flask_idempotency.web.setup.settings import Settings
 
-from .state import Flashes, present_operation, this_request
+from .state import present_operation
 
 FLASHES = "flask-idempotency-flashes"
 """The name of the line among stored headers that holds what the view flashed. It is never sent, and
@@ -175,8 +175,8 @@ _JSON = TaggedJSONSerializer()
 
 
 def _note(_app: Flask, message: Any, category: str, **_: Any) -> None:
-    if present_operation() is not None:
-        this_request().flashes += ((category, message),)
+    if (operation := present_operation()) is not None:
+        operation.flashes += ((category, message),)
 
 
 def _has_no_session() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from threading import get_ident
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -79,23 +80,20 @@ class Resuming:
     refusal: str = ""
 
 
-Flashes = tuple[tuple[str, Any], ...]
-"""Messages that a view flashed, each after its category."""
-
-
 class RequestState:
-    """What the extension knows about one request (or, outside of one, application context).
+    """What the extension knows about one request, or one call of :meth:`Idempotency.run`.
 
     Most requests change little of it, and have the rest from the class.
     """
 
+    thread: int | None = None  # the request's
     name = ""
     route: Route | None = None  # its endpoint's, resolved
     key: str | None = None
-    checked = False
+    may_hold_key = False  # the request itself may, where it wins over the header
+    checked: Route | None = None  # the options that the key was looked for with
     skipped: bool | None = None  # what protect(skip=...) has said of it
     body: Body | OverheardBody | None = None  # from when it is known that it may be needed
-    operation: Operation | None = None  # one that is not atomic, while it runs
     entered: Mapping[tuple[str, str], object] = MappingProxyType({})  # by name and key, the function
     refusal: Exception | None = None
     is_dispatched = False  # Flask has called its view, and will call the hook after it
@@ -112,7 +110,6 @@ class RequestState:
     observation: Observation | None = None  # until it is told
     is_replay = False  # the response is a stored one
     field: FormKey | None = None  # if the key comes from a form
-    flashes: Flashes = ()
     resuming: Resuming | None = None
 
     def begin(self) -> None:
@@ -137,6 +134,7 @@ def begin_request(request: Any) -> RequestState:
     """
     present_context().setdefault(_OUTERMOST, request)
     state = RequestState()
+    state.thread = get_ident()
     request._flask_idempotency = state  # noqa: SLF001
     return state
 
@@ -183,10 +181,7 @@ def is_outermost_request() -> bool:
 def present_operation() -> Operation | None:
     """The operation that runs in this request, atomic or not."""
     running = running_operation()
-    if running is not None:
-        return running.operation
-    state = existing_request()
-    return None if state is None else state.operation
+    return None if running is None else running.operation
 
 
 def _current() -> Operation:
@@ -195,7 +190,8 @@ def _current() -> Operation:
         raise RuntimeError(
             "current_operation is only there while a view protected by @idempotent runs for a"
             " request that carries an idempotency key, or a function in Idempotency.run(). A view"
-            " that is only observed (IDEMPOTENCY_ENFORCE or enforce=False) has none"
+            " that is only observed (IDEMPOTENCY_ENFORCE or enforce=False) has none, nor has a process"
+            " that was forked in a view"
         )
     return operation
 

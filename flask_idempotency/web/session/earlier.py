@@ -6,20 +6,20 @@ what it set is set again; and what cannot be carried over is refused.
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
-from psycopg2 import Error as PostgresError
-from psycopg2 import extensions
-from psycopg2.errors import InFailedSqlTransaction
 from sqlalchemy import Connection, Engine, PoolProxiedConnection
-from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.orm import Session
 
 from flask_idempotency.core import session_statements as sql
-from flask_idempotency.core.errors import NotAtomic, StoreUnavailable
-from flask_idempotency.core.ports import Units
+from flask_idempotency.core.errors import NotAtomic, StoreUnavailable, sqlstate
+from flask_idempotency.core.ports import InOperation, Units
 from flask_idempotency.core.sqltext import CONSTRAINTS, CURSOR, LOCKS, SIGNALS, UNSURE
 
-from .noted import Noted, note_cursors, noted
+from .noted import drivers, note_cursors, noted
+
+FAILED = "25P02"  # in_failed_sql_transaction
 
 WRITTEN = (
     "db.session had written, locked rows or drawn from a sequence, but not committed, before the"
@@ -47,22 +47,23 @@ class SetAside:
     """What the request's session was in the middle of when the operation began. A context manager.
 
     Its transaction in the database has ended, and its connection is back in the pool; the session does
-    not know. It goes on in the operation (:meth:`go_on`), or else when the context ends: loaded objects
-    stay usable, and what was set is set again. Raises ``NotAtomic`` if the transaction cannot end
-    without loss, ``StoreUnavailable`` if its connection is lost.
+    not know. It goes on in the operation (:meth:`go_on`), or else, when the context has ended, on
+    another connection: whoever has begun the transaction may end it. Raises ``NotAtomic`` if the
+    transaction cannot end without loss, ``StoreUnavailable`` if its connection is lost.
     """
 
-    def __init__(self, transaction: SessionTransaction, connection: Connection) -> None:
-        pooled = connection.connection
+    def __init__(self, connection: Connection) -> None:
+        self._connection: Connection | None = connection
+        pooled: Any = connection.connection
         self._settings: sql.Carried | None = None
-        if connection.dialect.name == "postgresql":
-            self._settings = _examine(pooled, noted(connection))
+        if isinstance(pooled, _Returned):
+            self._settings = pooled.settings
+        elif connection.dialect.name == "postgresql":
+            self._settings = _examine(connection)
         elif getattr(pooled.driver_connection, "in_transaction", True):
             raise NotAtomic(WRITTEN)
         pooled.rollback()
         pooled.close()
-        self._transaction: SessionTransaction | None = transaction
-        self._connection = connection
         # What SQLAlchemy knows of the transaction goes on, upon another one. There is no public way to
         # change what is under a connection; tests/integration/test_private_hooks.py watches this one.
         connection._dbapi_connection = None  # noqa: SLF001
@@ -72,45 +73,95 @@ class SetAside:
 
     def go_on(self, units: Units) -> None:
         """Let the session's transaction go on as the first unit of the operation."""
-        self._transaction = None
-        units.adopt(self._connection, self._settings)
+        if self._connection is not None:
+            units.adopt(self._connection, self._settings)
+            self._connection = None
 
     def __exit__(self, *_error: object) -> None:
-        transaction, self._transaction = self._transaction, None
-        if transaction is None:
-            return
-        if self._settings is None:
-            transaction.close()
-            return
-        pooled = self._connection.engine.raw_connection()
-        cursor = pooled.cursor()
-        cursor.execute(self._settings.everything)
-        cursor.close()
-        self._connection._dbapi_connection = pooled  # noqa: SLF001
-        note_cursors(self._connection)
+        if self._connection is not None:
+            returned: Any = _Returned(self._connection, self._settings)
+            self._connection._dbapi_connection = returned  # noqa: SLF001
+
+
+class _Returned:
+    """In the place of a pooled connection that was given back in the middle of a transaction.
+
+    The first use takes another one from the pool, and sets there what was set on the first. Until then
+    there is nothing to commit or to roll back.
+    """
+
+    is_valid = False
+
+    def __init__(self, connection: Connection, settings: sql.Carried | None) -> None:
+        self._connection, self.settings = connection, settings
+
+    def commit(self) -> None:
+        """Nothing, unless something was set for the connection."""
+        if self.settings is not None and self.settings.lasting:
+            self._take().commit()
+
+    def rollback(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+    def _close_special(self, *_how: object, **_more: object) -> None:
+        """Nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._take(), name)
+
+    def _take(self) -> PoolProxiedConnection:
+        connection = self._connection
+        if isinstance(connection.connection, _Returned):
+            pooled = connection.engine.raw_connection()
+            connection._dbapi_connection = pooled  # noqa: SLF001
+            if self.settings is not None:
+                with closing(_cursor(connection)) as cursor:
+                    cursor.execute(self.settings.everything)
+            note_cursors(connection)
+        return connection.connection
 
 
 def has_written(connection: Connection) -> bool:
     """Whether the connection's transaction has changed anything. Raises the driver's error."""
+    below: Any = connection.connection
+    if isinstance(connection.connection, _Returned):
+        return False
+    if isinstance(connection.connection, InOperation):  # the transaction is not its own
+        return bool(below.units.has_unsaved_writes())
     if connection.dialect.name != "postgresql":
         return bool(getattr(connection.connection.driver_connection, "in_transaction", True))
-    return bool(_ask(connection.connection, sql.HAS_WRITTEN)[0])
+    return bool(_ask(connection, sql.HAS_WRITTEN)[0])
 
 
-def _ask(pooled: PoolProxiedConnection, statement: str) -> Any:
-    is_psycopg2 = isinstance(pooled.driver_connection, extensions.connection)
-    cursor = pooled.cursor(cursor_factory=extensions.cursor) if is_psycopg2 else pooled.cursor()
-    try:
+def _ask(connection: Connection, statement: str) -> Any:
+    with closing(_cursor(connection)) as cursor:
         cursor.execute(statement)
         return cursor.fetchone()
-    finally:
-        cursor.close()
 
 
-def _examine(pooled: PoolProxiedConnection, noted: Noted) -> sql.Carried | None:
+def _cursor(connection: Connection) -> Any:
+    """For a statement of ours, which nobody hears: its values are in its text."""
+    pooled, driver = connection.connection, drivers.get(connection.dialect)
+    return pooled.cursor() if driver is None else driver.question(pooled)
+
+
+def _earlier(connection: Connection) -> Any:
+    """What the connection's transaction contains, see :data:`sql.EARLIER`."""
+    if not isinstance(connection.connection, InOperation):
+        return _ask(connection, sql.EARLIER)
+    written = has_written(connection)
+    _, isolation, special, has_cursor, _ = _ask(connection, sql.EARLIER)
+    return written, isolation, special, has_cursor, False  # the others are not its own
+
+
+def _examine(connection: Connection) -> sql.Carried | None:
     """Refuse what cannot be carried into the operation; return what is to be set again there."""
+    before = noted(connection)
     try:
-        written, isolation, special, has_cursor, has_locks = _ask(pooled, sql.EARLIER)
+        written, isolation, special, has_cursor, has_locks = _earlier(connection)
         if written:
             raise NotAtomic(WRITTEN)
         if isolation in sql.STRICT:
@@ -125,11 +176,11 @@ def _examine(pooled: PoolProxiedConnection, noted: Noted) -> sql.Carried | None:
             ("opened a cursor on the server that is still open (a stream)", has_cursor),
             (
                 "taken a lock (advisory, LOCK TABLE, or a session-level one left on the connection)",
-                has_locks or noted.traits & LOCKS,
+                has_locks or before.traits & LOCKS,
             ),
-            ("sent LISTEN or NOTIFY", noted.traits & SIGNALS),
-            ("sent SET CONSTRAINTS", noted.traits & CONSTRAINTS),
-            ("chosen how its transactions are isolated", noted.traits & CURSOR),
+            ("sent LISTEN or NOTIFY", before.traits & SIGNALS),
+            ("sent SET CONSTRAINTS", before.traits & CONSTRAINTS),
+            ("chosen how its transactions are isolated", before.traits & CURSOR),
         )
         for deed, is_so in what:
             if is_so:
@@ -137,23 +188,23 @@ def _examine(pooled: PoolProxiedConnection, noted: Noted) -> sql.Carried | None:
                     f"db.session had {deed} before the idempotent view began, which would end with that"
                     " transaction: do it inside the view"
                 )
-        if both := noted.for_connection & noted.for_transaction:
+        if both := before.for_connection & before.for_transaction:
             raise NotAtomic(
                 f"db.session had set {min(both)} both for its transaction and for the connection"
                 " before the idempotent view began, and only one of them can be carried into it"
             )
-        names = (noted.for_connection | noted.for_transaction) - {"*"}
-        if noted.traits & UNSURE:
-            names |= set(_ask(pooled, sql.FUNCTIONS)[0] or ())
+        names = (before.for_connection | before.for_transaction) - {"*"}
+        if before.traits & UNSURE:
+            names |= set(_ask(connection, sql.FUNCTIONS)[0] or ())
         if not names:
             return None
-        values = _ask(pooled, sql.current_settings(names))
+        values = _ask(connection, sql.current_settings(names))
         settings = dict(zip(sorted(names), values, strict=True))
-        return sql.Carried(settings, frozenset(noted.for_connection))
-    except InFailedSqlTransaction as error:
-        raise NotAtomic(
-            "a statement in db.session had failed before the idempotent view began, and nobody had"
-            " rolled back: call db.session.rollback() where the error is caught"
-        ) from error
-    except PostgresError as error:
+        return sql.Carried(settings, frozenset(before.for_connection))
+    except connection.dialect.loaded_dbapi.Error as error:
+        if sqlstate(error) == FAILED:
+            raise NotAtomic(
+                "a statement in db.session had failed before the idempotent view began, and nobody had"
+                " rolled back: call db.session.rollback() where the error is caught"
+            ) from error
         raise StoreUnavailable from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import suppress
 from types import CodeType
 from typing import Any
@@ -17,12 +16,11 @@ from sqlalchemy.orm.exc import ObjectDeletedError
 from sqlalchemy.orm.session import SessionTransactionOrigin
 
 from flask_idempotency.core.errors import NotAtomic
+from flask_idempotency.core.logs import log
 from flask_idempotency.web.operation import OpenTransaction
 from flask_idempotency.web.setup.state import AppState
 
 from .earlier import connections, has_written
-
-log = logging.getLogger("flask_idempotency")
 
 READ_AGAIN = 100
 """How many objects are read once more before an operation is rolled back, so that an error handler can
@@ -169,7 +167,8 @@ def _forget_changes(session: Session) -> None:
     for instance in list(session.deleted):
         session.add(instance)
     for instance in list(session.new):
-        session.expunge(instance)
+        if instance in session:  # not gone with another one, by the cascade of a relationship
+            session.expunge(instance)
     session.expire_all()
 
 

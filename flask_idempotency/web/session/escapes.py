@@ -5,33 +5,33 @@ Also notes what a request's statements do before its view, because the operation
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Engine, ExecutionContext
+from sqlalchemy import Connection, Engine, ExecutionContext, event
 
-from flask_idempotency.core.ports import InOperation
-from flask_idempotency.core.sqltext import READS, may_write, traits_of
+from flask_idempotency.core.logs import log
+from flask_idempotency.core.ports import Driver, InOperation
+from flask_idempotency.core.sqltext import READS, SUSPECT, TRAITS, may_write
 from flask_idempotency.web.operation import (
     OpenTransaction,
-    open_transaction,
-    outer_operation,
+    innermost,
+    outer_transaction,
     running_operation,
 )
 
-from .noted import NOTABLE, hear_driver, listen, noted, text_of
-
-log = logging.getLogger("flask_idempotency")
+from .noted import NOTABLE, drivers, hear_driver, listen, noted, text_of
 
 
-def watch(engine: Engine) -> None:
+def watch(engine: Engine, driver: Driver | None) -> None:
     """Notice statements that an operation sends past its own connection.
 
     The events are the dialect's: a listener on the engine would cost every connection of the
     application some 200 function calls.
     """
+    if driver is not None:
+        drivers[engine.dialect] = driver
     notices: dict[str, Callable[..., None]] = {
         "do_execute": _notice,
         "do_executemany": _notice,
@@ -49,15 +49,15 @@ def watch_cursors(engine: Engine) -> None:
     """Notice also what an operation writes to another bind with the driver's own cursors."""
 
     def take(driver: Any, _record: Any, _pooled: Any) -> None:
-        if open_transaction.get() is not None:
-            hear_driver(engine.pool, driver, partial(notice_cursor, engine))
+        if isinstance(innermost.get(), OpenTransaction):
+            hear_driver(engine, driver, partial(notice_cursor, engine))
 
-    listen(engine, "checkout", take)
+    event.listen(engine, "checkout", take)
 
 
 def notice_cursor(engine: Engine, cursor: Any, statement: Any, _parameters: Any) -> None:
     """A cursor of the driver's is about to send something on a connection of ``engine``."""
-    if open_transaction.get() is not None:
+    if innermost.get() is not None:
         _refuse_escape(engine, text_of(statement, cursor))
 
 
@@ -79,27 +79,26 @@ def _notice_without_parameters(cursor: Any, statement: Any, context: ExecutionCo
 def _notice(cursor: Any, statement: Any, parameters: Any, context: ExecutionContext) -> None:
     if type(statement) is not str:
         statement = text_of(statement, cursor)
-    traits = traits_of(statement)
-    if traits == READS:
+    traits = TRAITS[statement]
+    if traits & ~SUSPECT == READS:
         return
-    connection, is_open = context.root_connection, open_transaction.get() is not None
-    if is_open and isinstance(connection.connection, InOperation):
+    connection, is_running = context.root_connection, innermost.get() is not None
+    if is_running and isinstance(connection.connection, InOperation):
         return
     if notable := traits & NOTABLE:
         noted(connection).note(notable, cursor, statement, parameters)
-    if is_open:
+    if is_running:
         _refuse_escape(connection.engine, statement)
 
 
 def _refuse_escape(engine: Engine, statement: str) -> None:
-    here = running_operation()
-    running = here or outer_operation()
+    is_here, running = running_operation() is not None, outer_transaction()
     if running is None or not may_write(statement):
         return
     if engine.pool is running.units.engine.pool:
         # A raw connection is somebody's decision; it also serves logs that must survive a rollback.
         _warn_once(running)
-    elif here is not None and engine not in running.other_binds:
+    elif is_here and engine not in running.other_binds:
         running.refuse(
             f"the view of {running.operation.name} wrote to another bind, which cannot commit together"
             " with the record; nothing was committed. If a lost or doubled write there does no harm,"

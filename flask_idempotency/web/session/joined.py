@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.ports import Step, Transaction
-from flask_idempotency.web.operation import OpenTransaction, Operation, forget_ended
+from flask_idempotency.web.operation import OpenTransaction, Operation
 from flask_idempotency.web.setup.state import AppState
 
 from .earlier import SetAside
@@ -42,7 +42,7 @@ class Joined:
         before: SetAside | None = None,
     ) -> None:
         self._state, self._hold = state, hold
-        self._left: tuple[int, int] | None = None
+        self._left: tuple[int, int, bool] | None = None
         self._settled: list[Session] | None = None
         binds = engines_of(state, other_binds)
         self._running = OpenTransaction(operation, hold, state.units_of(hold), binds)
@@ -70,9 +70,8 @@ class Joined:
                 for session in self._sessions():
                     undo(session, lost=lost)
         finally:
-            running.is_open = False
             running.sessions.clear()
-            forget_ended()
+            running.end()
 
     def let_go(self, status: int | None = None) -> None:
         """Undo what was not committed, as without us, and let the sessions go: all the rest commits.
@@ -128,16 +127,15 @@ class Joined:
     def is_settled(self) -> bool:
         """Whether everything is committed, so that a commit above the view has nothing left to do.
 
-        Then :meth:`let_go` follows at once: it need not ask again.
+        Then :meth:`let_go` follows at once: it need not ask again. Sends nothing.
         """
         units, sessions = self._running.units, self._sessions()
         # What goes on above the view may still want what was set before it.
-        waits = units.carried or units.has_open_work
+        waits = units.carried or units.may_have_work
         if not waits and not any(map(waits_for_commit, sessions)):
             self._settled = sessions
             return True
-        if self.has_leftovers():
-            self._left = units.commits, units.rollbacks
+        self._left = units.commits, units.rollbacks, any(map(has_unsaved, sessions))
         return False
 
     def has_committed(self) -> bool:
@@ -149,8 +147,9 @@ class Joined:
         if self._left is None:
             return False
         units = self._running.units
-        commits, rollbacks = self._left
-        return units.rollbacks > rollbacks or (units.commits == commits and not self.has_leftovers())
+        commits, rollbacks, was_unsaved = self._left
+        is_dropped = was_unsaved and units.commits == commits and not self.has_leftovers()
+        return is_dropped or units.rollbacks > rollbacks
 
     def raise_if_uncommittable(self, error: Exception | None) -> None:
         """Raise what keeps the work from committing, now that it ended with ``error`` (or None)."""

@@ -12,7 +12,7 @@ holds for sessions that ``db.session.remove()`` makes room for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -22,13 +22,23 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import sessionmaker
 
 from flask_idempotency.core.errors import ConfigurationError, NotAtomic, StoreUnavailable
-from flask_idempotency.web.operation import OpenTransaction, open_transaction, outer_operation
+from flask_idempotency.core.process import INHERITED
+from flask_idempotency.web.operation import OpenTransaction, innermost, outer_transaction
 from flask_idempotency.web.setup.state import AppState
 
 from .earlier import SetAside, connection_to, connections, has_written
-from .ends import end_transactions, has_unsaved, present_session
+from .ends import (
+    end_transactions,
+    has_unsaved,
+    is_settled_outside,
+    present_session,
+    waits_for_commit,
+)
 from .escapes import notice_cursor
 from .noted import hear_cursors, note_cursors
+
+_parents: dict[Any, Any] = {}
+"""In a child that was forked in a view: the sessions there, each with its transaction at that time."""
 
 
 class JoiningSession:
@@ -37,33 +47,38 @@ class JoiningSession:
     def get_bind(self, *args: Any, **kwargs: Any) -> Engine | Connection:
         """The operation's engine in place of the application's; another database's as it is.
 
-        Raises ``NotAtomic`` if the session would escape the operation.
+        Raises ``NotAtomic`` if the session would escape the operation, or is in the middle of what a
+        forked child's parent does.
         """
-        bind: Engine | Connection = super().get_bind(*args, **kwargs)  # type: ignore[misc]
-        running = open_transaction.get()
-        if running is None or not running.includes(self):
-            return bind
         session: Any = self
-        engine = bind.engine
-        if engine.pool is not running.units.engine.pool:
+        if _parents and _parents.get(session, session) is session.get_transaction():
+            raise NotAtomic(INHERITED)
+        bind: Engine | Connection = super().get_bind(*args, **kwargs)  # type: ignore[misc]
+        running = innermost.get()
+        joined = None if running is None else running.transaction_of(self)
+        if joined is None:
             return bind
-        running.sessions[session] = None
+        engine = bind.engine
+        if engine.pool is not joined.units.engine.pool:
+            return bind
+        joined.sessions[session] = None
         begun = connection_to(session, bind)
-        if begun is not None and running.units.is_joined(begun):
+        if begun is not None and joined.units.is_joined(begun):
             return bind
         if begun is not None or engine is not bind:  # a connection
-            running.refuse(
-                f"a session of the view of {running.operation.name} uses a connection of its own, so"
+            joined.refuse(
+                f"a session of the view of {joined.operation.name} uses a connection of its own, so"
                 " its writes cannot commit together with the record: do not hand it a bind, nor one"
                 " that it began to use before the view"
             )
-        bound: Engine = running.units.bind(engine)
+        bound: Engine = joined.units.bind(engine)
         return bound
 
     def connection(self, *args: Any, **kwargs: Any) -> Connection:
         """The session's connection. What the driver's own cursors do on it is noticed, too."""
         connection: Connection = super().connection(*args, **kwargs)  # type: ignore[misc]
-        if open_transaction.get() is None:
+        running = innermost.get()
+        if running is None or not isinstance(running, OpenTransaction):
             note_cursors(connection)
         else:
             hear_cursors(connection, partial(notice_cursor, connection.engine))
@@ -88,6 +103,18 @@ def is_joining(db: SQLAlchemy) -> bool:
     return issubclass(session_class, JoiningSession)
 
 
+def leave_to_parent(databases: Iterable[SQLAlchemy]) -> None:
+    """In a forked child: what a session has begun in the view, sent or not, the parent commits."""
+    running, sessions = innermost.get(), list[Any]()
+    while running is not None:
+        if running.is_open and isinstance(running, OpenTransaction):
+            sessions += [*running.sessions, *map(present_session, databases)]
+        running = running.outer
+    for session in sessions:
+        if session is not None and session.in_transaction():
+            _parents[session] = session.get_transaction()
+
+
 def prove(state: AppState, running: OpenTransaction) -> None:
     """Show, before the first view runs, that sessions work inside the operation's transaction.
 
@@ -97,6 +124,12 @@ def prove(state: AppState, running: OpenTransaction) -> None:
     factory = state.db.session.session_factory
     if factory.class_ is state.proved:
         return
+    if any(each.__name__ == "ShardedSession" for each in factory.class_.__mro__):
+        raise ConfigurationError(
+            "db.session is a ShardedSession: it writes to several databases, which cannot commit"
+            " together with the record. Use @idempotent(atomic=False), or a session of one database for"
+            " this view"
+        )
     if is_joining(state.db):
         session = factory()
         with suppress(NotAtomic):
@@ -131,7 +164,7 @@ def set_aside(
     ``NotAtomic`` if something was written, locked, or chosen for its transaction: ending that would
     split the operation, or lose it.
     """
-    outer, pool, others = outer_operation(), state.database.pool, engines_of(state, other_binds)
+    outer, pool, others = outer_transaction(), state.database.pool, engines_of(state, other_binds)
     session = present_session(state.db)
     if outer is not None and outer.units.engine.pool is not pool:
         outer = None
@@ -167,7 +200,7 @@ def set_aside(
             "db.session was inside begin_nested(), or used several connections, before the idempotent"
             " view began: end that before the view"
         )
-    return SetAside(transaction, begun.pop())
+    return SetAside(begun.pop())
 
 
 def parked(state: AppState) -> AbstractContextManager[object]:
@@ -182,10 +215,30 @@ def parked(state: AppState) -> AbstractContextManager[object]:
         begun = {c for c in connections(session).values() if c.engine.pool is state.database.pool}
         if len(begun) == 1:
             try:
-                return SetAside(transaction, begun.pop())
+                return SetAside(begun.pop())
             except NotAtomic as error:
                 if error.__cause__ is not None:  # it has failed
                     end_transactions(session)
             except StoreUnavailable:
                 end_transactions(session)
     return nullcontext()
+
+
+def parked_inside(state: AppState, name: str) -> AbstractContextManager[object]:
+    """As :func:`parked`, where a view sends its own application a request for ``name``, not atomic.
+
+    Raises ``NotAtomic`` if the view holds changes: the end of ``name`` would undo them, or a commit in
+    it would be the view's.
+    """
+    outer, session = outer_transaction(), present_session(state.db)
+    if outer is None:
+        is_settled = is_settled_outside(state.db)
+    else:
+        is_settled = session is None or not waits_for_commit(session)
+    if not is_settled:
+        raise NotAtomic(
+            f"a view made a request to its own application for {name} while db.session held changes"
+            f" that it had not committed, and the end of {name} would undo them. Commit them before the"
+            " request, or call the function instead"
+        )
+    return parked(state) if outer is None else set_aside(state)

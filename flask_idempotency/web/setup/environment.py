@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
 from traceback import walk_stack
 from typing import Any
 
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import URL, MetaData, make_url
+from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.exc import ArgumentError
 
 from flask_idempotency.core.errors import ConfigurationError, shown
-
-log = logging.getLogger("flask_idempotency")
+from flask_idempotency.core.logs import log
 
 
 def database_uri(app: Flask, bind_key: str | None) -> tuple[Any, str]:
@@ -44,7 +46,7 @@ def _configured(app: Flask, bind_key: str | None) -> tuple[URL, str]:
         raise ConfigurationError(f"{where} is not a database URL") from None
 
 
-def check_driver(app: Flask, bind_key: str | None, store: Any) -> None:
+def check_driver(app: Flask, bind_key: str | None, store: Any, drivers: Sequence[str]) -> None:
     """Raise ``ConfigurationError``, with the fix, for a database that the store does not support."""
     url, where = _configured(app, bind_key)
     kind = url.get_backend_name()
@@ -63,14 +65,13 @@ def check_driver(app: Flask, bind_key: str | None, store: Any) -> None:
             " postgresql+psycopg2://user:password@host/database. For development,"
             " IDEMPOTENCY_STORE = 'sql' works on a SQLite file"
         )
-    try:
-        driver = url.get_dialect().driver  # SQLAlchemy 2.1 reads postgresql:// as psycopg 3
-    except ModuleNotFoundError:
-        driver = url.drivername
-    if driver != "psycopg2":
+    # SQLAlchemy 2.1 reads postgresql:// as psycopg 3.
+    driver = url.drivername.partition("+")[2] or url.get_dialect().driver
+    if driver not in drivers:
         raise ConfigurationError(
-            f"{where} begins with {url.drivername}://, which means the driver {driver}; only psycopg2"
-            " is supported: write postgresql+psycopg2://user:password@host/database"
+            f"{where} begins with {url.drivername}://, which means the driver {driver}; only"
+            f" {' and '.join(drivers)} are supported: write postgresql+psycopg2:// or"
+            " postgresql+psycopg:// in front of user:password@host/database"
         )
 
 
@@ -83,11 +84,70 @@ def metadata_of(db: SQLAlchemy, bind_key: str | None) -> MetaData:
     return db.metadatas[bind_key]
 
 
-def default_prefix(app: Flask, bind_key: str | None, table: str) -> str:
-    """Tells databases and tables apart, so that applications may share one Redis."""
-    url = make_url(database_uri(app, bind_key)[0])
-    place = "\n".join(str(part) for part in (url.host, url.port, url.database, table))
-    return f"idempotency:{hashlib.sha256(place.encode()).hexdigest()[:12]}:"
+_VARIABLES = {
+    "host": "PGHOST",
+    "hostaddr": "PGHOSTADDR",
+    "port": "PGPORT",
+    "dbname": "PGDATABASE",
+    "service": "PGSERVICE",
+    "user": "PGUSER",
+}
+"""Where libpq looks for parameters that it is not given."""
+
+_DECIDE = (
+    *("host", "hostaddr", "port", "dbname", "service"),
+    *("db", "odbc_connect", "option_files", "read_default_file", "unix_sock", "unix_socket"),
+)
+"""Parameters of drivers that say which database is meant. A service may give any other."""
+
+
+def default_prefix(app: Flask, db: SQLAlchemy, bind_key: str | None, table: str, store: str) -> str:
+    """Tells databases and tables apart, so that applications may share one Redis.
+
+    Where host, port and database in the URL do so, it is what it has always been. Raises
+    ``ConfigurationError`` where nothing says which database is meant, and where the store ``redis``
+    would have another prefix than before: it would forget its records.
+    """
+    uri, where = database_uri(app, bind_key)
+    url, options = make_url(uri), _engine_options(app, db, bind_key)
+    given = {**url.query, **(options.get("connect_args") or {})}
+    if "database" in given:
+        given["dbname"] = given.pop("database")
+    place = (url.host, url.port, url.database, table)
+    written = {"host": url.host, "port": url.port, "dbname": url.database or None}
+    used = {**written, "user": url.username, **given}
+    if issubclass(url.get_dialect(), PGDialect):
+        unset = [name for name in _VARIABLES if not used.get(name)]
+        used.update({name: os.environ.get(_VARIABLES[name]) or None for name in unset})
+        is_known = any(used[name] for name in ("dbname", "service", "user"))
+    else:
+        is_known = bool(url.host) or Path(url.database or "").is_absolute()
+    if not (url.host and url.database):
+        is_known = is_known and options.keys().isdisjoint({"creator", "pool"})
+    more = {name: used.get(name) for name in _DECIDE if used.get(name) != written.get(name)}
+    if not used["dbname"]:
+        more["user"] = used["user"]  # libpq's default for the database
+    if is_known and given.keys().isdisjoint({"conninfo", "dsn"}) and not (more and store == "redis"):
+        return _prefix(*place, *sorted(more.items()))
+    raise ConfigurationError(
+        f"host, port and database in {where} do not say alone which database is meant, so on one Redis"
+        " this application could not be told from others: set IDEMPOTENCY_REDIS_PREFIX to a name that"
+        f" no other has. Until now the prefix was {_prefix(*place)!r}; what is stored under it is found"
+        " under no other"
+    )
+
+
+def _prefix(*place: object) -> str:
+    text = "\n".join(map(str, place))
+    return f"idempotency:{hashlib.sha256(text.encode()).hexdigest()[:12]}:"
+
+
+def _engine_options(app: Flask, db: SQLAlchemy, bind_key: str | None) -> dict[str, Any]:
+    """What the bind's engine is made with, besides its URL."""
+    own = app.config.get("SQLALCHEMY_ENGINE_OPTIONS")
+    if bind_key is not None:
+        own = app.config["SQLALCHEMY_BINDS"][bind_key]
+    return {**db._engine_options, **(own if isinstance(own, dict) else {})}  # noqa: SLF001
 
 
 def worker_timeout() -> float:

@@ -73,8 +73,8 @@ class RouteOptions(RunOptions, total=False):
     * ``wait``: seconds that a concurrent duplicate waits for the first to finish before its 409.
     * ``key``: callable returning the key (``str``, ``int``, ``UUID``; ``None`` for no key), or
       ``"json:/pointer"`` or ``"form:name"`` for a natural key in the request, in place of the header.
-      ``"request"``: where no header is sent, the request itself is the key: an equal one within
-      ``ttl`` seconds, which must be given and at most an hour, is its duplicate.
+      ``"request"``: the request itself is the key: an equal one within ``ttl`` seconds, which must be
+      given and at most an hour, is its duplicate.
     * ``scope``: callable, or ``None`` for one tenant, in place of the application's.
     * ``fingerprint``: what two requests with one key must have in common. ``"request"``: method, path,
       query, media type and body. ``"json"``: the same, but white space and the order of members in a
@@ -285,19 +285,12 @@ class Route:
     )
     skip: Skip | None = row(None, optional(_callable), "a callable that takes the request, or None")
     given: Route | None = field(default=None, repr=False, compare=False)
-    with_header: Route | None = field(default=None, repr=False, compare=False)
 
     def resolved(self, settings: Settings, scope: ScopeCallable | None, endpoint: str = "") -> Route:
-        """The same for one endpoint, with nothing left open; ``given`` is the route itself.
-
-        Where the request is the key, ``with_header`` is for a request that has one in its header.
-        """
+        """The same for one endpoint, with nothing left open; ``given`` is the route itself."""
         defaults = {**vars(settings), "scope": scope, "name": endpoint}
         left_open = {name: defaults[name] for name in vars(self) if getattr(self, name) is NOT_GIVEN}
-        resolved = replace(self, **left_open, given=self)
-        if self.key is not THE_REQUEST:
-            return resolved
-        return replace(resolved, with_header=replace(resolved, key=None, ttl=settings.ttl))
+        return replace(self, **left_open, given=self)
 
     def outcome_after(self, error: Exception) -> Literal["interrupted", "released"] | None:
         """What becomes of an operation that is not atomic if its view raises ``error``.

@@ -147,7 +147,8 @@ class Settings:
     redis_prefix: str | None = row(None, optional(_matching(r"[\x21-\x7e]{1,100}")),
         "1 to 100 visible ASCII characters",
         "What every key in Redis begins with. The default is `idempotency:` and a digest of"
-        " database and table, so that applications may share one Redis.")
+        " database and table, so that applications may share one Redis. Where the URL does not say"
+        " which database it is, `init_app` asks for [this setting](redis.md#redis-prefix).")
     header: str = row("Idempotency-Key", _header_name, _FIELD,
         "The request header that carries the key. The default is that of the IETF draft; another is for"
         " an API whose clients already send one.")

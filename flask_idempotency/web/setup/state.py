@@ -18,10 +18,10 @@ from flask_idempotency.core.engine import Engine as IdempotencyEngine
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.ports import Lock, Records, Sealer, Units
 from flask_idempotency.core.records import StoredResponse
+from flask_idempotency.web.background.observer import Observer
+from flask_idempotency.web.background.purging import BackgroundPurge
 
-from .observer import Observer
 from .options import Route, ScopeCallable
-from .purging import BackgroundPurge
 from .settings import Settings
 
 
@@ -85,9 +85,12 @@ class AppState:
     sealer: Sealer
     protections: Protections
     units_of: Callable[[Any], Units]
+    own_records: Records  # the same, for threads of ours: past the pool of the application
+    own_engine: Engine
     observer: Observer | None  # None where the store cannot observe
+    purge: BackgroundPurge | None
     has_served: bool = False
-    purge: BackgroundPurge | None = None
+    has_beaten: bool = False  # a lease was renewed by the heartbeat
     # By endpoint and method: the view, and the options that protect it. Of this process alone.
     known: dict[tuple[str, str], tuple[Any, Route | None]] = field(default_factory=dict)
     typical_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))

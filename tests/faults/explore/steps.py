@@ -13,6 +13,7 @@ import psycopg2
 import redis
 import sqlalchemy as sa
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
+from psycopg2.extensions import cursor as own_cursor
 from sqlalchemy import event
 
 from flask_idempotency.stores.postgres import holds
@@ -132,12 +133,12 @@ class Servers:
         """Cut the package's messages into steps, and give it the clock of the test."""
         send = RawConnection.send
 
-        def step_by_step(wire: RawConnection, sql: Any, values: Any = None) -> Any:
+        def step_by_step(wire: RawConnection, sql: Any, values: Any = None, first: Any = ()) -> Any:
             actor = Actor.current()
             if actor is None:
-                return send(wire, sql, values)
+                return send(wire, sql, values, first)
             try:
-                return self._steps(send, actor, wire, sql, values)
+                return self._steps(send, actor, wire, sql, values, first)
             except Stop:
                 if actor.crashed:
                     wire.driver.close()
@@ -152,10 +153,15 @@ class Servers:
         ):
             yield
 
-    def _steps(self, send: Any, actor: Actor, wire: RawConnection, sql: Any, values: Any) -> Any:
+    def _steps(
+        self, send: Any, actor: Actor, wire: RawConnection, sql: Any, values: Any, first: Any
+    ) -> Any:
         """Send a message part by part, as if its sender might be stopped between them."""
+        if b"pg_constraint" in _bytes(sql):  # nothing here changes what it asks for
+            return send(wire, sql, values, first)
         cursors = []
-        for part in _parts(wire.mogrify(sql, values) if values else sql):
+        bound = own_cursor(wire.driver).mogrify(sql, values) if values else _bytes(sql)
+        for part in _parts(";".join([*first, ""]).encode() + bound):
             name, kind = next((name, kind) for words, name, kind in _NAMES if words in part)
             if name in ("commit", "rollback") and not actor.holds:
                 kind = Kind.UNNOTICED  # it ends a transaction that did nothing

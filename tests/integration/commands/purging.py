@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg2
-from psycopg2.extensions import AsIs
 
 import servers
 from flask_idempotency.cli import cli
@@ -37,8 +36,9 @@ def purged(world: Any, batch: int = 1000) -> list[int]:
 
 def send_purge(cursor: Any, batch: int = 1000) -> int:
     """What the purge sends for one batch, in the cursor's own transaction; how many it deleted."""
-    message = statements.PURGE.format(steps="idempotency_record_step")
-    values = {"piece": AsIs("idempotency_record"), "batch": batch, "since": "-infinity"}
+    purge = statements.PURGE.replace("[piece]", "idempotency_record")
+    message = purge.format(steps="idempotency_record_step")
+    values = {"batch": batch, "since": "-infinity"}
     cursor.execute(message, values)
     return int(cursor.fetchone()[0])
 
@@ -50,4 +50,5 @@ def outside(world: Any) -> Iterator[Any]:
     try:
         yield connection.cursor()
     finally:
+        connection.rollback()  # the server has let go of its locks when this returns, unlike a close
         connection.close()

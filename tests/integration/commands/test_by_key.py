@@ -91,7 +91,9 @@ def test_the_namespace_is_that_of_the_route_or_the_one_given(make_world, add_vie
         assert digits(world)[-1] in run("list", *place).output
 
 
-@pytest.mark.parametrize("options", ["--key canary", "--scope s", "--namespace n --operation pay"])
+@pytest.mark.parametrize(
+    "options", ["--key canary", "--key canary --scope s", "--namespace n --operation pay"]
+)
 def test_a_key_needs_its_operation_and_a_scope_a_key(run, options):
     result = run("list", *options.split())
     assert result.exit_code == 2

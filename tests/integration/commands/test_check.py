@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 import redis
+import sqlalchemy as sa
+from flask import g
 
 import servers
 from flask_idempotency import idempotent
+from flask_idempotency.web.setup.state import app_state
 from tests.integration.commands.running import build, build_console, findings, not_ok, once, runner
 from tests.stores import BOTH
 
@@ -269,3 +272,67 @@ def test_check_advises_on_a_redis_that_will_be_full(world, run, redis_server):
             client.execute_command("acl", "setuser", "default", "+info")
             client.config_set("maxmemory", "0")
             client.config_set("maxmemory-policy", "noeviction")
+
+
+def serve_everything(app):
+    """An application that has every thread of ours."""
+    build_console(app)
+    lease = idempotent(atomic=False, heartbeat=True)(lambda: "")
+    app.add_url_rule("/leased", "leased", lease, methods=["POST"])
+    app.add_url_rule("/seen", "seen", idempotent(enforce=False)(lambda: ""), methods=["POST"])
+    return app
+
+
+PARTS = "the heartbeat", "the background purge", "observing", "the console's counts"
+
+
+@BOTH
+def test_check_tries_what_threads_of_ours_do_and_leaves_nothing(world, pay, redis_server):
+    config = {"IDEMPOTENCY_REDIS_URL": redis_server.url} if world.store == "hybrid" else {}
+    uri = world.app.config["SQLALCHEMY_DATABASE_URI"]
+    app = serve_everything(build(uri, IDEMPOTENCY_PURGE_INTERVAL=60, **config))
+    assert once(app, "create-table").exit_code == 0
+    assert pay().status_code == 201
+    world.sql("update idempotency_record set expires_at = created_at")
+    result = once(app, "check")
+    assert not not_ok(result)
+    for part in PARTS:
+        assert f"{part} works" in result.output
+    assert len(world.records()) == 1
+    assert world.count("idempotency_record_count") == world.count("idempotency_record_step") == 0
+
+
+def test_check_names_the_threads_whose_connections_lack_what_a_check_out_sets(world, stranger):
+    """A request's connection gets the role that has the rights; a thread's own one never does."""
+    app = serve_everything(build(stranger, IDEMPOTENCY_PURGE_INTERVAL=60))
+    once(build_console(world.app), "create-table")
+    owner = world.sql("select current_user")[0][0]
+    world.sql(f"alter role {stranger.username} noinherit")
+    world.sql(f"grant {owner} to {stranger.username}")
+
+    def checked_out(driver, _record, _proxy):
+        with driver.cursor() as cursor:
+            cursor.execute(f"set role {owner}")
+        driver.commit()
+
+    with app.app_context():
+        sa.event.listen(app.extensions["sqlalchemy"].engine, "checkout", checked_out)
+    result = once(app, "check")
+    assert not_ok(result) == {"threads": "FAILED"}
+    for part in PARTS:
+        assert f"{part} would fail: " in result.output
+    assert result.output.count("permission denied") + result.output.count("may not use") == 4
+    assert "those for connect alone: set there what the tables need" in result.output
+    with app.app_context():
+        app_state(app).own_engine.dispose()
+
+
+@pytest.mark.parametrize("name", ["connect", "checkout"])
+def test_check_names_a_listener_that_needs_a_request(world, name):
+    app = build(world.app.config["SQLALCHEMY_DATABASE_URI"])
+    with app.app_context():
+        sa.event.listen(app.extensions["sqlalchemy"].engine, name, lambda *_: g.tenant)
+    result = once(app, "check")
+    assert not_ok(result) == {"listener": "FAILED"}
+    assert "raised AttributeError" in result.output
+    assert "as with g.get(...)" in result.output

@@ -12,6 +12,7 @@ from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency
+from tests.drivers import EACH
 from tests.integration.commands.running import PROGRAM, ROOT, build, not_ok, once, runner
 from tests.integration.migrations.tables import make_earlier
 
@@ -24,6 +25,7 @@ def test_create_table_creates_ours_alone_completely_and_once(world, run):
     assert not not_ok(run("check"))
 
 
+@EACH
 def test_create_table_adds_index_and_fill_factor_to_a_table_in_use(world, run, pay):
     pay()
     world.sql("drop index ix_idempotency_record_expires_at")

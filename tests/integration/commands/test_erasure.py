@@ -53,7 +53,9 @@ class Shop:
         return dict(row)
 
     def rows(self, table: str = "idempotency_record") -> int:
-        return int(self.world.count(table))
+        """How many there are, besides those that say who erased others."""
+        noted = self.world.sql("select count(*) from idempotency_record where owner = 'erased:'")[0][0]
+        return int(self.world.count(table)) - (noted if table == "idempotency_record" else 0)
 
 
 @pytest.fixture
@@ -72,7 +74,8 @@ def test_all_of_a_scope_is_erased_and_nothing_of_another(shop):
     assert (shop.rows(), shop.rows("idempotency_record_step")) == (8, 2)
     assert shop.forget("--scope", "alice") == {"erased": 4, **ONLY}
     assert (shop.rows(), shop.rows("idempotency_record_step")) == (4, 1)
-    assert {bytes(row.key)[-7:] for row in shop.world.records()} == {scope_tail("bob")}
+    left = [row for row in shop.world.records() if row.owner != "erased:"]
+    assert {bytes(row.key)[-7:] for row in left} == {scope_tail("bob")}
     assert shop.forget("--scope", "alice") == {"erased": 0, **ONLY}
     assert shop.world.post("/payments", "key-0", user="bob").headers["Idempotent-Replayed"] == "true"
     assert shop.world.post("/payments", "key-0", user="alice").json == {"calls": 9}, "runs anew"
@@ -218,7 +221,7 @@ def test_requests_and_erasures_of_one_scope_do_not_disturb_each_other(shop):
                 store = admin_of(state.records, None)
                 while not stop.is_set():
                     for keys, _ in erasure.of_scope(store, "alice", None)[0]:
-                        erased[0] += erasure.erase(state, store, keys)
+                        erased[0] += erasure.erase(state, store, (keys, None), None)
         except BaseException as error:
             errors.append(error)
 

@@ -8,8 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from typing import Any
 
-from psycopg2.extensions import AsIs
-
 from flask_idempotency import idempotent
 from flask_idempotency.cli import cli
 from flask_idempotency.stores.postgres import statements
@@ -154,11 +152,12 @@ def test_partitions_are_purged_one_by_one(world):
 
 def plan_of_purge(world: Any) -> str:
     with outside(world) as cursor:
-        before, _, statement = statements.PURGE.rpartition(";")
+        purge = statements.PURGE.replace("[piece]", "idempotency_record")
+        before, _, statement = purge.rpartition(";")
         cursor.execute(before)
         cursor.execute(
             "explain (analyze, buffers) " + statement.format(steps="idempotency_record_step"),
-            {"piece": AsIs("idempotency_record"), "batch": 1000, "since": "-infinity"},
+            {"batch": 1000, "since": "-infinity"},
         )
         return "\n".join(line for (line,) in cursor.fetchall())
 

@@ -66,5 +66,6 @@ def test_a_signal_ends_a_long_purge_between_two_transactions(world):
         out, err = running.communicate(timeout=20)
         assert (running.returncode, err) == (0, "")
     left = world.count("idempotency_record")
-    assert out == f"{20_000 - left} expired records deleted\n"
+    deleted = 20_000 - left
+    assert out == f"{deleted} expired record{'s' if deleted != 1 else ''} deleted\n"
     assert left > 0

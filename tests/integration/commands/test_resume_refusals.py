@@ -100,6 +100,16 @@ def gone(releases):
     return world
 
 
+def with_a_handler_of_everything(releases):
+    world = unprotected(releases)
+
+    @world.app.errorhandler(Exception)
+    def anything(_error):
+        return releases.charge()
+
+    return world
+
+
 def redirected(releases):
     world = releases.next()
     releases.add(world, idempotent(**RESUMABLE)(releases.charge), path="/payments/")
@@ -122,6 +132,7 @@ def for_another_method(releases):
         hidden_below_a_decorator,
         of_another_name,
         gone,
+        with_a_handler_of_everything,
         redirected,
         for_another_method,
     ],

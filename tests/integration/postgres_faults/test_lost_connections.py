@@ -6,9 +6,12 @@ import pytest
 import sqlalchemy as sa
 
 import servers
+from tests.drivers import EACH
 from tests.integration.postgres_faults.faults import first_time, new_name, settings
 from tests.stores import BOTH
 from tests.waiting import wait_until
+
+pytestmark = EACH
 
 
 def busy(world, statement: str) -> bool:

@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 import servers
+from tests.drivers import connect
 from tests.integration.postgres_faults.faults import new_name
 from tests.waiting import wait_until
 
@@ -69,17 +70,15 @@ def test_a_standby_runs_nothing_and_after_its_promotion_the_retry_runs(
 
 
 def test_a_pool_that_reached_the_wrong_server_recovers_when_the_right_one_is_there(
-    make_world, postgres, own_postgres, own_database, add_view, assert_problem, expect
+    make_world, postgres, own_postgres, own_database, add_view, assert_problem, expect, driver
 ):
     """After a failover a name may lead to a standby for a while; its connections live on."""
     primary = postgres.database(new_name())
     addresses = [primary]
-
-    def connect() -> psycopg2.extensions.connection:
-        return psycopg2.connect(servers.plain_dsn(addresses[-1]))
+    creator = lambda: connect(addresses[-1], driver)  # noqa: E731
 
     make_world(SQLALCHEMY_DATABASE_URI=own_database)  # its tables are there
-    world = make_world(SQLALCHEMY_DATABASE_URI=primary, SQLALCHEMY_ENGINE_OPTIONS={"creator": connect})
+    world = make_world(SQLALCHEMY_DATABASE_URI=primary, SQLALCHEMY_ENGINE_OPTIONS={"creator": creator})
     runs = add_view(world)
     with in_recovery(own_postgres):
         with world.app.app_context():

@@ -13,6 +13,7 @@ from flask import Flask
 
 import servers
 from tests.docs.pages import ROOT, blocks
+from tests.drivers import PSYCOPG2
 from tests.integration.postgres_faults.faults import first_time, new_name, settings
 from tests.waiting import wait_until
 
@@ -106,6 +107,7 @@ def test_a_host_that_is_gone_costs_the_seconds_that_the_page_says(silent, assert
             assert_problem(response, 503, "store-unavailable", retry=True)
 
 
+@PSYCOPG2
 def test_a_process_that_is_stopped_costs_the_seconds_of_the_wait_function(silent, assert_problem):
     """Its host acknowledges all, so no time-out of libpq counts: once in the claim, once in COMMIT."""
     names: dict = {}

@@ -12,6 +12,7 @@ from flask_sqlalchemy import SQLAlchemy
 from flask_sqlalchemy.session import Session
 from psycopg2.extras import execute_values
 from psycopg2.sql import SQL, Identifier
+from sqlalchemy.ext.horizontal_shard import ShardedSession
 from sqlalchemy.sql.dml import UpdateBase
 
 from flask_idempotency import ConfigurationError, Idempotency, NotAtomic, current_operation, idempotent
@@ -58,6 +59,74 @@ def test_a_pool_with_one_connection_for_all_is_refused(postgres, store):
     db.init_app(app)
     with pytest.raises(ConfigurationError, match="StaticPool"):
         Idempotency().init_app(app, db, scope=None)
+
+
+def sharded_shop(postgres, **options):
+    """Rows go to one of two databases, by their amount; the records are in the first one."""
+
+    class Sharded(ShardedSession):
+        def __init__(self, db, **options):
+            engines = {"even": db.engine, "odd": db.engines["odd"]}
+            super().__init__(shards=engines, **options)
+
+    app, db = (
+        Flask("shop"),
+        SQLAlchemy(
+            session_options={
+                "class_": Sharded,
+                "shard_chooser": lambda _mapper, row, _clause=None: ("even", "odd")[row.amount % 2],
+                "identity_chooser": lambda *_what, **_more: ["even", "odd"],
+                "execute_chooser": lambda _context: ["even", "odd"],
+            }
+        ),
+    )
+    app.config["SQLALCHEMY_DATABASE_URI"] = postgres.database(f"even_{len(options)}")
+    app.config["SQLALCHEMY_BINDS"] = {"odd": postgres.database(f"odd_{len(options)}")}
+    db.init_app(app)
+    Idempotency(app, db, scope=None)
+
+    class Payment(db.Model):
+        id = sa.Column(sa.Integer, primary_key=True)
+        amount = sa.Column(sa.Integer)
+
+    @app.post("/payments")
+    @idempotent(**options)
+    def pay():
+        db.session.add_all([Payment(amount=1), Payment(amount=2)])
+        db.session.commit()
+        return {}, 201
+
+    app.testing = True
+    with app.app_context():
+        for engine in db.engines.values():
+            db.metadata.create_all(engine)
+    return app, db, Payment
+
+
+def count_rows(app, db, model):
+    found = []
+    with app.app_context():
+        for engine in db.engines.values():
+            with engine.connect() as connection:
+                found.append(connection.scalar(sa.select(sa.func.count(model.id))))
+            engine.dispose()
+    return found
+
+
+def test_a_session_of_several_databases_is_refused(postgres):
+    app, db, payment = sharded_shop(postgres)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="ShardedSession.*several databases"):
+            app.test_client().post("/payments", headers={"Idempotency-Key": "key-1"})
+    assert count_rows(app, db, payment) == [0, 0]
+
+
+def test_a_view_that_is_not_atomic_may_have_one(postgres):
+    app, db, payment = sharded_shop(postgres, atomic=False)
+    for _ in range(2):
+        reply = app.test_client().post("/payments", headers={"Idempotency-Key": "key-1"})
+        assert reply.status_code == 201
+    assert count_rows(app, db, payment) == [1, 1]
 
 
 def test_a_session_with_a_bind_of_its_own_is_refused(world, view):

@@ -10,7 +10,11 @@ from flask import after_this_request, g, request
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from flask_idempotency import current_operation, idempotent
+from flask_idempotency.core.errors import sqlstate
+from tests.drivers import EACH
 from tests.integration.views import pay_once, protect
+
+pytestmark = EACH
 
 
 def pid(connection):
@@ -221,6 +225,7 @@ def test_core_statements_bulk_inserts_and_server_side_cursors(world, view):
         session.commit()
         rows = session.execute(sa.select(payment.amount).execution_options(yield_per=10))
         total = sum(1 for _ in rows)
+        session.commit()
         with current_operation.connection.connection.cursor() as cursor:
             cursor.executemany("insert into payment (amount) values (%s)", [(1,), (2,)])
         session.commit()
@@ -334,7 +339,7 @@ def test_a_deferred_constraint_that_fails_at_the_commit_keeps_nothing(world):
 
     @world.app.errorhandler(IntegrityError)
     def note(error):
-        caught.append(error.orig.pgcode)
+        caught.append(sqlstate(error.orig))
         return {}, 409
 
     @world.app.post("/payments")

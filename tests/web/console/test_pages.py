@@ -138,6 +138,19 @@ def test_a_record_is_found_by_scope_and_key(browser, world):
         assert "key-7" not in response.text
 
 
+def test_the_records_of_a_scope_are_found_without_a_key(browser, world):
+    for key in "one", "two":
+        pay(world, key)
+    world.post("/payments", "one", user="bob")
+    browser.get()
+    response = browser.post("/search", scope="alice")
+    assert (response.status_code, len(digits_in(response.text))) == (200, 2)
+    assert browser.post("/search", scope="bob").status_code == 303
+    assert browser.post("/search", scope="alice", operation="pay").status_code == 200
+    for wrong in {"scope": "alice", "operation": "refund"}, {"scope": "carol"}:
+        assert browser.post("/search", **wrong).status_code == 404
+
+
 @pytest.mark.parametrize(
     "digits", ["ffffffffffffffff", "ffffffff", "zzzzzzzz", "f", "ff" * 20, "é" * 8]
 )

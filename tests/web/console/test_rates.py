@@ -8,12 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
+from flask import Flask
 
 from flask_idempotency.console.chart import Hour
 from flask_idempotency.console.rates import EVERY_SECONDS, HOUR_SECONDS, Rates
 from flask_idempotency.stores.counts import Count, Counts, CountsUnavailable
 from flask_idempotency.stores.table import define_counts, define_table
 from flask_idempotency.web.signals import Event
+from tests.waiting import wait_until
 
 
 class Kept:
@@ -31,31 +33,9 @@ class Kept:
         return list(self.added)
 
 
-class Timers:
-    """Timers that end when the test says so."""
-
-    def __init__(self):
-        self.waiting = []
-
-    def __call__(self, seconds, function):
-        timer = type("Timer", (), {})()
-        timer.start = lambda: self.waiting.append((seconds, function))
-        return timer
-
-    def ring(self):
-        waiting, self.waiting = self.waiting, []
-        for _, function in waiting:
-            function()
-
-
 @pytest.fixture
 def kept():
     return Kept()
-
-
-@pytest.fixture
-def timers():
-    return Timers()
 
 
 @pytest.fixture
@@ -64,8 +44,11 @@ def now():
 
 
 @pytest.fixture
-def rates(kept, timers, now):
-    return Rates(kept, lambda: now[0], timers)
+def rates(kept, now):
+    """Written when the test says so."""
+    rates = Rates(Flask("shop"), kept, lambda: now[0])
+    rates.begin = lambda: None
+    return rates
 
 
 def note(rates, outcome="executed", operation="pay", times=1):
@@ -73,50 +56,61 @@ def note(rates, outcome="executed", operation="pay", times=1):
         rates.note(None, Event(operation, outcome=outcome))
 
 
-def test_counts_are_written_together_after_ten_seconds(rates, kept, timers, now):
+def test_counts_are_written_together_after_ten_seconds(kept, now):
+    rates, rests, go_on = Rates(Flask("shop"), kept, lambda: now[0]), [], threading.Event()
+
+    def rest(seconds):
+        rests.append(seconds)
+        assert go_on.wait(10)
+        now[0] += seconds
+
+    rates.rest = rest
     note(rates, times=3)
     note(rates, "replayed")
-    assert [seconds for seconds, _ in timers.waiting] == [EVERY_SECONDS]
+    thread = rates._thread
+    assert thread.daemon
     assert kept.added == []
-    now[0] += EVERY_SECONDS
-    timers.ring()
+    go_on.set()
+    thread.join(10)
     assert sorted(kept.added) == [Count(10, "pay", "executed", 3), Count(10, "pay", "replayed", 1)]
-    assert timers.waiting == [], "an idle process has no timer"
+    assert rests == [EVERY_SECONDS]
+    assert rates._thread is None, "an idle process has none"
     note(rates)
-    assert len(timers.waiting) == 1
+    wait_until(lambda: len(kept.added) == 3 and rates._thread is None, "another one writes it")
 
 
-def test_what_happens_on_the_way_is_no_outcome(rates, timers):
+def test_what_happens_on_the_way_is_no_outcome(rates):
     rates.note(None, Event("pay", attempt=2))
-    assert timers.waiting == []
+    assert not rates.has_work()
 
 
-def test_counts_that_cannot_be_written_are_kept_for_an_hour(rates, kept, timers, now, caplog):
+def test_counts_that_cannot_be_written_are_kept_for_an_hour(rates, kept, now, caplog):
     kept.is_away = True
     note(rates)
-    timers.ring()
+    rates.tick()
     assert "the console's counts cannot be written: away" in caplog.text
     note(rates, times=2)
     kept.is_away = False
-    timers.ring()
+    rates.tick()
     assert sum(each.count for each in kept.added) == 3
     kept.is_away = True
     note(rates)
-    timers.ring()
+    rates.tick()
     now[0] += HOUR_SECONDS + EVERY_SECONDS
     note(rates, times=5)
-    timers.ring()
+    rates.tick()
     kept.is_away = False
     rates.flush()
     assert sum(each.count for each in kept.added) == 8, "the one of an hour ago is gone"
 
 
-def test_without_a_table_a_process_knows_its_own_hour(timers, now):
-    rates = Rates(None, lambda: now[0], timers)
+def test_without_a_table_a_process_knows_its_own_hour(now):
+    rates = Rates(Flask("shop"), None, lambda: now[0])
+    rates.begin = lambda: None
     note(rates)
     now[0] += 120
     note(rates, times=2)
-    timers.ring()
+    rates.tick()
     assert sorted(rates.last_hour()) == [Count(0, "pay", "executed", 2), Count(2, "pay", "executed", 1)]
     now[0] += HOUR_SECONDS - 100
     assert [each.count for each in rates.last_hour()] == [2]
@@ -161,13 +155,11 @@ def test_whoever_reads_waits_for_a_write_that_has_begun(rates, kept):
     assert [each.count for each in read.result()] == [1]
 
 
-def test_the_log_says_once_that_counts_cannot_be_written_until_it_works_again(
-    rates, kept, timers, caplog
-):
+def test_the_log_says_once_that_counts_cannot_be_written_until_it_works_again(rates, kept, caplog):
     for is_away in True, True, False, True:
         kept.is_away = is_away
         note(rates)
-        timers.ring()
+        rates.tick()
     assert caplog.text.count("cannot be written") == 2
 
 
@@ -295,6 +287,6 @@ def test_the_words_for_times():
     assert [size(each) for each in (None, 3, 2048, 3 * 1024**2)] == ["–", "3 B", "2.0 KiB", "3.0 MiB"]
     when = datetime(2026, 11, 22, 3, 0, tzinfo=timezone(timedelta(hours=1)))
     shown = moment(when, datetime(2026, 11, 22, 2, 2, tzinfo=timezone.utc))
-    assert 'datetime="2026-11-22T02:00:00Z"' in shown
+    assert 'datetime="2026-11-22T02:00:00.000Z"' in shown
     assert "2 min ago" in shown
     assert moment("<infinity>") == "&lt;infinity&gt;"

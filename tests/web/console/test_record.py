@@ -8,6 +8,7 @@ import re
 import pytest
 
 from flask_idempotency import current_operation
+from flask_idempotency.core.keys import derive_key
 
 from .conftest import Browser
 
@@ -81,6 +82,43 @@ def test_the_body_is_shown_when_asked_for_and_the_log_says_to_whom(browser, worl
     [line] = [each for each in caplog.records if "shown to" in each.getMessage()]
     assert (line.operation, line.by, line.id) == ("pay", "ada", digits[:8])
     assert "canary" not in caplog.text
+
+
+def test_the_record_notes_to_whom_its_body_was_shown(browser, world, audit, caplog):
+    """Whatever the loggers' levels: in production nobody may have set any."""
+    caplog.set_level(logging.CRITICAL, "flask_idempotency")
+    world.post()
+    digits = digits_of_newest(world)
+    browser.get(f"/records/{digits}")
+    assert audit() == []
+    assert "canary" in browser.post(f"/records/{digits}/body").text
+    [(entries,)] = audit()
+    assert [(each["by"], each["did"]) for each in entries] == [("ada", "shown")]
+    assert "Shown by ada" in text_of(browser.get(f"/records/{digits}"))
+
+
+def test_a_body_that_cannot_be_noted_is_not_shown(browser, world):
+    world.post()
+    digits = digits_of_newest(world)
+    browser.get(f"/records/{digits}")
+    with world.app.app_context(), world.db.engine.begin() as connection:
+        connection.exec_driver_sql("select * from idempotency_record for update")
+        response = browser.post(f"/records/{digits}/body")
+    assert (response.status_code, "canary" in response.text) == (409, False)
+    world.sql("alter table idempotency_record drop column audit")
+    browser.get(f"/records/{digits}")
+    response = browser.post(f"/records/{digits}/body")
+    assert (response.status_code, "canary" in response.text) == (500, False)
+
+
+def test_what_was_shown_hides_no_decision(browser, act, interrupted):
+    digits = interrupted()
+    act(digits, "resolve", status="201", body="{}")
+    browser.get(f"/records/{digits}")
+    browser.post(f"/records/{digits}/body")
+    text = text_of(browser.get(f"/records/{digits}"))
+    assert "Resolved by ada" in text
+    assert "Completed in attempt" not in text
 
 
 @pytest.mark.parametrize(
@@ -226,6 +264,25 @@ def test_a_failed_operation_can_be_released(browser, world, interrupted, act, au
     assert [each["did"] for each in audit()[0][0]] == ["failed", "released"]
 
 
+def test_of_an_erased_record_one_row_says_by_whom(browser, world, act, caplog):
+    caplog.set_level(logging.CRITICAL, "flask_idempotency")
+    world.post()
+    digits = digits_of_newest(world)
+    browser.get(f"/records/{digits}/forget")
+    assert act(digits, "forget", why=None).status_code == 303
+    [(entries,)] = world.sql("select audit from idempotency_record")
+    assert [(each["by"], each["did"], each["why"]) for each in entries] == [
+        ("ada", "erased", "records: 1")
+    ]
+    other = digits_of_newest(world)
+    assert other != digits
+    assert other in browser.get("/records").text
+    text = text_of(browser.get(f"/records/{other}"))
+    assert "Erased by ada: records: 1" in text
+    assert "Created" not in text
+    assert "Forget…" not in text
+
+
 def test_a_record_is_erased_and_the_log_says_by_whom(browser, world, act, caplog):
     caplog.set_level(logging.INFO, "flask_idempotency")
     world.post()
@@ -234,9 +291,19 @@ def test_a_record_is_erased_and_the_log_says_by_whom(browser, world, act, caplog
     response = act(digits, "forget", why=None)
     assert (response.status_code, response.location) == (303, "/operations/records?done=forget")
     assert "The record was erased" in browser.get("/records?done=forget").text
-    assert world.records() == []
+    assert [row.owner for row in world.records()] == ["erased:"]
     [line] = [each for each in caplog.records if "erased" in each.getMessage()]
     assert (line.operation, line.by, line.id) == ("pay", "ada", digits[:8])
+
+
+@pytest.mark.usefixtures("failing_log")
+def test_logging_that_fails_changes_nothing_that_an_operator_does(browser, world, act):
+    world.post()
+    digits = digits_of_newest(world)
+    browser.get(f"/records/{digits}")
+    assert "canary" in browser.post(f"/records/{digits}/body").text
+    assert act(digits, "forget", why=None).status_code == 303
+    assert [row.owner for row in world.records()] == ["erased:"]
 
 
 def test_what_is_interrupted_is_not_erased_before_it_is_decided(browser, world, interrupted, act):
@@ -247,7 +314,7 @@ def test_what_is_interrupted_is_not_erased_before_it_is_decided(browser, world, 
     assert len(world.records()) == 1
     act(digits, "fail")
     assert act(digits, "forget").status_code == 303
-    assert world.records() == []
+    assert [row.owner for row in world.records()] == ["erased:"]
     assert world.sql("select * from idempotency_record_step") == []
 
 
@@ -293,6 +360,55 @@ def test_a_response_that_cannot_be_is_not_stored(browser, interrupted, act, audi
     assert 'value="looked it up"' in response.text, "what was filled in stays"
 
 
+def test_an_empty_response_is_stored_only_when_it_is_meant(browser, interrupted, act, audit):
+    digits = interrupted()
+    response = act(digits, "resolve", status="200", body="")
+    assert response.status_code == 400
+    assert "empty 200" in text_of(response)
+    assert 'name="empty"' in response.text
+    assert audit() == []
+    assert 'value="looked it up"' in response.text
+    assert act(digits, "resolve", status="200", body="", empty="yes").status_code == 303
+
+
+def test_a_response_without_content_is_no_empty_one(interrupted, act):
+    assert act(interrupted(), "resolve", status="204", body="").status_code == 303
+
+
+def test_the_pages_say_which_of_the_two(browser, interrupted):
+    digits = interrupted()
+    for path, parts in {
+        "": ("Finished: reserve.", "Release it if", "it will not do what comes after reserve"),
+        "/release": ("Finished: reserve.", "Release it if"),
+        "/resolve": ("Finished: reserve.", "it will not do what comes after reserve", "Release it if"),
+        "/fail": ("Finished: reserve.",),
+    }.items():
+        text = text_of(browser.get(f"/records/{digits}{path}"))
+        assert [part for part in parts if part not in text] == [], path
+
+
+def test_a_step_has_its_key_for_the_other_service(browser, world, interrupted):
+    digits = interrupted()
+    [(key,)] = world.sql("select key from idempotency_record")
+    page = browser.get(f"/records/{digits}")
+    assert derive_key(bytes(key), "reserve") in page.text
+    assert derive_key(bytes(key), "charge") not in page.text
+    assert derive_key(bytes(key), "<charge>") in browser.get(f"/records/{digits}?derive=<charge>").text
+
+
+def test_results_of_steps_are_shown_like_bodies(browser, interrupted, audit):
+    digits = interrupted()
+    assert "&#34;ok&#34;" not in browser.get(f"/records/{digits}").text
+    response = browser.post(f"/records/{digits}/body")
+    assert "{&#34;ok&#34;: true}" in response.text
+    assert [each["did"] for each in audit()[0][0]] == ["shown"]
+
+
+def test_times_have_milliseconds_and_their_zone(browser, interrupted):
+    text = text_of(browser.get(f"/records/{interrupted()}"))
+    assert re.search(r"\d\d:\d\d:\d\d\.\d{3}Z", text)
+
+
 @pytest.mark.parametrize("kind", ["text/plain\r\nSet-Cookie: a=b", "text/plain\nX: y"])
 def test_a_content_type_brings_no_other_header(browser, world, interrupted, act, kind):
     act(interrupted(), "resolve", status="200", body="x", content_type=kind)
@@ -313,7 +429,7 @@ def test_asking_changes_nothing(browser, world, interrupted, action):
     before = world.records()
     response = browser.get(f"/records/{digits}/{action}")
     assert response.status_code == 200
-    assert "reserve finished" in text_of(response)
+    assert "Finished: reserve." in text_of(response)
     assert world.records() == before
 
 

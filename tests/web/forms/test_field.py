@@ -1,4 +1,4 @@
-"""The hidden field of a form: the key of clients that send no header."""
+"""The hidden field of a form: its key, whatever header comes with it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from flask import Blueprint, render_template_string, request
 from flask_idempotency import ConfigurationError, current_operation, idempotent
 from flask_idempotency.cli import cli
 from tests.killed import Killed
-from tests.web.forms.pages import ALICE, add_page, add_payments, load, send
+from tests.web.forms.pages import ALICE, BOB, add_page, add_payments, load, send
+
+FORM_TYPES = ["application/x-www-form-urlencoded", "multipart/form-data"]
 
 
-@pytest.mark.parametrize("media_type", ["application/x-www-form-urlencoded", "multipart/form-data"])
+@pytest.mark.parametrize("media_type", FORM_TYPES)
 def test_a_form_that_is_sent_twice_is_one_operation(shop, media_type):
     runs, client = add_payments(shop), shop.client
     data = {"amount": 5, "idempotency_key": load(client)}
@@ -49,12 +51,93 @@ def test_without_a_field_the_key_is_missing(shop, assert_problem):
     assert shop.records() == []
 
 
-def test_a_header_comes_before_the_field(shop):
-    runs = add_payments(shop)
-    for key, field in ("key-1", load(shop.client)), ("key-2", "forged"):
-        answer = send(shop.client, field, headers={**ALICE, "Idempotency-Key": key})
-        assert answer.status_code == 303
-    assert runs == ["key-1", "key-2"]
+class TestABrowsersOwnHeader:
+    """Some browsers send an ``Idempotency-Key`` with each POST, and a new one each time."""
+
+    @pytest.mark.parametrize("media_type", FORM_TYPES)
+    @pytest.mark.parametrize("required", [True, False])
+    def test_it_makes_no_second_payment(self, shop, media_type, required):
+        runs, client = add_payments(shop, required=required), shop.client
+        data = {"amount": 5, "idempotency_key": load(client)}
+        how = {"content_type": media_type}
+        answers = [client.post("/payments", data=data, **how, **own_header()) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [303] * 3
+        assert [answer.headers.get("Idempotent-Replayed") for answer in answers[1:]] == ["true"] * 2
+        assert len(runs) == shop.count() == 1
+
+    def test_nor_does_one_that_is_malformed(self, shop):
+        add_payments(shop)
+        field = load(shop.client)
+        for key in '"1", "2"', "", '"1";a=b':
+            assert send(shop.client, field, **own_header(key)).status_code == 303
+        assert shop.count() == 1
+
+    def test_it_is_no_way_past_a_wrong_field(self, shop, assert_problem):
+        """With the header as its key, a form that is sent again would run again."""
+        runs = add_payments(shop)
+        assert_problem(send(shop.client, "forged", **own_header()), 400, "key-malformed")
+        fields = [load(shop.client), load(shop.client)]
+        assert_problem(send(shop.client, fields, **own_header()), 400, "key-malformed")
+        headers = {**own_header()["headers"], **BOB}
+        assert_problem(send(shop.client, fields[0], headers=headers), 400, "key-malformed")
+        assert runs == shop.records() == []
+
+    def test_a_form_without_a_field_is_known_by_its_header(self, shop, assert_problem):
+        runs = add_payments(shop)
+        for key in "key-1", "key-1", "key-2":
+            assert send(shop.client, None, **own_header(key)).status_code == 303
+        assert runs == ["key-1", "key-2"]
+        assert_problem(send(shop.client, None, **own_header("a,b")), 400, "key-malformed")
+
+    def test_a_natural_key_wins_too(self, shop):
+        runs = add_payments(shop, key="form:amount")
+        for _ in range(2):
+            assert send(shop.client, None, **own_header()).status_code == 303
+        assert runs == ["5"]
+
+    def test_an_unauthenticated_caller_is_told_that_first(self, shop, assert_problem):
+        add_payments(shop)
+        headers = {**own_header()["headers"], "X-User": ""}
+        assert_problem(send(shop.client, "forged", headers=headers), 401, "scope-unknown")
+
+    def test_observing_knows_what_would_be_replayed(self, shop, heard):
+        runs = add_payments(shop, enforce=False)
+        field = load(shop.client)
+        for sent in field, field, "forged":
+            assert send(shop.client, sent, **own_header()).status_code == 303
+        events = [event for name, event in heard if name == "operation_observed"]
+        assert [(event.would, event.problem) for event in events] == [
+            ("executed", None), ("replayed", None), ("rejected", "key-malformed"),
+        ]  # fmt: skip
+        assert len(runs) == 3
+
+
+def own_header(key=None):
+    """What a browser sends that has a key for each request."""
+    return {"headers": {**ALICE, "Idempotency-Key": f'"{time.time_ns()}"' if key is None else key}}
+
+
+def test_each_operation_of_a_request_looks_for_the_key_in_its_own_way(app, client, world):
+    """Also if the one before has found another, or none."""
+
+    @idempotent(key="form:order", name="order")
+    def order():
+        return current_operation.key
+
+    @idempotent(name="pay")
+    def pay():
+        return current_operation.key
+
+    def both():
+        return b" ".join([order().data, pay().data])
+
+    def other_way():
+        return b" ".join([pay().data, order().data])
+
+    app.add_url_rule("/both", "both", both, methods=["POST"])
+    app.add_url_rule("/other", "other", other_way, methods=["POST"])
+    assert send(client, None, "/both", order="7", **own_header("key-1")).text == "7 key-1"
+    assert send(client, None, "/other", order="8", **own_header("key-2")).text == "key-2 8"
 
 
 def test_the_named_view_may_be_in_the_same_blueprint(app, client, world):
@@ -130,7 +213,8 @@ def test_a_form_in_json_has_no_field(shop, assert_problem):
     [{}, {"IDEMPOTENCY_MIN_KEY_LENGTH": 40}, {"IDEMPOTENCY_MAX_KEY_LENGTH": 8}],
     ids=["usual", "short", "long"],
 )
-def test_a_resumed_form_may_be_older_than_its_field(shop, monkeypatch):
+@pytest.mark.parametrize("browsers_own", ["key-1", 'malformed"'])
+def test_a_resumed_form_may_be_older_than_its_field(shop, monkeypatch, browsers_own):
     """Its key goes along as a header, which has no age, and the limits are for what clients send."""
     attempts = []
 
@@ -144,7 +228,7 @@ def test_a_resumed_form_may_be_older_than_its_field(shop, monkeypatch):
     shop.app.add_url_rule("/payments", "pay", pay, methods=["POST"])
     add_page(shop, "/named", "{{ idempotency_field('pay') }}")
     with pytest.raises(Killed):
-        send(shop.client, load(shop.client, "/named"))
+        send(shop.client, load(shop.client, "/named"), **own_header(browsers_own))
     later = time.time() + 1000
     monkeypatch.setattr(time, "time", lambda: later)
     past = "now() - interval '1 hour'"

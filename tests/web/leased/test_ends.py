@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from flask import abort
+from flask import abort, after_this_request, got_request_exception
 
 from flask_idempotency import Retryable
 
@@ -45,6 +45,102 @@ def test_an_exception_is_stored_as_the_response_that_the_application_gives_it(ap
     assert first.json == retry.json == {"sorry": "LookupError"}
     assert retry.headers["Idempotent-Replayed"] == "true"
     assert runs == [1]
+
+
+def raises_in_the_handler(app, error=None):
+    @app.errorhandler(LookupError)
+    def handle(_error):
+        raise error or ZeroDivisionError("the handler has a mistake")
+
+
+def fails_in_an_own_function(_app):
+    @after_this_request
+    def fail(_response):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("policy", ["hold", "retry", "fail"])
+def test_an_error_of_the_error_handler_is_stored_as_the_response_that_flask_gives_it(
+    app, world, add, policy
+):
+    """The view has charged before it failed: it must not run again because a template is wrong."""
+    raises_in_the_handler(app)
+
+    @app.errorhandler(500)
+    def sorry(error):
+        return {"sorry": type(error.original_exception).__name__}, 500
+
+    def view():
+        raise LookupError
+
+    runs = add(view, on_interrupted=policy)
+    told = []
+    got_request_exception.connect(hear := lambda _app, exception: told.append(exception), app)
+    replies = [world.post() for _ in range(3)]
+    assert [reply.json for reply in replies] == [{"sorry": "ZeroDivisionError"}] * 3
+    assert [reply.status_code for reply in replies] == [500] * 3
+    assert (runs, world.records()[0].state) == ([1], "failed")
+    assert [type(error) for error in told] == [ZeroDivisionError]
+    assert isinstance(told[0].__context__, LookupError)
+    del hear
+
+
+def test_an_error_in_the_handler_of_500_is_stored_as_a_plain_500(app, world, add):
+    @app.errorhandler(500)
+    def sorry(_error):
+        raise ZeroDivisionError
+
+    def view():
+        raise LookupError
+
+    runs = add(view, on_interrupted="retry")
+    with pytest.raises(ZeroDivisionError):
+        world.post()
+    assert world.post().status_code == 500
+    assert (runs, world.records()[0].state) == ([1], "failed")
+
+
+def test_an_error_handler_that_raises_retryable_frees_the_key(app, world, add):
+    raises_in_the_handler(app, Retryable())
+
+    def view():
+        if len(runs) == 1:
+            raise LookupError
+        return {}, 201
+
+    runs = add(view)
+    assert [world.post().status_code for _ in range(2)] == [503, 201]
+    assert runs == [1, 2]
+
+
+@pytest.mark.parametrize("fails_before", [False, True])
+def test_an_error_in_what_the_view_registered_is_stored(app, world, add, fails_before):
+    @app.errorhandler(LookupError)
+    def handle(_error):
+        return {}, 409
+
+    def view():
+        fails_in_an_own_function(app)
+        if fails_before:
+            raise LookupError
+        return {}, 201
+
+    runs = add(view, on_interrupted="retry")
+    assert [world.post().status_code for _ in range(3)] == [500] * 3
+    assert (runs, world.records()[0].state) == ([1], "failed")
+
+
+def test_an_error_handler_that_makes_no_response_is_stored(app, world, add):
+    @app.errorhandler(LookupError)
+    def handle(_error):
+        return None
+
+    def view():
+        raise LookupError
+
+    runs = add(view, on_interrupted="retry")
+    assert [world.post().status_code for _ in range(3)] == [500] * 3
+    assert (runs, world.records()[0].state) == ([1], "failed")
 
 
 def test_an_exception_that_flask_lets_out_is_stored_first(app, world, add):

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from flask import Flask
 
 import servers
 from flask_idempotency import (
@@ -24,7 +25,7 @@ from flask_idempotency import (
     idempotent,
 )
 from flask_idempotency.testing import Clock
-from flask_idempotency.web.attempt.heartbeat import Heart, Heartbeat, heart
+from flask_idempotency.web.background.heartbeat import HEART, Heart, Heartbeat
 from flask_idempotency.web.signals import store_failed
 from tests.killed import Killed
 from tests.waiting import PATIENCE_SECONDS, wait_until
@@ -43,16 +44,14 @@ def never():
     return False
 
 
-class Passing(threading.Condition):
-    """Whoever waits on it lets the time pass."""
+APP = Flask("shop")
 
-    def __init__(self, clock):
-        super().__init__()
-        self._clock = clock
 
-    def wait(self, timeout=None):
-        self._clock.advance(timeout)
-        return super().wait(0)
+def passing(clock):
+    """A heart whose rest lets the time pass."""
+    beating = Heart(clock)
+    beating.rest = clock.advance
+    return beating
 
 
 class Renewals:
@@ -70,17 +69,17 @@ class Renewals:
 
 
 def beats(*answers, is_held=lambda: False):
-    """When a lease was renewed that is answered so, until it is lost; and when it was seen lapsed."""
-    clock, lapses = Clock(), []
+    """When a lease was renewed that is answered so, until it is lost; and what was told of it."""
+    clock, told = Clock(), []
     lease = Renewals(clock, answers)
-    beating = Heart(clock, Passing(clock))
-    note = lambda error: isinstance(error, LeaseLost) or lapses.append((clock(), error))  # noqa: E731
-    beating.add(Heartbeat(lease, SECONDS, note, is_held, clock))
+    beating = passing(clock)
+    note = lambda error, left: isinstance(error, LeaseLost) or told.append((clock(), error, left))  # noqa: E731
+    beating.add(Heartbeat(APP, lease, SECONDS, note, is_held, clock))
     thread = beating._thread
     if thread is not None:
         wait_until(lambda: not thread.is_alive(), "the thread ends")
     assert beating._thread is None
-    return lease.times, lapses
+    return lease.times, told
 
 
 def test_it_is_renewed_each_third_until_it_is_lost():
@@ -89,35 +88,53 @@ def test_it_is_renewed_each_third_until_it_is_lost():
 
 def test_a_renewal_that_fails_is_tried_again_soon():
     away = StoreUnavailable()
-    assert beats(None, away, away, None) == ([20, 40, 45, 50, 70], [])
+    assert beats(None, away, away, None) == ([20, 40, 45, 50, 70], [(40, away, 40)])
 
 
 def test_a_lease_that_has_run_out_is_told_once_and_still_tried():
     away = StoreUnavailable()
-    times, lapses = beats(*[away] * 12, None, *[away] * 12)
-    assert lapses == [(60, away), (140, away)]
+    times, told = beats(*[away] * 12, None, *[away] * 12)
+    assert told == [(20, away, 40), (60, away, 0), (100, away, 40), (140, away, 0)]
     assert times == [*range(20, 85, 5), *range(100, 165, 5)]
 
 
 def test_what_a_step_holds_is_neither_renewed_nor_lost():
     held = [True] * 15
-    times, lapses = beats(None, is_held=lambda: bool(held) and held.pop())
+    times, told = beats(None, is_held=lambda: bool(held) and held.pop())
     assert times == [20 + 15 * 5, 115]
-    assert lapses == []
+    assert told == []
 
 
 def test_an_error_of_a_store_of_ones_own_ends_no_thread():
-    assert beats(ZeroDivisionError(), None) == ([20, 25, 45], [])
+    bug = ZeroDivisionError()
+    assert beats(bug, None) == ([20, 25, 45], [(20, bug, 40)])
+
+
+def test_a_report_that_fails_keeps_nobody_waiting(caplog):
+    clock, told = Clock(), []
+
+    def fail(error, left):
+        told.append(left)
+        raise ZeroDivisionError
+
+    beat = Heartbeat(APP, Renewals(clock, [StoreUnavailable()] * 2), SECONDS, fail, never, clock)
+    for _ in range(2):
+        beat.renew()
+    assert told == [60], "it is told once"
+    assert beat._tried.is_set()
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_one_thread_renews_all():
-    clock = Clock()
-    beating, leases, lost = Heart(clock, Passing(clock)), [], []
-    with beating._changed:  # until all are there
-        for _ in range(20):
-            leases.append(Renewals(clock, [None]))
-            beating.add(Heartbeat(leases[-1], SECONDS, lost.append, never, clock))
-        thread = beating._thread
+    clock, all_there = Clock(), threading.Event()
+    beating, leases, lost = passing(clock), [], []
+    beating.rest = lambda seconds: all_there.wait(PATIENCE_SECONDS) and clock.advance(seconds)
+    note = lambda error, _: lost.append(error)  # noqa: E731
+    for _ in range(20):
+        leases.append(Renewals(clock, [None]))
+        beating.add(Heartbeat(APP, leases[-1], SECONDS, note, never, clock))
+    thread = beating._thread
+    all_there.set()
     wait_until(lambda: not thread.is_alive(), "the thread ends")
     assert [lease.times for lease in leases] == [[20, 40]] * 20
     assert [type(error) for error in lost] == [LeaseLost] * 20
@@ -125,10 +142,10 @@ def test_one_thread_renews_all():
 
 def test_the_next_one_begins_a_thread_anew():
     clock = Clock()
-    beating, lost = Heart(clock, Passing(clock)), []
+    beating, lost = passing(clock), []
     for _ in range(3):
         lease = Renewals(clock, [])
-        beating.add(Heartbeat(lease, SECONDS, lost.append, never, clock))
+        beating.add(Heartbeat(APP, lease, SECONDS, lambda error, _: lost.append(error), never, clock))
         wait_until(lambda: beating._thread is None, "it has ended")
         assert len(lease.times) == 1
 
@@ -143,7 +160,7 @@ def test_once_it_is_stopped_nothing_is_renewed_any_more():
             super().extend(seconds)
 
     lease = Slow(clock, [None] * 100)
-    beat = Heartbeat(lease, SECONDS, pytest.fail, never, clock)
+    beat = Heartbeat(APP, lease, SECONDS, pytest.fail, never, clock)
     thread = threading.Thread(target=beat.renew)
     stopper = threading.Thread(target=beat.stop)
     thread.start()
@@ -160,7 +177,7 @@ def test_once_it_is_stopped_nothing_is_renewed_any_more():
 
 def test_what_is_removed_is_not_kept_until_it_is_due():
     beating, lease = Heart(), Renewals(Clock(), [])
-    beat = Heartbeat(lease, 0.6, pytest.fail, never)
+    beat = Heartbeat(APP, lease, 0.6, pytest.fail, never)
     beating.add(beat)
     thread = beating._thread
     beating.remove(beat)
@@ -170,11 +187,14 @@ def test_what_is_removed_is_not_kept_until_it_is_due():
 
 
 def test_a_forked_child_has_none_of_its_parents():
-    mine = heart()
+    beating, clock = Heart(), Clock()
+    beat = Heartbeat(APP, Renewals(clock, [None]), SECONDS, pytest.fail, never, clock)
+    beating.add(beat)
     if (child := os.fork()) == 0:
-        os._exit(0 if heart() is not mine and not heart()._beats else 1)
+        os._exit(1 if beating._beats or beating._thread else 0)
     assert os.waitpid(child, 0)[1] == 0
-    assert heart() is mine
+    assert beating._beats
+    beating.remove(beat)
 
 
 @pytest.mark.parametrize("store", ["hybrid", "postgres", "redis", "memory"], indirect=True)
@@ -190,19 +210,20 @@ def test_a_view_may_take_longer_than_its_lease(world, add, gate, background):
     assert first.result().status_code == 201
     assert world.post().headers["Idempotent-Replayed"] == "true"
     assert runs == [1]
-    wait_until(lambda: heart()._thread is None, "the thread ends")
+    wait_until(lambda: HEART._thread is None, "the thread ends")
 
 
 def watch_renewals(world):
-    """Notes each renewal of the leases of a store."""
+    """Notes each renewal of the leases of a store by the heartbeat."""
     renewed = []
 
     def watched(verb):
         def call(claim):
             lease = verb(claim)
             if hasattr(lease, "extend"):
-                extend = lease.extend
-                lease.extend = lambda seconds: (extend(seconds), renewed.append(seconds))
+                beaten = lease.apart() if hasattr(lease, "apart") else lease
+                lease.apart, extend = lambda: beaten, beaten.extend
+                beaten.extend = lambda seconds: (extend(seconds), renewed.append(seconds))
             return lease
 
         return call
@@ -217,7 +238,7 @@ def watch_renewals(world):
 
 @pytest.mark.parametrize("end", [Killed, SystemExit, ValueError, Retryable, None])
 def test_however_a_view_ends_its_lease_is_renewed_no_more(world, add, end):
-    begun, beating = [], heart()
+    begun, beating = [], HEART
     usual = beating.add
     beating.add = lambda beat: (begun.append(beat), usual(beat))
 
@@ -336,6 +357,8 @@ def test_a_store_that_is_away_is_told_and_the_lease_goes_on(
             proxy.cut()
             wait_until(lambda: failures, "the lease has run out")
             proxy.accept()
+            with world.app.app_context():
+                world.db.engine.dispose()  # nobody has noticed yet that its connections are dead
             running = "select count(*) from idempotency_record where lease_expires_at > now()"
             wait_until(lambda: world.sql(running) == [(1,)], "it is renewed again")
             gate.open()

@@ -30,7 +30,8 @@ def pauses(monkeypatch):
         found.during()
 
     monkeypatch.setattr(steps_module, "time", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr(steps_module, "random", SimpleNamespace(uniform=lambda low, high: high + low))
+    chance = SimpleNamespace(uniform=lambda low, high: high + low)
+    monkeypatch.setattr(steps_module, "SystemRandom", lambda: chance)
     return found
 
 
@@ -52,6 +53,13 @@ def call(world, add_json):
         return calls
 
     return add
+
+
+@pytest.mark.usefixtures("failing_log", "pauses")
+def test_logging_that_fails_stops_no_retry(world, call):
+    calls = call(ConnectionError())
+    assert world.post().json == {"call": 2}
+    assert len(calls) == 2
 
 
 def lease_left(world):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flask_idempotency.web.setup import observer
+from flask_idempotency.web.background import observer
 
 
 @pytest.fixture(autouse=True)

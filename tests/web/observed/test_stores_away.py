@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import warnings
+from contextlib import suppress
 
 import pytest
 import sqlalchemy as sa
-from flask import request
+from flask import Flask, request
 
-from flask_idempotency import ConfigurationError, extension, idempotent
+from flask_idempotency import ConfigurationError, idempotent
 from flask_idempotency.core.errors import StoreUnavailable
-from flask_idempotency.web.setup import observer
-from flask_idempotency.web.setup.observer import CONNECTIONS, PAUSE_SECONDS, Observer
+from flask_idempotency.web.background import observer
+from flask_idempotency.web.background.observer import CONNECTIONS, PAUSE_SECONDS, Observer
 from flask_idempotency.web.setup.state import app_state
 from servers.proxy import FaultProxy
 from tests.waiting import wait_until
@@ -175,10 +178,21 @@ def test_a_listener_on_every_pool_is_told_of_a_new_connection_once(world, heard)
 
 def test_a_forked_process_leaves_the_connections_to_its_parent(world, heard):
     world.post()
-    before = {engine: engine.pool for engine in extension._apart if engine.pool.checkedin()}
-    extension._drop_inherited_connections()
-    assert before
-    assert all(engine.pool is not pool and pool.checkedin() for engine, pool in before.items())
+    engine = app_state(world.app).own_engine
+    before = engine.pool
+    assert before.checkedin()
+    with warnings.catch_warnings():
+        # A thread that has asked may be about to end.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            world.post()
+            assert engine.pool is not before
+            assert [event.would for event in of(heard)] == ["executed", "replayed"]
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
     world.post()
     assert [event.would for event in of(heard)] == ["executed", "replayed"]
 
@@ -222,7 +236,7 @@ def test_of_duplicates_at_one_time_one_would_have_run(make_world, heard, backgro
 def test_a_process_asks_a_few_questions_at_once_and_no_more(monkeypatch, background, store):
     monkeypatch.setattr(observer, "PATIENCE_SECONDS", 0.05)
     go_on, asked = threading.Event(), []
-    observer_ = Observer(None, time)
+    observer_ = Observer(Flask(__name__), None, time)
 
     def act():
         asked.append(1)
@@ -240,7 +254,7 @@ def test_a_process_that_can_start_no_thread_asks_again_when_it_can(monkeypatch, 
     def refuse(_thread):
         raise RuntimeError("can't start new thread")
 
-    observer_ = Observer(None, time)
+    observer_ = Observer(Flask(__name__), None, time)
     with monkeypatch.context() as without:
         without.setattr(threading.Thread, "start", refuse)
         for _ in range(CONNECTIONS):
@@ -259,7 +273,7 @@ def test_a_pause_lets_one_request_try(store):
             return self.now
 
     clock = Clock()
-    asked = Observer(None, clock)
+    asked = Observer(Flask(__name__), None, clock)
 
     def fail():
         raise ConnectionError
@@ -282,7 +296,7 @@ def test_a_pause_lets_one_request_try(store):
 
 
 def test_of_requests_that_fail_together_one_tells(background, store):
-    observer_, together = Observer(None, time), threading.Barrier(CONNECTIONS)
+    observer_, together = Observer(Flask(__name__), None, time), threading.Barrier(CONNECTIONS)
 
     def fail():
         together.wait(10)

@@ -10,14 +10,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as OutOfTime
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from flask import Flask
 
 from flask_idempotency.core.engine import Claimed, Decision, Engine
 from flask_idempotency.core.errors import LeaseLost, RecordBroken, SealBroken, StoreUnavailable
 from flask_idempotency.core.ports import Clock
 from flask_idempotency.core.records import Claim
+
+from .threads import aside, reply
 
 T = TypeVar("T")
 
@@ -41,8 +44,8 @@ _OF_THE_RECORD = (LeaseLost, RecordBroken, SealBroken)
 class Observer:
     """Asks ``engine`` for requests that must not notice it."""
 
-    def __init__(self, engine: Engine, clock: Clock) -> None:
-        self._engine, self._clock = engine, clock
+    def __init__(self, app: Flask, engine: Engine, clock: Clock) -> None:
+        self._app, self._engine, self._clock = app, engine, clock
         self._connections = threading.BoundedSemaphore(CONNECTIONS)
         self._failing = threading.Lock()
         self._paused_until: float | None = None
@@ -64,14 +67,17 @@ class Observer:
                 return None
             # This request tries; the others go on without.
             self._paused_until = known = now + PAUSE_SECONDS
-        result: Future[T] = Future()
+        deadline = self._clock.monotonic() + PATIENCE_SECONDS
+        result: Future[T] | None = None
         try:
-            found = self._within(act, result)
+            result = self._within(act)
+            found = reply(result, max(0.0, deadline - self._clock.monotonic()))
         except _OF_THE_RECORD:
             raise
         except Exception:
             is_first = self._pause(known)
-            result.add_done_callback(partial(self._recover, late))
+            if result is not None:
+                result.add_done_callback(partial(self._recover, late))
             if is_first:
                 raise
             return None
@@ -91,35 +97,20 @@ class Observer:
         if result.exception() is None:
             self._paused_until = None
             if late is not None:
-                late(result.result())
+                aside(self._app, partial(late, result.result()))
 
-    def _within(self, act: Callable[[], T], result: Future[T]) -> T:
-        """What ``act`` returns in a thread, if it does in time."""
-        deadline = self._clock.monotonic() + PATIENCE_SECONDS
+    def _within(self, act: Callable[[], T]) -> Future[T]:
+        """What ``act`` returns in a thread of its own, once a connection is free for it."""
         if not self._connections.acquire(timeout=PATIENCE_SECONDS):
-            raise StoreUnavailable from OutOfTime(f"no connection became free in {PATIENCE_SECONDS} s")
+            what = f"no connection became free in {PATIENCE_SECONDS} s"
+            raise StoreUnavailable from TimeoutError(what)
         try:
-            # A daemon: one that hangs does not keep the process from its end.
-            threading.Thread(target=self._run, args=(act, result), daemon=True).start()
+            result = aside(self._app, act)
         except BaseException:
             self._connections.release()
             raise
-        try:
-            return result.result(max(0.0, deadline - self._clock.monotonic()))
-        except OutOfTime:
-            if result.done():
-                raise
-            raise StoreUnavailable from OutOfTime(f"no reply within {PATIENCE_SECONDS} s")
-
-    def _run(self, act: Callable[[], T], result: Future[T]) -> None:
-        try:
-            found: Any = act()
-        except BaseException as error:  # for whoever waits
-            result.set_exception(error)
-        else:
-            result.set_result(found)
-        finally:
-            self._connections.release()
+        result.add_done_callback(lambda _: self._connections.release())
+        return result
 
 
 def _give_back(decision: Decision) -> None:

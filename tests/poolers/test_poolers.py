@@ -1,102 +1,62 @@
-"""The promises behind PgBouncer. Not part of ``make test``: run ``make pgbouncer``.
+"""The promises behind a pooler, on each driver. Not part of ``make test``: run ``make poolers``.
 
-Needs the program ``pgbouncer`` on the PATH, in /usr/sbin, or named by the variable ``PGBOUNCER``.
+Needs the programs ``pgbouncer`` and ``pgpool`` on the PATH, in /usr/sbin, or named by the variables
+``PGBOUNCER`` and ``PGPOOL``.
 """
 
 from __future__ import annotations
 
 import os
-import pwd
-import shutil
-import socket
-import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-import servers
 from flask_idempotency import current_operation, idempotent, operation_observed
 from flask_idempotency.cli import cli
+from tests.drivers import EACH
+from tests.poolers.poolers import POOLERS, SERVER_CONNECTIONS
 from tests.waiting import wait_until
 
-SERVER_CONNECTIONS = 3
-"""Fewer than the clients: each transaction may run on another of them."""
+PREPARES = pytest.mark.parametrize(("driver", "pooler"), [("psycopg", "pgbouncer")], indirect=True)
 
 
-def program() -> str:
-    places = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"])
-    found = shutil.which(os.environ.get("PGBOUNCER", "pgbouncer"), path=places)
-    if found is None:
-        pytest.fail("There is no pgbouncer: install it, or name the program in PGBOUNCER.", False)
-    return found
-
-
-@contextmanager
-def pgbouncer(database_url: str, mode: str) -> Iterator[str]:
-    """PgBouncer before a database; the URL by way of it."""
-    url = sa.make_url(database_url)
-    port = servers.free_port()
-    folder = Path(tempfile.mkdtemp(prefix="throwaway-pgbouncer-"))
-    ini, users = folder / "pgbouncer.ini", folder / "users.txt"
-    users.touch(mode=0o600)
-    users.write_text(f'"{url.username}" "{url.password}"\n')
-    ini.write_text(
-        f"[databases]\n{url.database} = host={url.host} port={url.port}\n[pgbouncer]\n"
-        f"listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
-        f"auth_type = scram-sha-256\nauth_file = {users}\npool_mode = {mode}\n"
-        f"default_pool_size = {SERVER_CONNECTIONS}\nmax_client_conn = 100\n"
-        "log_connections = 0\nlog_disconnections = 0\n"
-    )
-    identity: dict[str, Any] = {}
-    if os.geteuid() == 0:  # it refuses to run as root
-        nobody = pwd.getpwnam("nobody")
-        identity = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
-        for path in (folder, ini, users):
-            os.chown(path, nobody.pw_uid, nobody.pw_gid)
-    process = subprocess.Popen([program(), "-q", str(ini)], cwd=folder, **identity)
-    try:
-        deadline = time.monotonic() + 10
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                assert process.poll() is None, "pgbouncer has ended"
-                assert time.monotonic() < deadline, "pgbouncer does not answer"
-                time.sleep(0.02)
-        yield url.set(host="127.0.0.1", port=port).render_as_string(hide_password=False)
-    finally:
-        process.terminate()
-        process.wait(10)
-        shutil.rmtree(folder)
+@pytest.fixture(params=POOLERS)
+def pooler(request: pytest.FixtureRequest) -> str:
+    """The name of one."""
+    return str(request.param)
 
 
 @pytest.fixture
-def behind(make_world: Callable[..., Any], postgres: Any) -> Iterator[Callable[[str], Any]]:
-    """A function that makes an application whose database is behind PgBouncer in the given mode."""
-    stop = []
+def behind(
+    make_world: Callable[..., Any], postgres: Any, driver: str, pooler: str
+) -> Iterator[Callable[..., Any]]:
+    """Makes an application whose database is behind the pooler."""
+    # PgBouncer before 1.21 knows no prepared statements: psycopg's own page says to set this there.
+    unprepared = driver == "psycopg" and pooler == "pgbouncer"
+    with ExitStack() as stop:
 
-    def make(mode: str, **config: Any) -> Any:
-        name = f"bounced_{mode}_{os.urandom(3).hex()}"
-        bouncer = pgbouncer(postgres.database(name), mode)
-        stop.append(bouncer)
-        return make_world(SQLALCHEMY_DATABASE_URI=bouncer.__enter__(), **config)
+        def make(*how: str, **config: Any) -> Any:
+            url = sa.make_url(postgres.database(f"pooled_{os.urandom(3).hex()}"))
+            port = stop.enter_context(POOLERS[pooler](url, *how))
+            config["SQLALCHEMY_DATABASE_URI"] = url.set(port=port).render_as_string(hide_password=False)
+            if unprepared:
+                options = {"connect_args": {"prepare_threshold": None}}
+                config.setdefault("SQLALCHEMY_ENGINE_OPTIONS", options)
+            return make_world(**config)
 
-    yield make
-    for bouncer in stop:
-        bouncer.__exit__(None, None, None)
+        yield make
 
 
+@EACH
 def test_duplicates_run_once(behind, add_view, background):
-    world = behind("transaction")
+    world = behind()
     runs = add_view(world)
     keys = [f"key-{number}" for number in range(40) for _ in range(3)]
 
@@ -112,8 +72,9 @@ def test_duplicates_run_once(behind, add_view, background):
     world.assert_clean()
 
 
+@EACH
 def test_a_duplicate_is_refused_while_the_view_runs(behind, add_view, gate, background):
-    world = behind("transaction")
+    world = behind()
     runs = add_view(world, during=gate)
     first = background(world.post)
     gate.wait_until_reached()
@@ -126,10 +87,11 @@ def test_a_duplicate_is_refused_while_the_view_runs(behind, add_view, gate, back
     world.assert_clean()
 
 
+@EACH
 def test_a_holder_that_was_terminated_cannot_commit_and_the_retry_runs(
     behind, add_view, assert_problem
 ):
-    world = behind("transaction")
+    world = behind()
 
     def lose_the_connection():
         if current_operation.attempt == 1:
@@ -145,8 +107,9 @@ def test_a_holder_that_was_terminated_cannot_commit_and_the_retry_runs(
     world.assert_clean()
 
 
+@EACH
 def test_a_view_that_fails_is_rolled_back_and_leaves_no_setting_to_others(behind, add_view):
-    world = behind("transaction")
+    world = behind()
     fails = [True]
 
     def fail():
@@ -180,8 +143,9 @@ def test_a_view_that_fails_is_rolled_back_and_leaves_no_setting_to_others(behind
     world.assert_clean()
 
 
+@EACH
 def test_what_is_only_observed_is_judged(behind, add_view):
-    world, would = behind("transaction", IDEMPOTENCY_ENFORCE=False), []
+    world, would = behind(IDEMPOTENCY_ENFORCE=False), []
 
     def note(_sender, event):
         would.append(event.would)
@@ -194,8 +158,9 @@ def test_what_is_only_observed_is_judged(behind, add_view):
     world.assert_clean()
 
 
+@EACH
 def test_a_lease_renews_itself(behind, background):
-    world, ends = behind("transaction"), threading.Event()
+    world, ends = behind(), threading.Event()
 
     @world.app.post("/payments")
     @idempotent(atomic=False, lease=1, heartbeat=True)
@@ -217,8 +182,9 @@ def test_a_lease_renews_itself(behind, background):
     world.assert_clean()
 
 
+@EACH
 def test_the_commands_work(behind, add_view):
-    world = behind("transaction")
+    world = behind()
     add_view(world)
     world.post()
     run = world.app.test_cli_runner().invoke
@@ -230,7 +196,28 @@ def test_the_commands_work(behind, add_view):
     world.assert_clean()
 
 
+@EACH
+@pytest.mark.parametrize("pooler", ["pgbouncer"], indirect=True)
 def test_pooling_by_statement_serves_no_application_at_all(behind):
     """It refuses every transaction: SQLAlchemy's create_all() fails before there is a request."""
     with pytest.raises(sa.exc.OperationalError):
         behind("statement")
+
+
+@PREPARES
+def test_a_pooler_that_knows_no_prepared_statements_is_recognised(
+    behind: Callable[..., Any], add_view: Callable[..., Any]
+) -> None:
+    """Where psycopg may prepare, but never does."""
+    options = {"pool_size": 8, "connect_args": {"prepare_threshold": 10**6}}
+    world = behind(SQLALCHEMY_ENGINE_OPTIONS=options)
+    runs = add_view(world)
+
+    def pay(number: int) -> int:
+        return int(world.post(key=f"key-{number}").status_code)
+
+    with ThreadPoolExecutor(8) as pool:
+        statuses = list(pool.map(pay, range(200)))
+    assert set(statuses) == {201}
+    assert len(runs) == world.count() == 200
+    assert world.sql("select count(*) from pg_prepared_statements") == [(0,)]

@@ -1,0 +1,84 @@
+"""Views as the manuals of SQLAlchemy, psycopg2 and PostgreSQL have them: plain and protected, the same.
+
+``make differential ARGS="--documented 10000"`` runs many; here are the ones that found something, and
+the same hundred each time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import servers.urls
+from flask_idempotency.core.session_statements import FACTS
+from tests.differential import documented_kept as kept
+from tests.differential.comparison import Twins
+from tests.differential.documented import documented
+from tests.differential.documented_schema import DOCUMENTED, HIDDEN, WITH_HIDDEN
+from tests.differential.programs import Program
+from tests.differential.summary import Summary
+
+PROGRAMS, SEED = 100, 23
+READS_MAY_WRITE = 5
+"""The place of this fact."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quiet() -> Iterator[None]:
+    log = logging.getLogger("flask_idempotency")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # of each that fails by name
+    yield
+    log.setLevel(level)
+
+
+@pytest.fixture(scope="module")
+def twins(postgres: Any) -> Iterator[Twins]:
+    """The applications that most programs run in."""
+    twins = Twins(postgres, "documented", schema=DOCUMENTED)
+    yield twins
+    twins.close()
+
+
+@pytest.fixture(scope="module")
+def twins_with_hidden(postgres: Any) -> Iterator[Twins]:
+    """The applications of a database in which reads may write."""
+    twins = Twins(postgres, "hidden", schema=WITH_HIDDEN)
+    yield twins
+    twins.close()
+
+
+KEPT = {**kept.KEPT, **(kept.PSYCOPG if servers.urls.driver == "psycopg" else {})}
+
+
+@pytest.mark.parametrize("program", KEPT.values(), ids=KEPT)
+def test_what_once_was_different_is_equal_or_refused(twins: Twins, program: Program) -> None:
+    verdict = twins.compare(program)
+    assert not verdict.differences, str(verdict)
+
+
+@pytest.mark.parametrize("program", kept.HIDDEN.values(), ids=kept.HIDDEN)
+def test_a_read_that_writes_is_no_read(twins_with_hidden: Twins, program: Program) -> None:
+    verdict = twins_with_hidden.compare(program)
+    assert not verdict.differences, str(verdict)
+
+
+@pytest.mark.parametrize("definition", HIDDEN.values(), ids=HIDDEN)
+def test_each_way_for_a_read_to_write_is_known(twins: Twins, definition: str) -> None:
+    with twins.outside() as cursor:
+        cursor.execute(FACTS)
+        assert cursor.fetchone()[READS_MAY_WRITE] is False
+        cursor.execute(definition)
+        cursor.execute(FACTS)
+        assert cursor.fetchone()[READS_MAY_WRITE] is True
+
+
+def test_views_from_the_manuals_are_equal_or_refused(twins: Twins) -> None:
+    summary = Summary(twins, documented(servers.urls.driver))
+    summary.run(PROGRAMS, SEED)
+    print(summary)
+    assert not summary.different, "\n".join(map(str, summary.shrunk(most=3)))
+    assert not summary.emptiness

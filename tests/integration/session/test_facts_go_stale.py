@@ -1,0 +1,287 @@
+"""What was asked of the database once, and is no longer so: a migration runs while the process does."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+from flask import request
+
+from flask_idempotency import idempotent
+from flask_idempotency.core import session_statements
+from tests.stores import BOTH
+
+TABLES = """
+    create schema hidden;
+    create table account (id int primary key);
+    create table entry (
+        account int constraint entry_account references account deferrable initially deferred,
+        other int constraint entry_other references account deferrable initially immediate,
+        place int constraint entry_place unique deferrable initially deferred
+    );
+    create table hidden.log (id int constraint log_id unique deferrable initially deferred);
+    insert into account values (1)
+"""
+
+MIGRATIONS = {
+    "dropped": "alter table entry drop constraint entry_place",
+    "dropped with its schema": "drop schema hidden cascade",
+    "renamed": "alter table entry rename constraint entry_place to entry_position",
+    "not deferrable": "alter table entry alter constraint entry_account not deferrable",
+    "renamed with its schema": "alter schema hidden rename to archive",
+}
+
+BOOK = sa.text("insert into entry (account, place) values (:account, :place)")
+
+
+@pytest.fixture
+def bank(world):
+    """Runs a test's function as a protected view, on a database with constraints of all kinds."""
+    world.sql(TABLES)
+    world.app.testing = True
+    views = {}
+
+    @world.app.post("/<name>")
+    @idempotent
+    def run(name):
+        return views[name](world.db.session) or ({}, 201)
+
+    def post(view, key):
+        views[view.__name__] = view
+        return world.post(f"/{view.__name__}", key=key)
+
+    world.act = post
+    assert post(book, "before").status_code == 201
+    return world
+
+
+def book(session):
+    """Commits twice."""
+    places = session.scalar(sa.text("select count(*) from entry"))
+    for place in (places + 1, places + 2):
+        session.execute(BOOK, {"account": 1, "place": place})
+        session.commit()
+    return {"places": places + 2}, 201
+
+
+def book_before_there_is_an_account(session):
+    """Fails where the constraint of accounts is not checked at COMMIT, in either transaction."""
+    for account in (7, 8):
+        session.execute(BOOK, {"account": account, "place": 100 + account})
+        session.execute(sa.text("insert into account values (:id)"), {"id": account})
+        session.commit()
+
+
+@BOTH
+@pytest.mark.parametrize("migration", MIGRATIONS.values(), ids=MIGRATIONS)
+def test_a_deferred_constraint_that_changes_fails_no_request(bank, migration):
+    bank.sql(migration)
+    for number in (1, 2, 3):
+        response = bank.act(book, key=f"after-{number}")
+        assert (response.status_code, response.json) == (201, {"places": 2 * number + 2})
+        assert bank.act(book, key=f"after-{number}").headers["Idempotent-Replayed"] == "true"
+    if migration != MIGRATIONS["not deferrable"]:
+        assert bank.act(book_before_there_is_an_account, key="late").status_code == 201
+
+
+def test_a_violation_is_told_once_the_other_constraint_is_gone(bank):
+    """The check itself fails: nobody takes that for a constraint that is not there."""
+    told = []
+
+    def wrong(session):
+        session.execute(BOOK, {"account": 404, "place": 50})
+        try:
+            session.commit()
+        except sa.exc.IntegrityError as error:
+            session.rollback()
+            told.append(error.orig.diag.constraint_name)
+        session.execute(BOOK, {"account": 1, "place": 51})
+        session.commit()
+
+    bank.sql(MIGRATIONS["dropped"])
+    assert bank.act(wrong, key="wrong").status_code == 201
+    assert told == ["entry_account"]
+    assert bank.sql("select place from entry where place >= 50") == [(51,)]
+
+
+def test_an_error_of_a_deferred_trigger_is_the_views(bank):
+    """It may have any SQLSTATE, such as that of a constraint that is not there."""
+    bank.sql("""
+        create function refuse() returns trigger language plpgsql as $$ begin
+            raise exception 'no such object' using errcode = 'undefined_object'; end $$;
+        create constraint trigger refused after insert on entry deferrable initially deferred
+            for each row when (new.place = 13) execute function refuse()
+    """)
+    caught = []
+
+    def unlucky(session):
+        session.execute(BOOK, {"account": 1, "place": 13})
+        try:
+            session.commit()
+        except sa.exc.ProgrammingError as error:
+            session.rollback()
+            caught.append(error.orig.diag.message_primary)
+        return {}, 409
+
+    assert bank.act(unlucky, key="unlucky").status_code == 409
+    assert caught == ["no such object"]
+    assert bank.sql("select count(*) from entry where place = 13") == [(0,)]
+
+
+def test_a_new_deferred_trigger_fails_one_request_late_and_the_next_in_time(world):
+    """Nobody asks again before COMMIT proves that the answer is old."""
+    world.sql("create table entry (account int, place int)")
+    caught = []
+
+    @world.app.post("/payments")
+    @idempotent
+    def unlucky():
+        if request.args:
+            return {}, 201
+        world.db.session.execute(BOOK, {"account": 1, "place": 13})
+        try:
+            world.db.session.commit()
+        except sa.exc.SQLAlchemyError:
+            world.db.session.rollback()
+            caught.append(1)
+            return {}, 409
+        return {}, 201
+
+    assert world.post("/payments?warm", key="warm").status_code == 201
+    world.sql("""
+        create function refuse() returns trigger language plpgsql as $$ begin
+            raise exception 'not today'; end $$;
+        create constraint trigger refused after insert on entry deferrable initially deferred
+            for each row execute function refuse()
+    """)
+    assert [world.post().status_code for _ in range(2)] == [500, 409]
+    assert caught == [1]
+    assert world.count("entry") == 0
+
+
+@pytest.mark.parametrize("role", ["set local role clerk", "set role clerk"])
+def test_a_role_that_may_not_see_a_constraints_schema_may_write(bank, role):
+    bank.sql("""
+        do $$ begin if not exists (select from pg_roles where rolname = 'clerk') then
+            create role clerk; end if; end $$;
+        grant all on entry, account to clerk
+    """)
+
+    def clerk(session):
+        for account in (7, 8):
+            session.execute(sa.text(role))
+            session.execute(BOOK, {"account": account, "place": 100 + account})
+            session.execute(sa.text("insert into account values (:id)"), {"id": account})
+            session.commit()
+        session.execute(sa.text("reset role"))
+        session.commit()
+
+    def log(session):
+        """Two of one number are there until just before each commit."""
+        for number in (1, 2):
+            session.execute(sa.text("insert into hidden.log values (:id), (:id)"), {"id": number})
+            session.execute(
+                sa.text("delete from hidden.log where ctid in (select max(ctid) from hidden.log)")
+            )
+            session.commit()
+
+    for number in (1, 2):
+        bank.sql("delete from entry where place > 100; delete from account where id > 1")
+        assert bank.act(clerk, key=f"clerk-{number}").status_code == 201
+    assert bank.act(log, key="another-role").status_code == 201
+
+
+NO_SETTINGS = {
+    "a column": "create table server (port int); create function f() returns int language sql as"
+    " $$ update server set port = 1; select 1 $$",
+    "a word in a comment": "create function f() returns int language plpgsql as"
+    " $$ begin /* set wal_level, then set 2.0 */ return 1; end $$",
+    "a word in a string": "create function f() returns int language plpgsql as"
+    " $$ begin perform 'please set max_connections and set a..b'; return 1; end $$",
+    "a column of a table": "create table server (port int); create function f() returns int"
+    " language sql as $$ insert into server values (1) on conflict do nothing;"
+    " update server as s set port = s.port; select 1 $$",
+    "a name that is reserved": "create function f() returns int language plpgsql as"
+    " $$ begin perform 'set plpgsql.nothing'; return 1; end $$",
+}
+
+
+@BOTH
+@pytest.mark.parametrize("function", NO_SETTINGS.values(), ids=NO_SETTINGS)
+def test_a_name_in_a_functions_text_that_is_no_setting_fails_nothing(world, function):
+    world.sql(function)
+
+    @world.app.before_request
+    def early():
+        world.db.session.execute(sa.text("select 1"))
+
+    @world.app.post("/payments")
+    @idempotent
+    def pay():
+        world.db.session.execute(sa.text("select f()"))
+        world.db.session.add(world.Payment(amount=1))
+        world.db.session.commit()
+        world.db.session.execute(sa.text("select f()"))
+        world.db.session.commit()
+        return {}, 201
+
+    statuses = [world.post(key=f"key-{number}").status_code for number in (1, 2)]
+    assert statuses == [201, 201]
+    assert world.post(key="key-1").headers["Idempotent-Replayed"] == "true"
+
+
+def test_only_what_a_user_may_set_is_taken_for_a_setting(world):
+    for function in NO_SETTINGS.values():
+        world.sql(
+            function.replace("create table", "create table if not exists").replace(
+                "create function", "create or replace function"
+            )
+        )
+        with world.app.app_context(), world.db.engine.connect() as connection:
+            names = connection.exec_driver_sql(session_statements.FUNCTIONS).scalar()
+        assert set(names or ()) <= {"plpgsql.nothing"}, "nobody can tell that this one is reserved"
+
+
+def test_what_functions_name_is_carried_into_the_view_only_if_it_has_changed(world):
+    world.sql(NO_SETTINGS["a name that is reserved"])
+    seen = []
+
+    @world.app.before_request
+    def early():
+        world.db.session.execute(sa.text("select f(), set_config('app.tenant', '7', true)"))
+
+    @world.app.post("/payments")
+    @idempotent
+    def pay():
+        seen.append(world.db.session.scalar(sa.text("select current_setting('app.tenant')")))
+        world.db.session.add(world.Payment(amount=1))
+        world.db.session.commit()
+        return {}, 201
+
+    assert [world.post(key=key).status_code for key in ("1", "2", "1")] == [201, 201, 201]
+    assert seen == ["7", "7"]
+
+
+def test_a_setting_that_a_function_does_change_comes_back(world):
+    world.sql("""
+        create function f() returns int language plpgsql as $$ begin
+            set local statement_timeout = '7s'; perform set_config('app.tenant', '7', true);
+            return 1; end $$
+    """)
+    tenant = "coalesce(current_setting('app.tenant', true), '')"
+    seen = f"select current_setting('statement_timeout'), {tenant}"
+
+    @world.app.post("/payments")
+    @idempotent
+    def pay():
+        told = []
+        session = world.db.session
+        for _ in range(2):
+            session.execute(sa.text("select f()"))
+            told.append([*session.execute(sa.text(seen)).one()])
+            session.commit()
+            told.append([*session.execute(sa.text(seen)).one()])
+            session.rollback()
+        return told
+
+    inside, outside = ["7s", "7"], ["0", ""]
+    assert world.post().json == [inside, outside] * 2

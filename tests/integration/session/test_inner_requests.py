@@ -1,0 +1,152 @@
+"""A view that sends a request to its own application, for an operation that is not atomic.
+
+The two share their application context in Flask's test client, and so ``db.session``.
+"""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+
+from flask_idempotency import NotAtomic, current_operation, idempotent
+
+OUTER = pytest.mark.parametrize(
+    "protect",
+    [idempotent, idempotent(atomic=False), lambda view: view],
+    ids=["atomic", "leased", "plain"],
+)
+"""The kinds of views that send the inner request."""
+
+
+@pytest.fixture
+def rows(world):
+    """The payments, as another connection sees them."""
+    return lambda: [note for (note,) in world.sql("select note from payment order by note")]
+
+
+@pytest.fixture
+def add_row(world):
+    def add_row(note, *, flush=False):
+        world.db.session.add(world.Payment(amount=1, note=note))
+        if flush:
+            world.db.session.flush()
+
+    return add_row
+
+
+@pytest.fixture
+def add(world):
+    """Adds a view whose errors are responses, as in production."""
+    world.app.config["PROPAGATE_EXCEPTIONS"] = False
+
+    def add(path, view, protect):
+        world.app.add_url_rule(path, path, protect(view), methods=["POST"])
+
+    return add
+
+
+@pytest.fixture
+def inner(world, add, add_row):
+    """Sends the inner request. It writes a row and commits; gives its status and how often it ran."""
+    runs = []
+
+    def view():
+        runs.append(current_operation.name)
+        add_row("inner")
+        world.db.session.commit()
+        return "", 201
+
+    add("/inner", view, idempotent(atomic=False))
+    return lambda: (world.post("/inner").status_code, len(runs))
+
+
+@OUTER
+@pytest.mark.parametrize("flush", [True, False], ids=["flushed", "unsaved"])
+def test_it_is_refused_where_the_outer_view_holds_changes_and_those_stay(
+    world, add, add_row, inner, rows, protect, flush, caplog
+):
+    def outer():
+        add_row("outer", flush=flush)
+        assert inner() == (500, 0)
+        world.db.session.commit()
+        return "", 201
+
+    add("/outer", outer, protect)
+    assert world.post("/outer").status_code == 201
+    assert rows() == ["outer"]
+    error = caplog.records[-1].exc_info[1]
+    assert isinstance(error, NotAtomic)
+    assert "request to its own application" in str(error)
+    assert inner() == (201, 1)
+    world.assert_clean()
+
+
+@OUTER
+@pytest.mark.parametrize("status", [201, 503])
+def test_beside_a_view_that_has_only_read_it_commits_by_itself(
+    world, add, add_row, inner, rows, protect, status
+):
+    def outer():
+        assert world.db.session.scalar(sa.select(sa.func.count(world.Payment.id))) == 0
+        assert inner() == (201, 1)
+        assert rows() == ["inner"]
+        assert world.db.session.scalar(sa.select(sa.func.count(world.Payment.id))) == 1
+        add_row("outer")
+        world.db.session.commit()
+        return "", status
+
+    add("/outer", outer, protect)
+    assert world.post("/outer").status_code == status
+    is_undone = protect is idempotent and status == 503
+    assert rows() == ["inner"] if is_undone else ["inner", "outer"]
+    assert inner() == (201, 1)
+    world.assert_clean()
+
+
+@OUTER
+@pytest.mark.parametrize("end", ["leaves", "raises", "reads"])
+def test_what_the_inner_view_leaves_is_not_the_outer_ones(world, add, add_row, rows, protect, end):
+    def view():
+        if end != "reads":
+            add_row("left behind", flush=True)
+            add_row("left behind, too")
+        if end == "raises":
+            raise LookupError
+        world.db.session.execute(sa.text("select pg_advisory_xact_lock(1)"))
+        return "", 201
+
+    def outer():
+        assert world.post("/inner").status_code == (500 if end == "raises" else 201)
+        add_row("outer")
+        world.db.session.commit()
+        return "", 201
+
+    add("/inner", view, idempotent(atomic=False))
+    add("/outer", outer, protect)
+    assert world.post("/outer").status_code == 201
+    assert rows() == ["outer"]
+    world.assert_clean()
+
+
+def test_a_view_in_a_transaction_of_its_own_beginning_keeps_it(world, add, add_row, inner, rows):
+    def outer():
+        with world.db.session.begin():
+            assert inner() == (500, 0)
+            add_row("outer")
+        return "", 201
+
+    add("/outer", outer, idempotent(atomic=False))
+    assert world.post("/outer").status_code == 201
+    assert rows() == ["outer"]
+
+
+def test_an_atomic_view_that_has_committed_is_not_left_by_it(world, add, add_row, inner, rows):
+    def outer():
+        add_row("outer")
+        world.db.session.commit()
+        assert inner() == (500, 0)
+        return "", 201
+
+    add("/outer", outer, idempotent)
+    assert world.post("/outer").status_code == 201
+    assert rows() == ["outer"]

@@ -1,0 +1,88 @@
+"""Threads that a view or run() leaves behind, on a copy of the context, cost nobody else anything."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+
+import pytest
+import sqlalchemy as sa
+
+from flask_idempotency import NotAtomic, current_operation, idempotent
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_run_goes_on_when_the_request_that_began_it_has_ended(world, atomic):
+    begun, ended, results = threading.Event(), threading.Event(), []
+
+    def pay():
+        world.db.session.add(world.Payment(amount=1))
+        world.db.session.flush()
+        begun.set()
+        assert ended.wait(10)
+        world.db.session.commit()
+        return "paid"
+
+    def handle():
+        return pay() if atomic else current_operation.step("pay", pay, atomic=True)
+
+    def run(key):
+        return world.idempotency.run(key, handle, scope="s", name="pay", atomic=atomic)
+
+    with ThreadPoolExecutor(1) as pool:
+
+        @world.app.post("/events")
+        def deliver():
+            world.db.session.scalar(sa.text("select 1"))
+            results.append(pool.submit(copy_context().run, run, "k"))
+            assert begun.wait(10)
+            return {}, 202
+
+        assert world.client.post("/events").status_code == 202
+        ended.set()
+        assert results[0].result(10) == "paid"
+    assert world.count() == 1
+    with world.app.app_context():
+        assert run("k") == "paid"
+    assert world.count() == 1
+    world.assert_clean()
+
+
+def test_what_is_sent_after_the_end_reaches_nobody(make_world):
+    """The end of an operation waits for what another thread is about to send on its connection."""
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"pool_size": 1, "max_overflow": 0})
+    sending, over, errors = threading.Event(), threading.Event(), []
+
+    with ThreadPoolExecutor(1) as pool:
+
+        @world.app.post("/payments")
+        @idempotent
+        def pay():
+            world.db.session.add(world.Payment(amount=1))
+            world.db.session.commit()
+            world.db.session.scalar(sa.text("select 1"))
+            units = world.db.session.connection().connection.units
+            undo = units._undo
+
+            def late(**how):
+                sending.set()
+                over.wait(0.5)
+                undo(**how)
+
+            units._undo = late
+            pool.submit(copy_context().run, world.db.session.rollback)
+            assert sending.wait(10)
+            return {}, 201
+
+        try:
+            world.post()
+        except (NotAtomic, sa.exc.SQLAlchemyError) as error:
+            errors.append(error)
+        with world.app.app_context(), world.db.engine.begin() as bystander:
+            bystander.execute(sa.text("insert into payment (amount) values (7)"))
+            over.set()
+            pool.submit(int).result(10)
+            bystander.execute(sa.text("select 1"))
+    assert world.sql("select count(*) from payment where amount = 7") == [(1,)]
+    assert errors == []

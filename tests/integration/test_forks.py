@@ -1,0 +1,345 @@
+"""A process that is forked inside an operation has no part in it: the child's work is its own.
+
+Each case runs in a process of its own (``apps/forking_shop.py``): from Python 3.12 on, one with threads
+warns of a fork. What the plain application does is the measure.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+
+import psycopg2
+import pytest
+
+import servers
+from tests.drivers import EACH, with_driver
+from tests.integration.apps.forking_shop import ROWS, Case, create_app
+from tests.stores import BOTH
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+SHOP = [sys.executable, "-m", "tests.integration.apps.forking_shop"]
+FREE_AFTER_SECONDS = 2.5
+"""IDEMPOTENCY_PROBE_AFTER, and what a busy machine adds."""
+
+LONGEST_SECONDS = 120
+"""How long a run of cases may take. Processes that read each other's replies wait for ever."""
+
+BEFORE = ["clean", "added", "flushed", "committed"]
+HOW = ["fork", "process", "pool"]
+ROUTES = ["atomic", "leased", "step", "atomic-step"]
+MIDDLE = "NotAtomic: this process was forked in the view of an operation, and db.session was"
+NOT_HERE = "LeaseLost: This process was forked inside the operation, which its parent goes on with"
+
+
+@pytest.fixture
+def environment(store, databases, redis_server, driver):
+    url = with_driver(databases.take(), driver)
+    redis_url = redis_server.url if store == "hybrid" else ""
+    yield {**os.environ, "DATABASE_URL": url, "STORE": store, "REDIS_URL": redis_url}
+    databases.give_back(with_driver(url, servers.urls.driver))
+
+
+def start(environment, cases):
+    """The cases in a process, which leads a group of its own: its children may outlive it."""
+    given = json.dumps([vars(case) for case in cases])
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*SHOP, given], env=environment, cwd=ROOT, start_new_session=True, **pipes)
+
+
+def end(process):
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def run(environment, *cases):
+    """What each case told."""
+    process = start(environment, cases)
+    try:
+        out, errors = process.communicate(timeout=LONGEST_SECONDS)
+    finally:
+        end(process)
+    assert process.returncode == 0, errors
+    assert "interrupted" not in errors, "a child cannot tell"
+    told = [json.loads(line) for line in out.splitlines()]
+    assert len(told) == len(cases), errors
+    return told
+
+
+def sql(environment, statement):
+    connection = psycopg2.connect(servers.plain_dsn(environment["DATABASE_URL"]))
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetchall()
+    finally:
+        connection.close()
+
+
+def rows(environment, table):
+    """How many rows each case has, and how many of its keys."""
+    return sql(
+        environment,
+        f'select "case", count(*), count(distinct key) from {table} group by "case" order by "case"',
+    )
+
+
+def assert_right(environment, cases, told):
+    """Each operation has committed once, with its record; nothing is left open, or mixed up."""
+    for case, each in zip(cases, told, strict=True):
+        assert {answer["status"] for answer in each["answers"] + each["again"]} == {201}, (case, each)
+        assert each["answers"] == each["again"], case
+        assert each["is_sane"], case
+        for number, answer in enumerate(each["answers"]):
+            assert answer["seen"] == f"{case.name}/{number}", "another's reply"
+            assert answer["left"] in (None, ROWS - 1), answer
+    assert rows(environment, "payment") == sorted((case.name, case.keys, case.keys) for case in cases)
+    wanted = sum(case.keys for case in cases)
+    records = "select count(*), count(distinct key) from idempotency_record where state = 'completed'"
+    assert sql(environment, records + " and name <> 'note'") == [(wanted, wanted)]
+    still_open = (
+        "select count(*) from pg_stat_activity where datname = current_database()"
+        " and state like 'idle in transaction%'"
+    )
+    wait_until(lambda: sql(environment, still_open) == [(0,)], "no transaction is open")
+
+
+def told_by(told):
+    return {answer["told"] for each in told for answer in each["answers"]}
+
+
+def each_is(told, beginning):
+    assert {each[: len(beginning)] for each in told_by(told)} == {beginning}, told_by(told)
+
+
+@BOTH
+def test_a_child_writes_on_a_session_of_its_own_as_in_the_plain_application(environment):
+    cases = [
+        Case(before, how, keys=25 if how == "process" else 3)
+        for before, how in itertools.product(BEFORE, HOW)
+    ]
+    told = run(environment, *cases)
+    assert told_by(told) == {"done"}
+    assert_right(environment, cases, told)
+    protected = rows(environment, "payment"), rows(environment, "note")
+    sql(environment, "with p as (delete from payment), n as (delete from note) select 1")
+    plain = [Case(**{**vars(case), "plain": True}) for case in cases]
+    # The plain view has no memory: the second request of each key writes again.
+    assert told_by(run(environment, *plain)) == {"done"}
+    for table, found in zip(("payment", "note"), protected, strict=True):
+        twice = [(name, 2 * count, keys) for name, count, keys in found]
+        assert rows(environment, table) == twice
+
+
+@BOTH
+@pytest.mark.parametrize("before", ["clean", "committed"])
+def test_a_session_that_is_between_two_transactions_works_in_the_child(environment, before):
+    cases = [Case(before, how, does="inherited") for how in ("fork", "process")]
+    told = run(environment, *cases)
+    assert told_by(told) == {"done"}
+    assert_right(environment, cases, told)
+    assert rows(environment, "note") == sorted((case.name, 2, 2) for case in cases)
+
+
+def test_a_view_that_is_async_may_fork(environment):
+    cases = [Case("flushed", "process", does=does, route="async") for does in ("own", "query")]
+    told = run(environment, *cases)
+    assert told[0]["answers"][0]["told"] == "done"
+    each_is(told[1:], MIDDLE)
+    assert_right(environment, cases, told)
+
+
+def test_a_session_in_the_middle_of_the_views_transaction_is_refused_by_name(environment):
+    cases = [
+        Case(before, how, does=does)
+        for before in ("added", "flushed", "cursor")
+        for how in ("fork", "process")
+        for does in ("inherited", "query", "commit", "connection", "driver")
+    ]
+    told = run(environment, *cases)
+    each_is(told, MIDDLE)
+    assert_right(environment, cases, told)
+    assert rows(environment, "note") == []
+
+
+@EACH
+def test_an_open_cursor_is_the_parents(environment):
+    """What the driver has fetched before the fork is in the child's memory; no more comes."""
+    cases = [Case("cursor", how, does="read on", keys=5) for how in ("fork", "process")]
+    told = run(environment, *cases)
+    each_is(told, MIDDLE)
+    assert_right(environment, cases, told)
+
+
+@EACH
+def test_once_it_has_let_go_of_the_transaction_the_session_works_in_the_child(environment):
+    cases = [
+        Case(before, how, does=does)
+        for before in ("added", "flushed", "cursor")
+        for how in ("fork", "process")
+        for does in ("after remove", "after rollback")
+    ]
+    told = run(environment, *cases)
+    assert told_by(told) == {"done"}
+    assert_right(environment, cases, told)
+    assert rows(environment, "note") == sorted((case.name, 2, 2) for case in cases)
+
+
+@BOTH
+@pytest.mark.parametrize("route", ROUTES)
+def test_however_the_child_ends_the_operation_is_the_parents(environment, route):
+    cases = [
+        Case(before, "fork", does=does, ends=ends, route=route)
+        for before in ("added", "flushed")
+        for does in ("nothing", "own", "query")
+        for ends in ("exit", "sys.exit", "error", "return", "retryable", "collect")
+        if (does == "query") <= (route in ("atomic", "atomic-step"))  # elsewhere it is the plain one's
+    ]
+    if route in ("leased", "step"):  # the session is the application's, with what that does
+        cases = [case for case in cases if case.before == "added" and case.ends != "collect"]
+    told = run(environment, *cases)
+    assert_right(environment, cases, told)
+    results = sql(environment, "select result from idempotency_record_step")
+    assert not [result for (result,) in results if b"by a child" in bytes(result)]
+
+
+class TestWhatIsNotTheChilds:
+    @pytest.mark.parametrize("route", ROUTES)
+    def test_there_is_no_present_operation_in_the_child(self, environment, route):
+        cases = [Case("clean", how, does="present", route=route) for how in HOW]
+        told = run(environment, *cases)
+        each_is(told, "RuntimeError: current_operation is only there while a view")
+        assert_right(environment, cases, told)
+
+    @BOTH
+    @pytest.mark.parametrize("does", ["step", "atomic step", "extend"])
+    def test_it_can_neither_take_a_step_nor_extend_the_lease(self, environment, does):
+        cases = [Case("clean", how, does=does, route="leased") for how in HOW]
+        told = run(environment, *cases)
+        each_is(told, NOT_HERE)
+        assert_right(environment, cases, told)
+        assert sql(environment, "select count(*) from idempotency_record_step") == [(0,)]
+
+    @BOTH
+    @pytest.mark.parametrize("route", ROUTES)
+    def test_run_in_the_child_is_an_operation_of_its_own(self, environment, route):
+        cases = [Case("flushed", how, does="run", route=route) for how in ("fork", "process")]
+        if route in ("leased", "step"):
+            cases = [Case(**{**vars(case), "before": "committed"}) for case in cases]
+        told = run(environment, *cases)
+        assert told_by(told) == {"done, done"}
+        assert_right(environment, cases, told)
+        assert rows(environment, "note") == sorted((case.name, 2, 2) for case in cases)
+
+
+class TestAnOrphan:
+    """A child that lives on when its parent was killed."""
+
+    @pytest.fixture
+    def dead_shop(self, environment):
+        """A function that kills a worker in its view, as soon as there are this many children."""
+        processes = []
+
+        def kill(children, **case):
+            process = start(environment, [Case(**case)])
+            processes.append(process)
+            told = {}
+            while len(told) < 2 or children:
+                line = json.loads(process.stdout.readline())
+                told.update(line)
+                children -= "child" in line
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            os.kill(told["child"], 0)  # it lives
+            return time.monotonic()
+
+        yield kill
+        for process in processes:
+            end(process)
+
+    @BOTH
+    @pytest.mark.parametrize(
+        ("children", "case"),
+        [
+            (1, {"orphan": "in", "how": "fork", "does": "sleeps"}),
+            (1, {"orphan": "in", "how": "process", "does": "sleeps"}),
+            (2, {"orphan": "in", "how": "pool", "does": "sleeps"}),
+            (3, {"orphan": "before", "before": "clean"}),
+            (3, {"orphan": "before", "before": "flushed"}),
+            (1, {"orphan": "beside"}),
+        ],
+        ids=["os.fork", "Process", "Pool", "before, idle", "before, in use", "beside"],
+    )
+    def test_does_not_keep_the_key_of_a_dead_worker(
+        self, environment, monkeypatch, dead_shop, children, case
+    ):
+        for name in ("DATABASE_URL", "STORE", "REDIS_URL"):
+            monkeypatch.setenv(name, environment[name])
+        app = create_app()
+        died = dead_shop(children, **case)
+        statuses = []
+        headers = {"Idempotency-Key": "key", "X-Case": json.dumps(vars(Case(does="nothing")))}
+        while not statuses or statuses[-1] == 409:
+            assert time.monotonic() - died < FREE_AFTER_SECONDS
+            statuses.append(app.test_client().post("/atomic", headers=headers).status_code)
+            time.sleep(0.02)
+        assert statuses[-1] == 201
+        assert [row[1:] for row in rows(environment, "payment")] == [(1, 1)]
+
+
+@pytest.mark.parametrize("store", ["sql", "memory"])
+class TestSQLite:
+    """Its locks belong to a process, and it does not know that it was forked."""
+
+    @pytest.fixture
+    def file(self, tmp_path):
+        return tmp_path / "shop.db"
+
+    @pytest.fixture
+    def environment(self, store, file):
+        return {**os.environ, "DATABASE_URL": f"sqlite:///{file}", "STORE": store, "REDIS_URL": ""}
+
+    def check(self, cases, told, file):
+        for case, each in zip(cases, told, strict=True):
+            statuses = {answer["status"] for answer in each["answers"] + each["again"]}
+            assert statuses == {201}, (case, each)
+            assert each["answers"] == each["again"]
+            assert each["is_sane"]
+            assert {answer["journal"] for answer in each["answers"]} == {True}, "the parent's journal"
+        with closing(sqlite3.connect(file)) as connection:
+            assert connection.execute("pragma integrity_check").fetchall() == [("ok",)]
+            found = connection.execute("select count(*), count(distinct key) from payment").fetchall()
+            assert found == [(sum(case.keys for case in cases),) * 2]
+            assert connection.execute("select count(*) from note").fetchall() == [(0,)]
+
+    def test_a_child_is_refused_the_file_by_name(self, environment, file):
+        cases = [Case("flushed", how, does=does) for how in HOW[:2] for does in ("own", "after remove")]
+        told = run(environment, *cases)
+        each_is(told, "ConfigurationError: this process was forked while its parent wrote to this")
+        self.check(cases, told, file)
+
+    def test_and_the_parents_transaction(self, environment, file):
+        cases = [
+            Case("flushed", how, does=does)
+            for how in HOW[:2]
+            for does in ("inherited", "query", "commit", "connection", "driver")
+        ]
+        told = run(environment, *cases)
+        each_is(told, MIDDLE)
+        self.check(cases, told, file)
+
+    @pytest.mark.parametrize("route", ["atomic", "atomic-step"])
+    def test_however_the_child_ends_the_transaction_is_the_parents(self, environment, file, route):
+        ends = ("exit", "sys.exit", "error", "return", "collect")
+        cases = [Case("flushed", "fork", does="nothing", ends=each, route=route) for each in ends]
+        self.check(cases, run(environment, *cases), file)

@@ -1,0 +1,282 @@
+"""psycopg 3: what only it has, and what it does with prepared statements."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from flask_idempotency import current_operation, idempotent
+from flask_idempotency.core.errors import NotAtomic
+from flask_idempotency.stores.drivers import psycopg as port
+from tests.drivers import PSYCOPG
+
+pytestmark = PSYCOPG
+
+PREPARED = "select count(*) from pg_prepared_statements where name ~ '^idempotency_'"
+
+
+@pytest.fixture
+def shop(make_world, add_view):
+    """An application with one pooled connection, on which our statements are prepared."""
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"pool_size": 1, "max_overflow": 0})
+    add_view(world)
+    add_view(
+        world,
+        "/deallocates",
+        endpoint="deallocates",
+        during=lambda: world.db.session.execute(sa.text("deallocate all")),
+    )
+    world.post(key="warm-1")
+    world.post(key="warm-2")
+    assert world.sql(PREPARED)[0][0] > 0
+    return world
+
+
+@pytest.fixture
+def raw(shop):
+    """Psycopg's connection, while it is in the pool."""
+    with shop.app.app_context():
+        pooled = shop.db.engine.raw_connection()
+        driver = pooled.driver_connection
+        pooled.close()
+    return driver
+
+
+def assert_serves(world, key):
+    """Two requests, and a retry of the first."""
+    first = world.post(key=key)
+    assert first.status_code == 201, first.text
+    assert world.post(key=f"{key}-next").status_code == 201
+    assert world.post(key=key).headers["Idempotent-Replayed"] == "true"
+
+
+def read(world, times):
+    with world.app.app_context():
+        for _ in range(times):
+            world.db.session.execute(sa.text("select 1")).all()
+        world.db.session.rollback()
+
+
+def test_reads_between_cost_nothing_and_lose_nothing(shop):
+    for number in range(8):
+        read(shop, 1)
+        assert shop.sql(PREPARED)[0][0] > 0
+        assert shop.post(key=f"key-{number}").status_code == 201
+
+
+def test_what_psycopg_deallocates_is_prepared_again(shop, raw, postgres):
+    """It deallocates all statements of a connection, also ours, with a ROLLBACK."""
+    mark = len(postgres.log)
+    for number in range(3):
+        read(shop, 8)  # more than psycopg waits for until it prepares a statement
+        assert shop.sql(PREPARED)[0][0] == 0
+        assert_serves(shop, f"key-{number}")
+        shop.post(key=f"again-{number}")
+        assert shop.sql(PREPARED)[0][0] > 0
+    assert "does not exist" not in postgres.log[mark:]
+
+
+def test_where_psycopg_deallocates_again_and_again_nothing_is_prepared(shop, raw):
+    for number in range(30):
+        read(shop, 8)
+        shop.post(key=f"key-{number}")
+    assert port._books[raw].is_closed
+    assert_serves(shop, "key")
+
+
+def test_what_somebody_else_deallocates_costs_no_request(shop, raw):
+    raw.pgconn.exec_(b"DEALLOCATE ALL")  # of which psycopg knows nothing
+    assert_serves(shop, "key")
+    shop.post(key="again")
+    assert shop.sql(PREPARED)[0][0] > 0
+
+
+def test_what_the_view_deallocates_costs_no_request(shop):
+    for number in range(3):
+        assert shop.post("/deallocates", key=str(number)).status_code == 201
+    assert_serves(shop, "key")
+
+
+def test_nothing_is_prepared_where_the_application_says_so(make_world, add_view):
+    options = {"connect_args": {"prepare_threshold": None}, "pool_size": 1, "max_overflow": 0}
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=options)
+    add_view(world)
+    for key in "abc":
+        assert_serves(world, key)
+    assert world.sql(PREPARED)[0][0] == 0
+
+
+def test_a_migration_under_prepared_statements_costs_no_request(make_world, add_view, postgres):
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"pool_size": 1, "max_overflow": 0})
+    add_view(world, atomic=False)
+    for key in "abc":
+        world.post(key=key)
+    with psycopg.connect(world.app.config["SQLALCHEMY_DATABASE_URI"].replace("+psycopg", "")) as other:
+        other.execute("alter table idempotency_record alter attempt type bigint")
+    mark = len(postgres.log)
+    assert_serves(world, "key")
+    assert "cached plan must not change result type" in postgres.log[mark:]
+    world.post(key="again")
+    world.post(key="and-again")
+    assert world.sql(PREPARED)[0][0] > 0
+
+
+def test_an_interrupted_message_leaves_no_connection_in_the_pool(shop, raw, monkeypatch):
+    """A worker's time-out strikes anywhere."""
+    original, waits = raw.wait, []
+
+    def wait(generator, *args):
+        waits.append(generator)
+        if len(waits) == 1:
+            next(generator)
+            raise SystemExit
+        return original(generator, *args)
+
+    monkeypatch.setattr(raw, "wait", wait)
+    with pytest.raises(SystemExit):
+        shop.post(key="interrupted")
+    assert raw.closed
+    assert shop.post(key="interrupted").status_code == 201
+    shop.assert_clean()
+
+
+def through_execute(connection):
+    return connection.execute("insert into payment (amount) values (%s)", [7]).rowcount
+
+
+def through_executemany(connection):
+    cursor = connection.cursor()
+    cursor.executemany("insert into payment (amount) values (%s)", [(7,), (8,)])
+    return cursor.rowcount
+
+
+def through_copy(connection):
+    cursor = connection.cursor()
+    with cursor.copy("copy payment (amount) from stdin") as copy:
+        copy.write_row([7])
+    return cursor.rowcount
+
+
+def through_a_stream(connection):
+    statement = "insert into payment (amount) select generate_series(1, 3) returning amount"
+    return len(list(connection.cursor().stream(statement)))
+
+
+def through_a_named_cursor(connection):
+    connection.execute("insert into payment (amount) values (7)")
+    with connection.cursor("named") as cursor:
+        cursor.execute("select amount from payment where amount = 7")
+        return len(cursor.fetchall())
+
+
+def through_bytes_and_composed(connection):
+    connection.execute(b"insert into payment (amount) values (7)")
+    table = psycopg.sql.Identifier("payment")
+    statement = psycopg.sql.SQL("insert into {} (amount) values (%s)").format(table)
+    return connection.execute(statement, [8]).rowcount + 1
+
+
+def through_several_statements(connection):
+    connection.execute(
+        "insert into payment (amount) values (7); insert into payment (amount) values (8)"
+    )
+    return 2
+
+
+WAYS = {
+    "execute": (through_execute, 1),
+    "executemany": (through_executemany, 2),
+    "copy": (through_copy, 1),
+    "a stream": (through_a_stream, 3),
+    "a named cursor": (through_a_named_cursor, 1),
+    "bytes and composed": (through_bytes_and_composed, 2),
+    "several statements": (through_several_statements, 2),
+}
+
+
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_drivers_ways_to_write_are_part_of_a_unit(make_world, add_view, way, ends):
+    """Behind a unit that was committed, so that a savepoint waits."""
+    world = make_world()
+    write, rows = WAYS[way]
+
+    def during():
+        connection = world.db.session.connection().connection.driver_connection
+        assert write(connection) == rows
+        getattr(connection, ends)()
+
+    add_view(world, during=during)
+    assert world.post().status_code == 201
+    assert world.count() == 1 + (rows if ends == "commit" else 0)
+    assert world.post().headers["Idempotent-Replayed"] == "true"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["transaction", "pipeline", "set_autocommit", "set_read_only", "tpc_begin"],
+)
+def test_what_would_change_the_transaction_is_refused_by_name(make_world, add_view, name):
+    world = make_world()
+
+    def during():
+        getattr(world.db.session.connection().connection.driver_connection, name)
+
+    add_view(world, during=during)
+    assert world.post().status_code == 500
+    assert world.count() == 0
+
+
+def test_a_cursors_connection_begins_no_transaction_of_its_own(make_world, add_view):
+    world = make_world()
+
+    def during():
+        cursor = world.db.session.connection().connection.cursor()
+        with suppress(NotAtomic), cursor.connection.transaction():
+            cursor.execute("insert into payment (amount) values (7)")
+
+    add_view(world, during=during)
+    assert world.post().status_code == 500
+    assert world.count() == 0
+    assert world.records()[0].state == "in_progress"
+
+
+def test_an_error_behind_what_waits_is_the_statements_own(make_world, add_view):
+    world = make_world()
+    seen = []
+
+    def during():
+        session = world.db.session
+        for statement in ("selec 1", "select 1 / 0", "select nothing from payment", "select 1; selec"):
+            with pytest.raises(sa.exc.DBAPIError) as caught, session.begin_nested():
+                session.execute(sa.text(statement))
+            seen.append(caught.value.orig.sqlstate)
+        session.add(world.Payment(amount=6))
+        session.commit()
+
+    add_view(world, during=during)
+    assert world.post().status_code == 201
+    assert seen == ["42601", "22012", "42703", "42601"]
+    assert world.count() == 2
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_what_is_part_of_no_unit_is_not_in_the_savepoint_of_the_first(make_world, is_first):
+    world = make_world()
+
+    def view():
+        insert = sa.text("insert into payment (amount) values (1)")
+        if is_first:
+            current_operation.connection.execute(insert)
+        world.db.session.execute(insert)
+        world.db.session.rollback()
+        if not is_first:
+            current_operation.connection.execute(insert)
+        return {}, 201
+
+    world.app.add_url_rule("/payments", "pay", idempotent(view), methods=["POST"])
+    assert world.post().status_code == 201
+    assert world.count() == 1

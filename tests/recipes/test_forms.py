@@ -1,0 +1,307 @@
+"""The recipes of ``docs/forms.md``, as they stand there, pay once, whatever a browser meets."""
+
+from __future__ import annotations
+
+import random
+from html.parser import HTMLParser
+from typing import Any
+from urllib.parse import urljoin
+
+import pytest
+import requests
+
+from tests.recipes.conftest import Shop
+from tests.waiting import wait_until
+
+TROUBLES = [
+    "request is lost",
+    "response is lost",
+    "worker dies before the commit",
+    "worker dies after the commit",
+    "gateway gives up",
+    "view fails",
+    "nobody is signed in",
+    "database is away",
+    *(401, 403, 404, 408, 429, 500, 502, 503),
+]
+
+
+URLENCODED, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
+
+
+class Forms(HTMLParser):
+    """The first form of a page: where it is sent, and its fields."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.action: str | None = None
+        self.enctype = URLENCODED
+        self.fields: list[tuple[str, str]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = dict(attributes)
+        if tag == "form":
+            self.action, self.enctype = given.get("action") or "", given.get("enctype") or URLENCODED
+        elif tag == "input":
+            self.fields.append((given["name"] or "", given.get("value", "5") or ""))
+
+
+class Browser:
+    """What a browser does, and a user who does what the page says."""
+
+    def __init__(self, shop: Shop, path: str) -> None:
+        self.shop, self.path = shop, path
+        self.tab = requests.Session()
+        self.tab.trust_env = False
+        self.tab.headers.update({"Accept": "text/html", "Sec-Fetch-Site": "same-origin"})
+        self.sent: tuple[str, list[tuple[str, str]]] | None = None
+        self.enctype = URLENCODED
+        self.page: requests.Response | None = None
+
+    def open_form(self) -> None:
+        self.sent, self.page = None, self.tab.get(self.shop.url + self.path, timeout=20)
+
+    def press(self) -> None:
+        """Send the page's form; of a page without one, reload, which sends the last form again."""
+        form = Forms(self.page.text) if self.page is not None else None
+        if form and form.action is not None:
+            self.sent, self.enctype = (urljoin(self.page.url, form.action), form.fields), form.enctype
+        assert self.sent
+        url, fields = self.sent
+        parts = [(name, (None, value)) for name, value in fields]
+        form_data = {"files": parts} if self.enctype == MULTIPART else {"data": fields}
+        try:
+            self.page = self.tab.post(url, **form_data, timeout=20)
+        except requests.ConnectionError:
+            self.page = None  # the browser's own page, with its button "Reload"
+
+    @property
+    def has_paid(self) -> bool:
+        return self.page is not None and self.page.ok
+
+    def go_on(self) -> None:
+        """What the page says: load the form again, or its button."""
+        if self.page is not None and "load the form again" in self.page.text:
+            self.open_form()
+        self.press()
+
+    def go_on_until_paid(self, most: int = 15) -> None:
+        for _ in range(most):
+            if self.has_paid:
+                return
+            self.go_on()
+        raise AssertionError(self.page and self.page.text)
+
+
+@pytest.fixture(scope="module")
+def forms(start) -> Shop:
+    return start("forms")
+
+
+@pytest.fixture(scope="module")
+def protected(start) -> Shop:
+    return start("csrf_forms")
+
+
+@pytest.fixture
+def shop(forms) -> Shop:
+    forms.meets()
+    forms.sql("DELETE FROM payment")
+    forms.forget_all()
+    return forms
+
+
+@pytest.fixture
+def browser(shop) -> Any:
+    browser = Browser(shop, "/form")
+    browser.open_form()
+    yield browser
+    browser.tab.close()
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_whatever_happens_after_a_lost_response_one_payment_is_made(browser, shop, trouble):
+    shop.meets("response is lost", trouble)
+    browser.press()
+    browser.go_on_until_paid()
+    assert len(shop.payments()) == 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_troubles_in_any_order_end_in_one_payment(browser, shop, seed):
+    shop.meets(*random.Random(seed).choices(TROUBLES, k=8))
+    browser.press()
+    browser.go_on_until_paid()
+    assert len(shop.payments()) == 1
+
+
+def test_a_payment_that_outlasts_the_wait_is_made_once(browser, shop):
+    """The page says that it still runs; its button asks again for the same one."""
+    with shop.slow():
+        shop.meets("connection breaks, work goes on")
+        browser.press()
+        wait_until(shop.runs, "the payment runs")
+        browser.go_on()
+        assert browser.page.status_code == 409
+        assert Forms(browser.page.text).fields == browser.sent[1]
+    browser.go_on_until_paid()
+    assert len(shop.payments()) == 1
+
+
+@pytest.mark.parametrize("enctype", [URLENCODED, MULTIPART])
+@pytest.mark.parametrize("amount", ["7", " \u00fc&=+\n", '"><b>', ""])
+def test_what_was_sent_again_is_the_same_form(browser, shop, amount, enctype):
+    """Fields of one name need not follow each other: line items, or a checkbox with a hidden field."""
+    shop.meets("response is lost")
+    form = Forms(browser.page.text)
+    note = [("note", amount), ("quantity", "1"), ("note", "other"), *form.fields, ("quantity", "2")]
+    browser.sent, browser.page, browser.enctype = (f"{shop.url}/payments", note), None, enctype
+    browser.press()
+    shop.meets("nobody is signed in")
+    browser.press()
+    assert browser.page.status_code == 401
+    browser.press()
+    assert browser.has_paid
+    assert browser.sent[1] == note
+    assert len(shop.payments()) == 1
+
+
+def test_a_changed_form_leads_to_the_payments_and_not_to_a_new_form(browser, shop):
+    shop.meets("response is lost")
+    form = Forms(browser.page.text)
+    browser.press()
+    changed = [(name, "6" if name == "amount" else value) for name, value in form.fields]
+    browser.sent, browser.page = (f"{shop.url}/payments", changed), None
+    browser.press()
+    assert browser.page.status_code == 422
+    assert 'href="/payments"' in browser.page.text
+    assert "<form" not in browser.page.text
+    assert "load" not in browser.page.text
+
+
+def test_a_form_without_a_key_is_not_offered_again(shop):
+    """Somebody else's page may have sent it: what it says must not become a button of ours."""
+    shop.meets("nobody is signed in")
+    headers = {"Accept": "text/html"}
+    page = requests.post(f"{shop.url}/payments", {"amount": "5"}, headers=headers, timeout=20)
+    assert page.status_code == 401
+    assert "<form" not in page.text
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "none", None])
+def test_a_form_that_another_site_sent_is_not_offered_again(browser, shop, site):
+    """Not even with a field of this user: no page of ours may become a button for it."""
+    browser.tab.headers["Sec-Fetch-Site"] = site
+    shop.meets("nobody is signed in")
+    browser.press()
+    assert browser.page.status_code == 401
+    assert "<form" not in browser.page.text
+
+
+@pytest.mark.parametrize("filename", ["", "bill.pdf"])
+def test_a_form_with_a_file_is_to_be_reloaded(browser, shop, filename):
+    """A hidden field cannot be a file, not even one that was left empty."""
+    shop.meets("nobody is signed in")
+    parts = [(name, (None, value)) for name, value in Forms(browser.page.text).fields]
+    parts.append(("file", (filename, b"")))
+    page = browser.tab.post(f"{shop.url}/payments", files=parts, timeout=20)
+    assert page.status_code == 401
+    assert "<form" not in page.text
+    assert "Reload this page" in page.text
+
+
+class TestTokens:
+    """With ``CSRFProtect``, whose tokens end with the session."""
+
+    @pytest.fixture
+    def shop(self, protected) -> Shop:
+        protected.meets()
+        protected.sql("DELETE FROM payment")
+        protected.forget_all()
+        return protected
+
+    @pytest.fixture
+    def browser(self, shop) -> Any:
+        browser = Browser(shop, "/csrf-form")
+        browser.open_form()
+        yield browser
+        browser.tab.close()
+
+    @pytest.mark.parametrize("signs_in", ["in the same session", "in another session", "before"])
+    def test_a_session_that_ended_leads_to_no_second_payment(self, browser, shop, signs_in):
+        shop.meets("response is lost", "nobody is signed in")
+        browser.press()
+        token = dict(browser.sent[1])["csrf_token"]
+        browser.tab.cookies.clear()
+        if signs_in == "before":
+            browser.tab.get(f"{shop.url}/sign-in", timeout=20)
+        browser.press()
+        assert browser.page.status_code == 400
+        fields = Forms(browser.page.text).fields
+        assert [name for name, _ in fields] == [name for name, _ in browser.sent[1]]
+        assert dict(fields)["csrf_token"] != token
+        if signs_in == "in another session":
+            browser.tab.get(f"{shop.url}/sign-in", timeout=20)
+            browser.press()
+            assert browser.page.status_code == 400
+        browser.press()
+        assert browser.has_paid
+        assert len(shop.payments()) == 1
+
+    @pytest.mark.parametrize("trouble", TROUBLES)
+    def test_whatever_happens_after_a_session_ended_one_payment_is_made(self, browser, shop, trouble):
+        shop.meets("response is lost", "request is lost", trouble)
+        browser.press()
+        browser.tab.cookies.clear()
+        browser.go_on_until_paid()
+        assert len(shop.payments()) == 1
+
+    def test_a_form_that_another_site_forged_gets_no_token(self, browser, shop):
+        url, fields = f"{shop.url}/orders", dict(Forms(browser.page.text).fields)
+        del fields["csrf_token"]
+        browser.tab.headers["Sec-Fetch-Site"] = "cross-site"
+        for forged in fields, {**fields, "csrf_token": "x"}:
+            page = browser.tab.post(url, forged, timeout=20)
+            assert page.status_code == 400
+            assert "<form" not in page.text
+            assert "csrf_token" not in page.text
+        assert shop.payments() == []
+
+    def test_a_field_of_somebody_else_is_rejected_when_the_button_is_pressed(self, browser, shop):
+        """Even where the page offers it: the field was made for another scope."""
+        url, fields = f"{shop.url}/orders", dict(Forms(browser.page.text).fields)
+        page = browser.tab.post(url, fields, headers={"X-User": "bob"}, timeout=20)
+        assert page.status_code == 400
+        assert "another user" in page.text
+        assert "<form" not in page.text
+        assert shop.payments() == []
+
+
+class TestOnePurchase:
+    @pytest.fixture
+    def browser(self, shop) -> Any:
+        browser = Browser(shop, "/order-form")
+        browser.open_form()
+        yield browser
+        browser.tab.close()
+
+    @pytest.mark.parametrize("trouble", TROUBLES)
+    def test_a_user_who_opens_the_form_each_time_pays_once(self, browser, shop, trouble):
+        shop.meets("response is lost", trouble, trouble)
+        while not browser.has_paid or browser.sent is None:
+            browser.open_form()
+            browser.press()
+        assert len(shop.payments()) == 1
+        browser.open_form()
+        browser.press()
+        assert len(shop.payments()) == 1
+
+    def test_a_payment_that_was_refused_may_be_tried_again(self, browser, shop):
+        shop.meets("card is declined")
+        browser.press()
+        assert browser.page.status_code == 400
+        browser.open_form()
+        browser.press()
+        assert browser.has_paid
+        assert len(shop.payments()) == 1
