@@ -321,7 +321,8 @@ def test_the_records_of_a_scope_are_listed(shop):
         store = admin_of(shop.app.extensions["idempotency"].records, None)
         (line,) = store.of_scope(scope_tail(None), None, None, 9)
         assert line.operation == "ok"
-        assert store.of_scope(scope_tail(None), "ok", "completed", 9) == [line]
+        (again,) = store.of_scope(scope_tail(None), "ok", "completed", 9)
+        assert again.key == line.key  # Redis tells what is left to a millisecond: the expiry may differ
         assert store.of_scope(scope_tail(None), "other", None, 9) == []
         assert store.of_scope(scope_tail(None), None, "failed", 9) == []
         assert store.of_scope(scope_tail("bob"), None, None, 9) == []
