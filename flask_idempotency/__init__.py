@@ -32,8 +32,8 @@ if TYPE_CHECKING:
         TransactionConflict,
     )
     from flask_idempotency.core.retry import StepRetry
+    from flask_idempotency.session.operation import Operation
     from flask_idempotency.web.decorator import idempotent
-    from flask_idempotency.web.operation import Operation
     from flask_idempotency.web.request.state import current_operation
     from flask_idempotency.web.setup.options import RouteOptions, RunOptions
     from flask_idempotency.web.signals import (
@@ -103,7 +103,7 @@ _MODULES = (
     "core.retry",
     "web.decorator",
     "extension",
-    "web.operation",
+    "session.operation",
     "web.request.state",
     "web.setup.options",
     "web.signals",

@@ -24,25 +24,24 @@ from flask_idempotency.core.errors import ConfigurationError, shown
 from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.ports import Lock, NoLock, Plain, Records
 from flask_idempotency.core.process import here
-from flask_idempotency.stores import borrowed, inherited
-from flask_idempotency.stores.drivers import NAMES, known_driver
+from flask_idempotency.drivers import NAMES, inherited
+from flask_idempotency.session import session_class, stray_writes
+from flask_idempotency.session.operation import forget_parents
+from flask_idempotency.stores import engine_transaction
 from flask_idempotency.stores.memory import MemoryRecords
 from flask_idempotency.stores.postgres.records import PostgresRecords
 from flask_idempotency.stores.redis.client import client_from_url
 from flask_idempotency.stores.redis.lock import RedisLock
 from flask_idempotency.stores.redis.records import RedisRecords
-from flask_idempotency.stores.savepoints.units import units_of
 from flask_idempotency.stores.sealing import Sealed
 from flask_idempotency.stores.sqlite.records import SqliteRecords
 from flask_idempotency.stores.table import define_steps, define_table
 from flask_idempotency.web import hooks, run
 from flask_idempotency.web.background.observer import Observer
 from flask_idempotency.web.background.purging import BackgroundPurge
-from flask_idempotency.web.operation import forget_parents
 from flask_idempotency.web.request.forms import idempotency_field
 from flask_idempotency.web.request.response import watch_flashes
 from flask_idempotency.web.request.state import present_operation
-from flask_idempotency.web.session import escapes, joining
 from flask_idempotency.web.setup import routes
 from flask_idempotency.web.setup.environment import (
     check_driver,
@@ -127,11 +126,11 @@ class Idempotency:
         timeout = worker_timeout()
         warn_if_short(settings.lease, timeout, "IDEMPOTENCY_LEASE")
         state = _compose(app, db, scope, settings, client, self._protections)
-        joining.install(db)
+        session_class.install(db)
         for engine in state.engines.values():
-            escapes.watch(engine, known_driver(engine.dialect))
+            stray_writes.watch(engine)
             if engine is not state.database:
-                escapes.watch_cursors(engine)
+                stray_writes.watch_cursors(engine)
         hooks.register(app, state, timeout)
         watch_flashes(app)
         app.add_template_global(idempotency_field)
@@ -380,15 +379,14 @@ def _compose(
         db,
         engines,
         engines[settings.bind_key],
-        scope,
-        settings,
         table,
         records,
+        scope,
+        settings,
         lock,
         engine,
         sealer,
         protections,
-        units_of,
         own,
         own_engine,
         observer,
@@ -455,8 +453,8 @@ def _leave_to_parent() -> None:
     """
     here.fork()
     inherited.let_go()
-    borrowed.let_go()
-    joining.leave_to_parent([state.db for state in states()])
+    engine_transaction.let_go()
+    session_class.leave_to_parent([state.db for state in states()])
     forget_parents()
     for state in states():
         for engine in {*state.engines.values(), state.own_engine}:

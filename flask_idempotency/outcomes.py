@@ -23,7 +23,7 @@ from flask_idempotency.core.keys import key_syntax, parse_key
 from flask_idempotency.core.machine import Situation, situation
 from flask_idempotency.core.records import Record, State, StoredResponse
 from flask_idempotency.core.storable import POINTERS
-from flask_idempotency.web.operation import Operation
+from flask_idempotency.session.operation import Operation
 from flask_idempotency.web.request.state import current_scope
 from flask_idempotency.web.setup.options import FormField, Route, ScopeCallable
 from flask_idempotency.web.setup.routes import ProtectedRoute, protected_routes

@@ -1,4 +1,4 @@
-"""The drivers for PostgreSQL that a test runs on: one file for each stands in ``stores/drivers``."""
+"""The drivers for PostgreSQL that a test runs on: one file for each stands in the room ``drivers``."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ from flask import Blueprint, request, request_started
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.fingerprint import Pointer
 from flask_idempotency.stores.admin import Finding, finding
-from flask_idempotency.web.request.overheard import is_used_up
-from flask_idempotency.web.session.joining import engines_of
+from flask_idempotency.web.request.observed_body import is_used_up
 from flask_idempotency.web.setup.options import OPTIONS, SAFE_METHODS, FormField, Route
 from flask_idempotency.web.setup.routes import (
     covering_route,
@@ -224,7 +223,7 @@ def _refuse(state: AppState, each: WriteRoute) -> None:
         return
     route = each.route.resolved(state.settings, state.scope, each.endpoint)
     refuse_unsupported(state, route, route.name)
-    engines_of(state, each.route.other_binds)
+    state.engines_of(each.route.other_binds)
     if each.protected_by == "protect" and (covering := covering_route(state, each.endpoint)):
         refuse_shared_name(state, covering)
         for method in each.methods:

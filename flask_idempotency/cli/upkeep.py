@@ -21,13 +21,13 @@ from flask_idempotency.core.errors import (
     StoreUnavailable,
 )
 from flask_idempotency.core.ports import Lease
+from flask_idempotency.session.operation import Operation
+from flask_idempotency.session.transaction_scope import Joined
 from flask_idempotency.stores.admin import TRIAL, Admin, Finding, reason, trial_claim
 from flask_idempotency.stores.counts import Counts
 from flask_idempotency.stores.redis.lock import RedisLock
 from flask_idempotency.stores.table import defined_counts
 from flask_idempotency.web.background.threads import aside, reply
-from flask_idempotency.web.operation import Operation
-from flask_idempotency.web.session.joined import Joined
 from flask_idempotency.web.setup.state import AppState
 from flask_idempotency.web.signals import Event, store_failed
 

@@ -6,14 +6,13 @@ asking again later is safe.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, Protocol
 
-from .errors import IdempotencyError, SealBroken
+from .errors import SealBroken
 from .fingerprint import Fingerprint
 from .records import SEALED, Claim, Record, StoredResponse
-from .session_statements import Carried
 
 
 class Hold(Protocol):
@@ -30,106 +29,6 @@ class Hold(Protocol):
 
     def abandon(self) -> None:
         """End without a response. May be called at any time, and twice."""
-        ...
-
-
-KINDS = 32
-"""How many of an application's classes are remembered, of cursors for example, for which one of ours
-was made. Few have more than three; one that makes its own in each request must not fill the memory."""
-
-
-class InOperation:
-    """What stands under a session's connection in an operation, in the place of a pooled connection."""
-
-
-Hear = Callable[[Any, Any, Any], None]
-"""Is given a cursor, a statement and its parameters, as the driver is."""
-
-
-class Driver(Protocol):
-    """What the sessions need of a driver for PostgreSQL, outside any operation."""
-
-    def question(self, pooled: Any) -> Any:
-        """A cursor for a question of ours on a pooled connection; nobody hears it. Rows are tuples."""
-        ...
-
-    def bound(self, cursor: Any, statement: Any, parameters: Any) -> str:
-        """The statement with its values, as ``cursor`` would send it."""
-        ...
-
-    def hear(self, pool: Any, connection: Any, hear: Hear) -> None:
-        """Tell ``hear`` of all that a connection's cursors are about to send, until it is returned."""
-        ...
-
-
-class Units(Protocol):
-    """The transactions of a view inside its operation: each is a unit of work there.
-
-    Engines and connections are SQLAlchemy's. ``wrote`` says whether a committed unit did more than
-    read; ``commits`` and ``rollbacks`` count units, of the latter those that had written. ``broken`` is
-    why the operation can no longer commit. ``carried`` is what was set before the operation, and which
-    no session has gone on with.
-    """
-
-    carried: Mapping[Any, Any]
-    wrote: bool
-    commits: int
-    rollbacks: int
-    broken: IdempotencyError | None
-
-    @property
-    def engine(self) -> Any:
-        """The store's engine; ``dispose()`` gives it a new pool."""
-        ...
-
-    @property
-    def connection(self) -> Any:
-        """A connection in the transaction, and in none of the units: its own writes outlast theirs."""
-        ...
-
-    @property
-    def may_have_work(self) -> bool:
-        """Whether the open unit has failed, or its texts are not all plain reads. Sends nothing."""
-        ...
-
-    @property
-    def has_open_work(self) -> bool:
-        """Whether the open unit has done anything but read, or has failed."""
-        ...
-
-    def has_unsaved_writes(self) -> bool:
-        """Whether the open unit has changed data."""
-        ...
-
-    def bind(self, engine: Any) -> Any:
-        """The engine that a session works on in place of ``engine`` while the operation runs."""
-        ...
-
-    def is_bound(self, bind: object) -> bool:
-        """Whether ``bind`` is one of :meth:`bind`."""
-        ...
-
-    def is_joined(self, connection: Any) -> bool:
-        """Whether a connection works in these units."""
-        ...
-
-    def adopt(self, connection: Any, settings: Carried | None) -> None:
-        """Let a connection that was in use before the operation go on in it.
-
-        ``settings`` are what its transaction had set.
-        """
-        ...
-
-    def leave(self) -> None:
-        """From now on what is rolled back goes along with the operation's last statements."""
-        ...
-
-    def is_lost(self) -> bool:
-        """Whether the connection is gone."""
-        ...
-
-    def leave_to_parent(self) -> None:
-        """In a child that was forked in the view: refuse what would go on in the transaction."""
         ...
 
 

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine
 from flask_idempotency.core.errors import LeaseLost
 from flask_idempotency.core.records import Claim, Record, State, StoredResponse
 
-from .borrowed import BorrowedTransaction
+from .engine_transaction import BorrowedTransaction
 
 Clock = Callable[[], float]
 

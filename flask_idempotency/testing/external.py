@@ -16,11 +16,11 @@ from flask import Flask
 from sqlalchemy import Connection
 
 from flask_idempotency.core.errors import ConfigurationError
-from flask_idempotency.core.session_statements import literal
-from flask_idempotency.stores.drivers.port import FAILED, IDLE, Answer, innermost
+from flask_idempotency.drivers.port import FAILED, IDLE, Answer, innermost
+from flask_idempotency.drivers.raw_connection import RawConnection
+from flask_idempotency.session.statements import literal
+from flask_idempotency.session.units import StandIn, Units
 from flask_idempotency.stores.postgres.messages import Messages
-from flask_idempotency.stores.postgres.wire import RawConnection
-from flask_idempotency.stores.savepoints.units import StandIn, Units
 from flask_idempotency.web.setup.state import app_state
 
 _SAVEPOINT = "idempotency_external"

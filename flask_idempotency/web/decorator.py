@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 from flask import views
 
 from flask_idempotency.core.errors import ConfigurationError
+from flask_idempotency.session.operation import in_thread
 from flask_idempotency.web.attempt.attempt import Attempt
 from flask_idempotency.web.setup.options import Route, RouteOptions, read_options
 from flask_idempotency.web.setup.routes import ROUTE, note_decorated
 
-from .operation import in_thread
 from .protection import enter
 
 if TYPE_CHECKING:

@@ -34,6 +34,7 @@ from flask_idempotency.core.errors import (
     ScopeUnknown,
 )
 from flask_idempotency.core.logs import log
+from flask_idempotency.session.operation import in_thread, present_request
 from flask_idempotency.web.request.identity import prepare
 from flask_idempotency.web.request.response import handle_problem, is_made_from, problem_response
 from flask_idempotency.web.request.state import (
@@ -63,7 +64,6 @@ from flask_idempotency.web.setup.routes import (
 from flask_idempotency.web.setup.state import AppState
 
 from .decorator import protected
-from .operation import in_thread, present_request
 from .signals import reject
 
 _ENVELOPE = "__idempotency_envelope__"

@@ -51,6 +51,7 @@ from flask_idempotency.core.logs import log
 from flask_idempotency.core.machine import assert_never
 from flask_idempotency.core.records import OBSERVED, Claim, StoredResponse
 from flask_idempotency.core.storable import is_stored_by_default
+from flask_idempotency.session.operation import Operation
 from flask_idempotency.web.background.observer import PAUSE_SECONDS, Observer
 from flask_idempotency.web.request.body import fingerprint
 from flask_idempotency.web.request.identity import (
@@ -60,12 +61,11 @@ from flask_idempotency.web.request.identity import (
     prepare,
     request_claim,
 )
-from flask_idempotency.web.request.overheard import NotKept, OverheardBody
+from flask_idempotency.web.request.observed_body import NotKept, OverheardBody
 from flask_idempotency.web.request.state import RequestState, current_scope
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.state import AppState
 
-from .operation import Operation
 from .signals import conclude, event_of, operation_observed, tell_failure
 
 TOO_LARGE = "body-too-large"

@@ -37,20 +37,20 @@ from flask_idempotency.core.errors import (
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.machine import assert_never
 from flask_idempotency.core.records import Claim
+from flask_idempotency.session.leftovers import blocks_records, drop, present_session
+from flask_idempotency.session.operation import Operation, running_operation
+from flask_idempotency.session.set_aside import parked, parked_inside, set_aside
 from flask_idempotency.web.attempt.atomic import AtomicAttempt
 from flask_idempotency.web.attempt.attempt import Attempt
 from flask_idempotency.web.attempt.leased import LeasedAttempt
 from flask_idempotency.web.request.identity import identify, is_skipped, prepare, request_claim
 from flask_idempotency.web.request.response import replay
 from flask_idempotency.web.request.state import RequestState, is_outermost_request, this_request
-from flask_idempotency.web.session.ends import blocks_records, drop, present_session
-from flask_idempotency.web.session.joining import parked, parked_inside, set_aside
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.routes import refuse_unsupported
 from flask_idempotency.web.setup.state import AppState, app_state
 
 from .observe import TOO_LARGE, observe
-from .operation import Operation, running_operation
 from .signals import (
     conclude,
     event_of,

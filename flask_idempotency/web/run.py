@@ -25,6 +25,7 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.fingerprint import Fingerprint, by_value
 from flask_idempotency.core.keys import Scope
+from flask_idempotency.session.operation import Operation, innermost, present_context
 from flask_idempotency.web.attempt.attempt import raise_again
 from flask_idempotency.web.request.identity import new_claim
 from flask_idempotency.web.request.state import (
@@ -37,7 +38,6 @@ from flask_idempotency.web.setup.options import NOT_GIVEN, Route, RouteOptions, 
 from flask_idempotency.web.setup.routes import refuse_unsupported
 from flask_idempotency.web.setup.state import AppState, app_state
 
-from .operation import Operation, innermost, present_context
 from .protection import claim_or_answer
 from .signals import reject
 

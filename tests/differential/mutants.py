@@ -13,19 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from flask_idempotency.core import session_statements, sqltext
-from flask_idempotency.stores.drivers import psycopg2
+from flask_idempotency.drivers import psycopg2, sqltext
+from flask_idempotency.drivers.parsed import Text
+from flask_idempotency.session import before_view, leftovers, postgres_units, transaction_scope
+from flask_idempotency.session import statements as sql
+from flask_idempotency.session.postgres_units import PostgresUnits
+from flask_idempotency.session.transaction_scope import Joined
+from flask_idempotency.session.units import StandIn, Units
 from flask_idempotency.stores.postgres import statements
 from flask_idempotency.stores.postgres.messages import Messages
-from flask_idempotency.stores.savepoints import postgres as savepoints
-from flask_idempotency.stores.savepoints.parsed import Text
-from flask_idempotency.stores.savepoints.postgres import PostgresUnits
-from flask_idempotency.stores.savepoints.units import StandIn, Units
 from flask_idempotency.web import protection
 from flask_idempotency.web.attempt.attempt import Attempt
 from flask_idempotency.web.request.state import RequestState
-from flask_idempotency.web.session import earlier, ends, joined
-from flask_idempotency.web.session.joined import Joined
 from tests.differential.comparison import Twins, Verdict
 from tests.differential.kept import KEPT
 from tests.differential.programs import Program
@@ -212,7 +211,7 @@ def role_left_on_the_connection(knife: Knife) -> None:
 @shown_by(a_rejection_with_a_write=Program(view=(INSERT,), answer="conflict"))
 def leftovers_of_a_rejection_committed(knife: Knife) -> None:
     """What the view left is not undone, and the COMMIT that is for the record commits it, too."""
-    knife.replace(joined, "drop_leftovers", lambda session, name: None)
+    knife.replace(transaction_scope, "drop_leftovers", lambda session, name: None)
 
 
 # Statements held back
@@ -294,7 +293,7 @@ def deferred_checks_come_late(knife: Knife) -> None:
 )
 def constraints_stay_immediate(knife: Knife) -> None:
     """After a commit, deferred constraints are no longer deferred."""
-    knife.replace(session_statements, "CHECK_ALL_DEFERRED", session_statements.CHECK)
+    knife.replace(sql, "CHECK_ALL_DEFERRED", sql.CHECK)
 
 
 @shown_by(
@@ -314,7 +313,7 @@ def temporary_tables_outlive_the_commit(knife: Knife) -> None:
 )
 def cursors_outlive_the_commit(knife: Knife) -> None:
     """Cursors on the server are not closed."""
-    knife.replace(savepoints, "CURSOR", 0)
+    knife.replace(postgres_units, "CURSOR", 0)
 
 
 @shown_by("a stream after a commit")
@@ -369,7 +368,7 @@ def one_snapshot_for_two(knife: Knife) -> None:
 )
 def conflicts_are_the_views_own(knife: Knife) -> None:
     """A view at REPEATABLE READ may catch a conflict, and go on in the same snapshot."""
-    knife.replace(savepoints, "SERIALIZATION_FAILURE", "none")
+    knife.replace(postgres_units, "SERIALIZATION_FAILURE", "none")
 
 
 # Before the view
@@ -388,15 +387,15 @@ def settings_before_the_view_lost(knife: Knife) -> None:
 @shown_by("a setting for good before the view")
 def settings_before_the_view_end_with_it(knife: Knife) -> None:
     """What was set for the connection does not outlast a commit that comes first."""
-    knife.replace(session_statements.Carried, "lasting", "")
+    knife.replace(sql.Carried, "lasting", "")
 
 
 @shown_by("an advisory lock before the view")
 def locks_before_the_view_lost(knife: Knife) -> None:
     """What was locked before the view is not locked in it, and nobody says so."""
-    found = session_statements.EARLIER.index("EXISTS (SELECT FROM pg_locks")
-    knife.rewrite(session_statements, session_statements.EARLIER[found:], "false", "EARLIER")
-    knife.replace(earlier, "LOCKS", 0)
+    found = sql.EARLIER.index("EXISTS (SELECT FROM pg_locks")
+    knife.rewrite(sql, sql.EARLIER[found:], "false", "EARLIER")
+    knife.replace(before_view, "LOCKS", 0)
 
 
 @shown_by(
@@ -408,9 +407,7 @@ def locks_before_the_view_lost(knife: Knife) -> None:
 )
 def snapshots_before_the_view_lost(knife: Knife) -> None:
     """What was read before the view belongs to another snapshot than what it writes."""
-    knife.rewrite(
-        session_statements, "current_setting('transaction_isolation')", "'read committed'", "EARLIER"
-    )
+    knife.rewrite(sql, "current_setting('transaction_isolation')", "'read committed'", "EARLIER")
 
 
 @shown_by(a_write_after_read_only=Program(before=(do("set", "read only"),), view=(INSERT, COMMIT)))
@@ -419,7 +416,7 @@ def read_only_before_the_view_lost(knife: Knife) -> None:
     old = (
         "'on' IN (current_setting('transaction_read_only'), current_setting('transaction_deferrable'))"
     )
-    knife.rewrite(session_statements, old, "false", "EARLIER")
+    knife.rewrite(sql, old, "false", "EARLIER")
 
 
 @shown_by("a write before the view, committed after it")
@@ -452,7 +449,7 @@ def undone_and_kept(knife: Knife) -> None:
 @shown_by("a commit after the request of what is not kept")
 def undone_and_still_pending(knife: Knife) -> None:
     """What was undone is still in the session, for the next commit."""
-    knife.replace(ends, "_forget_changes", lambda session: None)
+    knife.replace(leftovers, "_forget_changes", lambda session: None)
 
 
 @shown_by("a decorator above a handled error")

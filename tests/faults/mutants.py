@@ -18,15 +18,15 @@ from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.core.machine import Comparison, Next, Situation
 from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Claim, StoredResponse
+from flask_idempotency.drivers.raw_connection import RawConnection
+from flask_idempotency.session import transaction_scope
+from flask_idempotency.session.session_class import JoiningSession
 from flask_idempotency.stores.postgres import statements
 from flask_idempotency.stores.postgres.holds import Locked, PostgresHold
 from flask_idempotency.stores.postgres.messages import Messages
 from flask_idempotency.stores.postgres.records import PostgresRecords
-from flask_idempotency.stores.postgres.wire import RawConnection
 from flask_idempotency.stores.redis import lock as redis
 from flask_idempotency.web.attempt.atomic import AtomicAttempt
-from flask_idempotency.web.session import joined
-from flask_idempotency.web.session.joining import JoiningSession
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def two_transactions(_app: Flask) -> None:
         return super(JoiningSession, self).get_bind(*args, **kwargs)
 
     JoiningSession.get_bind = get_bind  # type: ignore[method-assign]
-    joined.prove = lambda *args: None
+    transaction_scope.prove = lambda *args: None
 
 
 def delete_on_error(_app: Flask) -> None:

@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from flask import after_this_request, g, request
 from flask.globals import request_ctx
 
-from flask_idempotency.stores.drivers.psycopg import _WithoutFlush
-from flask_idempotency.web.operation import present_context, present_request
+from flask_idempotency.drivers.psycopg import _WithoutFlush
+from flask_idempotency.session.operation import present_context, present_request
 from tests.drivers import PSYCOPG
 
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from flask_idempotency import current_operation, idempotent
 from flask_idempotency.core.errors import NotAtomic
-from flask_idempotency.stores.drivers import psycopg as port
+from flask_idempotency.drivers import psycopg as port
 from tests.drivers import PSYCOPG
 
 pytestmark = PSYCOPG

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from flask_idempotency import current_operation
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.records import Claim, StoredResponse
-from flask_idempotency.stores.postgres.wire import RawConnection
+from flask_idempotency.drivers.raw_connection import RawConnection
 from tests.integration.views import protect
 
 SAME, OTHER = Fingerprint(1, b"s" * 16), Fingerprint(1, b"o" * 16)

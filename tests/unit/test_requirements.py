@@ -75,7 +75,7 @@ EXTRAS = {
     "client/keys.py": "requests",
     "client/session.py": "requests",
     "client/transport.py": "httpx",
-    "stores/drivers/psycopg.py": "psycopg",
+    "drivers/psycopg.py": "psycopg",
     "stores/sealing.py": "encryption",
     "testing/contract.py": "testing",
     "testing/transactions.py": "testing",

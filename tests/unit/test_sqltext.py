@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from flask_idempotency.core import sqltext
-from flask_idempotency.core.sqltext import (
+from flask_idempotency.drivers import sqltext
+from flask_idempotency.drivers.sqltext import (
     CONSTRAINTS,
     CURSOR,
     LOCKS,

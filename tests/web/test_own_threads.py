@@ -15,7 +15,7 @@ from flask import current_app, g, request
 
 from flask_idempotency import current_operation, idempotent
 from flask_idempotency.core.errors import StoreUnavailable
-from flask_idempotency.stores.postgres.apart import OWN_CONNECTIONS
+from flask_idempotency.stores.postgres.own_pool import OWN_CONNECTIONS
 from flask_idempotency.stores.table import define_counts
 from flask_idempotency.web.background.heartbeat import HEART
 from flask_idempotency.web.background.purging import BackgroundPurge

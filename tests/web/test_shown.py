@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from flask_idempotency.core.fingerprint import by_value
 from flask_idempotency.core.records import Claim, Record, State, StoredResponse
+from flask_idempotency.session.operation import Operation
 from flask_idempotency.stores.admin import Due
-from flask_idempotency.web.operation import Operation
 from flask_idempotency.web.setup.state import app_state
 
 FINGERPRINT = by_value(b"canary")

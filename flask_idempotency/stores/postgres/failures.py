@@ -1,8 +1,4 @@
-"""What an error of the database means for an operation, read from its SQLSTATE alone.
-
-Messages and exception classes change with drivers and languages; the five characters do not
-(Postgres manual, appendix A).
-"""
+"""What an error of the database means for an operation, read from its SQLSTATE alone."""
 
 from __future__ import annotations
 
@@ -19,14 +15,12 @@ from flask_idempotency.core.errors import (
     sqlstate,
 )
 from flask_idempotency.core.rows import CANNOT_BE_READ
+from flask_idempotency.drivers.sqlstates import DEADLOCK, SERIALIZATION_FAILURE, base_of, is_lost
 from flask_idempotency.stores.admin import original
 
-SERIALIZATION_FAILURE = "40001"
-CONFLICTS = frozenset({SERIALIZATION_FAILURE, "40P01"})  # and deadlock
+CONFLICTS = frozenset({SERIALIZATION_FAILURE, DEADLOCK})
 LOCK_NOT_AVAILABLE = "55P03"
 DIVISION_BY_ZERO = "22012"
-ABORTED = "25P02"
-NO_SAVEPOINT = "3B001"
 READ_ONLY = "25006"  # a standby, or default_transaction_read_only
 
 _UNAVAILABLE = (
@@ -41,25 +35,6 @@ _UNAVAILABLE = (
 NO_TABLE = ("42P01", "42703")  # undefined table, undefined column
 NO_RIGHT = "42501"
 OUT_OF_RANGE = ("22003", "22008")  # a number, a time
-
-
-def _base(error: BaseException | None) -> Any:
-    """DB-API's class of all errors, of the driver that raised this one; None for any other error."""
-    classes = type(error).__mro__ if hasattr(error, "diag") else ()
-    return next((kind for kind in classes if kind.__name__ == "Error"), None)
-
-
-def is_lost(error: BaseException | None, connection: Any = None) -> bool:
-    """Whether the connection is gone, so that the outcome of an unanswered statement is unknown."""
-    if connection is not None and connection.closed:
-        return True
-    if _base(error) is None:
-        return False
-    names = {kind.__name__ for kind in type(error).__mro__}
-    if "InterfaceError" in names:
-        return connection is None  # on an open one it is a mistake, such as a closed cursor
-    code = sqlstate(error)
-    return "OperationalError" in names and (code is None or code.startswith(("08", "57P")))
 
 
 def problem(error: BaseException | None, connection: Any = None) -> IdempotencyError | None:
@@ -96,7 +71,7 @@ def store_error(error: Exception, table: str) -> Exception:
     """The error to raise when a statement of the store itself failed."""
     driver_error = original(error)
     code = sqlstate(driver_error) or ""
-    if _base(driver_error) is not None:
+    if base_of(driver_error) is not None:
         table = _named(driver_error, table)
     if code in NO_TABLE:
         return ConfigurationError(
@@ -113,7 +88,7 @@ def store_error(error: Exception, table: str) -> Exception:
         return found
     if isinstance(error, exc.TimeoutError) or code.startswith(_UNAVAILABLE):
         return StoreUnavailable()
-    if (base := _base(error)) is not None:
+    if (base := base_of(error)) is not None:
         # An error of the application that shows only at COMMIT, such as a deferred constraint. It
         # gets the class that SQLAlchemy would have raised, without the values of our statement.
         return exc.DBAPIError.instance("COMMIT", None, error, base, hide_parameters=True)

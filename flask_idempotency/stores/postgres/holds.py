@@ -18,23 +18,21 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.records import Claim, StoredResponse
 from flask_idempotency.core.rows import claim_values, response_values
+from flask_idempotency.drivers.raw_connection import RawConnection
+from flask_idempotency.drivers.sqlstates import ABORTED, NO_SAVEPOINT, is_lost
+from flask_idempotency.session.postgres_units import PostgresUnits
 from flask_idempotency.stores.admin import original
 from flask_idempotency.stores.lease import Lease
-from flask_idempotency.stores.savepoints.postgres import PostgresUnits
 
 from . import lease_statements, statements
 from .failures import (
-    ABORTED,
     CONFLICTS,
     DIVISION_BY_ZERO,
     LOCK_NOT_AVAILABLE,
-    NO_SAVEPOINT,
-    is_lost,
     problem,
     store_error,
 )
 from .messages import Messages
-from .wire import RawConnection
 
 NOT_OURS = CONFLICTS | {LOCK_NOT_AVAILABLE}
 """Errors that mean that somebody else has the row."""

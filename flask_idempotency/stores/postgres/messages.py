@@ -8,16 +8,17 @@ from typing import Any, TypeVar
 from sqlalchemy import Engine, Table, exc
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
-from flask_idempotency.core import session_statements
 from flask_idempotency.core.errors import ConfigurationError, StoreUnavailable, sqlstate
+from flask_idempotency.drivers import driver_of
+from flask_idempotency.drivers.inherited import watch
+from flask_idempotency.drivers.raw_connection import RawConnection
+from flask_idempotency.drivers.sqlstates import is_lost
+from flask_idempotency.session.postgres_units import EARLY, Facts
+from flask_idempotency.session.statements import FACTS, WHERE_TABLE_IS, WHERE_TABLE_IS_NOW
 from flask_idempotency.stores.admin import original
-from flask_idempotency.stores.drivers import driver_of
-from flask_idempotency.stores.inherited import watch
-from flask_idempotency.stores.savepoints.postgres import EARLY, Facts
 
 from . import statements
-from .failures import NO_RIGHT, NO_TABLE, READ_ONLY, is_lost, record_error
-from .wire import RawConnection
+from .failures import NO_RIGHT, NO_TABLE, READ_ONLY, record_error
 
 T = TypeVar("T")
 
@@ -144,7 +145,7 @@ class Messages:
         self._cache.clear()
 
     def _find_schema(self, table: str, wire: RawConnection) -> str | None:
-        for question in (session_statements.WHERE_TABLE_IS, session_statements.WHERE_TABLE_IS_NOW):
+        for question in (WHERE_TABLE_IS, WHERE_TABLE_IS_NOW):
             schema: str | None = wire.send(question, {"table": table}).fetchall()[0][0]
             if schema is not None:
                 return schema
@@ -157,9 +158,7 @@ class Messages:
         time each ask, and get the same facts.
         """
         if self._facts is None or self._facts.is_stale:
-            deferred, deferrable, synchronous, watching, *of_functions = wire.send(
-                session_statements.FACTS
-            ).fetchall()[0]
+            deferred, deferrable, synchronous, watching, *of_functions = wire.send(FACTS).fetchall()[0]
             set_in_functions, reads_may_write, dropped_in_functions = of_functions
             settings = statements.SYNCHRONOUS if synchronous == "off" else ""
             if self._facts is not None:  # an operation's transaction is open here, and no migration

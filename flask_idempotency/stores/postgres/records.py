@@ -17,12 +17,12 @@ from sqlalchemy import Engine, Table
 from flask_idempotency.core.errors import StoreUnavailable, TransactionConflict, sqlstate
 from flask_idempotency.core.records import Claim, Record
 from flask_idempotency.core.rows import claim_values, record_of
+from flask_idempotency.drivers.raw_connection import RawConnection
 
 from . import lease_statements, statements
-from .apart import OWN_CONNECTIONS, apart
 from .holds import NOT_OURS, PostgresHold, PostgresLease
 from .messages import Messages
-from .wire import RawConnection
+from .own_pool import OWN_CONNECTIONS, apart
 
 # Timed out (by the application's statement_timeout, perhaps), or at a strict default isolation the
 # row has changed: in either case, look again.

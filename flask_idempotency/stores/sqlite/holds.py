@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from flask_idempotency.core.errors import LeaseLost
 from flask_idempotency.core.records import Claim, StoredResponse
 from flask_idempotency.core.rows import claim_values, response_values
-from flask_idempotency.stores.borrowed import BorrowedTransaction
+from flask_idempotency.stores.engine_transaction import BorrowedTransaction
 from flask_idempotency.stores.lease import Lease
 
 from . import statements

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Engine, Table, exc
 
 from flask_idempotency.core.errors import ConfigurationError, StoreUnavailable
-from flask_idempotency.stores.borrowed import BorrowedTransaction
+from flask_idempotency.stores.engine_transaction import BorrowedTransaction
 
 Run = Callable[[str, dict[str, Any]], Any]
 

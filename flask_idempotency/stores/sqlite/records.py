@@ -16,7 +16,7 @@ from sqlalchemy import Engine, Table
 from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.core.records import Claim, Record, State
 from flask_idempotency.core.rows import claim_values, record_of
-from flask_idempotency.stores.borrowed import BorrowedTransaction
+from flask_idempotency.stores.engine_transaction import BorrowedTransaction
 
 from . import statements
 from .holds import SqliteHold, SqliteLease

@@ -8,8 +8,8 @@ from flask import Response
 
 from flask_idempotency.core.errors import Problem
 from flask_idempotency.core.records import StoredResponse
-from flask_idempotency.web.session.earlier import SetAside
-from flask_idempotency.web.session.joined import Joined
+from flask_idempotency.session.before_view import SetAside
+from flask_idempotency.session.transaction_scope import Joined
 from flask_idempotency.web.signals import conclude, operation_rolled_back
 
 from .attempt import Attempt, raise_again

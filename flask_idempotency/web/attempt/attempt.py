@@ -14,10 +14,10 @@ from flask_idempotency.core.errors import Problem
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import is_stored_by_default
-from flask_idempotency.web.operation import Operation
+from flask_idempotency.session.before_view import SetAside
+from flask_idempotency.session.operation import Operation
 from flask_idempotency.web.request.response import capture, handle_problem
 from flask_idempotency.web.request.state import RequestState
-from flask_idempotency.web.session.earlier import SetAside
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.state import AppState
 from flask_idempotency.web.signals import conclude, note, operation_executed, operation_taken_over

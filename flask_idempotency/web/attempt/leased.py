@@ -22,11 +22,11 @@ from werkzeug.exceptions import InternalServerError
 from flask_idempotency.core.errors import LeaseLost, OperationFailed, Problem, StoreUnavailable
 from flask_idempotency.core.ports import Lease
 from flask_idempotency.core.records import StoredResponse
+from flask_idempotency.session.leftovers import drop, end_view, is_settled_outside, present_session
+from flask_idempotency.session.operation import Operation, Running, outer_transaction
+from flask_idempotency.session.set_aside import parked
 from flask_idempotency.web.background.heartbeat import HEART, Heartbeat
-from flask_idempotency.web.operation import Operation, Running, outer_transaction
 from flask_idempotency.web.request.response import capture, lasting_response
-from flask_idempotency.web.session.ends import drop, end_view, is_settled_outside, present_session
-from flask_idempotency.web.session.joining import parked
 from flask_idempotency.web.signals import (
     conclude,
     event_of,

@@ -27,11 +27,11 @@ from flask_idempotency.core.ports import Lease
 from flask_idempotency.core.process import FORKED, here
 from flask_idempotency.core.records import Claim
 from flask_idempotency.core.retry import StepRetry
+from flask_idempotency.session.leftovers import blocks_records, drop, present_session, refuse_unsaved
+from flask_idempotency.session.operation import Operation
+from flask_idempotency.session.set_aside import parked, set_aside
+from flask_idempotency.session.transaction_scope import Joined
 from flask_idempotency.web.background.heartbeat import HEART, Heartbeat
-from flask_idempotency.web.operation import Operation
-from flask_idempotency.web.session.ends import blocks_records, drop, present_session, refuse_unsaved
-from flask_idempotency.web.session.joined import Joined
-from flask_idempotency.web.session.joining import parked, set_aside
 from flask_idempotency.web.setup.options import NAMES, is_name, read_lease
 from flask_idempotency.web.setup.state import AppState
 

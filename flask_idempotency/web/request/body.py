@@ -22,7 +22,7 @@ from flask_idempotency.core.keys import parse_key
 from flask_idempotency.web.setup.options import FormField, Route
 from flask_idempotency.web.setup.settings import Settings
 
-from .overheard import TOO_LATE, OverheardBody, form_in
+from .observed_body import TOO_LATE, OverheardBody, form_in
 
 REQUEST = "request"
 """The purpose that the stored request of a resumable operation is sealed for."""

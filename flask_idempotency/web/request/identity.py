@@ -12,13 +12,13 @@ from flask_idempotency.core.errors import IdempotencyError, KeyRequired, ScopeUn
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.records import Claim
-from flask_idempotency.web.operation import Operation
+from flask_idempotency.session.operation import Operation
 from flask_idempotency.web.setup.options import Route, Skip
 from flask_idempotency.web.setup.state import AppState
 
 from . import forms
 from .body import REQUEST, Body, fingerprint, header_key, natural_key, pack_request
-from .overheard import FORM_TYPES, OverheardBody
+from .observed_body import FORM_TYPES, OverheardBody
 from .state import RequestState, Resuming, current_scope
 
 OWNER_BYTES = 9

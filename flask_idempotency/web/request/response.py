@@ -28,7 +28,7 @@ from flask_idempotency.core import records
 from flask_idempotency.core.errors import IdempotencyError, Problem, RecordBroken, ResponseNotKept
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import POINTERS, REASON, reason_in, storable
-from flask_idempotency.web.operation import Flashes, present_request
+from flask_idempotency.session.operation import Flashes, present_request
 from flask_idempotency.web.setup.settings import Settings
 
 from .state import present_operation

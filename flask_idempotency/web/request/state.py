@@ -15,7 +15,7 @@ from werkzeug.local import LocalProxy
 from flask_idempotency.core.errors import Problem, ScopeUnknown
 from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.records import Claim
-from flask_idempotency.web.operation import (
+from flask_idempotency.session.operation import (
     Operation,
     present_context,
     present_request,
@@ -25,7 +25,7 @@ from flask_idempotency.web.setup.options import Route, ScopeCallable
 
 if TYPE_CHECKING:
     from .body import Body
-    from .overheard import OverheardBody
+    from .observed_body import OverheardBody
 
 
 class Observation(Protocol):

@@ -25,7 +25,7 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.fingerprint import Pointer, parse_pointer
 from flask_idempotency.core.storable import interrupts, releases
-from flask_idempotency.web.operation import Operation
+from flask_idempotency.session.operation import Operation
 
 from .settings import SETTINGS, Settings, boolean, checked, integer, optional, row, value_that
 

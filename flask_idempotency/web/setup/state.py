@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 from flask import Blueprint, Flask, current_app
 from flask.blueprints import BlueprintSetupState
-from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import Engine, Table
+from sqlalchemy import Engine
 
 from flask_idempotency.core.engine import Engine as IdempotencyEngine
 from flask_idempotency.core.errors import ConfigurationError
-from flask_idempotency.core.ports import Lock, Records, Sealer, Units
+from flask_idempotency.core.ports import Lock, Records, Sealer
 from flask_idempotency.core.records import StoredResponse
+from flask_idempotency.session.databases import Databases
 from flask_idempotency.web.background.observer import Observer
 from flask_idempotency.web.background.purging import BackgroundPurge
 
@@ -69,22 +69,15 @@ class Tracing(Protocol):
 
 
 @dataclass(eq=False, repr=False)
-class AppState:
+class AppState(Databases):
     """Everything the extension knows about one application."""
 
-    app: Flask
-    db: SQLAlchemy
-    engines: Mapping[str | None, Engine]
-    database: Engine  # the one of them with the records
     scope: ScopeCallable | None
     settings: Settings
-    table: Table
-    records: Records
     lock: Lock
     engine: IdempotencyEngine
     sealer: Sealer
     protections: Protections
-    units_of: Callable[[Any], Units]
     own_records: Records  # the same, for threads of ours: past the pool of the application
     own_engine: Engine
     observer: Observer | None  # None where the store cannot observe
@@ -94,7 +87,6 @@ class AppState:
     # By endpoint and method: the view, and the options that protect it. Of this process alone.
     known: dict[tuple[str, str], tuple[Any, Route | None]] = field(default_factory=dict)
     typical_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    proved: type | None = None  # the class of sessions that are known to join
     tracing: Tracing | None = None
 
 

@@ -16,9 +16,9 @@ from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 from psycopg2.extensions import cursor as own_cursor
 from sqlalchemy import event
 
+from flask_idempotency.drivers.raw_connection import RawConnection
 from flask_idempotency.stores.postgres import holds
 from flask_idempotency.stores.postgres.records import PostgresRecords
-from flask_idempotency.stores.postgres.wire import RawConnection
 from flask_idempotency.stores.redis import lock
 from flask_idempotency.stores.table import define_steps, define_table
 from servers import plain_dsn

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from flask import request
 
 from flask_idempotency import idempotent
-from flask_idempotency.core import session_statements
+from flask_idempotency.session import statements
 from tests.stores import BOTH
 
 TABLES = """
@@ -237,7 +237,7 @@ def test_only_what_a_user_may_set_is_taken_for_a_setting(world):
             )
         )
         with world.app.app_context(), world.db.engine.connect() as connection:
-            names = connection.exec_driver_sql(session_statements.FUNCTIONS).scalar()
+            names = connection.exec_driver_sql(statements.FUNCTIONS).scalar()
         assert set(names or ()) <= {"plpgsql.nothing"}, "nobody can tell that this one is reserved"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from flask_idempotency import idempotent
-from flask_idempotency.stores.drivers.psycopg2 import hear
+from flask_idempotency.drivers.psycopg2 import hear
 
 
 def hear_nothing(*_what):

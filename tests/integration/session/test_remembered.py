@@ -13,8 +13,8 @@ from flask import request
 from psycopg2 import extensions
 
 from flask_idempotency import idempotent
-from flask_idempotency.core.sqltext import LONG, TRAITS
-from flask_idempotency.stores.savepoints.parsed import note_parsed, parsed
+from flask_idempotency.drivers.parsed import note_parsed, parsed
+from flask_idempotency.drivers.sqltext import LONG, TRAITS
 
 REQUESTS = 12
 """Each with seven texts."""

@@ -32,12 +32,11 @@ from psycopg.waiting import Ready, Wait
 from sqlalchemy import Pool
 
 from flask_idempotency.core.errors import NotAtomic, sqlstate
-from flask_idempotency.core.ports import KINDS, Hear
 from flask_idempotency.core.process import INHERITED
-from flask_idempotency.core.sqltext import CURSOR, READS
 
 from .heard import listen
-from .port import IDLE, innermost
+from .port import IDLE, KINDS, Hear, innermost
+from .sqltext import CURSOR, READS
 
 Error = psycopg.Error
 Connection = psycopg.Connection[Any]
@@ -97,13 +96,13 @@ def show(connection: Connection) -> None:
 
 
 def question(pooled: Any) -> Any:
-    """See :class:`~flask_idempotency.core.ports.Driver`."""
+    """See :class:`.port.Driver`."""
     connection = innermost(pooled.dbapi_connection)
     return psycopg.Cursor(connection, row_factory=psycopg.rows.tuple_row)
 
 
 def bound(cursor: Any, statement: Any, parameters: Any) -> str:
-    """See :class:`~flask_idempotency.core.ports.Driver`."""
+    """See :class:`.port.Driver`."""
     return psycopg.ClientCursor(cursor.connection).mogrify(statement, parameters or None)
 
 
@@ -607,7 +606,7 @@ def _text(query: Any, connection: Connection) -> str:
 
 
 def hear(pool: Pool, connection: Any, hear: Hear) -> None:
-    """See :class:`~flask_idempotency.core.ports.Driver`."""
+    """See :class:`.port.Driver`."""
     connection = innermost(connection)
     if hasattr(connection, "server_cursor_factory") and not connection.closed:
         listen(OperationCursors, pool, connection, hear)

@@ -9,11 +9,10 @@ from sqlalchemy.orm import Session
 
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.ports import Step, Transaction
-from flask_idempotency.web.operation import OpenTransaction, Operation
-from flask_idempotency.web.setup.state import AppState
 
-from .earlier import SetAside
-from .ends import (
+from .before_view import SetAside
+from .databases import Databases
+from .leftovers import (
     commits_in_teardown,
     drop_leftovers,
     end_session,
@@ -22,7 +21,9 @@ from .ends import (
     undo,
     waits_for_commit,
 )
-from .joining import engines_of, prove
+from .operation import OpenTransaction, Operation
+from .session_class import prove
+from .units import units_of
 
 
 class Joined:
@@ -35,19 +36,19 @@ class Joined:
 
     def __init__(
         self,
-        state: AppState,
+        databases: Databases,
         operation: Operation,
         hold: Transaction | Step,
         other_binds: Sequence[str | None] = (),
         before: SetAside | None = None,
     ) -> None:
-        self._state, self._hold = state, hold
+        self._databases, self._hold = databases, hold
         self._left: tuple[int, int, bool] | None = None
         self._settled: list[Session] | None = None
-        binds = engines_of(state, other_binds)
-        self._running = OpenTransaction(operation, hold, state.units_of(hold), binds)
+        binds = databases.engines_of(other_binds)
+        self._running = OpenTransaction(operation, hold, units_of(hold), binds)
         try:
-            prove(state, self._running)
+            prove(databases, self._running)
             if before is not None:
                 before.go_on(self._running.units)
         except BaseException:
@@ -102,7 +103,7 @@ class Joined:
         self.end()
 
     def _refuse_leftovers(self, status: int) -> None:
-        if status < 400 or commits_in_teardown(self._state.app):
+        if status < 400 or commits_in_teardown(self._databases.app):
             raise NotAtomic(
                 f"the view of {self._running.operation.name} responded with {status} and left changes"
                 " in db.session that nobody committed: commit them in the view, in a decorator or in an"
@@ -112,7 +113,7 @@ class Joined:
 
     def _sessions(self) -> list[Session]:
         """Those that joined, and the present one, which may hold changes and not have joined yet."""
-        present = present_session(self._state.db)
+        present = present_session(self._databases.db)
         return list({**self._running.sessions, **({} if present is None else {present: None})})
 
     def has_leftovers(self) -> bool:
@@ -122,7 +123,7 @@ class Joined:
     def commit(self) -> None:
         """Commit what the function has left uncommitted in ``db.session``."""
         if self.has_leftovers():
-            self._state.db.session.commit()
+            self._databases.db.session.commit()
 
     def is_settled(self) -> bool:
         """Whether everything is committed, so that a commit above the view has nothing left to do.

@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from flask_idempotency.core.sqltext import Room, without_noise
+from .sqltext import Room, without_noise
 
 Shape = tuple[Any, ...]
 

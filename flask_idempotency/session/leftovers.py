@@ -17,10 +17,10 @@ from sqlalchemy.orm.session import SessionTransactionOrigin
 
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.logs import log
-from flask_idempotency.web.operation import OpenTransaction
-from flask_idempotency.web.setup.state import AppState
 
-from .earlier import connections, has_written
+from .before_view import connections, has_written
+from .databases import Databases
+from .operation import OpenTransaction
 
 READ_AGAIN = 100
 """How many objects are read once more before an operation is rolled back, so that an error handler can
@@ -76,12 +76,12 @@ def end_view(db: SQLAlchemy, name: str) -> None:
         drop_leftovers(db.session(), name)
 
 
-def blocks_records(state: AppState) -> bool:
+def blocks_records(databases: Databases) -> bool:
     """Whether ``db.session`` keeps the records from being written: SQLite has one writer."""
-    if not getattr(state.records, "one_writer", False):
+    if not getattr(databases.records, "one_writer", False):
         return False
-    session = present_session(state.db)
-    return session is not None and _has_written(session, state.database.pool)
+    session = present_session(databases.db)
+    return session is not None and _has_written(session, databases.database.pool)
 
 
 def _has_written(session: Session, pool: Any = None) -> bool:

@@ -25,10 +25,9 @@ from typing import Any, NoReturn
 from sqlalchemy import Connection, Engine, PoolProxiedConnection
 
 from flask_idempotency.core.errors import IdempotencyError, NotAtomic
-from flask_idempotency.core.ports import KINDS, InOperation
 from flask_idempotency.core.process import INHERITED
-from flask_idempotency.core.session_statements import Carried
-from flask_idempotency.core.sqltext import (
+from flask_idempotency.drivers.port import FAILED, KINDS
+from flask_idempotency.drivers.sqltext import (
     LOCKS,
     READ_ONLY,
     READS,
@@ -40,7 +39,8 @@ from flask_idempotency.core.sqltext import (
     ends_transaction,
     savepoint_of,
 )
-from flask_idempotency.stores.drivers.port import FAILED
+
+from .statements import Carried
 
 NAME = "idempotency_"
 """What the name of a unit's savepoint begins with; its number follows.
@@ -50,7 +50,7 @@ No two have the same name: one that was never made is never mistaken for an olde
 ENDED = "the operation has ended: this connection was part of it, and is no more"
 
 
-class StandIn(InOperation, PoolProxiedConnection):
+class StandIn(PoolProxiedConnection):
     """Stands for the pooled connection, under one SQLAlchemy connection.
 
     ``is_top`` says that what goes through it is part of no unit (``current_operation.connection``).
@@ -147,7 +147,7 @@ class Units:
     """The units of work on one connection. This one sends each savepoint, on any database.
 
     ``engine`` is the store's, ``fairy`` the pooled connection, in a transaction that is ours to end.
-    ``traits`` are what the open unit did (see :mod:`~flask_idempotency.core.sqltext`), and ``wrote``
+    ``traits`` are what the open unit did (see :mod:`~flask_idempotency.drivers.sqltext`), and ``wrote``
     says whether an earlier, committed one did more than read. ``commits`` counts units, ``rollbacks``
     those that had written. ``broken`` is why the operation can no longer commit, even if the view
     catches the error. ``carried`` is what was set before the operation, until a

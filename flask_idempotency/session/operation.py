@@ -15,8 +15,9 @@ from sqlalchemy import Connection, Engine
 
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.keys import SHOWN, Scope, derive_key, hash_key
-from flask_idempotency.core.ports import Units
 from flask_idempotency.core.retry import StepRetry
+
+from .units import Units
 
 try:
     from flask.globals import _cv_request

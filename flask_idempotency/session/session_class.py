@@ -12,8 +12,8 @@ holds for sessions that ``db.session.remove()`` makes room for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -21,21 +21,15 @@ from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import sessionmaker
 
-from flask_idempotency.core.errors import ConfigurationError, NotAtomic, StoreUnavailable
+from flask_idempotency.core.errors import ConfigurationError, NotAtomic
 from flask_idempotency.core.process import INHERITED
-from flask_idempotency.web.operation import OpenTransaction, innermost, outer_transaction
-from flask_idempotency.web.setup.state import AppState
 
-from .earlier import SetAside, connection_to, connections, has_written
-from .ends import (
-    end_transactions,
-    has_unsaved,
-    is_settled_outside,
-    present_session,
-    waits_for_commit,
-)
-from .escapes import notice_cursor
-from .noted import hear_cursors, note_cursors
+from .before_view import connection_to
+from .databases import Databases
+from .leftovers import present_session
+from .operation import OpenTransaction, innermost
+from .statement_log import hear_cursors, note_cursors
+from .stray_writes import notice_cursor
 
 _parents: dict[Any, Any] = {}
 """In a child that was forked in a view: the sessions there, each with its transaction at that time."""
@@ -115,14 +109,14 @@ def leave_to_parent(databases: Iterable[SQLAlchemy]) -> None:
             _parents[session] = session.get_transaction()
 
 
-def prove(state: AppState, running: OpenTransaction) -> None:
+def prove(databases: Databases, running: OpenTransaction) -> None:
     """Show, before the first view runs, that sessions work inside the operation's transaction.
 
     Nothing is sent, and no listener of the application hears of it. Raises ``ConfigurationError`` if
     not: then nothing would be protected.
     """
-    factory = state.db.session.session_factory
-    if factory.class_ is state.proved:
+    factory = databases.db.session.session_factory
+    if factory.class_ is databases.proved:
         return
     if any(each.__name__ == "ShardedSession" for each in factory.class_.__mro__):
         raise ConfigurationError(
@@ -130,115 +124,16 @@ def prove(state: AppState, running: OpenTransaction) -> None:
             " together with the record. Use @idempotent(atomic=False), or a session of one database for"
             " this view"
         )
-    if is_joining(state.db):
+    if is_joining(databases.db):
         session = factory()
         with suppress(NotAtomic):
-            if running.units.is_bound(session.get_bind(clause=state.table)):
-                state.proved = factory.class_
+            if running.units.is_bound(session.get_bind(clause=databases.table)):
+                databases.proved = factory.class_
         running.sessions.pop(session, None)
-    if factory.class_ is not state.proved:
+    if factory.class_ is not databases.proved:
         raise ConfigurationError(
             "db.session does not join the operation's transaction, so a view's writes would not be"
             " protected: something replaced its class, or its get_bind() chooses another engine. A"
             " get_bind() of your own, such as one that sends reads to a replica, must return what"
             " super().get_bind() returns while current_operation is there"
         )
-
-
-def engines_of(state: AppState, bind_keys: Sequence[str | None]) -> frozenset[Engine]:
-    """The engines of some binds. Raises ``ConfigurationError`` for one that is not there."""
-    try:
-        return frozenset(map(state.engines.__getitem__, bind_keys))
-    except KeyError as error:
-        raise ConfigurationError(
-            f"other_binds names {error.args[0]!r}; this application has {list(state.engines)}"
-        ) from None
-
-
-def set_aside(
-    state: AppState, other_binds: Sequence[str | None] = ()
-) -> AbstractContextManager[SetAside | None]:
-    """Take the connection from the request's session, so that the operation needs no second one.
-
-    Changes that are not flushed yet go along; so does what was written on ``other_binds``. Raises
-    ``NotAtomic`` if something was written, locked, or chosen for its transaction: ending that would
-    split the operation, or lose it.
-    """
-    outer, pool, others = outer_transaction(), state.database.pool, engines_of(state, other_binds)
-    session = present_session(state.db)
-    if outer is not None and outer.units.engine.pool is not pool:
-        outer = None
-    if outer is not None and (
-        outer.units.wrote
-        or outer.units.has_open_work
-        or (session is not None and session in outer.sessions and has_unsaved(session))
-    ):
-        raise NotAtomic(
-            f"the view of {outer.operation.name} made a request to its own application for another"
-            " operation, after it had written: that could not see what was written, nor commit with it."
-            " Call the function instead, or make the request before the first write"
-        )
-    transaction = None if session is None else session.get_transaction()
-    if session is None or transaction is None:
-        return nullcontext()
-    every = set(connections(session).values())
-    begun = {connection for connection in every if connection.engine.pool is pool}
-    for connection in every - begun:
-        if connection.engine not in others and has_written(connection):
-            raise NotAtomic(
-                "db.session had written on another bind, but not committed, before the idempotent view"
-                " began, which cannot commit together with the record: commit before the view, or allow"
-                ' it with @idempotent(other_binds=["..."])'
-            )
-    if not begun:
-        return nullcontext()
-    if outer is not None and all(map(outer.units.is_joined, begun)):
-        transaction.close()
-        return nullcontext()
-    if len(begun) > 1 or session.in_nested_transaction():
-        raise NotAtomic(
-            "db.session was inside begin_nested(), or used several connections, before the idempotent"
-            " view began: end that before the view"
-        )
-    return SetAside(begun.pop())
-
-
-def parked(state: AppState) -> AbstractContextManager[object]:
-    """Return the present session's connection to its pool meanwhile, if that loses nothing.
-
-    So what comes in between needs no second one. What the session has only read with ends; what it
-    has set is set again afterwards.
-    """
-    session = present_session(state.db)
-    transaction = None if session is None else session.get_transaction()
-    if session is not None and transaction is not None and not session.in_nested_transaction():
-        begun = {c for c in connections(session).values() if c.engine.pool is state.database.pool}
-        if len(begun) == 1:
-            try:
-                return SetAside(begun.pop())
-            except NotAtomic as error:
-                if error.__cause__ is not None:  # it has failed
-                    end_transactions(session)
-            except StoreUnavailable:
-                end_transactions(session)
-    return nullcontext()
-
-
-def parked_inside(state: AppState, name: str) -> AbstractContextManager[object]:
-    """As :func:`parked`, where a view sends its own application a request for ``name``, not atomic.
-
-    Raises ``NotAtomic`` if the view holds changes: the end of ``name`` would undo them, or a commit in
-    it would be the view's.
-    """
-    outer, session = outer_transaction(), present_session(state.db)
-    if outer is None:
-        is_settled = is_settled_outside(state.db)
-    else:
-        is_settled = session is None or not waits_for_commit(session)
-    if not is_settled:
-        raise NotAtomic(
-            f"a view made a request to its own application for {name} while db.session held changes"
-            f" that it had not committed, and the end of {name} would undo them. Commit them before the"
-            " request, or call the function instead"
-        )
-    return parked(state) if outer is None else set_aside(state)

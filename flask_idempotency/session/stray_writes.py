@@ -12,26 +12,24 @@ from typing import Any
 from sqlalchemy import Connection, Engine, ExecutionContext, event
 
 from flask_idempotency.core.logs import log
-from flask_idempotency.core.ports import Driver, InOperation
-from flask_idempotency.core.sqltext import READS, SUSPECT, TRAITS, may_write
-from flask_idempotency.web.operation import (
+from flask_idempotency.drivers.sqltext import READS, SUSPECT, TRAITS, may_write
+
+from .operation import (
     OpenTransaction,
     innermost,
     outer_transaction,
     running_operation,
 )
+from .statement_log import NOTABLE, hear_driver, listen, noted, text_of
+from .units import StandIn
 
-from .noted import NOTABLE, drivers, hear_driver, listen, noted, text_of
 
-
-def watch(engine: Engine, driver: Driver | None) -> None:
+def watch(engine: Engine) -> None:
     """Notice statements that an operation sends past its own connection.
 
     The events are the dialect's: a listener on the engine would cost every connection of the
     application some 200 function calls.
     """
-    if driver is not None:
-        drivers[engine.dialect] = driver
     notices: dict[str, Callable[..., None]] = {
         "do_execute": _notice,
         "do_executemany": _notice,
@@ -83,7 +81,7 @@ def _notice(cursor: Any, statement: Any, parameters: Any, context: ExecutionCont
     if traits & ~SUSPECT == READS:
         return
     connection, is_running = context.root_connection, innermost.get() is not None
-    if is_running and isinstance(connection.connection, InOperation):
+    if is_running and isinstance(connection.connection, StandIn):
         return
     if notable := traits & NOTABLE:
         noted(connection).note(notable, cursor, statement, parameters)

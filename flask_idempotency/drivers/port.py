@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
-from flask_idempotency.core import ports
-
 IDLE, FAILED = 0, 3
 """States of a transaction, as libpq numbers them: none is open, and one in which a statement failed."""
 
@@ -25,7 +23,15 @@ def innermost(connection: Any) -> Any:
     return connection
 
 
-class Driver(ports.Driver, Protocol):
+KINDS = 32
+"""How many of an application's classes are remembered, of cursors for example, for which one of ours
+was made. Few have more than three; one that makes its own in each request must not fill the memory."""
+
+Hear = Callable[[Any, Any, Any], None]
+"""Is given a cursor, a statement and its parameters, as the driver is."""
+
+
+class Driver(Protocol):
     """One driver. ``connection`` is its own, see :func:`innermost`."""
 
     Error: type[Exception]
@@ -74,6 +80,18 @@ class Driver(ports.Driver, Protocol):
 
         Undo also what the driver was shown of our transaction (:meth:`show`), which is over.
         """
+        ...
+
+    def question(self, pooled: Any) -> Any:
+        """A cursor for a question of ours on a pooled connection; nobody hears it. Rows are tuples."""
+        ...
+
+    def bound(self, cursor: Any, statement: Any, parameters: Any) -> str:
+        """The statement with its values, as ``cursor`` would send it."""
+        ...
+
+    def hear(self, pool: Any, connection: Any, hear: Hear) -> None:
+        """Tell ``hear`` of all that a connection's cursors are about to send, until it is returned."""
         ...
 
     def show(self, connection: Any) -> None:

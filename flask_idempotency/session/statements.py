@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from .sqltext import HARMLESS
+from flask_idempotency.drivers.sqltext import HARMLESS
 
 STRICT = ("repeatable read", "serializable")
 """Levels of isolation at which a transaction keeps seeing what it saw first."""

@@ -14,8 +14,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Dialect, Engine, event
 
-from flask_idempotency.core.ports import Driver, Hear, InOperation
-from flask_idempotency.core.sqltext import (
+from flask_idempotency.drivers import known_driver
+from flask_idempotency.drivers.port import Hear
+from flask_idempotency.drivers.sqltext import (
     CONSTRAINTS,
     CURSOR,
     LOCKS,
@@ -27,6 +28,8 @@ from flask_idempotency.core.sqltext import (
     chooses_isolation,
     settings_of,
 )
+
+from .units import StandIn
 
 NOTABLE = SETS | LOCKS | SIGNALS | CONSTRAINTS | UNSURE
 
@@ -48,7 +51,7 @@ class Noted:
     def note(self, traits: int, cursor: Any, statement: Any, parameters: Any) -> None:
         """Keep account of a statement that has these notable ``traits``."""
         self.traits |= traits
-        if traits & SETS and (driver := drivers.get(self.dialect)):
+        if traits & SETS and (driver := known_driver(self.dialect)):
             sent = driver.bound(cursor, statement, parameters)
             for_connection, for_transaction = settings_of(sent)
             unclear = not for_connection | for_transaction and not traits & UNSURE
@@ -64,9 +67,6 @@ def text_of(statement: Any, cursor: Any) -> str:
         return statement.decode("latin-1")
     return str(statement.as_string(cursor) if hasattr(statement, "as_string") else statement)
 
-
-drivers: weakref.WeakKeyDictionary[Dialect, Driver] = weakref.WeakKeyDictionary()
-"""The drivers of the applications' engines, if we know them."""
 
 _noted: weakref.WeakKeyDictionary[Connection, Noted] = weakref.WeakKeyDictionary()
 
@@ -92,11 +92,11 @@ def note_cursors(connection: Connection) -> None:
 
 def hear_cursors(connection: Connection, hear: Hear) -> None:
     """Tell ``hear`` of all that the driver's own cursors are about to send on a connection."""
-    if not (connection.invalidated or isinstance(connection.connection, InOperation)):
+    if not (connection.invalidated or isinstance(connection.connection, StandIn)):
         hear_driver(connection.engine, connection.connection.dbapi_connection, hear)
 
 
 def hear_driver(engine: Engine, connection: Any, hear: Hear) -> None:
     """Tell ``hear`` of all that the cursors of a driver's connection are about to send."""
-    if driver := drivers.get(engine.dialect):
+    if driver := known_driver(engine.dialect):
         driver.hear(engine.pool, connection, hear)

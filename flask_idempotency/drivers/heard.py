@@ -12,9 +12,7 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Pool, event
 
-from flask_idempotency.core.ports import Hear
-
-from .port import Cursors, innermost
+from .port import Cursors, Hear, innermost
 
 
 class Listener:

@@ -18,7 +18,7 @@ All statements of the connection pass here, so this is also where a view's own `
 record's row. A view that reaches for the driver's connection gets a door to it (:class:`DriverDoor`),
 whose ``commit()`` and ``rollback()`` are the unit's.
 
-The hooks are public: the driver's (see :mod:`flask_idempotency.stores.drivers`).
+The hooks are public: the driver's (see :mod:`flask_idempotency.drivers`).
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ from typing import Any
 
 from sqlalchemy import Connection as SQLAlchemyConnection
 
-from flask_idempotency.core import session_statements as sql
-from flask_idempotency.core import sqltext
 from flask_idempotency.core.errors import NotAtomic, TransactionConflict, sqlstate
 from flask_idempotency.core.process import INHERITED
-from flask_idempotency.core.sqltext import (
+from flask_idempotency.drivers import sqltext
+from flask_idempotency.drivers.port import FAILED, IDLE
+from flask_idempotency.drivers.raw_connection import RawConnection
+from flask_idempotency.drivers.sqlstates import NO_SAVEPOINT, SERIALIZATION_FAILURE
+from flask_idempotency.drivers.sqltext import (
     CONSTRAINTS,
     CURSOR,
     ON_COMMIT,
@@ -45,10 +47,8 @@ from flask_idempotency.core.sqltext import (
     UNSURE,
     WRITES,
 )
-from flask_idempotency.stores.drivers.port import FAILED, IDLE
-from flask_idempotency.stores.postgres.failures import NO_SAVEPOINT, SERIALIZATION_FAILURE
-from flask_idempotency.stores.postgres.wire import RawConnection
 
+from . import statements as sql
 from .units import ENDED, NAME, StandIn, Units
 
 EARLY = f"SAVEPOINT {NAME}0"
@@ -64,7 +64,7 @@ class Facts:
     """What was asked once of an engine's database.
 
     ``settings`` are statements that a transaction of ours begins with; for the others see
-    :data:`~flask_idempotency.core.session_statements.FACTS`. ``is_stale`` once something has proved
+    :data:`~flask_idempotency.session.statements.FACTS`. ``is_stale`` once something has proved
     wrong: then the next operation asks again.
     """
 

@@ -18,11 +18,10 @@ from sqlalchemy.pool import StaticPool
 
 from flask_idempotency.core.errors import ConfigurationError, NotAtomic, StoreUnavailable
 from flask_idempotency.core.process import here
-from flask_idempotency.core.sqltext import ends_transaction
-from flask_idempotency.stores.drivers.port import FAILED
-
-from .inherited import sever
-from .savepoints.units import Units
+from flask_idempotency.drivers.inherited import sever
+from flask_idempotency.drivers.port import FAILED
+from flask_idempotency.drivers.sqltext import ends_transaction
+from flask_idempotency.session.units import Units
 
 _TRANSACTION = 22  # SQLITE_TRANSACTION (Python names it from 3.11 on)
 

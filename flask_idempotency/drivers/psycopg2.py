@@ -20,13 +20,12 @@ from psycopg2 import extensions
 from sqlalchemy import Pool
 
 from flask_idempotency.core.errors import NotAtomic, sqlstate
-from flask_idempotency.core.ports import KINDS, Hear
 from flask_idempotency.core.process import INHERITED
-from flask_idempotency.core.sqltext import CURSOR, READS, WRITES
-from flask_idempotency.stores.savepoints.parsed import Text, note_parsed, parsed, shape_of
 
 from .heard import listen
-from .port import innermost
+from .parsed import Text, note_parsed, parsed, shape_of
+from .port import KINDS, Hear, innermost
+from .sqltext import CURSOR, READS, WRITES
 
 Error = psycopg2.Error
 Connection = extensions.connection
@@ -116,17 +115,17 @@ def show(connection: Connection) -> None:
 
 
 def question(pooled: Any) -> Any:
-    """See :class:`~flask_idempotency.core.ports.Driver`."""
+    """See :class:`.port.Driver`."""
     return Cursor(innermost(pooled.dbapi_connection))
 
 
 def bound(cursor: Any, statement: Any, parameters: Any) -> str:
-    """See :class:`~flask_idempotency.core.ports.Driver`."""
+    """See :class:`.port.Driver`."""
     return str(cursor.mogrify(statement, parameters or None).decode("latin-1"))
 
 
 def hear(pool: Pool, connection: Any, hear: Hear) -> None:
-    """See :class:`~flask_idempotency.core.ports.Driver`.
+    """See :class:`.port.Driver`.
 
     The cursors are of the application's class. Those that are made with another one
     (``cursor_factory=``) are not heard.

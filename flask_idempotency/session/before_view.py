@@ -12,14 +12,14 @@ from typing import Any
 from sqlalchemy import Connection, Engine, PoolProxiedConnection
 from sqlalchemy.orm import Session
 
-from flask_idempotency.core import session_statements as sql
 from flask_idempotency.core.errors import NotAtomic, StoreUnavailable, sqlstate
-from flask_idempotency.core.ports import InOperation, Units
-from flask_idempotency.core.sqltext import CONSTRAINTS, CURSOR, LOCKS, SIGNALS, UNSURE
+from flask_idempotency.drivers import known_driver
+from flask_idempotency.drivers.sqlstates import ABORTED
+from flask_idempotency.drivers.sqltext import CONSTRAINTS, CURSOR, LOCKS, SIGNALS, UNSURE
 
-from .noted import drivers, note_cursors, noted
-
-FAILED = "25P02"  # in_failed_sql_transaction
+from . import statements as sql
+from .statement_log import note_cursors, noted
+from .units import StandIn, Units
 
 WRITTEN = (
     "db.session had written, locked rows or drawn from a sequence, but not committed, before the"
@@ -129,7 +129,7 @@ def has_written(connection: Connection) -> bool:
     below: Any = connection.connection
     if isinstance(connection.connection, _Returned):
         return False
-    if isinstance(connection.connection, InOperation):  # the transaction is not its own
+    if isinstance(connection.connection, StandIn):  # the transaction is not its own
         return bool(below.units.has_unsaved_writes())
     if connection.dialect.name != "postgresql":
         return bool(getattr(connection.connection.driver_connection, "in_transaction", True))
@@ -144,13 +144,13 @@ def _ask(connection: Connection, statement: str) -> Any:
 
 def _cursor(connection: Connection) -> Any:
     """For a statement of ours, which nobody hears: its values are in its text."""
-    pooled, driver = connection.connection, drivers.get(connection.dialect)
+    pooled, driver = connection.connection, known_driver(connection.dialect)
     return pooled.cursor() if driver is None else driver.question(pooled)
 
 
 def _earlier(connection: Connection) -> Any:
     """What the connection's transaction contains, see :data:`sql.EARLIER`."""
-    if not isinstance(connection.connection, InOperation):
+    if not isinstance(connection.connection, StandIn):
         return _ask(connection, sql.EARLIER)
     written = has_written(connection)
     _, isolation, special, has_cursor, _ = _ask(connection, sql.EARLIER)
@@ -202,7 +202,7 @@ def _examine(connection: Connection) -> sql.Carried | None:
         settings = dict(zip(sorted(names), values, strict=True))
         return sql.Carried(settings, frozenset(before.for_connection))
     except connection.dialect.loaded_dbapi.Error as error:
-        if sqlstate(error) == FAILED:
+        if sqlstate(error) == ABORTED:
             raise NotAtomic(
                 "a statement in db.session had failed before the idempotent view began, and nobody had"
                 " rolled back: call db.session.rollback() where the error is caught"

@@ -13,11 +13,11 @@ from typing import Any
 from sqlalchemy import Engine, PoolProxiedConnection
 
 from flask_idempotency.core.errors import NotAtomic
-from flask_idempotency.stores.drivers import driver_of
-from flask_idempotency.stores.drivers.port import IDLE, Answer, Driver, innermost
-from flask_idempotency.stores.inherited import held
 
-from .failures import is_lost
+from . import driver_of
+from .inherited import held
+from .port import IDLE, Answer, Driver, innermost
+from .sqlstates import is_lost
 
 
 class RawConnection:

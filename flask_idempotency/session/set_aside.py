@@ -1,0 +1,112 @@
+"""The connection of the request's session, while an operation or a record needs one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from flask_idempotency.core.errors import NotAtomic, StoreUnavailable
+
+from .before_view import SetAside, connections, has_written
+from .databases import Databases
+from .leftovers import (
+    end_transactions,
+    has_unsaved,
+    is_settled_outside,
+    present_session,
+    waits_for_commit,
+)
+from .operation import outer_transaction
+
+
+def set_aside(
+    databases: Databases, other_binds: Sequence[str | None] = ()
+) -> AbstractContextManager[SetAside | None]:
+    """Take the connection from the request's session, so that the operation needs no second one.
+
+    Changes that are not flushed yet go along; so does what was written on ``other_binds``. Raises
+    ``NotAtomic`` if something was written, locked, or chosen for its transaction: ending that would
+    split the operation, or lose it.
+    """
+    outer, pool, others = (
+        outer_transaction(),
+        databases.database.pool,
+        databases.engines_of(other_binds),
+    )
+    session = present_session(databases.db)
+    if outer is not None and outer.units.engine.pool is not pool:
+        outer = None
+    if outer is not None and (
+        outer.units.wrote
+        or outer.units.has_open_work
+        or (session is not None and session in outer.sessions and has_unsaved(session))
+    ):
+        raise NotAtomic(
+            f"the view of {outer.operation.name} made a request to its own application for another"
+            " operation, after it had written: that could not see what was written, nor commit with it."
+            " Call the function instead, or make the request before the first write"
+        )
+    transaction = None if session is None else session.get_transaction()
+    if session is None or transaction is None:
+        return nullcontext()
+    every = set(connections(session).values())
+    begun = {connection for connection in every if connection.engine.pool is pool}
+    for connection in every - begun:
+        if connection.engine not in others and has_written(connection):
+            raise NotAtomic(
+                "db.session had written on another bind, but not committed, before the idempotent view"
+                " began, which cannot commit together with the record: commit before the view, or allow"
+                ' it with @idempotent(other_binds=["..."])'
+            )
+    if not begun:
+        return nullcontext()
+    if outer is not None and all(map(outer.units.is_joined, begun)):
+        transaction.close()
+        return nullcontext()
+    if len(begun) > 1 or session.in_nested_transaction():
+        raise NotAtomic(
+            "db.session was inside begin_nested(), or used several connections, before the idempotent"
+            " view began: end that before the view"
+        )
+    return SetAside(begun.pop())
+
+
+def parked(databases: Databases) -> AbstractContextManager[object]:
+    """Return the present session's connection to its pool meanwhile, if that loses nothing.
+
+    So what comes in between needs no second one. What the session has only read with ends; what it
+    has set is set again afterwards.
+    """
+    session = present_session(databases.db)
+    transaction = None if session is None else session.get_transaction()
+    if session is not None and transaction is not None and not session.in_nested_transaction():
+        begun = {c for c in connections(session).values() if c.engine.pool is databases.database.pool}
+        if len(begun) == 1:
+            try:
+                return SetAside(begun.pop())
+            except NotAtomic as error:
+                if error.__cause__ is not None:  # it has failed
+                    end_transactions(session)
+            except StoreUnavailable:
+                end_transactions(session)
+    return nullcontext()
+
+
+def parked_inside(databases: Databases, name: str) -> AbstractContextManager[object]:
+    """As :func:`parked`, where a view sends its own application a request for ``name``, not atomic.
+
+    Raises ``NotAtomic`` if the view holds changes: the end of ``name`` would undo them, or a commit in
+    it would be the view's.
+    """
+    outer, session = outer_transaction(), present_session(databases.db)
+    if outer is None:
+        is_settled = is_settled_outside(databases.db)
+    else:
+        is_settled = session is None or not waits_for_commit(session)
+    if not is_settled:
+        raise NotAtomic(
+            f"a view made a request to its own application for {name} while db.session held changes"
+            f" that it had not committed, and the end of {name} would undo them. Commit them before the"
+            " request, or call the function instead"
+        )
+    return parked(databases) if outer is None else set_aside(databases)

@@ -1,1 +1,0 @@
-"""A view's transactions inside the operation's: savepoints."""
