@@ -66,16 +66,18 @@ def show_mutants() -> int:
     """Run each mutant against its own programs and all that are kept."""
     escaped = 0
     with servers.postgres(fsync=False) as postgres:
-        twins = Twins(postgres, "mutants")
         print(f"{'mutant':42}caught by")
         for name, mutant in MUTANTS.items():
+            if mutant.driver not in ("", servers.urls.driver):
+                continue
+            twins = Twins(postgres, "mutants", schema=mutant.schema)
             found = caught_by(twins, mutant)
+            twins.close()
             own = [each for each in mutant.programs if each in found]
             others = len(found) - len(own)
             escaped += len(own) < len(mutant.programs)
             caught = ", ".join(own) or "NONE OF ITS OWN"
             print(f"{name:42}{caught}" + (f", and {others} more" if others else ""), flush=True)
-        twins.close()
     return 1 if escaped else 0
 
 

@@ -19,6 +19,8 @@ from tests.differential.steps import Run
 from tests.differential.twins import LEAKED, PLAIN_SCHEMA, Request, Schema, Twin, make_twin
 from tests.differential.worlds import NOT_KEPT
 
+LOST = "refused: a savepoint of ours was lost, which no view can cause"
+
 
 @dataclass
 class Observed:
@@ -110,7 +112,7 @@ def _of_refused(plain: Observed, protected: Observed) -> Iterator[str]:
     if protected.completed:
         yield "record: kept though refused"
     if "a savepoint of the operation is gone" in first.refusal:
-        yield "refused: a savepoint of ours was lost, which no view can cause"
+        yield LOST
     if first.run.baseline is not None:
         yield from _unequal("rows of a refused request", nothing_done(first.run), by_view(first.rows))
     if not first.run.program.before:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tests.differential.documented  # noqa: F401 -- its steps
 from tests.differential.programs import Program
 from tests.differential.steps import do
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from flask_idempotency.drivers import psycopg2, sqltext
+from flask_idempotency.drivers import parsed, psycopg, psycopg2, sqltext
 from flask_idempotency.drivers.parsed import Text
 from flask_idempotency.session import before_view, leftovers, postgres_units, transaction_scope
 from flask_idempotency.session import statements as sql
-from flask_idempotency.session.postgres_units import PostgresUnits
+from flask_idempotency.session.postgres_units import Facts, PostgresUnits
 from flask_idempotency.session.transaction_scope import Joined
 from flask_idempotency.session.units import StandIn, Units
 from flask_idempotency.stores.postgres import statements
@@ -25,21 +25,39 @@ from flask_idempotency.stores.postgres.messages import Messages
 from flask_idempotency.web import protection
 from flask_idempotency.web.attempt.attempt import Attempt
 from flask_idempotency.web.request.state import RequestState
-from tests.differential.comparison import Twins, Verdict
-from tests.differential.kept import KEPT
+from tests.differential import documented_kept, kept
+from tests.differential.comparison import LOST, Twins, Verdict
+from tests.differential.documented_schema import DOCUMENTED, WITH_HIDDEN
 from tests.differential.programs import Program
 from tests.differential.steps import STEPS, Hand, do
+from tests.differential.twins import PLAIN_SCHEMA, Schema
+
+KEPT = {**kept.KEPT, **documented_kept.KEPT}
+HIDDEN = documented_kept.HIDDEN
 
 # What a mutant is
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """``why`` it is wrong, how the package becomes it, and which programs show it."""
+    """``why`` it is wrong, how the package becomes it, and which programs show it.
+
+    ``first`` are requests before each of the programs, ``schema`` is what these need beside the usual
+    tables; ``driver`` is the only one with which the package can become it. ``anyway`` is a difference
+    that the package itself may have.
+    """
 
     why: str
     cut: Callable[[Knife], object]
     programs: dict[str, Program]
+    first: tuple[Program, ...]
+    schema: Schema
+    driver: str
+    anyway: str
+
+    def shows(self, verdict: Verdict) -> bool:
+        """Whether a program came out different."""
+        return not {self.anyway}.issuperset(verdict.differences)
 
 
 class Knife:
@@ -54,7 +72,11 @@ class Knife:
 
     def pin(self, kind: type, name: str, value: Callable[[], Any]) -> None:
         """Let an attribute of all objects of a class be this, whatever they set."""
-        pinned = property(lambda _: value(), lambda _, __: None)
+
+        def keep(each: Any, new: Any) -> None:  # for when it is put back
+            vars(each)[name] = new
+
+        pinned = property(lambda _: value(), keep)
         self._stack.enter_context(patch.object(kind, name, pinned, create=True))
 
     def forget(self, known: dict[Any, Any]) -> None:
@@ -73,15 +95,24 @@ class Knife:
 MUTANTS: dict[str, Mutant] = {}
 
 
-def shown_by(*kept: str, **written: Program) -> Callable[[Callable[[Knife], object]], Any]:
-    """Register a mutant; ``kept`` are names of :data:`KEPT`, ``written`` are for it alone."""
+def shown_by(
+    *names: str,
+    first: tuple[Program, ...] = (),
+    schema: Schema = DOCUMENTED,
+    driver: str = "",
+    anyway: str = "",
+    **written: Program,
+) -> Callable[[Callable[[Knife], object]], Any]:
+    """Register a mutant; ``names`` are those of kept programs, ``written`` are for it alone."""
 
     def register(cut: Callable[[Knife], object]) -> Any:
         own = {name.replace("_", " "): program for name, program in written.items()}
-        if twice := own.keys() & KEPT.keys():
+        known = KEPT | HIDDEN
+        if twice := own.keys() & known.keys():
             raise RuntimeError(f"these are names of kept programs: {sorted(twice)}")
-        programs = {name: KEPT[name] for name in kept} | own
-        MUTANTS[cut.__name__.replace("_", " ")] = Mutant(cut.__doc__ or "", cut, programs)
+        programs = {name: known[name] for name in names} | own
+        name = cut.__name__.replace("_", " ")
+        MUTANTS[name] = Mutant(cut.__doc__ or "", cut, programs, first, schema, driver, anyway)
         return cut
 
     return register
@@ -95,9 +126,11 @@ def applied(mutant: Mutant) -> Iterator[None]:
         yield
 
 
-def compare(twins: Twins, program: Program) -> Verdict:
+def compare(twins: Twins, program: Program, first: tuple[Program, ...] = ()) -> Verdict:
     """As :meth:`Twins.compare`, with the steps that only these programs take."""
     with patch.dict(STEPS, STEPS_HERE):
+        for each in first:
+            twins.compare(each)
         verdict = twins.compare(program)
     verdict.differences += kept_though_undone(verdict)
     return verdict
@@ -116,15 +149,25 @@ def caught_by(twins: Twins, mutant: Mutant) -> list[str]:
     """The programs that come out different under a mutant: out of its own, and of all that are kept."""
     with applied(mutant):
         programs = {**mutant.programs, **KEPT}
-        return [name for name, each in programs.items() if compare(twins, each).differences]
+        return [
+            name
+            for name, each in programs.items()
+            if mutant.shows(compare(twins, each, mutant.first if name in mutant.programs else ()))
+        ]
 
 
 # Steps that random programs do not take
 
 
 def call_the_driver(hand: Hand, name: str, *values: Any) -> None:
-    """A method of psycopg2's connection."""
+    """A method of the driver's connection."""
     getattr(hand.session.connection().connection.driver_connection, name)(*values)
+
+
+def call_by_a_cursor(hand: Hand, name: str) -> None:
+    """A method of the connection that a cursor knows."""
+    with hand.session.connection().connection.cursor() as cursor:
+        getattr(cursor.connection, name)()
 
 
 def commit_in_a_teardown(hand: Hand) -> None:
@@ -140,6 +183,7 @@ def commit_in_a_teardown(hand: Hand) -> None:
 
 STEPS_HERE: dict[str, Callable[..., Any]] = {
     "call the driver": call_the_driver,
+    "call by a cursor": call_by_a_cursor,
     "commit in a teardown": commit_in_a_teardown,
 }
 
@@ -183,6 +227,7 @@ def role_left_for_the_finish(knife: Knife) -> None:
 
 
 @shown_by(
+    schema=PLAIN_SCHEMA,  # the function is there from then on, and no read is surely one
     a_function_that_hides_one_of_the_server=Program(
         view=(
             do(
@@ -193,7 +238,7 @@ def role_left_for_the_finish(knife: Knife) -> None:
             do("send", "set search_path = elsewhere, pg_catalog, public"),
             COMMIT,
         )
-    )
+    ),
 )
 def path_left_for_the_finish(knife: Knife) -> None:
     """Our last statements are read on the view's search path."""
@@ -218,9 +263,10 @@ def leftovers_of_a_rejection_committed(knife: Knife) -> None:
 
 
 @shown_by(
+    driver="psycopg2",
     a_NUL_in_a_savepoint=Program(
         view=(INSERT, do("savepoint"), do("fail", "NUL"), do("undo the savepoint"), COMMIT)
-    )
+    ),
 )
 def forgotten_before_it_is_bound(knife: Knife) -> None:
     """What was held back is taken before the values are bound, which may fail."""
@@ -241,16 +287,37 @@ def forgotten_before_it_is_bound(knife: Knife) -> None:
     knife.replace(psycopg2, "_named", psycopg2._named.__wrapped__)
 
 
-@shown_by(
-    a_syntax_error_after_a_commit=Program(
-        view=(INSERT, COMMIT, do("fail", "syntax"), ROLLBACK, do("insert", "b"), COMMIT)
-    )
-)
-def in_front_of_what_was_never_parsed(knife: Knife) -> None:
-    """What was held back travels in any message, and every savepoint has the same name."""
+SYNTAX_ERROR = Program(view=(INSERT, COMMIT, do("fail", "syntax"), ROLLBACK, do("insert", "b"), COMMIT))
 
-    def prefix(units: PostgresUnits, text: Text, message: bytes) -> bytes:
-        return psycopg2._joined(units.waiting, units.driver)
+
+def any_message(units: PostgresUnits, _text: Text, _message: bytes) -> bytes:
+    """What waits travels in front of it."""
+    return psycopg2._joined(units.waiting, units.driver)
+
+
+OWN_CONFIGURATION = "text search configuration public.own"
+
+
+@shown_by(
+    anyway=LOST,
+    a_setting_that_cannot_come_back=Program(
+        view=(
+            do("send", f"drop {OWN_CONFIGURATION.replace('public', 'if exists public')}"),
+            do("send", f"create {OWN_CONFIGURATION} (copy = simple)"),
+            do("send", "set default_text_search_config = 'public.own'"),
+            COMMIT,
+            do("send", "set local default_text_search_config = 'simple'"),
+            do("send", f"drop {OWN_CONFIGURATION}"),
+            INSERT,
+            COMMIT,
+            do("insert", "b"),
+            ROLLBACK,
+            READ,
+        )
+    ),
+)
+def one_name_for_all(knife: Knife) -> None:
+    """Every savepoint has the same name: that of a unit which was never begun is an earlier one's."""
 
     def begin(self: PostgresUnits, owner: StandIn) -> None:
         self.begun, number = 0, self.begun
@@ -258,8 +325,71 @@ def in_front_of_what_was_never_parsed(knife: Knife) -> None:
         self.begun = number
 
     before = PostgresUnits._begin
-    knife.replace(psycopg2, "_prefix", prefix)
     knife.replace(PostgresUnits, "_begin", begin)
+
+
+@shown_by(driver="psycopg2", a_syntax_error_after_a_commit=SYNTAX_ERROR)
+def in_front_of_what_was_never_parsed(knife: Knife) -> None:
+    """What was held back travels in any message, and every savepoint has the same name."""
+    knife.replace(psycopg2, "_prefix", any_message)
+    one_name_for_all(knife)
+
+
+@shown_by(driver="psycopg2", a_syntax_error_after_a_commit_told_by_name=SYNTAX_ERROR)
+def in_front_of_what_was_never_parsed_by_name(knife: Knife) -> None:
+    """The same with a name for each: nothing is lost, but an operation that could go on is refused."""
+    knife.replace(psycopg2, "_prefix", any_message)
+
+
+def forget_what_was_parsed(knife: Knife) -> None:
+    """Begin with no text, and leave none to the package."""
+    known: set[Text] = set()
+    knife.replace(psycopg2, "parsed", known)
+    knife.replace(parsed, "parsed", known)
+
+
+@shown_by("an empty tuple where there was one value, behind a commit", driver="psycopg2")
+def a_text_is_known_with_any_values(knife: Knife) -> None:
+    """A text that was parsed is parsed again, whatever is written into it."""
+    forget_what_was_parsed(knife)
+    knife.replace(psycopg2, "shape_of", lambda values: ())
+
+
+@shown_by("a value inside quotes, behind a commit", driver="psycopg2")
+def a_value_inside_quotes_is_a_literal(knife: Knife) -> None:
+    """What is written between quotes cannot keep a text from being parsed."""
+    forget_what_was_parsed(knife)
+    knife.replace(parsed, "_depends_on_values", lambda text: False)
+
+
+@shown_by("an empty statement, behind what waits", driver="psycopg2")
+def a_message_that_ran_nothing_was_parsed(knife: Knife) -> None:
+    """Every text that the server has answered may have something in front of it."""
+    forget_what_was_parsed(knife)
+    knife.replace(psycopg2, "_UNREAD", frozenset())
+
+
+@shown_by(
+    driver="psycopg",
+    a_syntax_error_behind_a_commit=SYNTAX_ERROR,
+    a_NUL_behind_a_savepoint=Program(
+        view=(INSERT, do("savepoint"), do("fail", "NUL"), do("undo the savepoint"), COMMIT)
+    ),
+)
+def in_one_message(knife: Knife) -> None:
+    """What was held back and the statement are one message, which is parsed as a whole."""
+
+    def behind(units: PostgresUnits, execute: Any) -> Any:
+        query, values = execute.args
+        cursor = execute.func.__self__
+        text = psycopg.bound(cursor, query, values)
+        result = execute.func(";".join([*units.waiting, text]))
+        while cursor.nextset():
+            pass
+        return result
+
+    knife.replace(psycopg, "_behind", behind)
+    one_name_for_all(knife)
 
 
 @shown_by("a write's lock after a rollback", "a row's lock after a rollback")
@@ -288,12 +418,19 @@ def deferred_checks_come_late(knife: Knife) -> None:
     knife.replace(PostgresUnits, "_check_constraints", lambda self: None)
 
 
-@shown_by(
-    a_place_taken_twice_after_a_commit=Program(view=(INSERT, COMMIT, do("take a place", 1), ROLLBACK))
-)
+TWICE_AFTER_A_COMMIT = Program(view=(INSERT, COMMIT, do("take a place", 1), ROLLBACK))
+
+
+@shown_by(schema=PLAIN_SCHEMA, a_place_taken_twice_after_a_commit=TWICE_AFTER_A_COMMIT)
 def constraints_stay_immediate(knife: Knife) -> None:
     """After a commit, deferred constraints are no longer deferred."""
     knife.replace(sql, "CHECK_ALL_DEFERRED", sql.CHECK)
+
+
+@shown_by(a_place_taken_twice_after_a_commit_where_others_are_immediate=TWICE_AFTER_A_COMMIT)
+def constraints_of_both_kinds_stay_immediate(knife: Knife) -> None:
+    """The same where some are deferred by definition, and others are not."""
+    knife.replace(sql, "CHECK_ALONE", sql.CHECK)
 
 
 @shown_by(
@@ -354,6 +491,90 @@ def functions_only_read(knife: Knife) -> None:
     knife.replace(PostgresUnits, "_did_more_than_read", lambda self: False)
 
 
+WRITES_ABOVE = (do("text", "quoted function"), do("commit in a teardown"))
+
+
+@shown_by(
+    "a quoted function, and another session",
+    a_function_that_writes_beside_another_session=Program(
+        view=(do("text", "function"), do("in a session of its own", READ), COMMIT)
+    ),
+)
+def functions_lose_nothing(knife: Knife) -> None:
+    """The server is not asked what another session's turn would undo."""
+    knife.replace(PostgresUnits, "_would_lose", lambda self: False)
+
+
+@shown_by(a_function_that_writes_and_a_late_commit=Program(view=WRITES_ABOVE))
+def functions_leave_nothing(knife: Knife) -> None:
+    """The server is not asked whether something is left at the end."""
+    knife.replace(PostgresUnits, "_did_more_than_read", lambda self: False)
+
+
+@shown_by("a quoted function")
+def quoted_functions_only_read(knife: Knife) -> None:
+    """A quoted name stands for a function of the server that only reads."""
+    knife.forget(sqltext.TRAITS)
+    knife.replace(sqltext, "_QUOTED_NAME", "lower")
+
+
+@shown_by("a function in a schema")
+def qualified_functions_only_read(knife: Knife) -> None:
+    """What is called with its schema is not looked at."""
+    old, new = r"(?P<qualified>\.\s*)?\b", r"(?P<qualified>(?!))?(?<!\.)\b"
+    pattern = sqltext._TRAITS.pattern
+    assert old in pattern
+    knife.forget(sqltext.TRAITS)
+    knife.replace(sqltext, "_TRAITS", sqltext._sql(pattern.replace(old, new)))
+
+
+@shown_by("an aggregate that writes", "a function in a schema")
+def unknown_functions_only_read(knife: Knife) -> None:
+    """Every function is one that only reads, unless it is known to do more."""
+    knife.forget(sqltext.TRAITS)
+    knife.replace(sqltext, "UNSURE", sqltext.READS)
+
+
+@shown_by(
+    *("an operator that writes", "an attribute that writes", "a domain that writes"),
+    *("a cast that writes", "a view that writes", "a namesake that writes"),
+    schema=WITH_HIDDEN,
+)
+def reads_only_read(knife: Knife) -> None:
+    """What names no function calls none: no view, operator, cast or domain does."""
+    knife.pin(Facts, "reads_may_write", lambda: False)
+
+
+@shown_by(
+    a_lock_of_a_function_beside_another_session=Program(
+        view=(
+            do("text", "function that locks"),
+            do("in a session of its own", do("lock", "advisory at once")),
+            COMMIT,
+        )
+    )
+)
+def functions_lock_nothing(knife: Knife) -> None:
+    """What a function has locked may be free again when another session has its turn."""
+    knife.replace(sql, "_HAS_LOCKS", "false")
+
+
+@shown_by(
+    a_setting_of_a_function_after_a_commit=Program(
+        view=(do("text", "function that sets"), COMMIT, do("text", "show"))
+    )
+)
+def functions_set_nothing(knife: Knife) -> None:
+    """What a function has set for the transaction outlives the view's commit."""
+    knife.pin(Facts, "set_in_functions", frozenset)
+
+
+@shown_by("a temporary table that a function makes", "a function makes its temporary table twice")
+def functions_make_no_tables(knife: Knife) -> None:
+    """What a function has made ON COMMIT DROP outlives the view's commit."""
+    knife.pin(Facts, "dropped_in_functions", tuple)
+
+
 @shown_by("a helper's commit in the snapshot")
 def one_snapshot_for_two(knife: Knife) -> None:
     """At REPEATABLE READ a session sees what another one commits."""
@@ -379,9 +600,30 @@ def settings_before_the_view_lost(knife: Knife) -> None:
     """What was set before the view is not set in it."""
 
     def adopt(self: PostgresUnits, connection: Any, settings: Any) -> None:
-        self._put_under(connection)
+        self.put_under(connection)
 
     knife.replace(PostgresUnits, "adopt", adopt)
+
+
+@shown_by(
+    a_setting_of_a_function_before_the_view=Program(
+        before=(do("text", "function that sets"),), view=(do("text", "show"),)
+    )
+)
+def functions_set_nothing_before_the_view(knife: Knife) -> None:
+    """What a function has set before the view is not set in it."""
+    knife.replace(sql, "FUNCTIONS", "SELECT NULL::text[]")
+
+
+@shown_by(
+    a_function_before_the_view=Program(
+        before=(do("text", "quoted function"),), view=(READ,), after=(COMMIT,)
+    )
+)
+def writes_before_the_view_lost(knife: Knife) -> None:
+    """The server is not asked what came before the view has written, or locked for it."""
+    knife.rewrite(sql, "txid_current_if_assigned() IS NOT NULL", "false", "EARLIER", "HAS_WRITTEN")
+    knife.rewrite(sql, " OR locktype = 'relation' AND mode <> 'AccessShareLock'", "", "EARLIER")
 
 
 @shown_by("a setting for good before the view")
@@ -474,17 +716,30 @@ def commit_as_text_sent(knife: Knife) -> None:
 
 
 @shown_by(
-    the_driver_commits_for_itself=Program(view=(INSERT, do("call the driver", "tpc_commit"), COMMIT))
+    driver="psycopg2",
+    the_driver_commits_for_itself=Program(view=(INSERT, do("call the driver", "tpc_commit"), COMMIT)),
 )
 def doors_of_the_driver_open(knife: Knife) -> None:
     """The driver's own ways to end a transaction are there."""
     knife.replace(psycopg2, "ENDINGS", frozenset())
 
 
-@shown_by(the_driver_rolls_back=Program(view=(INSERT, do("call the driver", "rollback"), COMMIT, READ)))
+@shown_by(
+    driver="psycopg2",
+    the_driver_rolls_back=Program(view=(INSERT, do("call the driver", "rollback"), COMMIT, READ)),
+)
 def the_drivers_rollback_is_its_own(knife: Knife) -> None:
     """Whoever reaches for the driver's connection gets the operation's."""
     knife.replace(PostgresUnits, "door", Units.door)
+
+
+@shown_by(
+    driver="psycopg",
+    a_cursors_connection_commits=Program(view=(INSERT, do("call by a cursor", "commit"), READ)),
+)
+def the_drivers_connection_ends_more_than_a_unit(knife: Knife) -> None:
+    """The cursors of psycopg know the connection itself, which commits for itself."""
+    knife.replace(PostgresUnits, "ends", ())
 
 
 @shown_by(
@@ -495,3 +750,22 @@ def the_drivers_rollback_is_its_own(knife: Knife) -> None:
 def isolation_by_option_ignored(knife: Knife) -> None:
     """The view asks for another isolation, and nobody says that it does not get it."""
     knife.replace(PostgresUnits, "check_mode", lambda self, name, value: None)
+
+
+# What was asked once
+
+NEW_FUNCTION = (
+    "create or replace function be_new_tenant() returns text language sql as"
+    " 'select set_config(''app.note'', ''new'', true)'"
+)
+
+
+@shown_by(
+    first=(Program(view=(do("send", NEW_FUNCTION), COMMIT)), Program(view=(WITHOUT_RECORD, COMMIT))),
+    a_setting_of_a_new_function=Program(
+        view=(do("send", "select be_new_tenant()"), COMMIT, do("read settings"))
+    ),
+)
+def facts_are_for_good(knife: Knife) -> None:
+    """Nothing is asked again once an operation could not be finished."""
+    knife.pin(Facts, "is_stale", lambda: False)
