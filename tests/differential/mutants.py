@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from flask_idempotency.drivers import parsed, psycopg, psycopg2, sqltext
+import wrapt
+from psycopg2 import _psycopg, extensions
+
+import servers.urls
+from flask_idempotency.drivers import heard, parsed, psycopg, psycopg2, raw_connection, sqltext
 from flask_idempotency.drivers.parsed import Text
 from flask_idempotency.session import before_view, leftovers, postgres_units, transaction_scope
 from flask_idempotency.session import statements as sql
@@ -31,6 +35,7 @@ from tests.differential.documented_schema import DOCUMENTED, WITH_HIDDEN
 from tests.differential.programs import Program
 from tests.differential.steps import STEPS, Hand, do
 from tests.differential.twins import PLAIN_SCHEMA, Schema
+from tests.drivers import connect
 
 KEPT = {**kept.KEPT, **documented_kept.KEPT}
 HIDDEN = documented_kept.HIDDEN
@@ -769,3 +774,28 @@ NEW_FUNCTION = (
 def facts_are_for_good(knife: Knife) -> None:
     """Nothing is asked again once an operation could not be finished."""
     knife.pin(Facts, "is_stale", lambda: False)
+
+
+# Connections in the wrapper of an agent
+
+
+def traced(url: str) -> Any:
+    """A connection as agents for tracing hand it out: they see to psycopg2's functions in C as well."""
+    extensions.register_type = _register_type
+    return wrapt.ObjectProxy(connect(url, servers.urls.driver))
+
+
+def _register_type(kind: Any, scope: Any = None) -> None:
+    _psycopg.register_type(kind, getattr(scope, "__wrapped__", scope))
+
+
+@shown_by(
+    schema=replace(DOCUMENTED, connect=traced),
+    driver="psycopg2",  # what is asked of psycopg's connection passes through a wrapper
+    a_commit_on_a_wrapped_connection=Program(view=(INSERT, COMMIT, READ)),
+    a_setting_before_the_view_on_a_wrapped_connection=KEPT["a setting before the view"],
+)
+def a_wrapper_is_the_connection(knife: Knife) -> None:
+    """Nobody looks for the driver's own connection under it."""
+    for each in (raw_connection, heard, psycopg2):
+        knife.replace(each, "innermost", lambda connection: connection)

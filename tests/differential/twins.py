@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,6 +79,7 @@ class Schema:
     """What a grammar's programs need beside the tables that all of them have, in SQL.
 
     ``define`` makes the classes; ``rows`` continues :data:`ROWS`, and ``clear`` :data:`CLEAR`.
+    ``connect`` makes the applications' connections to a URL, if they are not the driver's own.
     """
 
     define: Callable[[SQLAlchemy], SimpleNamespace] = lambda _db: SimpleNamespace()
@@ -86,6 +87,7 @@ class Schema:
     set_up: str = ""
     rows: str = ""
     clear: str = ""
+    connect: Callable[[str], Any] | None = None
 
 
 PLAIN_SCHEMA = Schema()
@@ -246,7 +248,9 @@ def make_twin(
     app = Flask("protected" if protected else "plain")
     app.logger.disabled = True
     models = schema.define(db)
-    options = {"isolation_level": isolation} if isolation else {}
+    options: dict[str, Any] = {"isolation_level": isolation} if isolation else {}
+    if schema.connect is not None:
+        options["creator"] = partial(schema.connect, url)
     app.config.update(SQLALCHEMY_DATABASE_URI=url, SQLALCHEMY_ENGINE_OPTIONS=options)
     db.init_app(app)
     if protected:
