@@ -47,6 +47,24 @@ class Observed:
         """What is not as on a new connection, on whichever it is."""
         return {line for connection in self.state for line in connection}
 
+    @property
+    def comparable(self) -> list[list[str]]:
+        """The state, without what statements are prepared if psycopg decides that.
+
+        It drops all of a connection, also the view's own, with a ROLLBACK once it has prepared one
+        itself. In an operation they stay (``docs/session.md``).
+        """
+        if "+psycopg:" not in self.first.run.twin.url:
+            return self.state
+        left = ([line for line in each if not line.startswith("prepared ")] for each in self.state)
+        return [each for each in left if each]
+
+    def leaves(self, plain: Observed) -> Iterator[str]:
+        """What is left on a connection here, and not in the plain application."""
+        there = {line for connection in plain.comparable for line in connection}
+        here = {line for connection in self.comparable for line in connection}
+        return (f"state: {line}" for line in sorted(here - there))
+
 
 def observe(twin: Twin, program: Program, key: str) -> Observed:
     """Run the program in one application, and leave that as it was."""
@@ -116,7 +134,7 @@ def _of_refused(plain: Observed, protected: Observed) -> Iterator[str]:
     if first.run.baseline is not None:
         yield from _unequal("rows of a refused request", nothing_done(first.run), by_view(first.rows))
     if not first.run.program.before:
-        yield from (f"state: {line}" for line in sorted(protected.lines - plain.lines))
+        yield from protected.leaves(plain)
     # What stays on a connection, such as a prepared statement, may stop the retry earlier.
     is_comparable = not (first.run.program.before or protected.lines)
     if retry.replayed or (retry.status != first.status and is_comparable):
@@ -147,9 +165,9 @@ def _of_kept(program: Program, plain: Observed, protected: Observed) -> Iterator
         yield from _unequal(part, plain.first.run.saw(part), first.run.saw(part))
     yield from _unequal("rows", plain.first.rows, first.rows)
     if program.uses_other_connections:
-        yield from (f"state: {line}" for line in sorted(protected.lines - plain.lines))
+        yield from protected.leaves(plain)
     else:
-        yield from _unequal("state", plain.state, protected.state)
+        yield from _unequal("state", plain.comparable, protected.comparable)
     if retry.run.views:
         yield "retry: the view ran again"
     failed_outside = first.run.failed_outside or retry.run.failed_outside
@@ -163,7 +181,7 @@ def _of_not_kept(program: Program, plain: Observed, protected: Observed) -> Iter
     first, retry = protected.first, protected.again
     if first.run.baseline is not None and not _commits_what_was_before(program, plain, first):
         yield from _unequal("rows", by_view(nothing_done(first.run)), by_view(first.rows))
-    yield from (f"state: {line}" for line in sorted(protected.lines - plain.lines))
+    yield from protected.leaves(plain)
     if retry.replayed:
         yield "retry: replayed though not kept"
     if not (program.before or protected.lines or retry.run.failed_outside):

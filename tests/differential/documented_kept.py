@@ -114,8 +114,18 @@ PSYCOPG: dict[str, Program] = {
     "a stream of psycopg's own that is left early": Program(
         view=(do("driver", "psycopg", "stream left early"), do("text", "function"), COMMIT)
     ),
+    "a statement prepared as text": Program(
+        view=(
+            do("for good", "prepare a function"),
+            do("nested, first error ends it", do("text", "function that fails")),
+            do("fail", "no table"),
+        )
+    ),
+    "a statement prepared as text, and a rollback": Program(
+        view=(*[do("read")] * 6, do("for good", "prepare a function"), ROLLBACK)
+    ),
 }
-"""The same with psycopg's own methods."""
+"""The same with psycopg's own methods, or what it prepares by itself."""
 
 OPEN: dict[str, Program] = {
     "a large object in an aborted transaction": Program(
@@ -130,12 +140,5 @@ OPEN: dict[str, Program] = {
     "a commit after another session on the connection has ended its transaction": Program(
         view=(do("a session on the connection", "control_fully"),), after=(COMMIT,)
     ),
-    "a statement prepared as text, with psycopg": Program(
-        view=(
-            do("for good", "prepare a function"),
-            do("nested, first error ends it", do("text", "function that fails")),
-            do("fail", "no table"),
-        )
-    ),
 }
-"""What is still different: another error, none, or a prepared statement is gone. No row is lost."""
+"""What is still different: another error, or none. No row is lost."""

@@ -153,7 +153,8 @@ def kept_though_undone(verdict: Verdict) -> list[str]:
 def caught_by(twins: Twins, mutant: Mutant) -> list[str]:
     """The programs that come out different under a mutant: out of its own, and of all that are kept."""
     with applied(mutant):
-        programs = {**mutant.programs, **KEPT}
+        others = kept.KEPT if mutant.schema is PLAIN_SCHEMA else KEPT
+        programs = {**mutant.programs, **others}
         return [
             name
             for name, each in programs.items()
