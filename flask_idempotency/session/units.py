@@ -191,7 +191,10 @@ class Units:
         return self._engines[engine]
 
     def adopt(self, connection: Connection, settings: Carried | None) -> None:
-        """See :class:`~flask_idempotency.core.ports.Units`."""
+        """Let a connection that was in use before the operation go on in it.
+
+        ``settings`` are what its transaction had set.
+        """
         if settings is not None:
             raise NotAtomic("settings of the transaction before the view cannot be carried into it")
         self.put_under(connection)
