@@ -288,12 +288,12 @@ def _exchange(
     except BaseException:
         connection.close()
         raise
+    if book is not None:  # what was prepared in front of an error is there as well
+        there = {place for place, result in enumerate(results) if result.status in _OK}
+        book.update(prepared[place] for place in prepared.keys() & there)
     for result in results:
         if result.status not in _OK:
             raise error_from_result(result, connection.info.encoding)
-    if book is None or not prepared:
-        return results
-    book.update(prepared.values())
     return [result for place, result in enumerate(results) if place not in prepared]
 
 

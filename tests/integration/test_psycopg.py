@@ -124,6 +124,21 @@ def test_a_migration_under_prepared_statements_costs_no_request(make_world, add_
     assert world.sql(PREPARED)[0][0] > 0
 
 
+def test_a_message_of_ours_that_fails_costs_no_later_request(make_world, add_view):
+    """What it had prepared by then is there, and is not prepared once more under the same name."""
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"pool_size": 1, "max_overflow": 0})
+    add_view(world)
+
+    def hide():
+        world.db.session.execute(sa.text("delete from idempotency_record"))
+        world.db.session.commit()
+
+    add_view(world, "/hides", endpoint="hides", during=hide)
+    world.post(key="warm")  # what is sent for the second time is prepared
+    assert world.post("/hides", key="hidden").status_code == 500
+    assert_serves(world, "key")
+
+
 def test_an_interrupted_message_leaves_no_connection_in_the_pool(shop, raw, monkeypatch):
     """A worker's time-out strikes anywhere."""
     original, waits = raw.wait, []
