@@ -184,6 +184,11 @@ class Units:
             self._connection.begin()  # the transaction that is open already: sends nothing
         return self._connection
 
+    @property
+    def present(self) -> StandIn:
+        """Whose unit is open; what stands under :attr:`connection`, if none is."""
+        return self._open or self.top
+
     def bind(self, engine: Engine) -> Engine:
         """The engine that a session works on in place of ``engine`` while the operation runs."""
         if engine not in self._engines:

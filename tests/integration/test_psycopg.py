@@ -245,18 +245,63 @@ def test_what_would_change_the_transaction_is_refused_by_name(make_world, add_vi
     assert world.count() == 0
 
 
-def test_a_cursors_connection_begins_no_transaction_of_its_own(make_world, add_view):
+@pytest.mark.parametrize("name", ["transaction", "pipeline"])
+def test_a_cursors_connection_begins_nothing_of_its_own(make_world, add_view, name):
     world = make_world()
 
     def during():
         cursor = world.db.session.connection().connection.cursor()
-        with suppress(NotAtomic), cursor.connection.transaction():
+        with suppress(NotAtomic), getattr(cursor.connection, name)():
             cursor.execute("insert into payment (amount) values (7)")
 
     add_view(world, during=during)
     assert world.post().status_code == 500
     assert world.count() == 0
     assert world.records()[0].state == "in_progress"
+
+
+def test_what_a_cursors_connection_sends_is_the_sessions(make_world, add_view):
+    world = make_world()
+
+    def during():
+        connection = world.db.session.execute(sa.text("select 1")).cursor.connection
+        connection.execute("insert into payment (amount) values (7)")
+        world.db.session.rollback()
+
+    add_view(world, during=during)
+    assert world.post().status_code == 201
+    assert world.count() == 1
+
+
+def test_a_long_value_behind_what_waits_arrives(make_world, add_view):
+    """More than the sockets hold: libpq keeps the rest until somebody lets it send."""
+    world = make_world()
+
+    def during():
+        world.db.session.commit()
+        length = world.db.session.scalar(sa.text("select length(:it)"), {"it": "x" * 20_000_000})
+        assert length == 20_000_000
+
+    add_view(world, during=during)
+    assert world.post().status_code == 201
+
+
+def test_a_record_is_read_whatever_the_application_makes_of_its_types(make_world, add_view):
+    class Counted(psycopg.types.string.ByteaLoader):
+        def load(self, data):
+            return len(data)
+
+    world = make_world()
+    add_view(world)
+
+    def load(connection, _record):
+        connection.adapters.register_loader("bytea", Counted)
+
+    with world.app.app_context():
+        sa.event.listen(world.db.engine, "connect", load)
+        world.db.engine.dispose()
+    first, again = world.post(), world.post()
+    assert (again.status_code, again.data) == (201, first.data)
 
 
 def test_an_error_behind_what_waits_is_the_statements_own(make_world, add_view):
