@@ -216,13 +216,13 @@ def test_who_looks_at_a_failed_transaction_does_not_hide_its_error(world, view, 
     world.assert_clean()
 
 
-def test_a_raw_connection_is_warned_about_once(world, view, caplog):
+def test_a_raw_connection_is_warned_about_once(world, view, driver, caplog):
     def pay():
         with world.db.engine.begin() as connection:
             connection.execute(sa.insert(world.Payment).values(amount=1))
         return {}, 201
 
-    view(pay, name=f"raw-{world.store}")
+    view(pay, name=f"raw-{world.store}-{driver}")
     assert world.post().status_code == world.post(key="key-2").status_code == 201
     assert caplog.text.count("connection of its own") == 1
 
