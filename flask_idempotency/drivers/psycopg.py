@@ -418,10 +418,23 @@ class OperationCursors:
 
     def new(self, owner: Any, *args: Any, **kwargs: Any) -> Any:
         """See :class:`.port.Cursors`."""
+        driver, made = self._driver, self._made
+        if (
+            driver.cursor_factory is not made["cursor_factory"]
+            or driver.server_cursor_factory is not made["server_cursor_factory"]
+        ):
+            self._adopt()
         # Made by the pool's connection: an agent for tracing puts a wrapper around the cursor, too.
         cursor = self._outer.cursor(*args, **kwargs)
         cursor.owner = owner
         return cursor
+
+    def _adopt(self) -> None:
+        """Make cursors of the classes that the view has chosen at its cursor's ``connection``."""
+        for name, made in self._made.items():
+            if (chosen := getattr(self._driver, name)) is not made:
+                setattr(self, name, chosen)
+                setattr(self._driver, name, made)
 
     def execute(
         self, owner: Any, query: Any, params: Any = None, *, prepare: Any = None, binary: bool = False

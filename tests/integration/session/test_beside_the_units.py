@@ -8,10 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from flask_idempotency import NotAtomic, current_operation, idempotent
-from tests.drivers import EACH
 from tests.integration.views import protect
-
-pytestmark = EACH
 
 COUNT = sa.text("select count(*) from payment")
 SQLITE = pytest.param("sql", id="sqlite")
