@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.drivers import EACH
 from tests.faults.explore import schedules
 from tests.faults.explore.bounds import BOUNDS, MUTANTS, Explorer, mutated
 from tests.faults.explore.schedules import Actor, Choice, Kind, Stage, Violation, explore
@@ -134,11 +135,12 @@ def test_what_cannot_be_repeated_is_a_violation() -> None:
     assert "not repeatable" in explore(lambda: Toy(body, body)).violations[0]
 
 
-@pytest.fixture(scope="module")
-def explorer(postgres: Any, redis_server: Any) -> Explorer:
-    return Explorer(postgres, redis_server)
+@pytest.fixture
+def explorer(postgres: Any, redis_server: Any, driver: str) -> Explorer:
+    return Explorer(postgres, redis_server, driver)
 
 
+@EACH
 @pytest.mark.parametrize("name", SHORT)
 def test_every_schedule_keeps_every_guarantee(explorer: Explorer, name: str) -> None:
     report = explorer.run(BOUNDS[name])
@@ -147,11 +149,13 @@ def test_every_schedule_keeps_every_guarantee(explorer: Explorer, name: str) -> 
     assert report.schedules >= SHORT[name], report.outcomes
 
 
+@EACH
 def test_what_the_last_look_shows_is_believed(explorer: Explorer) -> None:
     """Found here, at schedule 383: a lock timed out, then all had finished, and the answer was 503."""
     assert explorer.run(BOUNDS["two, no Redis"], limit=400).violations == []
 
 
+@EACH
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(explorer: Explorer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedules, "PATIENCE_SECONDS", 3)  # one of them shows by hanging

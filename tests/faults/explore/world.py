@@ -14,6 +14,7 @@ from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.ports import NoLock, Plain
 from flask_idempotency.core.records import Claim, State, StoredResponse
 from flask_idempotency.stores.redis.lock import RedisLock
+from tests.drivers import own_cursor
 from tests.faults.explore.schedules import Actor, Choice, Kind, Stage, Violation
 from tests.faults.explore.steps import ANSWER_LOST, TIMES_OUT, Clock, Servers
 
@@ -127,8 +128,7 @@ class World:
         actor, connection, body = Actor.current(), execution.hold.connection, f"{name}\n"
         if actor and plan.escapes:
             actor.stop_before("escape", Kind.CHANGE)
-            with execution.hold._wire.driver.cursor() as cursor:
-                super(type(cursor), cursor).execute("ROLLBACK; BEGIN")
+            own_cursor(execution.hold._wire.driver).execute("ROLLBACK; BEGIN")
         if actor:
             actor.stop_before("write", Kind.UNNOTICED)
         connection.exec_driver_sql(_INSERT, (self.key, body))
