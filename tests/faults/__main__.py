@@ -72,13 +72,13 @@ def negative(seed: int, seconds: float, only: str | None) -> bool:
     return all(caught)
 
 
-def explore(driver: str) -> bool:
+def explore() -> bool:
     """Every schedule of each bound; whether all of them kept every guarantee."""
     width, total = max(map(len, BOUNDS)), Counter[str]()
     row = f"{{:{width}}}  {{:>9}}  {{:>9}}  {{:>7}}  {{:>8}}  {{:>10}}  {{:>7}}"
     print(row.format("bound", "schedules", "exhausted", "deepest", "outcomes", "violations", "seconds"))
     with servers.postgres(fsync=False) as postgres, servers.redis() as redis_server:
-        explorer = Explorer(postgres, redis_server, driver)
+        explorer = Explorer(postgres, redis_server)
         for name, bound in BOUNDS.items():
             found = explorer.run(bound)
             exhausted = "no" if not found.exhausted else f"to {bound.depth}" if bound.depth else "yes"
@@ -91,11 +91,11 @@ def explore(driver: str) -> bool:
     return not total["violations"]
 
 
-def explore_mutants(driver: str) -> bool:
+def explore_mutants() -> bool:
     """Explore each mutant until it is caught; whether all were."""
     caught, width = [], max(map(len, MUTANTS))
     with servers.postgres(fsync=False) as postgres, servers.redis() as redis_server:
-        explorer = Explorer(postgres, redis_server, driver)
+        explorer = Explorer(postgres, redis_server)
         for name, (apply, bound) in MUTANTS.items():
             with mutated(apply):
                 found = explorer.run(bound)
@@ -120,8 +120,7 @@ def main() -> int:
     given = parser.parse_args()
     servers.urls.driver = given.driver
     if given.explore:
-        run_all = explore_mutants if given.controls else explore
-        return 0 if run_all(given.driver) else 1
+        return 0 if (explore_mutants() if given.controls else explore()) else 1
     if given.controls or given.design != "ours":
         only = None if given.design == "ours" else given.design
         return 0 if negative(given.seed, given.seconds or 10, only) else 1

@@ -135,9 +135,9 @@ def test_what_cannot_be_repeated_is_a_violation() -> None:
     assert "not repeatable" in explore(lambda: Toy(body, body)).violations[0]
 
 
-@pytest.fixture
-def explorer(postgres: Any, redis_server: Any, driver: str) -> Explorer:
-    return Explorer(postgres, redis_server, driver)
+@pytest.fixture(scope="module")
+def explorer(postgres: Any, redis_server: Any) -> Explorer:
+    return Explorer(postgres, redis_server)
 
 
 @EACH
@@ -149,7 +149,6 @@ def test_every_schedule_keeps_every_guarantee(explorer: Explorer, name: str) -> 
     assert report.schedules >= SHORT[name], report.outcomes
 
 
-@EACH
 def test_what_the_last_look_shows_is_believed(explorer: Explorer) -> None:
     """Found here, at schedule 383: a lock timed out, then all had finished, and the answer was 503."""
     assert explorer.run(BOUNDS["two, no Redis"], limit=400).violations == []

@@ -14,7 +14,6 @@ from flask_idempotency.stores.postgres import statements
 from flask_idempotency.stores.postgres.holds import PostgresHold
 from flask_idempotency.stores.postgres.records import PostgresRecords
 from flask_idempotency.stores.redis import lock as redis
-from tests.drivers import with_driver
 from tests.faults import mutants
 from tests.faults.explore.schedules import Report, explore
 from tests.faults.explore.steps import ANSWER_LOST, Servers
@@ -125,19 +124,15 @@ def mutated(apply: Callable[[Any], object]) -> Iterator[None]:
                         setattr(place, name, value)
 
 
-_numbers = itertools.count()
-
-
 class Explorer:
     """Explores bounds on a PostgreSQL and a Redis that are there; on a fresh database each time."""
 
-    def __init__(self, postgres: Any, redis_server: Any, driver: str) -> None:
-        self._postgres, self._redis, self._driver = postgres, redis_server, driver
+    def __init__(self, postgres: Any, redis_server: Any) -> None:
+        self._postgres, self._redis, self._numbers = postgres, redis_server, itertools.count()
 
     def run(self, bound: Bound, **options: Any) -> Report:
         """Every schedule of a bound; ``options`` as of :func:`explore`."""
-        url = self._postgres.database(f"explored_{next(_numbers)}")
-        servers = Servers(with_driver(url, self._driver), self._redis.url)
+        servers = Servers(self._postgres.database(f"explored_{next(self._numbers)}"), self._redis.url)
         logging.disable(logging.CRITICAL)  # the package warns of every fault
         try:
             with servers.stepped():
