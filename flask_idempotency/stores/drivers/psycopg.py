@@ -289,12 +289,14 @@ def _exchange(
     except BaseException:
         connection.close()
         raise
+    if book is not None:  # what is prepared stays so if something behind it fails
+        done = {at for at, result in enumerate(results) if result.status in _OK}
+        book.update(each for at, each in prepared.items() if at in done)
     for result in results:
         if result.status not in _OK:
             raise error_from_result(result, connection.info.encoding)
-    if book is None or not prepared:
+    if not prepared:
         return results
-    book.update(prepared.values())
     return [result for place, result in enumerate(results) if place not in prepared]
 
 
@@ -558,22 +560,37 @@ def _named(base: Any) -> Any:
 _KINDS = {"cursor_factory": _subclass, "server_cursor_factory": _named}
 
 
-class _WithoutFlush(psycopg.Pipeline):
-    """Sends no Flush behind its last Sync, which needs none.
+class _Pipeline(psycopg.Pipeline):
+    """Two differences, for one statement behind what waits.
 
-    After a Flush the server does not count how long the transaction is idle
-    (``idle_in_transaction_session_timeout``): a view that hangs would keep its key.
+    - It sends no Flush behind its last Sync, which needs none. After a Flush the server does not count
+      how long the transaction is idle (``idle_in_transaction_session_timeout``): a view that hangs
+      would keep its key.
+    - Psycopg notes a statement as prepared when it sends it. If the server skips it, because what
+      waits fails or the statement cannot be parsed, it would be missing whenever it is sent again.
     """
+
+    next_name = b""  # that psycopg gives
 
     def _fetch_gen(self, *, flush: bool) -> Any:  # noqa: ARG002
         return super()._fetch_gen(flush=False)
+
+    def _process_results(self, queued: Any, results: Any) -> None:
+        is_skipped = results[0].status == pq.ExecStatus.PIPELINE_ABORTED
+        if queued is not None and is_skipped and self.next_name:
+            names = self._conn._prepared._names  # noqa: SLF001
+            if names and names[next(reversed(names))] == self.next_name:
+                names.popitem()
+        super()._process_results(queued, results)
 
 
 def _behind(units: Any, execute: Callable[[], Any]) -> Any:
     """Execute a statement of the application's behind what waits, in one round trip."""
     pgconn, encoding = units.driver.pgconn, _encoding(units.driver)
     with units.driver.pipeline() as pipeline:
-        pipeline.__class__ = _WithoutFlush
+        pipeline.__class__ = _Pipeline
+        with suppress(AttributeError):  # of another release
+            pipeline.next_name = b"_pg3_%d" % units.driver._prepared._prepared_idx  # noqa: SLF001
         for statement in units.waiting:  # as psycopg does with commands of its own
             send = partial(pgconn.send_query_params, statement.encode(encoding), None)
             pipeline.command_queue.append(send)
