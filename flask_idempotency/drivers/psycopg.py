@@ -579,7 +579,7 @@ def _named(base: Any) -> Any:
 _KINDS = {"cursor_factory": _subclass, "server_cursor_factory": _named}
 
 
-class _WithoutFlush(psycopg.Pipeline):
+class _Pipeline(psycopg.Pipeline):
     """Sends no Flush behind its last Sync, which needs none, but all that libpq still holds.
 
     After a Flush the server does not count how long the transaction is idle
@@ -596,7 +596,7 @@ def _behind(units: Any, execute: Callable[[], Any]) -> Any:
     """Execute a statement of the application's behind what waits, in one round trip."""
     pgconn, encoding = units.driver.pgconn, _encoding(units.driver)
     with Connection.pipeline(units.driver) as pipeline:
-        pipeline.__class__ = _WithoutFlush
+        pipeline.__class__ = _Pipeline
         for statement in units.waiting:  # as psycopg does with commands of its own
             send = partial(pgconn.send_query_params, statement.encode(encoding), None)
             pipeline.command_queue.append(send)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import psycopg
 import pytest
@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from flask_idempotency import current_operation, idempotent
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.drivers import psycopg as port
+from flask_idempotency.drivers.raw_connection import RawConnection
 from tests.drivers import PSYCOPG
 
 pytestmark = PSYCOPG
@@ -340,3 +341,43 @@ def test_what_is_part_of_no_unit_is_not_in_the_savepoint_of_the_first(make_world
     world.app.add_url_rule("/payments", "pay", idempotent(view), methods=["POST"])
     assert world.post().status_code == 201
     assert world.count() == 1
+
+
+def test_a_statement_that_cannot_be_parsed_while_psycopg_prepares_it_costs_no_later_request(make_world):
+    """Behind what waits: psycopg notes it as prepared as soon as it is sent."""
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"pool_size": 1, "max_overflow": 0})
+
+    @world.app.post("/payments")
+    @idempotent
+    def pay():
+        world.db.session.add(world.Payment(amount=1))
+        world.db.session.commit()
+        return {"rows": world.db.session.scalar(sa.text("select count(*) from moved"))}, 201
+
+    world.sql("create table moved (id int)")
+    for number in range(5):  # psycopg's threshold
+        assert world.post(key=f"before-{number}").status_code == 201
+    with psycopg.connect(world.app.config["SQLALCHEMY_DATABASE_URI"].replace("+psycopg", "")) as other:
+        other.execute("alter table moved rename to away")
+        other.commit()
+        assert world.post(key="while").status_code == 500
+        other.execute("alter table away rename to moved")
+        other.commit()
+    assert world.post(key="while").status_code == 201
+    for number in range(8):
+        assert world.post(key=f"after-{number}").status_code == 201
+    assert world.sql("select count(*) from pg_prepared_statements where statement ~ 'moved'") == [(1,)]
+
+
+def test_a_message_of_ours_that_fails_while_it_is_prepared_costs_no_later_one(shop):
+    with shop.app.app_context():
+        wire = RawConnection(shop.db.engine)
+    try:
+        for divisor in (1, 0, 1, 1):  # noted, prepared, used
+            wire.send("BEGIN")
+            with nullcontext() if divisor else pytest.raises(psycopg.errors.DivisionByZero):
+                answer = wire.send("SELECT 2; SELECT 3 / %(divisor)s::int", {"divisor": divisor})
+                assert answer.fetchall() == [(3,)]
+            wire.send("ROLLBACK")
+    finally:
+        wire.close()
