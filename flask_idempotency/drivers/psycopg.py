@@ -239,6 +239,8 @@ def send(
     first: Sequence[str] = (),
 ) -> Answer:
     """See :class:`.port.Driver`."""
+    if (text or first[0]).startswith("ROLLBACK"):
+        _forget_prepared(connection)
     encoding = _encoding(connection)
     message = [_Statement(each.encode(encoding)) for each in first]
     message += _statements(text, has_values=values is not None, encoding=encoding)
@@ -271,6 +273,15 @@ def send(
             asks.is_direct = int(results.pop().get_value(0, 0)) == connection.pgconn.backend_pid
             asks.is_closed = not asks.is_direct
     return Answer(connection, results[:-1] if is_alone else results)
+
+
+def _forget_prepared(connection: Connection) -> None:
+    """Let psycopg prepare its statements anew, as its own ``rollback()`` does.
+
+    What a rollback has undone, or a migration changed, they would meet as it was.
+    """
+    with suppress(AttributeError):  # of another release
+        connection._prepared.clear()  # noqa: SLF001
 
 
 def _encoding(connection: Connection) -> str:
@@ -610,6 +621,8 @@ def _noting(units: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> 
         return call(*args, **kwargs)
     except Error as error:
         units.note(error)
+        if sqlstate(error) in _NOT_AS_PREPARED:
+            _forget_prepared(units.driver)
         raise
     finally:
         units.sent()

@@ -19,13 +19,13 @@ from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Claim, StoredResponse
 from flask_idempotency.drivers.raw_connection import RawConnection
 from flask_idempotency.session import transaction_scope
+from flask_idempotency.session.postgres_units import EARLY
 from flask_idempotency.session.session_class import JoiningSession
 from flask_idempotency.stores.postgres import statements
 from flask_idempotency.stores.postgres.holds import Locked, PostgresHold
 from flask_idempotency.stores.postgres.messages import Messages
 from flask_idempotency.stores.postgres.records import PostgresRecords
 from flask_idempotency.stores.redis import lock as redis
-from flask_idempotency.session.postgres_units import EARLY
 from flask_idempotency.web.attempt.atomic import AtomicAttempt
 
 

@@ -125,6 +125,31 @@ def test_a_migration_under_prepared_statements_costs_no_request(make_world, add_
     assert world.sql(PREPARED)[0][0] > 0
 
 
+def test_a_migration_under_what_psycopg_prepared_costs_one_request_as_without_us(make_world, add_view):
+    """It forgets what it prepared when it rolls back, and we roll an operation back past it."""
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"pool_size": 1, "max_overflow": 0})
+    text = sa.text("select * from payment")
+    add_view(world, during=lambda: world.db.session.execute(text).all())
+    for key in range(9):
+        assert world.post(key=f"before-{key}").status_code == 201
+    world.sql("alter table payment add column remark text")
+    assert [world.post(key=f"after-{key}").status_code for key in range(3)] == [500, 201, 201]
+
+
+def test_a_rollback_of_the_view_forgets_what_psycopg_prepared_about_it(make_world, add_view):
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"pool_size": 1, "max_overflow": 0})
+
+    def during():
+        for columns in "a int", "a int, b text":
+            world.db.session.execute(sa.text(f"create temporary table found ({columns})"))
+            for _ in range(9):
+                world.db.session.execute(sa.text("select * from found")).all()
+            world.db.session.rollback()
+
+    add_view(world, during=during)
+    assert [world.post(key=key).status_code for key in ("one", "two")] == [201, 201]
+
+
 def test_a_message_of_ours_that_fails_costs_no_later_request(make_world, add_view):
     """What it had prepared by then is there, and is not prepared once more under the same name."""
     world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"pool_size": 1, "max_overflow": 0})
