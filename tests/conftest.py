@@ -217,6 +217,8 @@ def make_world(
         app.config.update(config)
         url = app.config["SQLALCHEMY_DATABASE_URI"]
         app.config["SQLALCHEMY_DATABASE_URI"] = with_driver(url, driver)
+        binds = app.config.get("SQLALCHEMY_BINDS", {})
+        app.config["SQLALCHEMY_BINDS"] = {bind: with_driver(at, driver) for bind, at in binds.items()}
         db.init_app(app)
 
         @app.before_request

@@ -22,7 +22,7 @@ class Listener:
     is_parents = False
     traits = begun = 0
     ends: Sequence[str] = ()
-    top = None
+    present = None
 
     def __init__(self, connection: Any, hear: Hear) -> None:
         self.driver, self.hear, self.lock = connection, hear, RLock()

@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from .sqltext import Room, without_noise
+from .sqltext import LONG, Room, without_noise
 
 Shape = tuple[Any, ...]
 
@@ -75,6 +75,8 @@ def _depends_on_values(text: str) -> bool:
 
 
 def note_parsed(text: Text) -> None:
-    """Add a text to :data:`parsed`."""
-    if text[1] is not None and not _depends_on_values(text[0]) and _room.takes(text[0], parsed):
+    """Add a text to :data:`parsed`, unless it is long: reading it would cost more than it saves."""
+    if text[1] is None or len(text[0]) >= LONG or _depends_on_values(text[0]):
+        return
+    if _room.takes(text[0], parsed):
         parsed.add(text)

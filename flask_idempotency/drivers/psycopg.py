@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import generators, pq
-from psycopg.adapt import Transformer
+from psycopg.adapt import AdaptersMap, Transformer
 from psycopg.errors import error_from_result
 from psycopg.waiting import Ready, Wait
 from sqlalchemy import Pool
@@ -195,6 +195,15 @@ def _book(connection: Connection) -> _Book | None:
     return book
 
 
+class _AsItCame:
+    """What rows of ours are read with: the connection's encoding, and no adapters of an application."""
+
+    adapters = AdaptersMap(psycopg.adapters)
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+
 class Answer:
     """What the last statement of a message answered, and the rows of the last that returned some."""
 
@@ -213,7 +222,7 @@ class Answer:
         """All rows."""
         if self._rows is None:
             return []
-        transformer = Transformer(self._connection)
+        transformer = Transformer(_AsItCame(self._connection))
         transformer.set_pgresult(self._rows)
         return transformer.load_rows(0, self._rows.ntuples, tuple)
 
@@ -230,6 +239,8 @@ def send(
     first: Sequence[str] = (),
 ) -> Answer:
     """See :class:`.port.Driver`."""
+    if (text or first[0]).startswith("ROLLBACK"):
+        _forget_prepared(connection)
     encoding = _encoding(connection)
     message = [_Statement(each.encode(encoding)) for each in first]
     message += _statements(text, has_values=values is not None, encoding=encoding)
@@ -262,6 +273,15 @@ def send(
             asks.is_direct = int(results.pop().get_value(0, 0)) == connection.pgconn.backend_pid
             asks.is_closed = not asks.is_direct
     return Answer(connection, results[:-1] if is_alone else results)
+
+
+def _forget_prepared(connection: Connection) -> None:
+    """Let psycopg prepare its statements anew, as its own ``rollback()`` does.
+
+    What a rollback has undone, or a migration changed, they would meet as it was.
+    """
+    with suppress(AttributeError):  # of another release
+        connection._prepared.clear()  # noqa: SLF001
 
 
 def _encoding(connection: Connection) -> str:
@@ -402,17 +422,30 @@ class OperationCursors:
             setattr(self._driver, name, made)
         # psycopg's cursors know the connection itself, which must end no more than a unit.
         self._ends: dict[str, Any] = {name: partial(units.end, name) for name in units.ends}
-        if self._ends:
-            what = "the view called transaction() of the driver's connection"
-            self._ends["transaction"] = partial(units.refuse, what)
+        for name in ("transaction", "pipeline") if units.ends else ():
+            what = f"the view called {name}() of the driver's connection"
+            self._ends[name] = partial(units.refuse, what)
         vars(self._driver).update(self._ends)
 
     def new(self, owner: Any, *args: Any, **kwargs: Any) -> Any:
         """See :class:`.port.Cursors`."""
+        driver, made = self._driver, self._made
+        if (
+            driver.cursor_factory is not made["cursor_factory"]
+            or driver.server_cursor_factory is not made["server_cursor_factory"]
+        ):
+            self._adopt()
         # Made by the pool's connection: an agent for tracing puts a wrapper around the cursor, too.
         cursor = self._outer.cursor(*args, **kwargs)
         cursor.owner = owner
         return cursor
+
+    def _adopt(self) -> None:
+        """Make cursors of the classes that the view has chosen at its cursor's ``connection``."""
+        for name, made in self._made.items():
+            if (chosen := getattr(self._driver, name)) is not made:
+                setattr(self, name, chosen)
+                setattr(self._driver, name, made)
 
     def execute(
         self, owner: Any, query: Any, params: Any = None, *, prepare: Any = None, binary: bool = False
@@ -434,7 +467,7 @@ class OperationCursors:
         if not isinstance(base, type):
             base = type(base(*args, **kwargs))
         cursor = kind(base)(*args, **kwargs)
-        cursor.units, cursor.owner = self._units, self._units.top
+        cursor.units, cursor.owner = self._units, self._units.present
         return cursor
 
 
@@ -557,22 +590,24 @@ def _named(base: Any) -> Any:
 _KINDS = {"cursor_factory": _subclass, "server_cursor_factory": _named}
 
 
-class _WithoutFlush(psycopg.Pipeline):
-    """Sends no Flush behind its last Sync, which needs none.
+class _Pipeline(psycopg.Pipeline):
+    """Sends no Flush behind its last Sync, which needs none, but all that libpq still holds.
 
     After a Flush the server does not count how long the transaction is idle
     (``idle_in_transaction_session_timeout``): a view that hangs would keep its key.
     """
 
-    def _fetch_gen(self, *, flush: bool) -> Any:  # noqa: ARG002
-        return super()._fetch_gen(flush=False)
+    def _fetch_gen(self, *, flush: bool) -> Any:
+        if flush:
+            yield from generators.send(self.pgconn)
+        yield from super()._fetch_gen(flush=False)
 
 
 def _behind(units: Any, execute: Callable[[], Any]) -> Any:
     """Execute a statement of the application's behind what waits, in one round trip."""
     pgconn, encoding = units.driver.pgconn, _encoding(units.driver)
-    with units.driver.pipeline() as pipeline:
-        pipeline.__class__ = _WithoutFlush
+    with Connection.pipeline(units.driver) as pipeline:
+        pipeline.__class__ = _Pipeline
         for statement in units.waiting:  # as psycopg does with commands of its own
             send = partial(pgconn.send_query_params, statement.encode(encoding), None)
             pipeline.command_queue.append(send)
@@ -586,6 +621,8 @@ def _noting(units: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> 
         return call(*args, **kwargs)
     except Error as error:
         units.note(error)
+        if sqlstate(error) in _NOT_AS_PREPARED:
+            _forget_prepared(units.driver)
         raise
     finally:
         units.sent()

@@ -181,7 +181,7 @@ class OperationCursors:
     def _make(self, *args: Any, **kwargs: Any) -> Cursor:
         """A cursor for a listener of the pool, which is given the driver's connection itself."""
         cursor: Any = self._kind()(*args, **kwargs)
-        cursor.units, cursor.owner = self._units, self._units.top
+        cursor.units, cursor.owner = self._units, self._units.present
         return cast("Cursor", cursor)
 
 

@@ -138,6 +138,7 @@ _SET_CONFIG = _sql(
     r"\bset_config\s*\(\s*'(?P<name>[^']+)'(?:::\w+)?\s*,\s*(?:[^()']|'(?:[^']|'')*'|\([^()]*\))*?"
     r",\s*'?(?P<local>[A-Za-z01]+)'?(?:::\w+)?\s*\)"
 )
+_ANY_SET_CONFIG = _sql(r"\bset_config\s*\(")
 _ISOLATION = _sql(
     r"SET\s+(?:LOCAL\s+|SESSION\s+)?(?:TRANSACTION\b.*(?:ISOLATION|SNAPSHOT|DEFERRABLE)"
     r"|CHARACTERISTICS\b|TRANSACTION_(?:ISOLATION|DEFERRABLE)\b|DEFAULT_TRANSACTION_\w+)"
@@ -155,10 +156,9 @@ _DOLLARS = re.compile(r"\$\w*\$")
 _BLOCK_WORDS = _sql(r"\b(?:BEGIN|THEN|ELSE|LOOP|PERFORM)\b")
 _SETS_SOMETHING = _sql(r"\bset_config\b|\bSET\s+\w")
 
-_DELETES_ROWS = _sql(r"\bON\s+COMMIT\s+DELETE\b")
-_DROPPED_TABLE = _sql(
+_ENDED_TABLE = _sql(
     r"CREATE\s+(?:(?:LOCAL|GLOBAL)\s+)?TEMP(?:ORARY)?\s+TABLE\s+(?:IF\s+NOT\s+EXISTS\s+)?"
-    r"(?:pg_temp\s*\.\s*)?(?P<name>\w+|\"[^\"]+\")[^;]*?\bON\s+COMMIT\s+DROP\b"
+    r"(?:pg_temp\s*\.\s*)?(?P<name>\w+|\"[^\"]+\")[^;]*?\bON\s+COMMIT\s+(?P<end>DROP|DELETE)\b"
 )
 
 
@@ -307,15 +307,19 @@ def savepoint_of(text: str) -> tuple[str, str] | None:
 def settings_of(text: str) -> tuple[frozenset[str], frozenset[str]]:
     """The settings that the message changes: for the connection, and for the transaction.
 
-    In lower case; ``*`` for all. Those that a function on the server sets are not among them. The
+    In lower case; ``*`` for all of the connection, or one of the transaction whose name is not in the
+    text. Those that a function on the server sets are not among them. The
     message must contain its values.
     """
     session: set[str] = set()
     local: set[str] = set()
     if _DO.match(text):
         text = _DOLLARS.sub(";", _BLOCK_WORDS.sub(";", text))
-    for call in _SET_CONFIG.finditer(text):
+    calls = [*_SET_CONFIG.finditer(text)]
+    for call in calls:
         (session if call["local"].lower() in _FALSE else local).add(call["name"])
+    if len(calls) < len(_ANY_SET_CONFIG.findall(text)):
+        local.add("*")
     for statement in _statements(_keep_names(text)):
         if (found := _SET.match(statement) or _RESET.match(statement)) is not None:
             session.add(found["name"] or "*")
@@ -339,8 +343,9 @@ def _keep_names(text: str) -> str:
     return re.sub(r'"([\w.$]+)"', r"\1", text)
 
 
-def dropped_on_commit(text: str) -> list[str]:
-    """The temporary tables of the message that the commit drops; none if it empties others."""
-    if _DELETES_ROWS.search(text) is not None:
-        return []
-    return [found["name"] for found in _DROPPED_TABLE.finditer(text)]
+def temporary_endings(text: str) -> list[str]:
+    """What a commit does to the temporary tables that the message makes, as statements."""
+    return [
+        f"{'DROP TABLE' if found['end'].upper() == 'DROP' else 'TRUNCATE'} pg_temp.{found['name']}"
+        for found in _ENDED_TABLE.finditer(text)
+    ]

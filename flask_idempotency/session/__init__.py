@@ -1,1 +1,1 @@
-"""``db.session`` in the operation's transaction."""
+"""All that happens to a session in an operation. It knows SQLAlchemy and the drivers' port."""

@@ -193,14 +193,17 @@ def _examine(connection: Connection) -> sql.Carried | None:
                 f"db.session had set {min(both)} both for its transaction and for the connection"
                 " before the idempotent view began, and only one of them can be carried into it"
             )
-        names = (before.for_connection | before.for_transaction) - {"*"}
+        for_connection = before.for_connection - {"*"}
+        names = for_connection | before.for_transaction - {"*"}
         if before.traits & UNSURE:
-            names |= set(_ask(connection, sql.FUNCTIONS)[0] or ())
+            local, lasting = (set(found or ()) for found in _ask(connection, sql.FUNCTIONS))
+            names |= local | lasting
+            for_connection |= lasting - local
         if not names:
             return None
         values = _ask(connection, sql.current_settings(names))
         settings = dict(zip(sorted(names), values, strict=True))
-        return sql.Carried(settings, frozenset(before.for_connection))
+        return sql.Carried(settings, frozenset(for_connection))
     except connection.dialect.loaded_dbapi.Error as error:
         if sqlstate(error) == ABORTED:
             raise NotAtomic(

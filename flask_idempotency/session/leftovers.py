@@ -70,10 +70,16 @@ def is_settled_outside(db: SQLAlchemy) -> bool:
     return session is None or not (waits_for_commit(session) or _has_written(session))
 
 
-def end_view(db: SQLAlchemy, name: str) -> None:
-    """End the part of a view that is not atomic: what it did not commit is undone, as without us."""
-    if not is_settled_outside(db):
-        drop_leftovers(db.session(), name)
+def end_view(databases: Databases, name: str, *, in_request: bool) -> None:
+    """End the part of a view that is not atomic: what it did not commit is undone, as without us.
+
+    Raises ``NotAtomic`` where that would have been committed later: in a teardown, or after ``run()``.
+    """
+    if is_settled_outside(databases.db):
+        return
+    drop_leftovers(databases.db.session(), name)
+    if not in_request or commits_in_teardown(databases.app):
+        raise NotAtomic(f"{name} left changes in db.session that nobody had committed: {COMMIT_THEM}")
 
 
 def blocks_records(databases: Databases) -> bool:
@@ -90,6 +96,12 @@ def _has_written(session: Session, pool: Any = None) -> bool:
         return any(has_written(each) for each in begun if pool in (None, each.engine.pool))
     except Exception:  # it has failed, or its connection is lost: it cannot be asked
         return False
+
+
+COMMIT_THEM = (
+    "commit them in the view, in a decorator or in an after_request function (a teardown is too late),"
+    " or drop them with db.session.rollback()"
+)
 
 
 def commits_in_teardown(app: Flask) -> bool:

@@ -55,7 +55,7 @@ EARLY = f"SAVEPOINT {NAME}0"
 """Made behind the row's lock, in the same message, for the first unit. A driver that cannot have the
 rows of a statement in front of another one (``ANSWERS_EACH``) has none."""
 
-_AT_ONCE = {"idle_in_transaction_session_timeout", "idle_session_timeout", "transaction_timeout"}
+_AT_ONCE = {"idle_in_transaction_session_timeout", "idle_session_timeout"}
 """Settings that work while nothing is sent."""
 
 
@@ -72,8 +72,10 @@ class Facts:
     deferred: bool = False
     deferrable: bool = False
     set_in_functions: frozenset[str] = frozenset()
+    set_for_connection: frozenset[str] = frozenset()
     reads_may_write: bool = False
-    dropped_in_functions: tuple[str, ...] = ()
+    ended_in_functions: tuple[str, ...] = ()
+    functions_defer: bool = False
     is_stale: bool = False
 
 
@@ -96,6 +98,8 @@ class PostgresUnits(Units):
         self._temporary: list[str] = []
         self._making: list[str] = []  # those of the statement that is being sent
         self._constraints_are_set = False
+        self._every = UNSURE if facts.reads_may_write else READS  # what every statement may do
+        self._unsure = CONSTRAINTS if facts.functions_defer else READS
         self._ours: BaseException | None = None
         self.cursors = self.port.cursors(self)
         self.cursor = self.cursors.new  # type: ignore[method-assign]
@@ -134,17 +138,17 @@ class PostgresUnits(Units):
             self.refuse("the view sent a statement that begins or ends a transaction")
         if self.has_ended():
             self.refuse("the view ended the operation's transaction through the driver's connection")
-        traits &= ~SUSPECT
+        traits = traits & ~SUSPECT | self._every
+        if traits & UNSURE:
+            traits |= self._unsure
         self._making = []
-        if self.facts.reads_may_write:
-            traits |= UNSURE
         if not self._checking_out:
             self._take_turn(owner, traits)
         if traits & SAVEPOINT:
             self.note_savepoint(owner, text)
         if self._checking_out or not owner.is_top:
             if traits & UNSURE and self.facts.set_in_functions:
-                self._remember(self.facts.set_in_functions)
+                self._set_locally(self.facts.set_in_functions)
             if traits & (SETS | ON_COMMIT | CONSTRAINTS) or self._constraints_are_set:
                 self._expect(traits, text if sent is None else self.port.bound(*sent))
 
@@ -158,24 +162,23 @@ class PostgresUnits(Units):
                 self.refuse(
                     f"the view set {min(both)} in two ways in one message, which cannot be told apart"
                 )
-            if not for_connection | for_transaction and not traits & UNSURE:
+            unclear = not for_connection | for_transaction and not traits & UNSURE
+            if unclear or "*" in for_transaction:
                 self.refuse(
                     "the view sent a statement that changes a setting whose name cannot be read"
                 )
-            self._kept |= for_connection
-            # What was set for the connection just before comes back: so it is remembered anew.
-            self._remembered -= for_transaction & self._kept
-            self._kept -= for_transaction
-            self._remember(for_transaction)
-        if traits & ON_COMMIT:
-            tables = sqltext.dropped_on_commit(text)
-            if not tables:
+            if "transaction_timeout" in for_connection | for_transaction:
                 self.refuse(
-                    "the view made a temporary table that a commit empties, or in a way that cannot be"
-                    " read: make it ON COMMIT DROP"
+                    "the view set transaction_timeout, which would count from the operation's beginning"
                 )
-            self._making = tables
-            self._temporary += tables
+            self._kept |= for_connection
+            self._set_locally(for_transaction)
+        if traits & ON_COMMIT:
+            endings = sqltext.temporary_endings(text)
+            if not endings:
+                self.refuse("the view made a temporary table ON COMMIT in a way that cannot be read")
+            self._making = endings
+            self._temporary += endings
         if traits & CONSTRAINTS and self._nested:
             self.refuse("the view sent SET CONSTRAINTS, or made a deferrable one, in begin_nested()")
         if self._constraints_are_set and traits & (WRITES | UNSURE):
@@ -183,6 +186,12 @@ class PostgresUnits(Units):
                 "the view wrote again after it had sent SET CONSTRAINTS and committed, in a database"
                 " that has constraints INITIALLY DEFERRED and others INITIALLY IMMEDIATE"
             )
+
+    def _set_locally(self, names: frozenset[str]) -> None:
+        # What was set for the connection just before comes back: so it is remembered anew.
+        self._remembered -= names & self._kept
+        self._kept -= names
+        self._remember(names)
 
     def _remember(self, names: Iterable[str]) -> None:
         # Those of the transaction itself come back with the savepoint.
@@ -192,7 +201,8 @@ class PostgresUnits(Units):
             self.waiting.append(sql.remember(new))
 
     def _begin(self, owner: StandIn) -> None:
-        self._remembered, self._kept, self._temporary = set(), set(), []
+        self._remembered, self._kept = set(), set()
+        self._temporary = [ending for ending in self._temporary if ending.startswith("TRUNCATE")]
         if self.waiting:
             self._before_units()  # what waits is part of no unit
         self._savepoint = self._early or f"SAVEPOINT {NAME}{self.begun}"
@@ -229,6 +239,12 @@ class PostgresUnits(Units):
             return
         if self.traits & CONSTRAINTS or (self.facts.deferred and self.traits & (WRITES | UNSURE)):
             self._check_constraints()
+        unclear = self.facts.set_for_connection & self.facts.set_in_functions & self._remembered
+        if unclear and self.traits & UNSURE and self._says(sql.have_changed(unclear)):
+            self.refuse(
+                f"the view called a function that sets {min(unclear)}, which functions of this"
+                " database set both for the transaction and for the connection"
+            )
         if back := self._remembered - self._kept:
             self.waiting.append(sql.settings_back(back))
         self.waiting.append(f"RELEASE {begin}")
@@ -236,11 +252,11 @@ class PostgresUnits(Units):
             self.waiting.append(sql.CLOSE_CURSORS)
         if self.traits & CURSOR or back & _AT_ONCE:
             self.flush()  # what reads on asks the server itself, and a time-out does not wait
-        dropped = [*self._temporary]
+        endings = [*self._temporary]
         if self.traits & (WRITES | UNSURE):
-            dropped += self.facts.dropped_in_functions
-        if dropped:
-            self.waiting.append(sql.drop_temporary(dropped))
+            endings += self.facts.ended_in_functions
+        if endings:
+            self.waiting.append(sql.end_temporary(endings))
 
     def _check_constraints(self) -> None:
         """Raise what a COMMIT would, and undo the unit as a COMMIT that fails does."""

@@ -55,7 +55,7 @@ class Noted:
             sent = driver.bound(cursor, statement, parameters)
             for_connection, for_transaction = settings_of(sent)
             unclear = not for_connection | for_transaction and not traits & UNSURE
-            if chooses_isolation(sent) or unclear:
+            if chooses_isolation(sent) or unclear or "*" in for_transaction:
                 self.traits |= CURSOR  # stands for what cannot be carried
             self.for_connection |= for_connection
             self.for_transaction |= for_transaction

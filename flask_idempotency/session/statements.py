@@ -21,28 +21,46 @@ SELECT coalesce(string_agg(format('CLOSE %I', name), ';'), 'SELECT') FROM pg_cur
  WHERE NOT is_holdable AND name <> ''); END $idempotency$"""
 """What a COMMIT does to open cursors: it keeps those WITH HOLD. That without a name is a driver's."""
 
-_SETS_IN_FUNCTIONS = """(SELECT array_agg(DISTINCT lower(found[1])) FROM (
-           SELECT regexp_matches(prosrc,
-                    '(?:set_config\\s*\\(\\s*''|\\mset\\s+(?:local\\s+|session\\s+)?)([\\w.]+)',
-                    'gi') AS found
+_TEXTS = """(SELECT CASE prosrc WHEN '' THEN pg_get_functiondef(pg_proc.oid) ELSE prosrc END AS source
              FROM pg_proc JOIN pg_language ON pg_language.oid = prolang
             WHERE lanname NOT IN ('internal', 'c')
               AND pronamespace NOT IN (SELECT oid FROM pg_namespace
-                                        WHERE nspname IN ('pg_catalog', 'information_schema'))
-              AND prosrc ~* '\\mset') AS functions
+                           WHERE nspname IN ('pg_catalog', 'information_schema'))) AS texts"""
+"""Those of the application's functions. A body in standard SQL is no text, and printed."""
+
+
+def _set_in_functions(pattern: str) -> str:
+    return f"""(SELECT array_agg(DISTINCT lower(found[1])) FROM (
+           SELECT regexp_matches(source, '{pattern}', 'gi') AS found
+             FROM {_TEXTS} WHERE source ~* '\\mset') AS functions
          WHERE found[1] ~ '^[[:alpha:]_]\\w*([.][[:alpha:]_]\\w*)+$' OR lower(found[1]) = 'role'
             OR lower(found[1]) IN (SELECT lower(name) FROM pg_settings
                                     WHERE context IN ('user', 'superuser')))"""
 
-FUNCTIONS = f"SELECT {_SETS_IN_FUNCTIONS}"
-"""The settings that the application's functions change, as far as their texts name them. A name may be
-none all the same, such as one in a comment: nothing is set that has not changed."""
 
-_DROPPED_IN_FUNCTIONS = """(SELECT array_agg(DISTINCT found[1]) FROM (
-           SELECT regexp_matches(prosrc,
+_CALL = "set_config\\s*\\(\\s*''"
+_LASTING_CALL = "[\\w.]+''(?:::text)?\\s*,[^;()]*,\\s*false\\s*\\)"
+_SET_LOCALLY = _set_in_functions(f"(?:{_CALL}(?!{_LASTING_CALL})|\\mset\\s+local\\s+)([\\w.]+)")
+_SET_FOR_CONNECTION = _set_in_functions(
+    f"(?:{_CALL}(?={_LASTING_CALL})"
+    "|\\mset\\s+(?:session\\s+)?(?!local\\M|session\\M|role\\s*=))([\\w.]+)"
+)
+
+FUNCTIONS = f"SELECT {_SET_LOCALLY}, {_SET_FOR_CONNECTION}"
+"""The settings that the application's functions change, as far as their texts name them: for the
+transaction, or in a way that does not tell; and for the connection. A name may be none all the same,
+such as one in a comment: nothing is set that has not changed."""
+
+_ENDED_IN_FUNCTIONS = f"""(SELECT array_agg(DISTINCT
+             CASE lower(found[2]) WHEN 'drop' THEN 'DROP TABLE' ELSE 'TRUNCATE' END
+             || ' pg_temp.' || found[1])
+           FROM (SELECT regexp_matches(source,
                     'create\\s+temp(?:orary)?\\s+table\\s+(?:if\\s+not\\s+exists\\s+)?'
-                    '(?:pg_temp\\s*[.]\\s*)?(\\w+|"[^"]+")[^;]*\\mon\\s+commit\\s+drop', 'gi') AS found
-             FROM pg_proc WHERE prosrc ~* '\\mon\\s+commit\\s+drop') AS functions)"""
+                    '(?:pg_temp\\s*[.]\\s*)?(\\w+|"[^"]+")[^;]*'
+                    '\\mon\\s+commit\\s+(drop|delete)', 'gi') AS found
+             FROM {_TEXTS} WHERE source ~* '\\mon\\s+commit\\s+(drop|delete)') AS functions)"""
+
+_DEFER_IN_FUNCTIONS = f"EXISTS (SELECT FROM {_TEXTS} WHERE source ~* '\\mset\\s+constraints\\M')"
 
 _READS_MAY_WRITE = f"""EXISTS (SELECT FROM pg_proc
          WHERE provolatile = 'v' AND pronamespace NOT IN (SELECT oid FROM pg_namespace
@@ -62,12 +80,13 @@ view, an operator, a cast, the check of a domain, or a policy."""
 FACTS = f"""SELECT EXISTS (SELECT FROM pg_constraint WHERE condeferrable AND condeferred),
        EXISTS (SELECT FROM pg_constraint WHERE condeferrable AND NOT condeferred),
        current_setting('synchronous_commit'),
-       current_setting('client_connection_check_interval', true), {_SETS_IN_FUNCTIONS},
+       current_setting('client_connection_check_interval', true),
+       {_SET_LOCALLY}, {_SET_FOR_CONNECTION},
        {_READS_MAY_WRITE},
-       {_DROPPED_IN_FUNCTIONS}"""
+       {_ENDED_IN_FUNCTIONS}, {_DEFER_IN_FUNCTIONS}"""
 """Asked once for each engine: whether there are constraints that are checked at COMMIT by default, and
-others that can be; two settings; which settings functions change; whether reads may write;
-and which temporary tables of functions a commit drops."""
+others that can be; two settings; which settings functions change; whether reads may write; what a
+commit does to temporary tables of functions; and whether one chooses when constraints are checked."""
 
 WHERE_TABLE_IS = """SELECT set_config('search_path', (SELECT reset_val FROM pg_settings
          WHERE name = 'search_path'), true), current_setting('search_path');
@@ -118,11 +137,7 @@ def would_lose(remembered: Iterable[str], *, locks: bool, above: int) -> str:
     parts = [f"({did_more_than_read(above=above)})"]
     if locks:
         parts.append(_HAS_LOCKS)
-    parts += [
-        f"current_setting({_memory(name)}, true)"
-        f" IS DISTINCT FROM '=' || coalesce(current_setting({literal(name)}, true), '')"
-        for name in sorted(remembered)
-    ]
+    parts += map(_has_changed, sorted(remembered))
     return "SELECT " + " OR ".join(parts)
 
 
@@ -166,12 +181,24 @@ def _present(name: str) -> str:
     return f"coalesce(current_setting({literal(name)}, true), '')"
 
 
-def drop_temporary(names: Iterable[str]) -> str:
-    """A statement that drops those of these temporary tables that are there."""
-    listed = ", ".join(literal(f"pg_temp.{name}") for name in names)
-    return f"""DO $idempotency$ DECLARE name text; BEGIN FOREACH name IN ARRAY ARRAY[{listed}] LOOP
-  IF to_regclass(name) IS NOT NULL THEN EXECUTE 'DROP TABLE ' || name; END IF;
+def end_temporary(endings: Iterable[str]) -> str:
+    """A statement that does what a commit does to temporary tables, if they are there.
+
+    Each is ``DROP TABLE`` or ``TRUNCATE``, and the table in ``pg_temp``.
+    """
+    listed = ", ".join(map(literal, endings))
+    return f"""DO $idempotency$ DECLARE ending text; BEGIN FOREACH ending IN ARRAY ARRAY[{listed}] LOOP
+  IF to_regclass(substring(ending from 'pg_temp.*')) IS NOT NULL THEN EXECUTE ending; END IF;
 END LOOP; END $idempotency$"""
+
+
+def have_changed(names: Iterable[str]) -> str:
+    """A question: whether one of these settings is not what was remembered."""
+    return "SELECT " + " OR ".join(map(_has_changed, sorted(names)))
+
+
+def _has_changed(name: str) -> str:
+    return f"current_setting({_memory(name)}, true) IS DISTINCT FROM '=' || {_present(name)}"
 
 
 CHECK = ["SET CONSTRAINTS ALL IMMEDIATE"]
@@ -225,7 +252,7 @@ def carried(settings: Mapping[str, str], for_connection: frozenset[str]) -> str:
     What is as it was is left alone, as nobody may be allowed to set it.
     """
     calls = [
-        f"CASE WHEN {str(name in for_connection).lower()} OR {literal(value)} <> {_present(name)} THEN"
+        f"CASE WHEN {literal(value)} <> {_present(name)} THEN"
         f" set_config({literal(name)}, {literal(value)}, {str(name not in for_connection).lower()}) END"
         for name, value in sorted(settings.items(), key=lambda item: (item[0] == "role", item))
     ]

@@ -13,6 +13,7 @@ from flask_idempotency.core.ports import Step, Transaction
 from .before_view import SetAside
 from .databases import Databases
 from .leftovers import (
+    COMMIT_THEM,
     commits_in_teardown,
     drop_leftovers,
     end_session,
@@ -106,9 +107,7 @@ class Joined:
         if status < 400 or commits_in_teardown(self._databases.app):
             raise NotAtomic(
                 f"the view of {self._running.operation.name} responded with {status} and left changes"
-                " in db.session that nobody committed: commit them in the view, in a decorator or in an"
-                " after_request function (a teardown is too late), or drop them with"
-                " db.session.rollback()"
+                f" in db.session that nobody committed: {COMMIT_THEM}"
             )
 
     def _sessions(self) -> list[Session]:

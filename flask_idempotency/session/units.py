@@ -184,6 +184,11 @@ class Units:
             self._connection.begin()  # the transaction that is open already: sends nothing
         return self._connection
 
+    @property
+    def present(self) -> StandIn:
+        """Whose unit is open; what stands under :attr:`connection`, if none is."""
+        return self._open or self.top
+
     def bind(self, engine: Engine) -> Engine:
         """The engine that a session works on in place of ``engine`` while the operation runs."""
         if engine not in self._engines:
@@ -191,7 +196,10 @@ class Units:
         return self._engines[engine]
 
     def adopt(self, connection: Connection, settings: Carried | None) -> None:
-        """See :class:`~flask_idempotency.core.ports.Units`."""
+        """Let a connection that was in use before the operation go on in it.
+
+        ``settings`` are what its transaction had set.
+        """
         if settings is not None:
             raise NotAtomic("settings of the transaction before the view cannot be carried into it")
         self.put_under(connection)

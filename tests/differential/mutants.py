@@ -446,7 +446,7 @@ def constraints_of_both_kinds_stay_immediate(knife: Knife) -> None:
 )
 def temporary_tables_outlive_the_commit(knife: Knife) -> None:
     """ON COMMIT DROP does nothing at the view's commit."""
-    knife.replace(sqltext, "dropped_on_commit", lambda text: ["no_such_table"])
+    knife.replace(sqltext, "temporary_endings", lambda text: ["DROP TABLE pg_temp.no_such_table"])
 
 
 @shown_by(

@@ -119,6 +119,76 @@ def a_setting_in_a_quoted_function_before_the_view(world):
     world.commit()
 
 
+# What a transaction's end does to what functions chose or made.
+
+ENDINGS = """
+    create function choose_in_standard_sql() returns text language sql
+        return set_config('app.tenant', 'a', true);
+    create function choose_for_connection(name text) returns void language plpgsql as
+        $$ begin perform set_config('app.clerk', name, false); end $$;
+    create function choose_path() returns void language plpgsql as
+        $$ begin execute 'set search_path to audit, public'; end $$;
+    create function choose_either(name text, only_now bool) returns void language plpgsql as
+        $$ begin if only_now then perform set_config('app.either', name, true);
+           else perform set_config('app.either', name, false); end if; end $$;
+    create function stage(number int) returns void language plpgsql as
+        $$ begin create temporary table if not exists staged (number int) on commit delete rows;
+           insert into staged values (number);
+           insert into payment (amount) select staged.number from staged; end $$
+"""
+
+
+def endings(world):
+    functions(world)
+    world.admin_run(ENDINGS)
+
+
+def note_settings(world):
+    for name in ("app.tenant", "app.clerk", "app.either", "app.shop", "search_path"):
+        world.note(world.sql(f"select current_setting('{name}', true)"))
+
+
+CHOICES = {
+    "a function in standard SQL": "select choose_in_standard_sql()",
+    "a function, for the connection": "select choose_for_connection('a')",
+    "a function, a path": "select choose_path()",
+    "a function, once for the connection, once not": "select choose_either('a', true)",
+    "a text, and then a function": "set app.tenant = 'nobody'; select choose_tenant('a')",
+    "a function, and then a text": "select choose_tenant('a'); set app.tenant = 'nobody'",
+    "names in columns": "select set_config(n, v, true) from (values ('app.shop', 'a')) as t(n, v)",
+}
+
+for name, text in CHOICES.items():
+
+    def chosen(world, text=text):
+        for statement in text.split("; "):
+            world.sql(statement)
+        world.commit()
+        note_settings(world)
+        world.commit()
+
+    def chosen_before(world):
+        note_settings(world)
+        world.commit()
+        note_settings(world)
+
+    family.add(f"{name}, in the view", chosen, expect=EQUAL_OR_REFUSED, setup=endings)
+    family.add(
+        f"{name}, before it",
+        chosen_before,
+        before=choose(text.rpartition("; ")[2]),
+        expect=EQUAL_OR_REFUSED,
+        setup=endings,
+    )
+
+
+@family(setup=endings)
+def a_temporary_table_of_a_function_that_a_commit_empties(world):
+    for number in (1, 2):
+        world.sql(f"select stage({number})")
+        world.commit()
+
+
 # What changed nothing need not be committed.
 
 NOTHING = {

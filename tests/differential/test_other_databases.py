@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from contextlib import closing
 
+import psycopg
 import psycopg2
 import sqlalchemy as sa
 from flask import g
 from sqlalchemy.exc import DBAPIError
 
 from flask_idempotency.core.errors import sqlstate
-from servers import plain_dsn
-from tests.differential.harness import EQUAL, ByDesign, Either, Family, NothingKept, Refused
+from tests.differential.harness import EQUAL, NOWHERE, ByDesign, Either, Family, NothingKept, Refused
 from tests.differential.sentences import CONFLICT
+from tests.drivers import EACH, connect
 
 family = Family()
 
@@ -35,6 +36,7 @@ def handled(world):
 
     @world.app.errorhandler(DBAPIError)
     @world.app.errorhandler(psycopg2.Error)
+    @world.app.errorhandler(psycopg.Error)
     def answer(error):
         world.session.rollback()
         code = sqlstate(getattr(error, "orig", error))
@@ -81,7 +83,7 @@ def on_a_raw_connection(statement):
     def view(world):
         world.pay(1)
         world.session.flush()
-        with closing(psycopg2.connect(plain_dsn(world.url))) as connection:
+        with closing(connect(world.url, world.engine.dialect.driver)) as connection:
             connection.cursor().execute(str(statement))
         world.commit()
 
@@ -162,7 +164,7 @@ def a_database_that_is_down_and_the_view_does_without(world):
 def a_raw_connection_to_a_database_that_is_down(world):
     world.pay(1)
     world.session.flush()
-    psycopg2.connect("postgresql://nobody@127.0.0.1:1/nowhere")
+    connect(NOWHERE, world.engine.dialect.driver)
 
 
 @family(setup=handled, status=424, **OTHER)
@@ -185,7 +187,7 @@ def another_connection_of_the_engine_that_is_cut(world):
 def an_error_of_a_driver_that_the_application_made(world):
     world.pay(1)
     world.session.flush()
-    raise psycopg2.errors.SerializationFailure("made by hand")
+    raise world.engine.dialect.dbapi.errors.SerializationFailure("made by hand")
 
 
 # The session's own connection.
@@ -282,6 +284,7 @@ def a_write_to_another_bind_committed_before_the_view(world):
     world.commit()
 
 
+@EACH
 @family.in_every_store()
 def test_errors_of_other_databases_are_handled_as_without_us(hold, case, store):
     hold(case, store)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import psycopg2
 from flask import Flask, g
 
 from flask_idempotency.core import engine, machine
@@ -20,6 +19,7 @@ from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Claim, StoredResponse
 from flask_idempotency.drivers.raw_connection import RawConnection
 from flask_idempotency.session import transaction_scope
+from flask_idempotency.session.postgres_units import EARLY
 from flask_idempotency.session.session_class import JoiningSession
 from flask_idempotency.stores.postgres import statements
 from flask_idempotency.stores.postgres.holds import Locked, PostgresHold
@@ -54,7 +54,8 @@ def no_row_lock(_app: Flask) -> None:
 def _in_any_case(messages: Messages, claim: Claim) -> PostgresHold:
     """A transaction that holds nothing."""
     wire = RawConnection(messages.engine)
-    (xid,) = wire.send("BEGIN; SELECT txid_current()").fetchone() or (0,)
+    savepoint = f"; {EARLY}" if wire.port.ANSWERS_EACH else ""
+    (xid,) = wire.send(f"BEGIN; SELECT txid_current(){savepoint}").fetchone() or (0,)
     locked = Locked(1, xid, "read committed", "postgres", "none", "public", "on")
     return PostgresHold(messages, wire, claim, locked)
 
@@ -202,7 +203,7 @@ def lost_commit_is_success(_app: Flask) -> None:
         try:
             before(self, answer)
         except StoreUnavailable as error:
-            if not isinstance(error.__cause__, psycopg2.Error):
+            if not isinstance(error.__cause__, self._wire.port.Error):
                 raise
 
     before = PostgresHold.complete

@@ -19,6 +19,12 @@ from tests.faults.history import Journal
 PATIENCE_SECONDS = 1.0
 """How long a fault waits for its victim: a transaction to end, a COMMIT to pass."""
 
+COMPLETION = b'"$user", public'
+"""In each message that completes an operation, and in no other: the search path, among its values.
+
+"COMMIT" would not do: a claim has one, too, and a driver that prepares statements sends their names.
+"""
+
 
 @dataclass
 class World:
@@ -117,9 +123,9 @@ def crash_postgres(world: World, _rng: random.Random) -> bool:
 
 
 def lose_commit(world: World, _rng: random.Random) -> bool:
-    """A COMMIT arrives; its answer does not."""
+    """The COMMIT of an operation arrives; its answer does not."""
     before = world.proxy.lost
-    world.proxy.lose_answer(b"COMMIT\x00")  # ends a message: a claim has its COMMIT in the middle
+    world.proxy.lose_answer(COMPLETION)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while world.proxy.lost == before and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.drivers import EACH
 from tests.faults.explore import schedules
 from tests.faults.explore.bounds import BOUNDS, MUTANTS, Explorer, mutated
 from tests.faults.explore.schedules import Actor, Choice, Kind, Stage, Violation, explore
@@ -139,6 +140,7 @@ def explorer(postgres: Any, redis_server: Any) -> Explorer:
     return Explorer(postgres, redis_server)
 
 
+@EACH
 @pytest.mark.parametrize("name", SHORT)
 def test_every_schedule_keeps_every_guarantee(explorer: Explorer, name: str) -> None:
     report = explorer.run(BOUNDS[name])
@@ -152,6 +154,7 @@ def test_what_the_last_look_shows_is_believed(explorer: Explorer) -> None:
     assert explorer.run(BOUNDS["two, no Redis"], limit=400).violations == []
 
 
+@EACH
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(explorer: Explorer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedules, "PATIENCE_SECONDS", 3)  # one of them shows by hanging

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.drivers import EACH
 from tests.faults import controls
 from tests.faults.checker import Limits, Quota, emptiness, violations
 from tests.faults.machines import Machines, Plan
@@ -23,7 +24,9 @@ def machines() -> Iterator[Machines]:
         yield running
 
 
-@pytest.mark.parametrize("wait", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("driver", "wait"), [("psycopg2", 0.0), ("psycopg2", 0.3), ("psycopg", 0.3)], indirect=["driver"]
+)
 def test_every_guarantee_holds_while_workers_and_servers_crash(
     machines: Machines, tmp_path: Path, wait: float
 ) -> None:
@@ -37,6 +40,7 @@ def test_every_guarantee_holds_while_workers_and_servers_crash(
     assert emptiness(history, quota) == []
 
 
+@EACH
 def test_who_breaks_a_promise_is_caught(machines: Machines) -> None:
     rules = {each.rule for each in controls.caught("no_row_lock", 1, 5, machines)}
     assert "more than one row" in rules

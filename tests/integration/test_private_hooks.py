@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from flask import after_this_request, g, request
 from flask.globals import request_ctx
 
-from flask_idempotency.drivers.psycopg import _WithoutFlush
+from flask_idempotency.drivers.psycopg import _Pipeline
 from flask_idempotency.session.operation import present_context, present_request
 from tests.drivers import PSYCOPG
 
@@ -114,7 +114,7 @@ def test_psycopgs_pipeline_can_be_told_to_send_no_flush(driver_connection, tmp_p
     with written.open("wb") as file:
         driver_connection.pgconn.trace(file.fileno())
         with driver_connection.pipeline() as pipeline:
-            pipeline.__class__ = _WithoutFlush
+            pipeline.__class__ = _Pipeline
             driver_connection.execute("select 1")
         driver_connection.pgconn.untrace()
     sent = [line.split("\t")[3].strip() for line in written.read_text().splitlines() if "\tF\t" in line]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import psycopg
 import pytest
@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from flask_idempotency import current_operation, idempotent
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.drivers import psycopg as port
+from flask_idempotency.drivers.raw_connection import RawConnection
 from tests.drivers import PSYCOPG
 
 pytestmark = PSYCOPG
@@ -122,6 +123,31 @@ def test_a_migration_under_prepared_statements_costs_no_request(make_world, add_
     world.post(key="again")
     world.post(key="and-again")
     assert world.sql(PREPARED)[0][0] > 0
+
+
+def test_a_migration_under_what_psycopg_prepared_costs_one_request_as_without_us(make_world, add_view):
+    """It forgets what it prepared when it rolls back, and we roll an operation back past it."""
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"pool_size": 1, "max_overflow": 0})
+    text = sa.text("select * from payment")
+    add_view(world, during=lambda: world.db.session.execute(text).all())
+    for key in range(9):
+        assert world.post(key=f"before-{key}").status_code == 201
+    world.sql("alter table payment add column remark text")
+    assert [world.post(key=f"after-{key}").status_code for key in range(3)] == [500, 201, 201]
+
+
+def test_a_rollback_of_the_view_forgets_what_psycopg_prepared_about_it(make_world, add_view):
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"pool_size": 1, "max_overflow": 0})
+
+    def during():
+        for columns in "a int", "a int, b text":
+            world.db.session.execute(sa.text(f"create temporary table found ({columns})"))
+            for _ in range(9):
+                world.db.session.execute(sa.text("select * from found")).all()
+            world.db.session.rollback()
+
+    add_view(world, during=during)
+    assert [world.post(key=key).status_code for key in ("one", "two")] == [201, 201]
 
 
 def test_a_message_of_ours_that_fails_costs_no_later_request(make_world, add_view):
@@ -245,18 +271,63 @@ def test_what_would_change_the_transaction_is_refused_by_name(make_world, add_vi
     assert world.count() == 0
 
 
-def test_a_cursors_connection_begins_no_transaction_of_its_own(make_world, add_view):
+@pytest.mark.parametrize("name", ["transaction", "pipeline"])
+def test_a_cursors_connection_begins_nothing_of_its_own(make_world, add_view, name):
     world = make_world()
 
     def during():
         cursor = world.db.session.connection().connection.cursor()
-        with suppress(NotAtomic), cursor.connection.transaction():
+        with suppress(NotAtomic), getattr(cursor.connection, name)():
             cursor.execute("insert into payment (amount) values (7)")
 
     add_view(world, during=during)
     assert world.post().status_code == 500
     assert world.count() == 0
     assert world.records()[0].state == "in_progress"
+
+
+def test_what_a_cursors_connection_sends_is_the_sessions(make_world, add_view):
+    world = make_world()
+
+    def during():
+        connection = world.db.session.execute(sa.text("select 1")).cursor.connection
+        connection.execute("insert into payment (amount) values (7)")
+        world.db.session.rollback()
+
+    add_view(world, during=during)
+    assert world.post().status_code == 201
+    assert world.count() == 1
+
+
+def test_a_long_value_behind_what_waits_arrives(make_world, add_view):
+    """More than the sockets hold: libpq keeps the rest until somebody lets it send."""
+    world = make_world()
+
+    def during():
+        world.db.session.commit()
+        length = world.db.session.scalar(sa.text("select length(:it)"), {"it": "x" * 20_000_000})
+        assert length == 20_000_000
+
+    add_view(world, during=during)
+    assert world.post().status_code == 201
+
+
+def test_a_record_is_read_whatever_the_application_makes_of_its_types(make_world, add_view):
+    class Counted(psycopg.types.string.ByteaLoader):
+        def load(self, data):
+            return len(data)
+
+    world = make_world()
+    add_view(world)
+
+    def load(connection, _record):
+        connection.adapters.register_loader("bytea", Counted)
+
+    with world.app.app_context():
+        sa.event.listen(world.db.engine, "connect", load)
+        world.db.engine.dispose()
+    first, again = world.post(), world.post()
+    assert (again.status_code, again.data) == (201, first.data)
 
 
 def test_an_error_behind_what_waits_is_the_statements_own(make_world, add_view):
@@ -295,3 +366,43 @@ def test_what_is_part_of_no_unit_is_not_in_the_savepoint_of_the_first(make_world
     world.app.add_url_rule("/payments", "pay", idempotent(view), methods=["POST"])
     assert world.post().status_code == 201
     assert world.count() == 1
+
+
+def test_a_statement_that_cannot_be_parsed_while_psycopg_prepares_it_costs_no_later_request(make_world):
+    """Behind what waits: psycopg notes it as prepared as soon as it is sent."""
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"pool_size": 1, "max_overflow": 0})
+
+    @world.app.post("/payments")
+    @idempotent
+    def pay():
+        world.db.session.add(world.Payment(amount=1))
+        world.db.session.commit()
+        return {"rows": world.db.session.scalar(sa.text("select count(*) from moved"))}, 201
+
+    world.sql("create table moved (id int)")
+    for number in range(5):  # psycopg's threshold
+        assert world.post(key=f"before-{number}").status_code == 201
+    with psycopg.connect(world.app.config["SQLALCHEMY_DATABASE_URI"].replace("+psycopg", "")) as other:
+        other.execute("alter table moved rename to away")
+        other.commit()
+        assert world.post(key="while").status_code == 500
+        other.execute("alter table away rename to moved")
+        other.commit()
+    assert world.post(key="while").status_code == 201
+    for number in range(8):
+        assert world.post(key=f"after-{number}").status_code == 201
+    assert world.sql("select count(*) from pg_prepared_statements where statement ~ 'moved'") == [(1,)]
+
+
+def test_a_message_of_ours_that_fails_while_it_is_prepared_costs_no_later_one(shop):
+    with shop.app.app_context():
+        wire = RawConnection(shop.db.engine)
+    try:
+        for divisor in (1, 0, 1, 1):  # noted, prepared, used
+            wire.send("BEGIN")
+            with nullcontext() if divisor else pytest.raises(psycopg.errors.DivisionByZero):
+                answer = wire.send("SELECT 2; SELECT 3 / %(divisor)s::int", {"divisor": divisor})
+                assert answer.fetchall() == [(3,)]
+            wire.send("ROLLBACK")
+    finally:
+        wire.close()

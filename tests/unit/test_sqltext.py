@@ -196,6 +196,6 @@ def test_an_isolation_that_is_chosen_is_recognised():
 def test_temporary_tables_that_end_with_a_transaction():
     kept = "create temp table if not exists a (b int) on commit preserve rows;"
     dropped = 'create temporary table "C" on commit drop as select 1'
-    assert sqltext.dropped_on_commit(kept + dropped) == ['"C"']
     emptied = "; create temp table d () on commit delete rows"
-    assert sqltext.dropped_on_commit(kept + dropped + emptied) == []
+    endings = ['DROP TABLE pg_temp."C"', "TRUNCATE pg_temp.d"]
+    assert sqltext.temporary_endings(kept + dropped + emptied) == endings

@@ -159,7 +159,7 @@ class Messages:
         """
         if self._facts is None or self._facts.is_stale:
             deferred, deferrable, synchronous, watching, *of_functions = wire.send(FACTS).fetchall()[0]
-            set_in_functions, reads_may_write, dropped_in_functions = of_functions
+            local, for_connection, reads_may_write, endings, functions_defer = of_functions
             settings = statements.SYNCHRONOUS if synchronous == "off" else ""
             if self._facts is not None:  # an operation's transaction is open here, and no migration
                 settings = self._facts.settings  # changes these
@@ -175,8 +175,10 @@ class Messages:
                 settings,
                 deferred,
                 deferrable,
-                frozenset(set_in_functions or ()),
+                frozenset(local or ()),
+                frozenset(for_connection or ()),
                 reads_may_write,
-                tuple(dropped_in_functions or ()),
+                tuple(endings or ()),
+                functions_defer,
             )
         return self._facts

@@ -193,7 +193,8 @@ class LeasedAttempt(Attempt):
     def _end(self, stored: StoredResponse | None) -> None:
         operation = self._operation
         if not self._found_settled:
-            end_view(self._state.db, operation.name)
+            in_request = self._current.is_dispatched
+            end_view(self._state, operation.name, in_request=in_request)
         with parked(self._state):
             self._stop_beating()
             if stored is None and self._reconciling:

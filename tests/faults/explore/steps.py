@@ -12,10 +12,9 @@ from unittest.mock import patch
 import psycopg2
 import redis
 import sqlalchemy as sa
-from psycopg2.extensions import TRANSACTION_STATUS_IDLE
-from psycopg2.extensions import cursor as own_cursor
 from sqlalchemy import event
 
+from flask_idempotency.drivers.port import IDLE
 from flask_idempotency.drivers.raw_connection import RawConnection
 from flask_idempotency.stores.postgres import holds
 from flask_idempotency.stores.postgres.records import PostgresRecords
@@ -37,19 +36,19 @@ _WAITS = (
 )
 _OPEN = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND state ~ 'idle in'"
 
-_TIMEOUT = re.compile(rb"250(?=ms')|(?<=lock_timeout = )\d+")
-_CUT = re.compile(rb"(?<=;)\s*(?=COMMIT\b)|(?<=COMMIT;)")
+_TIMEOUT = re.compile(r"250(?=ms')")
+_CUT = re.compile(r"(?<=;)\s*(?=COMMIT\b)|(?<=COMMIT;)")
 _NAMES = (
-    (b"txid_current()::", "lock", Kind.CHANGE),
-    (b"'completed'", "finish", Kind.CHANGE),
-    (b"ON CONFLICT", "insert", Kind.CHANGE),
-    (b"DELETE", "delete", Kind.CHANGE),
-    (b"UPDATE", "update", Kind.CHANGE),
-    (b"FOR KEY SHARE", "wait", Kind.CHANGE),
-    (b"ROLLBACK", "rollback", Kind.CHANGE),
-    (b"pg_class", "pieces", Kind.UNNOTICED),  # nothing here changes the table's partitions
-    (b"COMMIT", "commit", Kind.COMMIT),
-    (b"", "look", Kind.LOOK),
+    ("txid_current()::", "lock", Kind.CHANGE),
+    ("'completed'", "finish", Kind.CHANGE),
+    ("ON CONFLICT", "insert", Kind.CHANGE),
+    ("DELETE", "delete", Kind.CHANGE),
+    ("UPDATE", "update", Kind.CHANGE),
+    ("FOR KEY SHARE", "wait", Kind.CHANGE),
+    ("ROLLBACK", "rollback", Kind.CHANGE),
+    ("pg_class", "pieces", Kind.UNNOTICED),  # nothing here changes the table's partitions
+    ("COMMIT", "commit", Kind.COMMIT),
+    ("", "look", Kind.LOOK),
 )
 
 
@@ -76,7 +75,7 @@ class Servers:
         self._dirty = False
         options = {"options": "-c search_path=public,pg_catalog"}
         self.engine = sa.create_engine(url, connect_args=options)
-        event.listen(self.engine, "checkout", _taken)
+        event.listen(self.engine, "checkout", self._taken)
         event.listen(self.engine, "checkin", self._given_back)
         table = define_table(sa.MetaData(), "idempotency_record")
         self.records = PostgresRecords(self.engine, table, define_steps(table))
@@ -113,12 +112,22 @@ class Servers:
         self.ask("SELECT setval('seconds_ahead', %s)", int(Clock.ahead) + seconds)
         Clock.ahead += seconds
 
-    def _given_back(self, driver: Any, *_: Any) -> None:
+    def _taken(self, driver: Any, record: Any, _fairy: Any) -> None:
+        if actor := Actor.current():
+            actor.backend = driver.info.backend_pid
+        record.info["as taken"] = self._left_on(driver)
+
+    def _given_back(self, driver: Any, record: Any) -> None:
         if actor := Actor.current():
             actor.backend = None
         if driver is not None and not driver.closed:
-            idle = driver.info.transaction_status == TRANSACTION_STATUS_IDLE
-            self._dirty |= driver.autocommit or driver.cursor_factory is not None or not idle
+            idle = driver.info.transaction_status == IDLE
+            self._dirty |= not idle or self._left_on(driver) != record.info["as taken"]
+
+    def _left_on(self, driver: Any) -> list[Any]:
+        """What the package changes on a connection for as long as it has it."""
+        names = ("autocommit", *sorted(self.records.messages.port.FACTORIES))
+        return [getattr(driver, name) for name in names]
 
     def check_connections(self) -> None:
         """Every connection must be back, as it was taken, and no transaction open."""
@@ -133,7 +142,7 @@ class Servers:
         """Cut the package's messages into steps, and give it the clock of the test."""
         send = RawConnection.send
 
-        def step_by_step(wire: RawConnection, sql: Any, values: Any = None, first: Any = ()) -> Any:
+        def step_by_step(wire: RawConnection, sql: str, values: Any = None, first: Any = ()) -> Any:
             actor = Actor.current()
             if actor is None:
                 return send(wire, sql, values, first)
@@ -154,14 +163,13 @@ class Servers:
             yield
 
     def _steps(
-        self, send: Any, actor: Actor, wire: RawConnection, sql: Any, values: Any, first: Any
+        self, send: Any, actor: Actor, wire: RawConnection, sql: str, values: Any, first: Any
     ) -> Any:
         """Send a message part by part, as if its sender might be stopped between them."""
-        if b"pg_constraint" in _bytes(sql):  # nothing here changes what it asks for
+        if "pg_constraint" in sql:  # nothing here changes what it asks for
             return send(wire, sql, values, first)
-        cursors = []
-        bound = own_cursor(wire.driver).mogrify(sql, values) if values else _bytes(sql)
-        for part in _parts(";".join([*first, ""]).encode() + bound):
+        answers: list[Any] = []
+        for part in _parts(sql):
             name, kind = next((name, kind) for words, name, kind in _NAMES if words in part)
             if name in ("commit", "rollback") and not actor.holds:
                 kind = Kind.UNNOTICED  # it ends a transaction that did nothing
@@ -171,20 +179,23 @@ class Servers:
             if how == TIMES_OUT and name == "wait":
                 Clock.ahead += values["milliseconds"] / 1000
             patience = 1 if how == TIMES_OUT else PATIENCE_SECONDS * 1000
+            given = {**values, "milliseconds": patience} if name == "wait" else values
+            in_front = () if answers else first
             try:
-                cursors.append(send(wire, _TIMEOUT.sub(b"%d" % patience, part)))
-            except psycopg2.Error:
+                answers.append(send(wire, _TIMEOUT.sub(str(patience), part), given, in_front))
+            except wire.port.Error:
                 if actor.dead:
                     raise Stop from None
                 raise
-            actor.acted = kind is Kind.COMMIT or (kind is Kind.CHANGE and cursors[-1].rowcount > 0)
+            found = kind is Kind.CHANGE and _found_rows(wire, answers[-1])
+            actor.acted = kind is Kind.COMMIT or found
             actor.claimed |= actor.acted and name in ("insert", "update")
             actor.holds = wire.in_transaction and (actor.holds or actor.acted)
             if how == ANSWER_LOST:
                 self.terminate(wire.driver.info.backend_pid)
                 send(wire, "SELECT 1")
         # The purge asks how many rows its DELETE found; everybody else about the last statement.
-        return cursors[0 if b"DELETE" in _bytes(sql) else -1]
+        return answers[0 if "DELETE" in sql else -1]
 
 
 class SteppedWire:
@@ -209,18 +220,14 @@ def _lost() -> None:
     raise redis.ConnectionError("the answer did not come")
 
 
-def _bytes(sql: str | bytes) -> bytes:
-    return sql if isinstance(sql, bytes) else sql.encode()
+def _found_rows(wire: RawConnection, answer: Any) -> bool:
+    """Whether a part of a message has changed or locked any."""
+    # One driver's lock has the first unit's SAVEPOINT behind it.
+    return answer.rowcount > 0 or (wire.port.ANSWERS_EACH and bool(answer.fetchall()))
 
 
-def _parts(message: str | bytes) -> list[bytes]:
+def _parts(text: str) -> list[str]:
     """A message cut before and after each COMMIT."""
-    text = _bytes(message)
-    if text.startswith(b"SET TRANSACTION"):  # the purge, whose COMMIT goes without saying
-        text = b"BEGIN;" + text + b";COMMIT"
+    if text.startswith("SET TRANSACTION"):  # the purge, whose COMMIT goes without saying
+        text = f"BEGIN;{text};COMMIT"
     return [part for part in _CUT.split(text) if part.strip()]
-
-
-def _taken(driver: Any, *_: Any) -> None:
-    if actor := Actor.current():
-        actor.backend = driver.info.backend_pid

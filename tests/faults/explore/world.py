@@ -14,6 +14,7 @@ from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.ports import NoLock, Plain
 from flask_idempotency.core.records import Claim, State, StoredResponse
 from flask_idempotency.stores.redis.lock import RedisLock
+from tests.drivers import own_cursor
 from tests.faults.explore.schedules import Actor, Choice, Kind, Stage, Violation
 from tests.faults.explore.steps import ANSWER_LOST, TIMES_OUT, Clock, Servers
 
@@ -127,8 +128,7 @@ class World:
         actor, connection, body = Actor.current(), execution.hold.connection, f"{name}\n"
         if actor and plan.escapes:
             actor.stop_before("escape", Kind.CHANGE)
-            with execution.hold._wire.driver.cursor() as cursor:
-                super(type(cursor), cursor).execute("ROLLBACK; BEGIN")
+            own_cursor(execution.hold._wire.driver).execute("ROLLBACK; BEGIN")
         if actor:
             actor.stop_before("write", Kind.UNNOTICED)
         connection.exec_driver_sql(_INSERT, (self.key, body))
@@ -299,13 +299,13 @@ class World:
         record = self._servers.records.look(self.key)
         plan = Plan(other=record is not None and record.fingerprint.digest[:1] == b"b")
         rounds = 1
-        kind, body = self._attempt("retry", plan)
+        kind, body = self._attempt_again(plan)
         lost = {CRASH, ANSWER_LOST} & self._done
         marked = max(at for at in [-1, *(self._at(name, "mark") for name in results)])
         if kind == "in progress" and lost and marked <= self._at("redis", FLUSH):
             self._grow_old()
             rounds = 2
-            kind, body = self._attempt("retry", plan)
+            kind, body = self._attempt_again(plan)
         if kind not in _FINAL:
             raise Violation(f"stuck: the retry is {kind}")
         if rows and kind == "ran" and EXPIRE not in self._done:
@@ -322,6 +322,12 @@ class World:
             if told in wrong:
                 raise Violation(f"{name} was told {told} of a record with another body")
         return kind, rounds
+
+    def _attempt_again(self, plan: Plan) -> tuple[str, str]:
+        try:
+            return self._attempt("retry", plan)
+        except Exception as error:
+            raise Violation(f"the retry raised {error!r}") from error
 
     def _rows(self) -> list[str]:
         return [row for (row,) in self._servers.ask(_ROWS, self.key)]

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import io
 
+import psycopg
 import psycopg2.extras
 import pytest
 import sqlalchemy as sa
-from psycopg2.extras import DictCursor, NamedTupleCursor
+from psycopg.rows import dict_row
 from sqlalchemy.pool.base import _AdhocProxiedConnection
 
 from flask_idempotency import current_operation, idempotent
+from tests.drivers import PSYCOPG2, has_own_cursors
 from tests.integration.views import pay_once, protect
+
+
+class DictCursor(psycopg.Cursor):
+    """psycopg's way to what psycopg2 has as a class."""
+
+    def __init__(self, connection, **_how):
+        super().__init__(connection, row_factory=dict_row)
+
+
+DICT_CURSORS = {"psycopg2": psycopg2.extras.RealDictCursor, "psycopg": DictCursor}
+
+OWN_CURSORS = {"psycopg2": psycopg2.extensions.cursor, "psycopg": psycopg.Cursor}
 
 ONE_CONNECTION = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 2}
 
 
+@PSYCOPG2  # psycopg's own ways: test_psycopg
 @pytest.mark.parametrize(
     "write",
     [
@@ -50,19 +65,28 @@ def test_the_drivers_other_ways_to_write_keep_their_place_among_savepoints(world
     assert world.sql("select amount from payment") == [(7,)]
 
 
+def copied(cursor):
+    """The amounts of all payments, as COPY writes them."""
+    if isinstance(cursor, psycopg.Cursor):
+        with cursor.copy("copy payment (amount) to stdout") as copy:
+            return b"".join(copy).decode()
+    out = io.StringIO()
+    cursor.copy_to(out, "payment", columns=("amount",))
+    return out.getvalue()
+
+
 def test_the_drivers_other_ways_to_read_see_what_was_rolled_back_no_more(world):
     seen = []
 
     def pay():
-        session, amounts = world.db.session, io.StringIO()
-        for how in ("copy_to", "named"):
+        session = world.db.session
+        for how in ("copy", "named"):
             session.add(world.Payment(amount=1))
             session.flush()
             session.rollback()
-            if how == "copy_to":
+            if how == "copy":
                 with session.connection().connection.cursor() as cursor:
-                    cursor.copy_to(amounts, "payment", columns=("amount",))
-                seen.append(amounts.getvalue())
+                    seen.append(copied(cursor))
             else:
                 rows = sa.select(world.Payment.amount).execution_options(yield_per=5)
                 seen.append(list(session.execute(rows)))
@@ -91,7 +115,7 @@ def test_a_connection_comes_back_as_it_went_and_its_savepoints_work(make_world, 
         session = world.db.session
         driver = session.execute(sa.text("select 1")).cursor.connection
         assert not driver.autocommit
-        assert driver.cursor_factory is None
+        assert has_own_cursors(driver)
         session.add(world.Payment(amount=2))
         with session.begin_nested() as savepoint:
             session.add(world.Payment(amount=3))
@@ -163,10 +187,10 @@ def add(world, amount=1, note=None):
     world.db.session.commit()
 
 
-def test_a_cursor_factory_that_the_view_chooses_is_used(world, view):
+def test_a_cursor_factory_that_the_view_chooses_is_used(world, view, driver):
     def pay():
         raw = world.db.session.connection().connection.driver_connection
-        raw.cursor_factory = DictCursor
+        raw.cursor_factory = DICT_CURSORS[driver]
         with raw.cursor() as cursor:
             cursor.execute("select 5 as amount")
             return {"amount": cursor.fetchone()["amount"]}
@@ -175,8 +199,10 @@ def test_a_cursor_factory_that_the_view_chooses_is_used(world, view):
     assert world.post().json == {"amount": 5}
 
 
-def test_an_engine_with_a_cursor_class_of_its_own_may_read_before_the_view(make_world):
-    world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"connect_args": {"cursor_factory": NamedTupleCursor}})
+def test_an_engine_with_a_cursor_class_of_its_own_may_read_before_the_view(make_world, driver):
+    kinds = {"psycopg2": psycopg2.extras.NamedTupleCursor, "psycopg": psycopg.ClientCursor}
+    options = {"connect_args": {"cursor_factory": kinds[driver]}}
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=options)
     world.app.before_request(lambda: world.db.session.scalar(sa.text("select 1")) and None)
 
     @world.app.post("/payments")
@@ -188,6 +214,41 @@ def test_an_engine_with_a_cursor_class_of_its_own_may_read_before_the_view(make_
     assert [world.post().status_code for _ in range(2)] == [201, 201]
 
 
+def through_a_listener(world, kind):
+    """A listener of the pool is given the driver's connection itself."""
+    with world.app.app_context():
+        engine = world.db.engine
+    sa.event.listen(engine, "checkout", lambda raw, *_: setattr(raw, "cursor_factory", kind))
+
+
+def through_a_cursor(world, kind):
+    """So are psycopg's cursors, unlike psycopg2's."""
+    world.db.session.execute(sa.text("select 1")).cursor.connection.cursor_factory = kind
+
+
+@pytest.mark.parametrize("choose", [through_a_listener, through_a_cursor])
+def test_a_cursor_factory_chosen_past_the_session_loses_no_rollback(world, view, driver, choose):
+    kind = type("Cursor", (OWN_CURSORS[driver],), {})
+    if choose is through_a_listener:
+        choose(world, kind)
+
+    def pay():
+        add(world)
+        if choose is through_a_cursor:
+            choose(world, kind)
+        world.db.session.rollback()
+        world.db.session.add(world.Payment(amount=2))
+        world.db.session.flush()
+        world.db.session.rollback()
+        add(world, 3)
+        return {"chosen": isinstance(world.db.session.connection().connection.cursor(), kind)}, 201
+
+    view(pay)
+    assert world.post().json == {"chosen": True}
+    assert world.sql("select amount from payment") == [(1,), (3,)]
+
+
+@PSYCOPG2  # psycopg's cursor() takes none
 @pytest.mark.parametrize("undo", [False, True])
 def test_a_cursor_with_a_factory_of_its_own_keeps_its_place_among_savepoints(world, undo):
     def pay():
@@ -210,6 +271,7 @@ def test_a_cursor_with_a_factory_of_its_own_keeps_its_place_among_savepoints(wor
     assert world.sql("select amount from payment") == ([] if undo else [(7,)])
 
 
+@PSYCOPG2
 def test_a_connection_class_keeps_its_cursors(make_world):
     class Logging(psycopg2.extras.LoggingConnection):
         def __init__(self, *args, **kwargs):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 
+import psycopg
+import psycopg2.sql
 import pytest
 import sqlalchemy as sa
 from flask import request
-from psycopg2 import extensions, sql
 from psycopg2.extras import LoggingConnection, NamedTupleCursor
 
 from flask_idempotency import NotAtomic, current_operation, idempotent
+from tests.drivers import has_own_cursors, own_cursor, ways
 
 SEEN = """select current_setting('app.tenant', true) as tenant, current_user as role,
   current_setting('search_path') as path, current_setting('lock_timeout') as timeout"""
@@ -47,23 +49,30 @@ SETTINGS = {
         "select set_config(%(name)s, %(value)s, true)", {"name": "app.tenant", "value": "7"}
     ),
     "bytes": execute(LOCAL.encode()),
-    "composed": execute(sql.SQL("set local {} = '7'").format(sql.Identifier("app", "tenant"))),
     "several": execute(f"{LOCAL}; set local lock_timeout = '3s'; select 1"),
     "after a long text": execute(f"select '{'x' * 20_000}'; {LOCAL}"),
     "role": execute("set local role pg_monitor"),
     "role for the connection": execute("set role pg_monitor"),
     "search path": execute("set local search_path = pg_temp, public"),
-    "a procedure": lambda cursor: cursor.callproc("set_config", ["app.tenant", "7", True]),
     "many": lambda cursor: cursor.executemany(
         "select set_config('app.tenant', %s, true)", iter([("6",), ("7",)])
     ),
     "another cursor": with_the_drivers_cursor(LOCAL),
 }
 
-ENGINES = {
-    "plain": {},
-    "a cursor class": {"cursor_factory": NamedTupleCursor},
-    "a connection class": {"connection_factory": Logging},
+
+def composed(sql):
+    return execute(sql.SQL("set local {} = '7'").format(sql.Identifier("app", "tenant")))
+
+
+OF_PSYCOPG2 = {
+    "composed": composed(psycopg2.sql),
+    "a procedure": lambda cursor: cursor.callproc("set_config", ["app.tenant", "7", True]),
+}
+OF_PSYCOPG = {
+    "composed": composed(psycopg.sql),
+    "the connection": lambda cursor: cursor.connection.execute(LOCAL),
+    "a stream": lambda cursor: list(cursor.stream("select set_config('app.tenant', '7', true)")),
 }
 
 
@@ -87,7 +96,7 @@ def shop(make_world, set_up, connect_args=None):
     return world
 
 
-@pytest.mark.parametrize("set_up", SETTINGS.values(), ids=SETTINGS)
+@ways("set_up", SETTINGS, psycopg2=OF_PSYCOPG2, psycopg=OF_PSYCOPG)
 def test_a_setting_made_with_a_cursor_reaches_the_view(make_world, set_up):
     world = shop(make_world, set_up)
     plain = world.post("/plain").json
@@ -96,7 +105,18 @@ def test_a_setting_made_with_a_cursor_reaches_the_view(make_world, set_up):
     assert plain != list(unset)
 
 
-@pytest.mark.parametrize("connect_args", ENGINES.values(), ids=ENGINES)
+@ways(
+    "connect_args",
+    {"plain": {}},
+    psycopg2={
+        "a cursor class": {"cursor_factory": NamedTupleCursor},
+        "a connection class": {"connection_factory": Logging},
+    },
+    psycopg={
+        "a cursor class": {"cursor_factory": psycopg.ClientCursor},
+        "named tuples": {"row_factory": psycopg.rows.namedtuple_row},
+    },
+)
 def test_also_on_an_engine_with_classes_of_its_own(make_world, connect_args):
     world = shop(make_world, SETTINGS["set local"], connect_args)
     plain = world.post("/plain").json
@@ -146,13 +166,13 @@ def test_an_operation_on_a_connection_that_was_noted_has_the_applications_cursor
         driver = current_operation.connection.connection.driver_connection
         world.db.session.execute(sa.insert(world.Payment).values(amount=1))
         world.db.session.commit()
-        return {"has_own": driver.cursor_factory is None}
+        return {"has_own": has_own_cursors(driver)}
 
     assert world.post("/plain").status_code == 200
     assert world.post().json == {"has_own": True}
     assert world.count() == 1
     with world.app.app_context(), world.db.engine.connect() as connection:
-        assert connection.connection.driver_connection.cursor_factory is None
+        assert has_own_cursors(connection.connection.driver_connection)
 
 
 def test_the_application_has_its_own_cursors_in_the_view_and_after_it(make_world):
@@ -162,13 +182,13 @@ def test_the_application_has_its_own_cursors_in_the_view_and_after_it(make_world
     @world.app.after_request
     def after(response):
         world.db.session.rollback()
-        driver = world.db.session.execute(sa.text("select 1")).cursor.connection
-        seen.append(driver.cursor_factory)
+        driver = world.db.session.connection().connection.driver_connection
+        seen.append(has_own_cursors(driver))
         return response
 
     world.post()
-    assert seen == [None]
+    assert seen == [True]
     with world.app.app_context(), world.db.engine.connect() as connection:
         driver = connection.connection.driver_connection
-        assert driver.cursor_factory is None
-        assert type(driver.cursor()) is extensions.cursor
+        assert has_own_cursors(driver)
+        assert type(driver.cursor()) is type(own_cursor(driver))

@@ -5,17 +5,19 @@ from __future__ import annotations
 import io
 from contextlib import closing
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from flask import Flask, current_app
 from flask_sqlalchemy import SQLAlchemy
 from flask_sqlalchemy.session import Session
+from psycopg2 import sql
 from psycopg2.extras import execute_values
-from psycopg2.sql import SQL, Identifier
 from sqlalchemy.ext.horizontal_shard import ShardedSession
 from sqlalchemy.sql.dml import UpdateBase
 
 from flask_idempotency import ConfigurationError, Idempotency, NotAtomic, current_operation, idempotent
+from tests.drivers import has_own_cursors, ways
 from tests.integration.views import pay_once, protect
 
 
@@ -201,11 +203,25 @@ RAW_WRITES = {
     "bytes": lambda cursor: cursor.execute(WRITE_LINE.encode()),
     "behind a comment": lambda cursor: cursor.execute("/* tag */ " + WRITE_LINE),
     "executemany": lambda cursor: cursor.executemany("insert into line (note) values (%s)", [("x",)]),
+}
+OF_PSYCOPG2 = {
     "execute_values": lambda cursor: execute_values(
         cursor, "insert into line (note) values %s", [("x",)]
     ),
     "copy_from": lambda cursor: cursor.copy_from(io.StringIO("x\n"), "line", columns=["note"]),
     "copy_expert": lambda cursor: cursor.copy_expert("copy line (note) from stdin", io.StringIO("x\n")),
+}
+
+
+def through_copy(cursor):
+    with cursor.copy("copy line (note) from stdin") as copy:
+        copy.write_row(["x"])
+
+
+OF_PSYCOPG = {
+    "copy": through_copy,
+    "stream": lambda cursor: list(cursor.stream(f"{WRITE_LINE} returning id")),
+    "the connection": lambda cursor: cursor.connection.execute(WRITE_LINE),
 }
 
 
@@ -230,7 +246,7 @@ def world_with_logs(make_world, postgres):
         def count():
             with world.app.app_context(), logs.connect() as connection:
                 driver = connection.connection.driver_connection
-                assert driver.cursor_factory is None
+                assert has_own_cursors(driver)
                 return connection.scalar(sa.text("select count(*) from line"))
 
         return world, count
@@ -249,7 +265,7 @@ def test_a_write_to_another_bind_with_the_drivers_cursor_is_refused(world_with_l
     assert count() == 0
 
 
-@pytest.mark.parametrize("write", RAW_WRITES.values(), ids=RAW_WRITES)
+@ways("write", RAW_WRITES, psycopg2=OF_PSYCOPG2, psycopg=OF_PSYCOPG)
 def test_it_is_refused_however_the_driver_is_told(world_with_logs, write):
     world, count = world_with_logs("raw_writes", through_a_raw_connection, write)
     with pytest.raises(NotAtomic, match="another bind"):
@@ -354,7 +370,7 @@ def test_a_write_to_another_bind_is_noticed_also_behind_a_comment(make_world, po
     assert world.post().status_code == 500
 
 
-INSERT = SQL("insert into {} (amount) values (1)").format(Identifier("payment"))
+INSERT = "insert into {} (amount) values (1)"
 WAYS = {
     "one row": lambda connection: connection.execute(sa.insert(LINE), {"id": 7}),
     "rows sent as one statement": lambda connection: connection.execute(
@@ -424,7 +440,12 @@ def test_a_write_to_another_bind_is_noticed_where_a_listener_for_all_engines_sen
 
 
 @pytest.mark.parametrize("is_protected", [False, True])
-@pytest.mark.parametrize("statement", [b"insert into payment (amount) values (1)", INSERT], ids=type)
+@ways(
+    "statement",
+    {"bytes": INSERT.format("payment").encode()},
+    psycopg2={"composed": sql.SQL(INSERT).format(sql.Identifier("payment"))},
+    psycopg={"composed": psycopg.sql.SQL(INSERT).format(psycopg.sql.Identifier("payment"))},
+)
 def test_a_statement_may_be_what_only_the_driver_understands(world, statement, is_protected):
     def pay():
         world.db.session.connection().exec_driver_sql(statement)

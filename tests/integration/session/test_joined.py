@@ -11,10 +11,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from flask_idempotency import current_operation, idempotent
 from flask_idempotency.core.errors import sqlstate
-from tests.drivers import EACH
 from tests.integration.views import pay_once, protect
-
-pytestmark = EACH
 
 
 def pid(connection):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from flask_idempotency import idempotent
-from flask_idempotency.drivers.psycopg2 import hear
+from flask_idempotency.drivers import driver_of
+from tests.drivers import has_own_cursors, with_driver
 
 
 def hear_nothing(*_what):
@@ -24,10 +25,12 @@ def pool_at(addresses, engine):
     return others[0]
 
 
-def test_a_new_pool_at_an_old_ones_address_is_listened_to(databases):
+def test_a_new_pool_at_an_old_ones_address_is_listened_to(databases, driver):
     """Otherwise a connection goes back with our cursors, and every operation on it is a TypeError."""
-    url, addresses = databases.take(), set()
+    taken, addresses = databases.take(), set()
+    url = with_driver(taken, driver)
     engines = [sa.create_engine(url) for _ in range(30)]
+    hear = driver_of(engines[0].dialect).hear
     for engine in engines:
         with engine.raw_connection() as raw:
             hear(engine.pool, raw.driver_connection, hear_nothing)
@@ -36,13 +39,13 @@ def test_a_new_pool_at_an_old_ones_address_is_listened_to(databases):
         engine.dispose()  # its next pool takes the listeners over
     pool = pool_at(addresses - {id(engine.pool) for engine in engines}, sa.create_engine(url))
     raw = pool.connect()
-    driver = raw.driver_connection
-    hear(pool, driver, hear_nothing)
-    assert driver.cursor_factory is not None
+    connection = raw.driver_connection
+    hear(pool, connection, hear_nothing)
+    assert not has_own_cursors(connection)
     raw.close()
-    assert driver.cursor_factory is None
+    assert has_own_cursors(connection)
     pool.dispose()
-    databases.give_back(url)
+    databases.give_back(taken)
 
 
 def test_a_pool_is_listened_to_once_however_often_it_was_made_anew(make_world):
@@ -63,6 +66,6 @@ def test_a_pool_is_listened_to_once_however_often_it_was_made_anew(make_world):
     for number in range(3):
         assert world.post(key=f"key-{number}").status_code == 201
         with engine.raw_connection() as raw:
-            assert raw.driver_connection.cursor_factory is None
+            assert has_own_cursors(raw.driver_connection)
         assert len(engine.pool.dispatch.checkin) == 1
         engine.dispose()

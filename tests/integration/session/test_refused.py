@@ -11,7 +11,7 @@ from psycopg2 import extensions
 from sqlalchemy.orm import sessionmaker
 
 from flask_idempotency import ConfigurationError, NotAtomic, current_operation, idempotent
-from tests.drivers import EACH, PSYCOPG2, own_cursor
+from tests.drivers import PSYCOPG2, own_cursor
 from tests.integration.views import pay_once, protect
 
 
@@ -83,7 +83,6 @@ def test_a_transaction_statement_sent_as_text_is_refused(world, view, words):
     assert world.count() == 0
 
 
-@EACH
 def test_a_commit_past_every_guard_fails_the_finish(world, view):
     def pay():
         driver = current_operation.connection.connection.units.driver  # no way that a view knows
@@ -130,7 +129,6 @@ ENDS = {
 }
 
 
-@EACH
 @pytest.mark.parametrize(("end", "rows"), ENDS.values(), ids=ENDS)
 def test_the_drivers_own_commit_and_rollback_are_the_sessions(world, view, end, rows):
     def pay():
@@ -218,13 +216,13 @@ def test_who_looks_at_a_failed_transaction_does_not_hide_its_error(world, view, 
     world.assert_clean()
 
 
-def test_a_raw_connection_is_warned_about_once(world, view, caplog):
+def test_a_raw_connection_is_warned_about_once(world, view, driver, caplog):
     def pay():
         with world.db.engine.begin() as connection:
             connection.execute(sa.insert(world.Payment).values(amount=1))
         return {}, 201
 
-    view(pay, name=f"raw-{world.store}")
+    view(pay, name=f"raw-{world.store}-{driver}")
     assert world.post().status_code == world.post(key="key-2").status_code == 201
     assert caplog.text.count("connection of its own") == 1
 

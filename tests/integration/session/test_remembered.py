@@ -7,6 +7,7 @@ import sys
 import tracemalloc
 from weakref import WeakSet
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from flask import request
@@ -15,6 +16,7 @@ from psycopg2 import extensions
 from flask_idempotency import idempotent
 from flask_idempotency.drivers.parsed import note_parsed, parsed
 from flask_idempotency.drivers.sqltext import LONG, TRAITS
+from tests.drivers import PSYCOPG2, ways
 
 REQUESTS = 12
 """Each with seven texts."""
@@ -63,9 +65,12 @@ WAYS = (
 )
 
 
-@pytest.mark.parametrize("where", ["before the view", "in the view"])
-def test_two_hundred_texts_of_a_megabyte_leave_nothing(make_world, where):
-    world = make_world(SQLALCHEMY_ENGINE_OPTIONS={**ONE_CONNECTION, "query_cache_size": 0})
+@ways("where", {"in the view": "view"}, psycopg2={"before the view": "before"})
+def test_two_hundred_texts_of_a_megabyte_leave_nothing(make_world, driver, where):
+    options = {**ONE_CONNECTION, "query_cache_size": 0}
+    if driver == "psycopg":  # else it remembers the last hundred texts of each connection itself
+        options["connect_args"] = {"prepare_threshold": None}
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=options)
 
     def send():
         for way in WAYS:
@@ -74,13 +79,13 @@ def test_two_hundred_texts_of_a_megabyte_leave_nothing(make_world, where):
 
     @world.app.before_request
     def before():
-        if where == "before the view":
+        if where == "before":
             send()
 
     @world.app.post("/payments")
     @idempotent
     def pay():
-        if where == "in the view":
+        if where == "view":
             send()
         return {}, 201
 
@@ -112,6 +117,7 @@ def test_what_is_remembered_is_counted_in_bytes():
         assert sum(map(sys.getsizeof, remembered)) < 5 * MEGABYTE
 
 
+@PSYCOPG2  # whose cursor says what was sent with its statement
 def test_a_temporary_table_that_a_commit_has_dropped_is_forgotten(make_world):
     world, sent = make_world(SQLALCHEMY_ENGINE_OPTIONS=ONE_CONNECTION), []
 
@@ -131,21 +137,25 @@ def test_a_temporary_table_that_a_commit_has_dropped_is_forgotten(make_world):
     assert sent[1:] == [1] * 4, "in front of a statement that was parsed before"
 
 
-def test_a_cursor_class_of_each_request_does_not_stay(make_world):
-    world, kinds = make_world(), WeakSet()
+CURSORS = {
+    "psycopg2": [("cursor_factory", extensions.cursor)] * 2,
+    "psycopg": [("cursor_factory", psycopg.Cursor), ("server_cursor_factory", psycopg.ServerCursor)],
+}
 
-    def use_one(name=None):
-        kind = type("Cursor", (extensions.cursor,), {})
-        kinds.add(kind)
-        raw = world.db.session.connection().connection
-        with raw.cursor(*([name] if name else []), cursor_factory=kind) as cursor:
-            cursor.execute("select 1")
+
+def test_a_cursor_class_of_each_request_does_not_stay(make_world, driver):
+    world, kinds = make_world(), WeakSet()
 
     @world.app.post("/payments")
     @idempotent
     def pay():
-        use_one()
-        use_one("stream")
+        raw = world.db.session.connection().connection.driver_connection
+        for (factory, base), name in zip(CURSORS[driver], [(), ("stream",)], strict=True):
+            kind = type("Cursor", (base,), {})
+            kinds.add(kind)
+            setattr(raw, factory, kind)
+            with raw.cursor(*name) as cursor:
+                cursor.execute("select 1")
         return {}, 201
 
     for number in range(100):

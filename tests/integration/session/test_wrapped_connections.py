@@ -5,16 +5,19 @@ The wrappers are made like those of the agents, which ``make agents`` tests them
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
-import psycopg2
+import psycopg
+import psycopg2.sql
 import pytest
 import sqlalchemy as sa
 import wrapt
-from psycopg2 import extensions, sql
+from psycopg2 import extensions
 from psycopg2.extras import DictCursor
 
 from flask_idempotency import current_operation, idempotent
+from tests.drivers import PSYCOPG2, connect, ways
 from tests.integration.views import protect
 from tests.stores import BOTH
 
@@ -53,14 +56,42 @@ class CursorOfTheManual(extensions.cursor):
         extensions.cursor.execute(self, query, vars)
 
 
-WAYS = {
-    "wrapped": lambda url: TracedConnection(psycopg2.connect(url)),
-    "twice": lambda url: TracedConnection(TracedConnection(psycopg2.connect(url))),
-    "class": lambda url: psycopg2.connect(url, cursor_factory=CursorOfAnAgent),
-    "manual": lambda url: psycopg2.connect(url, cursor_factory=CursorOfTheManual),
-    "both": lambda url: TracedConnection(psycopg2.connect(url, cursor_factory=CursorOfAnAgent)),
-    "dicts": lambda url: TracedConnection(psycopg2.connect(url, cursor_factory=DictCursor)),
-}
+class CursorOfPsycopg(psycopg.Cursor):
+    def execute(self, query, params=None, **how):
+        TracedCursor.heard.append((query, params))
+        return super().execute(query, params, **how)
+
+
+@dataclass(frozen=True)
+class Way:
+    """So many wrappers around a connection, and a cursor class below them."""
+
+    wrappers: int
+    cursor: type | None = None
+
+    @property
+    def layers(self):
+        """How often a statement is heard."""
+        return self.wrappers + (self.cursor not in (None, DictCursor))
+
+    def __call__(self, url, driver):
+        connection = connect(url, driver, **({"cursor_factory": self.cursor} if self.cursor else {}))
+        for _ in range(self.wrappers):
+            connection = TracedConnection(connection)
+        return connection
+
+
+WAYS = ways(
+    "way",
+    {"wrapped": Way(1), "twice": Way(2)},
+    psycopg2={
+        "class": Way(0, CursorOfAnAgent),
+        "manual": Way(0, CursorOfTheManual),
+        "both": Way(1, CursorOfAnAgent),
+        "dicts": Way(1, DictCursor),
+    },
+    psycopg={"class": Way(0, CursorOfPsycopg), "both": Way(1, CursorOfPsycopg)},
+)
 
 
 @pytest.fixture(autouse=True)
@@ -115,26 +146,22 @@ class Opaque(Double):
         return OpaqueCursor(self._connection.cursor(*args, **kwargs))
 
 
-@pytest.fixture(params=WAYS)
-def world(request, make_world, monkeypatch):
+@pytest.fixture
+def world(way, driver, make_world, monkeypatch):
     monkeypatch.setattr(TracedCursor, "heard", [])
     made = make_world()
-    url = made.app.config["SQLALCHEMY_DATABASE_URI"].replace("+psycopg2", "")
+    url = made.app.config["SQLALCHEMY_DATABASE_URI"]
     with made.app.app_context():
         made.db.engine.dispose()
-    options = {"creator": lambda: WAYS[request.param](url), "pool_size": 1, "max_overflow": 0}
-    world = make_world(
-        SQLALCHEMY_DATABASE_URI=made.app.config["SQLALCHEMY_DATABASE_URI"],
-        SQLALCHEMY_ENGINE_OPTIONS=options,
-    )
-    world.way = request.param
-    return world
+    options = {"creator": lambda: way(url, driver), "pool_size": 1, "max_overflow": 0}
+    return make_world(SQLALCHEMY_DATABASE_URI=url, SQLALCHEMY_ENGINE_OPTIONS=options)
 
 
 def heard(word):
     return [call for call in TracedCursor.heard if word in str(call[0])]
 
 
+@WAYS
 @BOTH
 def test_a_view_runs_once_and_its_writes_commit_with_the_record(world, add_view, assert_replayed):
     runs = add_view(world)
@@ -146,7 +173,8 @@ def test_a_view_runs_once_and_its_writes_commit_with_the_record(world, add_view,
     world.assert_clean()
 
 
-def test_the_agent_hears_what_the_view_sent_and_nothing_of_ours(world):
+@WAYS
+def test_the_agent_hears_what_the_view_sent_and_nothing_of_ours(world, way):
     def pay():
         session = world.db.session
         session.add(world.Payment(amount=4711, note="first"))
@@ -161,11 +189,17 @@ def test_the_agent_hears_what_the_view_sent_and_nothing_of_ours(world):
     assert world.count() == 2
     texts = [str(call[0]) for call in TracedCursor.heard]
     assert not [text for text in texts if "471" in text or "canary" in text or "idempotency" in text]
-    layers = {"twice": 2, "both": 2, "dicts": 1}.get(world.way, 1)
-    assert len(heard("INSERT INTO payment")) == 2 * layers
+    assert len(heard("INSERT INTO payment")) == 2 * way.layers
 
 
-def test_everything_a_view_does_with_cursors_works(world):
+@WAYS
+def test_everything_a_view_does_with_cursors_works(world, driver):
+    sql = {"psycopg2": psycopg2, "psycopg": psycopg}[driver].sql
+    dicts = {
+        "psycopg2": {"cursor_factory": DictCursor},
+        "psycopg": {"row_factory": psycopg.rows.dict_row},
+    }[driver]
+
     def pay():
         session, rows = world.db.session, []
         session.add_all([world.Payment(amount=n) for n in range(5)])
@@ -180,8 +214,8 @@ def test_everything_a_view_does_with_cursors_works(world):
         rows.append(sorted(session.scalars(streamed)))
         session.commit()
         pooled = session.connection().connection
-        for driver in pooled, pooled.driver_connection:
-            with driver.cursor() as cursor:
+        for raw in pooled, pooled.driver_connection:
+            with raw.cursor() as cursor:
                 cursor.execute(
                     sql.SQL("select {} from payment where amount > %s order by 1").format(
                         sql.Identifier("amount")
@@ -189,7 +223,7 @@ def test_everything_a_view_does_with_cursors_works(world):
                     (3,),
                 )
                 rows.append([row[0] for row in cursor])
-            with driver.cursor(cursor_factory=DictCursor) as cursor:
+            with raw.cursor(**dicts) as cursor:
                 cursor.execute("select 7 as amount")
                 rows.append(cursor.fetchone()["amount"])
         pooled.cursor().execute("insert into payment (amount) values (6)")
@@ -202,6 +236,7 @@ def test_everything_a_view_does_with_cursors_works(world):
     assert sorted(world.sql("select amount from payment")) == [(n,) for n in range(8)]
 
 
+@WAYS
 def test_an_unprotected_view_may_ask_for_its_connection(world):
     @world.app.post("/plain")
     def plain():
@@ -216,6 +251,7 @@ def test_an_unprotected_view_may_ask_for_its_connection(world):
     assert world.count() == 1
 
 
+@WAYS
 @pytest.mark.parametrize("atomic", [True, False])
 def test_what_a_cursor_sets_before_the_view_reaches_it(world, atomic):
     tenant = sa.text("select current_setting('app.tenant', true)")
@@ -231,6 +267,7 @@ def test_what_a_cursor_sets_before_the_view_reaches_it(world, atomic):
     assert not heard("txid")
 
 
+@WAYS
 def test_a_listener_of_the_pool_is_given_what_the_pool_has(world):
     seen = []
 
@@ -248,15 +285,14 @@ def test_a_listener_of_the_pool_is_given_what_the_pool_has(world):
     assert len(set(seen)) == 1
 
 
+@PSYCOPG2  # psycopg is asked for its types by its own connection only
 @pytest.mark.parametrize("kind", [Double, Opaque])
-def test_a_double_is_left_alone(make_world, kind):
+def test_a_double_is_left_alone(make_world, kind, driver):
     world = make_world()
     url = world.app.config["SQLALCHEMY_DATABASE_URI"]
     world = make_world(
         SQLALCHEMY_DATABASE_URI=url,
-        SQLALCHEMY_ENGINE_OPTIONS={
-            "creator": lambda: kind(psycopg2.connect(url.replace("+psycopg2", "")))
-        },
+        SQLALCHEMY_ENGINE_OPTIONS={"creator": lambda: kind(connect(url, driver))},
     )
 
     @world.app.post("/plain")
@@ -267,6 +303,7 @@ def test_a_double_is_left_alone(make_world, kind):
     assert world.post("/plain", key=None).status_code == 201
 
 
+@WAYS
 @BOTH
 def test_a_step_and_a_take_over_work(world):
     attempts = []

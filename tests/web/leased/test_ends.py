@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from flask import abort, after_this_request, got_request_exception
 
-from flask_idempotency import Retryable
+from flask_idempotency import NotAtomic, Retryable
 
 
 @pytest.mark.parametrize("status", [500, 503, 402])
@@ -24,6 +24,37 @@ def test_a_response_about_the_caller_frees_the_key(world, add, assert_problem):
     assert_problem(world.post(json={"amount": 6}), 422, "key-reused")
     assert world.post().status_code == 201
     assert runs == [1, 2]
+
+
+@pytest.mark.parametrize("status", [201, 409])
+def test_what_a_teardown_would_commit_is_refused(world, add, status, caplog):
+    """It would come when the response is stored, and be undone by then."""
+
+    @world.app.teardown_request
+    def commit(error):
+        if error is None:
+            world.db.session.commit()
+
+    def pay():
+        world.db.session.add(world.Payment(amount=1))
+        return {}, status
+
+    add(pay)
+    assert world.post().status_code == 500
+    assert "a teardown is too late" in caplog.text
+    assert (world.count(), world.records()[0].state) == (0, "in_progress")
+
+
+def test_what_the_caller_of_run_would_commit_is_refused(world, caplog):
+    with world.app.app_context():
+        with pytest.raises(NotAtomic, match="commit them"):
+            world.idempotency.run("key", pay_without_commit, world, scope="s", atomic=False)
+        world.db.session.commit()
+    assert world.count() == 0
+
+
+def pay_without_commit(world):
+    world.db.session.add(world.Payment(amount=1))
 
 
 def test_the_route_may_say_what_is_stored(world, add):
