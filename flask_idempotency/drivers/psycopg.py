@@ -239,8 +239,6 @@ def send(
     first: Sequence[str] = (),
 ) -> Answer:
     """See :class:`.port.Driver`."""
-    if (text or first[0]).startswith("ROLLBACK"):
-        _forget_prepared(connection)
     encoding = _encoding(connection)
     message = [_Statement(each.encode(encoding)) for each in first]
     message += _statements(text, has_values=values is not None, encoding=encoding)
@@ -272,6 +270,8 @@ def send(
         if asks is not None:
             asks.is_direct = int(results.pop().get_value(0, 0)) == connection.pgconn.backend_pid
             asks.is_closed = not asks.is_direct
+        if text == "ROLLBACK" or (not text and first[0].startswith("ROLLBACK")):
+            _forget_prepared(connection)
     return Answer(connection, results[:-1] if is_alone else results)
 
 
@@ -281,7 +281,10 @@ def _forget_prepared(connection: Connection) -> None:
     What a rollback has undone, or a migration changed, they would meet as it was.
     """
     with suppress(AttributeError):  # of another release
-        connection._prepared.clear()  # noqa: SLF001
+        manager: Any = connection._prepared  # noqa: SLF001
+        if manager.clear():  # then all are deallocated, ours too
+            _books.pop(connection, None)
+            connection.wait(manager.maintain_gen(connection))
 
 
 def _encoding(connection: Connection) -> str:
@@ -308,12 +311,14 @@ def _exchange(
     except BaseException:
         connection.close()
         raise
-    if book is not None:  # what was prepared in front of an error is there as well
-        there = {place for place, result in enumerate(results) if result.status in _OK}
-        book.update(prepared[place] for place in prepared.keys() & there)
+    if prepared and book is not None:  # what was prepared in front of an error is there as well
+        done = {place for place, result in enumerate(results) if result.status in _OK}
+        book.update(each for place, each in prepared.items() if place in done)
     for result in results:
         if result.status not in _OK:
             raise error_from_result(result, connection.info.encoding)
+    if not prepared:
+        return results
     return [result for place, result in enumerate(results) if place not in prepared]
 
 
@@ -458,8 +463,9 @@ class OperationCursors:
         for name, made in self._made.items():
             if getattr(self._driver, name) is made:  # nobody has chosen another one since
                 setattr(self._driver, name, getattr(self, name))
+        shadowed = vars(self._driver)
         for name in self._ends:
-            del vars(self._driver)[name]
+            del shadowed[name]
         self._ends = {}
 
     def _make(self, kind: Any, factory: str, *args: Any, **kwargs: Any) -> Any:
@@ -606,7 +612,7 @@ class _Pipeline(psycopg.Pipeline):
 def _behind(units: Any, execute: Callable[[], Any]) -> Any:
     """Execute a statement of the application's behind what waits, in one round trip."""
     pgconn, encoding = units.driver.pgconn, _encoding(units.driver)
-    with Connection.pipeline(units.driver) as pipeline:
+    with psycopg.Connection.pipeline(units.driver) as pipeline:
         pipeline.__class__ = _Pipeline
         for statement in units.waiting:  # as psycopg does with commands of its own
             send = partial(pgconn.send_query_params, statement.encode(encoding), None)
@@ -621,8 +627,6 @@ def _noting(units: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> 
         return call(*args, **kwargs)
     except Error as error:
         units.note(error)
-        if sqlstate(error) in _NOT_AS_PREPARED:
-            _forget_prepared(units.driver)
         raise
     finally:
         units.sent()

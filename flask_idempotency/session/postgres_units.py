@@ -202,7 +202,8 @@ class PostgresUnits(Units):
 
     def _begin(self, owner: StandIn) -> None:
         self._remembered, self._kept = set(), set()
-        self._temporary = [ending for ending in self._temporary if ending.startswith("TRUNCATE")]
+        if self._temporary:
+            self._temporary = [each for each in self._temporary if each.startswith("TRUNCATE")]
         if self.waiting:
             self._before_units()  # what waits is part of no unit
         self._savepoint = self._early or f"SAVEPOINT {NAME}{self.begun}"

@@ -39,8 +39,8 @@ CALLS = {
         "unprotected empty view": 42,
     },
     "psycopg": {
-        "first, hybrid": 692,
-        "first, postgres": 608,
+        "first, hybrid": 702,
+        "first, postgres": 616,
         "replay, hybrid": 479,
         "replay, postgres": 409,
         "duplicate, hybrid": 368,
