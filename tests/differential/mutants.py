@@ -578,7 +578,7 @@ def functions_set_nothing(knife: Knife) -> None:
 @shown_by("a temporary table that a function makes", "a function makes its temporary table twice")
 def functions_make_no_tables(knife: Knife) -> None:
     """What a function has made ON COMMIT DROP outlives the view's commit."""
-    knife.pin(Facts, "dropped_in_functions", tuple)
+    knife.pin(Facts, "ended_in_functions", tuple)
 
 
 @shown_by("a helper's commit in the snapshot")
