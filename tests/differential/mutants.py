@@ -181,8 +181,9 @@ def commit_in_a_teardown(hand: Hand) -> None:
     functions = hand.run.twin.app.teardown_request_funcs.setdefault(None, [])
 
     def commit(_error: BaseException | None) -> None:
-        functions.remove(commit)
-        hand.session.commit()
+        if commit in functions:  # once, however often the context is torn down
+            functions.remove(commit)
+            hand.session.commit()
 
     functions.append(commit)
 
