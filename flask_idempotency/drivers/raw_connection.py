@@ -52,7 +52,8 @@ class RawConnection:
         chosen = self.engine.get_execution_options().get("isolation_level")
         if self._autocommit or chosen == "AUTOCOMMIT":
             raise NotAtomic(
-                "the engine's isolation_level is AUTOCOMMIT, so a view's writes cannot commit together"
+                "the engine's connections are in autocommit mode (isolation_level AUTOCOMMIT,"
+                " connect_args, or a listener), so a view's writes cannot commit together"
                 " with the record: give the idempotent routes' engine a transactional level"
             )
         level = chosen or self.port.LEVELS[self.driver.isolation_level]

@@ -156,31 +156,43 @@ class PostgresUnits(Units):
         """Note what the end of the unit has to put right."""
         if traits & SETS:
             if sqltext.chooses_isolation(text):
-                self.refuse("the view chose the isolation of its transaction, which has begun already")
+                self.refuse(
+                    "the view chose the isolation of its transaction, which has begun already: choose"
+                    " it on the engine (SQLALCHEMY_ENGINE_OPTIONS)"
+                )
             for_connection, for_transaction = sqltext.settings_of(text)
             if both := for_connection & for_transaction:
                 self.refuse(
-                    f"the view set {min(both)} in two ways in one message, which cannot be told apart"
+                    f"the view set {min(both)} in two ways in one message, which cannot be told apart:"
+                    " send two statements"
                 )
             unclear = not for_connection | for_transaction and not traits & UNSURE
             if unclear or "*" in for_transaction:
                 self.refuse(
-                    "the view sent a statement that changes a setting whose name cannot be read"
+                    "the view sent a statement that changes a setting whose name cannot be read:"
+                    " write the name into it"
                 )
             if "transaction_timeout" in for_connection | for_transaction:
                 self.refuse(
-                    "the view set transaction_timeout, which would count from the operation's beginning"
+                    "the view set transaction_timeout, which would count from the operation's"
+                    " beginning: use statement_timeout"
                 )
             self._kept |= for_connection
             self._set_locally(for_transaction)
         if traits & ON_COMMIT:
             endings = sqltext.temporary_endings(text)
             if not endings:
-                self.refuse("the view made a temporary table ON COMMIT in a way that cannot be read")
+                self.refuse(
+                    "the view made a temporary table ON COMMIT in a way that cannot be read:"
+                    " make it in a statement of its own"
+                )
             self._making = endings
             self._temporary += endings
         if traits & CONSTRAINTS and self._nested:
-            self.refuse("the view sent SET CONSTRAINTS, or made a deferrable one, in begin_nested()")
+            self.refuse(
+                "the view sent SET CONSTRAINTS, or made a deferrable one, in begin_nested():"
+                " do so outside of it"
+            )
         if self._constraints_are_set and traits & (WRITES | UNSURE):
             self.refuse(
                 "the view wrote again after it had sent SET CONSTRAINTS and committed, in a database"
@@ -244,7 +256,8 @@ class PostgresUnits(Units):
         if unclear and self.traits & UNSURE and self._says(sql.have_changed(unclear)):
             self.refuse(
                 f"the view called a function that sets {min(unclear)}, which functions of this"
-                " database set both for the transaction and for the connection"
+                " database set both for the transaction and for the connection:"
+                " let all do it in one way"
             )
         if back := self._remembered - self._kept:
             self.waiting.append(sql.settings_back(back))

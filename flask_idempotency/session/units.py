@@ -378,10 +378,13 @@ class Units:
         self.broken = NotAtomic(INHERITED)
 
     def refuse(self, what: str) -> NoReturn:
-        """Break the operation for good: what the view did would split it from its record."""
-        self.broken = NotAtomic(
-            f"{what}; inside an atomic operation use db.session.commit(), rollback() or begin_nested()"
-        )
+        """Break the operation for good: what the view did would split it from its record.
+
+        ``what`` may say after a colon what to do in its place.
+        """
+        if ": " not in what:
+            what += "; inside an atomic operation use db.session.commit(), rollback() or begin_nested()"
+        self.broken = NotAtomic(what)
         raise self.broken
 
     def door(self, owner: StandIn) -> Any:
