@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from inspect import getsource
 from typing import Any
 from unittest.mock import patch
 
@@ -77,6 +78,8 @@ class Knife:
 
     def pin(self, kind: type, name: str, value: Callable[[], Any]) -> None:
         """Let an attribute of all objects of a class be this, whatever they set."""
+        if name not in getsource(kind):
+            raise RuntimeError(f"{kind.__name__} has no {name} any more")
 
         def keep(each: Any, new: Any) -> None:  # for when it is put back
             vars(each)[name] = new
@@ -578,7 +581,7 @@ def functions_set_nothing(knife: Knife) -> None:
 @shown_by("a temporary table that a function makes", "a function makes its temporary table twice")
 def functions_make_no_tables(knife: Knife) -> None:
     """What a function has made ON COMMIT DROP outlives the view's commit."""
-    knife.pin(Facts, "dropped_in_functions", tuple)
+    knife.pin(Facts, "ended_in_functions", tuple)
 
 
 @shown_by("a helper's commit in the snapshot")

@@ -22,7 +22,7 @@ from tests.differential.programs import Program
 from tests.differential.summary import Summary
 
 PROGRAMS, SEED = 100, 23
-READS_MAY_WRITE = 5
+READS_MAY_WRITE = 6
 """The place of this fact."""
 
 
