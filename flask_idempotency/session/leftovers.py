@@ -48,6 +48,17 @@ def waits_for_commit(session: Session) -> bool:
     return is_explicit or has_unsaved(session)
 
 
+def has_options(session: Session) -> bool:
+    """Whether options were chosen for the session's transaction, such as ``schema_translate_map``.
+
+    They end with it, and what is written above the view would go elsewhere.
+    """
+    for each in connections(session).values():
+        if each.get_execution_options() is not each.engine.get_execution_options():
+            return True
+    return False
+
+
 def refuse_unsaved(db: SQLAlchemy, step: str) -> None:
     """Raise ``NotAtomic`` if the present session holds changes that ``step`` would commit as its own.
 

@@ -17,6 +17,7 @@ from .leftovers import (
     commits_in_teardown,
     drop_leftovers,
     end_session,
+    has_options,
     has_unsaved,
     present_session,
     undo,
@@ -132,7 +133,8 @@ class Joined:
         units, sessions = self._running.units, self._sessions()
         # What goes on above the view may still want what was set before it.
         waits = units.carried or units.may_have_work
-        if not waits and not any(map(waits_for_commit, sessions)):
+        waits = waits or any(map(waits_for_commit, sessions)) or any(map(has_options, sessions))
+        if not waits:
             self._settled = sessions
             return True
         self._left = units.commits, units.rollbacks, any(map(has_unsaved, sessions))

@@ -203,6 +203,12 @@ KEPT: dict[str, Program] = {
     "a setting after the view": Program(
         view=(do("set", "local tenant"),), after=(do("add", "z"), do("commit"))
     ),
+    "a translated schema after the view": Program(
+        view=(do("translate the schema"),), above=(do("insert", "z0"), do("commit"))
+    ),
+    "a translated schema after a view that reads": Program(
+        view=(do("translate the schema"), do("read")), after=(do("insert", "z0"), do("commit"))
+    ),
     "a read of what the view left": Program(view=(do("insert", "a"),), above=(do("read"),)),
     "a commit around a rejection, which fails": Program(
         view=(do("take a place by ORM", 1),), answer="forbidden", begins_above=True

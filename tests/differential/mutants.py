@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from inspect import getsource
 from typing import Any
 from unittest.mock import patch
 
@@ -77,6 +78,8 @@ class Knife:
 
     def pin(self, kind: type, name: str, value: Callable[[], Any]) -> None:
         """Let an attribute of all objects of a class be this, whatever they set."""
+        if name not in getsource(kind):
+            raise RuntimeError(f"{kind.__name__} has no {name} any more")
 
         def keep(each: Any, new: Any) -> None:  # for when it is put back
             vars(each)[name] = new
