@@ -53,10 +53,11 @@ def has_options(session: Session) -> bool:
 
     They end with it, and what is written above the view would go elsewhere.
     """
-    for each in connections(session).values():
-        if each.get_execution_options() is not each.engine.get_execution_options():
-            return True
-    return False
+    # get_execution_options() would make two calls; test_private_hooks.py watches these.
+    return any(
+        each._execution_options is not each.engine._execution_options  # noqa: SLF001
+        for each in connections(session).values()
+    )
 
 
 def refuse_unsaved(db: SQLAlchemy, step: str) -> None:

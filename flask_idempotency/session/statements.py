@@ -184,11 +184,18 @@ def _present(name: str) -> str:
 def end_temporary(endings: Iterable[str]) -> str:
     """A statement that does what a commit does to temporary tables, if they are there.
 
-    Each is ``DROP TABLE`` or ``TRUNCATE``, and the table in ``pg_temp``.
+    Each is ``DROP TABLE`` or ``TRUNCATE``, and the table in ``pg_temp``. It is done in the name of the
+    table's owner: a commit asks nobody's rights.
     """
     listed = ", ".join(map(literal, endings))
-    return f"""DO $idempotency$ DECLARE ending text; BEGIN FOREACH ending IN ARRAY ARRAY[{listed}] LOOP
-  IF to_regclass(substring(ending from 'pg_temp.*')) IS NOT NULL THEN EXECUTE ending; END IF;
+    return f"""DO $idempotency$ DECLARE ending text; made oid; role text := current_setting('role');
+BEGIN FOREACH ending IN ARRAY ARRAY[{listed}] LOOP
+  made := to_regclass(substring(ending from 'pg_temp.*'));
+  IF made IS NOT NULL THEN
+    PERFORM set_config('role', pg_get_userbyid(relowner), true) FROM pg_class WHERE oid = made;
+    EXECUTE ending;
+    PERFORM set_config('role', role, true);
+  END IF;
 END LOOP; END $idempotency$"""
 
 

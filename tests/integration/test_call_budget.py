@@ -30,8 +30,8 @@ pytestmark = pytest.mark.usefixtures("nobody_listens")
 
 CALLS = {
     "psycopg2": {
-        "first, hybrid": 606,
-        "first, postgres": 485,
+        "first, hybrid": 612,
+        "first, postgres": 495,
         "replay, hybrid": 432,
         "replay, postgres": 362,
         "duplicate, hybrid": 358,
@@ -39,8 +39,8 @@ CALLS = {
         "unprotected empty view": 42,
     },
     "psycopg": {
-        "first, hybrid": 702,
-        "first, postgres": 616,
+        "first, hybrid": 708,
+        "first, postgres": 624,
         "replay, hybrid": 479,
         "replay, postgres": 409,
         "duplicate, hybrid": 368,

@@ -120,3 +120,20 @@ def test_psycopgs_pipeline_can_be_told_to_send_no_flush(driver_connection, tmp_p
     sent = [line.split("\t")[3].strip() for line in written.read_text().splitlines() if "\tF\t" in line]
     assert "Sync" in sent
     assert "Flush" not in sent
+
+
+def test_a_connection_without_options_of_its_own_has_those_of_its_engine(world):
+    with world.app.app_context(), world.db.engine.connect() as connection:
+        assert connection._execution_options is connection.engine._execution_options
+        connection.execution_options(schema_translate_map={None: "elsewhere"})
+        assert connection._execution_options is not connection.engine._execution_options
+
+
+@PSYCOPG
+def test_psycopg_is_told_to_forget_what_it_has_prepared(driver_connection):
+    book = driver_connection._prepared
+    assert not book.clear()
+    prepare(driver_connection, "select 1")
+    assert book.clear()
+    driver_connection.wait(book.maintain_gen(driver_connection))
+    assert driver_connection.execute("select count(*) from pg_prepared_statements").fetchone() == (0,)
