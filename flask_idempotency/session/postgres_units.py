@@ -99,7 +99,8 @@ class PostgresUnits(Units):
         self._making: list[str] = []  # those of the statement that is being sent
         self._constraints_are_set = False
         self._every = UNSURE if facts.reads_may_write else READS  # what every statement may do
-        self._unsure = CONSTRAINTS if facts.functions_defer else READS
+        may_defer = facts.functions_defer and (facts.deferred or facts.deferrable)
+        self._unsure = CONSTRAINTS if may_defer else READS
         self._ours: BaseException | None = None
         self.cursors = self.port.cursors(self)
         self.cursor = self.cursors.new  # type: ignore[method-assign]

@@ -189,6 +189,27 @@ def a_temporary_table_of_a_function_that_a_commit_empties(world):
         world.commit()
 
 
+def deferring(world):
+    world.admin_run(
+        "create table place (id int primary key, number int unique deferrable initially immediate);"
+        "create function check_later() returns void language plpgsql as"
+        " $$ begin set constraints all deferred; end $$"
+    )
+
+
+@family(setup=deferring, expect=EQUAL_OR_REFUSED)
+def a_function_that_defers_and_two_commits(world):
+    """What was deferred is checked at the commit, and at once in the next transaction."""
+    world.sql("select check_later()")
+    for first in (1, 3):
+        world.sql(f"insert into place values ({first}, {first}), ({first + 1}, {first + 1})")
+        with world.catching():
+            world.sql(f"update place set number = {first + 1} where id = {first}")
+            world.sql(f"update place set number = {first} where id = {first + 1}")
+            world.commit()
+        world.session.rollback()
+
+
 # What changed nothing need not be committed.
 
 NOTHING = {
