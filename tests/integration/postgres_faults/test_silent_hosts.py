@@ -14,7 +14,7 @@ from flask import Flask
 
 import servers
 from tests.docs.pages import ROOT, blocks
-from tests.drivers import EACH
+from tests.drivers import EACH, PSYCOPG2
 from tests.integration.postgres_faults.faults import first_time, new_name, settings
 from tests.waiting import wait_until
 
@@ -112,13 +112,11 @@ def test_a_host_that_is_gone_costs_the_seconds_that_the_page_says(silent, assert
             assert_problem(response, 503, "store-unavailable", retry=True)
 
 
-@EACH
+@(EACH if psycopg.__version__ >= "3.2" else PSYCOPG2)  # as the page says
 def test_a_process_that_is_stopped_costs_the_seconds_of_the_wait_function(
     silent, driver, assert_problem
 ):
     """Its host acknowledges all, so no time-out of libpq counts: once in the claim, once in COMMIT."""
-    if driver == "psycopg" and psycopg.__version__ < "3.2":
-        pytest.skip("as the page says")
     names: dict = {}
     code = code_of_the_page({"psycopg2": "set_wait_callback", "psycopg": "do_connect"}[driver])
     exec(compile(code, str(PAGE), "exec"), names)  # noqa: S102
