@@ -48,6 +48,7 @@ class Driver(Protocol):
 
     LEVELS: Mapping[Any, str]
     """What a connection's ``isolation_level`` stands for, as after BEGIN; empty for none."""
+
     FACTORIES: Set[str]
     """Its connection's attributes that make cursors. :meth:`cursors` has the application's own."""
 

@@ -407,14 +407,18 @@ class PostgresUnits(Units):
 
     def reach(self, owner: StandIn) -> None:
         """Somebody uses the driver in a way that does not pass here: a large object, for example."""
+        if self.is_failed():  # without us the server would refuse it, each driver in its own way
+            self.refuse(
+                "the view used more of the driver's connection than its cursors, after a statement of"
+                " the transaction had failed: call rollback() first"
+            )
         self._take_turn(owner, WRITES)
         self.flush()
         self.show()
 
     def show(self) -> None:
-        """Let the driver see the transaction. In one that has failed the server would refuse that."""
-        if not self.is_failed():
-            self.port.show(self.driver)
+        """Let the driver see the transaction, which has not failed: the server would refuse that."""
+        self.port.show(self.driver)
 
     def check_mode(self, name: str, value: Any) -> None:
         """Refuse what a transaction is to be like, if the operation's, which has begun, is not."""

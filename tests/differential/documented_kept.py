@@ -127,10 +127,14 @@ PSYCOPG: dict[str, Program] = {
 }
 """The same with psycopg's own methods, or what it prepares by itself."""
 
-OPEN: dict[str, Program] = {
-    "a large object in an aborted transaction": Program(
+PSYCOPG2: dict[str, Program] = {
+    "a large object in a transaction that has failed": Program(
         view=(do("text", "division"), do("driver", "psycopg2", "large object"))
     ),
+}
+"""The same with psycopg2's own methods."""
+
+OPEN: dict[str, Program] = {
     "a savepoint that was rolled back to, and another session": Program(
         view=(
             *(do("text", "savepoint"), do("text", "to savepoint"), OTHER),

@@ -51,7 +51,7 @@ def twins_with_hidden(postgres: Any) -> Iterator[Twins]:
     twins.close()
 
 
-KEPT = {**kept.KEPT, **(kept.PSYCOPG if servers.urls.driver == "psycopg" else {})}
+KEPT = {**kept.KEPT, **(kept.PSYCOPG if servers.urls.driver == "psycopg" else kept.PSYCOPG2)}
 
 
 @pytest.mark.parametrize("program", KEPT.values(), ids=KEPT)
