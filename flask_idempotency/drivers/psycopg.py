@@ -426,31 +426,27 @@ class OperationCursors:
         for name, made in self._made.items():
             setattr(self._driver, name, made)
         # psycopg's cursors know the connection itself, which must end no more than a unit.
-        self._ends: dict[str, Any] = {name: partial(units.end, name) for name in units.ends}
+        self._in_front: dict[str, Any] = {name: partial(units.end, name) for name in units.ends}
         for name in ("transaction", "pipeline") if units.ends else ():
             what = f"the view called {name}() of the driver's connection"
-            self._ends[name] = partial(units.refuse, what)
-        vars(self._driver).update(self._ends)
+            self._in_front[name] = partial(units.refuse, what)
+        self._in_front["cursor"] = self._cursor
+        vars(self._driver).update(self._in_front)
 
     def new(self, owner: Any, *args: Any, **kwargs: Any) -> Any:
         """See :class:`.port.Cursors`."""
-        driver, made = self._driver, self._made
-        if (
-            driver.cursor_factory is not made["cursor_factory"]
-            or driver.server_cursor_factory is not made["server_cursor_factory"]
-        ):
-            self._adopt()
         # Made by the pool's connection: an agent for tracing puts a wrapper around the cursor, too.
         cursor = self._outer.cursor(*args, **kwargs)
         cursor.owner = owner
         return cursor
 
-    def _adopt(self) -> None:
-        """Make cursors of the classes that the view has chosen at its cursor's ``connection``."""
+    def _cursor(self, *args: Any, **kwargs: Any) -> Any:
+        """The connection's ``cursor()``, of the classes that the view has chosen there by now."""
         for name, made in self._made.items():
             if (chosen := getattr(self._driver, name)) is not made:
                 setattr(self, name, chosen)
                 setattr(self._driver, name, made)
+        return type(self._driver).cursor(self._driver, *args, **kwargs)
 
     def execute(
         self, owner: Any, query: Any, params: Any = None, *, prepare: Any = None, binary: bool = False
@@ -464,9 +460,9 @@ class OperationCursors:
             if getattr(self._driver, name) is made:  # nobody has chosen another one since
                 setattr(self._driver, name, getattr(self, name))
         shadowed = vars(self._driver)
-        for name in self._ends:
+        for name in self._in_front:
             del shadowed[name]
-        self._ends = {}
+        self._in_front = {}
 
     def _make(self, kind: Any, factory: str, *args: Any, **kwargs: Any) -> Any:
         base = getattr(self, factory)

@@ -153,7 +153,7 @@ class Units:
     catches the error. ``carried`` is what was set before the operation, until a
     session goes on with it. ``lock`` is held over whatever is sent: a thread that the view has left
     behind must find the transaction open, or send nothing, as its connection may be somebody else's.
-    ``top`` is what stands under :attr:`connection`.
+    ``top`` is what stands under :attr:`connection`, and ``present`` whose unit is open, or was last.
     """
 
     carried: Mapping[StandIn, Carried] = MappingProxyType({})
@@ -173,7 +173,7 @@ class Units:
         self._spanning = 0  # how many of these a unit that wrote has been committed in
         self._leaving = False
         self._engines: dict[Engine, Engine] = {}
-        self.top = StandIn(self, is_top=True)
+        self.top = self.present = StandIn(self, is_top=True)
         self._connection: Connection | None = None
 
     @property
@@ -183,11 +183,6 @@ class Units:
             self._connection = operation_engine(self.engine, lambda: self.top).connect()
             self._connection.begin()  # the transaction that is open already: sends nothing
         return self._connection
-
-    @property
-    def present(self) -> StandIn:
-        """Whose unit is open; what stands under :attr:`connection`, if none is."""
-        return self._open or self.top
 
     def bind(self, engine: Engine) -> Engine:
         """The engine that a session works on in place of ``engine`` while the operation runs."""
@@ -263,6 +258,7 @@ class Units:
             if self._open is not None:
                 self._give_way(owner)
             self._open, self.traits, self._nested = None, READS, []
+            self.present = owner
             if owner.is_top:
                 self.wrote = self.wrote or traits != SAVEPOINT
                 if not self.begun:

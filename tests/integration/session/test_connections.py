@@ -12,7 +12,7 @@ from psycopg.rows import dict_row
 from sqlalchemy.pool.base import _AdhocProxiedConnection
 
 from flask_idempotency import current_operation, idempotent
-from tests.drivers import PSYCOPG2, has_own_cursors
+from tests.drivers import PSYCOPG, PSYCOPG2, has_own_cursors
 from tests.integration.views import pay_once, protect
 
 
@@ -246,6 +246,31 @@ def test_a_cursor_factory_chosen_past_the_session_loses_no_rollback(world, view,
     view(pay)
     assert world.post().json == {"chosen": True}
     assert world.sql("select amount from payment") == [(1,), (3,)]
+
+
+@PSYCOPG
+def test_a_cursor_made_past_the_session_is_in_its_unit(world):
+    kind, named = type("Own", (psycopg.ClientCursor,), {}), type("Named", (psycopg.ServerCursor,), {})
+
+    def pay():
+        add(world)
+        raw = world.db.session.execute(sa.text("select 1")).cursor.connection
+        raw.cursor_factory, raw.server_cursor_factory = kind, named
+        with raw.cursor("reads") as cursor:
+            cursor.execute("select 1 union select 2")
+            answer = {"named": isinstance(cursor, named)}
+            world.db.session.commit()
+            with pytest.raises(psycopg.errors.InvalidCursorName):
+                cursor.fetchone()
+        cursor = raw.cursor()
+        cursor.execute("insert into payment (amount) values (2)")
+        raw.execute("insert into payment (amount) values (3)")
+        raw.rollback()
+        return answer | {"own": isinstance(cursor, kind)}, 201
+
+    protect(world, pay)
+    assert world.post().json == {"named": True, "own": True}
+    assert world.sql("select amount from payment") == [(1,)]
 
 
 @PSYCOPG2  # psycopg's cursor() takes none
