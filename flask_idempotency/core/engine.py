@@ -16,7 +16,7 @@ from .errors import LeaseLost, RecordBroken, StoreUnavailable
 from .fingerprint import Fingerprint
 from .machine import Comparison, Next, Situation, Transition, after, compare, decide, situation
 from .ports import Clock, Glance, Hold, Lease, Lock, Records, Sealer
-from .process import FORKED, here
+from .process import FORKED
 from .records import Claim, Record, State, StoredResponse
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class Execution:
     def __init__(
         self, hold: Hold, lock: Lock, mine: bool, claim: Claim, sealer: Sealer, found: Situation
     ) -> None:
-        self.hold, self.claim, self.process = hold, claim, here.process
+        self.hold, self.claim, self.process = hold, claim, claim.process
         self.took_over = found in (Situation.IN_PROGRESS, Situation.INTERRUPTED)
         self.was_interrupted = found is Situation.INTERRUPTED
         self._lock, self._mine, self._sealer = lock, mine, sealer
@@ -194,7 +194,8 @@ class Engine:
         """Decide about a request; ``wait`` is how many seconds it may wait for another's end.
 
         ``resume`` says that an interrupted operation is to be taken over, not left alone.
-        Raises ``StoreUnavailable`` if the records cannot be reached.
+        Raises ``StoreUnavailable`` if the records cannot be reached, and ``LeaseLost`` in a child that
+        was forked since the claim was made: a fork copies all greenlets, and the parent's goes on.
         """
         glance = self._lock.acquire(claim)
         patience = _Patience(wait, self._clock, self._places)
@@ -211,7 +212,7 @@ class Engine:
             return decision
         finally:
             patience.end()
-            if mine and not isinstance(decision, Claimed):
+            if mine and not isinstance(decision, Claimed) and not claim.process.is_parent:
                 match decision:
                     case Replay() | Mismatch(finished=True):
                         self._lock.finish(claim)()
@@ -235,6 +236,8 @@ class Engine:
         if mine:  # whoever gets a free lock is most likely a first request: it claims without looking
             return None
         if self._look_or_claim is not None:
+            if claim.process.is_parent:
+                raise LeaseLost(FORKED)
             # None: somebody was first, between the two. Then there is something to look at.
             return self._look_or_claim(claim) or self._records.look(claim.key)
         return self._records.look(claim.key)
@@ -294,6 +297,8 @@ class Engine:
     def _try(self, step: Next, record: Record | None, claim: Claim, mine: bool) -> Decision | None:
         """Try to get hold of the operation, if that is the next step."""
         hold: Hold | None = None
+        if claim.process.is_parent:
+            raise LeaseLost(FORKED)
         match step:
             case Next.CLAIM:
                 hold = self._records.claim(claim)

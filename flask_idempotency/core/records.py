@@ -7,6 +7,7 @@ from enum import Enum
 
 from .errors import RecordBroken
 from .fingerprint import Fingerprint
+from .process import Process, here
 
 SEALED = b"\x01"
 """The first byte of everything stored encrypted: its format. No text begins with it."""
@@ -83,7 +84,8 @@ class Claim:
     None for an atomic one.
     ``request`` is the stored request of a resumable operation. ``resumes`` is the owner of the record
     that this claim continues: it takes that record over while it lives, and never starts an operation.
-    ``max_attempts`` is after how many attempts an operation is given up.
+    ``max_attempts`` is after how many attempts an operation is given up. ``process`` is the one that
+    made the claim: no child takes part in it.
     """
 
     key: bytes
@@ -95,6 +97,7 @@ class Claim:
     request: bytes | None = field(default=None, repr=False)
     resumes: str | None = None
     max_attempts: int | None = None
+    process: Process = field(default_factory=lambda: here.process, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

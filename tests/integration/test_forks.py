@@ -242,6 +242,19 @@ class TestWhatIsNotTheChilds:
         assert rows(environment, "note") == sorted((case.name, 2, 2) for case in cases)
 
 
+@BOTH
+@pytest.mark.parametrize("route", ["atomic", "leased"])
+def test_a_request_that_a_fork_copies_runs_in_the_parent_alone(environment, route):
+    app = [sys.executable, "-m", "tests.integration.apps.copied_claim", route]
+    done = subprocess.run(app, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert len(done.stdout.splitlines()) == 2, done.stderr
+    (status, ran), parent = map(json.loads, done.stdout.splitlines())
+    assert parent == [201, True], done.stderr
+    assert not ran
+    assert status >= 400
+    assert sql(environment, "select count(*) from payment") == [(1,)]
+
+
 class TestAnOrphan:
     """A child that lives on when its parent was killed."""
 

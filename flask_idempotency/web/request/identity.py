@@ -11,6 +11,7 @@ from flask import Request
 from flask_idempotency.core.errors import IdempotencyError, KeyRequired, ScopeUnknown
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.keys import Scope
+from flask_idempotency.core.process import here
 from flask_idempotency.core.records import Claim
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.web.setup.options import Route, Skip
@@ -140,6 +141,7 @@ def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: 
         ttl_seconds=route.ttl,
         lease_seconds=None if route.atomic else route.lease,
         max_attempts=route.max_attempts,
+        process=here.process,
     )
 
 

@@ -1,0 +1,75 @@
+"""A request that goes on in a child as well: it was forked while the request asked for the lock.
+
+So it is under gevent, where a fork copies the greenlets of all requests. Each copy writes a line of
+JSON, the child first: the status of the answer, and whether the view ran.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy.orm import Mapped, mapped_column
+
+from flask_idempotency import Idempotency, idempotent
+from flask_idempotency.core.records import Claim
+from flask_idempotency.web.setup.state import app_state
+
+db = SQLAlchemy()
+ran: list[str] = []
+
+
+class Payment(db.Model):  # type: ignore[name-defined, misc]
+    """Deliberately without a key that is unique."""
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+def pay() -> Any:
+    ran.append("here")
+    db.session.add(Payment())
+    db.session.commit()
+    return {}, 201
+
+
+def create_app() -> Flask:
+    app = Flask(__name__)
+    app.config.update(
+        SQLALCHEMY_DATABASE_URI=os.environ["DATABASE_URL"],
+        IDEMPOTENCY_STORE=os.environ["STORE"],
+        IDEMPOTENCY_REDIS_URL=os.environ["REDIS_URL"] or None,
+        PROPAGATE_EXCEPTIONS=False,
+    )
+    db.init_app(app)
+    Idempotency(app, db, scope=None)
+    options: dict[str, Any] = {"atomic": {}, "leased": {"atomic": False}}
+    for name, chosen in options.items():
+        app.add_url_rule(f"/{name}", name, idempotent(name=name, **chosen)(pay), methods=["POST"])
+    with app.app_context():
+        db.create_all()
+    return app
+
+
+def main(route: str) -> None:
+    app = create_app()
+    lock: Any = type(app_state(app).engine._lock)
+    acquire = lock.acquire
+
+    def acquire_and_fork(self: Any, claim: Claim) -> Any:
+        glance = acquire(self, claim)
+        lock.acquire = acquire
+        if child := os.fork():
+            os.waitpid(child, 0)
+        return glance
+
+    lock.acquire = acquire_and_fork
+    answer = app.test_client().post(f"/{route}", headers={"Idempotency-Key": "a-key-of-this-request"})
+    print(json.dumps([answer.status_code, bool(ran)]), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
