@@ -6,7 +6,9 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .budgets import BUDGETS
+import servers.urls
+
+from .budgets import budget
 
 
 @dataclass(frozen=True)
@@ -51,16 +53,17 @@ def markdown(figures: Figures, notes: list[str]) -> str:
     rows = ["| path | what | budget | figure | verdict |", "|---|---|---:|---:|---|"]
     for path, measured in figures.items():
         for what, figure in measured.items():
-            budget = BUDGETS[path].get(what)
-            shown, verdict = ("–", "–") if budget is None else (_shown(budget), figure.verdict(budget))
+            most = budget(path, what, servers.urls.driver)
+            shown, verdict = ("–", "–") if most is None else (_shown(most), figure.verdict(most))
             rows.append(f"| {path} | {what} | {shown} | {figure} | {verdict} |")
     return "\n".join([*rows, "", *(f"- {note}" for note in notes), ""])
 
 
 def write(folder: Path, figures: Figures, notes: list[str]) -> None:
     """Write ``bench.md`` and ``bench.json`` into the folder."""
+    driver = servers.urls.driver
     rows = [
-        {"path": path, "what": what, "budget": BUDGETS[path].get(what), **asdict(figure)}
+        {"path": path, "what": what, "budget": budget(path, what, driver), **asdict(figure)}
         for path, measured in figures.items()
         for what, figure in measured.items()
     ]

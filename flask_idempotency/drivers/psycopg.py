@@ -171,8 +171,11 @@ class _Book(dict[bytes, bytes]):
         of its own names shows it, or the next that it gives: that is gone then. The names are private;
         without them our next message would fail, and be sent again.
         """
-        manager: Any = connection._prepared  # noqa: SLF001
-        names, number = manager._names.values(), manager._prepared_idx  # noqa: SLF001
+        try:
+            manager: Any = connection._prepared  # noqa: SLF001
+            names, number = manager._names.values(), manager._prepared_idx  # noqa: SLF001
+        except AttributeError:  # of another release
+            return
         is_quiet = number == self._number and not self._had_names
         if self and not is_quiet and self._witness not in names:
             self.renew()
@@ -190,8 +193,7 @@ def _book(connection: Connection) -> _Book | None:
         book = _books[connection] = _Book()
     if connection.prepare_threshold is None or book.is_closed:
         return None
-    with suppress(AttributeError):  # of another release
-        book.watch(connection)
+    book.watch(connection)
     return book
 
 
@@ -208,10 +210,18 @@ class Answer:
     """What the last statement of a message answered, and the rows of the last that returned some."""
 
     def __init__(self, connection: Connection, results: list[Any]) -> None:
-        self._connection, last = connection, results[-1]
-        self._rows = next((each for each in reversed(results) if each.nfields), None)
-        self.rowcount: int = -1 if last.command_tuples is None else last.command_tuples
-        self.statusmessage: str = (last.command_status or b"").decode()
+        self._connection, self._last = connection, results[-1]
+        self.rowcount: int = -1 if self._last.command_tuples is None else self._last.command_tuples
+        self._rows = None
+        for each in reversed(results):
+            if each.nfields:
+                self._rows = each
+                break
+
+    @property
+    def statusmessage(self) -> str:
+        """The last one's command tag."""
+        return (self._last.command_status or b"").decode()
 
     @property
     def description(self) -> object:
@@ -430,7 +440,7 @@ class OperationCursors:
         for name in ("transaction", "pipeline") if units.ends else ():
             what = f"the view called {name}() of the driver's connection"
             self._in_front[name] = partial(units.refuse, what)
-        self._in_front["cursor"] = self._cursor
+        self._in_front["cursor"], self._usual_cursor = self._cursor, self._driver.cursor
         vars(self._driver).update(self._in_front)
 
     def new(self, owner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -442,11 +452,19 @@ class OperationCursors:
 
     def _cursor(self, *args: Any, **kwargs: Any) -> Any:
         """The connection's ``cursor()``, of the classes that the view has chosen there by now."""
+        driver, made = self._driver, self._made
+        if (
+            driver.cursor_factory is not made["cursor_factory"]
+            or driver.server_cursor_factory is not made["server_cursor_factory"]
+        ):
+            self._adopt()
+        return self._usual_cursor(*args, **kwargs)
+
+    def _adopt(self) -> None:
         for name, made in self._made.items():
             if (chosen := getattr(self._driver, name)) is not made:
                 setattr(self, name, chosen)
                 setattr(self._driver, name, made)
-        return type(self._driver).cursor(self._driver, *args, **kwargs)
 
     def execute(
         self, owner: Any, query: Any, params: Any = None, *, prepare: Any = None, binary: bool = False
