@@ -7,8 +7,9 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from operator import attrgetter
-from typing import Any, NoReturn, Protocol, TypeVar, cast
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from flask.globals import _cv_app
 from sqlalchemy import Connection, Engine
@@ -35,16 +36,7 @@ Flashes = tuple[tuple[str, Any], ...]
 class RunsSteps(Protocol):
     """The steps of an operation that is not atomic. :class:`Operation` documents the verbs."""
 
-    def run(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        atomic: bool,
-        retry: StepRetry | None,
-    ) -> Any:
+    def run(self, name: str, call: Callable[[], T], *, atomic: bool, retry: StepRetry | None) -> T:
         """See :meth:`Operation.step`."""
 
     def extend(self, seconds: float | timedelta) -> None:
@@ -122,7 +114,7 @@ class Operation:
         function raises.
         """
         steps = self._running_steps("step")
-        return cast("T", steps.run(name, function, args, kwargs, atomic=atomic, retry=retry))
+        return steps.run(name, partial(function, *args, **kwargs), atomic=atomic, retry=retry)
 
     def extend(self, seconds: float | timedelta) -> None:
         """Let the lease run for at least ``seconds`` (a number or a timedelta) from now on.

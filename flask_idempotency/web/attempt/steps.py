@@ -73,20 +73,11 @@ class Steps:
         self._lock = threading.Lock()
         self._process = here.process
 
-    def run(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        atomic: bool,
-        retry: StepRetry | None,
-    ) -> Any:
+    def run(self, name: str, call: Callable[[], Any], *, atomic: bool, retry: StepRetry | None) -> Any:
         """See :meth:`Operation.step`."""
-        self._check(name, function)
+        self._check(name, call)
         _check_retry(name, retry, atomic=atomic)
-        step = PresentStep(self, name, atomic, retry, partial(function, *args, **kwargs))
+        step = PresentStep(self, name, atomic, retry, call)
         with self._only_here(name, atomic):
             result = self._recorded_result(name)
             if (tracing := self._state.tracing) is not None:
@@ -216,7 +207,7 @@ class Steps:
         self._refuse_open_writes("extend()")
         self._extend(seconds)
 
-    def _check(self, name: object, function: Callable[..., Any]) -> None:
+    def _check(self, name: object, call: Callable[[], Any]) -> None:
         """Raise ``StepError`` for what cannot be a step, before anything is done.
 
         Raises ``LeaseLost`` in a forked child.
@@ -225,7 +216,7 @@ class Steps:
             raise LeaseLost(FORKED)
         if not is_name(name):
             raise StepError(f"a step's name is {name!r}; allowed: {NAMES}")
-        if inspect.iscoroutinefunction(function):
+        if inspect.iscoroutinefunction(call):
             raise StepError(f"the function of step {name!r} is async def; allowed is one that is not")
         if (present := self._present()) is not None:
             raise StepError(f"step {name!r} was called inside step {present.name!r}: steps do not nest")
