@@ -50,6 +50,7 @@ message did, or its result would be that of what travels in front."""
 
 LEVELS = {
     None: "",
+    extensions.ISOLATION_LEVEL_AUTOCOMMIT: "AUTOCOMMIT",
     extensions.ISOLATION_LEVEL_READ_UNCOMMITTED: "READ UNCOMMITTED",
     extensions.ISOLATION_LEVEL_READ_COMMITTED: "READ COMMITTED",
     extensions.ISOLATION_LEVEL_REPEATABLE_READ: "REPEATABLE READ",

@@ -423,8 +423,8 @@ class PostgresUnits(Units):
     def check_mode(self, name: str, value: Any) -> None:
         """Refuse what a transaction is to be like, if the operation's, which has begun, is not."""
         if name == "isolation_level":
-            chosen = str(self.port.LEVELS.get(value, value)).lower()
-            is_so = chosen in ("", self._isolation)
+            value = str(self.port.LEVELS.get(value, value)).lower()
+            is_so = value in ("", self._isolation)
         else:
             is_so = bool(value) == bool(name != "autocommit" and getattr(self.driver, name))
         if not is_so:

@@ -222,4 +222,4 @@ def warn(event: Event, text: str, *values: object) -> None:
 
 def unavailable(error: StoreUnavailable) -> tuple[str, object]:
     """What a line of the log says of it."""
-    return "the store is unavailable: %r", error.__cause__
+    return "the store is unavailable: %r", error.__cause__ or error

@@ -176,6 +176,20 @@ def test_what_would_end_the_transaction_in_the_driver_is_refused(world, view, sp
     world.assert_clean()
 
 
+@PSYCOPG2
+def test_a_refused_level_is_named_in_words(world, view):
+    view(lambda: world.db.session.connection().connection.driver_connection.set_isolation_level(0))
+    with pytest.raises(NotAtomic, match=r"another isolation_level for its connection \(autocommit\)"):
+        world.post()
+
+
+def test_the_log_says_what_is_known_of_a_connection_that_the_view_closes(world, view, caplog):
+    view(lambda: world.db.session.connection().connection.driver_connection.close() or ({}, 201))
+    assert world.post().status_code == 503
+    (line,) = [each.getMessage() for each in caplog.records if "unavailable" in each.getMessage()]
+    assert "None" not in line
+
+
 def test_what_a_driver_wrote_commits_with_the_session(world, view):
     def pay():
         raw = world.db.session.connection().connection
