@@ -125,7 +125,7 @@ def each_is(told, beginning):
 @BOTH
 def test_a_child_writes_on_a_session_of_its_own_as_in_the_plain_application(environment):
     cases = [
-        Case(before, how, keys=25 if how == "process" else 3)
+        Case(before, how, keys=8 if how == "process" else 2)
         for before, how in itertools.product(BEFORE, HOW)
     ]
     told = run(environment, *cases)
@@ -199,7 +199,7 @@ def test_once_it_has_let_go_of_the_transaction_the_session_works_in_the_child(en
 @pytest.mark.parametrize("route", ROUTES)
 def test_however_the_child_ends_the_operation_is_the_parents(environment, route):
     cases = [
-        Case(before, "fork", does=does, ends=ends, route=route)
+        Case(before, "fork", does=does, ends=ends, route=route, keys=1)
         for before in ("added", "flushed")
         for does in ("nothing", "own", "query")
         for ends in ("exit", "sys.exit", "error", "return", "retryable", "collect")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+BARE = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # quick
 ALONE = Path(__file__).parents[2] / ".ci/alone.py"
 
 FLAKY = """
@@ -33,9 +35,9 @@ def test_only_what_passes_alone_and_shows_no_promise_is_excused(tmp_path, place,
     folder.mkdir(parents=True)
     (folder / "test_flaky.py").write_text(FLAKY.format(fails_at=fails_at))
     run = [sys.executable, "-m", "pytest", "-q"]
-    subprocess.run(run, cwd=tmp_path, check=False, capture_output=True)
+    subprocess.run(run, cwd=tmp_path, env=BARE, check=False, capture_output=True)
     alone = subprocess.run(
-        [sys.executable, ALONE], cwd=tmp_path, check=False, capture_output=True, text=True
+        [sys.executable, ALONE], cwd=tmp_path, env=BARE, check=False, capture_output=True, text=True
     )
     assert (alone.returncode == 0) is is_excused, alone.stdout + alone.stderr
     assert ("UNSTABLE" in alone.stdout) is is_excused
@@ -44,6 +46,8 @@ def test_only_what_passes_alone_and_shows_no_promise_is_excused(tmp_path, place,
 def test_what_fails_alone_as_well_is_not_excused(tmp_path):
     (tmp_path / "test_broken.py").write_text("def test_it():\n    assert False\n")
     run = [sys.executable, "-m", "pytest", "-q"]
-    subprocess.run(run, cwd=tmp_path, check=False, capture_output=True)
-    alone = subprocess.run([sys.executable, ALONE], cwd=tmp_path, check=False, capture_output=True)
+    subprocess.run(run, cwd=tmp_path, env=BARE, check=False, capture_output=True)
+    alone = subprocess.run(
+        [sys.executable, ALONE], cwd=tmp_path, env=BARE, check=False, capture_output=True
+    )
     assert alone.returncode == 1
