@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from math import isfinite
 from typing import Any
 from uuid import UUID
 
@@ -20,10 +21,12 @@ from .sqltext import LONG, Room, without_noise
 Shape = tuple[Any, ...]
 
 _SCALARS = frozenset(
-    {type(None), bool, int, float, Decimal, str, bytes, memoryview}
-    | {date, datetime, time, timedelta, UUID}
+    {type(None), bool, int, str, bytes, memoryview, date, datetime, time, timedelta, UUID}
 )
 """Types of which every value is one literal. What others become, nobody knows but their adapters."""
+
+_NUMBERS: dict[Any, Any] = {float: isfinite, Decimal: Decimal.is_finite}
+"""Types of which some values are no numbers to PostgreSQL, but text in quotes; and which are."""
 
 _SEQUENCES = frozenset({list, tuple})
 
@@ -50,6 +53,8 @@ def _shape_of_each(values: Iterable[Any]) -> Shape | None:
                 return None
             # More of the same, with commas between them, are parsed as one is.
             kind = (kind, frozenset(inside))
+        elif kind in _NUMBERS:
+            kind = (kind, _NUMBERS[kind](value))
         elif kind not in _SCALARS:
             return None
         shape.append(kind)

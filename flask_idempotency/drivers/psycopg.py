@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache, partial
 from hashlib import sha256
+from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -68,7 +69,7 @@ _DEALLOCATES = re.compile(r"\s*(?:DEALLOCATE|DISCARD)\s+ALL\b", re.IGNORECASE).m
 _MOST = 100
 """Statements that are remembered of one connection; ours are about 40."""
 
-_MOST_EDITIONS = 20
+_MOST_RENEWALS = 20
 """How often they are prepared anew. Where psycopg deallocates them again and again, it is no gain."""
 
 _Given = tuple[dict[str, bytes | None], dict[str, int]]
@@ -150,19 +151,28 @@ _BEGIN, _COMMIT = _Statement(b"BEGIN"), _Statement(b"COMMIT")
 _WHO = _Statement(b"SELECT pg_backend_pid()")
 
 
+_editions = count()
+"""No two books of a process give one name: what was believed to be deallocated may be there still."""
+
+
 class _Book(dict[bytes, bytes]):
     """The statements that were sent on a connection; under which name one is prepared, or nothing."""
 
     is_closed = False  # preparing is no gain here
     is_direct = False  # no pooler stands in between, which may send each message to another server
-    edition = 0
+    _renewals = 0
     _witness, _number, _had_names = b"", 0, False
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.edition = next(_editions)
+
     def renew(self) -> None:
-        """Prepare all of them again, under other names; the old ones may be there still."""
+        """Prepare all of them again, under other names."""
         self.clear()
-        self.edition += 1
-        self.is_closed = self.edition >= _MOST_EDITIONS
+        self.edition = next(_editions)
+        self._renewals += 1
+        self.is_closed = self._renewals >= _MOST_RENEWALS
 
     def watch(self, connection: Connection) -> None:
         """Notice whether psycopg has deallocated all since the last time.

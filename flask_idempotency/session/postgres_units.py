@@ -189,7 +189,7 @@ class PostgresUnits(Units):
                 )
             self._making = endings
             self._temporary += endings
-        if traits & CONSTRAINTS and self._nested:
+        if traits & CONSTRAINTS and self._is_nested:
             self.refuse(
                 "the view sent SET CONSTRAINTS, or made a deferrable one, in begin_nested():"
                 " do so outside of it"

@@ -47,6 +47,9 @@ NAME = "idempotency_"
 
 No two have the same name: one that was never made is never mistaken for an older one."""
 
+_EMPTY = "\0"
+"""In front of the name of a savepoint that was rolled back to: nobody needs it, but it is there."""
+
 ENDED = "the operation has ended: this connection was part of it, and is no more"
 
 
@@ -285,10 +288,9 @@ class Units:
         names = self._around if owner.is_top else self._nested
         if verb == "SAVEPOINT":
             names.append(name)
-        elif name in names:
-            place = len(names) - 1 - names[::-1].index(name)
+        elif (place := _last(names, name)) is not None:
             if not owner.is_top:
-                del names[place:]
+                names[place:] = [_EMPTY + name] if verb == "ROLLBACK" else []
                 return
             if verb == "ROLLBACK":  # it is still there afterwards
                 place += 1
@@ -299,6 +301,10 @@ class Units:
                     )
             del names[place:]
             self._spanning = min(self._spanning, place)
+
+    @property
+    def _is_nested(self) -> bool:
+        return any(not name.startswith(_EMPTY) for name in self._nested)
 
     def commit(self, owner: StandIn) -> None:
         """End the owner's unit as a COMMIT would. Raises what a COMMIT would raise."""
@@ -341,7 +347,7 @@ class Units:
 
     def _give_way(self, to: StandIn) -> None:  # noqa: ARG002
         """Let another connection have its turn, if the open unit has nothing to lose."""
-        if self._nested or self.traits & ~(WRITES | UNSURE) or self._would_lose():
+        if self._is_nested or self.traits & ~(WRITES | UNSURE) or self._would_lose():
             self.refuse(
                 "two sessions or connections of the view have uncommitted work at the same time:"
                 " commit one before using the other"
@@ -469,6 +475,12 @@ class WatchedCursor:
 
     def __iter__(self) -> Any:
         return iter(self._cursor)
+
+
+def _last(names: list[str], name: str) -> int | None:
+    """The place of the last savepoint of this name."""
+    known = (name, _EMPTY + name)
+    return next((place for place in reversed(range(len(names))) if names[place] in known), None)
 
 
 def units_of(hold: Any) -> Units:

@@ -21,6 +21,23 @@ KEPT: dict[str, Program] = {
             *(do("bind", "in", "empty tuple"), ROLLBACK, do("write an author", "Late"), COMMIT),
         )
     ),
+    "an infinite value where a finite one cannot be parsed": Program(
+        view=(
+            *(
+                do("bind", "date", "infinity"),
+                do("rollback"),
+                do("text", "trigger that writes"),
+                COMMIT,
+            ),
+            *(do("bind", "date", "float"), ROLLBACK, do("write an author", "Late"), COMMIT),
+        )
+    ),
+    "a savepoint that was rolled back to, and is released inside another": Program(
+        view=(
+            *(do("text", "savepoint in capitals"), do("driver SQL", "to savepoint")),
+            do("in a savepoint of the connection", do("text", "release")),
+        )
+    ),
     "a value inside quotes, behind a commit": Program(
         view=(
             *(do("bind", "interval", "float"), do("text", "trigger that writes"), COMMIT),

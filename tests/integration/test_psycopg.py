@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext, suppress
+from functools import partial
 
 import psycopg
 import pytest
@@ -30,10 +31,18 @@ def shop(make_world, add_view):
         endpoint="deallocates",
         during=lambda: world.db.session.execute(sa.text("deallocate all")),
     )
+    add_view(world, "/fails", endpoint="fails", during=partial(deallocate_too_late, world))
     world.post(key="warm-1")
     world.post(key="warm-2")
     assert world.sql(PREPARED)[0][0] > 0
     return world
+
+
+def deallocate_too_late(world):
+    for statement in ("select 1 / 0", "deallocate all"):
+        with pytest.raises(sa.exc.DBAPIError):
+            world.db.session.execute(sa.text(statement))
+    world.db.session.rollback()
 
 
 @pytest.fixture
@@ -99,6 +108,15 @@ def test_what_the_view_deallocates_costs_no_request(shop):
     for number in range(3):
         assert shop.post("/deallocates", key=str(number)).status_code == 201
     assert_serves(shop, "key")
+
+
+def test_a_deallocation_that_fails_costs_no_request(shop, postgres):
+    """All that was prepared is still there, under names that are not given again."""
+    mark = len(postgres.log)
+    for number in range(3):
+        assert shop.post("/fails", key=str(number)).status_code == 201
+        assert_serves(shop, f"key-{number}")
+    assert "already exists" not in postgres.log[mark:]
 
 
 def test_nothing_is_prepared_where_the_application_says_so(make_world, add_view):
