@@ -162,4 +162,4 @@ OPEN: dict[str, Program] = {
         view=(do("a session on the connection", "control_fully"),), after=(COMMIT,)
     ),
 }
-"""What is still different: another error, or none. No row is lost."""
+"""What is still different: another error, or none, as the page on the session says. No row is lost."""
