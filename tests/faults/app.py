@@ -16,6 +16,7 @@ import signal
 import threading
 import time
 import uuid
+from contextlib import suppress
 from typing import Any
 
 import sqlalchemy as sa
@@ -127,7 +128,8 @@ def leave_child(execution: str) -> None:
         return
     signal.alarm(CHILD_SECONDS)  # ends it, whatever another thread of the parent had locked
     app = current_app._get_current_object()  # type: ignore[attr-defined]
-    with app.app_context():
+    # A fault may strike here as well: the error would leave the view in two processes.
+    with suppress(sa.exc.SQLAlchemyError), app.app_context():
         db.session.add(Note(execution=execution))
         db.session.commit()
         points.note("child", execution=execution)
