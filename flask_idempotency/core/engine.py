@@ -243,6 +243,8 @@ class Engine:
         return self._records.look(claim.key)
 
     def _claimed(self, hold: Hold, claim: Claim, mine: bool, record: Record | None) -> Claimed:
+        if claim.process.is_parent:  # the hold is, too
+            raise LeaseLost(FORKED)
         return Claimed(Execution(hold, self._lock, mine, claim, self._sealer, situation(record)))
 
     def _settle(

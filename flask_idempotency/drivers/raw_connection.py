@@ -13,9 +13,10 @@ from typing import Any
 from sqlalchemy import Engine, PoolProxiedConnection
 
 from flask_idempotency.core.errors import NotAtomic
+from flask_idempotency.core.process import FORKED, here
 
 from . import driver_of
-from .inherited import held
+from .inherited import held, sever
 from .port import IDLE, Answer, Driver, innermost
 from .sqlstates import is_lost
 
@@ -33,10 +34,16 @@ class RawConnection:
         self.is_spoiled = False  # used past us: nobody knows what is left on it
         self.engine = engine
         self.port = port or driver_of(engine.dialect)
+        process = here.process
         self.fairy: PoolProxiedConnection = engine.raw_connection()
         try:
             driver = innermost(self.fairy.dbapi_connection)
             self.driver = driver
+            if (
+                process.is_parent
+            ):  # a fork has copied whoever waited: the connection may be the parent's
+                sever([driver])
+                raise self.port.Error(FORKED)
             self._autocommit: bool = driver.autocommit
             # What a listener of the pool set for the connection is kept.
             self.status, self.has_listener = self.port.take(driver)

@@ -243,9 +243,10 @@ class TestWhatIsNotTheChilds:
 
 
 @BOTH
+@pytest.mark.parametrize("place", ["lock", "checkout", "claim"])
 @pytest.mark.parametrize("route", ["atomic", "leased"])
-def test_a_request_that_a_fork_copies_runs_in_the_parent_alone(environment, route):
-    app = [sys.executable, "-m", "tests.integration.apps.copied_claim", route]
+def test_a_request_that_a_fork_copies_runs_in_the_parent_alone(environment, route, place):
+    app = [sys.executable, "-m", "tests.integration.apps.copied_claim", route, place]
     done = subprocess.run(app, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert len(done.stdout.splitlines()) == 2, done.stderr
     (status, ran), parent = map(json.loads, done.stdout.splitlines())

@@ -1,4 +1,4 @@
-"""A request that goes on in a child as well: it was forked while the request asked for the lock.
+"""A request that goes on in a child as well: it was forked while the request asked for something.
 
 So it is under gevent, where a fork copies the greenlets of all requests. Each copy writes a line of
 JSON, the child first: the status of the answer, and whether the view ran.
@@ -11,6 +11,7 @@ import os
 import sys
 from typing import Any
 
+import sqlalchemy as sa
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import Mapped, mapped_column
@@ -54,22 +55,49 @@ def create_app() -> Flask:
     return app
 
 
-def main(route: str) -> None:
-    app = create_app()
+def fork() -> None:
+    if child := os.fork():
+        os.waitpid(child, 0)
+
+
+def fork_at_lock(app: Flask) -> None:
     lock: Any = type(app_state(app).engine._lock)
     acquire = lock.acquire
 
     def acquire_and_fork(self: Any, claim: Claim) -> Any:
         glance = acquire(self, claim)
         lock.acquire = acquire
-        if child := os.fork():
-            os.waitpid(child, 0)
+        fork()
         return glance
 
     lock.acquire = acquire_and_fork
+
+
+def fork_at_claim(app: Flask) -> None:
+    engine: Any = app_state(app).engine
+    claimed = engine._claimed
+
+    def fork_and_claimed(*what: Any) -> Any:
+        fork()
+        return claimed(*what)
+
+    engine._claimed = fork_and_claimed
+
+
+def fork_at_checkout(app: Flask) -> None:
+    with app.app_context():
+        sa.event.listen(db.engine, "checkout", lambda *_what: fork(), once=True)
+
+
+FORKS = {"lock": fork_at_lock, "checkout": fork_at_checkout, "claim": fork_at_claim}
+
+
+def main(route: str, place: str) -> None:
+    app = create_app()
+    FORKS[place](app)
     answer = app.test_client().post(f"/{route}", headers={"Idempotency-Key": "a-key-of-this-request"})
     print(json.dumps([answer.status_code, bool(ran)]), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
