@@ -19,6 +19,7 @@ from flask_sqlalchemy import SQLAlchemy
 from redis import Redis, RedisCluster
 from sqlalchemy import Engine, MetaData, Table
 
+from flask_idempotency.core.engine import MAX_WAITERS
 from flask_idempotency.core.engine import Engine as IdempotencyEngine
 from flask_idempotency.core.errors import ConfigurationError, shown
 from flask_idempotency.core.keys import Scope
@@ -26,6 +27,7 @@ from flask_idempotency.core.ports import Lock, NoLock, Plain, Records
 from flask_idempotency.core.process import here
 from flask_idempotency.drivers import NAMES, inherited
 from flask_idempotency.session import session_class, stray_writes
+from flask_idempotency.session.databases import most_connections
 from flask_idempotency.session.operation import forget_parents
 from flask_idempotency.stores import engine_transaction
 from flask_idempotency.stores.memory import MemoryRecords
@@ -365,7 +367,9 @@ def _compose(
         )
     keys = settings.encryption_keys
     sealer = Sealed(keys, accept_unsealed=settings.accept_unsealed) if keys else Plain()
-    engine = IdempotencyEngine(records, lock, sealer, time, settings.max_waiters)
+    engine = IdempotencyEngine(
+        records, lock, sealer, time, _max_waiters(settings, engines[settings.bind_key])
+    )
     own, own_engine = records, engines[settings.bind_key]
     if isinstance(records, PostgresRecords):
         own, own_engine = records.apart(), records.messages.own.engine
@@ -392,6 +396,14 @@ def _compose(
         observer,
         _background_purge(app, own, settings),
     )
+
+
+def _max_waiters(settings: Settings, engine: Engine) -> int:
+    """At most half of a small pool is for those that wait: all other requests need the rest."""
+    if settings.max_waiters is not None:
+        return settings.max_waiters
+    most = most_connections(engine)
+    return MAX_WAITERS if most is None else min(MAX_WAITERS, most // 2)
 
 
 def _records(

@@ -6,7 +6,6 @@ The page for operators uses :func:`settle`, too.
 from __future__ import annotations
 
 import getpass
-import json
 import secrets
 from contextlib import suppress
 from dataclasses import replace
@@ -16,12 +15,14 @@ from flask import Response
 from werkzeug.datastructures import Headers
 
 from flask_idempotency.core.errors import (
+    BodyMalformed,
     IdempotencyError,
     OperationFailed,
     RecordBroken,
     SealBroken,
     UnknownRecord,
 )
+from flask_idempotency.core.fingerprint import parse_json
 from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.core.ports import Plain
 from flask_idempotency.core.records import Claim, Record
@@ -301,9 +302,10 @@ _WITHOUT_BODY = (204, 205, 304)
 
 def _check_json(body: bytes) -> None:
     try:
-        json.loads(body)
-    except ValueError as error:
-        raise IdempotencyError("the body is not JSON: correct it, or give --content-type") from error
+        parse_json(body)
+    except BodyMalformed as error:
+        text = f"the body is not JSON: correct it, or give --content-type ({error.detail})"
+        raise IdempotencyError(text) from error
 
 
 def _write_response(response: Response) -> None:

@@ -59,6 +59,8 @@ class Seconds(click.FloatRange):
 
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_MOST_AGE = 100 * 365 * 86_400
+"""No record is older. PostgreSQL cannot count back for ever."""
 _SHOWN_UNITS = {"d": 86_400, "h": 3600, "min": 60, "s": 1}
 
 
@@ -69,7 +71,10 @@ def read_age(_context: click.Context, _option: click.Parameter, text: str | None
     found = re.fullmatch(r"(\d{1,9})([smhdw]?)", text)
     if found is None:
         raise click.BadParameter(f"{text!r} is not an age, such as 90m, 12h, 7d, 4w, or seconds.")
-    return int(found[1]) * _UNITS[found[2]]
+    age = int(found[1]) * _UNITS[found[2]]
+    if age > _MOST_AGE:
+        raise click.BadParameter(f"{text!r} is more than 100 years.")
+    return age
 
 
 def duration(seconds: float) -> str:

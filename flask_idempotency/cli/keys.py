@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from uuid import UUID
 
 from flask_idempotency.core.errors import KeyMalformed
@@ -78,10 +79,10 @@ def _scopes(text: str | None) -> list[Scope]:
     scopes: list[Scope] = [text]
     kinds: tuple[Callable[[str], Scope], ...] = (int, UUID)
     for kind in kinds:
-        try:
-            scopes.append(kind(text))
-        except ValueError:
-            continue
+        with suppress(ValueError):
+            scope = kind(text)
+            if str(scope) == text.lower():  # Python also reads 0_7, and digits of other scripts, as 7
+                scopes.append(scope)
     return scopes
 
 

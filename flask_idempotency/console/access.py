@@ -3,7 +3,11 @@
 A form has a token, signed with the application's ``SECRET_KEY`` over a random value in a cookie of its
 own and over who is acting. So it needs no session of the application's, works beside any way to sign
 in, and is worth nothing to anybody else. Another site can neither read the token nor have the cookie
-sent (``SameSite=Strict``).
+sent with a form (``SameSite=Lax``). It is sent with a link, though, so that a page opened by one leaves
+the forms of others alone.
+
+What has been done is said once, on the next page, by another such cookie: an address could say
+anything.
 """
 
 from __future__ import annotations
@@ -24,6 +28,10 @@ COOKIE = "idempotency_console"
 TOKEN = "token"  # noqa: S105 -- the name of a field
 TOKEN_SECONDS = 12 * 3600
 """How long a page may lie open before its forms are refused: a shift."""
+
+SAID = "idempotency_console_said"
+SAID_SECONDS = 60
+"""How long the next page may take to come."""
 
 SOMEBODY = "console"
 """Who acts, as recorded, where ``authorize`` does not say it."""
@@ -53,9 +61,10 @@ def admit(authorize: Callable[[], object]) -> Response | None:
     ``SECRET_KEY``.
     """
     found = current_app.ensure_sync(authorize)()
-    if isinstance(found, str):
-        found = found.strip()  # nobody acts under a blank name
+    if isinstance(found, str):  # nobody acts under a name that cannot be seen, or on two lines
+        found = "".join(each if each.isprintable() else " " for each in found).strip()
     if isinstance(found, Response):
+        g.idempotency_is_theirs = True
         return found
     if found is False or found is None or found == "":
         return Response("You may not operate this application.\n", 403, mimetype="text/plain")
@@ -89,19 +98,48 @@ def token() -> str:
     return value if isinstance(value, str) else value.decode()
 
 
+def say(response: Response, what: str, digits: str = "") -> Response:
+    """Let the next page of a record, or the list, say once what has been done."""
+    value = _serializer(current_app).dumps([*_bound(), what, digits])
+    _set_cookie(response, SAID, value if isinstance(value, str) else value.decode(), SAID_SECONDS)
+    return response
+
+
+def said(digits: str = "") -> str:
+    """What this page has to say, or nothing."""
+    try:
+        value = request.cookies.get(SAID, "")
+        *bound, what, about = _serializer(current_app).loads(value, max_age=SAID_SECONDS)
+    except (BadData, ValueError):
+        return ""
+    if bound != _bound() or about != digits:
+        return ""
+    g.idempotency_is_said = True
+    return str(what)
+
+
 def secure(response: Response) -> Response:
-    """Keep other sites, caches and frames away from a response."""
+    """Keep other sites, caches and frames away from a response, unless it is the application's."""
+    if "idempotency_is_theirs" in g:
+        return response
     response.headers.update(_HEADERS)
     if is_admitted() and COOKIE not in request.cookies:
-        response.set_cookie(
-            COOKIE,
-            g.idempotency_cookie,
-            path=url_for(f"{request.blueprint}.overview"),
-            secure=request.is_secure,
-            httponly=True,
-            samesite="Strict",
-        )
+        _set_cookie(response, COOKIE, g.idempotency_cookie)
+    if "idempotency_is_said" in g:
+        _set_cookie(response, SAID, "", 0)
     return response
+
+
+def _set_cookie(response: Response, name: str, value: str, seconds: int | None = None) -> None:
+    response.set_cookie(
+        name,
+        value,
+        max_age=seconds,
+        path=url_for(f"{request.blueprint}.overview"),
+        secure=request.is_secure,
+        httponly=True,
+        samesite="Lax",
+    )
 
 
 def _check(serializer: URLSafeTimedSerializer) -> None:

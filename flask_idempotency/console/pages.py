@@ -145,7 +145,7 @@ def records() -> Response:
         is_cut=len(found) > limit,
         operation=operation,
         chosen=chosen,
-        erased=request.args.get("done") == "forget",
+        erased=access.said() == "forget",
         states=STATES,
         operations=_operations(state),
     )

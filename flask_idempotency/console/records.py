@@ -142,7 +142,7 @@ def _page(found: Found, *, with_body: bool = False) -> Response:
     names = tuple(name for name in request.args.getlist("derive") if name)
     stored = row.response if row else None
     headers = storable(stored.headers or (), frozenset({FLASHES})) if stored else ()
-    done = ACTIONS.get(request.args.get("done", ""))
+    done = ACTIONS.get(access.said(found.line.key))
     return page(
         "record.html",
         line=found.line,
@@ -229,8 +229,8 @@ def act(digits: str, action: str) -> Response:
     store, entry = admin(state), noted(chosen.noted, form.why.strip(), access.who())
     require(store, "settle")
     settle(state, store, found.line, entry, response)
-    where = url_for(f"{request.blueprint}.record", digits=found.line.key, done=chosen.name)
-    return redirect(where, 303)
+    where = url_for(f"{request.blueprint}.record", digits=found.line.key)
+    return access.say(redirect(where, 303), chosen.name, found.line.key)
 
 
 def _forget(state: AppState, found: Found) -> Response:
@@ -239,7 +239,7 @@ def _forget(state: AppState, found: Found) -> Response:
     if not erase(state, store, batch, found.line.operation, access.who()):
         raise IdempotencyError("This record is in use just now: nothing was erased.")
     _log("its record was erased by", found)
-    return redirect(url_for(f"{request.blueprint}.records", done="forget"), 303)
+    return access.say(redirect(url_for(f"{request.blueprint}.records"), 303), "forget")
 
 
 def _response(state: AppState, action: Action, form: Form) -> flask.Response | None:

@@ -186,7 +186,7 @@ class Engine:
         max_waiters: int = MAX_WAITERS,
     ) -> None:
         self._records, self._lock, self._sealer, self._clock = records, lock, sealer, clock
-        self._places = threading.Semaphore(max_waiters)
+        self.max_waiters, self._places = max_waiters, threading.Semaphore(max_waiters)
         self._look_or_claim: Callable[[Claim], Record | Hold | None] | None
         self._look_or_claim = getattr(records, "look_or_claim", None)
 

@@ -79,8 +79,13 @@ class SetAside:
 
     def __exit__(self, *_error: object) -> None:
         if self._connection is not None:
-            returned: Any = _Returned(self._connection, self._settings)
-            self._connection._dbapi_connection = returned  # noqa: SLF001
+            give_back(self._connection, self._settings)
+
+
+def give_back(connection: Connection, settings: sql.Carried | None = None) -> None:
+    """Let a connection go on, when it is next used, on another one from its pool."""
+    returned: Any = _Returned(connection, settings)
+    connection._dbapi_connection = returned  # noqa: SLF001
 
 
 class _Returned:

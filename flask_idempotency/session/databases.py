@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import Engine, Table
+from sqlalchemy import Engine, QueuePool, Table
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.ports import Records
@@ -36,3 +36,11 @@ class Databases:
             raise ConfigurationError(
                 f"other_binds names {error.args[0]!r}; this application has {list(self.engines)}"
             ) from None
+
+
+def most_connections(engine: Engine) -> int | None:
+    """How many connections an engine's pool may open; None if there is no limit that it tells."""
+    pool = engine.pool
+    if not isinstance(pool, QueuePool) or pool._max_overflow < 0:  # noqa: SLF001
+        return None
+    return pool.size() + pool._max_overflow  # noqa: SLF001

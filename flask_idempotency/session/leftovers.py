@@ -18,7 +18,7 @@ from sqlalchemy.orm.session import SessionTransactionOrigin
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.logs import log
 
-from .before_view import connections, has_written
+from .before_view import connections, give_back, has_written
 from .databases import Databases
 from .operation import OpenTransaction
 
@@ -136,13 +136,15 @@ def _names(code: Any) -> set[str]:
 
 def end_session(session: Session, running: OpenTransaction) -> None:
     """End a session's part of an operation. It has left nothing, so loaded objects stay usable."""
-    transaction = session.get_transaction()
-    if (
-        transaction is not None
-        and transaction.is_active  # one that has failed waits for the application's rollback()
-        and (session in running.sessions or connections(session))
-    ):
-        transaction.close()
+    transaction, begun = session.get_transaction(), connections(session).values()
+    if transaction is None:
+        return
+    if transaction.is_active:
+        if begun or session in running.sessions:
+            transaction.close()
+        return
+    for connection in filter(running.units.is_joined, begun):
+        give_back(connection)  # the session waits for the application's rollback()
 
 
 def drop_leftovers(session: Session, name: str) -> None:

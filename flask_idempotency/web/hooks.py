@@ -163,17 +163,20 @@ class Hooks:
     def _finish(self, current: RequestState, response: Response, hook: AfterFunction) -> Response:
         """Store the response of a view whose work was committed, or not, above it.
 
-        A problem gets its response as if the view had raised it, and the application's
+        An error of ours gets its response as if the view had raised it, and the application's
         ``after_request`` functions run again on that one; those that the view registered do not, nor
-        does our own ``hook``. Other errors go to Flask.
+        does our own ``hook``. Other errors go to Flask, and so does one that nobody handles.
         """
         waiting, current.waiting = current.waiting, None
         try:
             if waiting is not None:
                 waiting.finish()
-        except Problem as problem:
+        except IdempotencyError as error:
             app = self._state.app
-            response = app.make_response(handle_problem(app, problem))
+            if isinstance(error, Problem):
+                response = app.make_response(handle_problem(app, error))
+            else:
+                response = app.make_response(app.handle_user_exception(error))
             functions = [*request_ctx._after_request_functions]  # noqa: SLF001
             for name in (*request.blueprints, None):
                 functions += reversed(app.after_request_funcs.get(name, ()))
@@ -319,10 +322,16 @@ class Hooks:
             current.end_observation(None)
 
     def answer(self, error: IdempotencyError) -> ResponseReturnValue:
-        """The response to a problem; our other errors are the application's mistakes, a plain 500."""
+        """The response to a problem. Our other errors go where they would without this handler."""
+        app = self._state.app
         if isinstance(error, Problem):
             this_request().problem = error  # it may come from a function before the view
-            return problem_response(self._state.app, error, self._state.settings)
+            return problem_response(app, error, self._state.settings)
+        handlers = app.error_handler_spec[None][None]
+        for kind in type(error).__mro__:
+            handler = handlers.get(kind)
+            if handler is not None and handler != self.answer:
+                return app.ensure_sync(handler)(error)  # type: ignore[no-any-return]
         raise error
 
     def _route(self, endpoint: str, method: str) -> Route | None:

@@ -12,6 +12,7 @@ from flask import after_this_request, g, request
 from flask.globals import request_ctx
 
 from flask_idempotency.drivers.psycopg import _Pipeline
+from flask_idempotency.session.databases import most_connections
 from flask_idempotency.session.operation import present_context, present_request
 from tests.drivers import PSYCOPG
 
@@ -137,3 +138,10 @@ def test_psycopg_is_told_to_forget_what_it_has_prepared(driver_connection):
     assert book.clear()
     driver_connection.wait(book.maintain_gen(driver_connection))
     assert driver_connection.execute("select count(*) from pg_prepared_statements").fetchone() == (0,)
+
+
+@pytest.mark.parametrize(("overflow", "most"), [(2, 5), (0, 3), (-1, None)])
+def test_a_pool_knows_how_many_connections_it_may_open(overflow, most):
+    engine = sa.create_engine("postgresql+psycopg2://", pool_size=3, max_overflow=overflow)
+    assert most_connections(engine) == most
+    assert most_connections(sa.create_engine("postgresql+psycopg2://", poolclass=sa.NullPool)) is None

@@ -67,7 +67,6 @@ WRONG_SETTINGS = [
     ("MAX_REQUEST_BYTES", "16 MiB", "0 to 1 GiB"),
     ("MAX_REQUEST_BYTES", 1.5, "0 to 1 GiB"),
     ("MAX_WAITERS", -1, "0 to 10000"),
-    ("MAX_WAITERS", None, "0 to 10000"),
     ("MAX_WAITERS", 2.0, "0 to 10000"),
     ("MAX_WAITERS", True, "0 to 10000"),
     ("MAX_RESPONSE_BYTES", -1, "0 to 1 GiB"),

@@ -162,6 +162,31 @@ def test_a_place_is_free_again_when_its_waiter_has_gone(
 
 
 @BOTH
+def test_who_waits_leaves_half_of_a_small_pool_to_others(
+    make_world, add_view, gate, background, assert_problem
+):
+    options = {"pool_size": 2, "max_overflow": 2, "pool_timeout": 1}
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=options)
+    calls = []
+
+    def hold_the_first():
+        calls.append(1)
+        if len(calls) == 1:
+            gate()
+
+    add_view(world, during=hold_the_first, wait=2 * PATIENCE_SECONDS)
+    first = background(world.post)
+    gate.wait_until_reached()
+    duplicates = [background(world.post) for _ in range(3)]
+    refused = next(as_completed(duplicates)).result()
+    assert_problem(refused, 409, "request-in-progress", retry=True)
+    assert world.post(key="other").status_code == 201
+    gate.open()
+    assert first.result().status_code == 201
+    assert sorted(each.result().status_code for each in duplicates) == [201, 201, 409]
+
+
+@BOTH
 def test_who_waits_leaves_the_threads_of_a_worker_to_others(world, add_view, gate, background):
     """By default, with the eight threads that a worker of gunicorn may have."""
     calls = []

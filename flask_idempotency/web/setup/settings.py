@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any
 
-from flask_idempotency.core.engine import MAX_WAITERS
 from flask_idempotency.core.errors import ConfigurationError, shown
 from flask_idempotency.core.storable import NEVER_STORED, POINTERS
 
@@ -173,10 +172,12 @@ class Settings:
     wait: float = row(0.0, _seconds(0, 300), _DURATION.format("0", "300 seconds"),
         "Default of the option `wait`: how long a duplicate waits for the first to finish. With 0 it"
         " gets its 409 at once, which occupies no thread and no connection.")
-    max_waiters: int = row(MAX_WAITERS, integer(0, 10_000), "an integer from 0 to 10000",
+    max_waiters: int | None = row(None, optional(integer(0, 10_000)),
+        "an integer from 0 to 10000, or None",
         "How many duplicates may wait at the same time in one process; each occupies a thread and a"
-        " database connection. The others get their 409 at once. The default leaves half the"
-        " threads free in a worker with eight.")
+        " database connection. The others get their 409 at once. With `None` it is four, which leaves"
+        " half the threads free in a worker with eight, but at most half of the connections that the"
+        " engine's pool may open.")
     probe_after: float = row(1.0, _seconds(0, 60), _DURATION.format("0", "60 seconds"),
         "How old a lock in Redis must be before a duplicate asks PostgreSQL whether its owner is"
         " alive. A smaller value notices dead workers sooner, a larger one keeps more duplicates"

@@ -95,7 +95,7 @@ def engine_on(
 ) -> IdempotencyEngine:
     """An engine like an application's own on other ports, such as some that stand before its own."""
     make = kind or type(state.engine)
-    return make(records, lock, state.sealer, time, state.settings.max_waiters)
+    return make(records, lock, state.sealer, time, state.engine.max_waiters)
 
 
 _states: WeakSet[AppState] = WeakSet()

@@ -302,6 +302,17 @@ def test_check_tries_what_threads_of_ours_do_and_leaves_nothing(world, pay, redi
     assert world.count("idempotency_record_count") == world.count("idempotency_record_step") == 0
 
 
+@pytest.mark.parametrize("waiters", [2, 3])
+def test_check_advises_where_waiters_may_take_most_of_the_pool(world, waiters):
+    engine = {"pool_size": 3, "max_overflow": 1}
+    uri = world.app.config["SQLALCHEMY_DATABASE_URI"]
+    app = build(uri, IDEMPOTENCY_MAX_WAITERS=waiters, SQLALCHEMY_ENGINE_OPTIONS=engine)
+    once(app, "create-table")
+    result = once(app, "check")
+    assert not_ok(result) == ({"waiters": "advice"} if waiters > 2 else {})
+    assert result.exit_code == 0
+
+
 def test_check_names_the_threads_whose_connections_lack_what_a_check_out_sets(world, stranger):
     """A request's connection gets the role that has the rights; a thread's own one never does."""
     app = serve_everything(build(stranger, IDEMPOTENCY_PURGE_INTERVAL=60))

@@ -273,6 +273,7 @@ def test_without_the_keys_nothing_is_stored_that_no_retry_could_open(make_world)
     ("options", "said"),
     [
         (["--body", "paid"], "the body is not JSON"),
+        (["--body", '{"amount": NaN}'], "the body is not JSON"),
         (["--header", "Set-Cookie: a=b"], "'Set-Cookie' is malformed, or one that is never stored"),
         (["--header", "nonsense"], "'nonsense' is malformed"),
         (["--header", "X: a\nY: b"], "'X' is malformed"),
@@ -293,6 +294,16 @@ def test_a_response_that_could_not_be_stored_as_it_is_is_refused(make_world, opt
     key = orders.interrupt()
     result = orders.run("resolve", key, "--status", "201", "--why", WHY, "--yes", *options)
     assert said in refused(result)
+    assert orders.lines()[0]["state"] == "interrupted"
+
+
+def test_a_file_in_another_encoding_is_no_json(orders, tmp_path):
+    key, file = orders.interrupt(), tmp_path / "body"
+    file.write_bytes('{"paid": true}'.encode("utf-16"))
+    result = orders.run(
+        "resolve", key, "--status", "201", "--body-file", str(file), "--why", WHY, "--yes"
+    )
+    assert "the body is not JSON" in refused(result)
     assert orders.lines()[0]["state"] == "interrupted"
 
 

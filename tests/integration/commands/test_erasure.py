@@ -298,12 +298,19 @@ def test_what_has_expired_is_not_counted_as_old(shop):
     assert result.output.endswith("3 expired or old records deleted\n")
 
 
+@pytest.mark.parametrize("text", ["0_7", "07", "+7", " 7", "\u0667"])
+def test_a_scope_is_compared_as_it_is_written(text):
+    """Python reads all of these as 7."""
+    assert erasure.scope_tails(text) == [scope_tail(text)]
+    assert scope_tail(7) in erasure.scope_tails("7")
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("0", 0), ("90", 90), ("90m", 5400), ("4w", 2_419_200)])
 def test_an_age_has_a_unit(text, seconds):
     assert group.read_age(None, None, text) == seconds  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("text", ["", "d", "1y", "-1d", "1.5h", "nan", "1 d", "9" * 10])
+@pytest.mark.parametrize("text", ["", "d", "1y", "-1d", "1.5h", "nan", "1 d", "9" * 10, "9" * 9 + "w"])
 def test_another_age_is_refused(shop, text):
     assert shop.run("purge", f"--older-than={text}", "--yes").exit_code == 2
 

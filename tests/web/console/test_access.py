@@ -6,10 +6,11 @@ import itertools
 import re
 
 import pytest
-from flask import Flask, abort, redirect
+from flask import Flask, Response, abort, redirect
 from flask_wtf import CSRFProtect
 
 from flask_idempotency import ConfigurationError, Idempotency
+from flask_idempotency.console import access
 
 DIGITS = "0123456789abcdef"
 
@@ -25,6 +26,12 @@ PAGES = [
     ("POST", f"/records/{DIGITS}/release"),
     ("OPTIONS", "/"),
 ]
+
+
+def console(make_world, authorize):
+    world = make_world(SECRET_KEY="secret")
+    world.app.register_blueprint(world.idempotency.console_blueprint(authorize=authorize))
+    return world
 
 
 def token_in(page):
@@ -52,7 +59,7 @@ def test_nobody_gets_in_without_being_authorized(world, method, path):
     assert "Set-Cookie" not in response.headers
 
 
-@pytest.mark.parametrize("nobody", [False, None, "", " \t"])
+@pytest.mark.parametrize("nobody", [False, None, "", " \t", "\u200b", "\0", "\n\u2028"])
 def test_false_none_and_no_text_refuse(make_world, nobody):
     world = make_world(SECRET_KEY="secret")
     world.app.register_blueprint(world.idempotency.console_blueprint(authorize=lambda: nobody))
@@ -65,6 +72,23 @@ def test_a_response_of_authorize_is_sent_as_it_is(make_world):
     world.app.register_blueprint(blueprint)
     response = world.client.get("/operations/")
     assert (response.status_code, response.location) == (302, "/sign-in")
+
+
+def test_the_applications_own_page_keeps_its_headers(make_world):
+    theirs = {"Content-Security-Policy": "default-src 'self'", "Cache-Control": "private"}
+    page = Response("<h1>Sign in</h1>", headers=theirs)
+    response = console(make_world, lambda: page).client.get("/operations/")
+    assert {name: response.headers[name] for name in theirs} == theirs
+    assert "X-Frame-Options" not in response.headers
+    assert "Set-Cookie" not in response.headers
+
+
+def test_a_name_is_one_line(make_world):
+    """It comes from an account, perhaps from what its owner has typed."""
+    world = console(make_world, lambda: "ada\n2026-11-23 operation pay: erased by bob\x1b[2J")
+    with world.app.test_request_context("/operations/"):
+        world.app.preprocess_request()
+        assert access.who() == "ada 2026-11-23 operation pay: erased by bob [2J"
 
 
 def test_authorize_may_abort(make_world):
@@ -135,7 +159,7 @@ def test_the_cookie_is_only_for_the_console_and_not_for_scripts(browser):
     cookie = browser.get().headers["Set-Cookie"]
     assert "Path=/operations/" in cookie
     assert "HttpOnly" in cookie
-    assert "SameSite=Strict" in cookie
+    assert "SameSite=Lax" in cookie  # not with another site's form, but with its link
     assert "Set-Cookie" not in browser.get().headers
 
 

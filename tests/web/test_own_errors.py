@@ -1,0 +1,83 @@
+"""Our errors that are no problems go to the application's handlers, as any other error does."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+
+from flask_idempotency import IdempotencyError, NotAtomic, idempotent
+
+
+def write_before(world):
+    @world.app.before_request
+    def write():
+        world.db.session.add(world.Payment(amount=1))
+        world.db.session.flush()
+
+
+def send_commit(world):
+    world.db.session.execute(sa.text("commit"))
+
+
+def leave_an_object(world):
+    world.db.session.add(world.Payment(amount=1))
+
+
+def leave_a_row(world):
+    leave_an_object(world)
+    world.db.session.flush()
+
+
+@pytest.fixture(params=[write_before, send_commit, leave_an_object, leave_a_row])
+def shop(make_world, request):
+    world = make_world(PROPAGATE_EXCEPTIONS=None)
+    world.app.testing = False
+    does = request.param
+    if does is write_before:
+        does(world)
+
+    @world.app.post("/payments")
+    @idempotent
+    def pay():
+        if does is not write_before:
+            does(world)
+        return {}, 201
+
+    return world
+
+
+@pytest.mark.parametrize("propagate", [None, True])
+@pytest.mark.parametrize("kind", [Exception, IdempotencyError, NotAtomic])
+def test_a_handler_receives_the_error_itself(shop, kind, propagate):
+    shop.app.config["PROPAGATE_EXCEPTIONS"] = propagate
+    shop.app.register_error_handler(kind, lambda error: ({"error": type(error).__name__}, 500))
+    for _ in range(2):
+        response = shop.post()
+        assert (response.status_code, response.json) == (500, {"error": "NotAtomic"})
+    assert shop.count() == 0
+    shop.assert_clean()
+
+
+def test_the_functions_after_the_request_see_what_the_handler_made(shop):
+    seen = []
+
+    @shop.app.after_request
+    def note(response):
+        seen.append(response.status_code)
+        return response
+
+    shop.app.register_error_handler(Exception, lambda error: ("ours", 418))
+    assert shop.post().status_code == 418
+    assert seen[-1] == 418
+
+
+def test_without_a_handler_it_is_flasks(shop, caplog):
+    assert shop.post().status_code == 500
+    assert any(record.exc_info and record.exc_info[0] is NotAtomic for record in caplog.records)
+
+
+def test_a_handler_for_500_receives_flasks_error_around_it(shop):
+    shop.app.register_error_handler(
+        500, lambda error: ({"original": type(error.original_exception).__name__}, 500)
+    )
+    assert shop.post().json == {"original": "NotAtomic"}
