@@ -488,8 +488,9 @@ class OperationCursors:
             if getattr(self._driver, name) is made:  # nobody has chosen another one since
                 setattr(self._driver, name, getattr(self, name))
         shadowed = vars(self._driver)
-        for name in self._in_front:
-            del shadowed[name]
+        for name, ours in self._in_front.items():
+            if shadowed.get(name) is ours:  # not that of whoever came later
+                del shadowed[name]
         self._in_front = {}
 
     def _make(self, kind: Any, factory: str, *args: Any, **kwargs: Any) -> Any:

@@ -39,9 +39,7 @@ class RawConnection:
         try:
             driver = innermost(self.fairy.dbapi_connection)
             self.driver = driver
-            if (
-                process.is_parent
-            ):  # a fork has copied whoever waited: the connection may be the parent's
+            if process.is_parent:  # forked while this waited: the parent may have the same one
                 sever([driver])
                 raise self.port.Error(FORKED)
             self._autocommit: bool = driver.autocommit

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from flask_idempotency import current_operation, idempotent
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.drivers import psycopg as port
+from flask_idempotency.drivers.heard import Listener
 from flask_idempotency.drivers.raw_connection import RawConnection
 from tests.drivers import PSYCOPG
 
@@ -117,6 +118,17 @@ def test_a_deallocation_that_fails_costs_no_request(shop, postgres):
         assert shop.post("/fails", key=str(number)).status_code == 201
         assert_serves(shop, f"key-{number}")
     assert "already exists" not in postgres.log[mark:]
+
+
+@pytest.mark.parametrize("ends", ["first", "last"])
+def test_two_who_hear_one_connection_leave_it_as_it_was(raw, ends):
+    before = dict(vars(raw))
+    both = [port.cursors(Listener(raw, lambda *_what: None)) for _ in range(2)]
+    for cursors in both if ends == "first" else reversed(both):
+        cursors.close()
+    left = vars(raw)
+    assert left.keys() == before.keys()
+    assert "cursor" not in left
 
 
 def test_nothing_is_prepared_where_the_application_says_so(make_world, add_view):
