@@ -450,7 +450,8 @@ class OperationCursors:
         for name in ("transaction", "pipeline") if units.ends else ():
             what = f"the view called {name}() of the driver's connection"
             self._in_front[name] = partial(units.refuse, what)
-        self._in_front["cursor"], self._usual_cursor = self._cursor, self._driver.cursor
+        self._in_front["cursor"] = self._cursor
+        self._usual_cursor = partial(type(self._driver).cursor, self._driver)  # past what is in front
         vars(self._driver).update(self._in_front)
 
     def new(self, owner: Any, *args: Any, **kwargs: Any) -> Any:

@@ -122,8 +122,11 @@ def test_a_deallocation_that_fails_costs_no_request(shop, postgres):
 
 @pytest.mark.parametrize("ends", ["first", "last"])
 def test_two_who_hear_one_connection_leave_it_as_it_was(raw, ends):
-    before = dict(vars(raw))
-    both = [port.cursors(Listener(raw, lambda *_what: None)) for _ in range(2)]
+    before, heard = dict(vars(raw)), [[], []]
+    both = [port.cursors(Listener(raw, lambda _cursor, *what, to=to: to.append(what))) for to in heard]
+    raw.cursor().execute("select 1")
+    raw.rollback()
+    assert ("select 1", None) in heard[1], "who came last"
     for cursors in both if ends == "first" else reversed(both):
         cursors.close()
     left = vars(raw)
