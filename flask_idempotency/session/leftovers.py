@@ -136,14 +136,14 @@ def _names(code: Any) -> set[str]:
 
 def end_session(session: Session, running: OpenTransaction) -> None:
     """End a session's part of an operation. It has left nothing, so loaded objects stay usable."""
-    transaction, begun = session.get_transaction(), connections(session).values()
+    transaction = session.get_transaction()
     if transaction is None:
         return
     if transaction.is_active:
-        if begun or session in running.sessions:
+        if session in running.sessions or connections(session):
             transaction.close()
         return
-    for connection in filter(running.units.is_joined, begun):
+    for connection in filter(running.units.is_joined, connections(session).values()):
         give_back(connection)  # the session waits for the application's rollback()
 
 

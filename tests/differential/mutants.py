@@ -365,7 +365,7 @@ def a_text_is_known_with_any_values(knife: Knife) -> None:
     knife.replace(psycopg2, "shape_of", lambda values: ())
 
 
-@shown_by("a value inside quotes, behind a commit", driver="psycopg2")
+@shown_by("an empty text inside quotes, behind a commit", driver="psycopg2")
 def a_value_inside_quotes_is_a_literal(knife: Knife) -> None:
     """What is written between quotes cannot keep a text from being parsed."""
     forget_what_was_parsed(knife)

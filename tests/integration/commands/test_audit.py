@@ -113,7 +113,9 @@ def test_the_row_is_in_nobodys_way(shop):
     assert "encryption" not in shop.run("check").output
     shop.run("purge")
     shop.run("purge", "--older-than", "0", "--yes")
-    assert shop.listed() == [line]
+    (left,) = shop.listed()
+    # Redis rounds an expiry to a millisecond each time that it is read.
+    assert left | {"expires": None} == line | {"expires": None}
     with shop.app.app_context():
         store = admin_of(shop.app.extensions["idempotency"].records, "")
         assert store.latest() is None
