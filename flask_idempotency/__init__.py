@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         TransactionConflict,
     )
     from flask_idempotency.core.retry import StepRetry
+    from flask_idempotency.session.after_commit import after_commit
     from flask_idempotency.session.operation import Operation
     from flask_idempotency.web.decorator import idempotent
     from flask_idempotency.web.request.state import current_operation
@@ -82,6 +83,7 @@ __all__ = [
     "StepRetry",
     "StoreUnavailable",
     "TransactionConflict",
+    "after_commit",
     "current_operation",
     "idempotent",
     "lock_paused",
@@ -103,6 +105,7 @@ _MODULES = (
     "core.retry",
     "web.decorator",
     "extension",
+    "session.after_commit",
     "session.operation",
     "web.request.state",
     "web.setup.options",

@@ -27,6 +27,7 @@ from flask_idempotency.core.ports import Lock, NoLock, Plain, Records
 from flask_idempotency.core.process import here
 from flask_idempotency.drivers import NAMES, inherited
 from flask_idempotency.session import session_class, stray_writes
+from flask_idempotency.session.after_commit import after_commit
 from flask_idempotency.session.databases import most_connections
 from flask_idempotency.session.operation import forget_parents
 from flask_idempotency.stores import engine_transaction
@@ -43,7 +44,6 @@ from flask_idempotency.web.background.observer import Observer
 from flask_idempotency.web.background.purging import BackgroundPurge
 from flask_idempotency.web.request.forms import idempotency_field
 from flask_idempotency.web.request.response import watch_flashes
-from flask_idempotency.web.request.state import present_operation
 from flask_idempotency.web.setup import routes
 from flask_idempotency.web.setup.environment import (
     check_driver,
@@ -212,19 +212,8 @@ class Idempotency:
         return cast("T", run.run(key, function, args, scope, payload, options))
 
     def after_commit(self, function: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
-        """Call ``function(*args, **kwargs)`` once the present operation has committed.
-
-        Not for a replay, not after a rollback, and not if the step whose function called this failed.
-        The call happens after the response is stored and before it is sent; an exception is logged and
-        does not change the response. The call is lost if the process dies between the commit and the
-        call: what must not be lost belongs in a table, in the same transaction. Outside an operation
-        the function is called at once.
-        """
-        operation = present_operation()
-        if operation is None:
-            function(*args, **kwargs)
-        else:
-            operation.note_after_commit(partial(function, *args, **kwargs))
+        """:func:`flask_idempotency.after_commit` with arguments for the function."""
+        after_commit(partial(function, *args, **kwargs))
 
     def exempt(self, target: T) -> T:
         """Leave something out of :meth:`protect`: a view, a blueprint, or an endpoint by its name.

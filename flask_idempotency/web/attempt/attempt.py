@@ -11,9 +11,9 @@ from flask.globals import request_ctx
 
 from flask_idempotency.core.engine import Execution
 from flask_idempotency.core.errors import Problem
-from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import is_stored_by_default
+from flask_idempotency.session.after_commit import call_all
 from flask_idempotency.session.before_view import SetAside
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.web.request.response import capture, handle_problem
@@ -245,8 +245,4 @@ class Attempt:
             status=stored.status,
             seconds=seconds,
         )
-        for function in operation.after_commit:
-            try:
-                function()
-            except Exception:  # the operation has been committed: its response stands
-                log.exception("operation %s: a function failed after the commit", operation.name)
+        call_all(operation.after_commit, f"operation {operation.name}")
