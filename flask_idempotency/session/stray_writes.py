@@ -21,6 +21,7 @@ from .operation import (
     running_operation,
 )
 from .statement_log import NOTABLE, hear_driver, listen, noted, text_of
+from .undone import watched
 from .units import StandIn
 
 
@@ -87,6 +88,8 @@ def _notice(cursor: Any, statement: Any, parameters: Any, context: ExecutionCont
         noted(connection).note(notable, cursor, statement, parameters)
     if is_running:
         _refuse_escape(connection.engine, statement)
+    elif (commits := watched.get()) is not None and may_write(statement):
+        commits.note_write(connection)
 
 
 def _refuse_escape(engine: Engine, statement: str) -> None:

@@ -35,6 +35,7 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.logs import log
 from flask_idempotency.session.operation import in_thread, present_request
+from flask_idempotency.session.undone import warn_undone
 from flask_idempotency.web.request.identity import prepare
 from flask_idempotency.web.request.response import handle_problem, is_made_from, problem_response
 from flask_idempotency.web.request.state import (
@@ -294,6 +295,8 @@ class Hooks:
                 " an error of the view, which rolls back everything that the view committed: put the"
                 " decorator below @idempotent"
             )
+        if response.status_code < 500 and has_committed:
+            warn_undone(current.name, response.status_code)
         return response
 
     def _watch_end(self) -> None:

@@ -52,6 +52,7 @@ from flask_idempotency.core.machine import assert_never
 from flask_idempotency.core.records import OBSERVED, Claim, StoredResponse
 from flask_idempotency.core.storable import is_stored_by_default
 from flask_idempotency.session.operation import Operation
+from flask_idempotency.session.undone import Commits, warn_undone, watch_commits, watched
 from flask_idempotency.web.background.observer import PAUSE_SECONDS, Observer
 from flask_idempotency.web.request.body import fingerprint
 from flask_idempotency.web.request.identity import (
@@ -109,6 +110,7 @@ class Observed:
         self._body: OverheardBody | None = None
         self._waits = False
         self._execution: Execution | None = None
+        self._commits: Commits | None = None
         self._would = "unknown"
         self._facts: dict[str, Any] = {}
 
@@ -125,6 +127,8 @@ class Observed:
             self._judge(self._body)
             if not (self._waits or self._execution):
                 self._body.stop()
+            elif self._route.atomic:
+                self._commits = watch_commits(self._state.db)
         except Exception as error:
             self._reject(error)
         self.began = time.monotonic()  # what our own question took does not count
@@ -141,6 +145,9 @@ class Observed:
             if body is not None and self._execution is not None:
                 with body.lent():
                     self._end(self._execution, body, response, error)
+            committed = self._commits is not None and self._commits.has_committed
+            if committed and self._would == "rolled_back" and status is not None and status < 500:
+                warn_undone(self.name, status, observed=True)
             conclude(
                 self._state.app,
                 operation_observed,
@@ -154,6 +161,7 @@ class Observed:
         except Exception:
             log.exception("operation %s: observing it failed", self.name)
         finally:
+            watched.set(None)
             if body is not None:
                 body.stop()
 

@@ -16,6 +16,7 @@ from flask_idempotency.core.storable import is_stored_by_default
 from flask_idempotency.session.after_commit import call_all
 from flask_idempotency.session.before_view import SetAside
 from flask_idempotency.session.operation import Operation
+from flask_idempotency.session.undone import warn_undone
 from flask_idempotency.web.request.response import capture, handle_problem
 from flask_idempotency.web.request.state import RequestState
 from flask_idempotency.web.setup.options import Route
@@ -155,6 +156,8 @@ class Attempt:
             if not self._is_settled():
                 self._waiting, self._current.waiting = stored, self
                 return response
+        if not is_stored and stored.status < 500 and self.has_committed():
+            warn_undone(self._operation.name, stored.status)
         self._end(stored if is_stored else None)
         return response
 

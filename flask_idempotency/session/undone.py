@@ -1,0 +1,77 @@
+"""What a view commits beside a response that is not stored: the operation undoes it.
+
+Without the extension it would stay, so whoever protects a view is told, once: a counter of wrong
+passwords that is committed before a 403 would never count.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from weakref import WeakSet
+
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy import Connection, event
+from sqlalchemy.orm import Session
+
+from flask_idempotency.core.logs import log
+
+from .before_view import connections
+
+_warned: set[str] = set()
+
+
+def warn_undone(name: str, status: int, *, observed: bool = False) -> None:
+    """Say once for each name that the response is not stored, so what the view commits is undone."""
+    if name in _warned:
+        return
+    _warned.add(name)
+    log.warning(
+        "the view of %s committed changes and responded with %d, which is not stored: %s. If they are to"
+        " stay, store such responses with store=lambda response: response.status_code < 500, or write"
+        " them on a connection of their own: with db.engine.begin()",
+        name,
+        status,
+        "enforced, the changes are undone" if observed else "the changes are undone",
+    )
+
+
+@dataclass(eq=False)
+class Commits:
+    """What ``db.session`` commits during a request that is only observed."""
+
+    has_committed = False
+    _written: WeakSet[Connection] = field(default_factory=WeakSet)
+
+    def note_write(self, connection: Connection) -> None:
+        """A statement that may write is about to be sent."""
+        self._written.add(connection)
+
+    def note_commit(self, session: Session) -> None:
+        """Transactions of the session's have committed."""
+        if session.get_nested_transaction() is None:
+            begun = connections(session).values()
+            self.has_committed = self.has_committed or not self._written.isdisjoint(begun)
+
+
+watched: ContextVar[Commits | None] = ContextVar("flask_idempotency.commits", default=None)
+"""Those of the request that is observed here."""
+
+_heard: WeakSet[type] = WeakSet()
+"""The classes of sessions whose commits are heard: from the first observed request on."""
+
+
+def watch_commits(db: SQLAlchemy) -> Commits:
+    """From now on, until ``watched`` is None again, keep account of what is committed here."""
+    kind = db.session.session_factory.class_
+    if kind not in _heard:
+        _heard.add(kind)
+        event.listen(kind, "after_commit", _note_commit)
+    found = Commits()
+    watched.set(found)
+    return found
+
+
+def _note_commit(session: Session) -> None:
+    if (commits := watched.get()) is not None:
+        commits.note_commit(session)

@@ -1,0 +1,142 @@
+"""A view that commits, and then responds with what is not stored: the operation undoes it, and says so."""
+
+from __future__ import annotations
+
+import pytest
+from flask import abort
+
+from flask_idempotency import idempotent
+from flask_idempotency.session import undone
+
+KINDS = ["enforced", "observed"]
+
+
+@pytest.fixture(autouse=True)
+def nobody_was_warned(monkeypatch):
+    monkeypatch.setattr(undone, "_warned", set())
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def shop(make_world, kind):
+    return make_world(IDEMPOTENCY_ENFORCE=kind == "enforced")
+
+
+def add(shop):
+    shop.db.session.add(shop.Payment(amount=5))
+
+
+def insert(shop):
+    shop.db.session.execute(shop.db.text("insert into payment (amount) values (5)"))
+
+
+def nested(shop):
+    add(shop)
+    with shop.db.session.begin_nested():
+        add(shop)
+    shop.db.session.rollback()
+    shop.db.session.commit()
+
+
+def warnings(caplog):
+    return [each.getMessage() for each in caplog.records if "which is not stored" in each.getMessage()]
+
+
+@pytest.mark.parametrize("write", [add, insert])
+@pytest.mark.parametrize("status", [401, 403, 429])
+@pytest.mark.parametrize("end", ["return", "abort"])
+def test_it_is_said_once(shop, kind, caplog, write, status, end):
+    @shop.app.post("/payments", endpoint="sign_in")
+    @idempotent
+    def sign_in():
+        write(shop)
+        shop.db.session.commit()
+        if end == "abort":
+            abort(status)
+        return {}, status
+
+    assert [shop.post(key=key).status_code for key in "ab"] == [status] * 2
+    (text,) = warnings(caplog)
+    assert f"the view of sign_in committed changes and responded with {status}" in text
+    assert "store=lambda response" in text
+    assert ("enforced, the changes are undone" in text) is (kind == "observed")
+    assert shop.count() == (0 if kind == "enforced" else 2)
+
+
+def test_the_option_that_it_names_keeps_the_changes(shop, caplog):
+    @shop.app.post("/payments")
+    @idempotent(store=lambda response: response.status_code < 500)
+    def sign_in():
+        add(shop)
+        shop.db.session.commit()
+        return {}, 403
+
+    assert shop.post().status_code == 403
+    assert (warnings(caplog), shop.count()) == ([], 1)
+
+
+def test_an_error_handler_that_rejects(shop, caplog):
+    @shop.app.errorhandler(PermissionError)
+    def refuse(_error):
+        return {}, 403
+
+    def checked(view):
+        def wrapper():
+            try:
+                return view()
+            except LookupError:
+                abort(403)
+
+        return wrapper
+
+    for path, error, endpoint in ("/payments", PermissionError, "handled"), ("/b", LookupError, "above"):
+
+        def view(error=error):
+            add(shop)
+            shop.db.session.commit()
+            raise error
+
+        shop.app.post(path, endpoint=endpoint)(checked(idempotent(name=endpoint)(view)))
+    assert [shop.post(path).status_code for path in ("/payments", "/b")] == [403, 403]
+    assert ["handled" in text or "above" in text for text in warnings(caplog)] == [True, True]
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        add,
+        nested,
+        lambda shop: (add(shop), shop.db.session.flush()),
+        lambda shop: (add(shop), shop.db.session.rollback(), shop.db.session.commit()),
+        lambda shop: (shop.db.session.execute(shop.db.text("select 1")), shop.db.session.commit()),
+    ],
+    ids=["pending", "rolled back savepoint", "flushed", "rolled back", "read"],
+)
+def test_not_where_nothing_was_committed(shop, caplog, leave):
+    @shop.app.post("/payments")
+    @idempotent
+    def pay():
+        leave(shop)
+        return {}, 403
+
+    assert shop.post().status_code == 403
+    assert warnings(caplog) == []
+
+
+@pytest.mark.parametrize("status", [201, 404, 500])
+def test_not_for_what_is_stored_nor_for_a_failure(shop, caplog, status):
+    """That a failure undoes everything is what the view is protected for."""
+
+    @shop.app.post("/payments")
+    @idempotent
+    def pay():
+        add(shop)
+        shop.db.session.commit()
+        return {}, status
+
+    assert shop.post().status_code == status
+    assert warnings(caplog) == []
