@@ -136,6 +136,7 @@ def steps() -> tuple[dict[str, Any], int]:
     assert_type(current_operation.step("again", charge_card, 5, key=key, retry=retry), "dict[str, Any]")
     current_operation.extend(2.5)
     idempotency.after_commit(save, amount=5)
+    after_commit(lambda: save(amount=5))
     if not charge:
         raise Retryable("The provider is busy.", retry_after=5)
     return charge, 201
