@@ -109,9 +109,8 @@ class KeptWire:
     def _on_a_new_one(self, command: list[bytes], seconds: float | None = None) -> Reply:
         connection = self._connection_class(**self._pool.connection_kwargs)
         limit = connection.socket_timeout or UNLIMITED_SECONDS
-        to_connect = (
-            getattr(connection, "socket_connect_timeout", None) or limit
-        )  # no Unix socket has it
+        # A Unix socket has no limit of its own for connecting.
+        to_connect = getattr(connection, "socket_connect_timeout", None) or limit
         ends = monotonic() + to_connect + (limit if seconds is None else seconds)
         self._connect(connection, ends - monotonic())
         connection.send_packed_command(command, check_health=False)
