@@ -30,6 +30,7 @@ class FaultProxy:
 
         with FaultProxy(pg.url) as proxy:   # clients use proxy.url
             proxy.delay = 0.2               # seconds, before each piece of data, both ways
+            proxy.trickle = 0.08            # seconds, before each byte of an answer
             proxy.hang(); proxy.flow()      # connections stay up, nothing passes; and back
             proxy.vanish()                  # a host without power: nothing is even acknowledged
             proxy.forget()                  # the same for connections that are open, not for new ones
@@ -44,6 +45,7 @@ class FaultProxy:
         url: the server's URL by way of the proxy.
         port: where the proxy listens, on 127.0.0.1.
         delay: seconds each piece of data is held back, both ways.
+        trickle: seconds each byte of an answer is held back.
         connections: how many clients have connected so far.
         lost: how many answers ``lose_answer`` has lost so far.
     """
@@ -56,6 +58,7 @@ class FaultProxy:
         login = "".join(parts.netloc.rpartition("@")[:2])
         self.url = parts._replace(netloc=f"{login}127.0.0.1:{self.port}").geturl()
         self.delay = 0.0
+        self.trickle = 0.0
         self.connections = 0
         self.lost = 0
         self._pattern: bytes | None = None
@@ -188,8 +191,10 @@ class FaultProxy:
                 self.lost += 1
                 link.reset()
                 return
-            link.client_writer.write(data)
-            await link.client_writer.drain()
+            for part in _bytes(data) if self.trickle else [data]:
+                await asyncio.sleep(self.trickle)
+                link.client_writer.write(part)
+                await link.client_writer.drain()
         await self._flowing.wait()
         link.client_writer.write_eof()
 
@@ -246,6 +251,10 @@ class _Link:
     def close(self) -> None:
         self.client_writer.close()
         self.server_writer.close()
+
+
+def _bytes(data: bytes) -> list[bytes]:
+    return [data[at : at + 1] for at in range(len(data))]
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

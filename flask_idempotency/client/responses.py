@@ -49,7 +49,8 @@ def tells_its_end(status: int, headers: Mapping[str, str], *, method: str | None
         return True
     if "chunked" in _items(headers, "Transfer-Encoding"):
         return True
-    if re.match("[0-9]", headers.get("Content-Length", "")):
+    lengths = set(_items(headers, "Content-Length"))
+    if len(lengths) == 1 and re.fullmatch("[0-9]+", lengths.pop()):
         return True
     return not empty and "close" in _items(headers, "Connection")
 

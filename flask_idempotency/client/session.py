@@ -17,7 +17,12 @@ try:
     import requests
     import urllib3
     from requests.adapters import BaseAdapter, HTTPAdapter
-    from requests.exceptions import ChunkedEncodingError, ReadTimeout, UnrewindableBodyError
+    from requests.exceptions import (
+        ChunkedEncodingError,
+        ContentDecodingError,
+        ReadTimeout,
+        UnrewindableBodyError,
+    )
     from requests.structures import CaseInsensitiveDict
     from requests.utils import rewind_body
 except ImportError as error:
@@ -87,8 +92,7 @@ class IdempotentAdapter(BaseAdapter):
             except requests.RequestException as error:
                 error.request = error.request or request  # an error inside the body has none
                 attempts.count_on(error.request)
-                seconds = attempts.after_error(error) if isinstance(error, RETRIED) else None
-                if seconds is None:
+                if (seconds := _after_error(attempts, error)) is None:
                     raise
             else:
                 seconds = attempts.after_response(response.status_code, response.headers, body)
@@ -103,6 +107,15 @@ class IdempotentAdapter(BaseAdapter):
     def close(self) -> None:
         """Close the connections."""
         self.wrapped.close()
+
+
+def _after_error(attempts: Attempts, error: requests.RequestException) -> float | None:
+    """Seconds until the next attempt, or None if this error is the last."""
+    if isinstance(error, ContentDecodingError) and error.response is not None:
+        return attempts.after_response(error.response.status_code, error.response.headers, b"")
+    # Of the response: its lengths contradict each other. Of the request, it would come again.
+    is_of_response = isinstance(next(iter(error.args), None), urllib3.exceptions.InvalidHeader)
+    return attempts.after_error(error) if is_of_response or isinstance(error, RETRIED) else None
 
 
 _ADAPTER: Final[Rule] = (
@@ -211,8 +224,10 @@ def _receive(response: requests.Response, left: Callable[[], float], *, stream: 
             empty=not body and not is_callers,
         ):
             raise requests.ConnectionError(NO_END)
-    except BaseException:
+    except BaseException as error:
         response.close()
+        if isinstance(error, ContentDecodingError):
+            error.response = response  # its status and headers tell whether it is sent again
         raise
     return body
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from types import TracebackType
 from typing import Any, Final
 
@@ -321,5 +321,6 @@ class _Call:
         if not response.is_success:  # only a problem is read
             if not response.is_closed:  # its own body is left for the client to read
                 response = httpx.Response(status, headers=headers, stream=response.stream)
-            body = response.read()
+            with suppress(httpx.DecodingError):  # then it is no problem; the client meets it again
+                body = response.read()
         return self._attempts.after_response(status, headers, body)

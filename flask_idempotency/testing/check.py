@@ -7,7 +7,7 @@ import threading
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from decimal import Decimal
 from functools import partial
@@ -20,9 +20,9 @@ from flask_idempotency.core.records import Claim
 from flask_idempotency.web.setup.state import AppState, app_state
 
 from .connections import Connections, is_locked
-from .crashes import Crash, CrashPoint
+from .crashes import CAUGHT, GONE_ON, Crash, CrashPoint
 from .effects import Counts, Effects, counter, difference
-from .threads import Call
+from .threads import Call, Work, begun_noted, stack
 from .watch import Watch, watched
 
 __tracebackhide__ = True  # pytest shows the test's line and the message, not what is in between
@@ -57,6 +57,11 @@ HANGING = (
     "It waits for what never comes, or for a lock: a second connection of the view wants what the"
     " operation's own transaction has locked, or the test has a transaction open. If it just needs"
     " longer, pass timeout=... (seconds)."
+)
+GOING_ON = (
+    "Nothing can be counted before it ends. If it just needs longer, pass timeout=... (seconds). If it"
+    " serves the whole process, such as a scheduler, begin it before the request, as an application"
+    " does when it starts."
 )
 LOCKED = (
     "In SQLite one connection writes at a time, and that is the operation's, so this one found the"
@@ -149,13 +154,14 @@ class Check(ABC, Generic[T]):
     def _send_during(self, duplicates: int) -> list[T]:
         """The duplicates come when the first request's view has returned, before it commits."""
         gate = Gate(self._timeout)
-        with watched(self.state, gate):
+        with watched(self.state, gate), begun_noted():
             try:
                 with self._alone() as connections:
                     first = Call(self.send)
                     first.add_done_callback(lambda _: gate.reached.set())
                     if not gate.reached.wait(self._timeout):
                         self._hangs(first, connections)
+                first.goes_on(IN_VIEW_SECONDS)  # longer, if it waits for the commit
                 alone = self._counted()
                 others = [Call(self.send) for _ in range(duplicates)]
                 if wait(others, IN_VIEW_SECONDS).not_done:
@@ -174,7 +180,7 @@ class Check(ABC, Generic[T]):
         """One request runs, and nobody else: whoever meets a lock meets that of the same request."""
         connections = Connections(self.state)
         try:
-            with watched(self.state, connections), connections.listening():
+            with watched(self.state, connections), connections.listening(), begun_noted():
                 yield connections
         finally:
             if places := connections.refused:
@@ -183,7 +189,17 @@ class Check(ABC, Generic[T]):
     def _result(self, call: Call[T], connections: Connections | None = None) -> T:
         if not wait([call], self._timeout).done:
             self._hangs(call, connections)
+        if (work := call.goes_on(self._timeout)) is not None:
+            self._goes_on(work)
         return call.result()
+
+    def _goes_on(self, work: Work) -> NoReturn:
+        if isinstance(work, Future):
+            what, places = "what the request gave to an executor", []
+        else:
+            what, places = "a thread that the request began", stack(work)
+        here = " It is here:" if places else ""
+        self.fail(f"{what} has not ended within {self._timeout:g} s.{here}", GOING_ON, *places)
 
     def _hangs(self, call: Call[T], connections: Connections | None) -> NoReturn:
         stack = call.stack()
@@ -203,14 +219,13 @@ class Check(ABC, Generic[T]):
         except Crash as died:
             if died.args != (crash,):
                 raise
+            if crash.was_caught:
+                self.fail(GONE_ON, CAUGHT)
             return None
         if crash.has_passed_the_last_place:
             return response
         if crash.happened:
-            self.fail(
-                f"something caught the crash, and {self.subject} {self.shown(response)}",
-                "A bare except: or except BaseException: also keeps a worker from exiting.",
-            )
+            self.fail(f"something caught the crash, and {self.subject} {self.shown(response)}", CAUGHT)
         hint = self.explained(response) or crash.not_reached()
         self.fail(f"{self.subject} {self.shown(response)}", hint)
 

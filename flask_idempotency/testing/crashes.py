@@ -32,6 +32,9 @@ Point = Literal["after-claim", "in-view", "before-commit", "after-commit"]
 CRASH_POINTS: tuple[Point, ...] = get_args(Point)
 """Every point of :func:`crash_at`, for ``pytest.mark.parametrize``; in the view, its first place."""
 
+GONE_ON = "something caught the crash, and the view returned as if nothing had happened"
+CAUGHT = "A bare except: or except BaseException: also keeps a worker from exiting."
+
 _claim: ContextVar[Claim | None] = ContextVar("flask_idempotency_crash_claim", default=None)
 
 
@@ -110,6 +113,8 @@ def _crashing(crash: CrashPoint) -> Iterator[CrashPoint]:
         except Crash as died:
             if died.args != (crash,):
                 raise
+    if crash.was_caught:
+        raise AssertionError(f"{crash!r}: {GONE_ON}\n{CAUGHT}")
     if not crash.happened and not crash.has_passed_the_last_place:
         raise AssertionError(crash.not_reached())
 
@@ -127,6 +132,7 @@ class CrashPoint(Watch):
         self._is_armed, self._is_asserted = not is_one_of_all, False
         self._attempt = self._passed = 0
         self._has_returned = False
+        self.was_caught = False  # the view has returned, although the crash was raised in it
         self._dead: Claim | None = None
         self._once = threading.Lock()
 
@@ -194,6 +200,7 @@ class CrashPoint(Watch):
 
     def completing(self, claim: Claim) -> None:
         """The view has returned."""
+        self.was_caught = self.was_caught or self._is_dead(claim)
         self._has_returned = True
         if self.place is None:
             self._at("in-view", claim)

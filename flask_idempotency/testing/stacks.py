@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 import threading
 import traceback
 from collections.abc import Iterable
@@ -22,10 +23,20 @@ _OTHERS = (
     "<",  # code that was generated
 )
 
+_INSTALLED = (
+    *(sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib")),
+    str(Path(__file__).parents[1]),
+)
+
 
 def is_own(frame: traceback.FrameSummary) -> bool:
     """Whether a frame is the application's, or that of another library."""
     return not frame.filename.startswith(_OTHERS)
+
+
+def is_installed(filename: str) -> bool:
+    """Whether a file is Python's own, a library's or ours."""
+    return filename.startswith(_INSTALLED)
 
 
 def lines(frames: Iterable[traceback.FrameSummary]) -> list[str]:

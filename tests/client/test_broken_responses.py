@@ -8,7 +8,7 @@ import httpx
 import pytest
 import requests
 
-from flask_idempotency.client import was_replayed
+from flask_idempotency.client import attempts_of, was_replayed
 from tests.client.conftest import LOST, respond, trickle, with_async_httpx, written
 
 WHOLE = (
@@ -71,6 +71,62 @@ class TestResponsesThatBreakOff:
     def test_a_head_request_expects_no_body(self, server, call, length):
         server.script += [written(f"HTTP/1.1 200 OK\r\n{length}\r\n")]
         assert call("HEAD", server.url, headers={"Idempotency-Key": "own"}).status == 200
+        assert len(server.seen) == 1
+
+
+class TestLengthsThatContradictEachOther:
+    @pytest.mark.parametrize(
+        "lengths",
+        ["Content-Length: 2\r\nContent-Length: 5", "Content-Length: 2, 5", "Content-Length: 2x"],
+    )
+    def test_such_a_response_is_asked_for_again(self, server, call, lengths):
+        server.script.append(written(f"HTTP/1.1 201 CREATED\r\n{lengths}\r\n\r\n{{}}"))
+        assert was_replayed(call("POST", server.url).response)
+        assert len(set(server.keys)) == 1 < len(server.seen)
+
+    def test_it_is_an_error_at_last(self, server, make_caller):
+        text = "HTTP/1.1 201 CREATED\r\nContent-Length: 2, 5\r\n\r\n{}"
+        server.script += [written(text)] * 2
+        with pytest.raises((*LOST, requests.exceptions.InvalidHeader)) as lost:
+            make_caller(retries=1)("POST", server.url)
+        assert attempts_of(lost.value) == len(server.seen) == 2
+        del lost  # a circle; urllib3 leaves the socket to its frames
+
+    @pytest.mark.parametrize(
+        "lengths", ["Content-Length: 2\r\nContent-Length: 2", "Content-Length: 2,2"]
+    )
+    def test_the_same_length_twice_is_one(self, server, call, lengths):
+        server.script.append(written(f"HTTP/1.1 201 CREATED\r\n{lengths}\r\n\r\n{{}}"))
+        assert call("POST", server.url).body == b"{}"
+        assert len(server.seen) == 1
+
+
+class TestBodiesThatCannotBeDecoded:
+    """A proxy's page, under the ``Content-Encoding`` of the server that it stands in for."""
+
+    @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+    def test_a_server_error_is_asked_for_again(self, server, call, encoding):
+        server.script += [respond(502, Content_Encoding=encoding)] * 2
+        assert call("POST", server.url).status == 201
+        assert len(set(server.keys)) == 1
+        assert len(server.seen) == 3
+
+    @pytest.mark.parametrize(
+        ("status", "attempts"), [(201, 1), (404, 1), (409, 1), (422, 1), (429, 3), (502, 3)]
+    )
+    def test_what_is_final_or_has_no_attempt_left_is_an_error(
+        self, server, make_caller, status, attempts
+    ):
+        server.script += [respond(status, Content_Encoding="gzip")] * attempts
+        with pytest.raises((requests.exceptions.ContentDecodingError, httpx.DecodingError)) as lost:
+            make_caller(retries=2)("POST", server.url)
+        assert attempts_of(lost.value) == len(server.seen) == attempts
+
+    def test_a_stored_one_is_not_asked_for_again(self, server, call):
+        replayed = respond(502, Content_Encoding="gzip", Idempotent_Replayed="true")
+        server.script.append(replayed)
+        with pytest.raises((requests.exceptions.ContentDecodingError, httpx.DecodingError)):
+            call("POST", server.url)
         assert len(server.seen) == 1
 
 

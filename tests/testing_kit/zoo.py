@@ -417,6 +417,38 @@ def a_thread_that_writes(shop):
     shop.view(view)
 
 
+@wrong("rows of payment rose by 3, not by 2", "a thread or a request of the view's own")
+def a_thread_that_writes_after_the_response(shop):
+    """Slow work is done beside the view, and nobody waits for it."""
+
+    def work():
+        time.sleep(0.1)
+        with shop.app.app_context():
+            shop.pay()
+
+    def view():
+        answer = shop.pay()
+        threading.Thread(target=work).start()
+        return answer
+
+    shop.view(view)
+
+
+@wrong("a thread that the request began has not ended within 0.3 s", "shop.over.wait")
+def a_thread_that_does_not_end(shop):
+    """A scheduler that the first request begins."""
+
+    def work():
+        shop.over.wait()
+
+    def view():
+        threading.Thread(target=work).start()
+        return shop.pay()
+
+    shop.view(view)
+    return {"timeout": 0.3}
+
+
 @wrong("NotAtomic", "wrote to another bind")
 def a_write_to_another_bind(shop):
     """The ledger is a database of its own; no transaction spans both."""
@@ -650,6 +682,19 @@ def a_view_that_catches_everything(shop):
             return shop.pay()
         except BaseException:
             return {"ok": False}, 500
+
+    shop.view(view)
+
+
+@wrong("something caught the crash, and the view returned", "BaseException")
+def a_view_that_succeeds_whatever_happens(shop):
+    """It shows the error in its body, and finds that good enough."""
+
+    def view():
+        try:
+            return shop.pay()
+        except BaseException:
+            return {"ok": False}, 200
 
     shop.view(view)
 

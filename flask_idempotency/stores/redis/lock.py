@@ -12,6 +12,7 @@ needs Redis 7).
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -92,11 +93,30 @@ class RedisLock:
         self._lock_milliseconds = _milliseconds(self._lock_seconds)
         self._on_failure, self._on_pause, self._on_resume = on_failure, on_pause, on_resume
         self._skip_until: float | None = None
+        self._probes: dict[int, object] = {}  # the request that probes, by process
 
     def acquire(self, claim: Claim) -> Glance:
         """Take the lock if it is free. One round trip, or none while Redis is left alone."""
+        if self._skip_until is not None:
+            return self._probe(claim)
+        return self._acquire(claim)
+
+    def _probe(self, claim: Claim) -> Glance:
+        """After the pause one request tries, for as long as that takes; the others go on without."""
+        this, pid = object(), os.getpid()  # a child has no part in what its parent's threads do
+        if self._probes.setdefault(pid, this) is not this:
+            return Glance.ASK
+        try:
+            until = self._skip_until
+            may = until is None or time.monotonic() >= until
+            return self._acquire(claim, probes=True) if may else Glance.ASK
+        finally:
+            del self._probes[pid]
+
+    def _acquire(self, claim: Claim, *, probes: bool = False) -> Glance:
         arguments = (self._lock_milliseconds, _fingerprint(claim).encode())
-        return self._read(self._send(ACQUIRE, claim, *arguments), self._glance) or Glance.ASK
+        sent = self._send(ACQUIRE, claim, *arguments, probes=probes)
+        return self._read(sent, self._glance) or Glance.ASK
 
     def _glance(self, reply: Any) -> Glance:
         kind, left_ms = (int(number) for number in reply)
@@ -160,13 +180,10 @@ class RedisLock:
                 full = "once full it refuses the lock, and all requests go to PostgreSQL (noeviction)"
                 yield Finding("advice", "Redis memory", full, "set maxmemory-policy volatile-ttl")
 
-    def _send(self, script: str, claim: Claim, *arguments: bytes) -> Reply | None:
-        """Send a script; None if that fails, or while Redis is left alone."""
-        if self._skip_until is not None:
-            now = time.monotonic()
-            if now < self._skip_until:
-                return None
-            self._skip_until = now + PAUSE_SECONDS  # this request tries; the others go on without
+    def _send(self, script: str, claim: Claim, *arguments: bytes, probes: bool = False) -> Reply | None:
+        """Send a script; None if that fails, or while Redis is left alone, unless this one probes."""
+        if self._skip_until is not None and not probes:
+            return None
         key = self._prefix + claim.key.hex()
         value = f"1:{claim.owner}:{_fingerprint(claim)}"
         try:

@@ -135,7 +135,8 @@ def test_an_error_is_the_reply_to_its_own_command_only(wire, behind):
     assert connected(behind) - before <= 6, "an error may cost two connections, not more"
 
 
-def test_many_threads_each_get_their_own_replies(wire, behind):
+def test_many_threads_each_get_their_own_replies(own_redis, behind):
+    wire = wire_of(client_from_url(f"{own_redis.url}?socket_timeout=20&socket_connect_timeout=20")())
     threads, rounds = 32, 200
     together, before = threading.Barrier(threads), connected(behind)
 
