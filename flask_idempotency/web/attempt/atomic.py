@@ -38,9 +38,10 @@ class AtomicAttempt(Attempt):
 
         So it is in Connexion, which makes Flask let its own HTTP errors out, too.
         """
-        status = getattr(error, "status_code", 500)
-        is_outside = self._state.app.config["TRAP_HTTP_EXCEPTIONS"] and self._stores(status)
-        if is_outside and self.has_committed():
+        if not (self._state.app.config["TRAP_HTTP_EXCEPTIONS"] and self.has_committed()):
+            return
+        status = getattr(error, "status_code", None)
+        if isinstance(status, int) and self._stores(status):
             raise NotAtomic(
                 f"the view of {self._operation.name} committed, and then its {type(error).__name__}"
                 f" becomes a {status} outside of Flask, which cannot be stored: the commit is rolled"
