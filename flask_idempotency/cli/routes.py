@@ -12,13 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import click
-from flask import Blueprint, request, request_started
+from flask import Blueprint, Flask, request, request_started
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.fingerprint import Pointer
 from flask_idempotency.stores.admin import Finding, finding
 from flask_idempotency.web.request.observed_body import is_used_up
-from flask_idempotency.web.setup.options import OPTIONS, SAFE_METHODS, FormField, Route
+from flask_idempotency.web.request.state import current_scope, this_request
+from flask_idempotency.web.setup.options import (
+    OPTIONS,
+    SAFE_METHODS,
+    FormField,
+    Route,
+    ScopeCallable,
+)
 from flask_idempotency.web.setup.routes import (
     covering_route,
     hidden_route,
@@ -34,6 +41,9 @@ from flask_idempotency.web.setup.routes import (
 from flask_idempotency.web.setup.state import AppState, states
 
 from .group import as_json_option, cli, current_state, write_rows
+
+HERE = {"REMOTE_ADDR": "127.0.0.1"}
+"""Whom a request of ours comes from."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +165,7 @@ def examine_routes(state: AppState) -> Iterator[Finding]:
     yield from _examine_each(state, found)
     yield from _examine_targets(state)
     yield from _examine_foreign(state, found)
-    yield _examine_scope(state, found)
+    yield from [*_examine_strangers(state, found)] or [_examine_scope(state, found)]
     yield from _examine_console(state)
     yield from _examine_early_readers(state, found)
     endpoints = {each.endpoint for each in found}
@@ -277,6 +287,47 @@ def _is_installed(package: str, import_name: str) -> bool:
         return False
     path = getattr(sys.modules.get(package), "__file__", None) or ""
     return not {"site-packages", "dist-packages"}.isdisjoint(Path(path).parts)
+
+
+def _examine_strangers(state: AppState, found: list[WriteRoute]) -> Iterator[Finding]:
+    """Try what a request without credentials gets from each scope callable below ``protect``.
+
+    Above ``@idempotent``, a decorator of the view may come first, so there nobody can tell.
+    """
+    asked: list[Any] = []
+    for each in found:
+        if each.route is None or each.protected_by != "protect" or "<" in each.rule:
+            continue
+        scope = each.route.resolved(state.settings, state.scope, each.endpoint).scope
+        if scope in asked:
+            continue
+        asked.append(scope)
+        with state.app.test_request_context(each.rule, method=each.methods[0], environ_base=HERE):
+            error = _ask_for_stranger(state.app, scope)
+        if error is not None:
+            text = f"{name_of(scope)} raises {type(error).__name__} for a request without credentials"
+            remedy = "let it return None, as on the page about authentication (JWT, sessions, API keys)"
+            yield Finding("FAILED", "scope", f"{text}, which gets a 500", remedy)
+
+
+def _ask_for_stranger(app: Flask, scope: ScopeCallable | None) -> BaseException | None:
+    """What keeps the present request from its 401: an error of ``scope`` that nobody handles.
+
+    None also if something of the application rejects the request before.
+    """
+    try:
+        if app.preprocess_request() is not None or this_request().skipped:
+            return None
+    except Exception:  # so does abort()
+        return None
+    try:
+        current_scope(scope, required=False)
+    except Exception as error:
+        with suppress(Exception):
+            if app.make_response(app.handle_user_exception(error)).status_code < 500:
+                return None
+        return error.__cause__ or error
+    return None
 
 
 def _examine_scope(state: AppState, found: list[WriteRoute]) -> Finding:

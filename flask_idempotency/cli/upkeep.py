@@ -227,11 +227,11 @@ def check(context: click.Context, as_json: bool) -> None:
     Prints one line for each check: ok, advice (works, but could be better) or FAILED, with what to do.
     Claims one record and writes one step, as a request would, and deletes them. Tries what threads will
     do for this application: the heartbeat, the background purge, the console's counts and observing.
-    Then checks the routes
-    for what the first request would refuse, such as @idempotent above the route; for arguments of
-    protect() and exempt() that are not registered; for views of other packages that protect() covers;
-    and, with a request that goes to no view, for what reads a form too early. The exit code is 1 if a
-    check failed: run it before each release.
+    Then checks the routes for what the first request would refuse, such as @idempotent above the route;
+    for arguments of protect() and exempt() that are not registered; for views of other packages that
+    protect() covers; and, with requests that go to no view, for what reads a form too early, and for a
+    scope of protect() that raises an error where nobody is signed in. The exit code is 1 if a check
+    failed: run it before each release.
     """
     found, state = [], current_state()
     for finding in chain(_examine(state), examine_routes(state)):

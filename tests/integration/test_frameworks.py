@@ -72,7 +72,8 @@ def refusals(shop: ApiShop, framework: str) -> dict[str, Any]:
     return {
         "key-required": post("payments"),
         "key-malformed": post("payments", "a,b"),
-        "body-incomplete": half_a_body(shop, f"/{framework}/payments"),
+        # An ASGI server ends such a request itself.
+        "body-incomplete": half_a_body(shop, f"/{framework.replace('connexion', 'flask')}/payments"),
         "scope-unknown": post("payments", "nobody's", **{"X-User": ""}),
         "key-reused": other_body,
         "request-in-progress": in_progress,
@@ -102,7 +103,8 @@ NOT_COMPARED = {"Date", "Retry-After", "Cache-Control"}
 
 
 def lines(answer: Any) -> list[tuple[str, str]]:
-    return sorted((n, v) for n, v in answer.headers.items() if n not in NOT_COMPARED)
+    named = ((name.title(), value) for name, value in answer.headers.items())  # ASGI has them lower
+    return sorted((name, value) for name, value in named if name not in NOT_COMPARED)
 
 
 @pytest.fixture(scope="module")

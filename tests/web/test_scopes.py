@@ -5,7 +5,8 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from flask import Flask, g, request
+from flask import Flask, g, request, session
+from flask_jwt_extended import get_jwt_identity
 
 from flask_idempotency import (
     ConfigurationError,
@@ -14,6 +15,7 @@ from flask_idempotency import (
     idempotent,
 )
 from flask_idempotency.outcomes import outcomes_blueprint
+from flask_idempotency.web.setup.routes import name_of
 
 
 def test_the_same_key_of_two_users_is_two_operations(world, add_view):
@@ -66,6 +68,58 @@ def test_a_scope_of_another_type_is_a_mistake_that_is_named(make_world, add_view
         world.post()
     assert runs == []
     assert world.records() == []
+
+
+class SignedOut(KeyError):
+    """An application's own error, which has a response."""
+
+
+def signed_out():
+    raise SignedOut
+
+
+def lost_connection():
+    raise OSError("the directory is away")
+
+
+TOO_EARLY = [
+    lambda: g.user.id,
+    lambda: session["user_id"],
+    lambda: g.get("user")["id"],
+    get_jwt_identity,
+]
+
+
+@pytest.mark.parametrize("scope", TOO_EARLY)
+def test_a_scope_that_relies_on_what_has_not_run_is_a_mistake_that_is_named(
+    make_world, add_view, scope
+):
+    world = make_world(init={"scope": scope}, TESTING=True, SECRET_KEY="secret")
+    runs = add_view(world)
+    with pytest.raises(ConfigurationError, match=r"before the decorators below.*protect") as raised:
+        world.post()
+    kind = type(raised.value.__cause__).__name__
+    for part in f"{name_of(scope)} raised {kind}.", "verify_jwt_in_request(optional=True)":
+        assert part in str(raised.value)
+    assert runs == []
+    assert world.records() == []
+
+
+def test_other_errors_of_a_scope_are_its_own(make_world, add_view):
+    world = make_world(init={"scope": lost_connection}, TESTING=True)
+    add_view(world)
+    with pytest.raises(OSError, match="the directory is away"):
+        world.post()
+
+
+@pytest.mark.parametrize(
+    ("scope", "status"), [(lambda: request.form["tenant"], 400), (signed_out, 401)]
+)
+def test_a_scope_may_reject_the_request(make_world, add_view, scope, status):
+    world = make_world(init={"scope": scope})
+    world.app.register_error_handler(SignedOut, lambda error: ("sign in", 401))
+    add_view(world)
+    assert world.post().status_code == status
 
 
 def test_nought_is_somebody(make_world, add_view):

@@ -6,7 +6,7 @@ from typing import Any
 
 from flask import Response
 
-from flask_idempotency.core.errors import Problem
+from flask_idempotency.core.errors import NotAtomic, Problem
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.session.before_view import SetAside
 from flask_idempotency.session.transaction_scope import Joined
@@ -26,7 +26,28 @@ class AtomicAttempt(Attempt):
         Raises what they leave unhandled, after everything is rolled back.
         """
         self.note_failure(error)
-        return self.succeed(self._handle(error), after_error=raise_again)
+        try:
+            result = self._handle(error)
+        except Exception as left:
+            self._refuse_outside(left)
+            raise
+        return self.succeed(result, after_error=raise_again)
+
+    def _refuse_outside(self, error: Exception) -> None:
+        """Raise ``NotAtomic`` if the view has committed, and a response is made of its error elsewhere.
+
+        So it is in Connexion, which makes Flask let its own HTTP errors out, too.
+        """
+        if not (self._state.app.config["TRAP_HTTP_EXCEPTIONS"] and self.has_committed()):
+            return
+        status = getattr(error, "status_code", None)
+        if isinstance(status, int) and self._stores(status):
+            raise NotAtomic(
+                f"the view of {self._operation.name} committed, and then its {type(error).__name__}"
+                f" becomes a {status} outside of Flask, which cannot be stored: the commit is rolled"
+                " back. Give the application an error handler that makes the response inside of"
+                " Flask (the HTTP reference has one for Connexion)"
+            ) from error
 
     def note_failure(self, error: Exception) -> None:
         """Raise what makes the whole operation void: whatever the view returned, it cannot commit."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from flask import Response
 from werkzeug.local import LocalProxy
 
-from flask_idempotency.core.errors import Problem, ScopeUnknown
+from flask_idempotency.core.errors import ConfigurationError, Problem, ScopeUnknown
 from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.records import Claim
 from flask_idempotency.session.operation import (
@@ -22,6 +22,7 @@ from flask_idempotency.session.operation import (
     running_operation,
 )
 from flask_idempotency.web.setup.options import Route, ScopeCallable
+from flask_idempotency.web.setup.routes import name_of
 
 if TYPE_CHECKING:
     from .body import Body
@@ -160,14 +161,32 @@ def existing_request() -> RequestState | None:
     return state
 
 
+ASKED_TOO_EARLY = (AttributeError, KeyError, RuntimeError, TypeError)
+"""What a scope callable raises that relies on what has not run: of ``g``, ``session``,
+``get_jwt_identity`` or ``None``. Not what is derived from these: the application may have a response to
+that, such as the 400 of ``request.form``. Others, such as the database's, may be of the moment."""
+
+
 def current_scope(scope_of: ScopeCallable | None, *, required: bool = True) -> Scope:
     """Whose key the present request has; ``scope_of`` is the option ``scope`` of its route.
 
-    Raises ``ScopeUnknown`` if nobody is signed in, unless that is not ``required``.
+    Raises ``ScopeUnknown`` if nobody is signed in, unless that is not ``required``, and
+    ``ConfigurationError`` if it looks for something that is not there yet.
     """
     if scope_of is None:
         return None
-    scope: Scope = scope_of()
+    try:
+        scope: Scope = scope_of()
+    except ASKED_TOO_EARLY as error:
+        if type(error) not in ASKED_TOO_EARLY:
+            raise
+        raise ConfigurationError(
+            f"the scope callable {name_of(scope_of)} raised {type(error).__name__}. It is asked after"
+            " your before_request functions, but before the decorators below @idempotent or protect(),"
+            " such as @jwt_required(). Let it find the caller itself, with verify_jwt_in_request("
+            "optional=True) first, or return what a before_request function has found; None if that is"
+            " nobody. The page about authentication has code for JWT, session cookies and API keys"
+        ) from error
     if required and (scope is None or scope == ""):
         raise ScopeUnknown
     return scope

@@ -1,4 +1,4 @@
-"""The same views in Flask, Flask-RESTful and Flask-RESTX, and below blueprints that handle every error.
+"""The same views in Flask, three frameworks on it, and below blueprints that handle every error.
 
 Each is there twice: protected, and with ``plain/`` before its name unprotected.
 """
@@ -7,21 +7,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+import connexion
 import flask_restful
 import flask_restx
 import sqlalchemy as sa
+from a2wsgi import ASGIMiddleware
+from connexion.resolver import Resolver
 from flask import Blueprint, Flask, abort, request
 from flask_sqlalchemy import SQLAlchemy
 from werkzeug.exceptions import HTTPException, UnprocessableEntity
 
 from flask_idempotency import Idempotency, idempotent
+from tests.docs.pages import ROOT, blocks
+
+PAGE = ROOT / "docs/http.md"
+"""It has the error handlers that Connexion needs."""
 
 db = SQLAlchemy()
 idempotency = Idempotency()
 
-FRAMEWORKS = ("flask", "restful", "restx", "blueprint", "nested")
+FRAMEWORKS = ("flask", "restful", "restx", "blueprint", "nested", "connexion")
 
 
 def report() -> Any:
@@ -94,18 +102,14 @@ RESULTS: dict[str, Callable[[], Any]] = {
 
 def create_app() -> Flask:
     app = Flask(__name__)
-    app.config.update(
-        SQLALCHEMY_DATABASE_URI=os.environ["DATABASE_URL"],
-        IDEMPOTENCY_MAX_RESPONSE_BYTES=1000,
-        PROPAGATE_EXCEPTIONS=False,
-    )
-    db.init_app(app)
-    idempotency.init_app(app, db, scope=lambda: request.headers.get("X-User"))
+    app.config["PROPAGATE_EXCEPTIONS"] = False
+    set_up(app)
     app.add_url_rule("/", view_func=lambda: "ready", endpoint="ready")
     catching, outer, inner = (Blueprint(name, __name__) for name in ("catching", "outer", "inner"))
     for blueprint in (catching, outer):
         blueprint.register_error_handler(Exception, answer_everything)
-    add = adders(app, catching, inner)
+    operations: dict[str, Any] = {}
+    add = {**adders(app, catching, inner), "connexion": operations.__setitem__}
     for framework, api, kind in (
         ("restful", flask_restful.Api, flask_restful.Resource),
         ("restx", flask_restx.Api, flask_restx.Resource),
@@ -126,9 +130,46 @@ def create_app() -> Flask:
     outer.register_blueprint(inner)
     app.register_blueprint(catching)
     app.register_blueprint(outer)
+    app.wsgi_app = in_front_of(app.wsgi_app, connexion_shop(operations))  # type: ignore[method-assign]
     with app.app_context():
         db.create_all()
     return app
+
+
+def set_up(app: Flask) -> None:
+    app.config["SQLALCHEMY_DATABASE_URI"] = os.environ["DATABASE_URL"]
+    app.config["IDEMPOTENCY_MAX_RESPONSE_BYTES"] = 1000
+    db.init_app(app)
+    idempotency.init_app(app, db, scope=lambda: request.headers.get("X-User"))
+
+
+def connexion_shop(operations: dict[str, Any]) -> connexion.FlaskApp:
+    """The page's application of Connexion with these views, each for POST at its name."""
+    names: dict[str, Any] = {"__name__": __name__}
+    [recipe] = [each for each in blocks(PAGE, "python") if "connexion" in each.text]
+    exec(compile(recipe.source, str(PAGE), "exec"), names)  # noqa: S102
+    shop: connexion.FlaskApp = names["connexion_app"]
+    set_up(shop.app)
+    responses = {"default": {"description": "any", "content": {"application/json": {}}}}
+    paths = {
+        f"/connexion/{name}": {"post": {"operationId": f"connexion-{name}", "responses": responses}}
+        for name in operations
+    }
+    document = {"openapi": "3.0.3", "info": {"title": "shop", "version": "1"}, "paths": paths}
+    views = {f"connexion-{name}": view for name, view in operations.items()}
+    shop.add_api(document, resolver=Resolver(views.__getitem__))
+    return shop
+
+
+def in_front_of(app: Any, shop: connexion.FlaskApp) -> Any:
+    """Connexion is an ASGI application around that of Flask; here both are on one server."""
+    outside = cache(lambda: ASGIMiddleware(shop))  # it has a thread, which no fork would inherit
+
+    def choose(environ: dict[str, Any], start: Any) -> Any:
+        chosen = outside() if environ["PATH_INFO"].startswith("/connexion/") else app
+        return chosen(environ, start)
+
+    return choose
 
 
 def answer_everything(error: Exception) -> Any:
