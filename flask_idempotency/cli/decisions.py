@@ -31,7 +31,7 @@ from flask_idempotency.stores.admin import Admin, AuditEntry, Line, Verdict
 from flask_idempotency.web.request.response import capture, lasting_response
 from flask_idempotency.web.setup.state import AppState
 
-from .group import admin, as_json_option, cli, current_state, require, write, write_rows
+from .group import admin, as_json_option, cli, current_state, one_line, require, write, write_rows
 from .records import Shown, checked, find, row
 
 
@@ -129,7 +129,7 @@ def failure(state: AppState) -> Response:
 
 def noted(did: str, why: str, by: str | None) -> AuditEntry:
     """What is noted in a record: ``by`` whom, if not the user who has logged in, and ``why``."""
-    return AuditEntry(*(_plain(text) for text in (by or _user(), did, why)))
+    return AuditEntry(one_line(by or "") or one_line(_user()), did, _plain(why))
 
 
 def _plain(text: str) -> str:

@@ -23,7 +23,7 @@ from .group import (
     write,
     write_rows,
 )
-from .keys import find_by_key, nothing_found, scope_tails
+from .keys import find_by_key, nothing_found, operation_name, scope_tails
 from .records import row
 
 BATCH = 1000
@@ -107,7 +107,7 @@ def forget(
     if as_json and not yes:
         raise click.UsageError("with --json, --yes is needed")
     state = current_state()
-    store = admin(state)
+    store, operation = admin(state), operation_name(operation)
     require(store, "belonging")
     lines: dict[bytes, Line] = {}
     if key is None:

@@ -121,6 +121,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def one_line(name: str) -> str:
+    """A person's name as it is noted: nobody acts under one that cannot be seen, or on two lines."""
+    return "".join(c if c.isprintable() else " " for c in name).strip()
+
+
 def records(count: int) -> str:
     """So many records, in words."""
     return "1 record" if count == 1 else f"{count:,} records"

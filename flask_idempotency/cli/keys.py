@@ -6,9 +6,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from uuid import UUID
 
-from flask_idempotency.core.errors import KeyMalformed
+from flask_idempotency.core.errors import KeyMalformed, UnknownRecord
 from flask_idempotency.core.keys import Scope, hash_key, observed_namespace, parse_key, scope_tail
 from flask_idempotency.stores.admin import Admin, Line
+from flask_idempotency.web.setup.options import NAMES, is_name
 from flask_idempotency.web.setup.routes import protected_routes
 from flask_idempotency.web.setup.state import AppState
 
@@ -54,6 +55,13 @@ def find_of_scope(
     tails = scope_tails(scope)
     found = [line for tail in tails for line in store.of_scope(tail, operation, state, limit)]
     return sorted(found, key=lambda line: str(line.created), reverse=True)[:limit]
+
+
+def operation_name(text: str | None) -> str | None:
+    """The name of an operation as an operator gave it. Raises ``UnknownRecord`` for what names none."""
+    if text is not None and not is_name(text):
+        raise UnknownRecord(f"no operation is named so: a name is {NAMES}")
+    return text
 
 
 def nothing_found(state: AppState, key: str | None, operation: str | None, scope: str | None) -> str:

@@ -17,7 +17,7 @@ from flask_idempotency.web.setup.state import AppState
 
 from .advice import Advice, advise
 from .group import MANY, admin, as_json_option, cli, current_state, in_utc, table, write, write_rows
-from .keys import find_by_key, find_of_scope, nothing_found
+from .keys import find_by_key, find_of_scope, nothing_found, operation_name
 
 STATES = (*(state.value for state in State), "interrupted", "released", "observed", "erased")
 
@@ -85,6 +85,7 @@ def list_records(
     the whole table is read. The exit code is 1 if a --key or a --scope has no record.
     """
     app, none = current_state(), "no records"
+    operation = operation_name(operation)
     store = admin(app)
     if key is not None and operation is not None:
         lines = find_by_key(app, store, key, operation, scope, namespace)

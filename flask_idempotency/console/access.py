@@ -21,6 +21,7 @@ from flask import Flask, current_app, g, request, url_for
 from itsdangerous import BadData, URLSafeTimedSerializer
 from werkzeug.wrappers import Response
 
+from flask_idempotency.cli.group import one_line
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError
 from flask_idempotency.web.request.forms import signing_keys
 
@@ -61,8 +62,8 @@ def admit(authorize: Callable[[], object]) -> Response | None:
     ``SECRET_KEY``.
     """
     found = current_app.ensure_sync(authorize)()
-    if isinstance(found, str):  # nobody acts under a name that cannot be seen, or on two lines
-        found = "".join(each if each.isprintable() else " " for each in found).strip()
+    if isinstance(found, str):
+        found = one_line(found)
     if isinstance(found, Response):
         g.idempotency_is_theirs = True
         return found

@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from werkzeug.wrappers import Response
 
 from flask_idempotency.cli.group import admin, duration, explain
-from flask_idempotency.cli.keys import find_by_key, find_of_scope
+from flask_idempotency.cli.keys import find_by_key, find_of_scope, operation_name
 from flask_idempotency.cli.records import DIGITS, STATES, find
 from flask_idempotency.core.errors import (
     ConfigurationError,
@@ -129,7 +129,7 @@ def _by_operation(glance: Overview | None) -> dict[str, Counter[str]]:
 def records() -> Response:
     """The newest records, of one operation and in one state if these are given."""
     state = console().state
-    operation = request.args.get("operation") or None
+    operation = operation_name(request.args.get("operation") or None)
     chosen = request.args.get("state") or None
     limit = max(1, min(request.args.get("limit", PAGE, type=int), MOST))
     if chosen not in (None, *STATES):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -23,7 +24,7 @@ from flask_idempotency.cli.decisions import (
     settle,
 )
 from flask_idempotency.cli.erasure import erase
-from flask_idempotency.cli.group import admin, require
+from flask_idempotency.cli.group import admin, printable, require
 from flask_idempotency.cli.records import derived_rows, find, find_audit, step_rows
 from flask_idempotency.core import keys
 from flask_idempotency.core.errors import IdempotencyError, RecordBroken, SealBroken, UnknownRecord
@@ -125,7 +126,8 @@ def body(digits: str) -> Response:
 
 
 def _log(what: str, found: Found) -> None:
-    facts = {"operation": found.line.operation, "by": access.who(), "id": found.line.key[: keys.SHOWN]}
+    operation = printable(found.line.operation)  # somebody else may have written it, on two lines
+    facts = {"operation": operation, "by": access.who(), "id": found.line.key[: keys.SHOWN]}
     log.info(f"operation %(operation)s: {what} %(by)s, id %(id)s", facts, extra=facts)  # noqa: G004
 
 
@@ -248,7 +250,7 @@ def _response(state: AppState, action: Action, form: Form) -> flask.Response | N
         return failure(state)
     if action.name != "resolve":
         return None
-    if not form.status.isdecimal() or not 200 <= int(form.status) <= 599:
+    if not re.fullmatch("[2-5][0-9]{2}", form.status):
         form.errors["status"] = "A status is a number from 200 to 599."
         return None
     content = form.body.replace("\r\n", "\n").encode()

@@ -63,7 +63,7 @@ def _told(found: Found, record: Record | None, now: datetime) -> Iterator[Moment
         detail = f"in attempt {line.attempt}, with {line.status}"
         yield Moment(line.completed, line.state.capitalize(), detail)
     if record is not None and record.lease_left is not None:
-        end = now + timedelta(seconds=record.lease_left)
+        end = _after(now, record.lease_left)
         if record.lease_left > 0:
             yield Moment(end, "Its lease ends", "unless it is renewed", "later")
         else:
@@ -71,3 +71,11 @@ def _told(found: Found, record: Record | None, now: datetime) -> Iterator[Moment
     if line.expires is not None:
         kind = "" if line.expired else "later"
         yield Moment(line.expires, "Expired" if line.expired else "Expires", kind=kind)
+
+
+def _after(now: datetime, seconds: float) -> Time:
+    """The time in so many seconds; in words where Python has none, as somebody else wrote it."""
+    try:
+        return now + timedelta(seconds=seconds)
+    except OverflowError:
+        return words.ago(-seconds)

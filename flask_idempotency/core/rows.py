@@ -19,7 +19,7 @@ USUAL_HEADERS: dict[str, Headers] = {
 """Stored headers of so many responses that one word of JSON stands for them, which saves each record 30
 bytes. Stored records hold the words: one may be added, but none may ever stand for something else."""
 
-_UNREADABLE = KeyError, OverflowError, TypeError, ValueError
+_UNREADABLE = KeyError, OverflowError, RecursionError, TypeError, ValueError
 CANNOT_BE_READ = "one of its fields cannot be read"
 
 _WORDS = {headers: word for word, headers in USUAL_HEADERS.items()}

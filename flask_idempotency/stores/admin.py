@@ -393,17 +393,22 @@ def trying(records: Records, forget: Callable[[Claim], object]) -> Iterator[tupl
 def read_audit(text: str | bytes | None, since: Time) -> list[AuditEntry]:
     """The entries of a stored list of them, except those from before ``since``: of an expired record.
 
-    Whoever writes to the store may write anything there: what is no entry is left out.
+    Whoever writes to the store may write anything there: what is no entry is left out, alone.
     """
     try:
-        entries = json.loads(text or "[]")
-        found = [
-            AuditEntry(entry["by"], entry["did"], entry["why"], read_time(entry["at"]))
-            for entry in entries
-        ]
-    except (KeyError, TypeError, ValueError):
+        entries = json.loads(text or "[]", parse_int=float)  # int() refuses some thousand digits
+    except (RecursionError, ValueError):
         return []
-    return [entry for entry in found if str(entry.at) >= str(since)]
+    found = map(_entry, entries if isinstance(entries, list) else ())
+    return [entry for entry in found if entry is not None and str(entry.at) >= str(since)]
+
+
+def _entry(stored: Any) -> AuditEntry | None:
+    with suppress(KeyError, TypeError, ValueError):
+        entry = AuditEntry(stored["by"], stored["did"], stored["why"], read_time(stored["at"]))
+        "".join([entry.by, entry.did, entry.why, str(entry.at)]).encode()  # texts that can be shown
+        return entry
+    return None
 
 
 def read_time(text: Any) -> Time:

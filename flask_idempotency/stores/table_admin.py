@@ -42,6 +42,7 @@ FORGET = "DELETE FROM {table} WHERE key = %(key)s AND owner = %(owner)s"
 T = TypeVar("T", Group, Line, StepLine)
 
 _TIMES = ("oldest", "created", "completed", "expires", "finished")
+_NUMBERS = ("attempt", "status", "bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +119,11 @@ def admin_statements(
     """Fill in a dialect's present time, the time in ``ttl`` seconds and the later of two times.
 
     ``digits`` are the first 16 of a key's hash, ``time`` makes text of a time, in UTC, ``age`` are the
-    seconds since a time, ``before`` is the time ``older`` seconds ago as text. ``entry`` is one of the
-    audit with a placeholder for ``why``, ``audit`` is the list with another, ``first`` one of its own,
-    ``count`` says how many were erased. ``durable`` makes a commit wait for the disk, ``lock`` passes
-    by rows that others hold. For an overview ``bounded`` limits the time, ``sample`` what it reads.
+    seconds since the earliest, ``before`` is the time ``older`` seconds ago as text. ``entry`` is one
+    of the audit with a placeholder for ``why``, ``audit`` is the list with another, ``first`` one of
+    its own, ``count`` says how many were erased. ``durable`` makes a commit wait for the disk, ``lock``
+    passes by rows that others hold. For an overview ``bounded`` limits the time, ``sample`` what it
+    reads.
     """
     expired = f"(expires_at <= {now} AND lease_expires_at IS NULL)"
     # Who runs an operation has a lease, or has nothing written of an end (completed_at is null).
@@ -130,7 +132,8 @@ def admin_statements(
        WHEN lease_expires_at <= {now} THEN 'interrupted'
        WHEN lease_expires_at IS NULL AND completed_at IS NOT NULL THEN 'released'
        ELSE state END"""
-    line = f"""SELECT {digits}, name, {state}, attempt, status, length(body),
+    group = f"CAST(name AS text), CAST({state} AS text)"  # in SQLite they may be anything
+    line = f"""SELECT {digits}, {group}, attempt, status, length(body),
        {time.format("created_at")},
        CASE WHEN state <> 'in_progress' THEN {time.format("completed_at")} END,
        CASE WHEN lease_expires_at IS NULL THEN {time.format("expires_at")} END, {expired},
@@ -149,16 +152,16 @@ def admin_statements(
    WHERE key = %(key)s AND {VERSION} = %(seen)s
      AND {state} IN ('interrupted', 'failed'){lock}"""
     return AdminStatements(
-        stats=f"""SELECT name, {state}, count(*), count(CASE WHEN {expired} THEN 1 END),
+        stats=f"""SELECT {group}, count(*), count(CASE WHEN {expired} THEN 1 END),
        CAST(coalesce(sum(length(body)), 0) AS bigint), {time.format("min(created_at)")}
   FROM {{table}} GROUP BY 1, 2 ORDER BY 1, 2""",
-        tally=f"""{bounded}SELECT name, {state}, count(*) FROM {{table}} {sample}
+        tally=f"""{bounded}SELECT {group}, count(*) FROM {{table}} {sample}
  WHERE lease_expires_at IS NULL GROUP BY 1, 2""",
         # Few, and those that matter: never estimated. The partial index has no others.
-        leases=f"""{bounded}SELECT name, {state}, count(*), {age.format("min(lease_expires_at)")}
+        leases=f"""{bounded}SELECT {group}, count(*), {age.format("lease_expires_at")}
   FROM (SELECT * FROM {{table}} WHERE lease_expires_at IS NOT NULL
          ORDER BY lease_expires_at LIMIT {CAPPED}) AS leased GROUP BY 1, 2""",
-        expired=f"""{bounded}SELECT count(*), {age.format("min(expires_at)")}
+        expired=f"""{bounded}SELECT count(*), {age.format("expires_at")}
   FROM (SELECT expires_at FROM {{table}}
          WHERE expires_at <= (SELECT {now}) AND lease_expires_at IS NULL
          ORDER BY expires_at LIMIT {CAPPED}) AS expired""",
@@ -228,13 +231,14 @@ class TableAdmin:
             counts[name, state] += count
         ended = [(count, seconds) for _, state, count, seconds in leases if state == "interrupted"]
         interrupted = sum(count for count, _ in ended)
+        known = [seconds for _, seconds in ended if seconds is not None]
         expired, expired_seconds = self._fetch(self.sql.expired, {})[0]
         return Overview(
             tallies=[Tally(*group, count) for group, count in sorted(counts.items())],
             estimated=size.pages_for_one > 1,
             running=sum(count for _, state, count, _ in leases if state == "in_progress"),
             interrupted=interrupted,
-            interrupted_seconds=max((seconds for _, seconds in ended), default=None),
+            interrupted_seconds=max(known, default=None),
             expired=expired,
             expired_seconds=expired_seconds,
             inserted=size.inserted,
@@ -351,11 +355,18 @@ def erasure_values(erasure: Erasure) -> dict[str, Any]:
 
 
 def _tidy(found: T) -> T:
-    """With aware times, which the database gives as text, and booleans, where it has none."""
+    """With aware times, which the database gives as text, and booleans, where it has none.
+
+    What is no number, as somebody else wrote it, becomes text.
+    """
     times = {name: getattr(found, name, None) for name in _TIMES}
     changed: dict[str, Any] = {
         name: read_time(text) for name, text in times.items() if text is not None
     }
+    for name in _NUMBERS:
+        number = getattr(found, name, None)
+        if not isinstance(number, int | None):  # in SQLite it may be anything
+            changed[name] = str(number)
     if isinstance(found, Line):
         changed["expired"] = bool(found.expired)
     if isinstance(found, StepLine):

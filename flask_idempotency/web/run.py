@@ -25,6 +25,7 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.fingerprint import Fingerprint, by_value
 from flask_idempotency.core.keys import Scope
+from flask_idempotency.core.rows import legible
 from flask_idempotency.session.operation import Operation, innermost, present_context
 from flask_idempotency.web.attempt.attempt import raise_again
 from flask_idempotency.web.request.identity import new_claim
@@ -221,6 +222,8 @@ def _response(state: AppState, result: Any) -> Response:
 
 
 def _result(response: Response) -> Any:
+    with legible():
+        body = json.loads(response.get_data())
     if response.status_code >= 500:
-        raise OperationFailed(json.loads(response.get_data()).get("detail"))
-    return json.loads(response.get_data())
+        raise OperationFailed(body.get("detail") if isinstance(body, dict) else None)
+    return body

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from flask_idempotency.core.errors import RecordBroken
 from flask_idempotency.core.records import StoredResponse
+from flask_idempotency.web.request.response import FLASHES
 from tests.contract.test_requests import STORES, Shop
 
 KEYS = {"IDEMPOTENCY_ENCRYPTION_KEYS": [b"k" * 32], "IDEMPOTENCY_ACCEPT_UNSEALED": True}
@@ -183,6 +184,26 @@ def test_a_completed_record_without_its_headers_is_refused_by_name(shop, store, 
     assert "its headers are missing" in refusal(shop, caplog)
 
 
+DEEP = "[" * 5000 + "]" * 5000
+
+
+@pytest.mark.parametrize("store", ["sql", "redis", "hybrid"], indirect=True)
+def test_headers_in_more_levels_than_python_reads_are_refused_by_name(shop, store, caplog):
+    if store == "redis":
+        client, name = in_redis(shop)
+        client.hset(name, "headers", DEEP)
+    else:
+        set_column(shop, "headers", f"'{DEEP}'")
+    assert "one of its fields cannot be read" in refusal(shop, caplog)
+
+
+def test_flashed_messages_that_are_none_are_refused_by_name(shop, store, caplog):
+    shop.app.secret_key = "secret"
+    for text in DEEP, '[{" u": 7}]', "7":
+        forge(shop, store, headers=[[FLASHES, text]])
+        assert "its flashed messages cannot be read" in refusal(shop, caplog)
+
+
 @pytest.mark.parametrize("store", ["hybrid"], indirect=True)
 @pytest.mark.parametrize(
     ("column", "value"),
@@ -203,6 +224,14 @@ def test_what_the_database_cannot_count_with_is_refused_by_name(shop, caplog, co
 def test_a_lease_without_an_end_is_refused_by_name(shop, caplog, lease):
     client, name = in_redis(shop)
     client.hset(name, mapping={"state": "in_progress", "lease": lease})
+    assert "one of its fields cannot be read" in refusal(shop, caplog)
+
+
+@pytest.mark.parametrize("store", ["redis"], indirect=True)
+@pytest.mark.parametrize("name", ["status", "attempt"])
+def test_a_number_of_more_digits_than_python_reads_is_refused_by_name(shop, caplog, name):
+    client, record = in_redis(shop)
+    client.hset(record, name, "1" * 5000)
     assert "one of its fields cannot be read" in refusal(shop, caplog)
 
 

@@ -29,6 +29,7 @@ from flask_idempotency import (
     idempotent,
     operation_rejected,
 )
+from flask_idempotency.core.errors import RecordBroken
 from tests.stores import BOTH
 
 
@@ -465,3 +466,16 @@ def test_run_leaves_nothing_behind_in_the_request_it_is_called_in(make_world):
     assert "Cache-Control" not in answer.headers
     assert rejected == []
     assert world.post("/again", key=None).json == {"flashed": ["bob has paid"]}
+
+
+@pytest.mark.parametrize("body", [b"[" * 5000 + b"]" * 5000, b"1" * 5000, b"\xff", b""])
+@pytest.mark.parametrize("status", [200, 500])
+def test_a_result_that_somebody_else_wrote_is_refused_by_name(world, run, pay, body, status):
+    run("key-1", pay)
+    world.sql("update idempotency_record set body = :body, status = :status", body=body, status=status)
+    with pytest.raises(RecordBroken, match="one of its fields cannot be read"):
+        run("key-1", pay)
+    world.sql("update idempotency_record set body = :body, status = 500", body=b"[]")
+    with pytest.raises(OperationFailed):
+        run("key-1", pay)
+    assert pay.runs == 1

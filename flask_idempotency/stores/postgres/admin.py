@@ -44,7 +44,9 @@ class PostgresAdmin(TableAdmin):
         in_ttl="clock_timestamp() + %(ttl)s * interval '1 second'",
         later="greatest",
         digits="encode(substring(key for 8), 'hex')",
-        age="extract(epoch FROM clock_timestamp() - nullif({}, '-infinity'))::float8",
+        # Infinite ones have none, and before PostgreSQL 17 an error.
+        age="""extract(epoch FROM clock_timestamp()
+         - min({0}) FILTER (WHERE isfinite({0})))::float8""",
         before="(clock_timestamp() - %(older)s * interval '1 second')::text",
         # The database's clock, in the form that SQLite has too.
         entry="""jsonb_build_array(jsonb_build_object(

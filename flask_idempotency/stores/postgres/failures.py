@@ -34,7 +34,7 @@ _UNAVAILABLE = (
 )
 NO_TABLE = ("42P01", "42703")  # undefined table, undefined column
 NO_RIGHT = "42501"
-OUT_OF_RANGE = ("22003", "22008")  # a number, a time
+UNREADABLE = ("22003", "22008", "22P05", "54001")  # a number, a time; in JSON: a NUL, too many levels
 
 
 def problem(error: BaseException | None, connection: Any = None) -> IdempotencyError | None:
@@ -53,9 +53,9 @@ def problem(error: BaseException | None, connection: Any = None) -> IdempotencyE
 def record_error(error: Exception, table: str) -> Exception:
     """The error to raise when a statement that reads or changes records failed, outside of a view.
 
-    What we store ourselves is in range, so a value out of range came from the record.
+    What we store ourselves can be read, so a value that cannot came from the record.
     """
-    if sqlstate(original(error)) in OUT_OF_RANGE:
+    if sqlstate(original(error)) in UNREADABLE:
         return RecordBroken(CANNOT_BE_READ)
     return store_error(error, table)
 

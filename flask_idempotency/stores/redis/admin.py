@@ -20,6 +20,7 @@ from typing import Any
 from flask_idempotency.core.errors import IdempotencyError, StoreUnavailable
 from flask_idempotency.core.keys import KEY_BYTES
 from flask_idempotency.core.records import ERASED
+from flask_idempotency.core.rows import finite
 from flask_idempotency.stores.admin import (
     ERASURE_SECONDS,
     AuditEntry,
@@ -207,8 +208,8 @@ class RedisAdmin:
         """What operators did: an expired record has been deleted with its own."""
         found = list[AuditEntry]()
         for key in self._keys(start):
-            entries = b",".join(self._records.run(_AUDIT, key).splitlines())
-            found += read_audit(b"[%b]" % entries, "")
+            for line in self._records.run(_AUDIT, key).splitlines():
+                found += read_audit(b"[%b]" % line, "")
         return [replace(entry, at=_time(entry.at)) for entry in found]
 
     def settle(self, verdict: Verdict) -> bool:
@@ -391,7 +392,7 @@ def _state(lease: str | bool, now: int) -> str:
 def _left(lease: str | bool, now: int) -> float | None:
     """The seconds that a lease has left; None without one, or if it is no number."""
     with suppress(ValueError):
-        return (float(lease) - now) / 1000 if lease else None
+        return finite((float(lease) - now) / 1000) if lease else None
     return None
 
 

@@ -41,7 +41,7 @@ class SqliteAdmin(TableAdmin):
         audit="json_insert(coalesce(audit, '[]'), '$[#]', {})",
         first="json_array({})",
         before=statements.BEFORE,
-        age="(julianday('now') - julianday({})) * 86400.0",
+        age="(julianday('now') - min(julianday({}))) * 86400.0",
     )
 
     _messages: Messages

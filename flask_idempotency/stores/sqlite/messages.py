@@ -6,11 +6,13 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from sqlalchemy import Engine, Table, exc
+from sqlalchemy import Connection, Engine, Table, exc
 
-from flask_idempotency.core.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.core.errors import ConfigurationError, RecordBroken, StoreUnavailable
+from flask_idempotency.core.rows import CANNOT_BE_READ
 from flask_idempotency.stores.engine_transaction import BorrowedTransaction
 
 Run = Callable[[str, dict[str, Any]], Any]
@@ -25,7 +27,7 @@ class Messages:
     def fetch(self, template: str, values: dict[str, Any]) -> list[Any]:
         """The rows of a statement that only reads."""
         try:
-            with self.engine.connect() as connection:
+            with self.engine.connect() as connection, _reading_any_text(connection):
                 return list(connection.exec_driver_sql(self._prepared(template), values))
         except exc.SQLAlchemyError as error:
             raise self.error(error) from error
@@ -66,4 +68,17 @@ class Messages:
                 " idempotency create-table`, call db.create_all(), or make a migration (the table is"
                 " part of db.metadata)"
             )
+        if "malformed JSON" in str(error):
+            return RecordBroken(CANNOT_BE_READ)
         return StoreUnavailable()
+
+
+@contextmanager
+def _reading_any_text(connection: Connection) -> Iterator[None]:
+    """Read also what is no UTF-8: one row that somebody else wrote hides no others."""
+    driver: Any = connection.connection.driver_connection
+    usual, driver.text_factory = driver.text_factory, partial(str, encoding="utf-8", errors="replace")
+    try:
+        yield
+    finally:
+        driver.text_factory = usual

@@ -27,6 +27,7 @@ from flask_idempotency.core.ports import Lease
 from flask_idempotency.core.process import FORKED, here
 from flask_idempotency.core.records import Claim
 from flask_idempotency.core.retry import StepRetry
+from flask_idempotency.core.rows import legible
 from flask_idempotency.session.leftovers import blocks_records, drop, present_session, refuse_unsaved
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.set_aside import parked, set_aside
@@ -87,7 +88,8 @@ class Steps:
                 result = self._run(step)
             self._used.add(name)
         self._operation.after_commit += step.after_commit  # if it failed, they go with it
-        return json.loads(result)
+        with legible():
+            return json.loads(result)
 
     def _run(self, step: PresentStep) -> bytes:
         try:

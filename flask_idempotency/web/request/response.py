@@ -163,7 +163,7 @@ def _flash_again(headers: records.Headers) -> None:
     waiting = [*map(tuple, session.get("_flashes", []))]  # some sessions make lists of them
     try:
         flashed = [(category, message) for category, message in _JSON.loads(texts[0])]
-    except (TypeError, ValueError) as error:
+    except (AttributeError, RecursionError, TypeError, ValueError) as error:
         raise RecordBroken("its flashed messages cannot be read") from error
     for category, message in flashed:
         if (category, message) not in waiting:

@@ -115,6 +115,24 @@ def test_the_record_notes_who_decided_and_why(orders):
     assert "ann released not sent" in " ".join(orders.run("show", key).output.split())
 
 
+@pytest.mark.parametrize(
+    ("by", "noted"),
+    [
+        ("ann\nERROR forged\r\x1b[2J\u2028\u202e\0", "ann ERROR forged  [2J"),
+        ("ann \udcff", "ann"),
+        (" \n", getpass.getuser()),
+    ],
+)
+def test_a_name_is_one_line_that_can_be_seen(orders, by, noted):
+    key = orders.interrupt()
+    assert orders.run("release", key, "--by", by).exit_code == 0
+    assert [entry["by"] for entry in orders.show(key)["audit"]] == [noted]
+    orders.send()
+    assert orders.run("forget", "--scope", "alice", "--by", by, "--yes").exit_code == 0
+    (line,) = orders.lines()
+    assert [entry["by"] for entry in orders.show(line["key"])["audit"]] == [noted]
+
+
 def test_a_failure_given_by_hand_is_noted_as_one(orders):
     key = orders.interrupt()
     assert orders.run("release", "--fail", key).exit_code == 0
@@ -274,6 +292,7 @@ def test_without_the_keys_nothing_is_stored_that_no_retry_could_open(make_world)
     [
         (["--body", "paid"], "the body is not JSON"),
         (["--body", '{"amount": NaN}'], "the body is not JSON"),
+        (["--body", "[" * 900 + "]" * 900], "the body is not JSON"),
         (["--header", "Set-Cookie: a=b"], "'Set-Cookie' is malformed, or one that is never stored"),
         (["--header", "nonsense"], "'nonsense' is malformed"),
         (["--header", "X: a\nY: b"], "'X' is malformed"),

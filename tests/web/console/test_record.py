@@ -84,6 +84,22 @@ def test_the_body_is_shown_when_asked_for_and_the_log_says_to_whom(browser, worl
     assert "canary" not in caplog.text
 
 
+def test_a_stored_name_begins_no_line_of_the_log(browser, world, caplog):
+    caplog.set_level(logging.INFO, "flask_idempotency")
+    world.post()
+    world.sql("update idempotency_record set name = :odd", odd="pay\nERROR forged\u2028\x1b[2J")
+    digits = digits_of_newest(world)
+    browser.get(f"/records/{digits}")
+    browser.post(f"/records/{digits}/body")
+    browser.get(f"/records/{digits}/forget")
+    assert browser.post(f"/records/{digits}/forget").status_code == 303
+    lines = [each for each in caplog.records if "by ada" in each.getMessage() or hasattr(each, "by")]
+    assert len(lines) == 2
+    for line in lines:
+        assert line.getMessage().isprintable()
+        assert line.operation == r"pay\nERROR forged\u2028\x1b[2J"
+
+
 def test_the_record_notes_to_whom_its_body_was_shown(browser, world, audit, caplog):
     """Whatever the loggers' levels: in production nobody may have set any."""
     caplog.set_level(logging.CRITICAL, "flask_idempotency")
@@ -358,6 +374,8 @@ def test_nothing_is_done_without_a_reason(browser, world, interrupted, act, audi
         ({"status": "600"}, "from 200 to 599"),
         ({"status": "two"}, "from 200 to 599"),
         ({"status": "²"}, "from 200 to 599"),
+        ({"status": "2" * 5000}, "from 200 to 599"),
+        ({"status": "200", "body": "[" * 1200 + "]" * 1200}, "not JSON"),
         ({"status": "200", "body": "{"}, "not JSON"),
         ({"status": "204", "body": "{}"}, "has no body"),
     ],

@@ -294,6 +294,25 @@ def test_a_result_that_somebody_writes_in_plain_is_not_used(world, add_json, pro
     assert [amount for amount, _ in provider.calls] == [5, 1]
 
 
+@pytest.mark.parametrize("forged", [b"[" * 5000 + b"]" * 5000, b"1" * 5000, b"\xff", b"{"])
+def test_a_result_that_cannot_be_read_leaves_the_operation_open(
+    world, add_json, provider, caplog, forged
+):
+    def view():
+        current_operation.step("charge", provider.charge, 5)
+        if current_operation.attempt == 1:
+            raise Retryable
+        return "done"
+
+    add_json(view)
+    world.post()
+    world.sql("update idempotency_record_step set result = :forged", forged=forged)
+    assert world.post().status_code == 500
+    assert "RecordBroken: The stored record" in caplog.text
+    assert [record.state for record in world.records()] == ["in_progress"]
+    assert [amount for amount, _ in provider.calls] == [5]
+
+
 def test_steps_go_with_their_record(app, world, add_json, provider):
     add_json(lambda: current_operation.step("charge", provider.charge, 5))
     world.post(), world.post(key="key-2")
