@@ -6,9 +6,9 @@ SQLAlchemy's own event ``after_commit`` comes with each commit of the view, befo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from flask import current_app, has_app_context
+from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction
 
@@ -31,7 +31,8 @@ def after_commit(function: Call, /) -> None:
     - Inside an operation: when the operation has committed, before its response is sent. Not for a
       replay, not after a rollback, and not if the step whose function called this failed.
     - Elsewhere, where ``db.session`` holds changes: after its next commit, not after a rollback.
-    - Elsewhere, where it holds none: at once. Where it has read, the database is asked whether that is all.
+    - Elsewhere, where it holds none: at once. If a transaction is open, the database is asked whether
+      it has only read.
 
     A call that was put off logs its exception, which does not change the response. It is lost if the
     process dies between the commit and the call: what must not be lost belongs in a table, in the
@@ -41,15 +42,20 @@ def after_commit(function: Call, /) -> None:
     if running is not None:
         running.operation.note_after_commit(function)
         return
-    db = current_app.extensions.get("sqlalchemy") if has_app_context() else None
-    session = None if db is None else present_session(db)
-    if session is None or is_settled_outside(db):
+    session = _session()
+    if session is None:
         function()
         return
     waiting: _Waiting | None = session.info.get(_WAITING)
     if waiting is None:
         waiting = session.info[_WAITING] = _Waiting(session)
     waiting.calls.append(function)
+
+
+def _session() -> Session | None:
+    """The present session, if it has something to commit."""
+    db: SQLAlchemy | None = current_app.extensions.get("sqlalchemy") if has_app_context() else None
+    return None if db is None or is_settled_outside(db) else present_session(db)
 
 
 def call_all(calls: list[Call], what: str) -> None:

@@ -22,7 +22,7 @@ _warned: set[str] = set()
 
 
 def warn_undone(name: str, status: int, *, observed: bool = False) -> None:
-    """Say once for each name that the response is not stored, so what the view commits is undone."""
+    """Say once for each name that a response is not stored, and undoes what was committed."""
     if name in _warned:
         return
     _warned.add(name)

@@ -25,6 +25,7 @@ from flask_idempotency import (
     Retryable,
     StepError,
     StepRetry,
+    after_commit,
     current_operation,
     idempotent,
     operation_executed,

@@ -143,7 +143,9 @@ def test_a_listener_of_the_session_own_event(world):
     def pay():
         session = world.db.session()
         event.listen(
-            session, "after_commit", lambda _: after_commit(lambda: seen.append(seen_from_outside(world)))
+            session,
+            "after_commit",
+            lambda _: after_commit(lambda: seen.append(seen_from_outside(world))),
         )
         add_payment(world)
         session.commit()

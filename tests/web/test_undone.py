@@ -1,4 +1,4 @@
-"""A view that commits, and then responds with what is not stored: the operation undoes it, and says so."""
+"""A view that commits, and then responds with what is not stored: that is undone, and said."""
 
 from __future__ import annotations
 
@@ -93,7 +93,10 @@ def test_an_error_handler_that_rejects(shop, caplog):
 
         return wrapper
 
-    for path, error, endpoint in ("/payments", PermissionError, "handled"), ("/b", LookupError, "above"):
+    for path, error, endpoint in (
+        ("/payments", PermissionError, "handled"),
+        ("/b", LookupError, "above"),
+    ):
 
         def view(error=error):
             add(shop)
