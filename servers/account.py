@@ -43,16 +43,40 @@ class Account:
         """Whether it is not the account of this process."""
         return self._entry is not None
 
+    @property
+    def words(self) -> list[str]:
+        """What stands before a command of a shell that is to run as the account. Linux only."""
+        if self._entry is None:
+            return []
+        ids = f"--reuid={self._entry.pw_uid}", f"--regid={self._entry.pw_gid}"
+        return ["setpriv", *ids, "--clear-groups"]
+
     def own(self, path: Path) -> None:
-        """Give a file, or a folder with all in it, to the account."""
+        """Give a file, or a folder with all in it, to the account.
+
+        The folder comes last: before, it is closed to the account, which could exchange what is in it.
+        """
         if self._entry is not None:
-            for item in (path, *path.rglob("*")):
+            for item in (*path.rglob("*"), path):
                 os.chown(item, self._entry.pw_uid, self._entry.pw_gid, follow_symlinks=False)
 
-    def run(self, command: Sequence[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:
-        """Run a program to its end as the account."""
+    def write(self, path: Path, text: str) -> None:
+        """Write a file into a folder of the account, as the account, which alone may read it.
+
+        Root itself would follow a link that a process of the account has put in its place.
+        """
+        script = 'umask 077; rm -f "$0"; cat >"$0"'
+        done = self.run(["/bin/sh", "-c", script, path], Path("/"), text)
+        if done.returncode:
+            raise Unavailable(f"{path} cannot be written: {done.stderr}")
+
+    def run(
+        self, command: Sequence[str | Path], folder: Path, text: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program to its end as the account; it reads ``text``."""
         return subprocess.run(
             command,
+            input=text,
             capture_output=True,
             check=False,
             text=True,
@@ -75,6 +99,7 @@ class Account:
             done = self.run([program, "--version"], Path("/"))
         except PermissionError:
             top = Path(os.path.commonpath([need.parent for need in needs]))
+            copies.mkdir(mode=0o700)
             for need in needs:
                 target = copies / need.relative_to(top)
                 target.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -36,7 +35,6 @@ class Postgres(Server):
         self._bin = find_postgres()
         self._fsync = "on" if fsync else "off"
         super().__init__(settings=settings, port=port, timeout=timeout)
-        self._data = self.folder / "data"
 
     @property
     def url(self) -> str:
@@ -58,7 +56,7 @@ class Postgres(Server):
         return sqlalchemy_url(self.dsn, database=name)
 
     def _prepare(self) -> None:
-        if self._data.exists():
+        if (self.data / "PG_VERSION").exists():
             return
         tree = self._bin.parent
         needs = [tree]
@@ -75,7 +73,7 @@ class Postgres(Server):
         secret.touch(mode=0o600)
         secret.write_text(self.password)
         self._account.own(secret)
-        command: list[str | Path] = [self._bin / "initdb", "-D", self._data, "-U", "postgres"]
+        command: list[str | Path] = [self._bin / "initdb", "-D", self.data, "-U", "postgres"]
         # SCRAM hashes 4096 times to protect weak passwords, at each connect; ours is long and random.
         command += ["-A", "md5", f"--pwfile={secret}", "--no-sync"]
         command += ["-E", "UTF8", "--locale=C"]  # C: the wheels are built without ICU
@@ -97,14 +95,14 @@ class Postgres(Server):
             "timezone": "UTC",
             **self.settings,
         }
-        command = [str(self._bin / "postgres"), "-D", str(self._data), "-p", str(self.port)]
-        command += ["-k", str(self.folder)]
+        command = [str(self._bin / "postgres"), "-D", str(self.data), "-p", str(self.port)]
+        command += ["-k", str(self.data)]
         for key, value in settings.items():
             command += ["-c", f"{key}={value}"]
         return command
 
     def _ping(self) -> bool:
-        where = f"host={self.folder}&port={self.port}"
+        where = f"host={self.data}&port={self.port}"
         local = f"postgresql://postgres:{self.password}@/postgres?{where}"
         try:
             if self._was_ready:
@@ -117,9 +115,10 @@ class Postgres(Server):
 
     def _clear_traces(self) -> None:
         """A kill -9 leaves a System V segment of 56 bytes; postmaster.pid names it in line 7."""
-        with contextlib.suppress(OSError, IndexError, ValueError, AttributeError):
-            line = (self._data / "postmaster.pid").read_text().splitlines()[6]
-            ctypes.CDLL(None).shmctl(int(line.split()[1]), 0, None)  # 0 is IPC_RMID
+        # As the account: it may have written any segment there, or a link to any file.
+        script = "ipcrm -m $(sed -n '7s/.* //p' postmaster.pid)"
+        with contextlib.suppress(OSError):
+            self._account.run(["/bin/sh", "-c", script], self.data)
 
 
 def make_database(dsn: str, name: str, *, copy_files: bool = False) -> None:

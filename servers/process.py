@@ -1,4 +1,8 @@
-"""One server process with its own folder: start, stop, kill -9, pause, resume, restart."""
+"""One server process with its own folder: start, stop, kill -9, pause, resume, restart.
+
+The folder is ours: nobody else can put a link where we write, or processes on the list of those to end.
+In it the server has one of its own, ``data``. As root we write nothing there.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
 Setting = str | int | float | Path
 
 _STOP_SECONDS = 10.0  # after that a clean stop becomes a kill -9
-_LONGEST_PARENT = 60  # a unix socket's whole path may have 104 bytes
+_LONGEST_PARENT = 50  # a unix socket's whole path may have 104 bytes
 _OTHER_PORTS = 5  # tries: another process may take the free port before the server does
 
 
@@ -58,8 +62,12 @@ class Server(ABC):
         self._owner = os.getpid()
         self._account = Account()
         self.folder = Path(tempfile.mkdtemp(prefix=f"throwaway-{self.kind}-", dir=self._parent()))
-        self._account.own(self.folder)
-        self._watchdog = Watchdog(self.folder)
+        self.data = self.folder / "data"
+        self.data.mkdir(mode=0o700)
+        self._account.own(self.data)
+        if self._account.is_other:
+            self.folder.chmod(0o711)  # it must get to what is its own
+        self._watchdog = Watchdog(self.folder, self._account.words)
         atexit.register(self.close)
 
     def _parent(self) -> str:
@@ -118,13 +126,13 @@ class Server(ABC):
     def _start_once(self) -> str | None:
         """Start the process and wait for its first answer; what it said when none came."""
         already_said = len(self.log)
-        with (self.folder / "server.log").open("ab") as log:
+        with open(self.folder / "server.log", "ab", opener=_for_us) as log:
             self._process = subprocess.Popen(
                 self._command(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=self.folder,
+                cwd=self.data,
                 env=CLEAN_ENV,
                 start_new_session=True,  # the terminal's Ctrl-C is not for it
                 **self._account.identity,
@@ -218,6 +226,11 @@ class Server(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _for_us(path: str, flags: int) -> int:
+    """Open a file that only we may read: statements hold passwords."""
+    return os.open(path, flags, 0o600)
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -42,23 +42,22 @@ class Redis(Server):
         settings: dict[str, Setting] = {
             "bind": "127.0.0.1",
             "port": self.port,
-            "unixsocket": self.folder / "redis.sock",
+            "unixsocket": self.data / "redis.sock",
             "unixsocketperm": 700,
             "requirepass": self.password,
-            "dir": self.folder,
+            "dir": self.data,
             "save": "",
             "appendonly": "yes" if self._persistent else "no",
             "appendfsync": "always",
             **self.settings,
         }
-        config = self.folder / "redis.conf"  # a file: a password among arguments shows in `ps`
-        config.touch(mode=0o600)
-        config.write_text("".join(f'{key} "{value}"\n' for key, value in settings.items()))
-        self._account.own(config)
+        # A file: a password among arguments shows in `ps`. In its folder, as a Sentinel writes it anew.
+        config = self.data / "redis.conf"
+        self._account.write(config, "".join(f'{key} "{value}"\n' for key, value in settings.items()))
         return [str(self._program), str(config)]
 
     def _ping(self) -> bool:
-        path = str(self.folder / "redis.sock")
+        path = str(self.data / "redis.sock")
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(path):  # redis-py before 5.1 leaves such a socket open
                 return False

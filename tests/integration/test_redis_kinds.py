@@ -162,7 +162,7 @@ def another_database(request: Any) -> Any:
 
 def unix_socket(request: Any) -> Any:
     server = request.getfixturevalue("own_redis")
-    url = f"unix://:{server.password}@{server.folder}/redis.sock?db=0"
+    url = f"unix://:{server.password}@{server.data}/redis.sock?db=0"
     return {"IDEMPOTENCY_REDIS_URL": url}, {}, server
 
 

@@ -185,6 +185,76 @@ def test_nothing_is_left_after_close() -> None:
     assert not is_there(segment)
 
 
+def as_account(server: servers.Postgres | servers.Redis, script: str) -> None:
+    """Run a shell's script as a process of the server's account would."""
+    server._account.run(["/bin/sh", "-c", script], Path("/"))
+
+
+def test_links_that_the_account_plants_lead_root_nowhere(tmp_path: Path) -> None:
+    """Not where it writes, reads, or gives a file away; and not to processes that it would end."""
+    if os.geteuid() != 0:
+        return  # the account is one's own, and may write what one may write
+    victim = tmp_path / "of-root"
+    victim.write_text("secret")
+    victim.chmod(0o600)
+    names = "server.log", "password", "pids", "redis.conf", "data/server.log", "data/redis.conf", "new"
+    with servers.Postgres(fsync=False) as pg, servers.Redis() as rd:
+        for server in (pg, rd):
+            server.stop()
+            for name in names:
+                as_account(server, f"ln -sfn {victim} {server.folder}/{name}")
+            assert not (server.folder / "new").is_symlink()
+            server.start()
+            server.restart(crash=True)
+            assert "secret" not in server.log
+            assert (server.folder / "server.log").stat().st_uid == 0
+        assert query(pg.dsn, "SELECT 1") == [(1,)]
+        assert client(rd.url).ping()
+    assert victim.read_text() == "secret"
+    assert victim.stat().st_uid == 0
+    assert victim.stat().st_mode & 0o777 == 0o600
+
+
+def segment_of_root() -> str:
+    """A System V segment that the accounts of servers have no right to."""
+    return str(ctypes.CDLL(None).shmget(0, 1, 0o1600))  # IPC_PRIVATE, IPC_CREAT
+
+
+def test_a_segment_of_somebody_else_stays() -> None:
+    if os.geteuid() != 0:
+        return
+    segment = segment_of_root()
+    forgotten = [segment]
+    forged = "1\\n" * 6 + f"1 {segment}\\n"  # as printf takes it
+    try:
+        server = servers.Postgres(fsync=False).start()
+        forgotten.append(segment_of(server))
+        server.kill()
+        as_account(server, f"printf '{forged}' >{server.folder}/data/postmaster.pid")
+        server.close()
+        assert is_there(segment)
+        code = OWNER.format(fault=FORGES.format(forged=forged))
+        with subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        ) as owner:
+            assert owner.stdout is not None
+            _, _, folder, _, own = owner.stdout.readline().split()
+            owner.kill()
+        forgotten.append(own)
+        assert eventually(lambda: not Path(folder).exists())
+        assert is_there(segment)
+    finally:
+        for each in forgotten:
+            ctypes.CDLL(None).shmctl(int(each), 0, None)  # IPC_RMID
+
+
+FORGES = """
+file = pg.folder / "data/postmaster.pid"
+segment = file.read_text().splitlines()[6].split()[1]
+pg.kill()
+file.write_text("{forged}")
+"""
+
 OWNER = """
 import time, servers
 pg, rd = servers.Postgres(fsync=False).start(), servers.Redis().start()

@@ -44,7 +44,7 @@ def test_a_database_that_takes_no_writes_runs_nothing_and_still_replays(
 def in_recovery(server) -> Iterator[None]:
     """Without a primary, but it takes no writes, like any standby; in the end it is promoted."""
     server.stop()
-    (server._data / "standby.signal").touch()
+    (server.data / "standby.signal").touch()
     server.start()
     try:
         yield
