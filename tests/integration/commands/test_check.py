@@ -184,7 +184,7 @@ def test_check_notices_a_standby():
         app = build(server.url)
         assert once(app, "create-table").exit_code == 0
         server.stop()
-        (server._data / "standby.signal").touch()
+        (server.data / "standby.signal").touch()
         server.start()
         result = once(app, "check")
         purge = once(app, "purge")
