@@ -38,6 +38,11 @@ class Databases:
             ) from None
 
 
+def bind_keys_of(engine: Engine, engines: Mapping[str | None, Engine]) -> list[str | None]:
+    """By what keys an application knows ``engine``: one, or none for an engine of somebody else's."""
+    return [key for key, each in engines.items() if each.engine.pool is engine.pool]
+
+
 def most_connections(engine: Engine) -> int | None:
     """How many connections an engine's pool may open; None if there is no limit that it tells."""
     pool = engine.pool

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from flask_idempotency.core.errors import NotAtomic, StoreUnavailable
 
 from .before_view import SetAside, connections, has_written
-from .databases import Databases
+from .databases import Databases, bind_keys_of
 from .leftovers import (
     end_transactions,
     has_unsaved,
@@ -53,10 +53,12 @@ def set_aside(
     begun = {connection for connection in every if connection.engine.pool is pool}
     for connection in every - begun:
         if connection.engine not in others and has_written(connection):
+            keys = bind_keys_of(connection.engine, databases.engines)
+            allow = f", or allow it with @idempotent(other_binds={keys})" if keys else ""
             raise NotAtomic(
-                "db.session had written on another bind, but not committed, before the idempotent view"
-                " began, which cannot commit together with the record: commit before the view, or allow"
-                ' it with @idempotent(other_binds=["..."])'
+                "db.session had written on another bind (the database"
+                f" {connection.engine.url.database}), but not committed, before the idempotent view"
+                f" began, which cannot commit together with the record: commit before the view{allow}"
             )
     if not begun:
         return nullcontext()
