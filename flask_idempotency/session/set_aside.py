@@ -17,6 +17,7 @@ from .leftovers import (
     waits_for_commit,
 )
 from .operation import outer_transaction
+from .session_class import refuse_replaced_session
 
 
 def set_aside(
@@ -26,8 +27,10 @@ def set_aside(
 
     Changes that are not flushed yet go along; so does what was written on ``other_binds``. Raises
     ``NotAtomic`` if something was written, locked, or chosen for its transaction: ending that would
-    split the operation, or lose it.
+    split the operation, or lose it. Raises ``ConfigurationError`` if a test has replaced the session.
     """
+    if databases.db.session is not databases.session:
+        refuse_replaced_session(databases.db)
     outer, pool, others = (
         outer_transaction(),
         databases.database.pool,

@@ -492,3 +492,24 @@ def test_the_database_of_another_application_is_no_bind_of_this_one(
     assert runs == [1]
     assert "none of its application's" in caplog.text
     other.assert_clean()
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize("has_served", [False, True])
+def test_engines_that_were_made_anew_are_refused(make_world, postgres, add_view, atomic, has_served):
+    """As where a suite gives each of its workers a database: after ``init_app``."""
+    world, others = make_world(), postgres.database("made_anew")
+    runs = add_view(world, atomic=atomic)
+    world.app.testing = True
+    if has_served:
+        assert world.post().status_code == 201
+        runs.clear()
+    del world.app.extensions["sqlalchemy"]
+    world.app.config["SQLALCHEMY_DATABASE_URI"] = others
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world.app, "_got_first_request", False)
+        world.db.init_app(world.app)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=r"db\.init_app\(\) was called again"):
+            world.post(key="key-2")
+    assert runs == []
