@@ -458,7 +458,8 @@ def _leave_to_parent() -> None:
     session_class.leave_to_parent([state.db for state in states()])
     forget_parents()
     for state in states():
-        for engine in {*state.engines.values(), state.own_engine}:
+        # Our own first: the end of the application's would close what is in it.
+        for engine in (state.own_engine, *state.engines.values()):
             engine.dispose(close=False)
 
 

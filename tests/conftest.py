@@ -242,7 +242,6 @@ def make_world(
             for engine in world.db.engines.values():
                 assert engine.pool.checkedout() == 0, "a connection was not given back"
                 engine.dispose()
-        world.app.extensions["idempotency"].own_engine.dispose()
     for url in used:
         databases.give_back(url)
 

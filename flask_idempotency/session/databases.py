@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import Engine, QueuePool, Table
+from sqlalchemy import Connection, Engine, QueuePool, Table
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.ports import Records
+
+IN_A_TEST = (
+    "In a test that joins a session into an external transaction (SQLAlchemy's recipe), leave"
+    " db.session and db.engines as they are, and write `with external_transaction(app, connection):` of"
+    " flask_idempotency.testing, which takes their place"
+)
 
 
 @dataclass(eq=False, repr=False)
 class Databases:
     """The databases of an application: its ``engines`` by bind key, and the one with the records.
 
-    ``proved`` is the class of sessions that are known to join operations.
+    ``session`` is ``db.session`` as it was set up, ``proved`` the class of sessions that are known to
+    join operations.
     """
 
     app: Flask
@@ -26,7 +34,11 @@ class Databases:
     database: Engine
     table: Table
     records: Records
+    session: Any = field(init=False)
     proved: type | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.session = self.db.session
 
     def engines_of(self, bind_keys: Iterable[str | None]) -> frozenset[Engine]:
         """The engines of some binds. Raises ``ConfigurationError`` for one that is not there."""
@@ -36,6 +48,27 @@ class Databases:
             raise ConfigurationError(
                 f"other_binds names {error.args[0]!r}; this application has {list(self.engines)}"
             ) from None
+
+
+def refuse_replaced_engine(databases: Databases, bind_key: str | None) -> None:
+    """Raise ``ConfigurationError`` unless the bind's engine has the pool that the records use."""
+    engine: Engine | Connection = databases.engines[bind_key]
+    if isinstance(engine, Connection):
+        raise ConfigurationError(
+            "the engine of the records was replaced by a connection, which the records do not use, so"
+            f" nothing would be protected. {IN_A_TEST}"
+        )
+    if engine.pool is not databases.database.pool:
+        raise ConfigurationError(
+            "db.init_app() was called again after idempotency.init_app(), or the engine was replaced:"
+            f" the records would stay in the first database ({databases.database.url.database}). Make a"
+            " new application for each database, with its URL set before db.init_app()"
+        )
+
+
+def bind_keys_of(engine: Engine, engines: Mapping[str | None, Engine]) -> list[str | None]:
+    """By what keys an application knows ``engine``: one, or none for an engine of somebody else's."""
+    return [key for key, each in engines.items() if each.engine.pool is engine.pool]
 
 
 def most_connections(engine: Engine) -> int | None:

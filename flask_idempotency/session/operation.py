@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -180,12 +180,14 @@ class Running:
 class OpenTransaction(Running):
     """An operation while its transaction is open: what the request's sessions join.
 
-    ``hold`` is the transaction, ``units`` are what the view's transactions are in it. ``other_binds``
-    are engines that the view may write to besides. ``sessions`` are those that joined.
+    ``hold`` is the transaction, ``units`` are what the view's transactions are in it. ``engines`` are
+    the application's by bind key, ``other_binds`` those that the view may write to besides.
+    ``sessions`` are those that joined.
     """
 
     hold: Any
     units: Units
+    engines: Mapping[str | None, Engine]
     other_binds: frozenset[Engine] = frozenset()
     sessions: dict[Any, None] = field(default_factory=dict)
 

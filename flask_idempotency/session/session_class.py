@@ -25,7 +25,7 @@ from flask_idempotency.core.errors import ConfigurationError, NotAtomic
 from flask_idempotency.core.process import INHERITED
 
 from .before_view import connection_to
-from .databases import Databases
+from .databases import IN_A_TEST, Databases
 from .leftovers import present_session
 from .operation import OpenTransaction, innermost
 from .statement_log import hear_cursors, note_cursors
@@ -63,7 +63,7 @@ class JoiningSession:
             joined.refuse(
                 f"a session of the view of {joined.operation.name} uses a connection of its own, so"
                 " its writes cannot commit together with the record: do not hand it a bind, nor one"
-                " that it began to use before the view"
+                f" that it began to use before the view. {IN_A_TEST}"
             )
         bound: Engine = joined.units.bind(engine)
         return bound
@@ -93,8 +93,17 @@ def install(db: SQLAlchemy) -> None:
 
 def is_joining(db: SQLAlchemy) -> bool:
     """Whether the sessions of ``db`` are of the class that :func:`install` made."""
-    session_class: type = db.session.session_factory.class_
-    return issubclass(session_class, JoiningSession)
+    factory = getattr(db.session, "session_factory", None)
+    return isinstance(factory, sessionmaker) and issubclass(factory.class_, JoiningSession)
+
+
+def refuse_replaced_session(db: SQLAlchemy) -> None:
+    """Raise ``ConfigurationError`` if what stands in the place of ``db.session`` cannot join."""
+    if not is_joining(db):
+        raise ConfigurationError(
+            "db.session was replaced after idempotency.init_app(), so a view's writes would not be"
+            f" protected. {IN_A_TEST}"
+        )
 
 
 def leave_to_parent(databases: Iterable[SQLAlchemy]) -> None:
@@ -135,5 +144,5 @@ def prove(databases: Databases, running: OpenTransaction) -> None:
             "db.session does not join the operation's transaction, so a view's writes would not be"
             " protected: something replaced its class, or its get_bind() chooses another engine. A"
             " get_bind() of your own, such as one that sends reads to a replica, must return what"
-            " super().get_bind() returns while current_operation is there"
+            f" super().get_bind() returns while current_operation is there. {IN_A_TEST}"
         )

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from flask_idempotency.core.errors import NotAtomic, StoreUnavailable
 
 from .before_view import SetAside, connections, has_written
-from .databases import Databases
+from .databases import Databases, bind_keys_of
 from .leftovers import (
     end_transactions,
     has_unsaved,
@@ -17,6 +17,7 @@ from .leftovers import (
     waits_for_commit,
 )
 from .operation import outer_transaction
+from .session_class import refuse_replaced_session
 
 
 def set_aside(
@@ -26,8 +27,10 @@ def set_aside(
 
     Changes that are not flushed yet go along; so does what was written on ``other_binds``. Raises
     ``NotAtomic`` if something was written, locked, or chosen for its transaction: ending that would
-    split the operation, or lose it.
+    split the operation, or lose it. Raises ``ConfigurationError`` if a test has replaced the session.
     """
+    if databases.db.session is not databases.session:
+        refuse_replaced_session(databases.db)
     outer, pool, others = (
         outer_transaction(),
         databases.database.pool,
@@ -53,10 +56,12 @@ def set_aside(
     begun = {connection for connection in every if connection.engine.pool is pool}
     for connection in every - begun:
         if connection.engine not in others and has_written(connection):
+            keys = bind_keys_of(connection.engine, databases.engines)
+            allow = f", or allow it with @idempotent(other_binds={keys})" if keys else ""
             raise NotAtomic(
-                "db.session had written on another bind, but not committed, before the idempotent view"
-                " began, which cannot commit together with the record: commit before the view, or allow"
-                ' it with @idempotent(other_binds=["..."])'
+                "db.session had written on another bind (the database"
+                f" {connection.engine.url.database}), but not committed, before the idempotent view"
+                f" began, which cannot commit together with the record: commit before the view{allow}"
             )
     if not begun:
         return nullcontext()

@@ -48,7 +48,7 @@ class Joined:
         self._left: tuple[int, int, bool] | None = None
         self._settled: list[Session] | None = None
         binds = databases.engines_of(other_binds)
-        self._running = OpenTransaction(operation, hold, units_of(hold), binds)
+        self._running = OpenTransaction(operation, hold, units_of(hold), databases.engines, binds)
         try:
             prove(databases, self._running)
             if before is not None:

@@ -145,3 +145,9 @@ def test_a_pool_knows_how_many_connections_it_may_open(overflow, most):
     engine = sa.create_engine("postgresql+psycopg2://", pool_size=3, max_overflow=overflow)
     assert most_connections(engine) == most
     assert most_connections(sa.create_engine("postgresql+psycopg2://", poolclass=sa.NullPool)) is None
+
+
+def test_hearing_of_the_end_of_an_engine_costs_its_connections_nothing(world):
+    """SQLAlchemy would ask whether anybody hears them, at each of their steps."""
+    with world.app.app_context():
+        assert not world.db.engine._has_events

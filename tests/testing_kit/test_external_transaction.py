@@ -6,6 +6,7 @@ import pytest
 import sqlalchemy as sa
 from flask import g, request
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from flask_idempotency import ConfigurationError, current_operation, idempotent
 from flask_idempotency.cli import cli
@@ -298,3 +299,59 @@ def test_another_store_is_refused(shop):
         engine = shop.db.engine
     with engine.begin() as connection, pytest.raises(ConfigurationError, match="for the stores"):
         external_transaction(shop.app, connection).__enter__()
+
+
+def a_session_of_sqlalchemys(db, **options):
+    db.session = Session(**options)
+
+
+def a_scoped_session(db, **options):
+    db.session = scoped_session(sessionmaker(**options))
+
+
+def a_scoped_session_of_flask_sqlalchemys(db, **options):
+    db.session = db._make_scoped_session(options)
+
+
+def a_connection_among_the_engines(db, bind, **_options):
+    db.engines[None] = bind
+
+
+RECIPES = [
+    a_session_of_sqlalchemys,
+    a_scoped_session,
+    a_scoped_session_of_flask_sqlalchemys,
+    a_connection_among_the_engines,
+]
+
+
+@pytest.fixture
+def recipe(shop, request):
+    """SQLAlchemy's, "Joining a Session into an External Transaction", as people write it."""
+    shop.app.testing = True
+    with shop.app.app_context():
+        engines, usual, engine = shop.db.engines, shop.db.session, shop.db.engine
+        with engine.connect() as connection:
+            transaction = connection.begin()
+            request.param(shop.db, bind=connection, join_transaction_mode="create_savepoint")
+            yield connection
+            shop.db.session.close()
+            transaction.rollback()
+        shop.db.session, engines[None] = usual, engine
+
+
+def commit_in_the_test(shop):
+    shop.db.session.execute(sa.text("insert into payment (amount) values (1)"))
+    shop.db.session.commit()
+    assert shop.db.session.scalar(sa.text("select count(*) from payment")) == 1
+
+
+@BOTH
+@pytest.mark.parametrize("before", [bool, commit_in_the_test])
+@pytest.mark.parametrize("recipe", RECIPES, indirect=True)
+def test_the_recipe_alone_is_refused_with_what_to_write_instead(shop, recipe, before):
+    before(shop)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=r"external_transaction\(app, conn"):
+            shop.post()
+    assert shop.runs == []

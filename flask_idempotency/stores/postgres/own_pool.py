@@ -17,7 +17,8 @@ def apart(engine: Engine, size: int) -> Engine:
 
     It has the same dialect, whose listeners may fetch a password, and tells those for new connections,
     which may set a search path. Those for check-outs serve requests, and are not told. It opens nothing
-    before it is used. Raises SQLAlchemy's ``TimeoutError`` at once if every connection is in use.
+    before it is used, and closes what is idle when ``engine`` is disposed. Raises SQLAlchemy's
+    ``TimeoutError`` at once if every connection is in use.
     """
     there: Any = engine.pool
     pool = QueuePool(
@@ -36,4 +37,9 @@ def apart(engine: Engine, size: int) -> Engine:
             listener(driver, record)
 
     event.listen(pool, "connect", connected)
-    return Engine(pool, engine.dialect, engine.url)
+    own = Engine(pool, engine.dialect, engine.url)
+    # Else whoever disposes the application's engine could not drop its database.
+    has_events = engine._has_events  # noqa: SLF001 -- every connection would look for listeners
+    event.listen(engine, "engine_disposed", lambda _engine: own.dispose())
+    engine._has_events = has_events  # noqa: SLF001
+    return own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from contextlib import closing
 
 import psycopg
@@ -49,7 +50,7 @@ def test_what_was_written_on_another_bind_before_the_view_is_refused(make_world,
 
     world.app.testing = True
     for _ in range(2):
-        with pytest.raises(NotAtomic, match="another bind"):
+        with pytest.raises(NotAtomic, match=r"another bind .*written_before.*other_binds=\['logs'\]"):
             world.post()
     with world.app.app_context(), world.db.engines["logs"].connect() as connection:
         assert connection.scalar(sa.select(sa.func.count(Line.id))) == 0
@@ -462,3 +463,53 @@ def test_a_bind_that_is_not_there_is_named(world):
     world.app.testing = True
     with pytest.raises(ConfigurationError, match=r"'logs'.*\[None\]"):
         world.post()
+
+
+def test_a_refused_write_to_another_bind_is_named_and_its_values_are_not(world_with_logs):
+    world, _ = world_with_logs("named_bind", through_a_raw_connection, RAW_WRITES["behind a comment"])
+    said = "bind 'logs' (the database named_bind): '/* tag */ insert into line (note) values (…'"
+    with pytest.raises(NotAtomic, match=re.escape(said)) as refused:
+        world.post()
+    assert "other_binds=['logs']" in str(refused.value)
+    assert "'x'" not in str(refused.value)
+
+
+@pytest.mark.parametrize("use", [pay_once, lambda other: other.sql("update payment set amount = 2")])
+def test_the_database_of_another_application_is_no_bind_of_this_one(
+    make_world, add_view, assert_replayed, caplog, driver, use
+):
+    """As any other effect outside of the operation: a retry may repeat it."""
+    world, other = make_world(), make_world()
+
+    def call():
+        with other.app.app_context():
+            use(other)
+
+    runs = add_view(world, during=call, name=f"beside_{driver}_{use.__name__}")
+    first = world.post()
+    assert first.status_code == 201
+    assert_replayed(first, world.post())
+    assert runs == [1]
+    assert "none of its application's" in caplog.text
+    other.assert_clean()
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize("has_served", [False, True])
+def test_engines_that_were_made_anew_are_refused(make_world, postgres, add_view, atomic, has_served):
+    """As where a suite gives each of its workers a database: after ``init_app``."""
+    world, others = make_world(), postgres.database("made_anew")
+    runs = add_view(world, atomic=atomic)
+    world.app.testing = True
+    if has_served:
+        assert world.post().status_code == 201
+        runs.clear()
+    del world.app.extensions["sqlalchemy"]
+    world.app.config["SQLALCHEMY_DATABASE_URI"] = others
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world.app, "_got_first_request", False)
+        world.db.init_app(world.app)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=r"db\.init_app\(\) was called again"):
+            world.post(key="key-2")
+    assert runs == []

@@ -6,8 +6,9 @@ import os
 import threading
 import time
 import warnings
-from contextlib import suppress
+from contextlib import closing, suppress
 
+import psycopg2
 import pytest
 import sqlalchemy as sa
 from flask import Flask, request
@@ -320,3 +321,19 @@ def test_sqlite_and_a_store_of_ones_own_are_refused_by_name(make_world, tmp_path
             IDEMPOTENCY_STORE="sql",
             SQLALCHEMY_DATABASE_URI=f"sqlite:///{tmp_path}/shop.db",
         )
+
+
+def test_a_database_can_be_dropped_once_its_engine_is_disposed(make_world, postgres, heard):
+    """As a suite's teardown does. PostgreSQL refuses while anybody is connected."""
+    url = postgres.database("dropped")
+    world = make_world(IDEMPOTENCY_ENFORCE=False, SQLALCHEMY_DATABASE_URI=url)
+    world.app.add_url_rule("/payments", "pay", idempotent(lambda: ("", 201)), methods=["POST"])
+    for _ in range(2):
+        world.post()
+        assert app_state(world.app).own_engine.pool.checkedin()
+        with world.app.app_context():
+            world.db.engine.dispose()
+    assert [event.would for event in of(heard)] == ["executed", "replayed"]
+    with closing(psycopg2.connect(postgres.dsn)) as connection:
+        connection.autocommit = True
+        connection.cursor().execute(f"drop database {sa.make_url(url).database}")
