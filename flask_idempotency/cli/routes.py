@@ -16,6 +16,7 @@ from flask import Blueprint, Flask, request, request_started
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.fingerprint import Pointer
+from flask_idempotency.core.keys import scope_tail
 from flask_idempotency.stores.admin import Finding, finding
 from flask_idempotency.web.request.observed_body import is_used_up
 from flask_idempotency.web.request.state import current_scope, this_request
@@ -305,9 +306,11 @@ def _examine_strangers(state: AppState, found: list[WriteRoute]) -> Iterator[Fin
         with state.app.test_request_context(each.rule, method=each.methods[0], environ_base=HERE):
             error = _ask_for_stranger(state.app, scope)
         if error is not None:
-            text = f"{name_of(scope)} raises {type(error).__name__} for a request without credentials"
+            text = f"raises {type(error).__name__} for a request without credentials, which gets a 500"
+            if isinstance(error, ConfigurationError):  # what it returned is no scope
+                text = f"gives every request a 500: {error}"
             remedy = "let it return None, as on the page about authentication (JWT, sessions, API keys)"
-            yield Finding("FAILED", "scope", f"{text}, which gets a 500", remedy)
+            yield Finding("FAILED", "scope", f"{name_of(scope)} {text}", remedy)
 
 
 def _ask_for_stranger(app: Flask, scope: ScopeCallable | None) -> BaseException | None:
@@ -321,7 +324,7 @@ def _ask_for_stranger(app: Flask, scope: ScopeCallable | None) -> BaseException 
     except Exception:  # so does abort()
         return None
     try:
-        current_scope(scope, required=False)
+        scope_tail(current_scope(scope, required=False))
     except Exception as error:
         with suppress(Exception):
             if app.make_response(app.handle_user_exception(error)).status_code < 500:

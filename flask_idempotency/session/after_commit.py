@@ -1,4 +1,4 @@
-"""What is called once a commit has happened: that of the operation, or else of the session.
+"""What is called once a commit has happened: the session's, and then that of the operation around it.
 
 SQLAlchemy's own event ``after_commit`` comes with each commit of the view, before the operation's.
 """
@@ -6,16 +6,19 @@ SQLAlchemy's own event ``after_commit`` comes with each commit of the view, befo
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from inspect import iscoroutinefunction
 
 from flask import current_app, has_app_context
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction
 
+from flask_idempotency.core.errors import shown
 from flask_idempotency.core.logs import log
 
 from .leftovers import is_settled_outside, present_session
-from .operation import running_operation
+from .operation import OpenTransaction, running_operation
 
 Call = Callable[[], object]
 
@@ -26,36 +29,46 @@ _WAITING = "flask_idempotency.after_commit"
 def after_commit(function: Call, /) -> None:
     """Call ``function()`` once what the application has done here is committed.
 
-    The same line is right with a key and without one, in jobs and in commands:
+    The same line is right with a key and without one, in jobs and in commands. Where ``db.session``
+    holds changes, the function waits for the session's next commit, and is dropped if these changes are
+    rolled back. (If a transaction is open, the database is asked whether it has only read.) Then, or
+    where the session holds none,
 
-    - Inside an operation: when the operation has committed, before its response is sent. Not for a
-      replay, not after a rollback, and not if the step whose function called this failed.
-    - Elsewhere, where ``db.session`` holds changes: after its next commit, not after a rollback.
-    - Elsewhere, where it holds none: at once. If a transaction is open, the database is asked whether
-      it has only read.
+    - inside an operation, the function is called when that has committed, before the response is sent.
+      Not for a replay, not after a rollback, and not if the step whose function called this failed;
+    - elsewhere it is called at once.
 
     A call that was put off logs its exception, which does not change the response. It is lost if the
     process dies between the commit and the call: what must not be lost belongs in a table, in the
-    same transaction.
+    same transaction. Raises ``TypeError`` for what cannot be called, and for an ``async def`` function.
     """
+    if not callable(function) or iscoroutinefunction(function):
+        raise TypeError(f"after_commit was given {shown(function)}; allowed: a function, not async def")
     running = running_operation()
-    if running is not None:
-        running.operation.note_after_commit(function)
-        return
+    note = None if running is None else running.operation.note_after_commit
     session = _session()
     if session is None:
-        function()
+        function() if note is None else note(function)
         return
     waiting: _Waiting | None = session.info.get(_WAITING)
     if waiting is None:
         waiting = session.info[_WAITING] = _Waiting(session)
-    waiting.calls.append(function)
+    waiting.calls.append(partial(_call, function) if note is None else partial(note, function))
 
 
 def _session() -> Session | None:
     """The present session, if it has something to commit."""
     db: SQLAlchemy | None = current_app.extensions.get("sqlalchemy") if has_app_context() else None
     return None if db is None or is_settled_outside(db) else present_session(db)
+
+
+def _call(function: Call) -> None:
+    """Call what was asked for outside of an operation, or leave it to the one that commits it."""
+    running = running_operation()
+    if isinstance(running, OpenTransaction):
+        running.operation.note_after_commit(function)
+    else:
+        function()
 
 
 def call_all(calls: list[Call], what: str) -> None:
@@ -85,11 +98,5 @@ class _Waiting:
             return
         calls, self.calls = self.calls, []
         has_committed, self._has_committed = self._has_committed, False
-        if not has_committed:
-            return
-        running = running_operation()
-        if running is None:
+        if has_committed:
             call_all(calls, "db.session")
-            return
-        for call in calls:  # asked for before the view, which has committed it
-            running.operation.note_after_commit(call)

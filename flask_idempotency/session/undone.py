@@ -18,18 +18,18 @@ from flask_idempotency.core.logs import log
 
 from .before_view import connections
 
-_warned: set[str] = set()
+_warned: set[tuple[bool, str]] = set()
 
 
 def warn_undone(name: str, status: int, *, observed: bool = False) -> None:
     """Say once for each name that a response is not stored, and undoes what was committed."""
-    if name in _warned:
+    if (observed, name) in _warned:
         return
-    _warned.add(name)
+    _warned.add((observed, name))
     log.warning(
-        "the view of %s committed changes and responded with %d, which is not stored: %s. If they are to"
-        " stay, store such responses with store=lambda response: response.status_code < 500, or write"
-        " them on a connection of their own: with db.engine.begin()",
+        "the view of %s committed changes and responded with %d, which is not stored: %s. If they"
+        " are to stay, store such responses with store=lambda response: response.status_code < 500, or"
+        " write them on a connection of their own: with db.engine.begin()",
         name,
         status,
         "enforced, the changes are undone" if observed else "the changes are undone",

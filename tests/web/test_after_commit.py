@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
+from flask import abort
 from sqlalchemy import event
 
 from flask_idempotency import after_commit, idempotent
@@ -10,9 +13,9 @@ from flask_idempotency import after_commit, idempotent
 REQUESTS = ["with a key", "without a key", "unprotected"]
 
 
-def ways(world, function):
+def ways(world, function, **options):
     """Call ``function`` in a view, by the names of ``REQUESTS``; return what posts to it."""
-    world.app.post("/payments", endpoint="protected")(idempotent(required=False)(function))
+    world.app.post("/payments", endpoint="protected")(idempotent(required=False, **options)(function))
     world.app.post("/unprotected", endpoint="unprotected")(function)
 
     def post(way):
@@ -92,8 +95,109 @@ def test_not_for_what_was_rolled_back(world, way):
         return {}, 201
 
     assert ways(world, pay)(way).status_code == 201
-    # The operation has committed, with both: the page on queues says so.
-    assert seen == (["undone", "done"] if way == "with a key" else ["done"])
+    assert seen == ["done"]
+
+
+def leave(world):
+    add_payment(world)
+    after_commit(lambda: world.app.config["SEEN"].append("pending"))
+    abort(409)
+
+
+def leave_block(world):
+    with world.db.session.begin():
+        add_payment(world)
+        after_commit(lambda: world.app.config["SEEN"].append("begin"))
+        abort(409)
+
+
+def leave_second(world):
+    add_payment(world)
+    after_commit(lambda: world.app.config["SEEN"].append("first"))
+    world.db.session.commit()
+    add_payment(world)
+    after_commit(lambda: world.app.config["SEEN"].append("second"))
+    abort(409)
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize(
+    ("view", "expected"), [(leave, []), (leave_block, []), (leave_second, ["first"])]
+)
+@pytest.mark.parametrize("way", REQUESTS)
+def test_not_for_what_a_stored_rejection_leaves(world, way, view, expected, atomic):
+    """A hunter's: a mail went out for a row that the 409 had undone, if the client sent a key."""
+    seen = world.app.config["SEEN"] = []
+
+    def pay():
+        return view(world)
+
+    assert ways(world, pay, atomic=atomic)(way).status_code == 409
+    assert (seen, world.count()) == (expected, len(expected))
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_what_commits_above_the_view(world, atomic):
+    seen = []
+
+    @world.app.after_request
+    def commit(response):
+        world.db.session.commit()
+        return response
+
+    def pay():
+        add_payment(world)
+        after_commit(lambda: seen.append(seen_from_outside(world)))
+        return {}, 201
+
+    post = ways(world, pay, atomic=atomic)
+    assert [post(way).status_code for way in REQUESTS] == [201] * 3
+    assert seen == [[5], [5, 5], [5, 5, 5]]
+
+
+def test_what_a_run_leaves_to_be_committed(world):
+    seen = []
+
+    def work():
+        add_payment(world)
+        after_commit(lambda: seen.append(seen_from_outside(world)))
+        world.db.session.commit()
+        return 1
+
+    with world.app.app_context():
+        for atomic in (True, False):
+            name = f"work-{atomic}"
+            assert world.idempotency.run("a", work, scope="alice", name=name, atomic=atomic) == 1
+    assert seen == [[5], [5, 5]]
+
+
+def test_what_was_asked_for_before_a_leased_operation(world):
+    """Its commit is a real one, whatever becomes of the operation."""
+    seen = []
+
+    @world.app.before_request
+    def before():
+        add_payment(world)
+        after_commit(lambda: seen.append(seen_from_outside(world)))
+
+    def pay():
+        world.db.session.commit()
+        return {}, 403
+
+    assert ways(world, pay, atomic=False)("with a key").status_code == 403
+    assert seen == [[5]]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_what_cannot_be_called(world, inside):
+    async def send():
+        raise AssertionError
+
+    run = functools.partial(world.idempotency.run, "a", scope="alice", name="n")
+    for wrong in (None, send, functools.partial(send)):
+        ask = functools.partial(after_commit, wrong)
+        with world.app.app_context(), pytest.raises(TypeError, match="after_commit was given"):
+            run(ask) if inside else ask()
 
 
 @pytest.mark.parametrize("way", REQUESTS)

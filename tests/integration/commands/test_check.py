@@ -396,6 +396,12 @@ class TestAStranger:
         assert f"raises {kind} for a request without credentials" in result.output
         assert "-> let it return None" in result.output
 
+    @pytest.mark.parametrize("user", [{"id": 7}, object(), True])
+    def test_what_is_no_scope_is_told(self, check, user):
+        result = check(lambda: user)
+        assert not_ok(result) == {"scope": "FAILED"}
+        assert f"must be a str, int, UUID or None, not {type(user).__name__}" in result.output
+
     def test_the_option_of_protect_is_asked(self, check):
         result = check(lambda: "alice", scope=get_jwt_identity)
         assert "get_jwt_identity raises RuntimeError" in result.output
