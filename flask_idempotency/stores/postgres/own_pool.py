@@ -17,7 +17,8 @@ def apart(engine: Engine, size: int) -> Engine:
 
     It has the same dialect, whose listeners may fetch a password, and tells those for new connections,
     which may set a search path. Those for check-outs serve requests, and are not told. It opens nothing
-    before it is used. Raises SQLAlchemy's ``TimeoutError`` at once if every connection is in use.
+    before it is used, and is disposed of with ``engine``. Raises SQLAlchemy's ``TimeoutError`` at once if
+    every connection is in use.
     """
     there: Any = engine.pool
     pool = QueuePool(
@@ -36,4 +37,7 @@ def apart(engine: Engine, size: int) -> Engine:
             listener(driver, record)
 
     event.listen(pool, "connect", connected)
-    return Engine(pool, engine.dialect, engine.url)
+    own = Engine(pool, engine.dialect, engine.url)
+    # Whoever disposes of the engine is about to drop the database, or to shut down.
+    event.listen(engine, "engine_disposed", lambda _: own.dispose())
+    return own
