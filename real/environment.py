@@ -34,7 +34,7 @@ class Environment:
     def versions(self) -> str:
         """Of what the package and the extension share."""
         code = "import sys, importlib.metadata as m; print(*map(m.version, sys.argv[1:]))"
-        command = [self.python, "-c", code, *SHOWN]
+        command = [str(self.python), "-c", code, *SHOWN]
         found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
         return ", ".join(f"{name} {number}" for name, number in zip(SHOWN, found, strict=True))
 
