@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test lowest lint docs bench faults differential poolers agents test-browser clean help
+.PHONY: demo test lowest lint docs bench faults differential real poolers agents test-browser clean help
 
 demo: $(VENV)/.has-test  ## run the example shop with a real PostgreSQL and Redis
 	@$(RUN) example.demo $(ARGS)
@@ -41,6 +41,9 @@ faults: $(VENV)/.has-test  ## crash workers and servers for a minute and check e
 
 differential: $(VENV)/.has-test  ## run random views plain and protected, and compare
 	@$(RUN) tests.differential $(ARGS)
+
+real: $(VENV)/.has-test  ## run the test suites of other packages with and without it, and compare
+	@$(RUN) real $(ARGS)
 
 poolers: $(VENV)/.has-test  ## test behind PgBouncer and Pgpool-II, which must be installed
 	@$(RUN) pytest -q tests/poolers $(ARGS)

@@ -24,7 +24,7 @@ def socket(url, folder):
 def test_several_hosts_and_a_unix_socket_serve_requests(make_world, add_view, postgres):
     url = sa.make_url(postgres.database(f"ways_{os.urandom(3).hex()}"))
     for number, way in enumerate(
-        (hosts(url), hosts(url, ("target_session_attrs", "read-write")), socket(url, postgres.folder))
+        (hosts(url), hosts(url, ("target_session_attrs", "read-write")), socket(url, postgres.data))
     ):
         world = make_world(
             SQLALCHEMY_DATABASE_URI=way.render_as_string(hide_password=False),

@@ -157,6 +157,24 @@ def test_requests_are_observed_beside_listeners_that_need_a_context(listened, mo
     assert heard == ["executed", "replayed"]
 
 
+def test_disposing_of_the_engine_closes_their_connections_too(make_world, ask):
+    world = make_world(IDEMPOTENCY_ENFORCE=False)
+    world.app.add_url_rule("/payments", "pay", idempotent(lambda: ("", 201)), methods=["POST"])
+    there = "select count(*) from pg_stat_activity where datname = current_database()"
+
+    def dispose():
+        with world.app.app_context():
+            world.db.engine.dispose()
+
+    dispose()
+    before = ask(world, there)
+    for number in range(2):  # a later one opens its connections again
+        assert world.post(key=f"key-{number}").status_code == 201
+        assert ask(world, there) > before
+        dispose()
+        wait_until(lambda: ask(world, there) == before, "a database that could be dropped")
+
+
 class Strict(logging.Filter):
     """An application's filter: it names the request, and is not meant for anything else."""
 

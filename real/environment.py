@@ -1,0 +1,71 @@
+"""A package's sources, and an environment of its own for its tests, in ``build/real``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from real.packages import Package
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "build" / "real"
+
+SHARED = ("flask-sqlalchemy>=3.1", "psycopg2-binary", "pytest", "pytest-timeout", "redis")
+"""What the extension and its plugin need beside any package."""
+
+SHOWN = ("Flask", "Flask-SQLAlchemy", "SQLAlchemy", "Werkzeug", "psycopg2-binary")
+"""Whose versions stand beside the figures."""
+
+
+class NotInstalled(Exception):
+    """The package index does not give what is needed: the last line of pip's error."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where a package's tests are, and the interpreter that runs them."""
+
+    sources: Path
+    python: Path
+
+    def versions(self) -> str:
+        """Of what the package and the extension share."""
+        code = "import sys, importlib.metadata as m; print(*map(m.version, sys.argv[1:]))"
+        command = [str(self.python), "-c", code, *SHOWN]
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        return ", ".join(f"{name} {number}" for name, number in zip(SHOWN, found, strict=True))
+
+
+def environment(package: Package) -> Environment:
+    """Downloaded and installed, once. Raises ``NotInstalled``."""
+    folder = FOLDER / package.name
+    found = Environment(folder / "sources", folder / "venv" / "bin" / "python")
+    done = folder / "installed.txt"
+    wanted = repr((package.version, package.extras, SHARED, package.needs))
+    if done.exists() and done.read_text(encoding="utf-8") == wanted:
+        return found
+    _run(sys.executable, "-m", "venv", "--clear", str(folder / "venv"))
+    pip = (str(found.python), "-m", "pip", "--disable-pip-version-check", "-q")
+    pinned = f"{package.name}=={package.version}"
+    _run(*pip, "download", "--no-deps", "--no-binary", package.name, "-d", str(folder), pinned)
+    archive = next(folder.glob(f"*-{package.version}.tar.gz"))
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
+    found.sources.unlink(missing_ok=True)
+    found.sources.symlink_to(archive.name.removesuffix(".tar.gz"))
+    (
+        found.sources / "pytest.ini"
+    ).touch()  # pytest would look further up, and find this project's options
+    _run(*pip, "install", f"{archive}{package.extras}", *SHARED, *package.needs)
+    done.write_text(wanted, encoding="utf-8")
+    return found
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise NotInstalled(lines[-1] if lines else f"exit status {done.returncode}")
