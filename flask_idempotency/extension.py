@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from flask import Blueprint, Flask
-from flask_sqlalchemy import SQLAlchemy
 from redis import Redis, RedisCluster
 from sqlalchemy import Engine, MetaData, Table
+from sqlalchemy.orm import scoped_session
 
 from flask_idempotency.core.engine import MAX_WAITERS
 from flask_idempotency.core.engine import Engine as IdempotencyEngine
@@ -30,6 +30,7 @@ from flask_idempotency.session import session_class, stray_writes
 from flask_idempotency.session.after_commit import after_commit
 from flask_idempotency.session.databases import most_connections
 from flask_idempotency.session.operation import forget_parents
+from flask_idempotency.session.sources import Sessions, sessions_of
 from flask_idempotency.stores import engine_transaction
 from flask_idempotency.stores.memory import MemoryRecords
 from flask_idempotency.stores.postgres.records import PostgresRecords
@@ -48,7 +49,7 @@ from flask_idempotency.web.setup import routes
 from flask_idempotency.web.setup.environment import (
     check_driver,
     default_prefix,
-    metadata_of,
+    engine_of,
     warn_if_short,
     worker_timeout,
 )
@@ -76,9 +77,11 @@ class Idempotency:
 
     ``scope`` says whose an idempotency key is: a callable that returns the tenant's or user's id
     (``str``, ``int`` or ``UUID``; ``None`` or ``""`` if nobody is signed in), or ``None`` for an API
-    with one tenant. It has no default. ``db`` is the application's Flask-SQLAlchemy object; the default
-    is the one registered on the application. ``redis`` is a ready redis-py client in place of
-    ``IDEMPOTENCY_REDIS_URL``. These arguments are the defaults for :meth:`init_app`.
+    with one tenant. It has no default. ``db`` is the application's Flask-SQLAlchemy object, or its
+    Flask-SQLAlchemy-Lite one with the ``metadata`` of the models; the default is the one registered on
+    the application. An application without them gives its ``session``, a
+    ``scoped_session(sessionmaker(engine))``, and the ``metadata``. ``redis`` is a ready redis-py client
+    in place of ``IDEMPOTENCY_REDIS_URL``. These arguments are the defaults for :meth:`init_app`.
 
     Raises :class:`ConfigurationError` for any wrong setting.
     """
@@ -86,12 +89,15 @@ class Idempotency:
     def __init__(
         self,
         app: Flask | None = None,
-        db: SQLAlchemy | None = None,
+        db: Any = None,
         *,
+        session: scoped_session[Any] | None = None,
+        metadata: MetaData | None = None,
         scope: ScopeCallable | None = NOT_GIVEN,
         redis: Any = None,
     ) -> None:
-        self._db, self._scope, self._redis = db, scope, redis
+        self._db, self._session, self._metadata = db, session, metadata
+        self._scope, self._redis = scope, redis
         self._protections, self._applications = Protections(), 0
         self._protected_at: WeakKeyDictionary[Flask | Blueprint, int] = WeakKeyDictionary()
         if app is not None:
@@ -100,8 +106,10 @@ class Idempotency:
     def init_app(
         self,
         app: Flask,
-        db: SQLAlchemy | None = None,
+        db: Any = None,
         *,
+        session: scoped_session[Any] | None = None,
+        metadata: MetaData | None = None,
         scope: ScopeCallable | None = NOT_GIVEN,
         redis: Any = None,
     ) -> None:
@@ -110,25 +118,19 @@ class Idempotency:
             raise ConfigurationError(f"app is {shown(app)}; allowed: a flask.Flask object")
         if "idempotency" in app.extensions:
             raise ConfigurationError("this application already has an Idempotency")
-        registered: SQLAlchemy | None = app.extensions.get("sqlalchemy")
-        db = db or self._db or registered
-        if db is not None and not isinstance(db, SQLAlchemy):
-            raise ConfigurationError(
-                f"db is {shown(db)}; allowed: a flask_sqlalchemy.SQLAlchemy object"
-            )
-        if db is None or registered is not db:
-            raise ConfigurationError(
-                "this application has no Flask-SQLAlchemy yet: call db.init_app(app) before"
-                " idempotency.init_app(app, db, ...)"
-            )
+        if db is None and session is None:
+            db, session = self._db, self._session
+        sessions = sessions_of(app, db, session, metadata or self._metadata)
         scope = _checked_scope(self._scope if scope is NOT_GIVEN else scope)
         client = _checked_client(self._redis if redis is None else redis)
         settings = read_settings(app.config, redis_given=client is not None)
-        check_driver(app, settings.bind_key, settings.store, NAMES)
+        bind_key = sessions.usual if settings.bind_key is None else settings.bind_key
+        engine = engine_of(sessions, bind_key)
+        check_driver(engine, sessions.setting_of(bind_key), settings.store, NAMES)
         timeout = worker_timeout()
         warn_if_short(settings.lease, timeout, "IDEMPOTENCY_LEASE")
-        state = _compose(app, db, scope, settings, client, self._protections)
-        session_class.install(db)
+        state = _compose(app, sessions, bind_key, scope, settings, client, self._protections)
+        session_class.install(sessions)
         for engine in state.engines.values():
             stray_writes.watch(engine)
             if engine is not state.database:
@@ -324,26 +326,26 @@ def _checked_client(client: Any) -> Any:
 
 def _compose(
     app: Flask,
-    db: SQLAlchemy,
+    sessions: Sessions,
+    bind_key: str | None,
     scope: ScopeCallable | None,
     settings: Settings,
     client: Any,
     protections: Protections,
 ) -> AppState:
     """Put stores, engine and settings together."""
-    with app.app_context():
-        engines = db.engines
+    database = sessions.engines[bind_key]
     prefix = settings.redis_prefix or ""
     if not prefix and settings.store in ("hybrid", "redis"):
-        prefix = default_prefix(app, db, settings.bind_key, settings.table, settings.store)
+        prefix = default_prefix(sessions, bind_key, settings.table, settings.store)
     make_client: Callable[[], Any] = lambda: client  # noqa: E731
     if client is None and settings.redis_url:
         make_client = client_from_url(settings.redis_url)
     in_sql = settings.store in ("hybrid", "postgres", "sql")
     # Elsewhere there is no table, but something must stand for the bind whose writes are atomic.
-    metadata = metadata_of(db, settings.bind_key)
+    metadata = sessions.metadata_of(bind_key)
     table = define_table(metadata if in_sql else MetaData(info=metadata.info), settings.table)
-    records = _records(settings.store, engines[settings.bind_key], table, make_client, prefix)
+    records = _records(settings.store, database, table, make_client, prefix)
     lock: Lock = NoLock()
     if settings.store == "hybrid":
         lock = RedisLock(
@@ -356,10 +358,8 @@ def _compose(
         )
     keys = settings.encryption_keys
     sealer = Sealed(keys, accept_unsealed=settings.accept_unsealed) if keys else Plain()
-    engine = IdempotencyEngine(
-        records, lock, sealer, time, _max_waiters(settings, engines[settings.bind_key])
-    )
-    own, own_engine = records, engines[settings.bind_key]
+    engine = IdempotencyEngine(records, lock, sealer, time, _max_waiters(settings, database))
+    own, own_engine = records, database
     if isinstance(records, PostgresRecords):
         own, own_engine = records.apart(), records.messages.own.engine
     observer = None
@@ -369,9 +369,9 @@ def _compose(
         raise ConfigurationError(routes.CANNOT_OBSERVE.format("IDEMPOTENCY_ENFORCE is False"))
     return AppState(
         app,
-        db,
-        engines,
-        engines[settings.bind_key],
+        sessions,
+        bind_key,
+        database,
         table,
         records,
         scope,
@@ -455,7 +455,7 @@ def _leave_to_parent() -> None:
     here.fork()
     inherited.let_go()
     engine_transaction.let_go()
-    session_class.leave_to_parent([state.db for state in states()])
+    session_class.leave_to_parent([state.sessions for state in states()])
     forget_parents()
     for state in states():
         # Our own first: the end of the application's would close what is in it.

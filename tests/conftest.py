@@ -23,10 +23,12 @@ from flask_sqlalchemy import SQLAlchemy
 from werkzeug.test import TestResponse
 
 import servers.urls
+import tests.sessions
 from flask_idempotency import Idempotency, current_operation, idempotent
 from flask_idempotency.web import signals
 from tests.databases import Databases
 from tests.drivers import with_driver
+from tests.sessions import make_db, protect
 from tests.waiting import wait_until
 
 PATIENCE_SECONDS = 10
@@ -44,10 +46,12 @@ for _name in tuple(os.environ):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--driver", default="psycopg2", help="for tests that name none: psycopg")
+    parser.addoption("--sessions", default=tests.sessions.usual, choices=tests.sessions.KINDS)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     servers.urls.driver = config.getoption("driver")
+    tests.sessions.usual = config.getoption("sessions")
 
 
 @pytest.fixture
@@ -200,7 +204,7 @@ def make_world(
     def make(
         *, init: dict[str, Any] | None = None, db: SQLAlchemy | None = None, **config: Any
     ) -> World:
-        db = db or SQLAlchemy()
+        db = db or make_db()
 
         class Payment(db.Model):  # type: ignore[name-defined, misc]
             id = sa.Column(sa.Integer, primary_key=True)
@@ -225,9 +229,8 @@ def make_world(
         def sign_in() -> None:
             g.account_id = request.headers.get("X-User")
 
-        idempotency = Idempotency()
         options = {"scope": lambda: g.account_id, **(init or {})}
-        idempotency.init_app(app, db, **options)
+        idempotency = protect(app, db, **options)
         with app.app_context():
             if len(db.metadatas) > 1 or not databases.has(db.metadata.tables, at=url):
                 db.create_all()

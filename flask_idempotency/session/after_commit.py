@@ -9,16 +9,15 @@ from collections.abc import Callable
 from functools import partial
 from inspect import iscoroutinefunction
 
-from flask import current_app, has_app_context
-from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction
 
 from flask_idempotency.core.errors import shown
 from flask_idempotency.core.logs import log
 
-from .leftovers import is_settled_outside, present_session
+from .leftovers import is_settled_outside
 from .operation import OpenTransaction, running_operation
+from .sources import sessions_here
 
 Call = Callable[[], object]
 
@@ -58,8 +57,8 @@ def after_commit(function: Call, /) -> None:
 
 def _session() -> Session | None:
     """The present session, if it has something to commit."""
-    db: SQLAlchemy | None = current_app.extensions.get("sqlalchemy") if has_app_context() else None
-    return None if db is None or is_settled_outside(db) else present_session(db)
+    sessions = sessions_here()
+    return None if sessions is None or is_settled_outside(sessions) else sessions.present()
 
 
 def _call(function: Call) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from flask import Flask
-from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import Connection, Engine, QueuePool, Table
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.ports import Records
+
+from .sources import Sessions
 
 IN_A_TEST = (
     "In a test that joins a session into an external transaction (SQLAlchemy's recipe), leave"
@@ -22,23 +22,23 @@ IN_A_TEST = (
 
 @dataclass(eq=False, repr=False)
 class Databases:
-    """The databases of an application: its ``engines`` by bind key, and the one with the records.
+    """The databases of an application: its ``sessions``, and the engine that has the records.
 
-    ``session`` is ``db.session`` as it was set up, ``proved`` the class of sessions that are known to
-    join operations.
+    ``bind_key`` is the name of that engine, ``proved`` the class of sessions that are known to join
+    operations.
     """
 
     app: Flask
-    db: SQLAlchemy
-    engines: Mapping[str | None, Engine]
+    sessions: Sessions
+    bind_key: str | None
     database: Engine
     table: Table
     records: Records
-    session: Any = field(init=False)
+    engines: Mapping[str | None, Engine] = field(init=False)
     proved: type | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.session = self.db.session
+        self.engines = self.sessions.engines
 
     def engines_of(self, bind_keys: Iterable[str | None]) -> frozenset[Engine]:
         """The engines of some binds. Raises ``ConfigurationError`` for one that is not there."""
@@ -50,9 +50,9 @@ class Databases:
             ) from None
 
 
-def refuse_replaced_engine(databases: Databases, bind_key: str | None) -> None:
-    """Raise ``ConfigurationError`` unless the bind's engine has the pool that the records use."""
-    engine: Engine | Connection = databases.engines[bind_key]
+def refuse_replaced_engine(databases: Databases) -> None:
+    """Raise ``ConfigurationError`` unless the engine still has the pool that the records use."""
+    engine: Engine | Connection = databases.engines[databases.bind_key]
     if isinstance(engine, Connection):
         raise ConfigurationError(
             "the engine of the records was replaced by a connection, which the records do not use, so"

@@ -7,7 +7,6 @@ from types import CodeType
 from typing import Any
 
 from flask import Flask
-from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import inspect
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
@@ -21,16 +20,11 @@ from flask_idempotency.core.logs import log
 from .before_view import connections, give_back, has_written
 from .databases import Databases
 from .operation import OpenTransaction
+from .sources import Sessions
 
 READ_AGAIN = 100
 """How many objects are read once more before an operation is rolled back, so that an error handler can
 show them. More would keep a failing request busy with what nobody may look at."""
-
-
-def present_session(db: SQLAlchemy) -> Session | None:
-    """What ``db.session`` stands for, if it has been used."""
-    registry = db.session.registry
-    return registry() if registry.has() else None
 
 
 def has_unsaved(session: Session | None) -> bool:
@@ -60,12 +54,12 @@ def has_options(session: Session) -> bool:
     )
 
 
-def refuse_unsaved(db: SQLAlchemy, step: str) -> None:
+def refuse_unsaved(sessions: Sessions, step: str) -> None:
     """Raise ``NotAtomic`` if the present session holds changes that ``step`` would commit as its own.
 
     After a crash the view would make them once more, and the step would not be repeated.
     """
-    if has_unsaved(present_session(db)):
+    if has_unsaved(sessions.present()):
         raise NotAtomic(
             f"db.session held changes when step {step!r} began, which would have committed with it, and"
             " once more when the operation is run again: commit them before the step, or make them in"
@@ -73,12 +67,12 @@ def refuse_unsaved(db: SQLAlchemy, step: str) -> None:
         )
 
 
-def is_settled_outside(db: SQLAlchemy) -> bool:
+def is_settled_outside(sessions: Sessions) -> bool:
     """Whether nothing waits for a commit after a view that is not atomic.
 
     Its session is the application's. Asks the server if the session has a transaction open.
     """
-    session = present_session(db)
+    session = sessions.present()
     return session is None or not (waits_for_commit(session) or _has_written(session))
 
 
@@ -87,9 +81,9 @@ def end_view(databases: Databases, name: str, *, in_request: bool) -> None:
 
     Raises ``NotAtomic`` where that would have been committed later: in a teardown, or after ``run()``.
     """
-    if is_settled_outside(databases.db):
+    if is_settled_outside(databases.sessions):
         return
-    drop_leftovers(databases.db.session(), name)
+    drop_leftovers(databases.sessions.current(), name)
     if not in_request or commits_in_teardown(databases.app):
         raise NotAtomic(f"{name} left changes in db.session that nobody had committed: {COMMIT_THEM}")
 
@@ -98,7 +92,7 @@ def blocks_records(databases: Databases) -> bool:
     """Whether ``db.session`` keeps the records from being written: SQLite has one writer."""
     if not getattr(databases.records, "one_writer", False):
         return False
-    session = present_session(databases.db)
+    session = databases.sessions.present()
     return session is not None and _has_written(session, databases.database.pool)
 
 

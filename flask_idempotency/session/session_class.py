@@ -6,8 +6,8 @@ transactions in a savepoint of its own: ``commit()`` releases a savepoint,
 
 Handing a connection to a session does not do it: Flask-SQLAlchemy's ``get_bind`` looks engines up by
 bind key and ignores it. So the session's class gets a ``get_bind`` on top, in the private class that
-each ``SQLAlchemy()`` object's ``sessionmaker`` has of its own. That needs no change by the user and
-holds for sessions that ``db.session.remove()`` makes room for.
+each ``sessionmaker`` has of its own. That needs no change by the user and holds for sessions that
+``db.session.remove()`` makes room for.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
-from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import Connection, Engine
-from sqlalchemy.orm import sessionmaker
+from sqlalchemy.orm import Session
 
 from flask_idempotency.core.errors import ConfigurationError, NotAtomic
 from flask_idempotency.core.process import INHERITED
 
 from .before_view import connection_to
-from .databases import IN_A_TEST, Databases
-from .leftovers import present_session
+from .databases import IN_A_TEST, Databases, bind_keys_of
 from .operation import OpenTransaction, innermost
+from .sources import Sessions
 from .statement_log import hear_cursors, note_cursors
 from .stray_writes import notice_cursor
 
@@ -79,39 +78,36 @@ class JoiningSession:
         return connection
 
 
-def install(db: SQLAlchemy) -> None:
-    """Let the sessions of ``db`` join operations. Raises ``ConfigurationError`` if they cannot."""
-    factory = getattr(db.session, "session_factory", None)
-    if not isinstance(factory, sessionmaker):
-        raise ConfigurationError(
-            "db.session is not the scoped session that Flask-SQLAlchemy makes, so the writes of a view"
-            " cannot be joined to the operation's transaction"
-        )
-    if not is_joining(db):
+def install(sessions: Sessions) -> None:
+    """Let sessions join operations, those that are made from now on."""
+    factory = sessions.factory
+    if not issubclass(factory.class_, JoiningSession):
         factory.class_ = type(factory.class_.__name__, (JoiningSession, factory.class_), {})
 
 
-def is_joining(db: SQLAlchemy) -> bool:
-    """Whether the sessions of ``db`` are of the class that :func:`install` made."""
-    factory = getattr(db.session, "session_factory", None)
-    return isinstance(factory, sessionmaker) and issubclass(factory.class_, JoiningSession)
+def refuse_replaced_session() -> NoReturn:
+    """Raise ``ConfigurationError`` about what stands in the place of ``db.session``."""
+    raise ConfigurationError(
+        "db.session was replaced after idempotency.init_app(), so a view's writes would not be"
+        f" protected. {IN_A_TEST}"
+    )
 
 
-def refuse_replaced_session(db: SQLAlchemy) -> None:
-    """Raise ``ConfigurationError`` if what stands in the place of ``db.session`` cannot join."""
-    if not is_joining(db):
+def refuse_early(session: Session) -> None:
+    """Raise ``ConfigurationError`` if a session was made before :func:`install`: it cannot join."""
+    if not isinstance(session, JoiningSession):
         raise ConfigurationError(
-            "db.session was replaced after idempotency.init_app(), so a view's writes would not be"
-            f" protected. {IN_A_TEST}"
+            "the present session was made before idempotency.init_app(), so a view's writes would not"
+            " be protected: call db.session.remove() when the application is set up"
         )
 
 
-def leave_to_parent(databases: Iterable[SQLAlchemy]) -> None:
+def leave_to_parent(every: Iterable[Sessions]) -> None:
     """In a forked child: what a session has begun in the view, sent or not, the parent commits."""
     running, sessions = innermost.get(), list[Any]()
     while running is not None:
         if running.is_open and isinstance(running, OpenTransaction):
-            sessions += [*running.sessions, *map(present_session, databases)]
+            sessions += [*running.sessions, *(sessions.present() for sessions in every)]
         running = running.outer
     for session in sessions:
         if session is not None and session.in_transaction():
@@ -124,7 +120,7 @@ def prove(databases: Databases, running: OpenTransaction) -> None:
     Nothing is sent, and no listener of the application hears of it. Raises ``ConfigurationError`` if
     not: then nothing would be protected.
     """
-    factory = databases.db.session.session_factory
+    factory, engine = databases.sessions.factory, databases.database
     if factory.class_ is databases.proved:
         return
     if any(each.__name__ == "ShardedSession" for each in factory.class_.__mro__):
@@ -133,10 +129,13 @@ def prove(databases: Databases, running: OpenTransaction) -> None:
             " together with the record. Use @idempotent(atomic=False), or a session of one database for"
             " this view"
         )
-    if is_joining(databases.db):
+    if issubclass(factory.class_, JoiningSession):
         session = factory()
         with suppress(NotAtomic):
-            if running.units.is_bound(session.get_bind(clause=databases.table)):
+            bind = session.get_bind(clause=databases.table)
+            # Which engine a table is on, only a metadata of its own says.
+            is_elsewhere = databases.sessions.one_metadata and bind.engine.pool is not engine.pool
+            if running.units.is_bound(bind) or (is_elsewhere and bind_keys_of(bind, databases.engines)):
                 databases.proved = factory.class_
         running.sessions.pop(session, None)
     if factory.class_ is not databases.proved:

@@ -13,7 +13,6 @@ from .leftovers import (
     end_transactions,
     has_unsaved,
     is_settled_outside,
-    present_session,
     waits_for_commit,
 )
 from .operation import outer_transaction
@@ -29,14 +28,14 @@ def set_aside(
     ``NotAtomic`` if something was written, locked, or chosen for its transaction: ending that would
     split the operation, or lose it. Raises ``ConfigurationError`` if a test has replaced the session.
     """
-    if databases.db.session is not databases.session:
-        refuse_replaced_session(databases.db)
+    if databases.sessions.is_replaced():
+        refuse_replaced_session()
     outer, pool, others = (
         outer_transaction(),
         databases.database.pool,
         databases.engines_of(other_binds),
     )
-    session = present_session(databases.db)
+    session = databases.sessions.present()
     if outer is not None and outer.units.engine.pool is not pool:
         outer = None
     if outer is not None and (
@@ -82,7 +81,7 @@ def parked(databases: Databases) -> AbstractContextManager[object]:
     So what comes in between needs no second one. What the session has only read with ends; what it
     has set is set again afterwards.
     """
-    session = present_session(databases.db)
+    session = databases.sessions.present()
     transaction = None if session is None else session.get_transaction()
     if session is not None and transaction is not None and not session.in_nested_transaction():
         begun = {c for c in connections(session).values() if c.engine.pool is databases.database.pool}
@@ -103,9 +102,9 @@ def parked_inside(databases: Databases, name: str) -> AbstractContextManager[obj
     Raises ``NotAtomic`` if the view holds changes: the end of ``name`` would undo them, or a commit in
     it would be the view's.
     """
-    outer, session = outer_transaction(), present_session(databases.db)
+    outer, session = outer_transaction(), databases.sessions.present()
     if outer is None:
-        is_settled = is_settled_outside(databases.db)
+        is_settled = is_settled_outside(databases.sessions)
     else:
         is_settled = session is None or not waits_for_commit(session)
     if not is_settled:

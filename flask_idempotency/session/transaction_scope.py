@@ -19,7 +19,6 @@ from .leftovers import (
     end_session,
     has_options,
     has_unsaved,
-    present_session,
     undo,
     waits_for_commit,
 )
@@ -113,7 +112,7 @@ class Joined:
 
     def _sessions(self) -> list[Session]:
         """Those that joined, and the present one, which may hold changes and not have joined yet."""
-        present = present_session(self._databases.db)
+        present = self._databases.sessions.present()
         return list({**self._running.sessions, **({} if present is None else {present: None})})
 
     def has_leftovers(self) -> bool:
@@ -123,7 +122,7 @@ class Joined:
     def commit(self) -> None:
         """Commit what the function has left uncommitted in ``db.session``."""
         if self.has_leftovers():
-            self._databases.db.session.commit()
+            self._databases.sessions.current().commit()
 
     def is_settled(self) -> bool:
         """Whether everything is committed, so that a commit above the view has nothing left to do.

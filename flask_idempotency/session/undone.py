@@ -10,13 +10,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
-from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import Connection, event
 from sqlalchemy.orm import Session
 
 from flask_idempotency.core.logs import log
 
 from .before_view import connections
+from .sources import Sessions
 
 _warned: set[tuple[bool, str]] = set()
 
@@ -61,9 +61,9 @@ _heard: WeakSet[type] = WeakSet()
 """The classes of sessions whose commits are heard: from the first observed request on."""
 
 
-def watch_commits(db: SQLAlchemy) -> Commits:
+def watch_commits(sessions: Sessions) -> Commits:
     """From now on, until ``watched`` is None again, keep account of what is committed here."""
-    kind = db.session.session_factory.class_
+    kind = sessions.factory.class_
     if kind not in _heard:
         _heard.add(kind)
         event.listen(kind, "after_commit", _note_commit)

@@ -17,11 +17,11 @@ from typing import Any, Literal, get_args
 from unittest.mock import patch
 
 from flask import Flask
-from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import Session
 
 from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Claim
+from flask_idempotency.session.sources import Sessions
 from flask_idempotency.web.request.state import present_operation
 from flask_idempotency.web.setup.state import AppState, app_state, states
 
@@ -104,7 +104,7 @@ def _crashing(crash: CrashPoint) -> Iterator[CrashPoint]:
     with ExitStack() as stack:
         for state in crash.targets:
             stack.enter_context(watched(state, crash))
-            stack.enter_context(_commits_watched(state.db, crash))
+            stack.enter_context(_commits_watched(state.sessions, crash))
         armed.append(crash)
         stack.callback(armed.remove, crash)
         crash.afterwards = stack
@@ -243,14 +243,14 @@ armed: list[CrashPoint] = []
 """The crash points whose blocks are open, the innermost last."""
 
 
-def _commits_watched(db: SQLAlchemy, crash: CrashPoint) -> AbstractContextManager[object]:
+def _commits_watched(sessions: Sessions, crash: CrashPoint) -> AbstractContextManager[object]:
     """Tell when a view commits ``db.session``, whose class is ours."""
-    session_class: Any = db.session.session_factory.class_
+    session_class: Any = sessions.factory.class_
     inherited = session_class.commit
 
     def commit(session: Session) -> None:
         inherited(session)
-        if db.session.registry.has() and db.session.registry() is session:
+        if sessions.present() is session:
             crash.committed_in_view()
 
     return patch.object(session_class, "commit", commit)

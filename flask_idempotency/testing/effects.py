@@ -64,8 +64,7 @@ def _rows(state: AppState) -> Callable[[], Counts]:
     own = {state.table.fullname, define_steps(state.table).fullname}
     tables = {
         bind: [table for table in _existing(state, bind) if table.fullname not in own]
-        for bind in state.db.metadatas
-        if bind in state.engines
+        for bind in state.engines
     }
 
     def count() -> Counts:
@@ -84,5 +83,5 @@ def _rows(state: AppState) -> Callable[[], Counts]:
 
 def _existing(state: AppState, bind: str | None) -> list[Table]:
     """The tables of a bind that its database has: an application may test with some of them only."""
-    tables, inspector = state.db.metadatas[bind].tables.values(), inspect(state.engines[bind])
+    tables, inspector = state.sessions.metadata_of(bind).tables.values(), inspect(state.engines[bind])
     return [table for table in tables if inspector.has_table(table.name, table.schema)]

@@ -46,6 +46,6 @@ def memory_store(app: Flask, clock: Clock | None = None, *, redis: Any = None) -
     lock: Lock = NoLock()
     if redis is not None:
         lock = RedisLock(lambda: redis, "test:", probe_after=settings.probe_after)
-    records = MemoryRecords(state.engines[settings.bind_key], clock)
+    records = MemoryRecords(state.database, clock)
     with patch.object(state, "settings", settings), ports(state, records, lock):
         yield clock

@@ -128,7 +128,7 @@ class Observed:
             if not (self._waits or self._execution):
                 self._body.stop()
             elif self._route.atomic:
-                self._commits = watch_commits(self._state.db)
+                self._commits = watch_commits(self._state.sessions)
         except Exception as error:
             self._reject(error)
         self.began = time.monotonic()  # what our own question took does not count

@@ -38,7 +38,7 @@ from flask_idempotency.core.logs import log
 from flask_idempotency.core.machine import assert_never
 from flask_idempotency.core.records import Claim
 from flask_idempotency.session.databases import refuse_replaced_engine
-from flask_idempotency.session.leftovers import blocks_records, drop, present_session
+from flask_idempotency.session.leftovers import blocks_records, drop
 from flask_idempotency.session.operation import Operation, running_operation
 from flask_idempotency.session.set_aside import parked, parked_inside, set_aside
 from flask_idempotency.web.attempt.atomic import AtomicAttempt
@@ -157,9 +157,8 @@ def claim_or_answer(
 ) -> Attempt | Response | None:
     """Do what the engine decides: attempt, respond, or (None) let the view run unprotected."""
     current.claim = claim
-    bind_key = state.settings.bind_key
-    if state.engines[bind_key] is not state.database:
-        refuse_replaced_engine(state, bind_key)
+    if state.engines[state.bind_key] is not state.database:
+        refuse_replaced_engine(state)
     if not route.atomic:
         if blocks_records(state):
             raise NotAtomic(
@@ -177,7 +176,7 @@ def claim_or_answer(
         aside = set_aside(state, route.other_binds)
     except NotAtomic:
         if is_outermost_request():
-            drop(present_session(state.db))
+            drop(state.sessions.present())
         raise
     with aside as before:
         decided = _decide(state, route, current, operation, claim)

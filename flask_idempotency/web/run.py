@@ -105,12 +105,10 @@ def _session_of_its_own(state: AppState) -> Iterator[None]:
     else:
         token = _cv_app.set(copy(_cv_app.get()))  # by its identity the session is found
         try:
-            yield
+            with state.sessions.apart():
+                yield
         finally:
-            try:
-                state.db.session.remove()
-            finally:
-                _cv_app.reset(token)
+            _cv_app.reset(token)
 
 
 _IN_USE = "_flask_idempotency_run"

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import sqlalchemy as sa
 from flask import Flask
-from flask_sqlalchemy import SQLAlchemy
 
-from flask_idempotency import ConfigurationError, Idempotency, NotAtomic, current_operation, idempotent
+from flask_idempotency import ConfigurationError, NotAtomic, current_operation, idempotent
 from flask_idempotency.stores.memory import MemoryRecords
 from flask_idempotency.testing.memory import memory_store
+from tests.sessions import make_db, protect
 
 STORES = ["memory", "sql", "redis", "hybrid", "postgres"]
 TRANSACTIONAL = [store for store in STORES if store != "redis"]
@@ -29,7 +29,8 @@ class Shop:
         )
         if store in ("redis", "hybrid"):
             self.app.config["IDEMPOTENCY_REDIS_URL"] = redis_url
-        self.db = SQLAlchemy(self.app)
+        self.db = make_db()
+        self.db.init_app(self.app)
 
         class Payment(self.db.Model):
             id = sa.Column(sa.Integer, primary_key=True)
@@ -37,7 +38,7 @@ class Shop:
 
         self.Payment = Payment
         self.atomic = store != "redis"
-        self.idempotency = Idempotency(self.app, self.db, scope=None)
+        self.idempotency = protect(self.app, self.db, scope=None)
         with self.app.app_context():
             self.db.create_all()
 
@@ -352,10 +353,11 @@ def test_a_route_that_nobody_could_resume_is_refused(shop, store, postgres):
         shop.post()
     app = Flask("late")  # whose views are there before the extension
     app.config.update(shop.app.config)
-    db = SQLAlchemy(app)
+    db = make_db()
+    db.init_app(app)
     app.add_url_rule("/payments", "pay", shop.app.view_functions["pay"], methods=["POST"])
     with pytest.raises(ConfigurationError, match=said):
-        Idempotency(app, db, scope=None)
+        protect(app, db, scope=None)
 
 
 @pytest.mark.parametrize("store", TRANSACTIONAL, indirect=True)

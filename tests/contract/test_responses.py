@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from flask import Flask, request
-from flask_sqlalchemy import SQLAlchemy
 
 import servers
-from flask_idempotency import Idempotency, Retryable, idempotent
+from flask_idempotency import Retryable, idempotent
 from flask_idempotency.outcomes import outcomes_blueprint
 from tests.contract.test_requests import STORES
 from tests.killed import Killed
+from tests.sessions import make_db, protect
 
 PAGE = Path(__file__).parents[2] / "docs/http.md"
 ROW = re.compile(r"^\| \[(.+?)\]\(#([\w-]+)\) \| (.+?) \| (.+?) \| (.+?) \| .+? \|$", re.MULTILINE)
@@ -32,7 +32,7 @@ class Shop:
 
     def __init__(self, store, uri, redis_url):
         self.running, self.go_on = threading.Event(), threading.Event()
-        self.app, self.db = Flask("shop"), SQLAlchemy()
+        self.app, self.db = Flask("shop"), make_db()
         self.app.config.update(
             SQLALCHEMY_DATABASE_URI=uri,
             IDEMPOTENCY_STORE=store,
@@ -42,7 +42,7 @@ class Shop:
             PROPAGATE_EXCEPTIONS=False,
         )
         self.db.init_app(self.app)
-        Idempotency(self.app, self.db, scope=lambda: request.headers.get("X-User"))
+        protect(self.app, self.db, scope=lambda: request.headers.get("X-User"))
         self.app.register_blueprint(outcomes_blueprint())
         atomic = store != "redis"
         self.add("pay", lambda: ({"id": 1}, 201, {"Location": "/pay/1"}), atomic=atomic)

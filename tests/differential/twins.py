@@ -19,11 +19,12 @@ import sqlalchemy as sa
 from flask import Flask, Response, got_request_exception
 from flask_sqlalchemy import SQLAlchemy
 
-from flask_idempotency import Idempotency, NotAtomic, idempotent
+from flask_idempotency import NotAtomic, idempotent
 from servers import plain_dsn
 from tests.differential.programs import Program
 from tests.differential.steps import Handled, Oops, Run, ended_second_session, name_of
 from tests.differential.worlds import STATE
+from tests.sessions import left_behind, make_db, present_session, protect
 
 LOCK_TIMEOUT = "40ms"
 """How long a view waits for itself, in both applications."""
@@ -167,9 +168,7 @@ class Twin:
 
     def state(self) -> list[list[str]]:
         """What is not as on a new connection, for each connection in the pool with such a thing."""
-        sessions = self.db.session.registry.registry
-        if sessions:  # a later context may have the same identity
-            sessions.clear()
+        if left_behind(self.db):
             return [[LEFT]]
         with self.app.app_context():
             pool = self.db.engine.pool
@@ -226,7 +225,7 @@ def make_twin(
     schema: Schema = PLAIN_SCHEMA,
 ) -> Twin:
     """An application on an empty database."""
-    db = SQLAlchemy()
+    db = make_db()
 
     class Item(db.Model):  # type: ignore[name-defined, misc]
         id = sa.Column(sa.Integer, primary_key=True)
@@ -258,7 +257,7 @@ def make_twin(
         app.config["IDEMPOTENCY_ENFORCE"] = enforce
         if redis_url:
             app.config["IDEMPOTENCY_REDIS_URL"] = redis_url
-        Idempotency().init_app(app, db, scope=None)
+        protect(app, db, scope=None)
     twin = Twin(app, db, Item, Place, models, schema, protected, url)
     _add_surroundings(twin)
     _add_view(twin)
@@ -300,7 +299,7 @@ def _add_view(twin: Twin) -> None:
     def outermost() -> Response:
         run = twin.run
         run.baseline = twin.rows()
-        run.failed_outside |= run.program.begins_above and db.session.registry().in_transaction()
+        run.failed_outside |= run.program.begins_above and present_session(db).in_transaction()
         response = None
         try:
             with db.session.begin() if run.program.begins_above else nullcontext():

@@ -24,12 +24,12 @@ import psycopg
 import psycopg2.extensions
 import sqlalchemy as sa
 from flask import Flask, Response, g, got_request_exception, request
-from flask_sqlalchemy import SQLAlchemy
 
-from flask_idempotency import Idempotency, idempotent
+from flask_idempotency import idempotent
 from flask_idempotency.core.errors import sqlstate
 from servers import plain_dsn
 from tests.drivers import own_cursor
+from tests.sessions import make_db, protect
 
 if TYPE_CHECKING:
     from tests.differential.harness import Case
@@ -191,7 +191,7 @@ class World:
         self.first_state: State | None = None
         self.here: dict[str, Any] = {}
         """For what the functions of one case tell each other; emptied before each case."""
-        self.db = SQLAlchemy(session_options=case.session_options)
+        self.db = make_db(session_options=case.session_options)
         self._define_models()
         if "other" in binds:
             self._define_remote()
@@ -215,7 +215,7 @@ class World:
             case.early(self)
         if protected:
             self.app.config.update(config)
-            Idempotency(self.app, self.db, scope=None)
+            protect(self.app, self.db, scope=None)
         self._add_routes(case)
         with self.app.app_context():
             self.engine = self.db.engine

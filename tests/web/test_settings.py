@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 import secrets
+from types import SimpleNamespace
 
 import pytest
 import redis.asyncio
@@ -369,9 +371,11 @@ def test_a_missing_scope_explains_the_danger():
 )
 def test_another_database_or_driver_is_refused_by_name(uri, named):
     app, db = Flask("shop"), SQLAlchemy()
-    app.config["SQLALCHEMY_DATABASE_URI"] = URI
+    app.config["SQLALCHEMY_DATABASE_URI"] = uri
+    if re.search("pymysql|asyncpg|pg8000", uri):  # which need not be installed here
+        module = SimpleNamespace(paramstyle="pyformat", __version__="99.0")
+        app.config["SQLALCHEMY_ENGINE_OPTIONS"] = {"module": module}
     db.init_app(app)
-    app.config["SQLALCHEMY_DATABASE_URI"] = uri  # its driver need not be installed here
     with pytest.raises(ConfigurationError, match=f"SQLALCHEMY_DATABASE_URI .*{named}") as caught:
         Idempotency().init_app(app, db, scope=None)
     assert "postgresql+psycopg2://" in str(caught.value)

@@ -22,7 +22,7 @@ from werkzeug.exceptions import InternalServerError
 from flask_idempotency.core.errors import LeaseLost, OperationFailed, Problem, StoreUnavailable
 from flask_idempotency.core.ports import Lease
 from flask_idempotency.core.records import StoredResponse
-from flask_idempotency.session.leftovers import drop, end_view, is_settled_outside, present_session
+from flask_idempotency.session.leftovers import drop, end_view, is_settled_outside
 from flask_idempotency.session.operation import Operation, Running, outer_transaction
 from flask_idempotency.session.set_aside import parked
 from flask_idempotency.web.background.heartbeat import HEART, Heartbeat
@@ -112,7 +112,7 @@ class LeasedAttempt(Attempt):
         self._operation.steps = None
         self._running.end()
         if outer_transaction() is not None:  # whose view made this request, and shares the session
-            drop(present_session(self._state.db))
+            drop(self._state.sessions.present())
 
     def _open(self, _before: object) -> Response | None:
         operation, execution = self._operation, self._execution
@@ -226,7 +226,7 @@ class LeasedAttempt(Attempt):
         )
 
     def _is_settled(self) -> bool:
-        self._found_settled = is_settled_outside(self._state.db)
+        self._found_settled = is_settled_outside(self._state.sessions)
         return self._found_settled
 
     def _stores(self, status: int) -> bool:

@@ -28,7 +28,7 @@ from flask_idempotency.core.process import FORKED, here
 from flask_idempotency.core.records import Claim
 from flask_idempotency.core.retry import StepRetry
 from flask_idempotency.core.rows import legible
-from flask_idempotency.session.leftovers import blocks_records, drop, present_session, refuse_unsaved
+from flask_idempotency.session.leftovers import blocks_records, drop, refuse_unsaved
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.set_aside import parked, set_aside
 from flask_idempotency.session.transaction_scope import Joined
@@ -108,7 +108,7 @@ class Steps:
         result = self._called(step)
         left_open = blocks_records(state)
         if left_open:
-            drop(present_session(state.db))
+            drop(state.sessions.present())
         with parked(state):
             self._lease.record(step.name, self._sealed(step.name, result))
         if left_open:
@@ -258,7 +258,7 @@ class Steps:
 
     def _run_in_transaction(self, step: PresentStep) -> bytes:
         state = self._state
-        refuse_unsaved(state.db, step.name)
+        refuse_unsaved(state.sessions, step.name)
         with set_aside(state) as before:
             hold = self._lease.open_step()
             try:

@@ -10,46 +10,27 @@ from pathlib import Path
 from traceback import walk_stack
 from typing import Any
 
-from flask import Flask
-from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import URL, MetaData, make_url
-from sqlalchemy.dialects.postgresql.base import PGDialect
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy import Engine
 
 from flask_idempotency.core.errors import ConfigurationError, shown
 from flask_idempotency.core.logs import log
+from flask_idempotency.session.sources import Sessions
 
 
-def database_uri(app: Flask, bind_key: str | None) -> tuple[Any, str]:
-    """The configured URL of a bind, and the setting that has it."""
-    if bind_key is None:
-        return app.config.get("SQLALCHEMY_DATABASE_URI"), "SQLALCHEMY_DATABASE_URI"
-    binds = app.config.get("SQLALCHEMY_BINDS") or {}
-    uri = binds.get(bind_key)
-    return (uri.get("url") if isinstance(uri, dict) else uri), f"SQLALCHEMY_BINDS[{bind_key!r}]"
+def engine_of(sessions: Sessions, bind_key: str | None) -> Engine:
+    """The engine of the records. Raises ``ConfigurationError`` if there is none of that name."""
+    if bind_key not in sessions.engines:
+        known = ", ".join(map(shown, sessions.engines))
+        raise ConfigurationError(f"IDEMPOTENCY_BIND_KEY is {shown(bind_key)}; allowed: {known}")
+    return sessions.engines[bind_key]
 
 
-def _configured(app: Flask, bind_key: str | None) -> tuple[URL, str]:
-    """Like :func:`database_uri`, parsed. Raises ``ConfigurationError`` if there is none or no URL."""
-    uri, where = database_uri(app, bind_key)
-    if uri is None and bind_key is not None:
-        known = [*(app.config.get("SQLALCHEMY_BINDS") or {}), None]
-        raise ConfigurationError(
-            f"IDEMPOTENCY_BIND_KEY is {shown(bind_key)}; allowed: {', '.join(map(shown, known))}"
-            " (the keys of SQLALCHEMY_BINDS)"
-        )
-    if uri is None:
-        raise ConfigurationError(f"{where} is not set, so there is no database for the records")
-    try:
-        return make_url(uri), where
-    except ArgumentError:
-        raise ConfigurationError(f"{where} is not a database URL") from None
+def check_driver(engine: Engine, where: str, store: Any, drivers: Sequence[str]) -> None:
+    """Raise ``ConfigurationError``, with the fix, for a database that the store does not support.
 
-
-def check_driver(app: Flask, bind_key: str | None, store: Any, drivers: Sequence[str]) -> None:
-    """Raise ``ConfigurationError``, with the fix, for a database that the store does not support."""
-    url, where = _configured(app, bind_key)
-    kind = url.get_backend_name()
+    ``where`` says where the engine's URL was set.
+    """
+    url, kind = engine.url, engine.dialect.name
     if store in ("memory", "redis") or not isinstance(store, str):
         return
     if store == "sql" and kind == "sqlite":
@@ -66,22 +47,13 @@ def check_driver(app: Flask, bind_key: str | None, store: Any, drivers: Sequence
             " IDEMPOTENCY_STORE = 'sql' works on a SQLite file"
         )
     # SQLAlchemy 2.1 reads postgresql:// as psycopg 3.
-    driver = url.drivername.partition("+")[2] or url.get_dialect().driver
+    driver = url.drivername.partition("+")[2] or engine.dialect.driver
     if driver not in drivers:
         raise ConfigurationError(
             f"{where} begins with {url.drivername}://, which means the driver {driver}; only"
             f" {' and '.join(drivers)} are supported: write postgresql+psycopg2:// or"
             " postgresql+psycopg:// in front of user:password@host/database"
         )
-
-
-def metadata_of(db: SQLAlchemy, bind_key: str | None) -> MetaData:
-    """The metadata of a bind, made as Flask-SQLAlchemy would for its first model."""
-    if bind_key not in db.metadatas:
-        convention = db.metadata.naming_convention
-        info = {"bind_key": bind_key}
-        db.metadatas[bind_key] = MetaData(naming_convention=convention, info=info)
-    return db.metadatas[bind_key]
 
 
 _VARIABLES = {
@@ -101,22 +73,21 @@ _DECIDE = (
 """Parameters of drivers that say which database is meant. A service may give any other."""
 
 
-def default_prefix(app: Flask, db: SQLAlchemy, bind_key: str | None, table: str, store: str) -> str:
+def default_prefix(sessions: Sessions, bind_key: str | None, table: str, store: str) -> str:
     """Tells databases and tables apart, so that applications may share one Redis.
 
     Where host, port and database in the URL do so, it is what it has always been. Raises
     ``ConfigurationError`` where nothing says which database is meant, and where the store ``redis``
     would have another prefix than before: it would forget its records.
     """
-    uri, where = database_uri(app, bind_key)
-    url, options = make_url(uri), _engine_options(app, db, bind_key)
+    url, options = sessions.engines[bind_key].url, sessions.options_of(bind_key)
     given = {**url.query, **(options.get("connect_args") or {})}
     if "database" in given:
         given["dbname"] = given.pop("database")
     place = (url.host, url.port, url.database, table)
     written = {"host": url.host, "port": url.port, "dbname": url.database or None}
     used = {**written, "user": url.username, **given}
-    if issubclass(url.get_dialect(), PGDialect):
+    if url.get_backend_name() == "postgresql":
         unset = [name for name in _VARIABLES if not used.get(name)]
         used.update({name: os.environ.get(_VARIABLES[name]) or None for name in unset})
         is_known = any(used[name] for name in ("dbname", "service", "user"))
@@ -130,8 +101,9 @@ def default_prefix(app: Flask, db: SQLAlchemy, bind_key: str | None, table: str,
     if is_known and given.keys().isdisjoint({"conninfo", "dsn"}) and not (more and store == "redis"):
         return _prefix(*place, *sorted(more.items()))
     raise ConfigurationError(
-        f"host, port and database in {where} do not say alone which database is meant, so on one Redis"
-        " this application could not be told from others: set IDEMPOTENCY_REDIS_PREFIX to a name that"
+        f"host, port and database in {sessions.setting_of(bind_key)} do not say alone which database is"
+        " meant, so on one Redis this application could not be told from others: set"
+        " IDEMPOTENCY_REDIS_PREFIX to a name that"
         f" no other has. Until now the prefix was {_prefix(*place)!r}; what is stored under it is found"
         " under no other"
     )
@@ -140,14 +112,6 @@ def default_prefix(app: Flask, db: SQLAlchemy, bind_key: str | None, table: str,
 def _prefix(*place: object) -> str:
     text = "\n".join(map(str, place))
     return f"idempotency:{hashlib.sha256(text.encode()).hexdigest()[:12]}:"
-
-
-def _engine_options(app: Flask, db: SQLAlchemy, bind_key: str | None) -> dict[str, Any]:
-    """What the bind's engine is made with, besides its URL."""
-    own = app.config.get("SQLALCHEMY_ENGINE_OPTIONS")
-    if bind_key is not None:
-        own = app.config["SQLALCHEMY_BINDS"][bind_key]
-    return {**db._engine_options, **(own if isinstance(own, dict) else {})}  # noqa: SLF001
 
 
 def worker_timeout() -> float:

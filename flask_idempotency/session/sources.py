@@ -1,0 +1,270 @@
+"""Where an application's sessions and engines come from, whatever made them.
+
+The extension asks no other file about Flask-SQLAlchemy, Flask-SQLAlchemy-Lite or a ``scoped_session``
+of SQLAlchemy's own. Names of engines are bind keys in the first, the names in ``SQLALCHEMY_ENGINES`` in
+the second; the last has one engine.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+from flask import Flask, current_app, has_app_context
+from flask.globals import app_ctx
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy import Engine, MetaData
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from flask_idempotency.core.errors import ConfigurationError, shown
+
+
+class Sessions(Protocol):
+    """An application's sessions, the engines that they work on, and the metadata of its tables."""
+
+    factory: sessionmaker[Any]
+    """What makes the sessions. Their class is its own."""
+    engines: Mapping[str | None, Engine]
+    usual: str | None
+    """The name of the engine that has the records where no setting says otherwise."""
+    one_metadata: bool
+    """Whether one ``MetaData`` is for all engines; otherwise each has its own."""
+
+    def is_replaced(self) -> bool:
+        """Whether something else, such as a test's double, makes the sessions by now."""
+
+    def present(self) -> Session | None:
+        """The session of the present application context, if it has been used."""
+
+    def current(self) -> Session:
+        """The same, made if need be."""
+
+    def apart(self) -> Any:
+        """A context manager in a copy of an application context: it has a session of its own there."""
+
+    def metadata_of(self, name: str | None) -> MetaData:
+        """The metadata of the tables that one engine has."""
+
+    def setting_of(self, name: str | None) -> str:
+        """Where one engine's URL was set, for messages."""
+
+    def options_of(self, name: str | None) -> Mapping[str, Any]:
+        """What one engine was made with, besides its URL, as far as that decides where it connects."""
+
+
+class _Scoped:
+    """Sessions of a ``scoped_session``, which ``holder.session`` is."""
+
+    usual: str | None = None
+
+    def __init__(self, holder: Any, engines: Mapping[str | None, Engine]):
+        self._holder, self._session, self.engines = holder, holder.session, engines
+        self.factory = _factory_of(holder.session)
+
+    def is_replaced(self) -> bool:
+        """See :class:`Sessions`."""
+        session = self._holder.session
+        return session is not self._session and (
+            getattr(session, "session_factory", None) is not self.factory
+        )
+
+    def present(self) -> Session | None:
+        """See :class:`Sessions`."""
+        registry = self._holder.session.registry
+        return registry() if registry.has() else None
+
+    def current(self) -> Session:
+        """See :class:`Sessions`."""
+        session: Session = self._holder.session()
+        return session
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """See :class:`Sessions`. Where each thread has its own anyway, it is that."""
+        was_used = self._holder.session.registry.has()
+        try:
+            yield
+        finally:
+            if not was_used:
+                self._holder.session.remove()
+
+
+class FlaskSQLAlchemySessions(_Scoped):
+    """Those of Flask-SQLAlchemy 3: ``db.session``, with a metadata for each bind key."""
+
+    one_metadata = False
+
+    def __init__(self, app: Flask, db: SQLAlchemy):
+        with app.app_context():
+            super().__init__(db, db.engines)
+        self._app, self._db = app, db
+
+    def metadata_of(self, name: str | None) -> MetaData:
+        """See :class:`Sessions`. It is made as for the bind's first model."""
+        metadatas = self._db.metadatas
+        if name not in metadatas:
+            convention = self._db.metadata.naming_convention
+            metadatas[name] = MetaData(naming_convention=convention, info={"bind_key": name})
+        return metadatas[name]
+
+    def setting_of(self, name: str | None) -> str:
+        """See :class:`Sessions`."""
+        return "SQLALCHEMY_DATABASE_URI" if name is None else f"SQLALCHEMY_BINDS[{name!r}]"
+
+    def options_of(self, name: str | None) -> Mapping[str, Any]:
+        """See :class:`Sessions`."""
+        config = self._app.config
+        own = config["SQLALCHEMY_BINDS"][name] if name else config.get("SQLALCHEMY_ENGINE_OPTIONS")
+        return {**self._db._engine_options, **(own if isinstance(own, dict) else {})}  # noqa: SLF001
+
+
+class PlainSessions(_Scoped):
+    """Those of SQLAlchemy's own ``scoped_session(sessionmaker(engine))``."""
+
+    one_metadata = True
+
+    def __init__(self, session: scoped_session[Any], engine: Engine, metadata: MetaData):
+        super().__init__(SimpleNamespace(session=session), {None: engine})
+        self._metadata = metadata
+
+    def metadata_of(self, _name: str | None) -> MetaData:
+        """See :class:`Sessions`."""
+        return self._metadata
+
+    def setting_of(self, _name: str | None) -> str:
+        """See :class:`Sessions`."""
+        return "the URL of the session's engine"
+
+    def options_of(self, _name: str | None) -> Mapping[str, Any]:
+        """See :class:`Sessions`. An engine does not tell how it connects."""
+        return {"creator": None}
+
+
+class LiteSessions:
+    """Those of Flask-SQLAlchemy-Lite: ``db.session`` in ``flask.g``, and others by name."""
+
+    usual: str | None = "default"
+    one_metadata = True
+
+    def __init__(self, app: Flask, db: Any, metadata: MetaData):
+        self._app, self._db, self._metadata = app, db, metadata
+        with app.app_context():
+            self.engines: Mapping[str | None, Engine] = db.engines
+            self.factory: sessionmaker[Any] = db.sessionmaker
+
+    def is_replaced(self) -> bool:
+        """See :class:`Sessions`: ``db.session`` is a property."""
+        return False
+
+    def present(self) -> Session | None:
+        """See :class:`Sessions`. It is made if it was not there: nothing public tells."""
+        return self.current()
+
+    def current(self) -> Session:
+        """See :class:`Sessions`."""
+        session: Session = self._db.session
+        return session
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """See :class:`Sessions`. ``flask.g`` is a copy there, as it has the sessions."""
+        app_ctx.g = own = copy(app_ctx.g)
+        own.pop(_LITE_SESSIONS, None)
+        try:
+            yield
+        finally:
+            for session in own.pop(_LITE_SESSIONS, {}).values():
+                session.close()
+
+    def metadata_of(self, _name: str | None) -> MetaData:
+        """See :class:`Sessions`."""
+        return self._metadata
+
+    def setting_of(self, name: str | None) -> str:
+        """See :class:`Sessions`."""
+        return f"SQLALCHEMY_ENGINES[{name!r}]"
+
+    def options_of(self, name: str | None) -> Mapping[str, Any]:
+        """See :class:`Sessions`."""
+        own = self._app.config["SQLALCHEMY_ENGINES"][name]
+        return {**self._db._engine_options, **(own if isinstance(own, dict) else {})}  # noqa: SLF001
+
+
+_LITE_SESSIONS = "_sqlalchemy_sessions"
+"""Where Flask-SQLAlchemy-Lite 0.2.1 keeps the sessions of an application context, in ``flask.g``."""
+
+
+def sessions_of(app: Flask, db: Any, session: Any, metadata: Any) -> Sessions:
+    """The adapter for what ``Idempotency(app, db, session=..., metadata=...)`` was given.
+
+    Raises ``ConfigurationError``, with what is allowed, for anything else.
+    """
+    if session is not None and db is not None:
+        raise ConfigurationError("both db and session were given; allowed: one of them")
+    if session is not None:
+        factory = _factory_of(session)
+        return PlainSessions(session, _bind_of(factory), _checked(metadata, "session=session"))
+    registered = app.extensions.get("sqlalchemy")
+    db = db or registered
+    lite = getattr(sys.modules.get("flask_sqlalchemy_lite"), "SQLAlchemy", ())
+    if db is not None and not isinstance(db, SQLAlchemy) and not isinstance(db, lite):
+        raise ConfigurationError(
+            f"db is {shown(db)}; allowed: a SQLAlchemy object of flask_sqlalchemy or of"
+            " flask_sqlalchemy_lite. For a scoped_session write Idempotency(app, session=session,"
+            " metadata=Base.metadata)"
+        )
+    if db is None or registered is not db:
+        raise ConfigurationError(
+            "this application has no Flask-SQLAlchemy yet: call db.init_app(app) before"
+            " idempotency.init_app(app, db, ...)"
+        )
+    if not isinstance(db, SQLAlchemy):
+        return LiteSessions(app, db, _checked(metadata, "db"))
+    if metadata is not None:
+        raise ConfigurationError("metadata was given; allowed only where Flask-SQLAlchemy has none")
+    return FlaskSQLAlchemySessions(app, db)
+
+
+def sessions_here() -> Sessions | None:
+    """Those of the present application, if any: also where the extension was not set up."""
+    if not has_app_context():
+        return None
+    state = current_app.extensions.get("idempotency")
+    if state is not None:
+        return state.sessions  # type: ignore[no-any-return]
+    db = current_app.extensions.get("sqlalchemy")
+    return FlaskSQLAlchemySessions(app_ctx.app, db) if isinstance(db, SQLAlchemy) else None
+
+
+def _checked(metadata: Any, given: str) -> MetaData:
+    if not isinstance(metadata, MetaData):
+        raise ConfigurationError(
+            f"metadata is {shown(metadata)}; allowed: that of your models, which the tables of the"
+            f" records become part of: Idempotency(app, {given}, metadata=Base.metadata)"
+        )
+    return metadata
+
+
+def _bind_of(factory: sessionmaker[Any]) -> Engine:
+    bind = factory.kw.get("bind")
+    if not isinstance(bind, Engine):
+        raise ConfigurationError(
+            f"the session's bind is {shown(bind)}; allowed: an engine, given before"
+            " idempotency.init_app(): scoped_session(sessionmaker(engine))"
+        )
+    return bind
+
+
+def _factory_of(session: Any) -> sessionmaker[Any]:
+    """The factory of a scoped session. Raises ``ConfigurationError`` if it is of another kind."""
+    factory = getattr(session, "session_factory", None)
+    if not isinstance(factory, sessionmaker):
+        raise ConfigurationError(
+            "the session is not a scoped_session over a sessionmaker, as Flask-SQLAlchemy makes it, so"
+            " the writes of a view cannot be joined to the operation's transaction"
+        )
+    return factory

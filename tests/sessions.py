@@ -1,0 +1,137 @@
+"""The kinds of sessions that a test's application may have: ``--sessions lite``, or ``plain``.
+
+What tests use of Flask-SQLAlchemy is there for the others under the same names, so that one suite runs
+on each of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import sqlalchemy as sa
+from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy import orm
+from sqlalchemy.util import ThreadLocalRegistry
+
+import flask_idempotency
+
+KINDS = ("flask-sqlalchemy", "lite", "plain")
+
+usual = KINDS[0]
+"""The kind that :func:`make_db` makes."""
+
+
+class _Models:
+    """A declarative base and its metadata, as Flask-SQLAlchemy gives them."""
+
+    def __init__(self) -> None:
+        class Base(orm.DeclarativeBase):
+            @orm.declared_attr.directive
+            def __tablename__(cls) -> str:  # noqa: N805
+                return cls.__name__.lower()
+
+        self.Model = Base
+        self.metadata = Base.metadata
+
+    @property
+    def metadatas(self) -> dict[Any, sa.MetaData]:
+        return dict.fromkeys(self.engines, self.metadata)  # type: ignore[attr-defined]
+
+    def create_all(self) -> None:
+        self.metadata.create_all(self.engine)  # type: ignore[attr-defined]
+
+
+class Plain(_Models):
+    """A ``scoped_session`` over one engine, as applications without any such extension write it."""
+
+    def __init__(self, session_options: dict[str, Any] | None = None, **_: Any) -> None:
+        super().__init__()
+        self.session = orm.scoped_session(orm.sessionmaker(**(session_options or {})))
+
+    def init_app(self, app: Flask) -> None:
+        options = dict(app.config.get("SQLALCHEMY_ENGINE_OPTIONS") or {})
+        url = app.config["SQLALCHEMY_DATABASE_URI"]
+        if str(url) == "sqlite://":  # one database for all threads, as the others make it
+            options |= {"poolclass": sa.StaticPool, "connect_args": {"check_same_thread": False}}
+        self.engine = sa.create_engine(url, **options)
+        self.engines = {None: self.engine}
+        self.session.configure(bind=self.engine)
+        app.teardown_appcontext(lambda _error: self.session.remove())
+
+    @property
+    def given(self) -> dict[str, Any]:
+        return {"session": self.session, "metadata": self.metadata}
+
+
+class _Removable:
+    """A session with the verbs of a ``scoped_session``."""
+
+    def __call__(self) -> Any:
+        return self
+
+    def remove(self) -> None:
+        self.close()  # type: ignore[attr-defined]
+
+
+def _lite(session_options: dict[str, Any] | None = None, **options: Any) -> Any:
+    made = importlib.import_module("flask_sqlalchemy_lite").SQLAlchemy
+    session_options = {"class_": orm.Session, **(session_options or {})}
+    session_options["class_"] = type("Session", (_Removable, session_options["class_"]), {})
+
+    class Lite(_Models, made):  # type: ignore[misc]
+        def __init__(self) -> None:
+            _Models.__init__(self)
+            made.__init__(self, session_options=session_options, **options)
+
+        def init_app(self, app: Flask) -> None:
+            usual = {
+                "url": app.config["SQLALCHEMY_DATABASE_URI"],
+                **(app.config.get("SQLALCHEMY_ENGINE_OPTIONS") or {}),
+            }
+            binds = app.config.get("SQLALCHEMY_BINDS") or {}
+            app.config["SQLALCHEMY_ENGINES"] = {"default": usual, **binds}
+            super().init_app(app)
+
+        @property
+        def given(self) -> dict[str, Any]:
+            return {"db": self, "metadata": self.metadata}
+
+    return Lite()
+
+
+def make_db(**options: Any) -> Any:
+    """What an application has its sessions from. Options: those of ``SQLAlchemy(...)``."""
+    if usual == "lite":
+        return _lite(**options)
+    return Plain(**options) if usual == "plain" else SQLAlchemy(**options)
+
+
+def protect(app: Flask, db: Any, **options: Any) -> flask_idempotency.Idempotency:
+    """The extension on an application, with what its kind of session needs."""
+    idempotency = flask_idempotency.Idempotency()
+    if usual == "plain" and app.config["SQLALCHEMY_DATABASE_URI"].startswith("sqlite"):
+        app.config.setdefault("IDEMPOTENCY_REDIS_PREFIX", app.config["SQLALCHEMY_DATABASE_URI"])
+    idempotency.init_app(app, **getattr(db, "given", {"db": db}), **options)
+    return idempotency
+
+
+def present_session(db: Any) -> orm.Session:
+    """The session that ``db.session`` stands for, or is."""
+    session: orm.Session = getattr(db.session, "registry", lambda: db.session)()
+    return session
+
+
+def left_behind(db: Any) -> bool:
+    """Whether a session was not removed with its context: then it is now."""
+    if usual == "lite":
+        return False  # it goes with flask.g
+    registry = db.session.registry
+    if isinstance(registry, ThreadLocalRegistry):
+        was_there = registry.has()
+        registry.clear()
+        return was_there
+    was_there = bool(registry.registry)
+    registry.registry.clear()  # a later context may have the same identity
+    return was_there
