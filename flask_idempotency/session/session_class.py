@@ -25,11 +25,11 @@ from flask_idempotency.core.errors import ConfigurationError, NotAtomic
 from flask_idempotency.core.process import INHERITED
 
 from .before_view import connection_to
-from .databases import IN_A_TEST, Databases
+from .databases import IN_A_TEST, Databases, bind_keys_of
 from .leftovers import present_session
 from .operation import OpenTransaction, innermost
 from .statement_log import hear_cursors, note_cursors
-from .stray_writes import notice_cursor
+from .stray_writes import notice_cursor, watch
 
 _parents: dict[Any, Any] = {}
 """In a child that was forked in a view: the sessions there, each with its transaction at that time."""
@@ -54,6 +54,9 @@ class JoiningSession:
             return bind
         engine = bind.engine
         if engine.pool is not joined.units.engine.pool:
+            if joined.is_in_context() and not bind_keys_of(engine, joined.engines):
+                watch(engine)
+                joined.others.add(engine.pool)
             return bind
         joined.sessions[session] = None
         begun = connection_to(session, bind)
