@@ -34,6 +34,9 @@ ADD = f"{CREATE}, or {MIGRATE}"
 """What to do when the table is not as it should be."""
 
 
+LOCKED = "the table is locked, by an ALTER TABLE for instance"
+
+
 class NothingToDo(IdempotencyError):
     """A store does this by itself. That is no failure: the command says so and succeeds."""
 
@@ -380,7 +383,7 @@ def trying(records: Records, forget: Callable[[Claim], object]) -> Iterator[tupl
     try:
         hold = records.claim(claim)
         if hold is None:
-            raise StoreUnavailable("the table is locked, by an ALTER TABLE for instance")
+            raise StoreUnavailable(LOCKED)
         try:
             yield claim, hold
         finally:

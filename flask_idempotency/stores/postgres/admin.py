@@ -80,11 +80,11 @@ class PostgresAdmin(TableAdmin):
 
     def count_try(self, due: Due) -> bool:
         """Count a try of an operation that nobody holds."""
-        return self._messages.run(statements.COUNT_TRY, {"key": due.key, "owner": due.owner})[1] == 1
+        return self._change(statements.COUNT_TRY, {"key": due.key, "owner": due.owner}) == 1
 
     def postpone(self, key: bytes) -> None:
         """Put off an operation that nobody holds."""
-        self._messages.run(statements.PUT_OFF, {"key": key})
+        self._change(statements.PUT_OFF, {"key": key})
 
     def erase(self, keys: list[bytes], seen: str | None = None, erasure: Erasure | None = None) -> int:
         """Delete what nobody works on."""
@@ -161,7 +161,7 @@ class PostgresAdmin(TableAdmin):
         """Claim a record of its own."""
 
         def forget(claim: Claim) -> None:
-            self._messages.run(FORGET, {"key": claim.key, "owner": claim.owner})
+            self._change(FORGET, {"key": claim.key, "owner": claim.owner})
 
         with trying(self._records, forget) as (claim, hold):
             mine = cast("PostgresHold", hold)
@@ -173,7 +173,7 @@ class PostgresAdmin(TableAdmin):
         return Size(max(pages / statements.SAMPLED_PAGES, 1.0), *counted)
 
     def _fetch(self, template: str, values: dict[str, Any]) -> list[Any]:
-        return self._messages.fetch(template, values)[0]
+        return self._messages.operate(template, values)[0]
 
     def _change(self, template: str, values: dict[str, Any]) -> int:
-        return self._messages.run(template, values)[1]
+        return self._messages.operate(template, values)[1]
