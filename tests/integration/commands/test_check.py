@@ -424,6 +424,9 @@ class TestAStranger:
     def test_who_finds_nobody_or_rejects_is_right(self, check, scope, how):
         assert not not_ok(check(scope, **how))
 
+    def test_an_error_that_the_application_answers_itself_is_right(self, check):
+        assert not not_ok(check(lambda: session["user_id"], catch=lambda _error: ("sign in", 401)))
+
     @pytest.mark.parametrize("how", [{"above": idempotent}, {"path": "/payments/<id>"}])
     def test_what_only_a_real_request_can_tell_is_not_guessed(self, check, how):
         assert not not_ok(check(get_jwt_identity, **how))
