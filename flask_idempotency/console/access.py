@@ -124,7 +124,9 @@ def secure(response: Response) -> Response:
     if "idempotency_is_theirs" in g:
         return response
     response.headers.update(_HEADERS)
-    if is_admitted() and COOKIE not in request.cookies:
+    # A form without the cookie is refused. From another site it comes so, and a new cookie would make
+    # the forms worthless that the operator has open.
+    if is_admitted() and COOKIE not in request.cookies and request.method != "POST":
         _set_cookie(response, COOKIE, g.idempotency_cookie)
     if "idempotency_is_said" in g:
         _set_cookie(response, SAID, "", 0)

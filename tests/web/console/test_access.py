@@ -169,6 +169,14 @@ def test_the_cookie_is_only_for_tls_where_there_is_tls(world):
     assert "Secure" in response.headers["Set-Cookie"]
 
 
+def test_a_form_of_another_site_leaves_those_that_are_open_alone(world, browser):
+    browser.get()
+    response = world.client.post("/operations/search", headers={"X-Operator": "ada"}, data={"x": 1})
+    assert response.status_code == 403
+    assert "Set-Cookie" not in response.headers
+    assert browser.post("/search", digits=DIGITS).status_code == 404
+
+
 @pytest.mark.parametrize("token", ["", None, "nonsense", "a.b.c"])
 def test_a_form_without_the_token_is_refused(browser, token):
     browser.get()
