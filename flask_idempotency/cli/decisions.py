@@ -31,7 +31,18 @@ from flask_idempotency.stores.admin import Admin, AuditEntry, Line, Verdict
 from flask_idempotency.web.request.response import capture, lasting_response
 from flask_idempotency.web.setup.state import AppState
 
-from .group import admin, as_json_option, cli, current_state, one_line, require, write, write_rows
+from .group import (
+    LONGEST_NAME,
+    admin,
+    as_json_option,
+    cli,
+    current_state,
+    is_legible,
+    one_line,
+    require,
+    write,
+    write_rows,
+)
 from .records import Shown, checked, find, row
 
 
@@ -150,18 +161,22 @@ LONGEST_WHY = 500
 SAY_WHY = f"Say why, in at most {LONGEST_WHY} characters: the next operator reads it."
 
 
-def is_reason(why: str) -> bool:
-    """Whether ``why`` is a text that the record may note: see :data:`SAY_WHY`."""
-    return 0 < len(why.strip()) <= LONGEST_WHY
-
-
 _attempt_option = click.option("--attempt", type=int, metavar="N", help="The attempt that you"
                                " have looked into; does nothing after another one.")  # fmt: skip
-by_option = click.option("--by", metavar="WHO", help="Who decides; by default the user logged in.")
+
+
+def _check_by(_context: click.Context, _option: click.Parameter, by: str | None) -> str | None:
+    if len(one_line(by or "")) > LONGEST_NAME:
+        raise click.BadParameter(f"A name has at most {LONGEST_NAME} characters.")
+    return by
+
+
+by_option = click.option("--by", metavar="WHO", callback=_check_by, help="Who decides; by default the"
+                         " user logged in.")  # fmt: skip
 
 
 def _check_why(_context: click.Context, _option: click.Parameter, why: str | None) -> str:
-    if why is not None and not is_reason(why):
+    if why is not None and not is_legible(why, LONGEST_WHY):
         raise click.BadParameter(SAY_WHY)
     return why or ""
 

@@ -21,7 +21,7 @@ from flask import Flask, current_app, g, request, url_for
 from itsdangerous import BadData, URLSafeTimedSerializer
 from werkzeug.wrappers import Response
 
-from flask_idempotency.cli.group import one_line
+from flask_idempotency.cli.group import LONGEST_NAME, one_line
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError
 from flask_idempotency.web.request.forms import signing_keys
 
@@ -73,6 +73,10 @@ def admit(authorize: Callable[[], object]) -> Response | None:
         raise ConfigurationError(
             f"authorize returned a {type(found).__name__}; allowed: True, or a text that says who acts,"
             " to let in; False or None to refuse; a response object to send that"
+        )
+    if isinstance(found, str) and len(found) > LONGEST_NAME:
+        raise ConfigurationError(
+            f"authorize returned a name of {len(found):,} characters; at most {LONGEST_NAME} are noted"
         )
     serializer = _serializer(current_app)  # first of all: without a key, no page promises a form
     g.idempotency_who = found if isinstance(found, str) else SOMEBODY
