@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 
 from sqlalchemy import exc
 
-from flask_idempotency.core.errors import IdempotencyError, StoreUnavailable
+from flask_idempotency.core.errors import IdempotencyError, StoreUnavailable, sqlstate
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.keys import KEY_BYTES
 from flask_idempotency.core.ports import Hold, Records, Transaction
@@ -35,6 +35,11 @@ ADD = f"{CREATE}, or {MIGRATE}"
 
 
 LOCKED = "the table is locked, by an ALTER TABLE for instance"
+UNLOCK = "run this again when the migration has ended; pg_stat_activity shows who holds it"
+REJECTS = (
+    "let the table take what a request writes: a column of your own needs a default, and no constraint"
+    " or trigger may refuse a row"
+)
 
 
 class NothingToDo(IdempotencyError):
@@ -425,6 +430,14 @@ def read_time(text: Any) -> Time:
 def original(error: BaseException | None) -> BaseException | None:
     """The driver's error inside SQLAlchemy's."""
     return error.orig if isinstance(error, exc.DBAPIError) else error
+
+
+def remedy_of(error: BaseException, allow: str) -> str:
+    """What to do about a write that failed; ``allow`` where nothing but a right may be missing."""
+    code = sqlstate(original(error.__cause__)) or ""
+    if code == "55P03":  # lock not available
+        return UNLOCK
+    return REJECTS if code.startswith(("22", "23", "P0")) else allow  # data, constraints, PL/pgSQL
 
 
 def reason(error: BaseException) -> str:

@@ -33,6 +33,7 @@ from .admin import (
     finding,
     read_audit,
     read_time,
+    remedy_of,
 )
 from .counts import Counts, CountsUnavailable
 from .table import IS_OBSERVED, NO_LEASE, TIMES, VERSION, defined_counts
@@ -396,7 +397,8 @@ def examine_counts(engine: Engine, counts: Table, *, is_whole: bool) -> Finding:
             Counts(engine, counts).attempt()
         except CountsUnavailable as error:
             is_whole, bad = False, f"the console shows no rates: {error}"
-            remedy = f"grant the application's user SELECT, INSERT, UPDATE and DELETE on {name}"
+            allow = f"grant the application's user SELECT, INSERT, UPDATE and DELETE on {name}"
+            remedy = remedy_of(error, allow)
     return finding(is_whole, "counts", f"one was written to {name}", bad, remedy, "advice")
 
 

@@ -12,7 +12,17 @@ from sqlalchemy import Table, exc, text
 
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, NotAtomic, sqlstate
 from flask_idempotency.core.records import Claim
-from flask_idempotency.stores.admin import ADD, LOCKED, MIGRATE, TRIAL, Finding, finding, reason
+from flask_idempotency.stores.admin import (
+    ADD,
+    LOCKED,
+    MIGRATE,
+    TRIAL,
+    UNLOCK,
+    Finding,
+    finding,
+    reason,
+    remedy_of,
+)
 from flask_idempotency.stores.table import COMMANDS_ONLY, FILLFACTOR, defined_counts
 from flask_idempotency.stores.table_admin import ODD_KEYS, examine_counts, examine_keys
 
@@ -23,8 +33,6 @@ from .shape import Piece, Shape, create_index, listed, shape_of
 
 POOLER = "a pooler such as PgBouncer must pool transactions or sessions, not statements"
 """Advice where a connection is lost or changes under a transaction."""
-
-UNLOCK = "run this again when the migration has ended; pg_stat_activity shows who holds it"
 
 _KNOWS_DEAD_CLIENTS = 140000  # client_connection_check_interval came with PostgreSQL 14
 _STEP = """INSERT INTO {steps} (key, name, attempt, created_at, result)
@@ -198,6 +206,7 @@ def _try_steps(messages: Messages) -> Finding:
     except (IdempotencyError, exc.SQLAlchemyError) as error:
         is_named = isinstance(error, ConfigurationError)
         bad, written = str(error) if is_named else f"{name}: {reason(error)}", 0
+        allow = remedy_of(error, allow)
     return finding(written == 1, "steps", f"one was written to {name}", bad, allow)
 
 
