@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import getpass
 import secrets
+from codecs import BOM_UTF8
 from contextlib import suppress
 from dataclasses import replace
 
@@ -266,8 +267,11 @@ def resolve(
 
 def _content(body: str | None, body_file: str | None) -> bytes:
     if body_file is not None:
-        with click.open_file(body_file, "rb") as file:
-            return bytes(file.read())
+        try:
+            with click.open_file(body_file, "rb") as file:
+                return bytes(file.read())
+        except OSError as error:  # a file may be there, and not to be read
+            raise IdempotencyError(f"the body cannot be read: {error}") from error
     try:
         return (body or "").encode()
     except UnicodeEncodeError as error:  # a shell may give any bytes
@@ -316,6 +320,8 @@ _WITHOUT_BODY = (204, 205, 304)
 
 
 def _check_json(body: bytes) -> None:
+    if body.startswith(BOM_UTF8):  # a request may have one; RFC 8259 lets no sender add it
+        raise IdempotencyError("the body begins with a byte order mark, which JSON has not: remove it")
     try:
         parse_json(body)
     except BodyMalformed as error:

@@ -309,6 +309,8 @@ def test_without_the_keys_nothing_is_stored_that_no_retry_could_open(make_world)
         (["--body", "paid"], "the body is not JSON"),
         (["--body", '{"amount": NaN}'], "the body is not JSON"),
         (["--body", "[" * 900 + "]" * 900], "the body is not JSON"),
+        (["--body", "\ufeff{}"], "the body begins with a byte order mark"),
+        (["--body-file", "/proc/self/mem"], "the body cannot be read: "),
         (["--header", "Set-Cookie: a=b"], "'Set-Cookie' is malformed, or one that is never stored"),
         (["--header", "nonsense"], "'nonsense' is malformed"),
         (["--header", "X: a\nY: b"], "'X' is malformed"),

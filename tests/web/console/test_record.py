@@ -378,6 +378,7 @@ def test_nothing_is_done_without_a_reason(browser, world, interrupted, act, audi
         ({"status": "200", "body": "[" * 1200 + "]" * 1200}, "not JSON"),
         ({"status": "200", "body": "{"}, "not JSON"),
         ({"status": "204", "body": "{}"}, "has no body"),
+        ({"status": "200", "body": "\ufeff{}"}, "a byte order mark"),
     ],
 )
 def test_a_response_that_cannot_be_is_not_stored(browser, interrupted, act, audit, fields, said):
