@@ -73,6 +73,8 @@ def read_age(_context: click.Context, _option: click.Parameter, text: str | None
     if found is None:
         raise click.BadParameter(f"{text!r} is not an age, such as 90m, 12h, 7d, 4w, or seconds.")
     age = int(found[1]) * _UNITS[found[2]]
+    if not age:
+        raise click.BadParameter(f"{text!r} is no age: the least is 1 second.")
     if age > _MOST_AGE:
         raise click.BadParameter(f"{text!r} is more than 100 years.")
     return age

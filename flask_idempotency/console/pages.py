@@ -141,7 +141,7 @@ def records() -> Response:
     chosen = request.args.get("state") or None
     limit = max(1, min(request.args.get("limit", PAGE, type=int), MOST))
     if chosen not in (None, *STATES):
-        chosen = None
+        raise UnknownRecord(f"There is no state {chosen}: the states are {', '.join(STATES)}.")
     store = admin(state)
     is_listed = bool(request.args) or store.overview().total <= SMALL
     found = store.newest(operation, chosen, limit + 1) if is_listed else []

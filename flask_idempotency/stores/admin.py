@@ -192,10 +192,14 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Belongings:
-    """What belongs to a scope: the ``keys`` of records that have no lease, and the rest by state."""
+    """What belongs to a scope: the ``keys`` of records that have no lease, and the rest by state.
+
+    ``names`` are the operations of the former; a store need not tell.
+    """
 
     keys: list[bytes]
     left: dict[str, int]
+    names: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

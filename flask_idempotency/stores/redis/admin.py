@@ -242,7 +242,7 @@ class RedisAdmin:
 
     def belonging(self, tail: bytes, name: str | None) -> Belongings:
         """The records of a scope."""
-        keys, left = list[bytes](), Counter[str]()
+        keys, left, names = list[bytes](), Counter[str](), set[str]()
         for key, line, _ in self._seen(end=tail):
             if name not in (None, line.operation):
                 continue
@@ -250,7 +250,8 @@ class RedisAdmin:
                 left[line.state] += 1
             else:
                 keys.append(key)
-        return Belongings(keys, dict(left))
+                names.add(line.operation)
+        return Belongings(keys, dict(left), frozenset(names))
 
     def note(self, key: bytes, entry: AuditEntry) -> bool:
         """Note what an operator did."""
