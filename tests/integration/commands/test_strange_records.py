@@ -110,7 +110,7 @@ class Shop:
         return json.loads(self.run("list", "--json").stdout)
 
     def forge(self, column, value):
-        """Write into one field of the strange record: an expression of SQL, or what Redis stores, if anything."""
+        """Write into one field of the strange record: SQL, or what Redis stores, None for nothing."""
         if self.store == "redis":
             with redis.Redis.from_url(self.redis_url) as client:
                 prefix = self.app.extensions["idempotency"].records.prefix
