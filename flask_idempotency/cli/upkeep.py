@@ -13,7 +13,6 @@ from itertools import chain
 from typing import Any, cast
 
 import click
-from sqlalchemy import exc
 
 from flask_idempotency.core.errors import (
     IdempotencyError,
@@ -25,7 +24,7 @@ from flask_idempotency.core.ports import Lease
 from flask_idempotency.session.databases import most_connections
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.transaction_scope import Joined
-from flask_idempotency.stores.admin import TRIAL, Admin, Finding, reason, remedy_of, trial_claim
+from flask_idempotency.stores.admin import TRIAL, Admin, Finding, reason, trial_claim
 from flask_idempotency.stores.counts import Counts
 from flask_idempotency.stores.redis.lock import RedisLock
 from flask_idempotency.stores.table import defined_counts
@@ -333,9 +332,6 @@ def _examine_claim(state: AppState, store: Admin) -> Iterator[Finding]:
     except IdempotencyError as error:
         remedy = store.remedy if isinstance(error, Problem) else ""
         yield Finding("FAILED", subject, explain(error), remedy)
-    except exc.SQLAlchemyError as error:  # an INSERT, an UPDATE or the COMMIT was rejected
-        bad = f"{state.table.fullname}: {reason(error)}"
-        yield Finding("FAILED", subject, bad, remedy_of(error, store.remedy))
 
 
 def _examine_threads(state: AppState, store: Admin, well: set[str]) -> Iterator[Finding]:

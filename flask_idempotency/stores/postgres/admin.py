@@ -14,7 +14,15 @@ from sqlalchemy import exc, text
 
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, sqlstate
 from flask_idempotency.core.records import Claim
-from flask_idempotency.stores.admin import Due, Erasure, Finding, original, trying
+from flask_idempotency.stores.admin import (
+    Due,
+    Erasure,
+    Finding,
+    original,
+    reason,
+    remedy_of,
+    trying,
+)
 from flask_idempotency.stores.table_admin import (
     FORGET,
     Size,
@@ -158,15 +166,19 @@ class PostgresAdmin(TableAdmin):
 
     @contextmanager
     def trial(self) -> Iterator[PostgresHold]:
-        """Claim a record of its own."""
+        """Claim a record of its own. Raises ``ConfigurationError`` if the table rejects it."""
 
         def forget(claim: Claim) -> None:
             self._change(FORGET, {"key": claim.key, "owner": claim.owner})
 
-        with trying(self._records, forget) as (claim, hold):
-            mine = cast("PostgresHold", hold)
-            checks.change(self._messages.table, mine, claim)
-            yield mine
+        try:
+            with trying(self._records, forget) as (claim, hold):
+                mine = cast("PostgresHold", hold)
+                checks.change(self._messages.table, mine, claim)
+                yield mine
+        except exc.SQLAlchemyError as error:  # of the INSERT, the UPDATE or the COMMIT
+            found = f"{self._messages.table.fullname}: {reason(error)}"
+            raise ConfigurationError(f"{found}; {remedy_of(error, self.remedy)}") from error
 
     def _size(self) -> Size:
         pages, *counted = self._fetch(statements.SIZE, {})[0]

@@ -97,7 +97,7 @@ def test_check_names_what_rejects_a_record(world, run, change, said):
     result = run("check")
     assert not_ok(result) == {"claim": "FAILED"}
     assert said in result.output
-    assert "-> let the table take what a request writes" in result.output
+    assert "let the table take what a request writes" in result.output
     assert world.records() == []
 
 
