@@ -96,7 +96,9 @@ def _create_tables(app: Any) -> None:
         return
     from flask_idempotency.cli import cli
 
+    was_debug = app.debug
     done = app.test_cli_runner().invoke(cli, ["create-table"], catch_exceptions=False)
+    app.debug = was_debug  # which Flask's commands set, and which changes how JSON is written
     assert done.exit_code == 0, done.output
     _with_tables.add(app)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import getpass
 import secrets
+from codecs import BOM_UTF8
 from contextlib import suppress
 from dataclasses import replace
 
@@ -31,7 +32,18 @@ from flask_idempotency.stores.admin import Admin, AuditEntry, Line, Verdict
 from flask_idempotency.web.request.response import capture, lasting_response
 from flask_idempotency.web.setup.state import AppState
 
-from .group import admin, as_json_option, cli, current_state, one_line, require, write, write_rows
+from .group import (
+    LONGEST_NAME,
+    admin,
+    as_json_option,
+    cli,
+    current_state,
+    is_legible,
+    one_line,
+    require,
+    write,
+    write_rows,
+)
 from .records import Shown, checked, find, row
 
 
@@ -150,18 +162,22 @@ LONGEST_WHY = 500
 SAY_WHY = f"Say why, in at most {LONGEST_WHY} characters: the next operator reads it."
 
 
-def is_reason(why: str) -> bool:
-    """Whether ``why`` is a text that the record may note: see :data:`SAY_WHY`."""
-    return 0 < len(why.strip()) <= LONGEST_WHY
-
-
 _attempt_option = click.option("--attempt", type=int, metavar="N", help="The attempt that you"
                                " have looked into; does nothing after another one.")  # fmt: skip
-by_option = click.option("--by", metavar="WHO", help="Who decides; by default the user logged in.")
+
+
+def _check_by(_context: click.Context, _option: click.Parameter, by: str | None) -> str | None:
+    if len(one_line(by or "")) > LONGEST_NAME:
+        raise click.BadParameter(f"A name has at most {LONGEST_NAME} characters.")
+    return by
+
+
+by_option = click.option("--by", metavar="WHO", callback=_check_by, help="Who decides; by default the"
+                         " user logged in.")  # fmt: skip
 
 
 def _check_why(_context: click.Context, _option: click.Parameter, why: str | None) -> str:
-    if why is not None and not is_reason(why):
+    if why is not None and not is_legible(why, LONGEST_WHY):
         raise click.BadParameter(SAY_WHY)
     return why or ""
 
@@ -251,8 +267,11 @@ def resolve(
 
 def _content(body: str | None, body_file: str | None) -> bytes:
     if body_file is not None:
-        with click.open_file(body_file, "rb") as file:
-            return bytes(file.read())
+        try:
+            with click.open_file(body_file, "rb") as file:
+                return bytes(file.read())
+        except OSError as error:  # a file may be there, and not to be read
+            raise IdempotencyError(f"the body cannot be read: {error}") from error
     try:
         return (body or "").encode()
     except UnicodeEncodeError as error:  # a shell may give any bytes
@@ -301,6 +320,8 @@ _WITHOUT_BODY = (204, 205, 304)
 
 
 def _check_json(body: bytes) -> None:
+    if body.startswith(BOM_UTF8):  # a request may have one; RFC 8259 lets no sender add it
+        raise IdempotencyError("the body begins with a byte order mark, which JSON has not: remove it")
     try:
         parse_json(body)
     except BodyMalformed as error:

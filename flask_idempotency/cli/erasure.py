@@ -33,7 +33,7 @@ Batch = tuple[list[bytes], str | None]
 """The keys of records to erase together; or one key, and the version in which its record was shown."""
 
 SEVERAL = "several operations"
-"""The name in place of an operation's, where those of a whole scope were erased."""
+"""The name in place of an operation's, where records of more than one were erased."""
 
 _WHY = {
     "in_progress": "in progress, or changed since it was counted: run this again later",
@@ -41,12 +41,19 @@ _WHY = {
 }
 
 
-def of_scope(store: Admin, scope: str, operation: str | None) -> tuple[list[Batch], Counter[str]]:
-    """What there is to erase of a scope, or of one operation of it; and how much is left, by state."""
+def of_scope(
+    store: Admin, scope: str, operation: str | None
+) -> tuple[list[Batch], Counter[str], str | None]:
+    """What there is to erase of a scope, or of one operation of it; and how much is left, by state.
+
+    At last the operation, if all that is erased is of one.
+    """
     found = [store.belonging(tail, operation) for tail in scope_tails(scope)]
     keys = [key for each in found for key in each.keys]
     batches: list[Batch] = [(keys[start : start + BATCH], None) for start in range(0, len(keys), BATCH)]
-    return batches, sum((Counter(each.left) for each in found), Counter[str]())
+    names = {name for each in found for name in each.names}
+    one = next(iter(names)) if len(names) == 1 else operation
+    return batches, sum((Counter(each.left) for each in found), Counter[str]()), one
 
 
 def _of_key(lines: Mapping[bytes, Line]) -> tuple[list[Batch], Counter[str]]:
@@ -110,8 +117,9 @@ def forget(
     store, operation = admin(state), operation_name(operation)
     require(store, "belonging")
     lines: dict[bytes, Line] = {}
+    of = operation
     if key is None:
-        batches, left = of_scope(store, scope or "", operation)
+        batches, left, of = of_scope(store, scope or "", operation)
     else:
         lines = find_by_key(state, store, key, operation or "", scope, namespace)
         batches, left = _of_key(lines)
@@ -125,7 +133,7 @@ def forget(
         click.confirm("Erase?", abort=True)
     erased, show = 0, progress(as_json)
     for batch in batches:
-        erased += erase(state, store, batch, operation, by)
+        erased += erase(state, store, batch, of, by)
         show(f"{erased:,} of {count:,} erased")
     show("")
     left["in_progress"] += count - erased

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
+from unicodedata import category
 
 import click
 from flask import current_app
@@ -72,6 +73,8 @@ def read_age(_context: click.Context, _option: click.Parameter, text: str | None
     if found is None:
         raise click.BadParameter(f"{text!r} is not an age, such as 90m, 12h, 7d, 4w, or seconds.")
     age = int(found[1]) * _UNITS[found[2]]
+    if not age:
+        raise click.BadParameter(f"{text!r} is no age: the least is 1 second.")
     if age > _MOST_AGE:
         raise click.BadParameter(f"{text!r} is more than 100 years.")
     return age
@@ -121,9 +124,23 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+LONGEST_NAME = 200
+"""Characters of a person's name."""
+
+_BLANK = "\u115f\u1160\u2800\u3164\uffa0"
+"""Letters and a symbol that are drawn as nothing."""
+
+
+def is_legible(text: str, longest: int) -> bool:
+    """Whether something of a name or a reason can be seen, and it has at most so many characters."""
+    seen = (c for c in text if c.isprintable() and category(c)[0] not in "MZ" and c not in _BLANK)
+    return len(text.strip()) <= longest and any(seen)
+
+
 def one_line(name: str) -> str:
-    """A person's name as it is noted: nobody acts under one that cannot be seen, or on two lines."""
-    return "".join(c if c.isprintable() else " " for c in name).strip()
+    """A person's name as it is noted, on one line; nothing if nothing of it can be seen."""
+    line = "".join(c if c.isprintable() else " " for c in name).strip()
+    return line if is_legible(line, len(line)) else ""
 
 
 def records(count: int) -> str:

@@ -329,7 +329,7 @@ def _ask_for_stranger(app: Flask, scope: ScopeCallable | None) -> BaseException 
         with suppress(Exception):
             if app.make_response(app.handle_user_exception(error)).status_code < 500:
                 return None
-        return error.__cause__ or error
+        return error.__cause__ or error if isinstance(error, ConfigurationError) else error
     return None
 
 

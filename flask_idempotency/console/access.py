@@ -21,7 +21,7 @@ from flask import Flask, current_app, g, request, url_for
 from itsdangerous import BadData, URLSafeTimedSerializer
 from werkzeug.wrappers import Response
 
-from flask_idempotency.cli.group import one_line
+from flask_idempotency.cli.group import LONGEST_NAME, one_line
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError
 from flask_idempotency.web.request.forms import signing_keys
 
@@ -74,6 +74,10 @@ def admit(authorize: Callable[[], object]) -> Response | None:
             f"authorize returned a {type(found).__name__}; allowed: True, or a text that says who acts,"
             " to let in; False or None to refuse; a response object to send that"
         )
+    if isinstance(found, str) and len(found) > LONGEST_NAME:
+        raise ConfigurationError(
+            f"authorize returned a name of {len(found):,} characters; at most {LONGEST_NAME} are noted"
+        )
     serializer = _serializer(current_app)  # first of all: without a key, no page promises a form
     g.idempotency_who = found if isinstance(found, str) else SOMEBODY
     g.idempotency_cookie = request.cookies.get(COOKIE) or secrets.token_urlsafe(16)
@@ -124,7 +128,9 @@ def secure(response: Response) -> Response:
     if "idempotency_is_theirs" in g:
         return response
     response.headers.update(_HEADERS)
-    if is_admitted() and COOKIE not in request.cookies:
+    # A form without the cookie is refused. From another site it comes so, and a new cookie would make
+    # the forms worthless that the operator has open.
+    if is_admitted() and COOKIE not in request.cookies and request.method != "POST":
         _set_cookie(response, COOKIE, g.idempotency_cookie)
     if "idempotency_is_said" in g:
         _set_cookie(response, SAID, "", 0)

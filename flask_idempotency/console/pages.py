@@ -8,9 +8,10 @@ from typing import Any
 
 from flask import current_app, redirect, request, url_for
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from werkzeug.wrappers import Response
 
-from flask_idempotency.cli.group import admin, duration, explain
+from flask_idempotency.cli.group import admin, duration, explain, printable
 from flask_idempotency.cli.keys import find_by_key, find_of_scope, operation_name
 from flask_idempotency.cli.records import DIGITS, STATES, find
 from flask_idempotency.core.errors import (
@@ -42,10 +43,17 @@ PAGE, MOST = 50, 1000
 SMALL = 100_000
 """Records in a table whose newest are listed unasked. That reads all of it: here, some 60 ms."""
 
+
+def _legible(value: Any) -> Any:
+    """Text as the commands write it. Not what a template has escaped, which is sent as it is."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 _templates = Environment(
     loader=PackageLoader("flask_idempotency.console"),
     autoescape=True,
     undefined=StrictUndefined,
+    finalize=_legible,
     trim_blocks=True,
     lstrip_blocks=True,
 )
@@ -133,7 +141,7 @@ def records() -> Response:
     chosen = request.args.get("state") or None
     limit = max(1, min(request.args.get("limit", PAGE, type=int), MOST))
     if chosen not in (None, *STATES):
-        chosen = None
+        raise UnknownRecord(f"There is no state {chosen}: the states are {', '.join(STATES)}.")
     store = admin(state)
     is_listed = bool(request.args) or store.overview().total <= SMALL
     found = store.newest(operation, chosen, limit + 1) if is_listed else []

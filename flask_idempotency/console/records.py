@@ -13,18 +13,18 @@ from werkzeug.wrappers import Response
 
 from flask_idempotency.cli.advice import advise
 from flask_idempotency.cli.decisions import (
+    LONGEST_WHY,
     SAY_WHY,
     check_sealer,
     failure,
     given_response,
     is_empty,
-    is_reason,
     noted,
     overtaken,
     settle,
 )
 from flask_idempotency.cli.erasure import erase
-from flask_idempotency.cli.group import admin, printable, require
+from flask_idempotency.cli.group import admin, is_legible, printable, require
 from flask_idempotency.cli.records import derived_rows, find, find_audit, step_rows
 from flask_idempotency.core import keys
 from flask_idempotency.core.errors import IdempotencyError, RecordBroken, SealBroken, UnknownRecord
@@ -220,7 +220,7 @@ def act(digits: str, action: str) -> Response:
     names = ("status", "content_type", "body", "empty", "why")
     given = {name: request.form[name] for name in names if name in request.form}
     form = Form(**given)  # type: ignore[arg-type]
-    if chosen.noted and not is_reason(form.why):
+    if chosen.noted and not is_legible(form.why, LONGEST_WHY):
         form.errors["why"] = SAY_WHY
     state = console().state
     response = _response(state, chosen, form)

@@ -29,9 +29,9 @@ def after_commit(function: Call, /) -> None:
     """Call ``function()`` once what the application has done here is committed.
 
     The same line is right with a key and without one, in jobs and in commands. Where ``db.session``
-    holds changes, the function waits for the session's next commit, and is dropped if these changes are
-    rolled back. (If a transaction is open, the database is asked whether it has only read.) Then, or
-    where the session holds none,
+    holds changes or has locked rows, the function waits for the session's next commit, and is dropped
+    if they are rolled back. (If a transaction is open, the database is asked whether it has only read.)
+    Then, or where the session holds none,
 
     - inside an operation, the function is called when that has committed, before the response is sent.
       Not for a replay, not after a rollback, and not if the step whose function called this failed;

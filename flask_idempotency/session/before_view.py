@@ -14,8 +14,9 @@ from sqlalchemy.orm import Session
 
 from flask_idempotency.core.errors import NotAtomic, StoreUnavailable, sqlstate
 from flask_idempotency.drivers import known_driver
+from flask_idempotency.drivers.port import FAILED
 from flask_idempotency.drivers.sqlstates import ABORTED
-from flask_idempotency.drivers.sqltext import CONSTRAINTS, CURSOR, LOCKS, SIGNALS, UNSURE
+from flask_idempotency.drivers.sqltext import CONSTRAINTS, CURSOR, LOCKS, SAVEPOINT, SIGNALS, UNSURE
 
 from . import statements as sql
 from .statement_log import note_cursors, noted
@@ -138,7 +139,27 @@ def has_written(connection: Connection) -> bool:
         return bool(below.units.has_unsaved_writes())
     if connection.dialect.name != "postgresql":
         return bool(getattr(connection.connection.driver_connection, "in_transaction", True))
-    return bool(_ask(connection, sql.HAS_WRITTEN)[0])
+    return _ask(connection, sql.HAS_WRITTEN)[0] and (
+        not _undid(connection) or _ask(connection, sql.HAS_LOCKED)[0]
+    )
+
+
+def has_failed(connection: Connection) -> bool:
+    """Whether the connection's transaction can only be rolled back: it has failed, or is lost."""
+    if connection.invalidated:
+        return True
+    below: Any = connection.connection
+    if isinstance(below, _Returned):
+        return False
+    if isinstance(below, StandIn):
+        return bool(below.units.is_failed())
+    info = getattr(below.driver_connection, "info", None)  # libpq's
+    return getattr(info, "transaction_status", None) == FAILED
+
+
+def _undid(connection: Connection) -> bool:
+    """Whether the connection's transaction was rolled back to a savepoint."""
+    return bool(noted(connection).traits & SAVEPOINT)
 
 
 def _ask(connection: Connection, statement: str) -> Any:
@@ -155,11 +176,12 @@ def _cursor(connection: Connection) -> Any:
 
 def _earlier(connection: Connection) -> Any:
     """What the connection's transaction contains, see :data:`sql.EARLIER`."""
-    if not isinstance(connection.connection, StandIn):
-        return _ask(connection, sql.EARLIER)
-    written = has_written(connection)
-    _, isolation, special, has_cursor, _ = _ask(connection, sql.EARLIER)
-    return written, isolation, special, has_cursor, False  # the others are not its own
+    is_own = not isinstance(connection.connection, StandIn)
+    written = is_own or has_written(connection)
+    numbered, isolation, special, has_cursor, has_locks = _ask(connection, sql.EARLIER)
+    if is_own:
+        written = numbered and (has_locks or not _undid(connection))
+    return written, isolation, special, has_cursor, is_own and has_locks
 
 
 def _examine(connection: Connection) -> sql.Carried | None:

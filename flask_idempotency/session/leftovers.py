@@ -17,7 +17,7 @@ from sqlalchemy.orm.session import SessionTransactionOrigin
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.logs import log
 
-from .before_view import connections, give_back, has_written
+from .before_view import connections, give_back, has_failed, has_written
 from .databases import Databases
 from .operation import OpenTransaction
 from .sources import Sessions
@@ -76,16 +76,30 @@ def is_settled_outside(sessions: Sessions) -> bool:
     return session is None or not (waits_for_commit(session) or _has_written(session))
 
 
-def end_view(databases: Databases, name: str, *, in_request: bool) -> None:
+def end_view(databases: Databases, name: str, *, in_request: bool, failed: bool) -> None:
     """End the part of a view that is not atomic: what it did not commit is undone, as without us.
 
-    Raises ``NotAtomic`` where that would have been committed later: in a teardown, or after ``run()``.
+    After ``run()`` a session in need of a rollback gets one, as the next job in the context would meet
+    it. Raises ``NotAtomic`` where what is undone would have been committed later: in a teardown, or
+    after a ``run()`` that has not ``failed``.
     """
-    if is_settled_outside(databases.sessions):
+    session = databases.sessions.present()
+    if session is None:
         return
-    drop_leftovers(databases.sessions.current(), name)
-    if not in_request or commits_in_teardown(databases.app):
+    if not in_request and _needs_rollback(session):
+        drop(session)
+    if not (has_unsaved(session) or _has_written(session)):
+        return
+    drop_leftovers(session, name)
+    if commits_in_teardown(databases.app) if in_request else not failed:
         raise NotAtomic(f"{name} left changes in db.session that nobody had committed: {COMMIT_THEM}")
+
+
+def _needs_rollback(session: Session) -> bool:
+    transaction = session.get_transaction()
+    if transaction is None or not transaction.is_active:
+        return transaction is not None
+    return any(has_failed(each) for each in connections(session).values())
 
 
 def blocks_records(databases: Databases) -> bool:

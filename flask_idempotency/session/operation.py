@@ -182,7 +182,7 @@ class OpenTransaction(Running):
 
     ``hold`` is the transaction, ``units`` are what the view's transactions are in it. ``engines`` are
     the application's by bind key, ``other_binds`` those that the view may write to besides.
-    ``sessions`` are those that joined.
+    ``sessions`` are those that joined, ``others`` the pools of unknown engines that they chose.
     """
 
     hold: Any
@@ -190,6 +190,11 @@ class OpenTransaction(Running):
     engines: Mapping[str | None, Engine]
     other_binds: frozenset[Engine] = frozenset()
     sessions: dict[Any, None] = field(default_factory=dict)
+    others: set[Any] = field(default_factory=set)
+
+    def is_in_context(self) -> bool:
+        """Whether this is its application context, and not another application's inside the view."""
+        return self._context is present_context()
 
     def transaction_of(self, session: Any) -> OpenTransaction | None:
         """This, if a session's work is the view's. Asked for each statement.
@@ -198,7 +203,7 @@ class OpenTransaction(Running):
         application context, and therefore ``db.session``. Raises ``NotAtomic`` if the operation ended.
         """
         is_joined = session in self.sessions or self.is_here()
-        if not is_joined and self._context is not present_context():
+        if not is_joined and not self.is_in_context():
             return None
         if not self.is_open:
             self.refuse_late()

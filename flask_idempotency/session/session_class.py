@@ -28,7 +28,7 @@ from .databases import IN_A_TEST, Databases, bind_keys_of
 from .operation import OpenTransaction, innermost
 from .sources import Sessions
 from .statement_log import hear_cursors, note_cursors
-from .stray_writes import notice_cursor
+from .stray_writes import notice_cursor, watch
 
 _parents: dict[Any, Any] = {}
 """In a child that was forked in a view: the sessions there, each with its transaction at that time."""
@@ -53,6 +53,9 @@ class JoiningSession:
             return bind
         engine = bind.engine
         if engine.pool is not joined.units.engine.pool:
+            if joined.is_in_context() and not bind_keys_of(engine, joined.engines):
+                watch(engine)
+                joined.others.add(engine.pool)
             return bind
         joined.sessions[session] = None
         begun = connection_to(session, bind)

@@ -21,22 +21,27 @@ from flask_idempotency.drivers.sqltext import (
     CURSOR,
     LOCKS,
     READS,
+    SAVEPOINT,
     SETS,
     SIGNALS,
     TRAITS,
     UNSURE,
     chooses_isolation,
+    savepoint_of,
     settings_of,
 )
 
 from .units import StandIn
 
-NOTABLE = SETS | LOCKS | SIGNALS | CONSTRAINTS | UNSURE
+NOTABLE = SETS | LOCKS | SIGNALS | CONSTRAINTS | UNSURE | SAVEPOINT
 
 
 @dataclass
 class Noted:
-    """What a connection's statements may have done besides reading and writing tables."""
+    """What a connection's statements may have done besides reading and writing tables.
+
+    Of savepoints, only whether one was rolled back to.
+    """
 
     dialect: Dialect
     traits: int = READS
@@ -50,6 +55,9 @@ class Noted:
 
     def note(self, traits: int, cursor: Any, statement: Any, parameters: Any) -> None:
         """Keep account of a statement that has these notable ``traits``."""
+        if traits & SAVEPOINT:
+            verb, _ = savepoint_of(text_of(statement, cursor)) or ("", "")
+            traits &= ~SAVEPOINT if verb != "ROLLBACK" else traits
         self.traits |= traits
         if traits & SETS and (driver := known_driver(self.dialect)):
             sent = driver.bound(cursor, statement, parameters)

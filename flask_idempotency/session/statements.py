@@ -99,16 +99,26 @@ WHERE_TABLE_IS_NOW = """SELECT (SELECT format('%%I', nspname) FROM pg_class
          WHERE pg_class.oid = to_regclass(%(table)s))"""
 """The same on the present path: a listener may have set it when the connection was opened."""
 
-EARLIER = """SELECT txid_current_if_assigned() IS NOT NULL,
+_LOCKED = """EXISTS (SELECT FROM pg_locks LEFT JOIN pg_class ON pg_class.oid = relation
+       WHERE pid = pg_backend_pid() AND granted AND (locktype = 'advisory'
+          OR locktype = 'relation' AND mode <> 'AccessShareLock' AND relkind IS DISTINCT FROM 'S'))"""
+
+EARLIER = f"""SELECT txid_current_if_assigned() IS NOT NULL,
        current_setting('transaction_isolation'),
        'on' IN (current_setting('transaction_read_only'), current_setting('transaction_deferrable')),
        EXISTS (SELECT FROM pg_cursors
                 WHERE name <> '' AND (NOT is_holdable OR creation_time >= now())),
-       EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND granted
-                  AND (locktype = 'advisory' OR locktype = 'relation' AND mode <> 'AccessShareLock'))"""
+       {_LOCKED}"""
 """What a transaction that started before the view contains besides reads."""
 
 HAS_WRITTEN = "SELECT txid_current_if_assigned() IS NOT NULL"
+HAS_LOCKED = f"SELECT {_LOCKED}"
+"""Whether a transaction that rolled back to a savepoint has changed or locked a row all the same.
+
+It keeps the number that it was given for what was undone, and what it drew from sequences; but of the
+locks, which each table that is written to has until the end, those are gone (Postgres manual,
+"Explicit Locking").
+"""
 
 
 def did_more_than_read(*, above: int) -> str:

@@ -103,6 +103,8 @@ def _refuse_escape(engine: Engine, statement: str) -> None:
         _warn_once(running, _OWN_CONNECTION)
     elif is_here and engine not in running.other_binds:
         keys = bind_keys_of(engine, running.engines)
+        if not keys and engine.pool in running.others:
+            running.refuse(_BY_SESSION.format(running.operation.name, _beginning(statement)))
         if not keys:  # an effect outside of the application, as those that nobody can see
             _warn_once(running, _OTHERS)
             return
@@ -131,6 +133,11 @@ _OWN_CONNECTION = (
 _OTHERS = (
     "the view of %s writes on an engine that is none of its application's (another application's, or"
     " one of your own): that is not part of the operation, and a retry may repeat it"
+)
+_BY_SESSION = (
+    "a session of the view of {} wrote on an engine that is none of its application's, which cannot"
+    " commit together with the record; nothing was committed: '{}'. Let it use db.engine, or for"
+    " another database an engine of SQLALCHEMY_BINDS"
 )
 _warned: set[tuple[str, str]] = set()
 

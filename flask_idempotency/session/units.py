@@ -47,6 +47,7 @@ NAME = "idempotency_"
 
 No two have the same name: one that was never made is never mistaken for an older one."""
 
+_DATA = WRITES | UNSURE  # what a savepoint's rollback undoes for certain
 _EMPTY = "\0"
 """In front of the name of a savepoint that was rolled back to: nobody needs it, but it is there."""
 
@@ -172,6 +173,7 @@ class Units:
         self.begun = self.commits = self.rollbacks = 0
         self._open: StandIn | None = None
         self._nested: list[str] = []
+        self._before: list[int] = []  # what the unit had done when each of these was made
         self._around: list[str] = []  # savepoints of the top's
         self._spanning = 0  # how many of these a unit that wrote has been committed in
         self._leaving = False
@@ -260,7 +262,7 @@ class Units:
         if self._open is not owner:
             if self._open is not None:
                 self._give_way(owner)
-            self._open, self.traits, self._nested = None, READS, []
+            self._open, self.traits, self._nested, self._before = None, READS, [], []
             self.present = owner
             if owner.is_top:
                 self.wrote = self.wrote or traits != SAVEPOINT
@@ -283,15 +285,25 @@ class Units:
                         " statements, so nobody knows what it is around: send it on its own"
                     )
                 self._nested.append(text)  # it lasts as long as the unit
+                self._before.append(self.traits)
             return
-        verb, name = found
-        names = self._around if owner.is_top else self._nested
+        (self._note_around if owner.is_top else self._note_nested)(*found)
+
+    def _note_nested(self, verb: str, name: str) -> None:
         if verb == "SAVEPOINT":
-            names.append(name)
-        elif (place := _last(names, name)) is not None:
-            if not owner.is_top:
-                names[place:] = [_EMPTY + name] if verb == "ROLLBACK" else []
-                return
+            self._nested.append(name)
+            self._before.append(self.traits)
+        elif (place := _last(self._nested, name)) is not None:
+            is_back = verb == "ROLLBACK"
+            if is_back:  # what was written since is undone
+                self.traits &= ~_DATA | self._before[place]
+            self._nested[place:] = [_EMPTY + name] if is_back else []
+            self._before[place:] = [self.traits] if is_back else []
+
+    def _note_around(self, verb: str, name: str) -> None:
+        if verb == "SAVEPOINT":
+            self._around.append(name)
+        elif (place := _last(self._around, name)) is not None:
             if verb == "ROLLBACK":  # it is still there afterwards
                 place += 1
                 if self._spanning >= place:
@@ -299,7 +311,7 @@ class Units:
                         "the view rolled back to a savepoint of current_operation.connection, in which"
                         " db.session had committed"
                     )
-            del names[place:]
+            del self._around[place:]
             self._spanning = min(self._spanning, place)
 
     @property

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 
 from sqlalchemy import exc
 
-from flask_idempotency.core.errors import IdempotencyError, StoreUnavailable
+from flask_idempotency.core.errors import IdempotencyError, StoreUnavailable, sqlstate
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.keys import KEY_BYTES
 from flask_idempotency.core.ports import Hold, Records, Transaction
@@ -32,6 +32,14 @@ CREATE = "run `flask idempotency create-table`"
 MIGRATE = "make a migration (the table is part of db.metadata)"
 ADD = f"{CREATE}, or {MIGRATE}"
 """What to do when the table is not as it should be."""
+
+
+LOCKED = "the table is locked, by an ALTER TABLE for instance"
+UNLOCK = "run this again when the migration has ended; pg_stat_activity shows who holds it"
+REJECTS = (
+    "let the table take what a request writes: a column of your own needs a default, and no constraint"
+    " or trigger may refuse a row"
+)
 
 
 class NothingToDo(IdempotencyError):
@@ -184,10 +192,14 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Belongings:
-    """What belongs to a scope: the ``keys`` of records that have no lease, and the rest by state."""
+    """What belongs to a scope: the ``keys`` of records that have no lease, and the rest by state.
+
+    ``names`` are the operations of the former; a store need not tell.
+    """
 
     keys: list[bytes]
     left: dict[str, int]
+    names: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,7 +392,7 @@ def trying(records: Records, forget: Callable[[Claim], object]) -> Iterator[tupl
     try:
         hold = records.claim(claim)
         if hold is None:
-            raise StoreUnavailable("the table is locked, by an ALTER TABLE for instance")
+            raise StoreUnavailable(LOCKED)
         try:
             yield claim, hold
         finally:
@@ -422,6 +434,14 @@ def read_time(text: Any) -> Time:
 def original(error: BaseException | None) -> BaseException | None:
     """The driver's error inside SQLAlchemy's."""
     return error.orig if isinstance(error, exc.DBAPIError) else error
+
+
+def remedy_of(error: BaseException, allow: str) -> str:
+    """What to do about a write that failed; ``allow`` where nothing but a right may be missing."""
+    code = sqlstate(original(error.__cause__)) or ""
+    if code == "55P03":  # lock not available
+        return UNLOCK
+    return REJECTS if code.startswith(("22", "23", "P0")) else allow  # data, constraints, PL/pgSQL
 
 
 def reason(error: BaseException) -> str:

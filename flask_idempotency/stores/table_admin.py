@@ -33,6 +33,7 @@ from .admin import (
     finding,
     read_audit,
     read_time,
+    remedy_of,
 )
 from .counts import Counts, CountsUnavailable
 from .table import IS_OBSERVED, NO_LEASE, TIMES, VERSION, defined_counts
@@ -192,7 +193,7 @@ SELECT %(note)s, {in_ttl}, {now}, 0, 0, 'in_progress', '{ERASED}', %(name)s, %(n
        request = CASE WHEN %(state)s = 'in_progress' THEN request END, tries = 0, tried_at = NULL,
        audit = {audit.format(entry.format("%(why)s"))}
  WHERE key = ({mine})""",
-        belonging=f"""SELECT key FROM {{table}}
+        belonging=f"""SELECT key, CAST(name AS text) FROM {{table}}
  WHERE {of_scope} AND (CAST(%(name)s AS text) IS NULL OR name = %(name)s) AND {NO_LEASE}""",
         left=f"""SELECT {state}, count(*) FROM {{table}}
  WHERE {of_scope} AND (CAST(%(name)s AS text) IS NULL OR name = %(name)s)
@@ -308,8 +309,9 @@ class TableAdmin:
     def belonging(self, tail: bytes, name: str | None) -> Belongings:
         """The records of a scope."""
         values = {"tail": tail, "name": name}
-        keys = [bytes(key) for (key,) in self._fetch(self.sql.belonging, values)]
-        return Belongings(keys, dict(map(tuple, self._fetch(self.sql.left, values))))
+        found = self._fetch(self.sql.belonging, values)
+        left = dict(map(tuple, self._fetch(self.sql.left, values)))
+        return Belongings([bytes(key) for key, _ in found], left, frozenset(name for _, name in found))
 
     def count_older(self, seconds: float) -> int:
         """How many ended so long ago and have not expired."""
@@ -396,7 +398,8 @@ def examine_counts(engine: Engine, counts: Table, *, is_whole: bool) -> Finding:
             Counts(engine, counts).attempt()
         except CountsUnavailable as error:
             is_whole, bad = False, f"the console shows no rates: {error}"
-            remedy = f"grant the application's user SELECT, INSERT, UPDATE and DELETE on {name}"
+            allow = f"grant the application's user SELECT, INSERT, UPDATE and DELETE on {name}"
+            remedy = remedy_of(error, allow)
     return finding(is_whole, "counts", f"one was written to {name}", bad, remedy, "advice")
 
 

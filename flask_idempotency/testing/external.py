@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from flask import Flask
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.drivers.port import FAILED, IDLE, Answer, innermost
@@ -46,13 +46,13 @@ def external_transaction(app: Flask, connection: Connection) -> Iterator[None]:
     """
     state = app_state(app)
     engine, usual = state.database, Messages.connect
-    is_begun = connection.engine.pool is engine.pool and connection.in_transaction()
+    is_begun = connection.engine.url == engine.url and connection.in_transaction()
     if state.settings.store not in ("hybrid", "postgres") or not is_begun:
         raise ConfigurationError(
-            "external_transaction() is for the stores hybrid and postgres, and needs a connection to"
-            " the database of the records (db.engine.connect()) that has begun a transaction (begin())"
+            "external_transaction() is for the stores hybrid and postgres, and needs a connection that"
+            " has begun a transaction (begin()): of db.engine, or of an engine with the same URL"
         )
-    outside = _Outside(connection)
+    outside = _Outside(engine, connection)
 
     def connect(messages: Messages) -> RawConnection:
         return _Savepoint(outside, messages) if messages.is_like(engine) else usual(messages)
@@ -71,8 +71,8 @@ class _Outside(Units):
 
     is_lent = False
 
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(connection.engine, connection.connection)
+    def __init__(self, engine: Engine, connection: Connection) -> None:
+        super().__init__(engine, connection.connection)
         values = {name: connection.exec_driver_sql(f"SHOW {name}").scalar_one() for name in _SET}
         calls = (f"set_config('{name}', {literal(value)}, true)" for name, value in values.items())
         self.settings_back = f"SELECT {', '.join(calls)};"

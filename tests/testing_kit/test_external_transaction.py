@@ -286,9 +286,23 @@ def test_a_connection_without_a_transaction_is_refused(shop):
         external_transaction(shop.app, connection).__enter__()
 
 
-def test_a_connection_of_another_engine_is_refused(shop):
+def test_a_connection_may_be_of_an_engine_of_the_tests_own(shop, assert_replayed):
     engine = sa.create_engine(shop.app.config["SQLALCHEMY_DATABASE_URI"])
-    with engine.begin() as connection, pytest.raises(ConfigurationError, match="needs a connection"):
+    with engine.connect() as connection:
+        transaction = connection.begin()
+        with external_transaction(shop.app, connection):
+            assert_replayed(shop.post(), shop.post())
+            assert amounts(connection) == [5]
+        transaction.rollback()
+    engine.dispose()
+    assert shop.count() == 0
+    assert shop.records() == []
+
+
+def test_a_connection_to_another_database_is_refused(shop):
+    url = sa.make_url(shop.app.config["SQLALCHEMY_DATABASE_URI"])
+    engine = sa.create_engine(url.set(database="postgres"))
+    with engine.begin() as connection, pytest.raises(ConfigurationError, match="with the same URL"):
         external_transaction(shop.app, connection).__enter__()
     engine.dispose()
 

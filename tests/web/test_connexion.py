@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import connexion
+import flask
 import httpx
 import pytest
 from connexion.exceptions import BadRequestProblem
@@ -24,6 +25,12 @@ def raise_problem() -> None:
 
 
 ERRORS: dict[int, Callable[[], Any]] = {404: lambda: abort(404, "no"), 400: raise_problem}
+
+
+def abort_with_a_response() -> None:
+    abort(flask.make_response({"pay": "more"}, 402))
+
+
 ALL = pytest.mark.parametrize("status", ERRORS)
 
 
@@ -110,6 +117,15 @@ def test_with_the_handlers_of_the_page_it_is_stored_with_the_commit(bare, shop, 
     first, again = shop.post("pay"), shop.post("pay")
     assert compared(bare.post("plain")) == compared(first) == compared(again)
     assert first.status_code == status
+    assert again.headers["Idempotent-Replayed"] == "true"
+    assert shop.world.count() == 1
+
+
+def test_a_response_that_is_aborted_with_is_the_response(shop):
+    shop.add(pay=idempotent(shop.paying(abort_with_a_response)))
+    first, again = shop.post("pay"), shop.post("pay")
+    assert compared(first) == compared(again)
+    assert (first.status_code, first.json()) == (402, {"pay": "more"})
     assert again.headers["Idempotent-Replayed"] == "true"
     assert shop.world.count() == 1
 

@@ -14,7 +14,15 @@ from sqlalchemy import exc, text
 
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, sqlstate
 from flask_idempotency.core.records import Claim
-from flask_idempotency.stores.admin import Due, Erasure, Finding, original, trying
+from flask_idempotency.stores.admin import (
+    Due,
+    Erasure,
+    Finding,
+    original,
+    reason,
+    remedy_of,
+    trying,
+)
 from flask_idempotency.stores.table_admin import (
     FORGET,
     Size,
@@ -80,11 +88,11 @@ class PostgresAdmin(TableAdmin):
 
     def count_try(self, due: Due) -> bool:
         """Count a try of an operation that nobody holds."""
-        return self._messages.run(statements.COUNT_TRY, {"key": due.key, "owner": due.owner})[1] == 1
+        return self._change(statements.COUNT_TRY, {"key": due.key, "owner": due.owner}) == 1
 
     def postpone(self, key: bytes) -> None:
         """Put off an operation that nobody holds."""
-        self._messages.run(statements.PUT_OFF, {"key": key})
+        self._change(statements.PUT_OFF, {"key": key})
 
     def erase(self, keys: list[bytes], seen: str | None = None, erasure: Erasure | None = None) -> int:
         """Delete what nobody works on."""
@@ -158,22 +166,26 @@ class PostgresAdmin(TableAdmin):
 
     @contextmanager
     def trial(self) -> Iterator[PostgresHold]:
-        """Claim a record of its own."""
+        """Claim a record of its own. Raises ``ConfigurationError`` if the table rejects it."""
 
         def forget(claim: Claim) -> None:
-            self._messages.run(FORGET, {"key": claim.key, "owner": claim.owner})
+            self._change(FORGET, {"key": claim.key, "owner": claim.owner})
 
-        with trying(self._records, forget) as (claim, hold):
-            mine = cast("PostgresHold", hold)
-            checks.change(self._messages.table, mine, claim)
-            yield mine
+        try:
+            with trying(self._records, forget) as (claim, hold):
+                mine = cast("PostgresHold", hold)
+                checks.change(self._messages.table, mine, claim)
+                yield mine
+        except exc.SQLAlchemyError as error:  # of the INSERT, the UPDATE or the COMMIT
+            found = f"{self._messages.table.fullname}: {reason(error)}"
+            raise ConfigurationError(f"{found}; {remedy_of(error, self.remedy)}") from error
 
     def _size(self) -> Size:
         pages, *counted = self._fetch(statements.SIZE, {})[0]
         return Size(max(pages / statements.SAMPLED_PAGES, 1.0), *counted)
 
     def _fetch(self, template: str, values: dict[str, Any]) -> list[Any]:
-        return self._messages.fetch(template, values)[0]
+        return self._messages.operate(template, values)[0]
 
     def _change(self, template: str, values: dict[str, Any]) -> int:
-        return self._messages.run(template, values)[1]
+        return self._messages.operate(template, values)[1]

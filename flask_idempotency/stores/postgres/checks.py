@@ -10,12 +10,23 @@ from typing import Literal
 
 from sqlalchemy import Table, exc, text
 
-from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, NotAtomic
+from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, NotAtomic, sqlstate
 from flask_idempotency.core.records import Claim
-from flask_idempotency.stores.admin import ADD, MIGRATE, TRIAL, Finding, finding, reason
+from flask_idempotency.stores.admin import (
+    ADD,
+    LOCKED,
+    MIGRATE,
+    TRIAL,
+    UNLOCK,
+    Finding,
+    finding,
+    reason,
+    remedy_of,
+)
 from flask_idempotency.stores.table import COMMANDS_ONLY, FILLFACTOR, defined_counts
 from flask_idempotency.stores.table_admin import ODD_KEYS, examine_counts, examine_keys
 
+from .failures import LOCK_NOT_AVAILABLE
 from .holds import PostgresHold
 from .messages import Messages
 from .shape import Piece, Shape, create_index, listed, shape_of
@@ -37,9 +48,12 @@ _SERVER = """SELECT current_setting('server_version'),
 def examine(messages: Messages) -> Iterator[Finding]:
     """Check the server and the tables, and leave nothing there. Ends early if the server is away."""
     try:
-        server = messages.run(_SERVER)[0]
+        server = messages.operate(_SERVER)[0][0]
         shape, steps = (shape_of(messages, table) for table in (messages.table, messages.steps))
     except (IdempotencyError, exc.SQLAlchemyError) as error:
+        if sqlstate(error.__cause__) == LOCK_NOT_AVAILABLE:  # of a partition
+            yield Finding("FAILED", "table", LOCKED, UNLOCK)
+            return
         remedy = f"check that the server runs and that the URL, user and password are right; {POOLER}"
         yield Finding("FAILED", "PostgreSQL", reason(error), remedy)
         return
@@ -122,7 +136,7 @@ def _examine_columns(shape: Shape) -> Finding:
 
 def _examine_keys(messages: Messages) -> Iterator[Finding]:
     with suppress(IdempotencyError):  # such as a missing right, which the claim finds out
-        yield from examine_keys(messages.run(ODD_KEYS)[0][0])
+        yield from examine_keys(messages.operate(ODD_KEYS)[0][0][0])
 
 
 _WITHOUT: dict[str, tuple[Literal["advice", "FAILED"], str]] = {
@@ -188,10 +202,11 @@ def _try_steps(messages: Messages) -> Finding:
     bad = f"a step that was written is not in {name}: a trigger, a rule or row security hides it"
     allow = f"grant the application's user SELECT, INSERT, UPDATE and DELETE on {name}, on all rows"
     try:
-        written = messages.run(_STEP, {"key": secrets.token_bytes(32), "name": TRIAL})[1]
+        written = messages.operate(_STEP, {"key": secrets.token_bytes(32), "name": TRIAL})[1]
     except (IdempotencyError, exc.SQLAlchemyError) as error:
         is_named = isinstance(error, ConfigurationError)
         bad, written = str(error) if is_named else f"{name}: {reason(error)}", 0
+        allow = remedy_of(error, allow)
     return finding(written == 1, "steps", f"one was written to {name}", bad, allow)
 
 

@@ -74,6 +74,15 @@ class Messages:
 
         return self.on_a_wire(ask)
 
+    def operate(
+        self, template: str, values: dict[str, Any] | None = None
+    ) -> tuple[list[tuple[Any, ...]], int]:
+        """Like :meth:`fetch`, for an operator, who waits for a lock no longer than a request does.
+
+        A migration may hold the table for minutes, and the console's pages use the application's pool.
+        """
+        return self.fetch(f"{_SET_LOCAL}\n{template}", values)
+
     def on_a_wire(self, use: Callable[[RawConnection], T]) -> T:
         """Run ``use``, a second time if the pooled connection turned out to be unusable.
 

@@ -97,10 +97,10 @@ class Shape:
 
 def shape_of(messages: Messages, table: Table) -> Shape | None:
     """One of the two tables as it is in the database, or None."""
-    row = messages.run(_TABLE, {"table": preparer.format_table(table)})[0]
-    if row is None:
+    rows, _ = messages.operate(_TABLE, {"table": preparer.format_table(table)})
+    if not rows:
         return None
-    columns, indexes, pieces, partitioned = row
+    columns, indexes, pieces, partitioned = rows[0]
     return Shape(
         table,
         dict(columns),

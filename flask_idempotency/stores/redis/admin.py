@@ -58,7 +58,7 @@ local lines = {{}}
 for i, key in ipairs(KEYS) do
   local line = redis.pcall('HMGET', key, 'name', 'state', 'attempt', 'status', 'created', 'completed',
                            'lease')
-  if line[1] then
+  if line[1] or line[2] or line[5] then
     local owner = redis.pcall('HGET', key, 'owner')
     if type(owner) == 'string' and {is_observed("owner")} then
       line[2] = 'observed'
@@ -69,7 +69,7 @@ for i, key in ipairs(KEYS) do
     line[9] = redis.call('PTTL', key)
     line[10] = version(key)
   end
-  lines[i] = line[1] and line or false
+  lines[i] = line[10] and line or false
 end
 return cjson.encode({{now, lines}})"""
 
@@ -242,7 +242,7 @@ class RedisAdmin:
 
     def belonging(self, tail: bytes, name: str | None) -> Belongings:
         """The records of a scope."""
-        keys, left = list[bytes](), Counter[str]()
+        keys, left, names = list[bytes](), Counter[str](), set[str]()
         for key, line, _ in self._seen(end=tail):
             if name not in (None, line.operation):
                 continue
@@ -250,7 +250,8 @@ class RedisAdmin:
                 left[line.state] += 1
             else:
                 keys.append(key)
-        return Belongings(keys, dict(left))
+                names.add(line.operation)
+        return Belongings(keys, dict(left), frozenset(names))
 
     def note(self, key: bytes, entry: AuditEntry) -> bool:
         """Note what an operator did."""
@@ -363,16 +364,16 @@ class RedisAdmin:
                     yield key, _line(key, now, *line), _left(line[6], now)
 
 
-def _line(key: bytes, now: int, name: str, state: str, attempt: str, *more: Any) -> Line:
-    status, created, completed, lease, size, left, version = more
+def _line(key: bytes, now: int, *fields: Any) -> Line:
+    name, state, attempt, status, created, completed, lease, size, left, version = fields
     return Line(
         key[:8].hex(),
-        name,
-        _state(lease, now) if state == "in_progress" else state,
-        _whole(attempt),
+        name or "",
+        _state(lease, now) if state == "in_progress" else state or "",
+        _whole(attempt or ""),
         _whole(status) if status else None,
         None if size is False else size,
-        _time(created),
+        _time(created or ""),
         _time(completed) if completed else None,
         _time(now + left) if left >= 0 else None,
         expired=False,

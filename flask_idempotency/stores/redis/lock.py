@@ -93,6 +93,7 @@ class RedisLock:
         self._lock_milliseconds = _milliseconds(self._lock_seconds)
         self._on_failure, self._on_pause, self._on_resume = on_failure, on_pause, on_resume
         self._skip_until: float | None = None
+        self._untold = [True]  # for whoever tells of a failure: whether Redis worked until then
         self._probes: dict[int, object] = {}  # the request that probes, by process
 
     def acquire(self, claim: Claim) -> Glance:
@@ -108,8 +109,10 @@ class RedisLock:
             return Glance.ASK
         try:
             until = self._skip_until
-            may = until is None or time.monotonic() >= until
-            return self._acquire(claim, probes=True) if may else Glance.ASK
+            if until is not None and time.monotonic() < until:
+                return Glance.ASK
+            self._untold = [until is None]
+            return self._acquire(claim, probes=True)
         finally:
             del self._probes[pid]
 
@@ -202,15 +205,20 @@ class RedisLock:
             self._fail(error)
             return None
         if self._skip_until is not None:
-            self._skip_until = None
+            self._skip_until, self._untold = None, [True]
             log.info("Redis works again")
             self._on_resume()
         return result
 
     def _fail(self, error: Exception) -> None:
-        worked, self._skip_until = self._skip_until is None, time.monotonic() + PAUSE_SECONDS
-        log.warning("Redis failed, going on without it for %s s: %s", PAUSE_SECONDS, cause(error))
+        """Begin the pause. Of those that fail together one says so: ``pop`` gives it to one of them."""
+        self._skip_until = time.monotonic() + PAUSE_SECONDS
         self._on_failure(error)
+        try:
+            worked = self._untold.pop()
+        except IndexError:
+            return
+        log.warning("Redis failed, going on without it for %s s: %s", PAUSE_SECONDS, cause(error))
         if worked:
             self._on_pause(error)
 

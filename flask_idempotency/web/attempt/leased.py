@@ -192,9 +192,10 @@ class LeasedAttempt(Attempt):
 
     def _end(self, stored: StoredResponse | None) -> None:
         operation = self._operation
-        if not self._found_settled:
-            in_request = self._current.is_dispatched
-            end_view(self._state, operation.name, in_request=in_request)
+        in_request = self._current.is_dispatched
+        if not (self._found_settled and in_request):
+            failed = stored is None or stored.status >= 500
+            end_view(self._state, operation.name, in_request=in_request, failed=failed)
         with parked(self._state):
             self._stop_beating()
             if stored is None and self._reconciling:

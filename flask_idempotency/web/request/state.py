@@ -9,7 +9,7 @@ from threading import get_ident
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from flask import Response
+from flask import Response, current_app
 from werkzeug.local import LocalProxy
 
 from flask_idempotency.core.errors import ConfigurationError, Problem, ScopeUnknown
@@ -171,7 +171,8 @@ def current_scope(scope_of: ScopeCallable | None, *, required: bool = True) -> S
     """Whose key the present request has; ``scope_of`` is the option ``scope`` of its route.
 
     Raises ``ScopeUnknown`` if nobody is signed in, unless that is not ``required``, and
-    ``ConfigurationError`` if it looks for something that is not there yet.
+    ``ConfigurationError`` if it looks for something that is not there yet; but the error itself if the
+    application has a handler for it, as for any other of ``scope_of``.
     """
     if scope_of is None:
         return None
@@ -180,16 +181,26 @@ def current_scope(scope_of: ScopeCallable | None, *, required: bool = True) -> S
     except ASKED_TOO_EARLY as error:
         if type(error) not in ASKED_TOO_EARLY:
             raise
-        raise ConfigurationError(
+        mistake = ConfigurationError(
             f"the scope callable {name_of(scope_of)} raised {type(error).__name__}. It is asked after"
             " your before_request functions, but before the decorators below @idempotent or protect(),"
             " such as @jwt_required(). Let it find the caller itself, with verify_jwt_in_request("
             "optional=True) first, or return what a before_request function has found; None if that is"
             " nobody. The page about authentication has code for JWT, session cookies and API keys"
-        ) from error
+        )
+        if _is_handled(error):  # whoever logs it there sees ours as its cause
+            raise error from (error.__cause__ or mistake)
+        raise mistake from error
     if required and (scope is None or scope == ""):
         raise ScopeUnknown
     return scope
+
+
+def _is_handled(error: Exception) -> bool:
+    """Whether the application has a handler for such an error, or for all."""
+    blueprints = getattr(present_request(), "blueprints", ())
+    handlers = [current_app.error_handler_spec[name][None] for name in (*blueprints, None)]
+    return any(kind in each for each in handlers for kind in type(error).__mro__)
 
 
 def is_outermost_request() -> bool:

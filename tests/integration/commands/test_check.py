@@ -77,6 +77,45 @@ def test_check_notices_a_table_of_steps_that_is_not_ours(world, run, change, rem
     assert world.records() == []
 
 
+REFUSES = """create function refuse() returns trigger language plpgsql as
+    $$begin raise exception 'replica only'; end$$;
+    create trigger refuse before {} on {{table}} for each row execute function refuse()"""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("alter table {table} add column tenant text not null", 'column "tenant"'),
+        ("alter table {table} add constraint never check (key <> key)", 'constraint "never"'),
+        (REFUSES.format("insert"), "replica only"),
+        (REFUSES.format("update"), "replica only"),
+    ],
+)
+@pytest.mark.parametrize("store", ["postgres"])
+def test_check_names_what_rejects_a_record(world, run, change, said):
+    world.sql(change.format(table="idempotency_record"))
+    result = run("check")
+    assert not_ok(result) == {"claim": "FAILED"}
+    assert said in result.output
+    assert "let the table take what a request writes" in result.output
+    assert world.records() == []
+
+
+@pytest.mark.parametrize("table", ["idempotency_record_step", "idempotency_record_count"])
+@pytest.mark.parametrize(
+    "change", ["alter table {table} add column tenant text not null", REFUSES.format("insert")]
+)
+def test_check_asks_for_no_right_where_a_row_is_rejected(world, table, change):
+    build_console(world.app)
+    with world.app.app_context():
+        world.db.create_all()
+    world.sql(change.format(table=table))
+    result = runner(world.app)("check")
+    assert len(not_ok(result)) == 1
+    assert "-> let the table take what a request writes" in result.output
+    assert "grant" not in result.output
+
+
 @pytest.mark.parametrize("rights", ["select", "select, insert, update", "insert, delete", ""])
 def test_check_notices_missing_rights_on_the_table_of_steps(world, stranger, rights):
     world.sql(f"grant select, insert, update, delete on idempotency_record to {stranger.username}")
@@ -423,6 +462,9 @@ class TestAStranger:
     )
     def test_who_finds_nobody_or_rejects_is_right(self, check, scope, how):
         assert not not_ok(check(scope, **how))
+
+    def test_an_error_that_the_application_answers_itself_is_right(self, check):
+        assert not not_ok(check(lambda: session["user_id"], catch=lambda _error: ("sign in", 401)))
 
     @pytest.mark.parametrize("how", [{"above": idempotent}, {"path": "/payments/<id>"}])
     def test_what_only_a_real_request_can_tell_is_not_guessed(self, check, how):

@@ -121,6 +121,7 @@ def test_the_record_notes_who_decided_and_why(orders):
         ("ann\nERROR forged\r\x1b[2J\u2028\u202e\0", "ann ERROR forged  [2J"),
         ("ann \udcff", "ann"),
         (" \n", getpass.getuser()),
+        ("\u3164\u0301", getpass.getuser()),
     ],
 )
 def test_a_name_is_one_line_that_can_be_seen(orders, by, noted):
@@ -131,6 +132,21 @@ def test_a_name_is_one_line_that_can_be_seen(orders, by, noted):
     assert orders.run("forget", "--scope", "alice", "--by", by, "--yes").exit_code == 0
     (line,) = orders.lines()
     assert [entry["by"] for entry in orders.show(line["key"])["audit"]] == [noted]
+
+
+@pytest.mark.parametrize("why", ["\u200b", "\ufe0f", "x" * 501])
+def test_a_reason_can_be_seen(orders, why):
+    result = orders.run("release", orders.interrupt(), "--why", why)
+    assert result.exit_code == 2
+    assert "Say why, in at most 500 characters" in result.output
+
+
+def test_a_name_has_an_end(orders):
+    key = orders.interrupt()
+    result = orders.run("release", key, "--by", "é" * 201)
+    assert result.exit_code == 2
+    assert "A name has at most 200 characters." in result.output
+    assert orders.run("release", key, "--by", "é" * 200).exit_code == 0
 
 
 def test_a_failure_given_by_hand_is_noted_as_one(orders):
@@ -293,6 +309,8 @@ def test_without_the_keys_nothing_is_stored_that_no_retry_could_open(make_world)
         (["--body", "paid"], "the body is not JSON"),
         (["--body", '{"amount": NaN}'], "the body is not JSON"),
         (["--body", "[" * 900 + "]" * 900], "the body is not JSON"),
+        (["--body", "\ufeff{}"], "the body begins with a byte order mark"),
+        (["--body-file", "/proc/self/mem"], "the body cannot be read: "),
         (["--header", "Set-Cookie: a=b"], "'Set-Cookie' is malformed, or one that is never stored"),
         (["--header", "nonsense"], "'nonsense' is malformed"),
         (["--header", "X: a\nY: b"], "'X' is malformed"),

@@ -270,10 +270,10 @@ def test_a_purge_by_age_deletes_what_ended_and_asks_first(shop):
     refused = ask(cli, ["purge", "--older-than", "1d"], input="n\n")
     assert "besides what has expired: 3 records that ended more than 1 d ago" in refused.output
     assert (refused.exit_code, shop.rows()) == (1, 6)
-    for age, said in ("47h", "1 d 23 h"), ("90m", "1 h 30 min"), ("61", "1 min 1 s"), ("0", "0 s"):
+    for age, said in ("47h", "1 d 23 h"), ("90m", "1 h 30 min"), ("61", "1 min 1 s"):
         asked = ask(cli, ["purge", "--older-than", age], input="n\n").output
         assert f"ended more than {said} ago" in asked
-    assert "4 records that" in asked
+    assert "3 records that" in asked
     none = ask(cli, ["purge", "--older-than", "1w"])
     assert none.output == "0 expired or old records deleted\n", "nothing to ask"
     assert (
@@ -305,12 +305,14 @@ def test_a_scope_is_compared_as_it_is_written(text):
     assert scope_tail(7) in erasure.scope_tails("7")
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("0", 0), ("90", 90), ("90m", 5400), ("4w", 2_419_200)])
+@pytest.mark.parametrize(("text", "seconds"), [("1", 1), ("90", 90), ("90m", 5400), ("4w", 2_419_200)])
 def test_an_age_has_a_unit(text, seconds):
     assert group.read_age(None, None, text) == seconds  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("text", ["", "d", "1y", "-1d", "1.5h", "nan", "1 d", "9" * 10, "9" * 9 + "w"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "0d", "d", "1y", "-1d", "1.5h", "nan", "1 d", "9" * 10, "9" * 9 + "w"]
+)
 def test_another_age_is_refused(shop, text):
     assert shop.run("purge", f"--older-than={text}", "--yes").exit_code == 2
 

@@ -212,8 +212,10 @@ def test_a_purge_by_age_is_refused_or_done(shop, store):
     assert "deleted" in shop.run("purge").output or store == "redis"
     assert len(shop.listed()) == 1, "has not expired"
     ask = shop.app.test_cli_runner().invoke
-    asked = ask(cli, ["purge", "--older-than", "0"], input="n\n")
-    result = shop.run("purge", "--older-than", "0", "--yes")
+    if store != "redis":
+        sql(shop, "update idempotency_record set completed_at = '2020-01-01 00:00:00.000'")
+    asked = ask(cli, ["purge", "--older-than", "1s"], input="n\n")
+    result = shop.run("purge", "--older-than", "1s", "--yes")
     if store == "redis":
         assert (result.exit_code, "cannot find old ones" in result.output) == (1, True)
         assert asked.output == result.output

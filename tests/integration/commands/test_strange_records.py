@@ -69,6 +69,7 @@ STRANGE = {
         ("lease", "-inf"),
         ("lease", "1e400"),
         ("name", b"\xff\0"),
+        *((missing, None) for missing in ("name", "state", "attempt", "created", "owner")),
     ],
 }
 PAST = {"postgres": "clock_timestamp() - interval '1 s'", "sql": "'2020-01-01 00:00:00.000'"}
@@ -109,12 +110,15 @@ class Shop:
         return json.loads(self.run("list", "--json").stdout)
 
     def forge(self, column, value):
-        """Write into one field of the strange record: an expression of SQL, or what Redis stores."""
+        """Write into one field of the strange record: SQL, or what Redis stores, None for nothing."""
         if self.store == "redis":
             with redis.Redis.from_url(self.redis_url) as client:
                 prefix = self.app.extensions["idempotency"].records.prefix
                 (name,) = client.keys(f"{prefix}{self.strange}*")
-                client.hset(name, column, value)
+                if value is None:
+                    client.hdel(name, column)
+                else:
+                    client.hset(name, column, value)
             return
         digits = {
             "postgres": "encode(substring(key for 4), 'hex')",

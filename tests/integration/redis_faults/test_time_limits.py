@@ -153,6 +153,25 @@ def test_one_request_at_a_time_probes_a_redis_that_was_away(proxy, lock_at, fail
     assert lock.acquire(SECOND) is Glance.BUSY, "the pause is over for all"
 
 
+def test_of_requests_that_meet_a_failure_together_one_says_so(proxy, lock_at, failures, caplog):
+    lock, together = lock_at(proxy.url), threading.Barrier(5)
+    assert lock.acquire(FIRST) is Glance.MINE
+
+    def ask():
+        together.wait(20)
+        return lock.acquire(SECOND)
+
+    proxy.hang()
+    with ThreadPoolExecutor(5) as pool:
+        asked = [pool.submit(ask) for _ in range(5)]
+        assert [each.result(20) for each in asked] == [Glance.ASK] * 5
+    assert len(failures) > 1
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    lock._skip_until = 0.0  # the pause is over
+    assert lock.acquire(SECOND) is Glance.ASK
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+
+
 def test_a_probe_that_is_interrupted_leaves_its_turn_to_the_next(lock_at, own_redis, monkeypatch):
     lock = lock_at(own_redis.url)
     lock._skip_until = 0.0

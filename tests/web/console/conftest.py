@@ -11,6 +11,9 @@ from flask_idempotency import current_operation, idempotent
 
 ROOT = "/operations"
 
+INVISIBLE = "\u115f", "\u1160", "\u2800", "\u3164", "\uffa0", "\u034f", "\ufe0f"
+"""Characters that Python calls printable, and of which nothing can be seen."""
+
 
 @pytest.fixture
 def store():

@@ -12,6 +12,8 @@ from flask_wtf import CSRFProtect
 from flask_idempotency import ConfigurationError, Idempotency
 from flask_idempotency.console import access
 
+from .conftest import INVISIBLE
+
 DIGITS = "0123456789abcdef"
 
 PAGES = [
@@ -59,7 +61,7 @@ def test_nobody_gets_in_without_being_authorized(world, method, path):
     assert "Set-Cookie" not in response.headers
 
 
-@pytest.mark.parametrize("nobody", [False, None, "", " \t", "\u200b", "\0", "\n\u2028"])
+@pytest.mark.parametrize("nobody", [False, None, "", " \t", "\u200b", "\0", "\n\u2028", *INVISIBLE])
 def test_false_none_and_no_text_refuse(make_world, nobody):
     world = make_world(SECRET_KEY="secret")
     world.app.register_blueprint(world.idempotency.console_blueprint(authorize=lambda: nobody))
@@ -89,6 +91,14 @@ def test_a_name_is_one_line(make_world):
     with world.app.test_request_context("/operations/"):
         world.app.preprocess_request()
         assert access.who() == "ada 2026-11-23 operation pay: erased by bob [2J"
+
+
+def test_a_name_has_an_end(make_world):
+    assert console(make_world, lambda: "é" * 200).client.get("/operations/").status_code == 200
+    world = console(make_world, lambda: "é" * 201)
+    world.app.testing = True
+    with pytest.raises(ConfigurationError, match="a name of 201 characters; at most 200 are noted"):
+        world.client.get("/operations/")
 
 
 def test_authorize_may_abort(make_world):
@@ -167,6 +177,14 @@ def test_the_cookie_is_only_for_tls_where_there_is_tls(world):
     headers = {"X-Operator": "ada"}
     response = world.client.get("/operations/", headers=headers, base_url="https://shop.example")
     assert "Secure" in response.headers["Set-Cookie"]
+
+
+def test_a_form_of_another_site_leaves_those_that_are_open_alone(world, browser):
+    browser.get()
+    response = world.client.post("/operations/search", headers={"X-Operator": "ada"}, data={"x": 1})
+    assert response.status_code == 403
+    assert "Set-Cookie" not in response.headers
+    assert browser.post("/search", digits=DIGITS).status_code == 404
 
 
 @pytest.mark.parametrize("token", ["", None, "nonsense", "a.b.c"])

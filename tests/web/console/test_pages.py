@@ -83,7 +83,15 @@ def test_the_list_shows_one_operation_or_state(browser, world, interrupted):
     assert len(digits_in(browser.get("/records?operation=pay").text)) == 1
     assert len(digits_in(browser.get("/records?state=completed").text)) == 2
     assert "There is no such record" in browser.get("/records?operation=pay&state=failed").text
-    assert len(digits_in(browser.get("/records?state=nonsense&operation=").text)) == 3
+    assert len(digits_in(browser.get("/records?state=&operation=").text)) == 3
+
+
+@pytest.mark.parametrize("state", ["weird", "%00", "Completed"])
+def test_a_state_that_is_none_is_refused_by_name(browser, world, state):
+    pay(world)
+    response = browser.get(f"/records?state={state}")
+    assert response.status_code == 404
+    assert "the states are in_progress, completed, failed, interrupted" in response.text
 
 
 def test_a_long_list_grows_on_request(browser, world):

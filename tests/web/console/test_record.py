@@ -10,7 +10,7 @@ import pytest
 from flask_idempotency import current_operation
 from flask_idempotency.core.keys import derive_key
 
-from .conftest import Browser
+from .conftest import INVISIBLE, Browser
 
 ACTIONS = ["release", "resolve", "fail"]
 
@@ -356,7 +356,7 @@ def test_what_is_in_use_is_not_erased(browser, world, act):
     assert len(world.records()) == 1
 
 
-@pytest.mark.parametrize("why", ["", "  ", "x" * 501])
+@pytest.mark.parametrize("why", ["", "  ", "x" * 501, "\u200b", *INVISIBLE])
 @pytest.mark.parametrize("action", ACTIONS)
 def test_nothing_is_done_without_a_reason(browser, world, interrupted, act, audit, action, why):
     digits = interrupted()
@@ -378,6 +378,7 @@ def test_nothing_is_done_without_a_reason(browser, world, interrupted, act, audi
         ({"status": "200", "body": "[" * 1200 + "]" * 1200}, "not JSON"),
         ({"status": "200", "body": "{"}, "not JSON"),
         ({"status": "204", "body": "{}"}, "has no body"),
+        ({"status": "200", "body": "\ufeff{}"}, "a byte order mark"),
     ],
 )
 def test_a_response_that_cannot_be_is_not_stored(browser, interrupted, act, audit, fields, said):
@@ -568,3 +569,23 @@ def test_reasons_and_names_are_text(browser, another, interrupted, act):
     assert "&lt;script&gt;1&lt;/script&gt;" in text
     assert "<script>" not in text
     assert "<b>m</b>" not in text
+
+
+def test_what_turns_text_around_is_shown_escaped(browser, world, interrupted, act):
+    """Whoever gives a reason, or writes to the table, lets no other text look like something else."""
+    digits = interrupted()
+    assert act(digits, "release", why="not \u202etnes").status_code == 303
+    world.sql("update idempotency_record set name = 'char\u202eeg'")
+    for page in f"/records/{digits}", "/records", "/", f"/records/{digits}/forget":
+        text = browser.get(page).text
+        assert "\u202e" not in text
+        assert r"char\u202eeg" in text
+    assert r"not \u202etnes" in browser.get(f"/records/{digits}").text
+
+
+def test_what_was_filled_in_stays_as_it_is(browser, interrupted, act):
+    """Even where it is not what the commands would print: it may be sent again."""
+    response = act(interrupted(), "resolve", status="99", body='{"a":\n "\u200d"}', why="so \u200d so")
+    assert response.status_code == 400
+    assert "{&#34;a&#34;:\n &#34;\u200d&#34;}</textarea>" in response.text
+    assert 'value="so \u200d so"' in response.text

@@ -1,0 +1,74 @@
+"""While somebody else holds the table, as a migration does, no operator waits for it, and no page."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.commands.purging import outside
+from tests.integration.commands.running import build_console, runner
+
+PATIENT = "statement timeout"  # what the server says to those that would wait for ever
+
+
+@pytest.fixture
+def world(make_world):
+    """With a limit far above ours, so that what has none fails instead of hanging."""
+    options = {"connect_args": {"options": "-c statement_timeout=3000"}}
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=options)
+    build_console(world.app).extensions["idempotency_console"].rates.begin = lambda: None
+    with world.app.app_context():
+        world.db.create_all()
+    return world
+
+
+@pytest.fixture
+def locked(world):
+    with outside(world) as migration:
+        migration.execute("lock table idempotency_record, idempotency_record_step")
+        yield
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "stats", "list", "list --state interrupted", "list --operation pay",
+        "list --scope alice", "list --key k --operation pay", "show 12345678", "release 12345678",
+        "resolve 12345678 --status 200 --why known --yes", "forget --scope alice --yes",
+        "purge --older-than 1d", "purge", "resume", "watch --once",
+    ],
+)  # fmt: skip
+def test_a_command_gives_up(world, locked, command):
+    result = runner(world.app)(*command.split())
+    assert result.exit_code == 1
+    assert "canceling statement due to lock timeout" in result.output
+
+
+def test_check_says_that_the_table_is_locked(world, locked):
+    result = runner(world.app)("check")
+    assert result.exit_code == 1
+    assert "the table is locked, by an ALTER TABLE for instance" in result.output
+    assert PATIENT not in result.output
+
+
+def test_check_says_so_of_a_partition(world):
+    world.sql("alter table idempotency_record rename to part")
+    world.sql("create table idempotency_record (like part) partition by hash (key)")
+    world.sql("alter table idempotency_record add primary key (key)")
+    world.sql(
+        "alter table idempotency_record attach partition part for values with (modulus 1, remainder 0)"
+    )
+    with outside(world) as migration:
+        migration.execute("lock table part")
+        result = runner(world.app)("check")
+    assert result.exit_code == 1
+    assert "the table is locked, by an ALTER TABLE for instance" in result.output
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["", "records", "records?state=interrupted", "records?operation=pay", "records/12345678"],
+)
+def test_a_page_gives_up(world, locked, page):
+    response = world.app.test_client().get(f"/operations/{page}")
+    assert response.status_code == 503
+    assert "canceling statement due to lock timeout" in response.text
