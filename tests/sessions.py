@@ -123,6 +123,12 @@ def present_session(db: Any) -> orm.Session:
     return session
 
 
+def factory_of(app: Flask, db: Any) -> Any:
+    """What makes the sessions."""
+    with app.app_context():
+        return db.sessionmaker if usual == "lite" else db.session.session_factory
+
+
 def left_behind(db: Any) -> bool:
     """Whether a session was not removed with its context: then it is now."""
     if usual == "lite":

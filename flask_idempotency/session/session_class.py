@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any, NoReturn
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.orm import Session
 
 from flask_idempotency.core.errors import ConfigurationError, NotAtomic
 from flask_idempotency.core.process import INHERITED
@@ -96,13 +95,12 @@ def refuse_replaced_session() -> NoReturn:
     )
 
 
-def refuse_early(session: Session) -> None:
-    """Raise ``ConfigurationError`` if a session was made before :func:`install`: it cannot join."""
-    if not isinstance(session, JoiningSession):
-        raise ConfigurationError(
-            "the present session was made before idempotency.init_app(), so a view's writes would not"
-            " be protected: call db.session.remove() when the application is set up"
-        )
+def refuse_early() -> NoReturn:
+    """Raise ``ConfigurationError`` about a session that was made before :func:`install`."""
+    raise ConfigurationError(
+        "the present session was made before idempotency.init_app(), so a view's writes would not be"
+        " protected: call db.session.remove() when the application is set up"
+    )
 
 
 def leave_to_parent(every: Iterable[Sessions]) -> None:

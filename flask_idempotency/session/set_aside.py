@@ -16,7 +16,7 @@ from .leftovers import (
     waits_for_commit,
 )
 from .operation import outer_transaction
-from .session_class import refuse_replaced_session
+from .session_class import JoiningSession, refuse_early, refuse_replaced_session
 
 
 def set_aside(
@@ -48,6 +48,8 @@ def set_aside(
             " operation, after it had written: that could not see what was written, nor commit with it."
             " Call the function instead, or make the request before the first write"
         )
+    if session is not None and not isinstance(session, JoiningSession):
+        refuse_early()
     transaction = None if session is None else session.get_transaction()
     if session is None or transaction is None:
         return nullcontext()

@@ -62,15 +62,12 @@ class _Scoped:
     usual: str | None = None
 
     def __init__(self, holder: Any, engines: Mapping[str | None, Engine]):
-        self._holder, self._session, self.engines = holder, holder.session, engines
+        self._holder, self.engines = holder, engines
         self.factory = _factory_of(holder.session)
 
     def is_replaced(self) -> bool:
         """See :class:`Sessions`."""
-        session = self._holder.session
-        return session is not self._session and (
-            getattr(session, "session_factory", None) is not self.factory
-        )
+        return getattr(self._holder.session, "session_factory", None) is not self.factory
 
     def present(self) -> Session | None:
         """See :class:`Sessions`."""

@@ -642,7 +642,7 @@ def in_a_context(hand: Hand, *inner: Step) -> None:
 
 @step("in a session of its own")
 def in_a_session(hand: Hand, *inner: Step) -> None:
-    with hand.run.twin.db.session.session_factory() as session:
+    with hand.run.twin.new_session() as session:
         Hand(hand.run, session).perform_all(inner)
 
 
@@ -651,7 +651,7 @@ def by_a_second_session(hand: Hand, *inner: Step) -> None:
     """The same one for the whole view: it is closed where the view ends."""
     run = hand.run
     if run.second is None:
-        run.second = Hand(run, run.twin.db.session.session_factory())
+        run.second = Hand(run, run.twin.new_session())
     run.second.perform_all(inner)
 
 

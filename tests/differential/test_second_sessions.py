@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from tests.differential.harness import EQUAL_OR_REFUSED, Family, Refused
 from tests.drivers import EACH
+from tests.sessions import factory_of
 
 family = Family(pool=2)
 REFUSED = Refused("session|request to its own application")
@@ -130,13 +131,13 @@ def helper_that_rolls_back(world):
 
 
 def session_from_the_factory(world):
-    session = world.session.session_factory()
+    session = factory_of(world.app, world.db)()
     world.note(session.query(world.Audit).count())
     session.close()
 
 
 def session_from_the_factory_that_writes(world):
-    with world.session.session_factory() as session:
+    with factory_of(world.app, world.db)() as session:
         session.add(world.Audit(text="second"))
         session.commit()
 

@@ -24,7 +24,7 @@ from servers import plain_dsn
 from tests.differential.programs import Program
 from tests.differential.steps import Handled, Oops, Run, ended_second_session, name_of
 from tests.differential.worlds import STATE
-from tests.sessions import left_behind, make_db, present_session, protect
+from tests.sessions import factory_of, left_behind, make_db, present_session, protect
 
 LOCK_TIMEOUT = "40ms"
 """How long a view waits for itself, in both applications."""
@@ -145,6 +145,10 @@ class Twin:
     """A connection that reads and puts back rows."""
     holder: Any = None
     """A connection that holds the row of ``held``."""
+
+    def new_session(self) -> Any:
+        """A session beside ``db.session``."""
+        return factory_of(self.app, self.db)()
 
     def clear(self) -> None:
         """Put the rows back, and lock what is always locked."""

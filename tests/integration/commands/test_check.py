@@ -14,6 +14,7 @@ import servers
 from flask_idempotency import idempotent
 from flask_idempotency.web.setup.state import app_state
 from tests.integration.commands.running import build, build_console, findings, not_ok, once, runner
+from tests.sessions import factory_of
 from tests.stores import BOTH
 
 
@@ -258,11 +259,11 @@ def test_check_refuses_an_engine_in_autocommit(make_world):
 
 
 def test_check_notices_a_session_that_does_not_join(world, run):
-    class Stubborn(world.db.session.session_factory.class_):
+    class Stubborn(factory_of(world.app, world.db).class_):
         def get_bind(self, *args: Any, **kwargs: Any) -> Any:
             return world.db.engine
 
-    world.db.session.session_factory.class_ = Stubborn
+    factory_of(world.app, world.db).class_ = Stubborn
     assert not_ok(run("check")) == {"db.session": "FAILED"}
     assert world.records() == []
 

@@ -20,6 +20,7 @@ from sqlalchemy.sql.dml import UpdateBase
 from flask_idempotency import ConfigurationError, Idempotency, NotAtomic, current_operation, idempotent
 from tests.drivers import has_own_cursors, ways
 from tests.integration.views import pay_once, protect
+from tests.sessions import factory_of
 
 
 def add(world, amount=1, note=None):
@@ -135,7 +136,7 @@ def test_a_view_that_is_not_atomic_may_have_one(postgres):
 def test_a_session_with_a_bind_of_its_own_is_refused(world, view):
     def pay():
         with world.db.engine.connect() as connection:
-            session = world.db.session.session_factory()
+            session = factory_of(world.app, world.db)()
             session.execute(sa.select(world.Payment), bind_arguments={"bind": connection})
         return {}, 201
 

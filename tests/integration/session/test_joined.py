@@ -318,7 +318,7 @@ def test_a_database_error_that_an_error_handler_handles_is_stored(world):
         if request.json["amount"] == 5:
             add_taken_note(world)
             world.db.session.flush()
-        world.db.session.execute(world.db.text("select 1 / 0"))
+        world.db.session.execute(sa.text("select 1 / 0"))
         return {}, 201
 
     for key, amount, status in ("a", 5, 409), ("b", 6, 400):

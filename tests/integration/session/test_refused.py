@@ -7,12 +7,14 @@ from contextlib import suppress
 
 import pytest
 import sqlalchemy as sa
+from flask_sqlalchemy import SQLAlchemy
 from psycopg2 import extensions
 from sqlalchemy.orm import sessionmaker
 
 from flask_idempotency import ConfigurationError, NotAtomic, current_operation, idempotent
 from tests.drivers import PSYCOPG2, own_cursor
 from tests.integration.views import pay_once, protect
+from tests.sessions import factory_of
 
 
 @pytest.mark.parametrize("flushed", [False, True])
@@ -262,7 +264,7 @@ def test_closing_a_sessions_connection_ends_what_it_has_not_committed(world, vie
 
 @pytest.mark.parametrize("has_served", [False, True])
 def test_a_session_that_cannot_join_is_refused_before_a_view_runs(world, view, has_served):
-    class Stubborn(world.db.session.session_factory.class_):
+    class Stubborn(factory_of(world.app, world.db).class_):
         def get_bind(self, *args, **kwargs):
             return world.db.engine
 
@@ -271,14 +273,15 @@ def test_a_session_that_cannot_join_is_refused_before_a_view_runs(world, view, h
     if has_served:
         world.post(key="key-0")
         ran.clear()
-    world.db.session.session_factory.class_ = Stubborn
+    factory_of(world.app, world.db).class_ = Stubborn
     with pytest.raises(ConfigurationError, match="does not join"):
         world.post()
     assert ran == []
 
 
-def test_a_session_class_replaced_later_is_refused_too(world, view):
-    view(dict)
+def test_a_session_class_replaced_later_is_refused_too(make_world):
+    world = make_world(db=SQLAlchemy())
+    world.app.add_url_rule("/payments", "pay", idempotent(dict), methods=["POST"])
     assert world.post().status_code == 200
     world.db.session.session_factory = sessionmaker()
     with pytest.raises(ConfigurationError, match="replaced"):
