@@ -29,7 +29,7 @@ from flask_idempotency import idempotent
 from flask_idempotency.core.errors import sqlstate
 from servers import plain_dsn
 from tests.drivers import own_cursor
-from tests.sessions import make_db, protect
+from tests.sessions import factory_of, make_db, protect
 
 if TYPE_CHECKING:
     from tests.differential.harness import Case
@@ -324,7 +324,7 @@ class World:
         for name in ("begin", "commit", "rollback"):
             sa.event.listen(self.engine, name, self._engine_listener(name))
         for name in ("after_commit", "after_rollback", "after_begin"):
-            sa.event.listen(self.db.session, name, self._session_listener(name))
+            sa.event.listen(factory_of(self.app, self.db), name, self._session_listener(name))
 
     def _engine_listener(self, name: str) -> Callable[..., None]:
         return lambda *_: self.events.engine.append(name)

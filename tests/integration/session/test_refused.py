@@ -280,7 +280,7 @@ def test_a_session_that_cannot_join_is_refused_before_a_view_runs(world, view, h
 
 
 def test_a_session_class_replaced_later_is_refused_too(make_world):
-    world = make_world(db=SQLAlchemy())
+    world = make_world(db=SQLAlchemy(), PROPAGATE_EXCEPTIONS=True)
     world.app.add_url_rule("/payments", "pay", idempotent(dict), methods=["POST"])
     assert world.post().status_code == 200
     world.db.session.session_factory = sessionmaker()

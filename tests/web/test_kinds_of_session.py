@@ -1,0 +1,175 @@
+"""Flask-SQLAlchemy-Lite and a plain ``scoped_session``: the applications of the page, and mistakes."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+import sqlalchemy as sa
+from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
+from flask_sqlalchemy_lite import SQLAlchemy as Lite
+from sqlalchemy.orm import DeclarativeBase, Session, scoped_session, sessionmaker
+
+from flask_idempotency import ConfigurationError, Idempotency, current_operation, idempotent
+from tests.docs.pages import ROOT, blocks
+from tests.drivers import EACH, with_driver
+
+KINDS = pytest.mark.parametrize("kind", ["lite", "plain"])
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+@pytest.fixture
+def shop(kind, databases, driver, monkeypatch):
+    """The application of the page."""
+    url = databases.take()
+    monkeypatch.setenv("DATABASE_URL", with_driver(url, driver))
+    source = {block.mark: block.source for block in blocks(ROOT / "docs/sessions.md", "python")}
+    names = {"__name__": kind}
+    code = compile(source[f"file: {kind}.py"], f"{kind}.py", "exec", dont_inherit=True)
+    exec(code, names)  # noqa: S102
+    app = names["app"]
+    app.names = names
+    app.engine = app.extensions["idempotency"].database
+    yield app
+    app.engine.dispose()
+    databases.give_back(url)
+
+
+def post(shop, path="/payments", key="k", account="alice"):
+    headers = {"Idempotency-Key": key, "X-Account": account}
+    return shop.test_client().post(path, json={"amount": 5}, headers=headers)
+
+
+def count(shop, table="payment"):
+    with shop.engine.connect() as connection:
+        found = connection.scalar(sa.text(f"select count(*) from {table}"))
+    assert shop.engine.pool.checkedout() == 0
+    return found
+
+
+@EACH
+@KINDS
+def test_the_view_runs_once_and_the_retry_gets_its_response(shop):
+    first, again = post(shop), post(shop)
+    assert (first.status_code, first.json) == (201, {"id": 1, "amount": 5})
+    assert (again.data, again.headers["Idempotent-Replayed"]) == (first.data, "true")
+    assert post(shop, account="bob").json == {"id": 2, "amount": 5}
+    assert (count(shop), count(shop, "idempotency_record")) == (2, 2)
+
+
+@EACH
+@KINDS
+def test_what_a_view_committed_goes_with_an_error_and_a_retry_begins_anew(shop, kind):
+    session, runs = shop.names.get("session") or shop.names["db"], []
+
+    @shop.post("/fail")
+    @idempotent
+    def fail():
+        runs.append(current_operation.attempt)
+        here = session.session if kind == "lite" else session
+        here.add(shop.names["Payment"](amount=1))
+        here.commit()
+        if len(runs) == 1:
+            raise LookupError
+        return {}, 201
+
+    assert [post(shop, "/fail").status_code for _ in range(3)] == [500, 201, 201]
+    assert (runs, count(shop)) == ([1, 2], 1)
+
+
+@pytest.mark.parametrize("kind", ["lite"])
+def test_a_session_by_another_name_joins(shop):
+    @shop.post("/second")
+    @idempotent
+    def second():
+        session = shop.names["db"].get_session("second")
+        session.add(shop.names["Payment"](amount=1))
+        session.commit()
+        raise LookupError
+
+    assert post(shop, "/second").status_code == 500
+    assert count(shop) == 0
+
+
+def test_a_session_that_was_made_before_the_extension_is_refused(databases):
+    url = databases.take()
+    engine = sa.create_engine(url)
+    session = scoped_session(sessionmaker(engine))
+    session.execute(sa.text("select 1"))
+    app = Flask("early")
+    app.config.update(IDEMPOTENCY_STORE="postgres", PROPAGATE_EXCEPTIONS=True)
+    Idempotency(app, session=session, metadata=sa.MetaData(), scope=None)
+    app.post("/payments")(idempotent(dict))
+    with pytest.raises(ConfigurationError, match="made before idempotency.init_app"):
+        app.test_client().post("/payments", headers={"Idempotency-Key": "k"})
+    session.remove()
+    engine.dispose()
+    databases.give_back(url)
+
+
+URL = "postgresql+psycopg2://shop@nowhere.invalid/shop"
+
+
+def lite_app():
+    app = Flask("lite")
+    app.config["SQLALCHEMY_ENGINES"] = {"default": URL}
+    return app, Lite(app)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"session": sessionmaker(sa.create_engine(URL))}, "scoped_session over a sessionmaker"),
+        ({"session": Session(sa.create_engine(URL))}, "scoped_session over a sessionmaker"),
+        ({"session": scoped_session(Session)}, "scoped_session over a sessionmaker"),
+        ({"session": scoped_session(sessionmaker())}, "the session's bind is None; allowed: an engine"),
+        (
+            {"session": scoped_session(sessionmaker(sa.create_engine(URL))), "metadata": None},
+            "metadata is None; allowed: that of your models",
+        ),
+        (
+            {"session": scoped_session(sessionmaker(sa.create_engine(URL))), "metadata": Base},
+            r"Idempotency\(app, session=session, metadata=Base.metadata\)",
+        ),
+        ({"db": object()}, "flask_sqlalchemy_lite"),
+    ],
+)
+def test_what_is_no_session_is_refused_with_what_is_allowed(given, said):
+    with pytest.raises(ConfigurationError, match=said):
+        Idempotency(Flask("shop"), **{"metadata": Base.metadata, "scope": None, **given})
+
+
+def test_both_are_not_taken():
+    app, db = lite_app()
+    session = scoped_session(sessionmaker(sa.create_engine(URL)))
+    with pytest.raises(ConfigurationError, match="both db and session"):
+        Idempotency(app, db, session=session, metadata=Base.metadata, scope=None)
+
+
+def test_lite_needs_the_metadata_and_flask_sqlalchemy_has_its_own():
+    app, db = lite_app()
+    with pytest.raises(ConfigurationError, match=r"Idempotency\(app, db, metadata=Base.metadata\)"):
+        Idempotency(app, db, scope=None)
+    app = Flask("usual")
+    app.config["SQLALCHEMY_DATABASE_URI"] = URL
+    db = SQLAlchemy(app)
+    with pytest.raises(ConfigurationError, match="only where Flask-SQLAlchemy has none"):
+        Idempotency(app, db, metadata=Base.metadata, scope=None)
+
+
+def test_a_database_that_is_not_there_is_named_with_those_that_are():
+    app, db = lite_app()
+    app.config["IDEMPOTENCY_BIND_KEY"] = "north"
+    with pytest.raises(ConfigurationError, match="BIND_KEY is 'north'; allowed: 'default'"):
+        Idempotency(app, db, metadata=Base.metadata, scope=None)
+
+
+def test_the_package_does_not_need_lite():
+    source = (ROOT / "flask_idempotency/session/sources.py").read_text("utf-8")
+    assert not re.search("(?m)^ *(?:import|from) flask_sqlalchemy_lite", source)
+    assert "flask_sqlalchemy_lite" in sys.modules
