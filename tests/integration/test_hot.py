@@ -70,9 +70,11 @@ def test_an_atomic_operation_is_in_none_of_the_partial_indexes(world):
 
 
 @pytest.mark.parametrize("size", [20, 200, 600, 20_000])
-def test_completing_is_always_a_hot_update(world, size):
+def test_completing_is_a_hot_update(world, size):
     complete(world, 300, size)
-    assert updates(world, 300) == (300, 300)
+    count, hot = updates(world, 300)
+    assert count == 300
+    assert hot >= 297  # a page in somebody else's hands, such as the autovacuum's, is not pruned
 
 
 def test_completing_is_mostly_a_hot_update_with_larger_responses(world):
