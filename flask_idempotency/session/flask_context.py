@@ -4,7 +4,8 @@ Seen in Flask 3.0, 3.1 and the main branch that becomes 3.2:
 
 * ``_cv_app`` holds the application's context, whose ``g`` is public.
 * ``_cv_request`` holds the request's context with its ``request``. From 3.2 on there is one context for
-  both, in ``_cv_app``; its ``_request`` is None outside a request.
+  both, in ``_cv_app``. ``_request`` is None in one of the application alone, also in one that is pushed
+  inside a request; what was there before, its ``_cv_token`` knows.
 * ``_after_request_functions`` of the request's context is the list for ``flask.after_this_request``.
 * From 3.2 on, the methods of the application that handle a request take its context first.
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from copy import copy
 from operator import attrgetter
 from typing import Any
@@ -25,7 +26,19 @@ from flask.globals import _cv_app
 
 _cv_request: ContextVar[Any] = getattr(flask.globals, "_cv_request", _cv_app)
 _is_merged = _cv_request is _cv_app
-_request_of = attrgetter("_request" if _is_merged else "request")
+
+
+def _request_around(context: Any) -> Any:
+    """The request of a merged context, or of the one in which that was pushed: as before 3.2."""
+    while context._request is None:  # noqa: SLF001
+        token = context._cv_token  # noqa: SLF001
+        if token is None or token.old_value is Token.MISSING:
+            return None
+        context = token.old_value
+    return context._request  # noqa: SLF001
+
+
+_request_of: Callable[[Any], Any] = _request_around if _is_merged else attrgetter("request")
 
 needed_request: Callable[[], flask.Request] = flask.request._get_current_object  # type: ignore[attr-defined]  # noqa: SLF001
 """The present request. Raises Flask's ``RuntimeError`` outside one."""
@@ -35,7 +48,7 @@ needed_request: Callable[[], flask.Request] = flask.request._get_current_object 
 
 
 def present_request() -> Any:
-    """The present request, or None."""
+    """The present request, or None. Whoever pushes an application context in it is still in it."""
     context = _cv_request.get(None)
     return None if context is None else _request_of(context)
 

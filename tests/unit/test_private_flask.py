@@ -66,6 +66,11 @@ def test_flask_has_one_context_for_the_application_and_the_request_or_two(plain)
         assert context.g is g._get_current_object()
         if is_merged():
             assert context._request is request._get_current_object()
+            with plain.app_context():
+                inner = flask.globals._cv_app.get()
+                assert inner._request is None
+                assert inner._cv_token.old_value is context
+            assert inner._cv_token is None
         else:
             assert flask.globals._cv_request.get().request is request._get_current_object()
     with plain.app_context():
@@ -88,8 +93,12 @@ def test_the_present_request_and_its_context_are_those_of_flasks_proxies(plain):
         assert present_request() is None
         assert present_context() is g._get_current_object()
         with plain.test_request_context():
-            assert present_request() is needed_request() is request._get_current_object()
+            here = present_request()
+            assert here is needed_request() is request._get_current_object()
             assert present_context() is g._get_current_object()
+            with plain.app_context(), plain.app_context():
+                assert present_request() is here
+                assert present_context() is g._get_current_object()
         with pytest.raises(RuntimeError, match="request"):
             needed_request()
 
