@@ -17,6 +17,7 @@ from flask import Blueprint, Flask, request, request_started
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.fingerprint import Pointer
 from flask_idempotency.core.keys import scope_tail
+from flask_idempotency.session.flask_context import ask_before_request, handle_error
 from flask_idempotency.stores.admin import Finding, finding
 from flask_idempotency.web.request.observed_body import is_used_up
 from flask_idempotency.web.request.state import current_scope, this_request
@@ -319,7 +320,7 @@ def _ask_for_stranger(app: Flask, scope: ScopeCallable | None) -> BaseException 
     None also if something of the application rejects the request before.
     """
     try:
-        if app.preprocess_request() is not None or this_request().skipped:
+        if ask_before_request(app) is not None or this_request().skipped:
             return None
     except Exception:  # so does abort()
         return None
@@ -327,7 +328,7 @@ def _ask_for_stranger(app: Flask, scope: ScopeCallable | None) -> BaseException 
         scope_tail(current_scope(scope, required=False))
     except Exception as error:
         with suppress(Exception):
-            if app.make_response(app.handle_user_exception(error)).status_code < 500:
+            if app.make_response(handle_error(app, error)).status_code < 500:
                 return None
         return error.__cause__ or error if isinstance(error, ConfigurationError) else error
     return None

@@ -8,24 +8,16 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from operator import attrgetter
 from typing import Any, NoReturn, Protocol, TypeVar
 
-from flask.globals import _cv_app
 from sqlalchemy import Connection, Engine
 
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.keys import SHOWN, Scope, derive_key, hash_key
 from flask_idempotency.core.retry import StepRetry
 
+from .flask_context import present_context, present_request
 from .units import Units
-
-try:
-    from flask.globals import _cv_request
-
-    _request_of = attrgetter("request")
-except ImportError:  # from Flask 3.2, the application's context is also the request's
-    _cv_request, _request_of = _cv_app, attrgetter("_request")  # type: ignore[assignment]
 
 T = TypeVar("T")
 
@@ -275,18 +267,3 @@ def outer_transaction() -> OpenTransaction | None:
     if running is None or not running.is_open or not isinstance(running, OpenTransaction):
         return None
     return running
-
-
-# Asked so often that Flask's proxies, and asking whether they are bound, would be felt.
-
-
-def present_request() -> Any:
-    """The present request, or None."""
-    context = _cv_request.get(None)
-    return None if context is None else _request_of(context)
-
-
-def present_context() -> Any:
-    """What identifies the present application context: its ``flask.g``, or None."""
-    context = _cv_app.get(None)
-    return None if context is None else context.g

@@ -21,7 +21,6 @@ from functools import wraps
 from typing import Any
 
 from flask import Flask, Request, Response, got_request_exception, request
-from flask.globals import request_ctx
 from flask.typing import ResponseReturnValue
 from werkzeug.datastructures import Headers
 from werkzeug.exceptions import HTTPException
@@ -34,7 +33,12 @@ from flask_idempotency.core.errors import (
     ScopeUnknown,
 )
 from flask_idempotency.core.logs import log
-from flask_idempotency.session.operation import in_thread, present_request
+from flask_idempotency.session.flask_context import (
+    functions_after_request,
+    handle_error,
+    present_request,
+)
+from flask_idempotency.session.operation import in_thread
 from flask_idempotency.session.undone import warn_undone
 from flask_idempotency.web.request.identity import prepare
 from flask_idempotency.web.request.response import handle_problem, is_made_from, problem_response
@@ -177,8 +181,8 @@ class Hooks:
             if isinstance(error, Problem):
                 response = app.make_response(handle_problem(app, error))
             else:
-                response = app.make_response(app.handle_user_exception(error))
-            functions = [*request_ctx._after_request_functions]  # noqa: SLF001
+                response = app.make_response(handle_error(app, error))
+            functions = [*functions_after_request()]
             for name in (*request.blueprints, None):
                 functions += reversed(app.after_request_funcs.get(name, ()))
             for function in functions:

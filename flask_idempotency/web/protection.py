@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import math
 
-import flask
-from flask import Request, Response, current_app
+from flask import Response, current_app
 from werkzeug.exceptions import RequestEntityTooLarge
 
 from flask_idempotency.core.engine import (
@@ -38,6 +37,7 @@ from flask_idempotency.core.logs import log
 from flask_idempotency.core.machine import assert_never
 from flask_idempotency.core.records import Claim
 from flask_idempotency.session.databases import refuse_replaced_engine
+from flask_idempotency.session.flask_context import needed_request
 from flask_idempotency.session.leftovers import blocks_records, drop
 from flask_idempotency.session.operation import Operation, running_operation
 from flask_idempotency.session.set_aside import parked, parked_inside, set_aside
@@ -83,7 +83,7 @@ def enter(route: Route, view: object) -> Attempt | Response | None:
         )
     if running_operation() is not None or not state.settings.enabled:
         return None  # an idempotent function that an idempotent view calls is part of it
-    request: Request = flask.request._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001
+    request = needed_request()
     if current.route is not None and current.route.given is route:
         route = current.route
     elif not route.applies_to(request.method):

@@ -7,13 +7,11 @@ import inspect
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import replace
 from threading import get_ident
 from typing import Any, cast
 
 from flask import Response, current_app
-from flask.globals import _cv_app
 
 from flask_idempotency.core.errors import (
     ConfigurationError,
@@ -26,7 +24,8 @@ from flask_idempotency.core.errors import (
 from flask_idempotency.core.fingerprint import Fingerprint, by_value
 from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.rows import legible
-from flask_idempotency.session.operation import Operation, innermost, present_context
+from flask_idempotency.session.flask_context import copied_context, present_context
+from flask_idempotency.session.operation import Operation, innermost
 from flask_idempotency.web.attempt.attempt import raise_again
 from flask_idempotency.web.request.identity import new_claim
 from flask_idempotency.web.request.state import (
@@ -103,12 +102,8 @@ def _session_of_its_own(state: AppState) -> Iterator[None]:
     elif innermost.get() is not None:  # this is a request made by what the other one runs
         yield
     else:
-        token = _cv_app.set(copy(_cv_app.get()))  # by its identity the session is found
-        try:
-            with state.sessions.apart():
-                yield
-        finally:
-            _cv_app.reset(token)
+        with copied_context(), state.sessions.apart():
+            yield
 
 
 _IN_USE = "_flask_idempotency_run"

@@ -1,4 +1,7 @@
-"""What is private in SQLAlchemy, Flask and psycopg, and used here: another version may break it."""
+"""What is private in SQLAlchemy and psycopg, and used here: another version may break it.
+
+For Flask: ``tests/unit/test_private_flask.py``.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,9 @@ from functools import partial
 import psycopg
 import pytest
 import sqlalchemy as sa
-from flask import after_this_request, g, request
-from flask.globals import request_ctx
 
 from flask_idempotency.drivers.psycopg import _Pipeline
 from flask_idempotency.session.databases import most_connections
-from flask_idempotency.session.operation import present_context, present_request
 from tests.drivers import PSYCOPG
 
 
@@ -44,29 +44,6 @@ def test_a_pool_can_be_asked_to_tell_its_listeners_of_a_check_out(world):
         fairy = connection.connection
         world.db.engine.pool.dispatch.checkout(fairy.driver_connection, fairy._connection_record, fairy)
         assert heard == [(fairy.driver_connection, fairy._connection_record, fairy)]
-
-
-def test_the_present_request_and_its_context_are_those_of_flasks_proxies(world):
-    assert present_request() is present_context() is None
-    with world.app.app_context():
-        assert present_request() is None
-        assert present_context() is g._get_current_object()
-        with world.app.test_request_context():
-            assert present_request() is request._get_current_object()
-            assert present_context() is g._get_current_object()
-
-
-def test_a_request_keeps_what_was_registered_for_after_it_in_one_list_in_their_order(world):
-    with world.app.test_request_context():
-        functions = request_ctx._after_request_functions
-        assert functions == []
-        added = [lambda response: response, lambda response: response]
-        for function in added:
-            after_this_request(function)
-        assert request_ctx._after_request_functions is functions
-        assert functions == added
-        functions.clear()
-        assert world.app.process_response(world.app.response_class("as it was")).data == b"as it was"
 
 
 @pytest.fixture

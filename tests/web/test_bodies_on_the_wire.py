@@ -15,6 +15,7 @@ from werkzeug.exceptions import ClientDisconnected
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 from flask_idempotency import ConfigurationError, idempotent
+from tests.flask_releases import let_go
 
 BODY = b'{"amount": 5, "card": "canary"}'
 
@@ -329,6 +330,7 @@ TERMINATED = {"environ_overrides": {"wsgi.input_terminated": True}}
 @pytest.mark.parametrize("kind", ["first", "replay", "changed"])
 def test_a_body_is_freed_with_its_request_and_not_by_the_garbage_collector(app, world, kind):
     requests = []
+    app.teardown_request(let_go)
 
     @app.before_request
     def note():

@@ -296,12 +296,13 @@ def test_a_trapped_http_exception_is_an_unhandled_error_with_us_too(make_world, 
 class Watched(Flask):
     """As tools that report errors, and frameworks, do: every error comes by here, and is a 500."""
 
-    def handle_user_exception(self, error):
+    def handle_user_exception(self, *ctx):  # and then the error: Flask 3.2 asks for the first name
+        *_, error = ctx
         self.logger.error("reported: %s", type(error).__name__)
         return {"reported": True}, 500
 
-    def handle_exception(self, error):
-        return self.finalize_request(({"unhandled": True}, 500))
+    def handle_exception(self, *ctx):
+        return self.finalize_request(*ctx[:-1], ({"unhandled": True}, 500))
 
 
 def test_nothing_that_stands_in_flasks_place_gets_a_problem(shop, caplog, assert_problem):

@@ -8,6 +8,7 @@ import pytest
 from flask import request
 
 from flask_idempotency import ConfigurationError
+from flask_idempotency.session.flask_context import ask_before_request
 from flask_idempotency.web.request.forms import new_value
 
 MALFORMED = {
@@ -103,7 +104,7 @@ def test_a_key_that_no_client_makes_up_may_be_short(make_world, add_view):
     add_view(world, "/files", endpoint="file", key="form:name")
     add_view(world, "/computed", endpoint="computed", key=lambda: 7)
     with world.app.test_request_context(headers={"X-User": "alice"}):
-        world.app.preprocess_request()
+        ask_before_request(world.app)
         field = {"idempotency_key": new_value()}
     for sent in (
         {"path": "/payments", "data": field},

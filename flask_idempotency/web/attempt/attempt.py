@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from flask import Response
-from flask.globals import request_ctx
 
 from flask_idempotency.core.engine import Execution
 from flask_idempotency.core.errors import Problem
@@ -15,6 +14,7 @@ from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import is_stored_by_default
 from flask_idempotency.session.after_commit import call_all
 from flask_idempotency.session.before_view import SetAside
+from flask_idempotency.session.flask_context import functions_after_request, handle_error
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.undone import warn_undone
 from flask_idempotency.web.request.response import capture, handle_problem
@@ -83,7 +83,7 @@ class Attempt:
 
     def watch_registered(self) -> None:
         """From now on, what is registered with ``flask.after_this_request`` is the view's."""
-        self._registered = request_ctx._after_request_functions  # noqa: SLF001
+        self._registered = functions_after_request()
         self._outside = len(self._registered)
 
     def __enter__(self) -> Attempt:
@@ -200,7 +200,7 @@ class Attempt:
         try:
             raise error  # Flask raises it again, and in a thread of an async view it is not present
         except Exception:
-            return self._state.app.handle_user_exception(error)
+            return handle_error(self._state.app, error)
 
     def note_failure(self, error: Exception) -> None:
         """The function of :meth:`Idempotency.run` raised ``error``, which goes to its caller."""

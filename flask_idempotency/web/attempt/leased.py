@@ -22,6 +22,7 @@ from werkzeug.exceptions import InternalServerError
 from flask_idempotency.core.errors import LeaseLost, OperationFailed, Problem, StoreUnavailable
 from flask_idempotency.core.ports import Lease
 from flask_idempotency.core.records import StoredResponse
+from flask_idempotency.session.flask_context import handle_error, log_error
 from flask_idempotency.session.leftovers import drop, end_view, is_settled_outside
 from flask_idempotency.session.operation import Operation, Running, outer_transaction
 from flask_idempotency.session.set_aside import parked
@@ -74,7 +75,7 @@ class LeasedAttempt(Attempt):
             raise error
         app = self._state.app
         try:
-            result = app.handle_user_exception(InternalServerError(original_exception=error))
+            result = handle_error(app, InternalServerError(original_exception=error))
         except Exception as raised:
             self._give_up(raised)
         response = self.succeed(result, after_error=self._give_up, waits=False)
@@ -82,7 +83,7 @@ class LeasedAttempt(Attempt):
         if propagates or (propagates is None and (app.testing or app.debug)):
             raise error
         got_request_exception.send(app, _async_wrapper=app.ensure_sync, exception=error)
-        app.log_exception(sys.exc_info())
+        log_error(app, sys.exc_info())
         return response
 
     def _give_up(self, error: Exception) -> NoReturn:

@@ -28,7 +28,8 @@ from flask_idempotency.core import records
 from flask_idempotency.core.errors import IdempotencyError, Problem, RecordBroken, ResponseNotKept
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import POINTERS, REASON, reason_in, storable
-from flask_idempotency.session.operation import Flashes, present_request
+from flask_idempotency.session.flask_context import present_request
+from flask_idempotency.session.operation import Flashes
 from flask_idempotency.web.setup.settings import Settings
 
 from .state import present_operation
@@ -158,7 +159,9 @@ def _flashed_lines(flashed: Flashes) -> records.Headers:
 def _flash_again(headers: records.Headers) -> None:
     """Flash what was stored, except what the session still has. Raises ``RecordBroken``."""
     texts = [value for name, value in headers if name == FLASHES]
-    if not texts or not has_request_context() or _has_no_session():
+    if not texts or not has_request_context():
+        return
+    if current_app.session_interface.is_null_session(session):
         return
     waiting = [*map(tuple, session.get("_flashes", []))]  # some sessions make lists of them
     try:
@@ -177,8 +180,3 @@ _JSON = TaggedJSONSerializer()
 def _note(_app: Flask, message: Any, category: str, **_: Any) -> None:
     if (operation := present_operation()) is not None:
         operation.flashes += ((category, message),)
-
-
-def _has_no_session() -> bool:
-    # Behind the proxy: asking through it would count as use, and set a Vary header.
-    return current_app.session_interface.is_null_session(session._get_current_object())  # type: ignore[attr-defined]  # noqa: SLF001

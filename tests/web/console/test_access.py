@@ -11,6 +11,7 @@ from flask_wtf import CSRFProtect
 
 from flask_idempotency import ConfigurationError, Idempotency
 from flask_idempotency.console import access
+from flask_idempotency.session.flask_context import ask_before_request
 
 from .conftest import INVISIBLE
 
@@ -73,7 +74,7 @@ def test_a_response_of_authorize_is_sent_as_it_is(make_world):
     blueprint = world.idempotency.console_blueprint(authorize=lambda: redirect("/sign-in"))
     world.app.register_blueprint(blueprint)
     response = world.client.get("/operations/")
-    assert (response.status_code, response.location) == (302, "/sign-in")
+    assert (response.status, response.location) == (redirect("/").status, "/sign-in")
 
 
 def test_the_applications_own_page_keeps_its_headers(make_world):
@@ -89,7 +90,7 @@ def test_a_name_is_one_line(make_world):
     """It comes from an account, perhaps from what its owner has typed."""
     world = console(make_world, lambda: "ada\n2026-11-23 operation pay: erased by bob\x1b[2J")
     with world.app.test_request_context("/operations/"):
-        world.app.preprocess_request()
+        ask_before_request(world.app)
         assert access.who() == "ada 2026-11-23 operation pay: erased by bob [2J"
 
 

@@ -16,6 +16,7 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 from flask_idempotency import Idempotency, idempotent
+from tests.flask_releases import let_go
 from tests.web.observed.heard import of, only
 
 pytestmark = pytest.mark.parametrize("store", ["memory"], indirect=True)
@@ -251,6 +252,7 @@ def test_a_body_that_the_view_does_not_read_counts_as_equal_to_any_other(heard, 
 @pytest.mark.parametrize("view", ["nothing", "get_data", "stream"])
 def test_nothing_waits_for_the_garbage_collector(view, heard, store):
     app, body = make_app(True, None, view), Input(BODY)
+    app.teardown_request(let_go)
     environ = EnvironBuilder(method="POST", headers={"Idempotency-Key": "key-1"}).get_environ()
     environ.update({"wsgi.input": body, "CONTENT_LENGTH": str(len(BODY))})
     gone = weakref.ref(body)

@@ -1,0 +1,100 @@
+"""What is private in Flask, or differs between its releases. No other file uses any of that.
+
+Seen in Flask 3.0, 3.1 and the main branch that becomes 3.2:
+
+* ``_cv_app`` holds the application's context, whose ``g`` is public.
+* ``_cv_request`` holds the request's context with its ``request``. From 3.2 on there is one context for
+  both, in ``_cv_app``. ``_request`` is None in one of the application alone, also in one that is pushed
+  inside a request; what was there before, its ``_cv_token`` knows.
+* ``_after_request_functions`` of the request's context is the list for ``flask.after_this_request``.
+* From 3.2 on, the methods of the application that handle a request take its context first.
+
+``tests/unit/test_private_flask.py`` fails when a release changes this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
+from copy import copy
+from operator import attrgetter
+from typing import Any
+
+import flask.globals
+from flask.globals import _cv_app
+
+_cv_request: ContextVar[Any] = getattr(flask.globals, "_cv_request", _cv_app)
+_is_merged = _cv_request is _cv_app
+
+
+def _request_around(context: Any) -> Any:
+    """The request of a merged context, or of the one in which that was pushed: as before 3.2."""
+    while context._request is None:  # noqa: SLF001
+        token = context._cv_token  # noqa: SLF001
+        if token is None or token.old_value is Token.MISSING:
+            return None
+        context = token.old_value
+    return context._request  # noqa: SLF001
+
+
+_request_of: Callable[[Any], Any] = _request_around if _is_merged else attrgetter("request")
+
+needed_request: Callable[[], flask.Request] = flask.request._get_current_object  # type: ignore[attr-defined]  # noqa: SLF001
+"""The present request. Raises Flask's ``RuntimeError`` outside one."""
+
+
+# Asked so often that Flask's proxies, and asking whether they are bound, would be felt.
+
+
+def present_request() -> Any:
+    """The present request, or None. Whoever pushes an application context in it is still in it."""
+    context = _cv_request.get(None)
+    return None if context is None else _request_of(context)
+
+
+def present_context() -> Any:
+    """What identifies the present application context: its ``flask.g``, or None."""
+    context = _cv_app.get(None)
+    return None if context is None else context.g
+
+
+@contextmanager
+def copied_context() -> Iterator[None]:
+    """Go on in a copy of the present application context: a session is found by its identity."""
+    token = _cv_app.set(copy(_cv_app.get()))
+    try:
+        yield
+    finally:
+        _cv_app.reset(token)
+
+
+def functions_after_request() -> list[Callable[[Any], Any]]:
+    """What has been registered with ``flask.after_this_request``: Flask's own list."""
+    functions: list[Callable[[Any], Any]] = _cv_request.get()._after_request_functions  # noqa: SLF001
+    return functions
+
+
+# ``app`` is typed Any: its methods differ.
+
+
+def handle_error(app: Any, error: Exception) -> Any:
+    """What the application's handlers make of ``error``, which is being handled.
+
+    Raises it again if there is no handler for it.
+    """
+    return app.handle_user_exception(*_leading(), error)
+
+
+def log_error(app: Any, exc_info: Any) -> None:
+    """Log an error that nobody has handled, the application's way."""
+    app.log_exception(*_leading(), exc_info)
+
+
+def ask_before_request(app: Any) -> Any:
+    """Run what comes before a view; returns its response in place of the view's, or None."""
+    return app.preprocess_request(*_leading())
+
+
+def _leading() -> tuple[Any, ...]:
+    return (_cv_app.get(),) if _is_merged else ()

@@ -1,0 +1,203 @@
+"""What is private in Flask, or differs between its releases: one file uses it, and it is as expected.
+
+``make lowest`` asks Flask 3.0, ``make test`` 3.1, and ``make newest`` the branch that becomes 3.2.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import sys
+from functools import cache
+from pathlib import Path
+
+import flask.globals
+import pytest
+import werkzeug
+from flask import Flask, after_this_request, g, request
+from werkzeug.exceptions import NotFound
+
+import flask_idempotency
+from flask_idempotency.session.flask_context import (
+    ask_before_request,
+    copied_context,
+    functions_after_request,
+    handle_error,
+    log_error,
+    needed_request,
+    present_context,
+    present_request,
+)
+from tests.flask_releases import LEFT_OUT
+
+PACKAGE = Path(flask_idempotency.__file__).parent
+THE_FILE = PACKAGE / "session" / "flask_context.py"
+OTHERS = ("flask.", "werkzeug.")
+
+TAKE_THE_CONTEXT = {
+    "do_teardown_appcontext",
+    "do_teardown_request",
+    "dispatch_request",
+    "finalize_request",
+    "full_dispatch_request",
+    "handle_exception",
+    "handle_http_exception",
+    "handle_user_exception",
+    "log_exception",
+    "make_default_options_response",
+    "preprocess_request",
+    "process_response",
+}
+"""The methods of an application whose first argument is the context from Flask 3.2 on."""
+
+MERGED = {"app_ctx", "request_ctx", "AppContext", "RequestContext"}
+"""Public, but one thing in Flask 3.2 and two before, or deprecated there."""
+
+
+@pytest.fixture
+def plain():
+    """Not called ``app``: pytest-flask pushes a context for that."""
+    return Flask(__name__)
+
+
+def test_flask_has_one_context_for_the_application_and_the_request_or_two(plain):
+    with plain.test_request_context():
+        context = flask.globals._cv_app.get()
+        assert context.g is g._get_current_object()
+        if is_merged():
+            assert context._request is request._get_current_object()
+            with plain.app_context():
+                inner = flask.globals._cv_app.get()
+                assert inner._request is None
+                assert inner._cv_token.old_value is context
+            assert inner._cv_token is None
+        else:
+            assert flask.globals._cv_request.get().request is request._get_current_object()
+    with plain.app_context():
+        assert getattr(flask.globals._cv_app.get(), "_request", None) is None
+
+
+def is_merged():
+    return "_cv_request" not in vars(flask.globals)
+
+
+@pytest.mark.parametrize("name", sorted(TAKE_THE_CONTEXT))
+def test_a_context_for_both_is_what_the_applications_methods_take_first(name):
+    first = list(inspect.signature(getattr(Flask, name)).parameters)[1:2]
+    assert (first == ["ctx"]) == is_merged()
+
+
+def test_the_present_request_and_its_context_are_those_of_flasks_proxies(plain):
+    assert present_request() is present_context() is None
+    with plain.app_context():
+        assert present_request() is None
+        assert present_context() is g._get_current_object()
+        with plain.test_request_context():
+            here = present_request()
+            assert here is needed_request() is request._get_current_object()
+            assert present_context() is g._get_current_object()
+            with plain.app_context(), plain.app_context():
+                assert present_request() is here
+                assert present_context() is g._get_current_object()
+        with pytest.raises(RuntimeError, match="request"):
+            needed_request()
+
+
+def test_a_copy_of_the_context_is_another_one_with_the_same_request_and_g(plain):
+    with plain.test_request_context():
+        context, seen = flask.globals._cv_app.get(), (present_request(), present_context())
+        with copied_context():
+            assert flask.globals._cv_app.get() is not context
+            assert (present_request(), present_context()) == seen
+        assert flask.globals._cv_app.get() is context
+
+
+def test_a_request_keeps_what_was_registered_for_after_it_in_one_list_in_their_order(plain):
+    with plain.test_client() as client:
+
+        @plain.get("/")
+        def view():
+            functions = functions_after_request()
+            assert functions == []
+            added = [lambda response: response, lambda _response: pytest.fail("it was taken away")]
+            for function in added:
+                after_this_request(function)
+            assert functions_after_request() is functions
+            assert functions == added
+            functions.clear()
+            return "as it was"
+
+        assert client.get("/").text == "as it was"
+
+
+def test_the_applications_own_handlers_and_functions_before_requests_are_asked(plain, caplog):
+    plain.before_request(lambda: "stop" if "stop" in request.args else None)
+    plain.register_error_handler(LookupError, lambda error: f"handled {error}")
+    with plain.test_request_context("/?stop"):
+        assert ask_before_request(plain) == "stop"
+    with plain.test_request_context():
+        assert ask_before_request(plain) is None
+        assert handle_error(plain, LookupError("it")) == "handled it"
+        assert isinstance(handle_error(plain, NotFound()), NotFound)
+        try:
+            raise ValueError("unhandled")
+        except ValueError as error:
+            with pytest.raises(ValueError, match="unhandled"):
+                handle_error(plain, error)
+            log_error(plain, sys.exc_info())
+    assert "ValueError: unhandled" in caplog.text
+
+
+def test_an_applications_class_that_handles_errors_as_before_is_asked():
+    """Flask 3.2 says that it is deprecated, and takes the context away from what it overrides."""
+
+    def handle_user_exception(self, error):
+        return f"own {error}"
+
+    methods = {"handle_user_exception": handle_user_exception}
+    if is_merged():
+        taken = Flask.handle_user_exception
+        try:
+            with pytest.warns(DeprecationWarning, match="takes 'ctx: AppContext'"):
+                app = type("Own", (Flask,), methods)(__name__)
+        finally:
+            Flask.handle_user_exception = taken  # Flask has changed it for all
+    else:
+        app = type("Own", (Flask,), methods)(__name__)
+    with app.test_request_context():
+        assert handle_error(app, ValueError("it")) == "own it"
+
+
+@cache
+def private_names():
+    """Every private name in the sources of Flask and Werkzeug."""
+    sources = (path for one in (flask, werkzeug) for path in Path(one.__file__).parent.rglob("*.py"))
+    return {name for path in sources for name in re.findall(r"\b_[a-z]\w*", path.read_text("utf-8"))}
+
+
+def used_names(path):
+    """What a file imports from Flask, and what it reads from anything that is not itself."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        match node:
+            case ast.ImportFrom(module=str(module), names=names) if module.startswith(OTHERS):
+                yield from (alias.name for alias in names)
+            case ast.Attribute(value=ast.Name(id="self" | "cls") | ast.Call(func=ast.Name(id="super"))):
+                pass
+            case ast.Attribute(attr=attr):
+                yield attr
+
+
+def test_only_one_file_uses_what_is_private_in_flask_or_differs():
+    asked = (private_names() - set(dir(sys))) | TAKE_THE_CONTEXT | MERGED
+    used = {path: set(used_names(path)) & asked for path in sorted(PACKAGE.rglob("*.py"))}
+    assert {"_cv_app", "_after_request_functions", "handle_user_exception"} <= used.pop(THE_FILE)
+    assert {str(path.relative_to(PACKAGE)): names for path, names in used.items() if names} == {}
+
+
+@pytest.mark.parametrize("name", [name for names in LEFT_OUT.values() for name in names])
+def test_what_is_left_out_replaces_what_handles_errors_by_a_function_without_the_context(name):
+    """When this fails, an extension is ready for Flask 3.2: take it out of the list."""
+    router = importlib.import_module(name).Api.error_router
+    assert list(inspect.signature(router).parameters) == ["self", "original_handler", "e"]
