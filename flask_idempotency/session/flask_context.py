@@ -69,6 +69,12 @@ def copied_context() -> Iterator[None]:
         _cv_app.reset(token)
 
 
+def copy_g() -> None:
+    """Let the present application context, which is a copy, have a ``flask.g`` of its own."""
+    context = _cv_app.get()
+    context.g = copy(context.g)
+
+
 def functions_after_request() -> list[Callable[[Any], Any]]:
     """What has been registered with ``flask.after_this_request``: Flask's own list."""
     functions: list[Callable[[Any], Any]] = _cv_request.get()._after_request_functions  # noqa: SLF001

@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.orm import Session
 
 from flask_idempotency.core.errors import ConfigurationError, NotAtomic
 from flask_idempotency.core.process import INHERITED
@@ -87,20 +88,24 @@ def install(sessions: Sessions) -> None:
         factory.class_ = type(factory.class_.__name__, (JoiningSession, factory.class_), {})
 
 
-def refuse_replaced_session() -> NoReturn:
-    """Raise ``ConfigurationError`` about what stands in the place of ``db.session``."""
-    raise ConfigurationError(
-        "db.session was replaced after idempotency.init_app(), so a view's writes would not be"
-        f" protected. {IN_A_TEST}"
-    )
+def joining_session(sessions: Sessions) -> Session | None:
+    """The present session, if it has been used.
 
-
-def refuse_early() -> NoReturn:
-    """Raise ``ConfigurationError`` about a session that was made before :func:`install`."""
-    raise ConfigurationError(
-        "the present session was made before idempotency.init_app(), so a view's writes would not be"
-        " protected: call db.session.remove() when the application is set up"
-    )
+    Raises ``ConfigurationError`` if it would not join: a test put something else in the place of
+    ``db.session``, or it was made before :func:`install`.
+    """
+    if sessions.is_replaced():
+        raise ConfigurationError(
+            "db.session was replaced after idempotency.init_app(), so a view's writes would not be"
+            f" protected. {IN_A_TEST}"
+        )
+    session = sessions.present()
+    if session is not None and not isinstance(session, JoiningSession):
+        raise ConfigurationError(
+            "the present session was made before idempotency.init_app(), so a view's writes would not"
+            " be protected: call db.session.remove() when the application is set up"
+        )
+    return session
 
 
 def leave_to_parent(every: Iterable[Sessions]) -> None:

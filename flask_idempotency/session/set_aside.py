@@ -16,7 +16,7 @@ from .leftovers import (
     waits_for_commit,
 )
 from .operation import outer_transaction
-from .session_class import JoiningSession, refuse_early, refuse_replaced_session
+from .session_class import joining_session
 
 
 def set_aside(
@@ -28,14 +28,12 @@ def set_aside(
     ``NotAtomic`` if something was written, locked, or chosen for its transaction: ending that would
     split the operation, or lose it. Raises ``ConfigurationError`` if a test has replaced the session.
     """
-    if databases.sessions.is_replaced():
-        refuse_replaced_session()
     outer, pool, others = (
         outer_transaction(),
         databases.database.pool,
         databases.engines_of(other_binds),
     )
-    session = databases.sessions.present()
+    session = joining_session(databases.sessions)
     if outer is not None and outer.units.engine.pool is not pool:
         outer = None
     if outer is not None and (
@@ -48,8 +46,6 @@ def set_aside(
             " operation, after it had written: that could not see what was written, nor commit with it."
             " Call the function instead, or make the request before the first write"
         )
-    if session is not None and not isinstance(session, JoiningSession):
-        refuse_early()
     transaction = None if session is None else session.get_transaction()
     if session is None or transaction is None:
         return nullcontext()

@@ -10,17 +10,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from copy import copy
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-from flask import Flask, current_app, has_app_context
-from flask.globals import app_ctx
+from flask import Flask, current_app, g, has_app_context
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import Engine, MetaData
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from flask_idempotency.core.errors import ConfigurationError, shown
+
+from .flask_context import copy_g
 
 
 class Sessions(Protocol):
@@ -169,12 +169,12 @@ class LiteSessions:
     @contextmanager
     def apart(self) -> Iterator[None]:
         """See :class:`Sessions`. ``flask.g`` is a copy there, as it has the sessions."""
-        app_ctx.g = own = copy(app_ctx.g)
-        own.pop(_LITE_SESSIONS, None)
+        copy_g()
+        g.pop(_LITE_SESSIONS, None)
         try:
             yield
         finally:
-            for session in own.pop(_LITE_SESSIONS, {}).values():
+            for session in g.pop(_LITE_SESSIONS, {}).values():
                 session.close()
 
     def metadata_of(self, _name: str | None) -> MetaData:
@@ -234,7 +234,7 @@ def sessions_here() -> Sessions | None:
     if state is not None:
         return state.sessions  # type: ignore[no-any-return]
     db = current_app.extensions.get("sqlalchemy")
-    return FlaskSQLAlchemySessions(app_ctx.app, db) if isinstance(db, SQLAlchemy) else None
+    return FlaskSQLAlchemySessions(current_app, db) if isinstance(db, SQLAlchemy) else None
 
 
 def _checked(metadata: Any, given: str) -> MetaData:

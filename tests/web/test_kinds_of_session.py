@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
+from contextvars import copy_context
 
 import pytest
 import sqlalchemy as sa
@@ -173,3 +175,26 @@ def test_the_package_does_not_need_lite():
     source = (ROOT / "flask_idempotency/session/sources.py").read_text("utf-8")
     assert not re.search("(?m)^ *(?:import|from) flask_sqlalchemy_lite", source)
     assert "flask_sqlalchemy_lite" in sys.modules
+
+
+@pytest.mark.parametrize("kind", ["lite", "plain"])
+@pytest.mark.parametrize("atomic", [True, False])
+def test_two_threads_of_one_context_have_a_session_each(shop, kind, atomic, background):
+    extension, gate = shop.names["idempotency"], threading.Barrier(2, timeout=10)
+
+    def job():
+        session = shop.names["session"]() if kind == "plain" else shop.names["db"].session
+        session.add(shop.names["Payment"](amount=1))
+        session.flush()
+        gate.wait()
+        session.commit()
+        return id(session)
+
+    def run(key):
+        return extension.run(key, job, scope="s", name="job", atomic=atomic)
+
+    with shop.app_context():
+        jobs = [background(copy_context().run, run, key) for key in "ab"]
+        assert len({each.result(10) for each in jobs}) == 2
+        assert [run(key) for key in "ab"] == [each.result() for each in jobs]
+    assert count(shop) == 2
