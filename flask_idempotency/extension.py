@@ -47,9 +47,9 @@ from flask_idempotency.web.request.forms import idempotency_field
 from flask_idempotency.web.request.response import watch_flashes
 from flask_idempotency.web.setup import routes
 from flask_idempotency.web.setup.environment import (
+    binds_of,
     check_driver,
     default_prefix,
-    engine_of,
     warn_if_short,
     worker_timeout,
 )
@@ -124,16 +124,20 @@ class Idempotency:
         scope = _checked_scope(self._scope if scope is NOT_GIVEN else scope)
         client = _checked_client(self._redis if redis is None else redis)
         settings = read_settings(app.config, redis_given=client is not None)
-        bind_key = sessions.usual if settings.bind_key is None else settings.bind_key
-        engine = engine_of(sessions, bind_key)
-        check_driver(engine, sessions.setting_of(bind_key), settings.store, NAMES)
+        keys = binds_of(sessions, settings)
+        for key in keys:
+            check_driver(sessions.engines[key], sessions.setting_of(key), settings.store, NAMES)
         timeout = worker_timeout()
         warn_if_short(settings.lease, timeout, "IDEMPOTENCY_LEASE")
-        state = _compose(app, sessions, bind_key, scope, settings, client, self._protections)
+        compose = partial(_compose, app, sessions, keys, scope, settings, client, self._protections)
+        binds = {key: compose(key) for key in keys}
+        for state in binds.values():
+            state.binds = binds
+        state = binds[keys[0]]
         session_class.install(sessions)
         for engine in state.engines.values():
             stray_writes.watch(engine)
-            if engine is not state.database:
+            if engine is not state.database or len(binds) > 1:
                 stray_writes.watch_cursors(engine)
         hooks.register(app, state, timeout)
         watch_flashes(app)
@@ -203,9 +207,9 @@ class Idempotency:
         again. ``scope`` says whose key it is (``str``, ``int``, ``UUID`` or None); it may be left out
         if the application has one tenant. ``payload`` is any JSON: the same key with another payload is
         rejected. Options: ``ttl``, ``wait``, ``namespace``, ``name`` (default: the function's module
-        and name; needed where those differ between processes, as in a script), ``other_binds``,
-        ``atomic``, ``max_attempts``, ``lease``, ``heartbeat``, ``on_interrupted``, ``interrupted_by``,
-        ``released_by``.
+        and name; needed where those differ between processes, as in a script), ``bind_key``,
+        ``other_binds``, ``atomic``, ``max_attempts``, ``lease``, ``heartbeat``, ``on_interrupted``,
+        ``interrupted_by``, ``released_by``.
 
         Raises what the function raises, :class:`RequestInProgress`, :class:`KeyReused`,
         :class:`OperationInterrupted`, :class:`StoreUnavailable`, and :class:`OperationFailed` where an
@@ -255,14 +259,19 @@ class Idempotency:
         return target
 
     def console_blueprint(
-        self, *, authorize: Callable[[], object] = NOT_GIVEN, name: str = "operations"
+        self,
+        *,
+        authorize: Callable[[], object] = NOT_GIVEN,
+        name: str = "operations",
+        bind_key: str | None = None,
     ) -> Blueprint:
         """The operator's page, below ``/operations`` if it is not registered with another prefix.
 
         ``authorize()`` is called in each request to it, inside the request. It returns the operator's
         name, which is recorded with what they do, or True, to let them in; False or None for a 403; or
         a response, such as a redirect to the sign-in page. It has no default. Register the blueprint
-        after :meth:`init_app`, and set ``SECRET_KEY``, which signs its forms.
+        after :meth:`init_app`, and set ``SECRET_KEY``, which signs its forms. Where
+        ``IDEMPOTENCY_BINDS`` has several databases, ``bind_key`` says which of them it shows.
 
         Raises ``ConfigurationError`` without an ``authorize`` that can be called.
         """
@@ -274,7 +283,7 @@ class Idempotency:
                 " it. Pass a callable that says who may, such as"
                 " authorize=lambda: current_user.is_authenticated and current_user.is_operator"
             )
-        return self.exempt(console_blueprint(authorize, name))
+        return self.exempt(console_blueprint(authorize, name, bind_key))
 
     def _await(self, blueprint: Blueprint) -> None:
         mine = [state for state in states() if state.protections is self._protections]
@@ -327,15 +336,18 @@ def _checked_client(client: Any) -> Any:
 def _compose(
     app: Flask,
     sessions: Sessions,
-    bind_key: str | None,
+    bind_keys: Collection[str | None],
     scope: ScopeCallable | None,
     settings: Settings,
     client: Any,
     protections: Protections,
+    bind_key: str | None,
 ) -> AppState:
-    """Put stores, engine and settings together."""
+    """Put stores, engine and settings together for one of the ``bind_keys``."""
     database = sessions.engines[bind_key]
     prefix = settings.redis_prefix or ""
+    if prefix and len(bind_keys) > 1:  # or else a lock would be for both databases
+        prefix = f"{prefix}{bind_key}:"
     if not prefix and settings.store in ("hybrid", "redis"):
         prefix = default_prefix(sessions, bind_key, settings.table, settings.store)
     make_client: Callable[[], Any] = lambda: client  # noqa: E731
@@ -459,7 +471,8 @@ def _leave_to_parent() -> None:
     forget_parents()
     for state in states():
         # Our own first: the end of the application's would close what is in it.
-        for engine in (state.own_engine, *state.engines.values()):
+        own = (each.own_engine for each in state.binds.values())
+        for engine in (*own, *state.engines.values()):
             engine.dispose(close=False)
 
 

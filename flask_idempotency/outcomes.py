@@ -99,6 +99,7 @@ def _outcome(state: AppState, key: str | None) -> tuple[dict[str, Any], int | No
     key = _read_key(state, key)
     route = _route(state)
     operation = Operation(route.name, route.namespace, current_scope(route.scope), key, 0)
+    state = state.of_bind(route.bind_key)
     try:
         record = state.engine.look(operation.hashed_key())
     except StoreUnavailable as error:

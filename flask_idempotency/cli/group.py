@@ -33,9 +33,16 @@ class _Group(AppGroup):
             raise click.ClickException(printable(explain(error))) from error
 
 
+_BIND = "flask_idempotency.bind"
+
+
 @click.group(cls=_Group)
-def cli() -> None:
+@click.option("--bind", metavar="NAME", help="The database, where IDEMPOTENCY_BINDS has several: a bind"
+              " key; default for None.")  # fmt: skip
+@click.pass_context
+def cli(context: click.Context, bind: str | None) -> None:
     """Look after the records of idempotency keys."""
+    context.meta[_BIND] = bind
 
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON, times in UTC.")
@@ -91,8 +98,15 @@ def duration(seconds: float) -> str:
 
 
 def current_state() -> AppState:
-    """What the extension knows of the application that the command runs for."""
-    return app_state(current_app)
+    """What the extension knows of the application, and of the database, that a command runs for."""
+    state, bind = app_state(current_app), click.get_current_context().meta[_BIND]
+    names = {"default" if key is None else key: each for key, each in state.binds.items()}
+    if bind is None and len(names) == 1:
+        return state
+    if bind not in names:
+        text = "which database? Several have records" if bind is None else f"no records in {bind!r}"
+        raise click.UsageError(f"{text}: write flask idempotency --bind {{{'|'.join(names)}}} ...")
+    return names[bind]
 
 
 def admin(state: AppState) -> Admin:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from flask import Blueprint, Flask, request, request_started
+from flask import Blueprint, Flask, current_app, request, request_started
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.fingerprint import Pointer
@@ -40,9 +40,9 @@ from flask_idempotency.web.setup.routes import (
     refuse_unsupported,
     route_of,
 )
-from flask_idempotency.web.setup.state import AppState, states
+from flask_idempotency.web.setup.state import AppState, app_state, states
 
-from .group import as_json_option, cli, current_state, write_rows
+from .group import as_json_option, cli, write_rows
 
 HERE = {"REMOTE_ADDR": "127.0.0.1"}
 """Whom a request of ours comes from."""
@@ -99,7 +99,7 @@ def list_routes(as_json: bool) -> None:
     options that differ from their defaults; in JSON all of them, with the application's settings filled
     in, and callables by name. Needs neither database nor Redis.
     """
-    state = current_state()
+    state = app_state(current_app)
     rows = [_row(state, each, as_json) for each in write_routes(state)]
     if as_json:
         click.echo(json.dumps(rows, indent=2))

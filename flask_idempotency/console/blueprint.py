@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 from flask import Blueprint, Flask
@@ -13,14 +14,14 @@ from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, 
 from flask_idempotency.stores.counts import Counts
 from flask_idempotency.stores.table import define_counts
 from flask_idempotency.web import signals
-from flask_idempotency.web.setup.state import AppState, app_state
+from flask_idempotency.web.setup.state import AppState, one_state
 
 from . import access, pages, records
 from .pages import Console
 from .rates import Rates
 
 
-def console_blueprint(authorize: Callable[[], object], name: str) -> Blueprint:
+def console_blueprint(authorize: Callable[[], object], name: str, bind_key: str | None) -> Blueprint:
     """See :meth:`flask_idempotency.Idempotency.console_blueprint`."""
     if not callable(authorize):
         raise ConfigurationError(
@@ -44,19 +45,26 @@ def console_blueprint(authorize: Callable[[], object], name: str) -> Blueprint:
     blueprint.add_url_rule("/records/<digits>/body", "body", records.body, methods=["POST"])
     blueprint.add_url_rule("/records/<digits>/<action>", "confirm", records.confirm)
     blueprint.add_url_rule("/records/<digits>/<action>", "act", records.act, methods=["POST"])
-    blueprint.record(_set_up)
+    blueprint.record(partial(_set_up, bind_key))
     return blueprint
 
 
-def _set_up(setup: BlueprintSetupState) -> None:
-    """Count outcomes from now on. Raises ``ConfigurationError`` before ``init_app``."""
+def _set_up(bind_key: str | None, setup: BlueprintSetupState) -> None:
+    """Count outcomes from now on, of the whole application in the database of its first console.
+
+    Raises ``ConfigurationError`` before ``init_app``, and where nothing says which database it shows.
+    """
     app = cast("Flask", setup.app)
-    state = app_state(app)
-    if "idempotency_console" not in app.extensions:
+    how = "give each of them a console_blueprint(bind_key=..., name=...)"
+    state = one_state(app, "a console", how, bind_key)
+    consoles = app.extensions.setdefault("idempotency_console", {})
+    if consoles:
+        rates = next(iter(consoles.values())).rates
+    else:
         rates = Rates(app, _counts(state))
-        app.extensions["idempotency_console"] = Console(state, rates)
         for signal in signals.OUTCOMES:
             signal.connect(rates.note, app)
+    consoles[setup.blueprint] = Console(state, rates)
 
 
 def _counts(state: AppState) -> Counts | None:

@@ -71,15 +71,16 @@ _templates.filters.update(
 
 @dataclass(frozen=True)
 class Console:
-    """What the pages of one application stand on."""
+    """What the pages of one blueprint stand on."""
 
     state: AppState
     rates: Rates
 
 
 def console() -> Console:
-    """That of the present application."""
-    found: Console = current_app.extensions["idempotency_console"]
+    """That of the present page."""
+    blueprint = current_app.blueprints[str(request.blueprint)]
+    found: Console = current_app.extensions["idempotency_console"][blueprint]
     return found
 
 

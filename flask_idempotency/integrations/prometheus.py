@@ -25,7 +25,7 @@ from flask_idempotency.core.logs import log
 from flask_idempotency.core.ports import Lock, NoLock, Records
 from flask_idempotency.web import signals
 from flask_idempotency.web.background.threads import aside
-from flask_idempotency.web.setup.state import app_state, engine_on
+from flask_idempotency.web.setup.state import app_state, engine_on, one_state
 from flask_idempotency.web.signals import Event
 
 from .timed import Observe, TimedLock, TimedRecords
@@ -78,9 +78,10 @@ def export_metrics(app: Flask, *, registry: CollectorRegistry = REGISTRY) -> Non
     if series is None:
         series = _series[registry] = _Series(registry)
     app.extensions[_EXTENSION] = _Receiver(series, app)
-    records = TimedRecords(state.records, series.observer, series.gauge)
-    lock = state.lock if isinstance(state.lock, NoLock) else TimedLock(state.lock, series.observer)
-    state.engine = engine_on(state, cast("Records", records), cast("Lock", lock))
+    for each in state.binds.values():
+        records = TimedRecords(each.records, series.observer, series.gauge)
+        lock = each.lock if isinstance(each.lock, NoLock) else TimedLock(each.lock, series.observer)
+        each.engine = engine_on(each, cast("Records", records), cast("Lock", lock))
 
 
 class _Series:
@@ -229,16 +230,23 @@ class _Operation:
 class RecordsCollector:
     """What the records of an application are like: how many, how old. A prometheus_client collector.
 
-    Register it in the registry that answers the scrape; each application needs one of its own. It asks
+    Register it in the registry that answers the scrape; each application needs one of its own, and
+    each database of ``IDEMPOTENCY_BINDS`` one with its ``bind_key`` in another registry. It asks
     the store at most every ten seconds, and waits for it three seconds at most. A scrape does not fail
     with the database: then it has no series of records but ``idempotency_records_up``, which is 0.
 
     Raises ``ConfigurationError`` before ``init_app``, and for a store without ``Admin.overview``.
     """
 
-    def __init__(self, app: Flask, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        app: Flask,
+        *,
+        bind_key: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._app, self._clock = app, clock
-        state = app_state(app)
+        state = one_state(app, "RecordsCollector", "give it bind_key=...", bind_key)
         try:
             self._overview = admin_of(state.own_records, state.settings.store).overview
         except (IdempotencyError, AttributeError) as error:

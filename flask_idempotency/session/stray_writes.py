@@ -50,7 +50,8 @@ def watch_cursors(engine: Engine) -> None:
     """Notice also what an operation writes to another bind with the driver's own cursors."""
 
     def take(driver: Any, _record: Any, _pooled: Any) -> None:
-        if isinstance(innermost.get(), OpenTransaction):
+        running = innermost.get()
+        if isinstance(running, OpenTransaction) and running.units.engine.pool is not engine.pool:
             hear_driver(engine, driver, partial(notice_cursor, engine))
 
     event.listen(engine, "checkout", take)

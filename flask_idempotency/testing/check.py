@@ -17,13 +17,13 @@ from flask import Flask
 from sqlalchemy import StaticPool
 
 from flask_idempotency.core.records import Claim
-from flask_idempotency.web.setup.state import AppState, app_state
+from flask_idempotency.web.setup.state import AppState, one_state
 
 from .connections import Connections, is_locked
 from .crashes import CAUGHT, GONE_ON, Crash, CrashPoint
 from .effects import Counts, Effects, counter, difference
 from .threads import Call, Work, begun_noted, stack
-from .watch import Watch, watched
+from .watch import ONE_BIND, Watch, watched
 
 __tracebackhide__ = True  # pytest shows the test's line and the message, not what is in between
 
@@ -90,7 +90,7 @@ class Check(ABC, Generic[T]):
     parts: str  # what to do if the dead attempt and its retry did a part each
 
     def __init__(self, app: Flask, name: str, effects: Effects | None, timeout: float) -> None:
-        self.state: AppState = app_state(app)
+        self.state: AppState = one_state(app, "this check", ONE_BIND)
         self._name, self._rows_only, self._timeout = name, effects is None, timeout
         self._counted = counter(self.state, effects)
         if is_locked(self.state.database):

@@ -94,7 +94,8 @@ def every_crash(app: Flask | None = None) -> Iterator[AbstractContextManager[Cra
 
 
 def _targets(app: Flask | None) -> list[AppState]:
-    return states() if app is None else [app_state(app)]
+    every = states() if app is None else [app_state(app)]
+    return [each for state in every for each in state.binds.values()]
 
 
 @contextmanager

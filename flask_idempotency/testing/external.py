@@ -21,7 +21,9 @@ from flask_idempotency.drivers.raw_connection import RawConnection
 from flask_idempotency.session.statements import literal
 from flask_idempotency.session.units import StandIn, Units
 from flask_idempotency.stores.postgres.messages import Messages
-from flask_idempotency.web.setup.state import app_state
+from flask_idempotency.web.setup.state import one_state
+
+from .watch import ONE_BIND
 
 _SAVEPOINT = "idempotency_external"
 _SET = "lock_timeout", "synchronous_commit", "enable_sort"
@@ -44,7 +46,7 @@ def external_transaction(app: Flask, connection: Connection) -> Iterator[None]:
     stores ``hybrid`` and ``postgres``; ``connection`` is one to the database of the records, and has
     begun its transaction. Raises ``ConfigurationError`` otherwise.
     """
-    state = app_state(app)
+    state = one_state(app, "external_transaction()", ONE_BIND)
     engine, usual = state.database, Messages.connect
     is_begun = connection.engine.url == engine.url and connection.in_transaction()
     if state.settings.store not in ("hybrid", "postgres") or not is_begun:

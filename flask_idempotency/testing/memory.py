@@ -14,9 +14,9 @@ from flask import Flask
 from flask_idempotency.core.ports import Lock, NoLock
 from flask_idempotency.stores.memory import MemoryRecords
 from flask_idempotency.stores.redis.lock import RedisLock
-from flask_idempotency.web.setup.state import app_state
+from flask_idempotency.web.setup.state import one_state
 
-from .watch import ports
+from .watch import ONE_BIND, ports
 
 
 class Clock:
@@ -41,7 +41,8 @@ def memory_store(app: Flask, clock: Clock | None = None, *, redis: Any = None) -
     ``redis`` client the lock of the store ``hybrid`` stands before the records;
     ``fakeredis.FakeRedis()`` needs no server.
     """
-    state, clock = app_state(app), Clock() if clock is None else clock
+    state = one_state(app, "memory_store()", ONE_BIND)
+    clock = Clock() if clock is None else clock
     settings = replace(state.settings, store="memory")
     lock: Lock = NoLock()
     if redis is not None:

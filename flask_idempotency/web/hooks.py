@@ -108,6 +108,7 @@ class Hooks:
     def __init__(self, state: AppState, worker_timeout: float) -> None:
         self._state, self._worker_timeout = state, worker_timeout
         self._known = state.known
+        self._purges = [each.purge for each in state.binds.values() if each.purge is not None]
         self._warned: set[str] = set()
         self._watches_end = False
 
@@ -116,8 +117,8 @@ class Hooks:
 
         Raises an ``HTTPException`` with a response for a request that may not be resumed here.
         """
-        if self._state.purge is not None:
-            self._state.purge.start()
+        for purge in self._purges:
+            purge.start()
         current = begin_request(request)
         # Removed: a request that the view makes with this environ is not the one to resume.
         resuming: Resuming | None = request.environ.pop(RESUMED, None)

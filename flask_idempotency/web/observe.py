@@ -104,7 +104,8 @@ class Observed:
     ) -> None:
         self._state, self._observer = state, observer
         # A view may change the scope: what was found before it counts.
-        self._route = replace(route, scope=route.scope and cache(route.scope))
+        bind_key = cache(route.bind_key) if callable(route.bind_key) else route.bind_key
+        self._route = replace(route, scope=route.scope and cache(route.scope), bind_key=bind_key)
         self._current = copy(current)  # an enforced function that the view calls has the other
         self.name, self.began = route.name, time.monotonic()
         self._body: OverheardBody | None = None
@@ -174,6 +175,8 @@ class Observed:
                 if operation is None:
                     self._would = "unprotected"
                 else:
+                    state = self._state.of_bind(self._route.bind_key)
+                    self._observer = state.observer or self._observer
                     self.claim = self._claimed(body, operation, at_last)
                     self._decide(self.claim, operation)
         except NotKept:
@@ -189,6 +192,7 @@ class Observed:
         try:
             with body.lent():
                 current_scope(route.scope, required=False)
+                self._state.of_bind(route.bind_key)
         except NotKept:
             asks = True
         self._waits = True

@@ -16,13 +16,41 @@ from flask_idempotency.core.errors import ConfigurationError, shown
 from flask_idempotency.core.logs import log
 from flask_idempotency.session.sources import Sessions
 
+from .settings import Settings
 
-def engine_of(sessions: Sessions, bind_key: str | None) -> Engine:
-    """The engine of the records. Raises ``ConfigurationError`` if there is none of that name."""
-    if bind_key not in sessions.engines:
-        known = ", ".join(map(shown, sessions.engines))
-        raise ConfigurationError(f"IDEMPOTENCY_BIND_KEY is {shown(bind_key)}; allowed: {known}")
-    return sessions.engines[bind_key]
+
+def binds_of(sessions: Sessions, settings: Settings) -> list[str | None]:
+    """The binds whose databases have records, first that of what no option says.
+
+    Raises ``ConfigurationError`` for a bind that the application has not, or if the default of the
+    option ``bind_key`` is none of them.
+    """
+    default, binds, name = settings.bind_key, settings.binds, "IDEMPOTENCY_BINDS"
+    usual = sessions.usual if default is None or callable(default) else default
+    if binds is None:
+        if callable(default):
+            raise ConfigurationError(
+                "IDEMPOTENCY_BIND_KEY is a callable, which needs IDEMPOTENCY_BINDS: a list of all binds"
+                " that it may return, whose databases have a table of records each"
+            )
+        binds, name = (usual,), "IDEMPOTENCY_BIND_KEY"
+    keys = [sessions.usual if key is None else key for key in binds]
+    for key in keys:
+        if key not in sessions.engines:
+            known = ", ".join(map(shown, sessions.engines))
+            raise ConfigurationError(f"{name} is {shown(key)}; allowed: {known}")
+    if usual not in keys and not callable(default):
+        raise ConfigurationError(
+            f"IDEMPOTENCY_BIND_KEY is {shown(default)}; allowed: one of IDEMPOTENCY_BINDS,"
+            f" {', '.join(map(shown, keys))}, or a callable that returns one"
+        )
+    keys.sort(key=lambda key: key != usual)
+    if len(keys) > 1 and settings.store not in ("hybrid", "postgres", "sql", "memory"):
+        raise ConfigurationError(
+            "IDEMPOTENCY_BINDS names several databases, and the store"
+            f" {shown(settings.store)} keeps no records in them: use 'hybrid' or 'postgres'"
+        )
+    return keys
 
 
 def check_driver(engine: Engine, where: str, store: Any, drivers: Sequence[str]) -> None:

@@ -92,6 +92,20 @@ def _list(value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
+_is_bind = _matching(r"(?s).+")
+
+
+def _bind(value: Any) -> Any:
+    return value if callable(value) else _is_bind(value)
+
+
+def _binds(value: Any) -> tuple[str | None, ...]:
+    keys = tuple(map(optional(_is_bind), _list(value)))
+    if not keys or len({*keys}) < len(keys):
+        raise ValueError
+    return keys
+
+
 def _store(value: Any) -> Any:
     verbs = ("look", "claim", "take_over", "wait")
     if callable(value) or all(callable(getattr(value, verb, None)) for verb in verbs):
@@ -212,10 +226,15 @@ class Settings:
         " `_count`. No model of yours may have such a name. PostgreSQL's names have 63 characters at"
         " most, and those of the indexes add to this one. Applications with tables of their own do not"
         " share records.")
-    bind_key: str | None = row(None, optional(_matching(r"(?s).+")),
-        "a Flask-SQLAlchemy bind key, or None",
-        "The bind whose database holds the table, and whose writes are atomic with it. `None` is the"
-        " application's default database.")
+    bind_key: str | Callable[[], str | None] | None = row(None, optional(_bind),
+        "a bind key, None, or a callable that returns one",
+        "Default of the option `bind_key`: the bind whose database holds an operation's record, and"
+        " whose writes are atomic with it. `None` is the application's default database. A callable is"
+        " asked in each request, and needs `IDEMPOTENCY_BINDS`.")
+    binds: tuple[str | None, ...] | None = row(None, optional(_binds),
+        "a list of different bind keys, or None",
+        "The binds whose databases have a table of records each, for an application with a database for"
+        " each tenant. `None` is the one that `IDEMPOTENCY_BIND_KEY` names.")
     namespace: str = row("", _matching(r"[\x21-\x7e]{0,64}"), "up to 64 visible ASCII characters",
         "Default of the option `namespace`, which is part of every key: keys of two namespaces never"
         " meet. For applications that share a table, and for a new version of an API.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
@@ -14,7 +14,7 @@ from flask.blueprints import BlueprintSetupState
 from sqlalchemy import Engine
 
 from flask_idempotency.core.engine import Engine as IdempotencyEngine
-from flask_idempotency.core.errors import ConfigurationError
+from flask_idempotency.core.errors import ConfigurationError, shown
 from flask_idempotency.core.ports import Lock, Records, Sealer
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.session.databases import Databases
@@ -70,7 +70,10 @@ class Tracing(Protocol):
 
 @dataclass(eq=False, repr=False)
 class AppState(Databases):
-    """Everything the extension knows about one application."""
+    """Everything the extension knows about one application, and one database of its records.
+
+    ``binds`` has that of each such database, by its bind key; the first stands for the application.
+    """
 
     scope: ScopeCallable | None
     settings: Settings
@@ -88,6 +91,22 @@ class AppState(Databases):
     known: dict[tuple[str, str], tuple[Any, Route | None]] = field(default_factory=dict)
     typical_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     tracing: Tracing | None = None
+    binds: Mapping[str | None, AppState] = field(default_factory=dict)
+
+    def of_bind(self, bind_key: str | Callable[[], str | None] | None) -> AppState:
+        """That of the database which ``bind_key`` means, or returns.
+
+        Raises ``ConfigurationError`` if there are no records.
+        """
+        found = bind_key() if callable(bind_key) else bind_key
+        key = self.sessions.usual if found is None else found
+        if isinstance(key, str | None) and key in self.binds:
+            return self.binds[key]
+        what = "the callable bind_key returned" if callable(bind_key) else "bind_key is"
+        raise ConfigurationError(
+            f"{what} {shown(found)}; the databases with records are {', '.join(map(shown, self.binds))}"
+            " (IDEMPOTENCY_BINDS)"
+        )
 
 
 def engine_on(
@@ -102,7 +121,7 @@ _states: WeakSet[AppState] = WeakSet()
 
 
 def states() -> list[AppState]:
-    """The states of all applications of this process."""
+    """The states of all applications of this process, the first of each."""
     return list(_states)
 
 
@@ -118,5 +137,21 @@ def app_state(app: Flask) -> AppState:
     if state is None:
         raise ConfigurationError(
             "this application has no Idempotency: call idempotency.init_app(app, db, scope=...)"
+        )
+    return state
+
+
+def one_state(app: Flask, what: str, how: str, bind_key: str | None = None) -> AppState:
+    """The state of the one database that ``what`` works with.
+
+    Raises ``ConfigurationError``, with ``how`` to choose one, if several have records.
+    """
+    state = app_state(app)
+    if bind_key is not None:
+        return state.of_bind(bind_key)
+    if len(state.binds) > 1:
+        raise ConfigurationError(
+            f"{what} works with one database of records, and this application has"
+            f" {', '.join(map(shown, state.binds))}: {how}"
         )
     return state
