@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 import threading
 from contextvars import copy_context
@@ -198,3 +200,39 @@ def test_two_threads_of_one_context_have_a_session_each(shop, kind, atomic, back
         assert len({each.result(10) for each in jobs}) == 2
         assert [run(key) for key in "ab"] == [each.result() for each in jobs]
     assert count(shop) == 2
+
+
+def test_a_process_with_lite_and_a_console_ends_in_silence(databases, tmp_path):
+    """The last counts are written at exit, when an application's async teardown works no more."""
+    script = tmp_path / "shop.py"
+    script.write_text(ENDING)
+    found = subprocess.run(
+        [sys.executable, script, databases.take()],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+    )
+    assert (found.stdout, found.stderr) == ("201\n", "")
+
+
+ENDING = """
+import sys
+from flask import Flask
+from flask_sqlalchemy_lite import SQLAlchemy
+from sqlalchemy.orm import DeclarativeBase
+from flask_idempotency import Idempotency, idempotent
+
+class Base(DeclarativeBase):
+    pass
+
+app, db = Flask("shop"), SQLAlchemy()
+app.config.update(SQLALCHEMY_ENGINES={"default": sys.argv[1]}, SECRET_KEY="k")
+db.init_app(app)
+idempotency = Idempotency(app, db, scope=None, metadata=Base.metadata)
+app.register_blueprint(idempotency.console_blueprint(authorize=lambda: True))
+app.post("/payments", endpoint="pay")(idempotent(lambda: ("", 201)))
+with app.app_context():
+    Base.metadata.create_all(db.engine)
+print(app.test_client().post("/payments", headers={"Idempotency-Key": "k"}).status_code)
+"""

@@ -40,7 +40,8 @@ def in_context(app: Flask, work: Callable[[], T]) -> T:
         context.push()
         return work()
     finally:
-        guarded("a function of teardown_appcontext", context.pop)
+        if threading.main_thread().is_alive():  # or else the process ends, where asyncio works no more
+            guarded("a function of teardown_appcontext", context.pop)
 
 
 def aside(app: Flask, work: Callable[[], T]) -> Future[T]:
