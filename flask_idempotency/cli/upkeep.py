@@ -325,13 +325,24 @@ def _examine_claim(state: AppState, store: Admin) -> Iterator[Finding]:
                 return
             yield Finding("ok", subject, "a record was claimed and its row locked")
             subject = "db.session"
-            operation = Operation(TRIAL, "", None, "", hold.attempt)
-            Joined(state, operation, hold).end()
-            yield Finding("ok", subject, "joins the operation's transaction")
+            yield _examine_session(state, hold)
             subject = "deletion"
     except IdempotencyError as error:
         remedy = store.remedy if isinstance(error, Problem) else ""
         yield Finding("FAILED", subject, explain(error), remedy)
+
+
+def _examine_session(state: AppState, hold: Any) -> Finding:
+    """Join a session to a claim's transaction. Raises ``IdempotencyError`` if it does not join."""
+    subject = "db.session"
+    try:
+        Joined(state, Operation(TRIAL, "", None, "", hold.attempt), hold).end()
+    except IdempotencyError:
+        raise
+    except Exception as error:  # of a get_bind() that asks the request for its tenant
+        text = f"its get_bind() raised {type(error).__name__} outside of a request: {reason(error)}"
+        return Finding("advice", subject, text, "whether it joins is tried again by the first request")
+    return Finding("ok", subject, "joins the operation's transaction")
 
 
 def _examine_threads(state: AppState, store: Admin, well: set[str]) -> Iterator[Finding]:

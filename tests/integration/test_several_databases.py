@@ -340,6 +340,8 @@ def test_a_page_and_commands_for_each_database(make_shop):
     for tenant in TENANTS:
         checked = run("--bind", tenant, "check")
         assert checked.exit_code == 0, checked.output
+        joined = "joins the operation's transaction", "its get_bind() raised AttributeError outside of"
+        assert joined[tenant == "us"] in checked.output, "the first request has shown it"
 
 
 def test_every_database_is_purged_in_the_background(make_shop, urls):
