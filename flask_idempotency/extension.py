@@ -129,8 +129,11 @@ class Idempotency:
             check_driver(sessions.engines[key], sessions.setting_of(key), settings.store, NAMES)
         timeout = worker_timeout()
         warn_if_short(settings.lease, timeout, "IDEMPOTENCY_LEASE")
-        compose = partial(_compose, app, sessions, keys, scope, settings, client, self._protections)
-        binds = {key: compose(key) for key in keys}
+        make_client: Callable[[], Any] = lambda: client  # noqa: E731
+        if client is None and settings.redis_url:
+            make_client = client_from_url(settings.redis_url)
+        parts = (app, sessions, keys, scope, settings, make_client, self._protections)
+        binds = {key: _compose(*parts, key) for key in keys}
         for state in binds.values():
             state.binds = binds
         state = binds[keys[0]]
@@ -339,7 +342,7 @@ def _compose(
     bind_keys: Collection[str | None],
     scope: ScopeCallable | None,
     settings: Settings,
-    client: Any,
+    make_client: Callable[[], Any],
     protections: Protections,
     bind_key: str | None,
 ) -> AppState:
@@ -350,9 +353,6 @@ def _compose(
         prefix = f"{prefix}{bind_key}:"
     if not prefix and settings.store in ("hybrid", "redis"):
         prefix = default_prefix(sessions, bind_key, settings.table, settings.store)
-    make_client: Callable[[], Any] = lambda: client  # noqa: E731
-    if client is None and settings.redis_url:
-        make_client = client_from_url(settings.redis_url)
     in_sql = settings.store in ("hybrid", "postgres", "sql")
     # Elsewhere there is no table, but something must stand for the bind whose writes are atomic.
     metadata = sessions.metadata_of(bind_key)

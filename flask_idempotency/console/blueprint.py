@@ -21,7 +21,9 @@ from .pages import Console
 from .rates import Rates
 
 
-def console_blueprint(authorize: Callable[[], object], name: str, bind_key: str | None) -> Blueprint:
+def console_blueprint(
+    authorize: Callable[[], object], name: str, bind_key: str | None = None
+) -> Blueprint:
     """See :meth:`flask_idempotency.Idempotency.console_blueprint`."""
     if not callable(authorize):
         raise ConfigurationError(
