@@ -9,7 +9,9 @@ of one by ``connection.pipeline()``, which PostgreSQL parses one by one: a state
 parsed takes nothing with it.
 
 The hooks are public: ``cursor_factory`` and ``server_cursor_factory`` of the connection, with
-subclasses of whatever cursors the application has chosen. One is not: see :class:`_Book`.
+subclasses of whatever cursors the application has chosen. Private are ``_prepared`` of a connection,
+see :class:`_Book`, and ``_fetch_gen`` of a pipeline, see :class:`_Pipeline`. Seen in psycopg 3.1.8,
+3.2.0 and 3.3.9; ``tests/integration/test_private_psycopg.py`` fails when a release changes them.
 """
 
 from __future__ import annotations
