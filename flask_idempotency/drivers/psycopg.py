@@ -306,7 +306,11 @@ def _forget_prepared(connection: Connection) -> None:
         manager: Any = connection._prepared  # noqa: SLF001
         if manager.clear():  # then all are deallocated, ours too
             _books.pop(connection, None)
-            connection.wait(manager.maintain_gen(connection))
+            if hasattr(manager, "maintain_gen"):
+                connection.wait(manager.maintain_gen(connection))
+                return
+            for command in manager.get_maintenance_commands():  # before 3.2
+                _exchange(connection, [_Statement(command)], ({}, {}), None)
 
 
 def _encoding(connection: Connection) -> str:

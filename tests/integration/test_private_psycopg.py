@@ -11,7 +11,7 @@ from functools import partial
 import psycopg
 import pytest
 
-from flask_idempotency.drivers.psycopg import _Pipeline
+from flask_idempotency.drivers.psycopg import _forget_prepared, _Pipeline
 from tests.drivers import PSYCOPG
 
 
@@ -74,6 +74,6 @@ def test_psycopg_is_told_to_forget_what_it_has_prepared(driver_connection):
     book = driver_connection._prepared
     assert not book.clear()
     prepare(driver_connection, "select 1")
-    assert book.clear()
-    driver_connection.wait(book.maintain_gen(driver_connection))
+    _forget_prepared(driver_connection)
+    assert not book.clear()
     assert driver_connection.execute("select count(*) from pg_prepared_statements").fetchone() == (0,)
