@@ -540,7 +540,13 @@ def _subclass(base: Any) -> Any:  # noqa: C901 -- a class, each method short
         def executemany(self, query: Any, params_seq: Any, **how: Any) -> Any:
             with self.units.lock:
                 self._admit(query)
-                return _noting(self.units, super().executemany, query, params_seq, **how)
+                in_front = vars(self.units.driver)
+                refusal = in_front.pop("pipeline", None)  # before 3.3 psycopg itself calls it here
+                try:
+                    return _noting(self.units, super().executemany, query, params_seq, **how)
+                finally:
+                    if refusal is not None:
+                        in_front["pipeline"] = refusal
 
         def stream(self, query: Any, params: Any = None, **how: Any) -> Iterator[Any]:
             with self.units.lock:
