@@ -9,7 +9,9 @@ of one by ``connection.pipeline()``, which PostgreSQL parses one by one: a state
 parsed takes nothing with it.
 
 The hooks are public: ``cursor_factory`` and ``server_cursor_factory`` of the connection, with
-subclasses of whatever cursors the application has chosen. One is not: see :class:`_Book`.
+subclasses of whatever cursors the application has chosen. Private are ``_prepared`` of a connection,
+see :class:`_Book`, and ``_fetch_gen`` of a pipeline, see :class:`_Pipeline`. Seen in psycopg 3.1.8,
+3.2.0 and 3.3.9; ``tests/integration/test_private_psycopg.py`` fails when a release changes them.
 """
 
 from __future__ import annotations
@@ -304,7 +306,11 @@ def _forget_prepared(connection: Connection) -> None:
         manager: Any = connection._prepared  # noqa: SLF001
         if manager.clear():  # then all are deallocated, ours too
             _books.pop(connection, None)
-            connection.wait(manager.maintain_gen(connection))
+            if hasattr(manager, "maintain_gen"):
+                connection.wait(manager.maintain_gen(connection))
+                return
+            for command in manager.get_maintenance_commands():  # before 3.2
+                _exchange(connection, [_Statement(command)], ({}, {}), None)
 
 
 def _encoding(connection: Connection) -> str:
@@ -534,7 +540,13 @@ def _subclass(base: Any) -> Any:  # noqa: C901 -- a class, each method short
         def executemany(self, query: Any, params_seq: Any, **how: Any) -> Any:
             with self.units.lock:
                 self._admit(query)
-                return _noting(self.units, super().executemany, query, params_seq, **how)
+                in_front = vars(self.units.driver)
+                refusal = in_front.pop("pipeline", None)  # before 3.3 psycopg itself calls it here
+                try:
+                    return _noting(self.units, super().executemany, query, params_seq, **how)
+                finally:
+                    if refusal is not None:
+                        in_front["pipeline"] = refusal
 
         def stream(self, query: Any, params: Any = None, **how: Any) -> Iterator[Any]:
             with self.units.lock:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Any
 
-from sqlalchemy import Connection, Engine, PoolProxiedConnection
-from sqlalchemy.orm import Session
+from sqlalchemy import Connection, PoolProxiedConnection
 
 from flask_idempotency.core.errors import NotAtomic, StoreUnavailable, sqlstate
 from flask_idempotency.drivers import known_driver
 from flask_idempotency.drivers.port import FAILED
+from flask_idempotency.drivers.sqlalchemy_private import StandsUnder, put_under
 from flask_idempotency.drivers.sqlstates import ABORTED
 from flask_idempotency.drivers.sqltext import CONSTRAINTS, CURSOR, LOCKS, SAVEPOINT, SIGNALS, UNSURE
 
@@ -26,22 +26,6 @@ WRITTEN = (
     "db.session had written, locked rows or drawn from a sequence, but not committed, before the"
     " idempotent view began: commit before the view, or do it inside"
 )
-
-
-def connections(session: Session) -> dict[Engine | Connection, Connection]:
-    """The connections of the session's present transaction, by what they were asked for with."""
-    transaction = session.get_transaction()
-    if transaction is None:
-        return {}
-    return {bind: found[0] for bind, found in transaction._connections.items()}  # noqa: SLF001
-
-
-def connection_to(session: Session, bind: Engine | Connection) -> Connection | None:
-    """That of the session's present transaction which was asked for with ``bind``, or None."""
-    transaction = session.get_transaction()
-    if transaction is None or bind not in transaction._connections:  # noqa: SLF001
-        return None
-    return transaction._connections[bind][0]  # noqa: SLF001
 
 
 class SetAside:
@@ -65,9 +49,7 @@ class SetAside:
             raise NotAtomic(WRITTEN)
         pooled.rollback()
         pooled.close()
-        # What SQLAlchemy knows of the transaction goes on, upon another one. There is no public way to
-        # change what is under a connection; tests/integration/test_private_hooks.py watches this one.
-        connection._dbapi_connection = None  # noqa: SLF001
+        put_under(connection, None)
 
     def __enter__(self) -> SetAside:
         return self
@@ -85,11 +67,10 @@ class SetAside:
 
 def give_back(connection: Connection, settings: sql.Carried | None = None) -> None:
     """Let a connection go on, when it is next used, on another one from its pool."""
-    returned: Any = _Returned(connection, settings)
-    connection._dbapi_connection = returned  # noqa: SLF001
+    put_under(connection, _Returned(connection, settings))
 
 
-class _Returned:
+class _Returned(StandsUnder):
     """In the place of a pooled connection that was given back in the middle of a transaction.
 
     The first use takes another one from the pool, and sets there what was set on the first. Until then
@@ -109,12 +90,6 @@ class _Returned:
     def rollback(self) -> None:
         """Nothing."""
 
-    def close(self) -> None:
-        """Nothing."""
-
-    def _close_special(self, *_how: object, **_more: object) -> None:
-        """Nothing."""
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._take(), name)
 
@@ -122,7 +97,7 @@ class _Returned:
         connection = self._connection
         if isinstance(connection.connection, _Returned):
             pooled = connection.engine.raw_connection()
-            connection._dbapi_connection = pooled  # noqa: SLF001
+            put_under(connection, pooled)
             if self.settings is not None:
                 with closing(_cursor(connection)) as cursor:
                     cursor.execute(self.settings.everything)

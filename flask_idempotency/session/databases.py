@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Engine, QueuePool, Table
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.ports import Records
+from flask_idempotency.drivers.sqlalchemy_private import most_beyond
 
 from .sources import Sessions
 
@@ -74,6 +75,6 @@ def bind_keys_of(engine: Engine, engines: Mapping[str | None, Engine]) -> list[s
 def most_connections(engine: Engine) -> int | None:
     """How many connections an engine's pool may open; None if there is no limit that it tells."""
     pool = engine.pool
-    if not isinstance(pool, QueuePool) or pool._max_overflow < 0:  # noqa: SLF001
+    if not isinstance(pool, QueuePool) or (beyond := most_beyond(pool)) < 0:
         return None
-    return pool.size() + pool._max_overflow  # noqa: SLF001
+    return pool.size() + beyond

@@ -16,8 +16,9 @@ from sqlalchemy.orm.session import SessionTransactionOrigin
 
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.logs import log
+from flask_idempotency.drivers.sqlalchemy_private import connections
 
-from .before_view import connections, give_back, has_failed, has_written
+from .before_view import give_back, has_failed, has_written
 from .databases import Databases
 from .operation import OpenTransaction
 from .sources import Sessions
@@ -40,18 +41,6 @@ def waits_for_commit(session: Session) -> bool:
     transaction = session.get_transaction()
     is_explicit = transaction is not None and transaction.origin is SessionTransactionOrigin.BEGIN
     return is_explicit or has_unsaved(session)
-
-
-def has_options(session: Session) -> bool:
-    """Whether options were chosen for the session's transaction, such as ``schema_translate_map``.
-
-    They end with it, and what is written above the view would go elsewhere.
-    """
-    # get_execution_options() would make two calls; test_private_hooks.py watches these.
-    return any(
-        each._execution_options is not each.engine._execution_options  # noqa: SLF001
-        for each in connections(session).values()
-    )
 
 
 def refuse_unsaved(sessions: Sessions, step: str) -> None:

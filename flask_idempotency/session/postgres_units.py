@@ -35,6 +35,7 @@ from flask_idempotency.core.process import INHERITED
 from flask_idempotency.drivers import sqltext
 from flask_idempotency.drivers.port import FAILED, IDLE
 from flask_idempotency.drivers.raw_connection import RawConnection
+from flask_idempotency.drivers.sqlalchemy_private import tell_of_check_out
 from flask_idempotency.drivers.sqlstates import NO_SAVEPOINT, SERIALIZATION_FAILURE
 from flask_idempotency.drivers.sqltext import (
     CONSTRAINTS,
@@ -241,8 +242,7 @@ class PostgresUnits(Units):
         """Let the pool's listeners do what they do for each transaction: it begins with a check-out."""
         self._checking_out = True
         try:
-            record = self.fairy._connection_record  # noqa: SLF001
-            self.engine.pool.dispatch.checkout(self.fairy.dbapi_connection, record, self.fairy)
+            tell_of_check_out(self.engine.pool, self.fairy)
         finally:
             self._checking_out = False
 

@@ -22,8 +22,8 @@ from sqlalchemy.orm import Session
 
 from flask_idempotency.core.errors import ConfigurationError, NotAtomic
 from flask_idempotency.core.process import INHERITED
+from flask_idempotency.drivers.sqlalchemy_private import connection_to
 
-from .before_view import connection_to
 from .databases import IN_A_TEST, Databases, bind_keys_of
 from .operation import OpenTransaction, innermost
 from .sources import Sessions

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from flask_idempotency.core.errors import NotAtomic, StoreUnavailable
+from flask_idempotency.drivers.sqlalchemy_private import connections
 
-from .before_view import SetAside, connections, has_written
+from .before_view import SetAside, has_written
 from .databases import Databases, bind_keys_of
 from .leftovers import (
     end_transactions,

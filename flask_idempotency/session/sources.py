@@ -116,7 +116,7 @@ class FlaskSQLAlchemySessions(_Scoped):
         """See :class:`Sessions`."""
         config = self._app.config
         own = config["SQLALCHEMY_BINDS"][name] if name else config.get("SQLALCHEMY_ENGINE_OPTIONS")
-        return {**self._db._engine_options, **(own if isinstance(own, dict) else {})}  # noqa: SLF001
+        return _options(self._db, own)
 
 
 class PlainSessions(_Scoped):
@@ -187,12 +187,18 @@ class LiteSessions:
 
     def options_of(self, name: str | None) -> Mapping[str, Any]:
         """See :class:`Sessions`."""
-        own = self._app.config["SQLALCHEMY_ENGINES"][name]
-        return {**self._db._engine_options, **(own if isinstance(own, dict) else {})}  # noqa: SLF001
+        return _options(self._db, self._app.config["SQLALCHEMY_ENGINES"][name])
 
+
+# Private in Flask-SQLAlchemy 3.1 and in -Lite 0.2; tests/unit/test_private_sqlalchemy.py watches both.
 
 _LITE_SESSIONS = "_sqlalchemy_sessions"
-"""Where Flask-SQLAlchemy-Lite 0.2.1 keeps the sessions of an application context, in ``flask.g``."""
+"""Where Flask-SQLAlchemy-Lite keeps the sessions of an application context, in ``flask.g``."""
+
+
+def _options(db: Any, own: Any) -> Mapping[str, Any]:
+    """What ``SQLAlchemy(engine_options=...)`` was given, under an engine's ``own`` options."""
+    return {**db._engine_options, **(own if isinstance(own, dict) else {})}  # noqa: SLF001
 
 
 def sessions_of(app: Flask, db: Any, session: Any, metadata: Any) -> Sessions:

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.core.ports import Step, Transaction
+from flask_idempotency.drivers.sqlalchemy_private import has_options
 
 from .before_view import SetAside
 from .databases import Databases
@@ -17,7 +18,6 @@ from .leftovers import (
     commits_in_teardown,
     drop_leftovers,
     end_session,
-    has_options,
     has_unsaved,
     undo,
     waits_for_commit,

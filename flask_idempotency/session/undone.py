@@ -14,8 +14,8 @@ from sqlalchemy import Connection, event
 from sqlalchemy.orm import Session
 
 from flask_idempotency.core.logs import log
+from flask_idempotency.drivers.sqlalchemy_private import connections
 
-from .before_view import connections
 from .sources import Sessions
 
 _warned: set[tuple[bool, str]] = set()

@@ -27,6 +27,7 @@ from sqlalchemy import Connection, Engine, PoolProxiedConnection
 from flask_idempotency.core.errors import IdempotencyError, NotAtomic
 from flask_idempotency.core.process import INHERITED
 from flask_idempotency.drivers.port import FAILED, KINDS
+from flask_idempotency.drivers.sqlalchemy_private import StandsUnder, put_under
 from flask_idempotency.drivers.sqltext import (
     LOCKS,
     READ_ONLY,
@@ -54,7 +55,7 @@ _EMPTY = "\0"
 ENDED = "the operation has ended: this connection was part of it, and is no more"
 
 
-class StandIn(PoolProxiedConnection):
+class StandIn(StandsUnder, PoolProxiedConnection):
     """Stands for the pooled connection, under one SQLAlchemy connection.
 
     ``is_top`` says that what goes through it is part of no unit (``current_operation.connection``).
@@ -84,10 +85,6 @@ class StandIn(PoolProxiedConnection):
         self.is_returned = True
         with self.units.lock:
             self.units.rollback(self)
-
-    def _close_special(self, *_how: object, **_more: object) -> None:
-        """See :meth:`close`."""
-        self.close()
 
     def invalidate(self, e: BaseException | None = None, soft: bool = False) -> None:  # noqa: ARG002
         """Let go of a lost connection. Refused while it is not lost."""
@@ -206,9 +203,8 @@ class Units:
 
     def put_under(self, connection: Connection) -> StandIn:
         """Let a connection work in these units from now on."""
-        # What SQLAlchemy knows of the connection's transaction goes on. There is no public way to
-        # change what is under a connection; tests/integration/test_private_hooks.py watches this one.
-        connection._dbapi_connection = stand_in = StandIn(self)  # noqa: SLF001
+        stand_in = StandIn(self)
+        put_under(connection, stand_in)
         return stand_in
 
     @property

@@ -117,7 +117,7 @@ def _is_in_thread_of_request() -> bool:
     request = existing_request()
     if request is None or request.thread in (None, get_ident()) or not is_outermost_request():
         return False
-    return asyncio._get_running_loop() is None  # noqa: SLF001
+    return asyncio._get_running_loop() is None  # noqa: SLF001 -- in asyncio's own __all__
 
 
 def _run(

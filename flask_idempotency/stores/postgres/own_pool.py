@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import Engine, event
-from sqlalchemy.pool import QueuePool
+
+from flask_idempotency.drivers.sqlalchemy_private import hear_disposed, pool_beside
 
 OWN_CONNECTIONS = 9
 """The most that our threads in one process use: four for requests that are observed, two for the
@@ -20,17 +21,7 @@ def apart(engine: Engine, size: int) -> Engine:
     before it is used, and closes what is idle when ``engine`` is disposed. Raises SQLAlchemy's
     ``TimeoutError`` at once if every connection is in use.
     """
-    there: Any = engine.pool
-    pool = QueuePool(
-        there._creator,  # noqa: SLF001 -- as the pool's own recreate() does
-        pool_size=size,
-        max_overflow=0,
-        timeout=0,
-        recycle=there._recycle,  # noqa: SLF001
-        pre_ping=there._pre_ping,  # noqa: SLF001
-        use_lifo=True,  # the fewest connections
-        dialect=engine.dialect,
-    )
+    pool = pool_beside(engine, size)
 
     def connected(driver: Any, record: Any) -> None:
         for listener in engine.pool.dispatch.connect.listeners:  # those on the class are told anyway
@@ -39,7 +30,5 @@ def apart(engine: Engine, size: int) -> Engine:
     event.listen(pool, "connect", connected)
     own = Engine(pool, engine.dialect, engine.url)
     # Else whoever disposes the application's engine could not drop its database.
-    has_events = engine._has_events  # noqa: SLF001 -- every connection would look for listeners
-    event.listen(engine, "engine_disposed", lambda _engine: own.dispose())
-    engine._has_events = has_events  # noqa: SLF001
+    hear_disposed(engine, lambda _engine: own.dispose())
     return own
