@@ -150,8 +150,14 @@ class LiteSessions:
     def __init__(self, app: Flask, db: Any, metadata: MetaData):
         self._app, self._db, self._metadata = app, db, metadata
         with app.app_context():
-            self.engines: Mapping[str | None, Engine] = db.engines
+            self._engines: Mapping[str | None, Engine] = db.engines
             self.factory: sessionmaker[Any] = db.sessionmaker
+
+    @property
+    def engines(self) -> Mapping[str | None, Engine]:
+        """See :class:`Sessions`: of the last ``db.init_app()``, which makes them anew, in a request."""
+        is_here = has_app_context() and current_app == self._app
+        return self._db.engines if is_here else self._engines
 
     def is_replaced(self) -> bool:
         """See :class:`Sessions`: ``db.session`` is a property."""

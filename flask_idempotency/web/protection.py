@@ -157,7 +157,7 @@ def claim_or_answer(
 ) -> Attempt | Response | None:
     """Do what the engine decides: attempt, respond, or (None) let the view run unprotected."""
     current.claim = claim
-    if state.engines[state.bind_key] is not state.database:
+    if state.sessions.engines[state.bind_key] is not state.database:
         refuse_replaced_engine(state)
     if not route.atomic:
         if blocks_records(state):
