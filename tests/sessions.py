@@ -31,7 +31,7 @@ class _Models:
     def __init__(self) -> None:
         self.made: dict[Any, sa.Engine] = {}
         self.binds: dict[Any, Any] = {}
-        """For sessions: the engine of each model with a ``__bind_key__``, or its name before there is one."""
+        """For sessions: the engine of each model with a ``__bind_key__``, or its name before that."""
         binds, engines = self.binds, self.made
 
         class Base(orm.DeclarativeBase):

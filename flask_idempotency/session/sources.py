@@ -28,11 +28,14 @@ class Sessions(Protocol):
 
     factory: sessionmaker[Any]
     """What makes the sessions. Their class is its own."""
-    engines: Mapping[str | None, Engine]
     usual: str | None
     """The name of the engine that has the records where no setting says otherwise."""
     one_metadata: bool
     """Whether one ``MetaData`` is for all engines; otherwise each has its own."""
+
+    @property
+    def engines(self) -> Mapping[str | None, Engine]:
+        """The engines by name."""
 
     def is_replaced(self) -> bool:
         """Whether something else, such as a test's double, makes the sessions by now."""
