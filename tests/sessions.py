@@ -72,7 +72,10 @@ class Plain(_Models):
             return
         options = dict(app.config.get("SQLALCHEMY_ENGINE_OPTIONS") or {})
         url = app.config["SQLALCHEMY_DATABASE_URI"]
-        if str(url) == "sqlite://":  # one database for all threads, as the others make it
+        if str(url) in {
+            "sqlite://",
+            "sqlite:///:memory:",
+        }:  # one for all, as others make it
             options |= {"poolclass": sa.StaticPool, "connect_args": {"check_same_thread": False}}
         self.engine = sa.create_engine(url, **options)
         self.engines = self.made = {None: self.engine}
@@ -150,8 +153,10 @@ def present_session(db: Any) -> orm.Session:
 
 def factory_of(app: Flask, db: Any) -> Any:
     """What makes the sessions."""
+    if usual != "lite":
+        return db.session.session_factory  # the end of a context would remove a plain session
     with app.app_context():
-        return db.sessionmaker if usual == "lite" else db.session.session_factory
+        return db.sessionmaker
 
 
 def left_behind(db: Any) -> bool:

@@ -9,6 +9,7 @@ from flask import Flask, g
 from sqlalchemy.orm import Session
 
 from flask_idempotency import idempotent
+from tests import sessions
 from tests.differential.harness import (
     EQUAL,
     EQUAL_OR_REFUSED,
@@ -437,7 +438,8 @@ def a_second_application_that_was_asked_before(world):
     everything(world)
 
 
-@family(setup=second_application)
+# A plain session is the thread's, so this would be a request to the view's own application.
+@family(setup=second_application, stores=() if sessions.usual == "plain" else ("postgres",))
 def a_second_application_that_is_asked_by_the_view(world):
     world.pay(1)
     world.commit()
