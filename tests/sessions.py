@@ -9,11 +9,13 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import orm
 from sqlalchemy.util import ThreadLocalRegistry
+from werkzeug.local import LocalProxy
 
 import flask_idempotency
 
@@ -27,7 +29,17 @@ class _Models:
     """A declarative base and its metadata, as Flask-SQLAlchemy gives them."""
 
     def __init__(self) -> None:
+        self.made: dict[Any, sa.Engine] = {}
+        self.binds: dict[Any, Any] = {}
+        """For sessions: the engine of each model with a ``__bind_key__``, or its name before that."""
+        binds, engines = self.binds, self.made
+
         class Base(orm.DeclarativeBase):
+            def __init_subclass__(cls) -> None:
+                super().__init_subclass__()
+                if name := vars(cls).get("__bind_key__"):
+                    binds[cls] = engines.get(name, name)
+
             @orm.declared_attr.directive
             def __tablename__(cls) -> str:  # noqa: N805
                 return cls.__name__.lower()
@@ -37,10 +49,12 @@ class _Models:
 
     @property
     def metadatas(self) -> dict[Any, sa.MetaData]:
-        return dict.fromkeys(self.engines, self.metadata)  # type: ignore[attr-defined]
+        return dict.fromkeys(self.made, self.metadata)
 
-    def create_all(self) -> None:
-        self.metadata.create_all(self.engine)  # type: ignore[attr-defined]
+    def create_all(self, only: str | None = None) -> None:
+        for name, engine in self.made.items():
+            if only in {None, name}:
+                self.metadata.create_all(engine)
 
 
 class Plain(_Models):
@@ -51,14 +65,21 @@ class Plain(_Models):
         self.session = orm.scoped_session(orm.sessionmaker(**(session_options or {})))
 
     def init_app(self, app: Flask) -> None:
+        app.teardown_appcontext(lambda _error: self.session.remove())
+        if app.config.get("SQLALCHEMY_BINDS"):
+            pytest.skip("a plain session has one engine")
+        if self.made:
+            return
         options = dict(app.config.get("SQLALCHEMY_ENGINE_OPTIONS") or {})
         url = app.config["SQLALCHEMY_DATABASE_URI"]
-        if str(url) == "sqlite://":  # one database for all threads, as the others make it
+        if str(url) in {
+            "sqlite://",
+            "sqlite:///:memory:",
+        }:  # one for all, as others make it
             options |= {"poolclass": sa.StaticPool, "connect_args": {"check_same_thread": False}}
         self.engine = sa.create_engine(url, **options)
-        self.engines = {None: self.engine}
+        self.engines = self.made = {None: self.engine}
         self.session.configure(bind=self.engine)
-        app.teardown_appcontext(lambda _error: self.session.remove())
 
     @property
     def given(self) -> dict[str, Any]:
@@ -83,7 +104,7 @@ def _lite(session_options: dict[str, Any] | None = None, **options: Any) -> Any:
     class Lite(_Models, made):  # type: ignore[misc]
         def __init__(self) -> None:
             _Models.__init__(self)
-            made.__init__(self, session_options=session_options, **options)
+            made.__init__(self, session_options={**session_options, "binds": self.binds}, **options)
 
         def init_app(self, app: Flask) -> None:
             usual = {
@@ -93,6 +114,8 @@ def _lite(session_options: dict[str, Any] | None = None, **options: Any) -> Any:
             binds = app.config.get("SQLALCHEMY_BINDS") or {}
             app.config["SQLALCHEMY_ENGINES"] = {"default": usual, **binds}
             super().init_app(app)
+            with app.app_context():
+                self.made.update(self.engines)
 
         @property
         def given(self) -> dict[str, Any]:
@@ -117,6 +140,11 @@ def protect(app: Flask, db: Any, **options: Any) -> flask_idempotency.Idempotenc
     return idempotency
 
 
+def proxy_of(db: Any) -> Any:
+    """What stands for the session of each context, and is there outside of them."""
+    return LocalProxy(lambda: db.session) if usual == "lite" else db.session
+
+
 def present_session(db: Any) -> orm.Session:
     """The session that ``db.session`` stands for, or is."""
     session: orm.Session = getattr(db.session, "registry", lambda: db.session)()
@@ -125,8 +153,10 @@ def present_session(db: Any) -> orm.Session:
 
 def factory_of(app: Flask, db: Any) -> Any:
     """What makes the sessions."""
+    if usual != "lite":
+        return db.session.session_factory  # the end of a context would remove a plain session
     with app.app_context():
-        return db.sessionmaker if usual == "lite" else db.session.session_factory
+        return db.sessionmaker
 
 
 def left_behind(db: Any) -> bool:

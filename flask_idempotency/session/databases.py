@@ -53,7 +53,7 @@ class Databases:
 
 def refuse_replaced_engine(databases: Databases) -> None:
     """Raise ``ConfigurationError`` unless the engine still has the pool that the records use."""
-    engine: Engine | Connection = databases.engines[databases.bind_key]
+    engine: Engine | Connection = databases.sessions.engines[databases.bind_key]
     if isinstance(engine, Connection):
         raise ConfigurationError(
             "the engine of the records was replaced by a connection, which the records do not use, so"

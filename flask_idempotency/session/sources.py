@@ -28,11 +28,14 @@ class Sessions(Protocol):
 
     factory: sessionmaker[Any]
     """What makes the sessions. Their class is its own."""
-    engines: Mapping[str | None, Engine]
     usual: str | None
     """The name of the engine that has the records where no setting says otherwise."""
     one_metadata: bool
     """Whether one ``MetaData`` is for all engines; otherwise each has its own."""
+
+    @property
+    def engines(self) -> Mapping[str | None, Engine]:
+        """The engines by name."""
 
     def is_replaced(self) -> bool:
         """Whether something else, such as a test's double, makes the sessions by now."""
@@ -150,8 +153,14 @@ class LiteSessions:
     def __init__(self, app: Flask, db: Any, metadata: MetaData):
         self._app, self._db, self._metadata = app, db, metadata
         with app.app_context():
-            self.engines: Mapping[str | None, Engine] = db.engines
+            self._engines: Mapping[str | None, Engine] = db.engines
             self.factory: sessionmaker[Any] = db.sessionmaker
+
+    @property
+    def engines(self) -> Mapping[str | None, Engine]:
+        """See :class:`Sessions`: of the last ``db.init_app()``, which makes them anew, in a request."""
+        is_here = has_app_context() and current_app == self._app
+        return self._db.engines if is_here else self._engines
 
     def is_replaced(self) -> bool:
         """See :class:`Sessions`: ``db.session`` is a property."""

@@ -159,7 +159,7 @@ def claim_or_answer(
     current.claim = claim
     if route.bind_key is not None:
         state = state.of_bind(route.bind_key)
-    if state.engines[state.bind_key] is not state.database:
+    if state.sessions.engines[state.bind_key] is not state.database:
         refuse_replaced_engine(state)
     if not route.atomic:
         if blocks_records(state):

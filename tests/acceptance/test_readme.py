@@ -9,29 +9,57 @@ from typing import Any
 
 import pytest
 import requests
+import sqlalchemy as sa
 from flask import Flask
 
 from example.demo import ROOT
 from example.tour import STEPS
+from tests.docs.pages import blocks
+from tests.drivers import EACH, with_driver
+from tests.sessions import KINDS
 
 README = (ROOT / "README.md").read_text()
+SESSIONS = ROOT / "docs" / "sessions.md"
 
 
 def test_it_fits_on_a_page() -> None:
     assert len(README.splitlines()) <= 100
 
 
-@pytest.mark.parametrize("store", ["sql", "hybrid"])
-def test_its_example_runs(postgres: Any, redis_server: Any, tmp_path: Path, store: str) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    uri = f"sqlite:///{tmp_path}/shop.db" if store == "sql" else postgres.database("readme")
-    example = example.replace("sqlite:///shop.db", uri).replace('"sql"', f'"{store}"')
-    if store != "sql":
-        redis = f'app.config["IDEMPOTENCY_REDIS_URL"] = "{redis_server.url}"\n'
-        example = example.replace("db = SQLAlchemy(app)", redis + "db = SQLAlchemy(app)")
-    names: dict[str, Any] = {"__name__": "readme"}
-    exec(compile(example, "README.md", "exec"), names)  # noqa: S102
+def quickstart(kind: str) -> str:
+    """The application of the README, or that of the page on other sessions."""
+    if kind == "flask-sqlalchemy":
+        (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+        return str(example)
+    (example,) = (each.text for each in blocks(SESSIONS, "python") if each.mark == f"file: {kind}.py")
+    return example
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@EACH
+def test_each_quickstart_runs(
+    databases: Any, redis_server: Any, driver: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = databases.take()
+    uri = with_driver(url, driver)
+    monkeypatch.setenv("DATABASE_URL", uri)
+    example = quickstart(kind).replace("sqlite:///shop.db", uri).replace('"sql"', '"hybrid"')
+    redis = f'app.config["IDEMPOTENCY_REDIS_URL"] = "{redis_server.url}"\n'
+    pays_once(example.replace("app = Flask(__name__)\n", f"app = Flask(__name__)\n{redis}"))
+    databases.give_back(url)
+
+
+def test_that_of_the_readme_needs_no_server(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/shop.db"
+    pays_once(quickstart("flask-sqlalchemy").replace("sqlite:///shop.db", uri))
+
+
+def pays_once(example: str) -> None:
+    """Run an application, and send it what the page's table says."""
+    names: dict[str, Any] = {"__name__": "quickstart"}
+    exec(compile(example, "quickstart", "exec", dont_inherit=True), names)  # noqa: S102
     app: Flask = names["app"]
+    engine = app.extensions["idempotency"].database
     try:
         headers = {"Idempotency-Key": str(uuid.uuid4()), "X-Account": "alice"}
         client = app.test_client()
@@ -43,11 +71,10 @@ def test_its_example_runs(postgres: Any, redis_server: Any, tmp_path: Path, stor
         assert retry.headers["Idempotent-Replayed"] == "true"
         assert retry.data == first.data
         assert [misuse.status_code, without.status_code] == [422, 400]
-        with app.app_context():
-            assert names["db"].session.query(names["Payment"]).count() == 1
+        with engine.connect() as connection:
+            assert connection.scalar(sa.text("select count(*) from payment")) == 1
     finally:
-        with app.app_context():
-            names["db"].engine.dispose()
+        engine.dispose()
 
 
 @pytest.mark.parametrize("link", re.findall(r"\]\(([^)]+)\)", README))

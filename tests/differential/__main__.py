@@ -12,6 +12,7 @@ import random
 import sys
 
 import servers
+import tests.sessions
 from tests.differential.comparison import Twins
 from tests.differential.documented import documented
 from tests.differential.documented_schema import DOCUMENTED, WITH_HIDDEN
@@ -31,12 +32,13 @@ def main() -> int:
         "--store", choices=["postgres", "hybrid"], help="one; half of each if not given"
     )
     parser.add_argument("--driver", choices=["psycopg2", "psycopg"], default="psycopg2")
+    parser.add_argument("--sessions", choices=tests.sessions.KINDS, default=tests.sessions.usual)
     parser.add_argument("--shown", type=int, default=10, help="differences to shrink and show")
     parser.add_argument("--kinds", action="store_true", help="count each kind of step")
     parser.add_argument("--mutants", action="store_true", help="show which kept programs catch which")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    servers.urls.driver = given.driver
+    servers.urls.driver, tests.sessions.usual = given.driver, given.sessions
     if given.mutants:
         return show_mutants()
     stores = [given.store] if given.store else ["postgres", "hybrid"]

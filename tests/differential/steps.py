@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from flask_idempotency.core.errors import sqlstate
+from tests.sessions import proxy_of
 
 if TYPE_CHECKING:
     from tests.differential.programs import Program
@@ -86,7 +87,7 @@ class Run:
     hand: Hand = field(init=False)
 
     def __post_init__(self) -> None:
-        self.hand = Hand(self, self.twin.db.session)
+        self.hand = Hand(self, proxy_of(self.twin.db))
 
     def perform_part(self, part: str, steps: tuple[Step, ...]) -> None:
         """Do the steps of a part with the request's own session."""

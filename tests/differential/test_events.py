@@ -7,6 +7,7 @@ from flask import g, has_app_context
 
 from tests.differential.harness import EQUAL, EQUAL_OR_REFUSED, ByDesign, Family, NothingKept
 from tests.differential.sentences import ROLLED_BACK
+from tests.sessions import factory_of
 
 family = Family()
 
@@ -25,14 +26,14 @@ def vetoes(world):
 
 
 def session_vetoes(world):
-    @sa.event.listens_for(world.db.session, "before_commit")
+    @sa.event.listens_for(factory_of(world.app, world.db), "before_commit")
     def stop(session):
         if g.get("veto"):
             raise Veto("not today")
 
 
 def fails_after_the_commit(world):
-    @sa.event.listens_for(world.db.session, "after_commit")
+    @sa.event.listens_for(factory_of(world.app, world.db), "after_commit")
     def stop(session):
         if g.get("veto"):
             raise Veto("too late")
@@ -123,7 +124,7 @@ def outbox(world):
 
 
 def outbox_of_the_session(world):
-    @sa.event.listens_for(world.db.session, "before_commit")
+    @sa.event.listens_for(factory_of(world.app, world.db), "before_commit")
     def write(session):
         if g.pop("outbox", False):
             session.add(world.Audit(text="outbox"))

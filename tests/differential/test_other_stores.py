@@ -7,6 +7,7 @@ from flask import g
 from sqlalchemy.exc import IntegrityError
 
 from flask_idempotency import current_operation
+from tests import sessions
 from tests.differential.harness import EQUAL_OR_REFUSED, ByDesign, Either, Family, NothingKept, Refused
 from tests.differential.sentences import ROLLED_BACK
 
@@ -189,6 +190,10 @@ family.add("a change not flushed before the view", committed, before=change)
 family.add("a write before the view", committed, before=write, expect=Refused("before"))
 
 
+# A plain session is the thread's, in whatever context.
+BESIDE = EQUAL_OR_REFUSED if sessions.usual == "plain" else Refused("session")
+
+
 def helper_reads(world):
     with world.app.app_context():
         world.note(world.session.query(world.Account).count())
@@ -208,14 +213,16 @@ def a_helper_after_a_commit(world):
     committed(world)
 
 
-@family(pool=2, expect=Refused("session"))
+@family(pool=2, expect=BESIDE)
 def a_helper_after_uncommitted_work_of_core(world):
     world.session.execute(sa.insert(world.Payment.__table__).values(amount=1))
     helper_reads(world)
     world.commit()
 
 
-@family(pool=2, expect=Refused("session"))
+# A plain session's work on SQLite is there although the helper's context has removed the session: the
+# driver sends no BEGIN before a savepoint, so the release commits.
+@family(pool=2, expect=BESIDE, stores=("memory",) if sessions.usual == "plain" else ("sql", "memory"))
 def a_helper_after_a_nested_transaction_that_was_kept(world):
     with world.session.begin_nested():
         world.pay(1)

@@ -8,7 +8,8 @@ import sqlalchemy as sa
 from flask import Flask, g
 from sqlalchemy.orm import Session
 
-from flask_idempotency import Idempotency, idempotent
+from flask_idempotency import idempotent
+from tests import sessions
 from tests.differential.harness import (
     EQUAL,
     EQUAL_OR_REFUSED,
@@ -20,6 +21,7 @@ from tests.differential.harness import (
 )
 from tests.differential.schemas import TENANT, role_per_tenant, schema_per_tenant
 from tests.differential.sentences import ROLLED_BACK
+from tests.sessions import protect
 
 family = Family()
 ENDS = Refused("begins or ends|ended")
@@ -399,7 +401,7 @@ def second_application(world):
     world.db.init_app(app)
     view = paying_in_the_second(world)
     if world.protected:
-        Idempotency(app, world.db, scope=None)
+        protect(app, world.db, scope=None)
         view = idempotent(view)
     app.add_url_rule("/payments", "pay_second", view, methods=["POST"])
     world.second = app
@@ -436,7 +438,8 @@ def a_second_application_that_was_asked_before(world):
     everything(world)
 
 
-@family(setup=second_application)
+# A plain session is the thread's, so this would be a request to the view's own application.
+@family(setup=second_application, stores=() if sessions.usual == "plain" else ("postgres",))
 def a_second_application_that_is_asked_by_the_view(world):
     world.pay(1)
     world.commit()

@@ -1,0 +1,96 @@
+"""When `.ci/run` runs tests with the newest releases, and with the lowest."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = "docs/works-with.md"
+DRIVER = "flask_idempotency/drivers/psycopg.py"
+ROW = "| 2026-11-24 | 3.11.7 |\n"
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if not name.startswith("GIT_")},
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_NOSYSTEM": "1",
+    **dict.fromkeys(["GIT_AUTHOR_NAME", "GIT_COMMITTER_NAME"], "somebody"),
+    **dict.fromkeys(["GIT_AUTHOR_EMAIL", "GIT_COMMITTER_EMAIL"], "somebody@example.com"),
+}
+
+
+def run(folder, *command, check=True):
+    return subprocess.run(
+        command, cwd=folder, env=ENVIRONMENT, check=check, capture_output=True, text=True
+    )
+
+
+def commit(folder, **texts):
+    """Append to files, and commit them."""
+    for name, text in texts.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    run(folder, "git", "add", ".")
+    run(folder, "git", "commit", "-qm", "one")
+
+
+def due(folder):
+    """Whether the tests are due, and what is said."""
+    asked = run(folder, ROOT / ".ci/due", check=False)
+    assert (asked.stdout.count("\n"), asked.stderr) == (1, "")
+    return asked.returncode == 0, asked.stdout
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A history whose last commit notes a result."""
+    folder = tmp_path / "clone"
+    folder.mkdir()
+    run(folder, "git", "init", "-q")
+    commit(folder, **{PAGE: "# Works with\n", DRIVER: "before\n"})
+    commit(folder, **{PAGE: ROW})
+    return folder
+
+
+def test_a_change_to_what_meets_other_packages_is_due_until_a_result_is_noted(clone):
+    assert due(clone)[0] is False
+    commit(clone, **{"README.md": "more\n"})
+    assert due(clone)[0] is False
+    commit(clone, **{DRIVER: "after\n"})
+    commit(clone, **{PAGE: "Words, and no result.\n"})
+    is_due, said = due(clone)
+    assert is_due
+    assert DRIVER in said
+    commit(clone, **{PAGE: ROW})
+    assert due(clone)[0] is False
+
+
+def test_without_a_history_or_a_result_it_is_due(clone, tmp_path):
+    run(tmp_path, "git", "clone", "-q", "--depth=1", clone.as_uri(), "shallow")
+    shutil.copytree(clone, tmp_path / "none", ignore=shutil.ignore_patterns(".git"))
+    for name in "shallow", "none":
+        assert due(tmp_path / name) == (True, "this clone has no history\n")
+    (clone / PAGE).unlink()
+    run(clone, "git", "checkout", "-q", "HEAD~1")
+    assert due(clone) == (True, f"{PAGE} has no result\n")
+
+
+@pytest.mark.parametrize(("flask", "status"), [("flask", 0), ("../flask", 2)])
+def test_newest_goes_on_with_releases_where_the_index_has_no_pre_release(tmp_path, flask, status):
+    for name in "setup.cfg", "pyproject.toml", "Makefile":
+        shutil.copy(ROOT / name, tmp_path / name)
+    python = tmp_path / "build/newest/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "$@" >> said\ncase "$*" in *--pre*) exit 1;; esac\n')
+    python.chmod(0o755)
+    for stamp in ".made", ".has-test":
+        (tmp_path / "build/newest" / stamp).touch()
+    made = run(tmp_path, "make", "newest", f"FLASK={flask}", "ARGS=tests/web", check=False)
+    assert made.returncode == status, made.stderr
+    last = (tmp_path / "said").read_text().splitlines()[-1]
+    assert (last == ".ci/works_with.py tests/web") is (status == 0)
