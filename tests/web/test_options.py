@@ -30,8 +30,10 @@ WRONG_OPTIONS = [
     ("name", "x" * 256, "1 to 255 characters"),
     ("name", "a\0b", "without NUL"),
     ("name", "a\ud800b", "lone surrogates"),
-    ("other_binds", "log", "a list of Flask-SQLAlchemy bind keys"),
-    ("other_binds", 7, "a list of Flask-SQLAlchemy bind keys"),
+    ("other_binds", "log", "a list of bind keys"),
+    ("other_binds", 7, "a list of bind keys"),
+    ("bind_key", 7, "a bind key, None, or a callable that returns one"),
+    ("bind_key", "", "a bind key, None, or a callable that returns one"),
 ]
 
 
