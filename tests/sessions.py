@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-import pytest
 import sqlalchemy as sa
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
@@ -66,16 +65,14 @@ class Plain(_Models):
 
     def init_app(self, app: Flask) -> None:
         app.teardown_appcontext(lambda _error: self.session.remove())
-        if app.config.get("SQLALCHEMY_BINDS"):
-            pytest.skip("a plain session has one engine")
         if self.made:
             return
         options = dict(app.config.get("SQLALCHEMY_ENGINE_OPTIONS") or {})
         url = app.config["SQLALCHEMY_DATABASE_URI"]
-        if str(url) in {
-            "sqlite://",
-            "sqlite:///:memory:",
-        }:  # one for all, as others make it
+        if sa.make_url(url).database in {
+            None,
+            ":memory:",
+        }:  # one for all, as the others make it
             options |= {"poolclass": sa.StaticPool, "connect_args": {"check_same_thread": False}}
         self.engine = sa.create_engine(url, **options)
         self.engines = self.made = {None: self.engine}
@@ -104,6 +101,7 @@ def _lite(session_options: dict[str, Any] | None = None, **options: Any) -> Any:
     class Lite(_Models, made):  # type: ignore[misc]
         def __init__(self) -> None:
             _Models.__init__(self)
+            self.session_class = session_options["class_"]
             made.__init__(self, session_options={**session_options, "binds": self.binds}, **options)
 
         def init_app(self, app: Flask) -> None:
@@ -143,6 +141,11 @@ def protect(app: Flask, db: Any, **options: Any) -> flask_idempotency.Idempotenc
 def proxy_of(db: Any) -> Any:
     """What stands for the session of each context, and is there outside of them."""
     return LocalProxy(lambda: db.session) if usual == "lite" else db.session
+
+
+def heard(db: Any) -> Any:
+    """What listeners of an application's sessions are given, also before its ``init_app()``."""
+    return db.session_class if usual == "lite" else db.session
 
 
 def present_session(db: Any) -> orm.Session:

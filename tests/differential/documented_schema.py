@@ -29,6 +29,7 @@ from sqlalchemy.orm import (
 )
 
 from tests.differential.twins import Schema
+from tests.sessions import heard
 
 
 class Colour(enum.Enum):
@@ -213,9 +214,9 @@ def _hear(name: str) -> Any:
 def _listen(db: SQLAlchemy, author: Any, book: Any, journal: Any) -> None:
     """What the manual's chapter on events shows: some only listen, two write."""
     for name in ("pending_to_persistent", "loaded_as_persistent"):
-        event.listen(db.session, name, _keep)
+        event.listen(heard(db), name, _keep)
     for name in ("after_commit", "after_rollback", "after_flush", "after_soft_rollback"):
-        event.listen(db.session, name, _hear(name))
+        event.listen(heard(db), name, _hear(name))
 
     def write_journal(session: Any, *_: Any) -> None:
         titles = [each.title for each in session.new if isinstance(each, book)]
@@ -230,7 +231,7 @@ def _listen(db: SQLAlchemy, author: Any, book: Any, journal: Any) -> None:
         if target.title.startswith("evented"):
             connection.execute(sa.insert(journal.__table__).values(text="after insert"))
 
-    event.listen(db.session, "before_flush", write_journal)
+    event.listen(heard(db), "before_flush", write_journal)
     event.listen(author, "before_insert", fill_slug)
     event.listen(book, "after_insert", write_directly)
 

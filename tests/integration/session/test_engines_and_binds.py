@@ -18,10 +18,11 @@ from sqlalchemy.ext.horizontal_shard import ShardedSession
 from sqlalchemy.sql.dml import UpdateBase
 
 from flask_idempotency import ConfigurationError, Idempotency, NotAtomic, current_operation, idempotent
-from tests import sessions
 from tests.drivers import has_own_cursors, ways
 from tests.integration.views import pay_once, protect
 from tests.sessions import factory_of
+
+SEVERAL_ENGINES = pytest.mark.usefixtures("several_engines")
 
 
 def add(world, amount=1, note=None):
@@ -29,6 +30,7 @@ def add(world, amount=1, note=None):
     world.db.session.commit()
 
 
+@SEVERAL_ENGINES
 def test_what_was_written_on_another_bind_before_the_view_is_refused(make_world, postgres):
     world = make_world(SQLALCHEMY_BINDS={"logs": postgres.database("written_before")})
 
@@ -146,6 +148,7 @@ def test_a_session_with_a_bind_of_its_own_is_refused(world, view):
         world.post()
 
 
+@SEVERAL_ENGINES
 @pytest.mark.parametrize("allowed", [False, True])
 def test_a_write_to_another_bind_needs_permission(make_world, postgres, allowed):
     other = postgres.database("other_bind")
@@ -229,7 +232,7 @@ OF_PSYCOPG = {
 
 
 @pytest.fixture
-def world_with_logs(make_world, postgres):
+def world_with_logs(make_world, postgres, several_engines):
     def make(name, through, write, **options):
         world = make_world(SQLALCHEMY_BINDS={"logs": postgres.database(name)})
         world.app.testing = True
@@ -356,6 +359,7 @@ def test_an_engine_with_a_schema_translate_map_keeps_it(make_world):
     assert world.count("tenant.payment") == (1 if status == 201 else 0)
 
 
+@SEVERAL_ENGINES
 def test_a_write_to_another_bind_is_noticed_also_behind_a_comment(make_world, postgres):
     world = make_world(SQLALCHEMY_BINDS={"logs": postgres.database("commented_bind")})
     with world.app.app_context():
@@ -396,7 +400,7 @@ LINE = sa.Table("line", sa.MetaData(), sa.Column("id", sa.Integer))
 
 
 @pytest.fixture
-def assert_refused(make_world, postgres):
+def assert_refused(make_world, postgres, several_engines):
     """Checks that a view's write to another bind is refused; gives ``write`` a connection to that."""
 
     def check(write, **options):
@@ -497,12 +501,11 @@ def test_the_database_of_another_application_is_no_bind_of_this_one(
     other.assert_clean()
 
 
+@SEVERAL_ENGINES
 @pytest.mark.parametrize("atomic", [True, False])
 @pytest.mark.parametrize("has_served", [False, True])
 def test_engines_that_were_made_anew_are_refused(make_world, postgres, add_view, atomic, has_served):
     """As where a suite gives each of its workers a database: after ``init_app``."""
-    if sessions.usual == "plain":
-        pytest.skip("its engine is given once, and no init_app() makes another")
     world, others = make_world(), postgres.database("made_anew")
     runs = add_view(world, atomic=atomic)
     world.app.testing = True
