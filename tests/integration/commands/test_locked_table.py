@@ -15,7 +15,8 @@ def world(make_world):
     """With a limit far above ours, so that what has none fails instead of hanging."""
     options = {"connect_args": {"options": "-c statement_timeout=3000"}}
     world = make_world(SQLALCHEMY_ENGINE_OPTIONS=options)
-    build_console(world.app).extensions["idempotency_console"].rates.begin = lambda: None
+    [console] = build_console(world.app).extensions["idempotency_console"].values()
+    console.rates.begin = lambda: None
     with world.app.app_context():
         world.db.create_all()
     return world

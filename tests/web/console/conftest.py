@@ -48,7 +48,8 @@ def world(make_world, config, authorize):
 @pytest.fixture
 def rates(world):
     """The counts of the application, written when the test says so."""
-    rates = world.app.extensions["idempotency_console"].rates
+    [console] = world.app.extensions["idempotency_console"].values()
+    rates = console.rates
     rates.begin = lambda: None
     return rates
 
