@@ -18,6 +18,7 @@ from sqlalchemy import Connection, Engine
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.drivers.port import FAILED, IDLE, Answer, innermost
 from flask_idempotency.drivers.raw_connection import RawConnection
+from flask_idempotency.session.sources import FlaskSQLAlchemySessions
 from flask_idempotency.session.statements import literal
 from flask_idempotency.session.units import StandIn, Units
 from flask_idempotency.stores.postgres.messages import Messages
@@ -42,17 +43,21 @@ _ONE = (
 def external_transaction(app: Flask, connection: Connection) -> Iterator[None]:
     """Let an application work on one connection only, in a transaction that is yours to roll back.
 
-    Records, the view's writes and all that ``db.session`` commits are in savepoints there. For the
-    stores ``hybrid`` and ``postgres``; ``connection`` is one to the database of the records, and has
+    Records, the view's writes and all that ``db.session`` commits are in savepoints there. For
+    Flask-SQLAlchemy 3 and the stores ``hybrid`` and ``postgres``; ``connection`` is one to the database of the records, and has
     begun its transaction. Raises ``ConfigurationError`` otherwise.
     """
     state = one_state(app, "external_transaction()", ONE_BIND)
     engine, usual = state.database, Messages.connect
     is_begun = connection.engine.url == engine.url and connection.in_transaction()
-    if state.settings.store not in ("hybrid", "postgres") or not is_begun:
+    is_for = state.settings.store in ("hybrid", "postgres") and isinstance(
+        state.sessions, FlaskSQLAlchemySessions
+    )
+    if not (is_for and is_begun):
         raise ConfigurationError(
-            "external_transaction() is for the stores hybrid and postgres, and needs a connection that"
-            " has begun a transaction (begin()): of db.engine, or of an engine with the same URL"
+            "external_transaction() is for Flask-SQLAlchemy 3 and the stores hybrid and postgres, and"
+            " needs a connection that has begun a transaction (begin()): of db.engine, or of an engine"
+            " with the same URL"
         )
     outside = _Outside(engine, connection)
 

@@ -17,6 +17,7 @@ from flask_sqlalchemy_lite import SQLAlchemy as Lite
 from sqlalchemy.orm import DeclarativeBase, Session, scoped_session, sessionmaker
 
 from flask_idempotency import ConfigurationError, Idempotency, current_operation, idempotent
+from flask_idempotency.testing import external_transaction
 from tests.docs.pages import ROOT, blocks
 from tests.drivers import EACH, with_driver
 
@@ -171,6 +172,12 @@ def test_a_database_that_is_not_there_is_named_with_those_that_are():
     app.config["IDEMPOTENCY_BIND_KEY"] = "north"
     with pytest.raises(ConfigurationError, match="BIND_KEY is 'north'; allowed: 'default'"):
         Idempotency(app, db, metadata=Base.metadata, scope=None)
+
+
+@KINDS
+def test_an_external_transaction_is_refused(shop):
+    with shop.engine.begin() as connection, pytest.raises(ConfigurationError, match="SQLAlchemy 3 and"):
+        external_transaction(shop, connection).__enter__()
 
 
 def test_the_package_does_not_need_lite():
