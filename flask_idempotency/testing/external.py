@@ -44,8 +44,8 @@ def external_transaction(app: Flask, connection: Connection) -> Iterator[None]:
     """Let an application work on one connection only, in a transaction that is yours to roll back.
 
     Records, the view's writes and all that ``db.session`` commits are in savepoints there. For
-    Flask-SQLAlchemy 3 and the stores ``hybrid`` and ``postgres``; ``connection`` is one to the database of the records, and has
-    begun its transaction. Raises ``ConfigurationError`` otherwise.
+    Flask-SQLAlchemy 3 and the stores ``hybrid`` and ``postgres``; ``connection`` is one to the database
+    of the records, and has begun its transaction. Raises ``ConfigurationError`` otherwise.
     """
     state = one_state(app, "external_transaction()", ONE_BIND)
     engine, usual = state.database, Messages.connect
