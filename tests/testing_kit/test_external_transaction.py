@@ -311,7 +311,7 @@ def test_a_connection_to_another_database_is_refused(shop):
 def test_another_store_is_refused(shop):
     with shop.app.app_context():
         engine = shop.db.engine
-    with engine.begin() as connection, pytest.raises(ConfigurationError, match="for the stores"):
+    with engine.begin() as connection, pytest.raises(ConfigurationError, match="the stores hybrid"):
         external_transaction(shop.app, connection).__enter__()
 
 
