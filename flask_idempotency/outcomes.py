@@ -23,7 +23,7 @@ from flask_idempotency.core.keys import key_syntax, parse_key
 from flask_idempotency.core.machine import Situation, situation
 from flask_idempotency.core.records import Record, State, StoredResponse
 from flask_idempotency.core.storable import POINTERS
-from flask_idempotency.session.operation import Operation
+from flask_idempotency.web.request.identity import new_operation
 from flask_idempotency.web.request.state import current_scope
 from flask_idempotency.web.setup.options import FormField, Route, ScopeCallable
 from flask_idempotency.web.setup.routes import ProtectedRoute, protected_routes
@@ -98,8 +98,8 @@ def _outcome(state: AppState, key: str | None) -> tuple[dict[str, Any], int | No
     """The members of the response, and in how many seconds to ask again. Raises a :class:`Problem`."""
     key = _read_key(state, key)
     route = _route(state)
-    operation = Operation(route.name, route.namespace, current_scope(route.scope), key, 0)
-    state = state.of_bind(route.bind_key)
+    operation = new_operation(state, route, current_scope(route.scope), key)
+    state = state.of_bind(operation.bind_key)
     try:
         record = state.engine.look(operation.hashed_key())
     except StoreUnavailable as error:

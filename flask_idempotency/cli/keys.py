@@ -26,7 +26,7 @@ def possible_hashes(
     What was only observed is found, too.
     """
     return [
-        hash_key(place, operation, whose, text)
+        hash_key(place, operation, whose, text, state.hashed_bind())
         for named in sorted(_namespaces(state, operation) if namespace is None else {namespace})
         for place in (named, observed_namespace(named))
         for whose in _scopes(scope)

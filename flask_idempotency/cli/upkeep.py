@@ -337,11 +337,11 @@ def _examine_session(state: AppState, hold: Any) -> Finding:
     subject = "db.session"
     try:
         Joined(state, Operation(TRIAL, "", None, "", hold.attempt), hold).end()
-    except IdempotencyError:
-        raise
-    except Exception as error:  # of a get_bind() that asks the request for its tenant
-        text = f"its get_bind() raised {type(error).__name__} outside of a request: {reason(error)}"
-        return Finding("advice", subject, text, "whether it joins is tried again by the first request")
+    except Exception as error:  # also of a get_bind() that asks the request for its tenant
+        if isinstance(error, IdempotencyError) and state.settings.binds is None:
+            raise
+        text = f"does not join outside of a request: {type(error).__name__}: {reason(error)}"
+        return Finding("advice", subject, text, "the first request tries again, and is refused if not")
     return Finding("ok", subject, "joins the operation's transaction")
 
 

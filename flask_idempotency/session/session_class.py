@@ -147,7 +147,8 @@ def prove(databases: Databases, running: OpenTransaction) -> None:
     if factory.class_ is not databases.proved:
         raise ConfigurationError(
             "db.session does not join the operation's transaction, so a view's writes would not be"
-            " protected: something replaced its class, or its get_bind() chooses another engine. A"
-            " get_bind() of your own, such as one that sends reads to a replica, must return what"
-            f" super().get_bind() returns while current_operation is there. {IN_A_TEST}"
+            " protected: something replaced its class, or its get_bind() chooses another engine than"
+            f" that of the bind {databases.bind_key!r}, which has the record. A get_bind() of your own,"
+            " such as one that sends reads to a replica, must return what super().get_bind() returns"
+            f" while current_operation is there. {IN_A_TEST}"
         )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+from sqlalchemy import Connection
+
 from flask_idempotency.core.errors import NotAtomic, StoreUnavailable
 from flask_idempotency.drivers.sqlalchemy_private import connections
 
-from .before_view import SetAside, has_written
+from .before_view import SetAside, has_failed, has_written
 from .databases import Databases, bind_keys_of
 from .leftovers import (
     end_transactions,
@@ -59,13 +61,14 @@ def set_aside(
     every = set(connections(session).values())
     begun = {connection for connection in every if connection.engine.pool is pool}
     for connection in every - begun:
-        if connection.engine not in others and has_written(connection):
+        if connection.engine not in others and _may_commit(connection):
             keys = bind_keys_of(connection.engine, databases.engines)
             allow = f", or allow it with @idempotent(other_binds={keys})" if keys else ""
             raise NotAtomic(
-                "db.session had written on another bind (the database"
-                f" {connection.engine.url.database}), but not committed, before the idempotent view"
-                f" began, which cannot commit together with the record: commit before the view{allow}"
+                "db.session had written, locked rows or drawn from a sequence on another bind (the"
+                f" database {connection.engine.url.database}), but not committed, before the idempotent"
+                " view began, which cannot commit together with the record: commit before the"
+                f" view{allow}"
             )
     if not begun:
         return nullcontext()
@@ -78,6 +81,15 @@ def set_aside(
             " view began: end that before the view"
         )
     return SetAside(begun.pop())
+
+
+def _may_commit(connection: Connection) -> bool:
+    """Whether there is something to commit on another bind. A lost connection is invalidated."""
+    try:
+        return not has_failed(connection) and has_written(connection)
+    except connection.dialect.loaded_dbapi.Error as error:
+        connection.invalidate(error)
+        return False
 
 
 def parked(databases: Databases) -> AbstractContextManager[object]:

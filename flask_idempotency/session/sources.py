@@ -266,7 +266,8 @@ def _bind_of(factory: sessionmaker[Any]) -> Engine:
     if not isinstance(bind, Engine):
         raise ConfigurationError(
             f"the session's bind is {shown(bind)}; allowed: an engine, given before"
-            " idempotency.init_app(): scoped_session(sessionmaker(engine))"
+            " idempotency.init_app(): scoped_session(sessionmaker(engine)). For Flask-SQLAlchemy write"
+            " Idempotency(app, db)"
         )
     return bind
 
@@ -276,7 +277,8 @@ def _factory_of(session: Any) -> sessionmaker[Any]:
     factory = getattr(session, "session_factory", None)
     if not isinstance(factory, sessionmaker):
         raise ConfigurationError(
-            "the session is not a scoped_session over a sessionmaker, as Flask-SQLAlchemy makes it, so"
-            " the writes of a view cannot be joined to the operation's transaction"
+            "the session is not a scoped_session over a sessionmaker, so the writes of a view cannot be"
+            " joined to the operation's transaction; allowed: scoped_session(sessionmaker(engine)), or"
+            " the db of Flask-SQLAlchemy as it makes it"
         )
     return factory

@@ -175,7 +175,7 @@ class Observed:
                 if operation is None:
                     self._would = "unprotected"
                 else:
-                    state = self._state.of_bind(self._route.bind_key)
+                    state = self._state.of_bind(operation.bind_key)
                     self._observer = state.observer or self._observer
                     self.claim = self._claimed(body, operation, at_last)
                     self._decide(self.claim, operation)

@@ -157,8 +157,8 @@ def claim_or_answer(
 ) -> Attempt | Response | None:
     """Do what the engine decides: attempt, respond, or (None) let the view run unprotected."""
     current.claim = claim
-    if route.bind_key is not None:
-        state = state.of_bind(route.bind_key)
+    if state.settings.binds is not None:
+        state = state.of_bind(operation.bind_key)
     if state.sessions.engines[state.bind_key] is not state.database:
         refuse_replaced_engine(state)
     if not route.atomic:

@@ -27,7 +27,7 @@ from flask_idempotency.core.rows import legible
 from flask_idempotency.session.flask_context import copied_context, present_context
 from flask_idempotency.session.operation import Operation, innermost
 from flask_idempotency.web.attempt.attempt import raise_again
-from flask_idempotency.web.request.identity import new_claim
+from flask_idempotency.web.request.identity import new_claim, new_operation
 from flask_idempotency.web.request.state import (
     RequestState,
     existing_request,
@@ -130,7 +130,7 @@ def _run(
     key: str,
     payload: Any,
 ) -> Any:
-    operation = Operation(route.name, route.namespace, _scope(state, scope), key, attempt=0)
+    operation = new_operation(state, route, _scope(state, scope), key)
     claim = new_claim(state, route, operation, _fingerprint(payload))
     entered = claim_or_answer(state, route, current, operation, claim)
     if entered is None:  # the database is unavailable, and the settings allow going on without

@@ -16,12 +16,20 @@ from typing import Any
 import psycopg2
 import pytest
 import sqlalchemy as sa
-from flask import g
+from flask import Flask, g, request
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy.exc import ProgrammingError
 from werkzeug.test import Client
 
 import servers
 from example import demo
-from flask_idempotency import ConfigurationError, NotAtomic, idempotent
+from flask_idempotency import (
+    ConfigurationError,
+    Idempotency,
+    NotAtomic,
+    current_operation,
+    idempotent,
+)
 from flask_idempotency.outcomes import outcomes_blueprint
 from flask_idempotency.testing import CRASH_POINTS, crash_at, memory_store
 from tests.docs.pages import ROOT, blocks
@@ -277,6 +285,89 @@ def test_observing_asks_the_database_of_the_request(make_shop, urls, caplog):
     ] * 2
 
 
+def test_a_key_is_another_operation_in_each_database(shop):
+    """A provider sees the keys of all of them."""
+
+    @shop.app.post("/charges")
+    @idempotent(atomic=False)
+    def charge():
+        return {"id": current_operation.id, "key": current_operation.derive_key("charge")}
+
+    told = [shop.post(tenant, "one-key", "/charges").json for tenant in TENANTS]
+    assert told[0]["id"] != told[1]["id"]
+    assert told[0]["key"] != told[1]["key"]
+
+
+def test_the_keys_of_the_default_database_stay(urls, redis_server):
+    """An application that grows a second database forgets nothing."""
+    told = []
+    for config in ({}, {"IDEMPOTENCY_BINDS": [None, "us"], "IDEMPOTENCY_BIND_KEY": lambda: None}):
+        app, db = Flask("grows"), SQLAlchemy()
+        binds = {"SQLALCHEMY_DATABASE_URI": urls["eu"], "SQLALCHEMY_BINDS": {"us": urls["us"]}}
+        app.config.update(**binds, IDEMPOTENCY_REDIS_URL=redis_server.url, **config)
+        db.init_app(app)
+        Idempotency(app, db, scope=None)
+        app.post("/id", endpoint="id")(idempotent(lambda: (current_operation.id, 201)))
+        with app.app_context():
+            db.create_all()
+        answer = app.test_client().post("/id", headers={"Idempotency-Key": "one-key"})
+        told.append((answer.text, answer.headers.get("Idempotent-Replayed")))
+        with app.app_context():
+            for engine in db.engines.values():
+                engine.dispose()
+    assert told == [(told[0][0], None), (told[0][0], "true")]
+
+
+def test_two_binds_of_one_database_do_not_meet(kind, urls, redis_server):
+    both = {**urls, "us": urls["eu"]}
+    app, db, _ = tenant_shop.make_app(kind, both, IDEMPOTENCY_REDIS_URL=redis_server.url)
+    tenant_shop.create_tables(app, db, kind)
+    post = poster(app)
+    answers = [post(tenant, "one-key").json for tenant in (*TENANTS, *TENANTS)]
+    assert [each["tenant"] for each in answers] == [*TENANTS, *TENANTS]
+    assert stored(urls["eu"]) == (2, 2)
+    with app.app_context():
+        for engine in db.engines.values():
+            engine.dispose()
+
+
+def read_catalog(shop, statement):
+    """What a ``before_request`` function does in a database that has no records."""
+    tenant, g.tenant = g.tenant, "fr"
+    try:
+        return shop.db.session.execute(sa.text(statement)).scalar()
+    finally:
+        g.tenant = tenant
+
+
+@EACH
+def test_a_catalog_that_is_lost_before_the_view_is_an_error_as_without_us(make_shop, urls):
+    """Of the view's commit, which is that of each database; and nothing leaves the application."""
+    shop = make_shop(TESTING=False)
+
+    @shop.app.before_request
+    def read():
+        pid = read_catalog(shop, "select pg_backend_pid()")
+        if "X-Lose" in request.headers:
+            rows_of(urls["eu"], f"select pg_terminate_backend({pid}, 5000)")
+
+    answers = [shop.post("eu", "one-key", **more) for more in ({"X-Lose": "yes"}, {}, {})]
+    assert [each.status_code for each in answers] == [500, 201, 201]
+    assert answers[1].data == answers[2].data
+    assert stored(urls["eu"]) == (1, 1)
+
+
+@EACH
+def test_a_statement_that_failed_in_the_catalog_is_no_matter_to_the_view(shop, urls):
+    @shop.app.before_request
+    def read():
+        with pytest.raises(ProgrammingError):
+            read_catalog(shop, "select 1 from nowhere")
+
+    assert [shop.post("eu", "one-key").status_code for _ in range(2)] == [201, 201]
+    assert stored(urls["eu"]) == (1, 1)
+
+
 def test_the_page_of_outcomes_asks_the_database_of_the_request(shop):
     shop.app.register_blueprint(outcomes_blueprint())
     shop.post("eu", "one-key")
@@ -286,6 +377,10 @@ def test_the_page_of_outcomes_asks_the_database_of_the_request(shop):
         for tenant in TENANTS
     }
     assert found == {"eu": 200, "us": 404}
+
+
+async def asks_async() -> str:
+    return "eu"
 
 
 @pytest.mark.parametrize(
@@ -298,6 +393,8 @@ def test_the_page_of_outcomes_asks_the_database_of_the_request(shop):
         ({"IDEMPOTENCY_BINDS": None}, "is a callable, which needs IDEMPOTENCY_BINDS"),
         ({"IDEMPOTENCY_BIND_KEY": None}, "IDEMPOTENCY_BIND_KEY is None; allowed: one of"),
         ({"IDEMPOTENCY_BIND_KEY": "fr"}, "IDEMPOTENCY_BIND_KEY is 'fr'; allowed: one of"),
+        ({"IDEMPOTENCY_BIND_KEY": asks_async}, "a callable that returns one"),
+        ({"IDEMPOTENCY_BIND_KEY": lambda tenant: tenant}, "a callable that returns one"),
         ({"IDEMPOTENCY_STORE": "redis"}, "'redis' keeps no records in them"),
     ],
 )
@@ -340,7 +437,7 @@ def test_a_page_and_commands_for_each_database(make_shop):
     for tenant in TENANTS:
         checked = run("--bind", tenant, "check")
         assert checked.exit_code == 0, checked.output
-        joined = "joins the operation's transaction", "its get_bind() raised AttributeError outside of"
+        joined = "joins the operation's transaction", "does not join outside of a request: AttributeErr"
         assert joined[tenant == "us"] in checked.output, "the first request has shown it"
 
 

@@ -84,7 +84,14 @@ def identify(
         scope = current_scope(route.scope)
     if current.field is not None:
         forms.check_owner(state.app, current.field, scope, route.name)
-    return Operation(route.name, route.namespace, scope, current.key, attempt=0)
+    return new_operation(state, route, scope, current.key)
+
+
+def new_operation(state: AppState, route: Route, scope: Scope, key: str) -> Operation:
+    """The operation that ``key`` stands for in its database. Raises what ``AppState.of_bind`` does."""
+    # Asked once: what it finds is the operation's.
+    bind_key = None if state.settings.binds is None else state.of_bind(route.bind_key).hashed_bind()
+    return Operation(route.name, route.namespace, scope, key, attempt=0, bind_key=bind_key)
 
 
 def _find_key(request: Request, state: AppState, route: Route, current: RequestState) -> None:

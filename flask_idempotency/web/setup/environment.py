@@ -37,8 +37,9 @@ def binds_of(sessions: Sessions, settings: Settings) -> list[str | None]:
     keys = [sessions.usual if key is None else key for key in binds]
     for key in keys:
         if key not in sessions.engines:
-            known = ", ".join(map(shown, sessions.engines))
-            raise ConfigurationError(f"{name} is {shown(key)}; allowed: {known}")
+            known = ", ".join(map(shown, sessions.engines)) or "none, as no engine is synchronous"
+            by_default = " by default" if default is None and settings.binds is None else ""
+            raise ConfigurationError(f"{name} is {shown(key)}{by_default}; allowed: {known}")
     if usual not in keys and not callable(default):
         raise ConfigurationError(
             f"IDEMPOTENCY_BIND_KEY is {shown(default)}; allowed: one of IDEMPOTENCY_BINDS,"

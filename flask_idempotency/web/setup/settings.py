@@ -8,8 +8,10 @@ in the first request.
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any
@@ -96,7 +98,13 @@ _is_bind = _matching(r"(?s).+")
 
 
 def _bind(value: Any) -> Any:
-    return value if callable(value) else _is_bind(value)
+    if not callable(value):
+        return _is_bind(value)
+    if inspect.iscoroutinefunction(value) or inspect.isgeneratorfunction(value):
+        raise ValueError
+    with suppress(ValueError):  # where its signature cannot be had
+        inspect.signature(value).bind()
+    return value
 
 
 def _binds(value: Any) -> tuple[str | None, ...]:

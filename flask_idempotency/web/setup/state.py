@@ -93,6 +93,15 @@ class AppState(Databases):
     tracing: Tracing | None = None
     binds: Mapping[str | None, AppState] = field(default_factory=dict)
 
+    def hashed_bind(self) -> str | None:
+        """What the hash of a key has of this database: nothing of the default one.
+
+        So keys of two databases differ where what they are for meets again, as at a provider, and an
+        application that grows further ones forgets none of those that it has.
+        """
+        is_usual = self.settings.binds is None or self.bind_key == self.sessions.usual
+        return None if is_usual else self.bind_key
+
     def of_bind(self, bind_key: str | Callable[[], str | None] | None) -> AppState:
         """That of the database which ``bind_key`` means, or returns.
 
