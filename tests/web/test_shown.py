@@ -13,7 +13,7 @@ FINGERPRINT = by_value(b"canary")
 
 def test_an_operation_shows_neither_key_nor_scope():
     shown = repr(Operation("pay", "v1", scope="canary-scope", key="canary-key", attempt=2))
-    assert shown == "Operation(name='pay', namespace='v1', attempt=2)"
+    assert shown == "Operation(name='pay', namespace='v1', attempt=2, bind_key=None)"
 
 
 def test_a_stored_response_shows_its_status_only():
