@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from flask_idempotency.session.operation import Operation
     from flask_idempotency.web.decorator import idempotent
     from flask_idempotency.web.request.state import current_operation
+    from flask_idempotency.web.run_many import ItemResult
     from flask_idempotency.web.setup.options import RouteOptions, RunOptions
     from flask_idempotency.web.signals import (
         Event,
@@ -62,6 +63,7 @@ __all__ = [
     "Event",
     "Idempotency",
     "IdempotencyError",
+    "ItemResult",
     "KeyMalformed",
     "KeyRequired",
     "KeyReused",
@@ -108,6 +110,7 @@ _MODULES = (
     "session.after_commit",
     "session.operation",
     "web.request.state",
+    "web.run_many",
     "web.setup.options",
     "web.signals",
 )

@@ -227,7 +227,7 @@ class Engine:
         record = self._records.look(key)
         if record is None or (record.response is None and record.state is State.IN_PROGRESS):
             return record
-        return replace(record, response=self._opened(record))
+        return replace(record, response=self.opened(record))
 
     def _first_look(self, claim: Claim, mine: bool) -> Record | Hold | None:
         """The record, if it is worth a look; or a hold, of a store that looks and claims at once."""
@@ -323,9 +323,13 @@ class Engine:
     def _replay(self, record: Record | None, claim: Claim) -> Replay:
         record = _required(record)
         is_unknown = compare(record, claim.fingerprint) is Comparison.UNKNOWN
-        return Replay(self._opened(record), record.attempt, record.fingerprint if is_unknown else None)
+        return Replay(self.opened(record), record.attempt, record.fingerprint if is_unknown else None)
 
-    def _opened(self, record: Record) -> StoredResponse:
+    def opened(self, record: Record) -> StoredResponse:
+        """The response of a record that has ended, decrypted.
+
+        Raises ``SealBroken`` or ``RecordBroken`` for one that was changed.
+        """
         response = record.response
         if response is None:
             raise RecordBroken("it has ended, but has no status")

@@ -38,9 +38,13 @@ def has_unsaved(session: Session | None) -> bool:
 
 def waits_for_commit(session: Session) -> bool:
     """Whether a commit above the view may be meant for the session, as far as it knows by itself."""
+    return is_explicit(session) or has_unsaved(session)
+
+
+def is_explicit(session: Session) -> bool:
+    """Return True if ``session.begin()`` has begun its transaction, whose block ends it."""
     transaction = session.get_transaction()
-    is_explicit = transaction is not None and transaction.origin is SessionTransactionOrigin.BEGIN
-    return is_explicit or has_unsaved(session)
+    return transaction is not None and transaction.origin is SessionTransactionOrigin.BEGIN
 
 
 def refuse_unsaved(sessions: Sessions, step: str) -> None:

@@ -366,6 +366,9 @@ class PostgresUnits(Units):
             finally:
                 self.sent()
 
+    def _send(self, statement: str) -> None:
+        self.waiting.append(statement)
+
     def _tell(self, statements: list[str]) -> Any:
         """Send statements of ours in one message, past what watches the view's."""
         return self.port.send(self.driver, "", first=statements)

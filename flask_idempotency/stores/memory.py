@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import Connection, Engine
 
 from flask_idempotency.core.errors import LeaseLost
+from flask_idempotency.core.machine import Situation, situation
 from flask_idempotency.core.records import Claim, Record, State, StoredResponse
 
 from .engine_transaction import BorrowedTransaction
@@ -54,7 +55,7 @@ class MemoryRecords:
         """The record."""
         with self.changed:
             entry = self._entries.get(key)
-            return None if entry is None else self._seen(entry)
+            return None if entry is None else self.seen(entry)
 
     def claim(self, claim: Claim) -> MemoryHold | MemoryLease | None:
         """Insert the record and hold it."""
@@ -71,7 +72,7 @@ class MemoryRecords:
             entry = self._entries.get(claim.key)
             if entry is None or entry.record.owner != as_seen.owner or entry.is_held():
                 return None
-            now = self._seen(entry)
+            now = self.seen(entry)
             if not now.expired and (now.state is not State.IN_PROGRESS or (now.lease_left or 0) > 0):
                 return None
             if now.expired:
@@ -99,13 +100,28 @@ class MemoryRecords:
             expired = [
                 key
                 for key, entry in self._entries.items()
-                if self._seen(entry).expired and not entry.is_held()
+                if self.seen(entry).expired and not entry.is_held()
             ][:batch]
             for key in expired:
                 del self._entries[key]
         return len(expired)
 
-    def _seen(self, entry: _Entry) -> Record:
+    def entry_of(self, claim: Claim) -> _Entry:
+        """The entry of a claim's key, made if it is missing or has expired. The caller has the lock."""
+        entry = self._entries.get(claim.key)
+        if entry is None or (self.seen(entry).expired and not entry.is_held()):
+            expires = self.clock() + claim.ttl_seconds
+            entry = self._entries[claim.key] = _Entry(_new(claim, attempt=1), expires)
+        return entry
+
+    def complete(self, claim: Claim, record: Record, response: StoredResponse) -> None:
+        """Finish a record that is held, as one of the claim's. The caller has the lock."""
+        entry, attempt = self._entries[claim.key], record.attempt + (record.owner != claim.owner)
+        entry.record = replace(_new(claim, attempt=attempt), state=State.COMPLETED, response=response)
+        entry.expires = self.clock() + claim.ttl_seconds
+
+    def seen(self, entry: _Entry) -> Record:
+        """The record as it is now."""
         now = self.clock()
         expired = entry.expires <= now and entry.lease is None
         return replace(
@@ -149,6 +165,7 @@ class MemoryHold(_Held):
 
     is_open = True
     _transaction: BorrowedTransaction | None = None
+    _items: tuple[tuple[Claim, Record, StoredResponse], ...] = ()
 
     def opened(self) -> MemoryHold:
         """Begin the transaction; not while the records are locked, as it may have to wait."""
@@ -173,6 +190,23 @@ class MemoryHold(_Held):
         """Commit, then store the response: nobody takes over between, as the record is held."""
         self._commit(lambda: self._store(response, State.COMPLETED))
 
+    def hold_items(self, claims: Sequence[Claim]) -> dict[bytes, tuple[Record, bool]]:
+        """Insert what is missing, and hold what nobody does."""
+        records, found = self._records, {}
+        with records.changed:
+            for claim in claims:
+                entry = records.entry_of(claim)
+                record = records.seen(entry)
+                is_free = situation(record) is Situation.IN_PROGRESS and not entry.is_held()
+                if is_free:
+                    entry.holder = weakref.ref(self)
+                found[claim.key] = record, is_free
+        return found
+
+    def complete_items(self, items: Sequence[tuple[Claim, Record, StoredResponse]]) -> None:
+        """Keep the responses until the commit."""
+        self._items += tuple(items)
+
     def record(self, step: str, result: bytes) -> None:
         """Commit, then record the step."""
 
@@ -196,6 +230,8 @@ class MemoryHold(_Held):
             self._there().commit()
             with self._records.changed:
                 then()
+                for item in self._items:
+                    self._records.complete(*item)
         finally:
             self.abandon()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import get_ident
@@ -34,7 +34,14 @@ from flask_idempotency.web.request.state import (
     is_outermost_request,
     present_operation,
 )
-from flask_idempotency.web.setup.options import NOT_GIVEN, Route, RouteOptions, RunOptions, read_options
+from flask_idempotency.web.setup.options import (
+    NOT_GIVEN,
+    ManyOptions,
+    Route,
+    RouteOptions,
+    RunOptions,
+    read_options,
+)
 from flask_idempotency.web.setup.routes import refuse_unsupported
 from flask_idempotency.web.setup.state import AppState, app_state
 
@@ -55,12 +62,7 @@ def run(
 ) -> Any:
     """See :meth:`Idempotency.run`."""
     state = app_state(current_app)
-    route = _route(state, function, options)
-    if inspect.iscoroutinefunction(function):
-        raise ConfigurationError(
-            f"run() cannot await {route.name}, which is an async def function: pass a plain function"
-            " that calls asyncio.run"
-        )
+    route = read_route(state, "run", function, options, RunOptions)
     if not isinstance(key, str) or not key:
         raise KeyMalformed("The key is not a string of at least one character.")
     if (outer := present_operation()) is not None:
@@ -130,29 +132,41 @@ def _run(
     key: str,
     payload: Any,
 ) -> Any:
-    operation = new_operation(state, route, _scope(state, scope), key)
-    claim = new_claim(state, route, operation, _fingerprint(payload))
+    operation = new_operation(state, route, read_scope(state, "run", scope), key)
+    claim = new_claim(state, route, operation, read_fingerprint("run", payload))
     entered = claim_or_answer(state, route, current, operation, claim)
     if entered is None:  # the database is unavailable, and the settings allow going on without
         return function(*args)
     if isinstance(entered, Response):
-        return _result(entered)
+        return result_of(entered)
     with entered:
         try:
-            response = _response(state, function(*args))
+            response = response_of(state, function(*args))
         except Exception as error:
             entered.note_failure(error)
             raise
-        return _result(entered.succeed(response, after_error=raise_again, waits=False))
+        return result_of(entered.succeed(response, after_error=raise_again, waits=False))
 
 
-def _route(state: AppState, function: Callable[..., Any], options: RunOptions) -> Route:
+def read_route(
+    state: AppState,
+    what: str,
+    function: Callable[..., Any],
+    options: Mapping[str, Any],
+    allowed: type[ManyOptions],
+) -> Route:
+    """The options of ``what``, which is ``run`` or ``run_many``, for a function."""
     values: dict[str, Any] = {"store": lambda _response: True, **options}
-    if foreign := options.keys() - RunOptions.__annotations__.keys():
-        known = ", ".join(RunOptions.__annotations__)
-        raise ConfigurationError(f"{min(foreign)} is not an option of run(); there are: {known}")
+    if foreign := options.keys() - allowed.__annotations__.keys():
+        known = ", ".join(allowed.__annotations__)
+        raise ConfigurationError(f"{min(foreign)} is not an option of {what}(); there are: {known}")
     if "name" not in values:
-        values["name"] = _name(function)
+        values["name"] = _name(what, function)
+    if inspect.iscoroutinefunction(function):
+        raise ConfigurationError(
+            f"{what}() cannot await {values['name']}, which is an async def function: pass a plain"
+            " function that calls asyncio.run"
+        )
     route = read_options(cast("RouteOptions", values)).resolved(state.settings, state.scope)
     refuse_unsupported(state, route, str(route.name))
     policy = route.on_interrupted
@@ -161,49 +175,54 @@ def _route(state: AppState, function: Callable[..., Any], options: RunOptions) -
 
     def found(operation: Operation) -> Response | None:
         result = policy(operation)
-        return None if result is None else _response(state, result)
+        return None if result is None else response_of(state, result)
 
     return replace(route, on_interrupted=found)
 
 
-def _name(function: Callable[..., Any]) -> str:
+def _name(what: str, function: Callable[..., Any]) -> str:
     """The function's name, the same in every process. Raises ``ConfigurationError`` if it has none."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<")
     if module in STARTED and "<" not in name:
         raise ConfigurationError(
-            f"run() cannot name {name}: it belongs to {module}, the program that was started. A process"
-            " that imports it would know it by another name, and repeat the work of a key. Give a name"
-            f" that is the same everywhere: name={name!r}"
+            f"{what}() cannot name {name}: it belongs to {module}, the program that was started. A"
+            " process that imports it would know it by another name, and repeat the work of a key. Give"
+            f" a name that is the same everywhere: name={name!r}"
         )
     if module is None or "<" in f"{module}.{name}":
         raise ConfigurationError(
-            "run() cannot name this function, which is a lambda, local, partial or of no module: give"
-            " name=..., the same in every process and different for every function"
+            f"{what}() cannot name this function, which is a lambda, local, partial or of no module:"
+            " give name=..., the same in every process and different for every function"
         )
     return f"{module}.{name}"
 
 
-def _fingerprint(payload: Any) -> Fingerprint:
+def read_fingerprint(what: str, payload: Any) -> Fingerprint:
+    """The fingerprint of a payload. Raises ``ConfigurationError`` if it is not JSON."""
     try:
         return by_value(json.dumps(payload, sort_keys=True, allow_nan=False).encode())
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"the payload of run() is not JSON: {error}") from error
+        raise ConfigurationError(f"the payload of {what}() is not JSON: {error}") from error
 
 
-def _scope(state: AppState, scope: Any) -> Scope:
+def read_scope(state: AppState, what: str, scope: Any) -> Scope:
     """The scope itself: the application's callable needs a request, and there may be none."""
     if scope is NOT_GIVEN:
         if state.scope is not None:
             raise ConfigurationError(
-                "run() needs scope=...: whose key it is, as a str, int or UUID, or None for one tenant"
+                f"{what}() needs scope=...: whose key it is, as a str, int or UUID, or None for one"
+                " tenant"
             )
         return None
     if scope == "":
-        raise ScopeUnknown("The scope given to run() is empty: a key must belong to a known account.")
+        raise ScopeUnknown(
+            f"The scope given to {what}() is empty: a key must belong to a known account."
+        )
     return cast("Scope", scope)
 
 
-def _response(state: AppState, result: Any) -> Response:
+def response_of(state: AppState, result: Any) -> Response:
+    """A result as it is stored. Raises ``IdempotencyError`` if it is not JSON."""
     try:
         body = json.dumps(result, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -214,7 +233,8 @@ def _response(state: AppState, result: Any) -> Response:
     return state.app.response_class(body, mimetype="application/json")
 
 
-def _result(response: Response) -> Any:
+def result_of(response: Response) -> Any:
+    """The result in it. Raises ``OperationFailed`` if it is a failure, and ``RecordBroken``."""
     with legible():
         body = json.loads(response.get_data())
     if response.status_code >= 500:

@@ -43,6 +43,7 @@ WEB = [
     {"observe"},
     {"protection"},
     {"decorator", "run"},
+    {"run_many"},
     {"hooks"},
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +17,12 @@ from flask_idempotency.core.errors import (
     TransactionConflict,
     sqlstate,
 )
-from flask_idempotency.core.records import Claim, StoredResponse
-from flask_idempotency.core.rows import claim_values, response_values
+from flask_idempotency.core.records import Claim, Record, StoredResponse
+from flask_idempotency.core.rows import claim_values, record_of, response_values
 from flask_idempotency.drivers.raw_connection import RawConnection
 from flask_idempotency.drivers.sqlstates import ABORTED, NO_SAVEPOINT, is_lost
 from flask_idempotency.session.postgres_units import PostgresUnits
+from flask_idempotency.session.statements import STRICT
 from flask_idempotency.stores.admin import original
 from flask_idempotency.stores.lease import Lease
 
@@ -36,6 +38,11 @@ from .messages import Messages
 
 NOT_OURS = CONFLICTS | {LOCK_NOT_AVAILABLE}
 """Errors that mean that somebody else has the row."""
+
+
+TURN_SECONDS = 1.0
+"""How long a call with many items waits for one of the connections that claim them. Each is in use for
+milliseconds; whoever waited in vain tries it all the same, and may get a 503."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +118,52 @@ class PostgresHold:
         """Record the step and commit, in one round trip."""
         values = {"step": step, "result": result, "attempt": self.attempt}
         self._finish(lease_statements.FINISH_STEP, values)
+
+    def hold_items(self, claims: Sequence[Claim]) -> dict[bytes, tuple[Record, bool]]:
+        """Insert and commit what is missing; lock what is in progress. Two round trips.
+
+        Raises ``NotAtomic`` at an isolation level that does not see what was committed since.
+        """
+        if self._locked.isolation in STRICT:
+            raise NotAtomic(
+                f"run_many() works at READ COMMITTED, and the operation's transaction is"
+                f" {self._locked.isolation.upper()}, which does not see the records of the items: call"
+                " run() for each item, outside of an operation"
+            )
+        values, own = _item_values(claims), self._messages.own
+        has_turn = own.turns.acquire(timeout=TURN_SECONDS)
+        try:
+            own.run(statements.CLAIM_ITEMS, values)
+        finally:
+            if has_turn:
+                own.turns.release()
+        rows = self._above_units(statements.HOLD_ITEMS, values)
+        return {bytes(key): (record_in(key, *row), held) for held, key, *row in rows}
+
+    def complete_items(self, items: Sequence[tuple[Claim, Record, StoredResponse]]) -> None:
+        """Store their responses, in one round trip."""
+        responses = [response_values(response) for _, _, response in items]
+        values = {
+            **_item_values([claim for claim, _, _ in items]),
+            "statuses": [each["status"] for each in responses],
+            "headers": [each["headers"] for each in responses],
+            "bodies": [each["body"] for each in responses],
+            "count": len(items),
+        }
+        self._above_units(statements.COMPLETE_ITEMS, values)
+
+    def _above_units(self, template: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
+        """Send a statement of ours in the transaction, in no unit of the view; its rows."""
+        wire, units = self._wire, self.units
+        with units.lock:
+            self._check()
+            sql = self._messages.prepared(template, wire)
+            try:
+                answer = wire.send(sql, values, first=units.waiting)
+            except wire.port.Error as error:
+                raise self._finish_error(error) from error
+            units.sent()
+            return answer.fetchall()
 
     def _finish(self, template: str, values: dict[str, Any]) -> None:
         wire, locked = self._wire, self._locked
@@ -194,6 +247,27 @@ class PostgresHold:
                 " its role, so what it wrote and the record do not commit together"
             )
         return RequestInProgress(retry_after=1)
+
+
+def record_in(key: bytes, texts: list[Any], fingerprint: bytes, body: bytes | None) -> Record:
+    """A row of ``statements.COLUMNS``. Raises ``RecordBroken``."""
+    name, state, owner, headers, algorithm, attempt, expired, lease_left, status, tries = texts
+    left = None if lease_left is None else float(lease_left)
+    response = None if status is None else int(status), headers, body
+    found = key, name, state, int(algorithm), fingerprint, int(attempt), owner
+    return record_of((*found, expired == "1", left, *response, None if tries is None else int(tries)))
+
+
+def _item_values(claims: Sequence[Claim]) -> dict[str, Any]:
+    """The claims of one route as the statements about many items take them."""
+    return {
+        "name": claims[0].name,
+        "ttl": claims[0].ttl_seconds,
+        "keys": [claim.key for claim in claims],
+        "versions": [claim.fingerprint.algorithm for claim in claims],
+        "digests": [claim.fingerprint.digest for claim in claims],
+        "owners": [claim.owner for claim in claims],
+    }
 
 
 class PostgresLease(Lease):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from flask_idempotency.stores.admin import original
 
 from . import statements
 from .failures import NO_RIGHT, NO_TABLE, READ_ONLY, record_error
+from .own_pool import CLAIMING
 
 T = TypeVar("T")
 
@@ -45,6 +47,7 @@ class Messages:
         self._schema: str | None = None
         self._as_login = False
         self._like = self.own = self
+        self.turns = threading.Semaphore(CLAIMING)
 
     def apart(self, engine: Engine) -> Messages:
         """The same on an engine for threads of ours, to the same database: from now on ``own``."""

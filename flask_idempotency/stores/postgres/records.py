@@ -16,11 +16,11 @@ from sqlalchemy import Engine, Table
 
 from flask_idempotency.core.errors import StoreUnavailable, TransactionConflict, sqlstate
 from flask_idempotency.core.records import Claim, Record
-from flask_idempotency.core.rows import claim_values, record_of
+from flask_idempotency.core.rows import claim_values
 from flask_idempotency.drivers.raw_connection import RawConnection
 
 from . import lease_statements, statements
-from .holds import NOT_OURS, PostgresHold, PostgresLease
+from .holds import NOT_OURS, PostgresHold, PostgresLease, record_in
 from .messages import Messages
 from .own_pool import OWN_CONNECTIONS, apart
 
@@ -47,7 +47,7 @@ class PostgresRecords:
     def look(self, key: bytes) -> Record | None:
         """The record, without a lock, in one plain read."""
         row = self.messages.run(statements.LOOK, {"key": key})[0]
-        return None if row is None else _record(key, *row)
+        return None if row is None else record_in(key, *row)
 
     def claim(self, claim: Claim) -> PostgresHold | PostgresLease | None:
         """Insert the record and commit it; lock the row if the operation is atomic. One round trip."""
@@ -100,7 +100,7 @@ class PostgresRecords:
         if row is None:
             return None
         wire.close()
-        return _record(key, *row)
+        return record_in(key, *row)
 
     def _lease(self, template: str, claim: Claim, values: dict[str, Any]) -> PostgresLease | None:
         try:
@@ -110,12 +110,3 @@ class PostgresRecords:
                 raise
             return None
         return None if row is None else PostgresLease(self.messages, claim, attempt=row[0])
-
-
-def _record(key: bytes, texts: list[Any], fingerprint: bytes, body: bytes | None) -> Record:
-    """A row of ``statements.COLUMNS``. Raises ``RecordBroken``."""
-    name, state, owner, headers, algorithm, attempt, expired, lease_left, status, tries = texts
-    left = None if lease_left is None else float(lease_left)
-    response = None if status is None else int(status), headers, body
-    found = key, name, state, int(algorithm), fingerprint, int(attempt), owner
-    return record_of((*found, expired == "1", left, *response, None if tries is None else int(tries)))

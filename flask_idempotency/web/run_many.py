@@ -1,0 +1,314 @@
+"""``Idempotency.run_many``: many items in one call, each with a key and a fate of its own.
+
+All of it happens in the transaction of one atomic operation, that of the whole call. The items' records
+are inserted and committed first, then locked in that transaction; each item runs in a savepoint; the
+results are stored at the end, and commit with the operation. So the number of round trips of ours does
+not depend on the number of items.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal, cast
+
+from flask import current_app
+from sqlalchemy.orm import Session
+
+from flask_idempotency.core.errors import (
+    ConfigurationError,
+    IdempotencyError,
+    KeyMalformed,
+    KeyReused,
+    NotAtomic,
+    OperationInterrupted,
+    Problem,
+    RequestInProgress,
+    shown,
+)
+from flask_idempotency.core.machine import Next, decide
+from flask_idempotency.core.ports import ManyItems
+from flask_idempotency.core.records import Claim, Record, StoredResponse
+from flask_idempotency.core.storable import interrupts, releases
+from flask_idempotency.session.leftovers import is_explicit
+from flask_idempotency.session.operation import OpenTransaction, Operation, running_operation
+
+from .request.identity import new_claim
+from .request.response import capture, replay
+from .request.state import RequestState
+from .run import read_fingerprint, read_route, read_scope, response_of, result_of, run
+from .setup.options import NOT_GIVEN, ManyOptions, Route
+from .setup.state import AppState, app_state
+from .signals import (
+    conclude,
+    operation_executed,
+    operation_replayed,
+    operation_rolled_back,
+    reject,
+)
+
+_ALONE = (
+    "run_many() was called inside begin(), begin_nested() or another run_many(), where no item could be"
+    " undone alone: call it after that has ended"
+)
+
+Outcome = Literal["executed", "replayed", "in_progress", "mismatch", "failed"]
+
+
+@dataclass(frozen=True)
+class ItemResult:
+    """What became of one item of :meth:`Idempotency.run_many`.
+
+    ``outcome`` is one of
+
+    * ``"executed"``: the function ran; ``result`` is what it returned.
+    * ``"replayed"``: it ran in an earlier call, or for an item before; ``result`` is what it returned
+      then.
+    * ``"in_progress"``: another call is running it; ask again later.
+    * ``"mismatch"``: the key was used for another payload.
+    * ``"failed"``: the function raised ``error``, and what it wrote is undone; the same key may try
+      again. Or its earlier result cannot be given: ``error`` says why.
+
+    ``error`` is also there for ``"in_progress"`` and ``"mismatch"``: what :meth:`Idempotency.run` would
+    have raised.
+    """
+
+    key: str = field(repr=False)
+    outcome: Outcome
+    result: Any = None
+    error: Exception | None = None
+
+    @property
+    def status(self) -> int:
+        """The HTTP status for it in a response with many (RFC 4918 section 13): 200, 409, 422, 500.
+
+        Of an ``error`` that is an HTTP exception of Werkzeug's, such as ``abort(404)``, its own.
+        """
+        if self.error is None:
+            return 200
+        status = getattr(self.error, "status" if isinstance(self.error, Problem) else "code", 500)
+        return status if isinstance(status, int) else 500
+
+
+def run_many(
+    items: Iterable[tuple[str, Any]],
+    function: Callable[[Any], Any],
+    scope: Any,
+    options: ManyOptions,
+) -> list[ItemResult]:
+    """See :meth:`Idempotency.run_many`."""
+    state = app_state(current_app)
+    route = read_route(state, "run_many", function, options, ManyOptions)
+    pairs = _checked(items)
+    running = running_operation()
+    if scope is NOT_GIVEN and running is not None:
+        scope = running.operation.scope
+    scope = read_scope(state, "run_many", scope)
+    if running is not None or not state.settings.enabled or not pairs:
+        return _run_all(state, route, function, pairs, scope)
+    results: list[ItemResult] = []
+    # The call has no key of its own, so nobody repeats it: its record need not last.
+    run(
+        secrets.token_urlsafe(),
+        lambda: results.extend(_run_all(state, route, function, pairs, scope)),
+        (),
+        scope,
+        None,
+        {"name": "run_many", "ttl": 1},
+    )
+    return results
+
+
+def _checked(items: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """The items. Raises ``ConfigurationError``, or ``KeyMalformed``, for the first wrong one."""
+    if isinstance(items, str | bytes | dict) or not isinstance(items, Iterable):
+        raise ConfigurationError(f"the items are {shown(items)}; allowed: pairs of a key and a payload")
+    pairs = list(items)
+    for number, item in enumerate(pairs):
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise ConfigurationError(
+                f"item {number} is {shown(item)}; allowed: a pair of a key and a payload"
+            )
+        if not isinstance(item[0], str) or not item[0]:
+            raise KeyMalformed(f"The key of item {number} is not a string of at least one character.")
+    return [(key, payload) for key, payload in pairs]
+
+
+def _run_all(
+    state: AppState,
+    route: Route,
+    function: Callable[[Any], Any],
+    pairs: list[tuple[str, Any]],
+    scope: Any,
+) -> list[ItemResult]:
+    running = running_operation()
+    if running is None:  # switched off, or the database is unavailable and the settings allow it
+        return [_unprotected(state, function, *pair) for pair in pairs]
+    if not isinstance(running, OpenTransaction):
+        raise IdempotencyError(
+            f"run_many() was called inside {running.operation.name}, which is not atomic: its items"
+            " would not commit together with it. Call it in a step with atomic=True, or give the view"
+            " no atomic=False"
+        )
+    return _Items(state, route, function, running, pairs, scope).run()
+
+
+def _unprotected(state: AppState, function: Callable[[Any], Any], key: str, payload: Any) -> ItemResult:
+    try:
+        return ItemResult(key, "executed", function(payload))
+    except Exception as error:
+        state.sessions.current().rollback()
+        return ItemResult(key, "failed", error=error)
+
+
+class _Items:
+    """The items of one call, in the transaction of the operation that is ``running``."""
+
+    def __init__(
+        self,
+        state: AppState,
+        route: Route,
+        function: Callable[[Any], Any],
+        running: OpenTransaction,
+        pairs: list[tuple[str, Any]],
+        scope: Any,
+    ) -> None:
+        if not hasattr(running.hold, "hold_items"):
+            raise ConfigurationError(
+                "run_many() needs a store that can hold many records in one transaction: 'hybrid',"
+                " 'postgres', 'sql' or 'memory'"
+            )
+        self._state, self._route, self._function = state, route, function
+        self._running, self._pairs = running, pairs
+        self._hold = cast("ManyItems", running.hold)
+        bind_key = running.operation.bind_key
+        self._operations = [
+            Operation(route.name, route.namespace, scope, key, attempt=0, bind_key=bind_key)
+            for key, _ in pairs
+        ]
+        self._claims = [
+            new_claim(state, route, operation, read_fingerprint("run_many", payload))
+            for operation, (_, payload) in zip(self._operations, pairs, strict=True)
+        ]
+        self._done: list[tuple[Claim, Record, StoredResponse]] = []
+
+    def run(self) -> list[ItemResult]:
+        """Claim them, run those that are ours, and store the results."""
+        first: dict[bytes, int] = {}
+        for number, claim in enumerate(self._claims):
+            first.setdefault(claim.key, number)
+        self._settle()
+        found = self._hold.hold_items([self._claims[number] for number in first.values()])
+        results: list[ItemResult] = []
+        for number, claim in enumerate(self._claims):
+            if (earlier := first[claim.key]) < number:
+                results.append(self._repeated(number, earlier, results[earlier]))
+            else:
+                results.append(self._item(number, *found.get(claim.key, (None, False))))
+        if self._done:
+            self._running.units.rise()
+            self._hold.complete_items(self._done)
+        return results
+
+    def _settle(self) -> None:
+        """Commit what the view has written so far: each item is undone on its own."""
+        for session in self._sessions():
+            if session.in_nested_transaction() or is_explicit(session):
+                raise IdempotencyError(_ALONE)
+            session.commit()
+        if self._running.units.is_around:
+            raise IdempotencyError(_ALONE)
+        self._running.units.rise()
+
+    def _sessions(self) -> list[Session]:
+        """Those that are in use."""
+        present = self._state.sessions.present()
+        every = {**self._running.sessions, **({} if present is None else {present: None})}
+        return [session for session in every if session.in_transaction()]
+
+    def _repeated(self, number: int, earlier: int, result: ItemResult) -> ItemResult:
+        """The same key once more in one call."""
+        key, fingerprint = self._pairs[number][0], self._claims[number].fingerprint
+        if fingerprint.matches(self._claims[earlier].fingerprint) is False:
+            return ItemResult(key, "mismatch", error=KeyReused())
+        return replace(result, outcome="replayed") if result.outcome == "executed" else result
+
+    def _item(self, number: int, record: Record | None, held: bool) -> ItemResult:
+        claim, key = self._claims[number], self._pairs[number][0]
+        told = RequestState()
+        told.begin()
+        told.claim = claim
+        if record is not None and held and record.owner == claim.owner:
+            return self._execute(number, record, told)
+        match Next.LET_RUN if record is None else decide(record, claim):
+            case Next.TAKE_OVER if held and record is not None:
+                return self._execute(number, record, told)
+            case Next.REPLAY if record is not None:
+                return self._replay(key, record, told)
+            case Next.REFUSE:
+                return self._rejected(key, "mismatch", KeyReused(), told)
+            case Next.ASK_ROUTE:
+                return self._rejected(key, "failed", OperationInterrupted(), told)
+            case _:
+                return self._rejected(key, "in_progress", RequestInProgress(retry_after=1), told)
+
+    def _rejected(self, key: str, outcome: Outcome, problem: Problem, told: RequestState) -> ItemResult:
+        reject(self._state.app, told, problem, problem.status)
+        return ItemResult(key, outcome, error=problem)
+
+    def _replay(self, key: str, record: Record, told: RequestState) -> ItemResult:
+        app, state = self._state.app, self._state
+        try:
+            result = result_of(replay(app, state.engine.opened(record), state.settings))
+        except Problem as problem:
+            return self._rejected(key, "failed", problem, told)
+        conclude(app, operation_replayed, told, "replayed", attempt=record.attempt, status=200)
+        return ItemResult(key, "replayed", result)
+
+    def _execute(self, number: int, record: Record, told: RequestState) -> ItemResult:
+        (key, payload), claim = self._pairs[number], self._claims[number]
+        operation, running, app = self._operations[number], self._running, self._state.app
+        operation.attempt = told.attempt = record.attempt + (record.owner != claim.owner)
+        outer, running.operation = running.operation, operation
+        running.units.begin_item()
+        try:
+            result = self._function(payload)
+            response = capture(response_of(self._state, result), self._state.settings)
+            for session in self._sessions():
+                session.commit()
+        except Exception as error:
+            self._undo(error)
+            conclude(
+                app,
+                operation_rolled_back,
+                told,
+                "rolled_back",
+                attempt=operation.attempt,
+                error=error,
+            )
+            return ItemResult(key, "failed", error=error)
+        finally:
+            running.operation = outer
+        running.units.end_item(undo=False)
+        self._done.append((claim, record, self._state.sealer.seal(response, claim)))
+        tell = partial(conclude, app, operation_executed, told, "executed")
+        outer.after_commit += [partial(tell, attempt=operation.attempt, status=200)]
+        outer.after_commit += operation.after_commit
+        outer.flashes += operation.flashes
+        return ItemResult(key, "executed", result)
+
+    def _undo(self, error: Exception) -> None:
+        """Undo one item. Raises what undoes them all, or the error of a queue that stops the job."""
+        running = self._running
+        broken = running.units.broken or running.hold.explain(None)
+        if broken is not None:
+            raise broken from error
+        if isinstance(error, NotAtomic | ConfigurationError) or interrupts(error) or releases(error):
+            raise error
+        for session in self._sessions():
+            session.rollback()
+        running.units.end_item(undo=True)
+        for session in list(running.sessions):
+            session.expire_all()

@@ -1,0 +1,616 @@
+"""``Idempotency.run_many``: many items in one call, each with a key of its own."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import sqlalchemy as sa
+from flask import abort, jsonify, request
+
+from flask_idempotency import (
+    ConfigurationError,
+    IdempotencyError,
+    KeyMalformed,
+    KeyReused,
+    NotAtomic,
+    OperationInterrupted,
+    RequestInProgress,
+    ScopeUnknown,
+    StoreUnavailable,
+    after_commit,
+    current_operation,
+    idempotent,
+)
+from tests.drivers import EACH
+from tests.stores import BOTH
+
+
+@pytest.fixture
+def world(make_world):
+    world = make_world(IDEMPOTENCY_PROBE_AFTER=0)
+    with world.app.app_context():
+        yield world
+
+
+@pytest.fixture
+def pay(world):
+    """Writes a payment and commits; what the payload says may go wrong then."""
+
+    def pay(payload):
+        pay.runs.append(payload)
+        payment = world.Payment(amount=payload["amount"], note=payload.get("note"))
+        world.db.session.add(payment)
+        if payload.get("commit", True):
+            world.db.session.commit()
+        match payload.get("then"):
+            case "raise":
+                raise LookupError("secret")
+            case "abort":
+                abort(404)
+            case "fail":
+                world.db.session.execute(sa.text("select 1 / 0"))
+            case "no json":
+                return object()
+        return {"amount": payload["amount"], "attempt": current_operation.attempt}
+
+    pay.runs = []
+    return pay
+
+
+@pytest.fixture
+def run_many(world, pay):
+    return functools.partial(world.idempotency.run_many, function=pay, name="pay", scope="alice")
+
+
+def items(*amounts, **more):
+    return [(f"key-{amount}", {"amount": amount, **more}) for amount in amounts]
+
+
+def outcomes(results):
+    return [result.outcome for result in results]
+
+
+def amounts(world):
+    return [amount for (amount,) in world.sql("select amount from payment order by 1")]
+
+
+@EACH
+@BOTH
+def test_each_runs_once_and_gives_the_same_result(world, run_many, pay):
+    first = run_many(items(1, 2, 3))
+    assert [result.result for result in first] == [
+        {"amount": amount, "attempt": 1} for amount in (1, 2, 3)
+    ]
+    assert outcomes(first) == ["executed"] * 3
+    again = run_many(items(3, 4, 1))
+    assert outcomes(again) == ["replayed", "executed", "replayed"]
+    assert [result.result["amount"] for result in again] == [3, 4, 1]
+    assert [result.key for result in again] == ["key-3", "key-4", "key-1"]
+    assert amounts(world) == [1, 2, 3, 4]
+    assert len(pay.runs) == 4
+
+
+@EACH
+@pytest.mark.parametrize("then", ["raise", "abort", "fail", "no json"])
+@pytest.mark.parametrize("commit", [True, False], ids=["committed", "left"])
+def test_one_that_fails_is_undone_alone_and_may_run_again(world, run_many, then, commit):
+    bad = items(2, then=then, commit=commit)
+    results = run_many([*items(1), *bad, *items(3)])
+    assert outcomes(results) == ["executed", "failed", "executed"]
+    assert amounts(world) == [1, 3]
+    assert [result.status for result in results] == [200, 404 if then == "abort" else 500, 200]
+    repeated = run_many([*items(1), *bad])
+    assert outcomes(repeated) == ["replayed", "failed"]
+    world.db.session.rollback()
+    assert amounts(world) == [1, 3]
+
+
+@EACH
+def test_one_that_has_failed_runs_again_as_the_next_attempt(world, run_many, pay):
+    flag = {"then": "raise"}
+
+    def sometimes(payload):
+        return pay({**payload, **flag})
+
+    assert outcomes(run_many(items(1, 2), function=sometimes)) == ["failed"] * 2
+    flag.clear()
+    results = run_many(items(2, 1), function=sometimes)
+    assert [result.result for result in results] == [
+        {"amount": amount, "attempt": 2} for amount in (2, 1)
+    ]
+    assert amounts(world) == [1, 2]
+
+
+@EACH
+def test_what_a_function_does_not_commit_is_committed_with_its_item(world, run_many):
+    assert outcomes(run_many(items(1, 2, commit=False))) == ["executed"] * 2
+    world.db.session.rollback()
+    assert amounts(world) == [1, 2]
+
+
+@EACH
+def test_what_the_database_refuses_fails_alone(world, run_many):
+    results = run_many([
+        *items(1, note="a"), *items(2, note="a"), *items(3, note="a", commit=False),
+        *items(4, note="b", commit=False),
+    ])  # fmt: skip
+    assert outcomes(results) == ["executed", "failed", "failed", "executed"]
+    assert isinstance(results[1].error, sa.exc.IntegrityError)
+    assert amounts(world) == [1, 4]
+
+
+def test_all_fail_and_nothing_is_left(world, run_many):
+    assert outcomes(run_many(items(*range(100), then="raise"))) == ["failed"] * 100
+    assert amounts(world) == []
+
+
+def test_an_item_is_the_same_operation_as_a_single_run(world, run_many, pay):
+    run = functools.partial(world.idempotency.run, name="pay", scope="alice")
+    payload = {"amount": 1}
+    assert run("key-1", pay, payload, payload=payload) == {"amount": 1, "attempt": 1}
+    assert outcomes(run_many(items(1, 2))) == ["replayed", "executed"]
+    assert run("key-2", pay, {"amount": 2}, payload={"amount": 2}) == {"amount": 2, "attempt": 1}
+    with pytest.raises(KeyReused):
+        run("key-2", pay, payload, payload=payload)
+    assert amounts(world) == [1, 2]
+
+
+def test_another_payload_is_a_mismatch(world, run_many):
+    run_many(items(1))
+    [result, other] = run_many([("key-1", {"amount": 2}), *items(3)])
+    assert (result.outcome, result.status) == ("mismatch", 422)
+    assert isinstance(result.error, KeyReused)
+    assert other.outcome == "executed"
+    assert amounts(world) == [1, 3]
+
+
+def test_a_failed_item_keeps_its_payload(run_many):
+    run_many(items(1, then="raise"))
+    assert outcomes(run_many(items(1))) == ["mismatch"]
+
+
+def test_the_same_key_twice_in_one_call(world, run_many):
+    results = run_many([*items(1), *items(1), ("key-1", {"amount": 2}), *items(3, then="raise") * 2])
+    assert outcomes(results) == ["executed", "replayed", "mismatch", "failed", "failed"]
+    assert results[1].result == results[0].result
+    assert amounts(world) == [1]
+
+
+def test_scopes_and_namespaces_do_not_meet(world, run_many):
+    for more in {}, {"scope": "bob"}, {"namespace": "v2"}, {"name": "other"}:
+        assert outcomes(run_many(items(1), **more)) == ["executed"]
+    assert amounts(world) == [1] * 4
+
+
+def test_no_items(world, run_many):
+    assert run_many([]) == []
+    assert world.sql("select count(*) from idempotency_record") == [(0,)]
+
+
+def test_any_json_comes_back(run_many):
+    values = [None, 0, "", [], "text", {"a": [1.5, None]}]
+    pairs = [(str(number), value) for number, value in enumerate(values)]
+    for outcome in "executed", "replayed":
+        results = run_many(pairs, function=lambda payload: payload)
+        assert [result.result for result in results] == values
+        assert {*outcomes(results)} == {outcome}
+
+
+class TestInAnOperation:
+    """In a view with a key for the whole call."""
+
+    @pytest.fixture
+    def client(self, world, pay):
+        @world.app.post("/batch")
+        @idempotent
+        def batch():
+            body = request.get_json()
+            if body.get("before"):
+                world.db.session.add(world.Payment(amount=body["before"]))
+            results = world.idempotency.run_many(
+                [(each["key"], each) for each in body["items"]], pay, name="pay"
+            )
+            if body.get("status") == 500:
+                abort(500)
+            if body.get("after"):
+                world.db.session.add(world.Payment(amount=body["after"]))
+                world.db.session.commit()
+            rows = [{"outcome": each.outcome, "status": each.status} for each in results]
+            return jsonify(rows), body.get("status", 207)
+
+        return world.app.test_client()
+
+    @staticmethod
+    def post(client, key, *each, user="alice", **more):
+        body = {"items": [{"key": f"key-{amount}", "amount": amount} for amount in each], **more}
+        headers = {"Idempotency-Key": key, "X-User": user}
+        return client.post("/batch", json=body, headers=headers)
+
+    @EACH
+    @BOTH
+    def test_the_whole_call_replays(self, world, client, pay):
+        first = self.post(client, "call", 1, 2)
+        assert first.status_code == 207
+        assert [each["outcome"] for each in first.json] == ["executed"] * 2
+        again = self.post(client, "call", 1, 2)
+        assert again.headers["Idempotent-Replayed"] == "true"
+        assert again.data == first.data
+        assert len(pay.runs) == 2
+
+    @EACH
+    def test_another_call_finds_the_items(self, world, client):
+        self.post(client, "call", 1, 2)
+        again = self.post(client, "other", 2, 3)
+        assert [each["outcome"] for each in again.json] == ["replayed", "executed"]
+        assert amounts(world) == [1, 2, 3]
+
+    def test_another_account_has_items_of_its_own(self, world, client):
+        self.post(client, "call", 1)
+        bobs = self.post(client, "call", 1, user="bob")
+        assert [each["outcome"] for each in bobs.json] == ["executed"]
+        assert amounts(world) == [1, 1]
+
+    @EACH
+    def test_what_is_written_before_and_after_commits_with_them(self, world, client):
+        assert self.post(client, "call", 1, before=10, after=20).status_code == 207
+        assert amounts(world) == [1, 10, 20]
+
+    @EACH
+    @pytest.mark.parametrize("status", [500, 503])
+    def test_if_the_call_is_rolled_back_so_are_they(self, world, client, status):
+        assert self.post(client, "call", 1, before=10, status=status).status_code == status
+        assert amounts(world) == []
+        again = self.post(client, "other", 1)
+        assert [each["outcome"] for each in again.json] == ["executed"]
+        assert amounts(world) == [1]
+
+    @EACH
+    def test_the_view_can_go_on_after_a_failed_item(self, world, client):
+        body = [{"key": "a", "amount": 1, "then": "fail"}, {"key": "b", "amount": 2}]
+        response = client.post(
+            "/batch",
+            json={"items": body, "before": 10, "after": 20},
+            headers={"Idempotency-Key": "call", "X-User": "alice"},
+        )
+        assert [each["outcome"] for each in response.json] == ["failed", "executed"]
+        assert amounts(world) == [2, 10, 20]
+
+
+@EACH
+@BOTH
+def test_who_comes_at_the_same_time_is_told_so(app, world, run_many, pay):
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(payload):
+        inside.set()
+        assert go_on.wait(10)
+        return pay(payload)
+
+    def elsewhere():
+        with app.app_context():
+            return run_many(items(1, 2), function=slow)
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(elsewhere)
+        assert inside.wait(10)
+        here = run_many(items(2, 3))
+        with pytest.raises(RequestInProgress):
+            world.idempotency.run("key-1", pay, name="pay", scope="alice", payload={"amount": 1})
+        go_on.set()
+        assert outcomes(first.result()) == ["executed"] * 2
+    assert outcomes(here) == ["in_progress", "executed"]
+    assert (here[0].status, type(here[0].error)) == (409, RequestInProgress)
+    assert outcomes(run_many(items(1, 2, 3))) == ["replayed"] * 3
+    assert amounts(world) == [1, 2, 3]
+
+
+@EACH
+def test_calls_with_overlapping_items_race(app, world, run_many):
+    """In any order of their items, many times: each item is paid once."""
+    workers, rounds = 4, 15
+    barrier = threading.Barrier(workers)
+
+    def call(worker, number):
+        mine = items(*range(number * 10, number * 10 + 10))
+        barrier.wait()
+        with app.app_context():
+            return outcomes(run_many(mine if worker % 2 else mine[::-1]))
+
+    found = set()
+    with ThreadPoolExecutor(workers) as pool:
+        for number in range(rounds):
+            results = list(pool.map(call, range(workers), [number] * workers))
+            assert sum(each.count("executed") for each in results) == 10
+            found.update(*results)
+    assert found <= {"executed", "in_progress", "replayed"}
+    assert len(found) > 1
+    assert amounts(world) == [*range(rounds * 10)]
+
+
+@EACH
+def test_a_single_run_and_many_race(app, world, run_many, pay):
+    barrier = threading.Barrier(2)
+
+    def single(number):
+        payload = {"amount": number}
+        barrier.wait()
+        with app.app_context():
+            try:
+                world.idempotency.run(
+                    f"key-{number}", pay, payload, name="pay", scope="alice", payload=payload
+                )
+            except RequestInProgress:
+                return "in_progress"
+            return "done"
+
+    def many(number):
+        barrier.wait()
+        with app.app_context():
+            return outcomes(run_many(items(number)))
+
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(60):
+            both = pool.submit(single, number), pool.submit(many, number)
+            assert any(each.result() not in ("in_progress", ["in_progress"]) for each in both)
+    assert amounts(world) == [*range(60)]
+
+
+def test_an_expired_item_begins_anew(world, run_many):
+    run_many(items(1))
+    world.sql("update idempotency_record set expires_at = now() - interval '1 second'")
+    [result] = run_many([("key-1", {"amount": 2})])
+    assert result.result == {"amount": 2, "attempt": 1}
+
+
+def test_a_leased_operation_of_the_same_name_is_left_alone(world, run_many, pay):
+    run = functools.partial(world.idempotency.run, name="pay", scope="alice", atomic=False)
+
+    class Stop(BaseException):
+        pass
+
+    def dies(_payload):
+        raise Stop
+
+    with pytest.raises(Stop):
+        run("key-1", dies, None, payload={"amount": 1})
+    [result] = run_many(items(1))
+    assert isinstance(result.error, OperationInterrupted)
+    assert (result.outcome, result.status) == ("failed", 409)
+
+
+class TestInsideTheFunction:
+    def test_the_operation_is_the_items(self, world, run_many):
+        def look(payload):
+            connection = current_operation.connection
+            connection.execute(sa.insert(world.Payment.__table__), {"amount": payload})
+            return [current_operation.key, current_operation.scope, current_operation.derive_key("a")]
+
+        results = run_many([("a", 1), ("b", 2)], function=look)
+        assert [result.result[:2] for result in results] == [["a", "alice"], ["b", "alice"]]
+        assert len({result.result[2] for result in results}) == 2
+        assert amounts(world) == [1, 2]
+
+    def test_after_commit_waits_for_all_and_forgets_what_failed(self, world, run_many, pay):
+        called = []
+
+        def function(payload):
+            after_commit(functools.partial(called.append, payload["amount"]))
+            assert not called
+            return pay(payload)
+
+        run_many([*items(1), *items(2, then="raise"), *items(3)], function=function)
+        assert called == [1, 3]
+
+    def test_a_nested_transaction_is_undone_alone(self, world, run_many, pay):
+        def function(payload):
+            with pytest.raises(LookupError), world.db.session.begin_nested():
+                pay({**payload, "commit": False, "then": "raise"})
+            return pay({**payload, "amount": payload["amount"] + 10})
+
+        assert outcomes(run_many(items(1, 2), function=function)) == ["executed"] * 2
+        assert amounts(world) == [11, 12]
+
+    def test_a_second_operation_is_refused(self, world, run_many):
+        def function(payload):
+            return world.idempotency.run("k", lambda: 1, name="x", scope=None)
+
+        [result] = run_many(items(1), function=function)
+        assert "inside the operation" in str(result.error)
+
+    def test_itself_is_refused(self, world, run_many):
+        def function(_payload):
+            return len(run_many(items(2)))
+
+        [result] = run_many(items(1), function=function)
+        assert "another run_many()" in str(result.error)
+        assert amounts(world) == []
+
+    @EACH
+    def test_a_commit_as_text_undoes_all(self, world, run_many, pay):
+        def function(payload):
+            pay(payload)
+            if payload["amount"] == 2:
+                world.db.session.execute(sa.text("COMMIT"))
+
+        with pytest.raises(NotAtomic):
+            run_many(items(1, 2, 3), function=function)
+        assert amounts(world) == []
+
+    @EACH
+    def test_a_lost_connection_undoes_all(self, world, run_many, pay):
+        def function(payload):
+            pay(payload)
+            if payload["amount"] == 2:
+                world.db.session.execute(sa.text("select pg_terminate_backend(pg_backend_pid())"))
+
+        with pytest.raises(StoreUnavailable):
+            run_many(items(1, 2, 3), function=function)
+        assert amounts(world) == []
+        assert outcomes(run_many(items(1, 2, 3))) == ["executed"] * 3
+
+
+class TestEvents:
+    def test_each_item_is_told(self, run_many, heard):
+        run_many([*items(1), *items(2, then="raise")])
+        assert [(name, event.outcome) for name, event in heard if event.operation == "pay"] == [
+            ("operation_rolled_back", "rolled_back"),
+            ("operation_executed", "executed"),
+        ]
+        heard.clear()
+        run_many([*items(1), ("key-1", 5), *items(3)])
+        assert [name for name, event in heard if event.operation == "pay"] == [
+            "operation_replayed",
+            "operation_executed",
+        ]
+        heard.clear()
+        run_many([("key-1", {"amount": 7})])
+        assert [(name, event.problem) for name, event in heard if event.operation == "pay"] == [
+            ("operation_rejected", "key-reused")
+        ]
+
+
+class TestWrongUse:
+    @pytest.mark.parametrize("wrong", [None, "text", {"a": 1}, 5])
+    def test_items(self, run_many, wrong):
+        with pytest.raises(ConfigurationError, match="allowed: pairs of a key and a payload"):
+            run_many(wrong)
+
+    @pytest.mark.parametrize("wrong", ["ab", ("a",), ("a", 1, 2), None])
+    def test_an_item(self, run_many, wrong):
+        with pytest.raises(ConfigurationError, match="item 1 is"):
+            run_many([("a", 1), wrong])
+
+    @pytest.mark.parametrize("wrong", ["", None, 5])
+    def test_a_key(self, run_many, wrong):
+        with pytest.raises(KeyMalformed, match="item 1"):
+            run_many([("a", 1), (wrong, 1)])
+
+    def test_a_payload(self, world, run_many, pay):
+        with pytest.raises(ConfigurationError, match=r"payload of run_many\(\) is not JSON"):
+            run_many([*items(1), ("b", object())])
+        assert pay.runs == []
+
+    def test_an_option(self, run_many):
+        with pytest.raises(ConfigurationError, match=r"atomic is not an option of run_many\(\)"):
+            run_many(items(1), atomic=False)
+
+    def test_a_scope(self, world, pay):
+        with pytest.raises(ConfigurationError, match=r"run_many\(\) needs scope"):
+            world.idempotency.run_many(items(1), pay, name="pay")
+        with pytest.raises(ScopeUnknown):
+            world.idempotency.run_many(items(1), pay, name="pay", scope="")
+
+    def test_an_async_function(self, run_many):
+        async def function(payload): ...
+
+        with pytest.raises(ConfigurationError, match="async def"):
+            run_many(items(1), function=function)
+
+    def test_inside_a_block(self, world, pay, run_many):
+        def view():
+            with world.db.session.begin_nested():
+                run_many(items(1))
+
+        with pytest.raises(IdempotencyError, match="inside begin"):
+            world.idempotency.run("k", view, name="view", scope=None)
+        assert amounts(world) == []
+
+    def test_inside_an_operation_that_is_not_atomic(self, world, run_many):
+        with pytest.raises(IdempotencyError, match="which is not atomic"):
+            world.idempotency.run(
+                "k", lambda: run_many(items(1)), name="view", scope=None, atomic=False
+            )
+
+    def test_at_another_level(self, make_world, pay):
+        strict = make_world(SQLALCHEMY_ENGINE_OPTIONS={"isolation_level": "REPEATABLE READ"})
+        with strict.app.app_context(), pytest.raises(NotAtomic, match="READ COMMITTED"):
+            strict.idempotency.run_many(items(1), pay, name="pay", scope=None)
+
+
+@pytest.mark.parametrize("store", ["redis"], indirect=True)
+def test_a_store_that_cannot_hold_many_is_refused(make_world, redis_server):
+    world = make_world(IDEMPOTENCY_REDIS_URL=redis_server.url)
+    with world.app.app_context(), pytest.raises(ConfigurationError, match="redis"):
+        world.idempotency.run_many([("a", 1)], str, name="pay", scope=None)
+
+
+@pytest.fixture
+def other_store(make_world, store, tmp_path):
+    sqlite = {"SQLALCHEMY_DATABASE_URI": f"sqlite:///{tmp_path / 'shop.db'}"}
+    return make_world(**(sqlite if store == "sql" else {}))
+
+
+@pytest.mark.parametrize("store", ["sql", "memory"], indirect=True)
+class TestOtherStores:
+    """For development and for tests."""
+
+    @pytest.fixture
+    def world(self, other_store):
+        with other_store.app.app_context():
+            yield other_store
+
+    def count(self, world):
+        return [
+            row[0] for row in world.db.session.execute(sa.text("select amount from payment order by 1"))
+        ]
+
+    def test_each_runs_once(self, world, run_many, pay):
+        assert outcomes(run_many(items(1, 2))) == ["executed"] * 2
+        results = run_many([*items(2, 3), ("key-1", {"amount": 9})])
+        assert outcomes(results) == ["replayed", "executed", "mismatch"]
+        assert results[0].result == {"amount": 2, "attempt": 1}
+        assert self.count(world) == [1, 2, 3]
+
+    @pytest.mark.parametrize("then", ["raise", "no json"])
+    def test_one_that_fails_is_undone_alone_and_may_run_again(self, world, run_many, pay, then):
+        results = run_many([*items(1), *items(2, then=then), *items(3)])
+        assert outcomes(results) == ["executed", "failed", "executed"]
+        assert self.count(world) == [1, 3]
+
+        def mended(payload):
+            return pay({**payload, "then": None})
+
+        [result] = run_many(items(2, then=then), function=mended)
+        assert (result.outcome, result.result["amount"], result.result["attempt"]) == ("executed", 2, 2)
+        assert self.count(world) == [1, 2, 3]
+
+    def test_what_is_rolled_back_leaves_nothing(self, world, run_many, pay):
+        def view():
+            run_many(items(1, 2))
+            raise LookupError
+
+        with pytest.raises(LookupError):
+            world.idempotency.run("k", view, name="view", scope=None)
+        assert self.count(world) == []
+        assert outcomes(run_many(items(1, 2))) == ["executed"] * 2
+
+
+def test_results_are_sealed(make_world):
+    world = make_world(IDEMPOTENCY_ENCRYPTION_KEYS=[b"k" * 32])
+    with world.app.app_context():
+        for outcome in "executed", "replayed":
+            [result] = world.idempotency.run_many(
+                [("a", {"secret": "canary"})], dict, name="pay", scope=None
+            )
+            assert (result.outcome, result.result) == (outcome, {"secret": "canary"})
+    assert all(b"canary" not in bytes(record.body or b"") for record in world.records())
+
+
+def test_switched_off_each_just_runs(make_world):
+    world = make_world(IDEMPOTENCY_ENABLED=False)
+
+    def pay(payload):
+        world.db.session.add(world.Payment(amount=payload))
+        world.db.session.commit()
+        if payload == 2:
+            raise LookupError
+        return payload
+
+    with world.app.app_context():
+        for _ in range(2):
+            results = world.idempotency.run_many([("a", 1), ("b", 2)], pay, name="pay", scope=None)
+            assert outcomes(results) == ["executed", "failed"]
+    assert amounts(world) == [1, 1, 2, 2]
