@@ -13,10 +13,8 @@ from werkzeug.exceptions import HTTPException
 from example import accounts, pages, payments, seed
 from example.auth import operator
 from example.errors import as_problem
+from example.extensions import idempotency
 from example.models import db
-from flask_idempotency import Idempotency
-
-idempotency = Idempotency()
 
 # A view that hangs must not hold an account's row forever. gunicorn cannot end one thread, so the
 # database ends the transaction: after 10 s in one statement, or 30 s between two.

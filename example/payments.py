@@ -9,30 +9,59 @@ from sqlalchemy import select
 
 from example.auth import sign_in
 from example.errors import InsufficientFunds
+from example.extensions import idempotency
 from example.models import Payment, Refund, db, lock_account
-from flask_idempotency import idempotent
+from flask_idempotency import ItemResult, idempotent
 
 blueprint = Blueprint("payments", __name__, url_prefix="/payments")
 blueprint.before_request(sign_in)
 
 MOST = 1_000_000_00  # cents; no payment of this shop is larger, so more is a mistake
 PAGE = 20  # payments in one list
+MOST_ITEMS = 1000  # payments in one call, and so in one transaction
 
 
 @blueprint.post("")
 @idempotent
 def pay() -> Any:
-    amount = read_amount()
+    payment = make_payment(request.get_json())
+    location = url_for("payments.show", payment_id=payment["id"])
+    return payment, 201, {"Location": location}
+
+
+@blueprint.post("/batch")
+@idempotent
+def pay_many() -> Any:
+    """Many payments, each with a key of its own: those that were made before are not made again."""
+    body = request.get_json()
+    items = body.get("payments") if isinstance(body, dict) else None
+    if not isinstance(items, list) or not 1 <= len(items) <= MOST_ITEMS:
+        abort(400, f"payments must be a list of 1 to {MOST_ITEMS}.")
+    if not all(isinstance(item, dict) and isinstance(item.get("key"), str) for item in items):
+        abort(400, "Each payment needs a key, which is a text.")
+    results = idempotency.run_many([(item["key"], item) for item in items], make_payment)
+    return {"payments": [_shown(result) for result in results]}, 207
+
+
+def _shown(result: ItemResult) -> dict[str, Any]:
+    about = {"key": result.key, "status": result.status, "outcome": result.outcome}
+    return about | (
+        {"payment": result.result} if result.error is None else {"error": str(result.error)}
+    )
+
+
+def make_payment(body: Any) -> dict[str, Any]:
+    """Move the money. Raises 400 for a wrong amount, and 402 if there is not enough."""
+    amount = read_amount(body)
     account = lock_account()
     if account.balance < amount:
         raise InsufficientFunds
     account.balance -= amount
-    description = str(request.get_json().get("description", ""))[:200]
+    description = str(body.get("description", ""))[:200]
     payment = Payment(account_id=account.id, amount=amount, description=description)
     db.session.add(payment)
-    db.session.commit()  # together with the response below, or not at all
-    location = url_for("payments.show", payment_id=payment.id)
-    return payment.to_dict(), 201, {"Location": location}
+    db.session.commit()  # together with the response, or not at all
+    return payment.to_dict()
 
 
 @blueprint.get("")
@@ -50,7 +79,7 @@ def show(payment_id: int) -> dict[str, Any]:
 @blueprint.post("/<int:payment_id>/refunds")
 @idempotent
 def refund(payment_id: int) -> Any:
-    amount = read_amount()
+    amount = read_amount(request.get_json())
     account = lock_account()
     payment = find(payment_id)
     if amount > payment.amount - payment.refunded:
@@ -71,9 +100,8 @@ def find(payment_id: int) -> Payment:
     return payment
 
 
-def read_amount() -> int:
-    """``amount`` of the JSON body, in cents."""
-    body = request.get_json()
+def read_amount(body: Any) -> int:
+    """``amount`` of a JSON body, in cents."""
     amount = body.get("amount") if isinstance(body, dict) else None
     if type(amount) is not int or not 1 <= amount <= MOST:
         abort(400, f"amount must be a number of cents from 1 to {MOST}.")

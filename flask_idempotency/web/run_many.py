@@ -22,7 +22,6 @@ from flask_idempotency.core.errors import (
     IdempotencyError,
     KeyMalformed,
     KeyReused,
-    NotAtomic,
     OperationInterrupted,
     Problem,
     RequestInProgress,
@@ -305,7 +304,7 @@ class _Items:
         broken = running.units.broken or running.hold.explain(None)
         if broken is not None:
             raise broken from error
-        if isinstance(error, NotAtomic | ConfigurationError) or interrupts(error) or releases(error):
+        if interrupts(error) or releases(error):
             raise error
         for session in self._sessions():
             session.rollback()

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import sqlalchemy as sa
 from flask import abort, jsonify, request
+from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import (
     ConfigurationError,
@@ -331,6 +332,24 @@ def test_calls_with_overlapping_items_race(app, world, run_many):
 
 
 @EACH
+def test_more_calls_at_once_than_there_are_connections_to_claim_on(app, world, run_many):
+    workers = 16
+    barrier = threading.Barrier(workers)
+
+    def call(worker):
+        with app.app_context():
+            results = []
+            for number in range(10):
+                barrier.wait()
+                first = worker * 1000 + number * 10
+                results += outcomes(run_many(items(*range(first, first + 10))))
+            return results
+
+    with ThreadPoolExecutor(workers) as pool:
+        assert list(pool.map(call, range(workers))) == [["executed"] * 100] * workers
+
+
+@EACH
 def test_a_single_run_and_many_race(app, world, run_many, pay):
     barrier = threading.Barrier(2)
 
@@ -438,6 +457,7 @@ class TestInsideTheFunction:
         with pytest.raises(NotAtomic):
             run_many(items(1, 2, 3), function=function)
         assert amounts(world) == []
+        assert len(pay.runs) == 2
 
     @EACH
     def test_a_lost_connection_undoes_all(self, world, run_many, pay):
@@ -450,6 +470,71 @@ class TestInsideTheFunction:
             run_many(items(1, 2, 3), function=function)
         assert amounts(world) == []
         assert outcomes(run_many(items(1, 2, 3))) == ["executed"] * 3
+
+    @EACH
+    def test_records_that_are_gone_at_the_end_undo_all(self, world, run_many, pay):
+        def function(payload):
+            pay(payload)
+            world.db.session.execute(sa.text("delete from idempotency_record where name = 'pay'"))
+            world.db.session.commit()
+
+        with pytest.raises(NotAtomic):
+            run_many(items(1, 2), function=function)
+        assert amounts(world) == []
+
+    def test_what_a_queue_raises_to_stop_a_job_undoes_all(self, world, run_many, pay):
+        from celery.exceptions import Retry
+
+        def function(payload):
+            pay(payload)
+            if payload["amount"] == 2:
+                raise Retry
+
+        with pytest.raises(Retry):
+            run_many(items(1, 2, 3), function=function)
+        assert amounts(world) == []
+
+
+@EACH
+def test_what_was_taken_over_belongs_to_its_new_owner(world, run_many, pay):
+    """An attempt that has claimed it, and locks its row only now, must find that it is another's."""
+    run_many(items(1, then="raise"))
+    [before] = [each for each in world.records() if each.name == "pay"]
+    [result] = run_many(items(1, then="raise"), function=lambda _: current_operation.attempt)
+    [after] = [each for each in world.records() if each.name == "pay"]
+    assert (result.result, after.attempt, after.state) == (2, 2, "completed")
+    assert after.owner != before.owner
+
+
+def test_what_an_item_changed_is_not_remembered_once_it_is_undone(make_world):
+    world = make_world(db=SQLAlchemy(session_options={"expire_on_commit": False}))
+
+    def spend(payload):
+        account = world.db.session.get(world.Payment, 1)
+        account.amount -= payload
+        world.db.session.commit()
+        if payload == 50:
+            raise LookupError
+        return account.amount
+
+    with world.app.app_context():
+        world.db.session.add(world.Payment(id=1, amount=100))
+        world.db.session.commit()
+        pairs = [("a", 10), ("b", 50), ("c", 20)]
+        results = world.idempotency.run_many(pairs, spend, name="spend", scope=None)
+    assert [result.result for result in results] == [90, None, 70]
+    assert amounts(world) == [70]
+
+
+def test_a_savepoint_of_the_connection_afterwards_can_be_rolled_back(world, run_many):
+    def view():
+        run_many(items(1))
+        nested = current_operation.connection.begin_nested()
+        current_operation.connection.execute(sa.insert(world.Payment.__table__), {"amount": 2})
+        nested.rollback()
+
+    world.idempotency.run("k", view, name="view", scope=None)
+    assert amounts(world) == [1]
 
 
 class TestEvents:
