@@ -30,8 +30,8 @@ _CODES: Final = 16
 times a number from 1 to :data:`_LISTS`, which stands for the lists: see :func:`_fingerprint`."""
 
 _LISTS: Final = 2047
-"""The largest such code still fits the column, a smallint. One pair of lists in 2047 has the same number:
-between these two, a retry that the change of the list meets may get 422."""
+"""The largest such code still fits the column, a smallint. One pair of lists in 2047 has the same
+number: between these two, a retry that the change of the list meets may get 422."""
 
 MAX_DEPTH: Final = 200
 """Levels of nesting in a JSON body. Far beyond real bodies, and well below the limit of Python's
