@@ -254,7 +254,9 @@ def _others(pairs: bytes, names: set[bytes]) -> bytes:
 
 def _remove(document: object, pointers: Iterable[Pointer]) -> None:
     """Take what the pointers name out of a document, from its end on: an item's index may change."""
-    last_first = sorted(pointers, key=lambda each: [(len(t), t) for t in each.tokens], reverse=True)
+    last_first = sorted(
+        set(pointers), key=lambda each: [(len(t), t) for t in each.tokens], reverse=True
+    )
     for pointer in last_first:
         *above, last = pointer.tokens
         parent = resolve(document, replace(pointer, tokens=tuple(above)))
