@@ -18,14 +18,14 @@ from flask_idempotency.core.errors import (
     StoreUnavailable,
     shown,
 )
-from flask_idempotency.core.fingerprint import Pointer, natural_key
+from flask_idempotency.core.fingerprint import Named, Pointer, natural_key
 from flask_idempotency.core.keys import key_syntax, parse_key
 from flask_idempotency.core.machine import Situation, situation
 from flask_idempotency.core.records import Record, State, StoredResponse
 from flask_idempotency.core.storable import POINTERS
 from flask_idempotency.web.request.identity import new_operation
 from flask_idempotency.web.request.state import current_scope
-from flask_idempotency.web.setup.options import FormField, Route, ScopeCallable
+from flask_idempotency.web.setup.options import Route, ScopeCallable
 from flask_idempotency.web.setup.routes import ProtectedRoute, protected_routes
 from flask_idempotency.web.setup.state import AppState, app_state
 from flask_idempotency.web.signals import Event, tell_failure, unavailable
@@ -203,6 +203,7 @@ def _operation(protected: ProtectedRoute) -> dict[str, Any]:
         "required": route.required,
         "key": _key(route),
         "fingerprint": _fingerprint(route),
+        "compared_without": [each.text for each in route.exclude],
         "retention_seconds": _seconds(route.ttl),
         "scope": _scope(route.scope),
     }
@@ -214,8 +215,8 @@ def _key(route: Route) -> str:
             return "header"
         case Pointer(text):
             return f"json:{text}"
-        case FormField(name):
-            return f"form:{name}"
+        case Named():
+            return route.key.text
         case str(itself):
             return itself
         case _:
@@ -227,7 +228,7 @@ def _fingerprint(route: Route) -> str | list[str]:
         return "computed"
     if isinstance(route.fingerprint, str):
         return route.fingerprint
-    return [pointer.text for pointer in route.fingerprint]
+    return [each.text for each in route.fingerprint]
 
 
 def _scope(scope_of: ScopeCallable | None) -> str:

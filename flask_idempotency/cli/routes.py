@@ -15,7 +15,7 @@ import click
 from flask import Blueprint, Flask, current_app, request, request_started
 
 from flask_idempotency.core.errors import ConfigurationError
-from flask_idempotency.core.fingerprint import Pointer
+from flask_idempotency.core.fingerprint import Named, Pointer
 from flask_idempotency.core.keys import scope_tail
 from flask_idempotency.session.flask_context import ask_before_request, handle_error
 from flask_idempotency.stores.admin import Finding, finding
@@ -24,7 +24,6 @@ from flask_idempotency.web.request.state import current_scope, this_request
 from flask_idempotency.web.setup.options import (
     OPTIONS,
     SAFE_METHODS,
-    FormField,
     Route,
     ScopeCallable,
 )
@@ -142,10 +141,8 @@ def _options(state: AppState, each: WriteRoute) -> dict[str, Any]:
 
 def _shown(value: Any) -> Any:
     match value:
-        case Pointer(text):
-            return text
-        case FormField(name):
-            return f"form:{name}"
+        case Pointer() | Named():
+            return value.text
         case tuple():
             return [_shown(each) for each in value]
         case float() if value.is_integer():

@@ -13,7 +13,7 @@ from typing import Any
 
 from flask import Flask
 
-from flask_idempotency.core.errors import PROBLEMS, ConfigurationError
+from flask_idempotency.core.errors import PROBLEMS, ConfigurationError, KeyReused
 from flask_idempotency.core.keys import key_syntax
 from flask_idempotency.core.storable import is_stored_by_default
 from flask_idempotency.web.setup.options import Route
@@ -79,7 +79,7 @@ def complete(state: AppState, path: str, operations: Mapping[str, Any], shared: 
         if state.settings.www_authenticate is not None:
             _add_challenge(responses, shared)
         for status in _ADDED:
-            _add_problems(responses, status, state, shared)
+            _add_problems(responses, status, state, protected.route, shared)
 
 
 def _add_parameter(parameters: list[Any], state: AppState, route: Route, shared: Shared) -> None:
@@ -91,6 +91,8 @@ def _add_parameter(parameters: list[Any], state: AppState, route: Route, shared:
     added = {"name": settings.header, "in": "header", "required": route.required}
     shortest, longest = settings.min_key_length, settings.max_key_length
     said = f"New for each operation, the same for each retry. {key_syntax(longest, shortest)}."
+    if route.exclude:
+        said += f" {_compared(route)}."
     parameters.append({**added, "description": said, "schema": _key_schema(shortest, longest)})
 
 
@@ -106,11 +108,20 @@ def _key_schema(shortest: int, longest: int) -> dict[str, Any]:
     }
 
 
-def _add_problems(responses: dict[Any, Any], status: int, state: AppState, shared: Shared) -> None:
+def _compared(route: Route) -> str:
+    names = ", ".join(f"`{each.text}`" for each in route.exclude)
+    return f"Requests are compared without: {names}"
+
+
+def _add_problems(
+    responses: dict[Any, Any], status: int, state: AppState, route: Route, shared: Shared
+) -> None:
     """The response of this status, with our problems beside what the view responds."""
     code = next((code for code in responses if _code(code) == str(status)), str(status))
     kinds = [kind for kind in PROBLEMS if kind.status == status]
     said = "; ".join(f"{kind.title} (`{state.settings.problem_base}{kind.type}`)" for kind in kinds)
+    if route.exclude and status == KeyReused.status:
+        said += f". {_compared(route)}"
     responses.setdefault(code, {"description": f"{said}."})
     response = _own(responses, code, shared)
     if response is None:

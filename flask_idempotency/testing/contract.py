@@ -61,7 +61,7 @@ from .races import ORDERS, VERBS, at_once, race_the_next_attempt
 from .transactions import Held, TransactionContract, Until
 
 THREADS = 8
-OTHER = Fingerprint(2, b"\x01" * 32)
+OTHER = Fingerprint(2**15 - 1, b"\x01" * 32)  # the largest code
 
 
 class StoreContract(TransactionContract):

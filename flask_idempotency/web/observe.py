@@ -34,7 +34,6 @@ from flask_idempotency.core.errors import (
     BodyIncomplete,
     ConfigurationError,
     KeyRequired,
-    KeyReused,
     LeaseLost,
     OperationFailed,
     OperationInterrupted,
@@ -236,7 +235,7 @@ class Observed:
                 self._execution = execution
                 self._facts["attempt"] = execution.hold.attempt
             case Mismatch():
-                raise KeyReused
+                raise self._route.reused()
             case InProgress():
                 raise RequestInProgress
             case Interrupted(is_spent=False) if self._route.on_interrupted == "fail":

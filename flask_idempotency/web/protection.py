@@ -24,7 +24,6 @@ from flask_idempotency.core.engine import (
 from flask_idempotency.core.errors import (
     ConfigurationError,
     KeyRequired,
-    KeyReused,
     LeaseLost,
     NotAtomic,
     OperationInterrupted,
@@ -220,7 +219,7 @@ def _answer(
         case None:
             return None
         case Mismatch():
-            raise KeyReused
+            raise route.reused()
         case InProgress(seconds, by_lock):
             current.decided_by = "lock" if by_lock else "records"
             raise _in_progress(claim, seconds, state.typical_seconds[operation.name])

@@ -131,6 +131,21 @@ def test_a_document_is_completed_and_valid(app, version):
     assert add_idempotency(document, app) == once, "the second time, there is nothing to add"
 
 
+def test_what_is_left_out_of_the_comparison_is_said(app):
+    options = {"fingerprint": "json", "exclude": ["/sent_at", "query:at"]}
+    app.add_url_rule("/parcels", "parcel", idempotent(**options)(dict), methods=["POST"])
+    own = {"responses": {"201": {"description": "Sent"}, "422": {"description": "Too heavy."}}}
+    document = a_document(**{"/parcels": {"post": ok()}, "/payments": {"post": ok()}})
+    paths = add_idempotency(document, app)["paths"]
+    said = "Requests are compared without: `/sent_at`, `query:at`."
+    assert paths["/parcels"]["post"]["responses"]["422"]["description"].endswith(f"). {said}")
+    assert paths["/parcels"]["post"]["parameters"][0]["description"].endswith(said)
+    assert "compared without" not in str(paths["/payments"])
+    paths = add_idempotency(a_document(**{"/parcels": {"post": own}}), app)["paths"]
+    assert paths["/parcels"]["post"]["responses"]["422"]["description"] == "Too heavy."
+    assert paths["/parcels"]["post"]["parameters"][0]["description"].endswith(said)
+
+
 def key_schema(app):
     document = add_idempotency(a_document(**{"/payments": {"post": ok()}}), app)
     [parameter] = document["paths"]["/payments"]["post"]["parameters"]

@@ -80,7 +80,14 @@ def may_replay(operation: Operation) -> bool:
 
 
 @bp.post("/orders")
-@idempotent(ttl=3600, wait=2.5, fingerprint=["/id"], key="json:/id", authorize_replay=may_replay)
+@idempotent(
+    ttl=3600,
+    wait=2.5,
+    fingerprint=["/id"],
+    exclude=["query:at"],
+    key="json:/id",
+    authorize_replay=may_replay,
+)
 def with_options() -> str:
     return current_operation.key
 

@@ -10,7 +10,7 @@ import pytest
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.fingerprint import Fingerprint, FormPart, by_json, by_request, by_value
-from tests.unit.payments import ALGORITHMS, FORM, PAYMENT, UPLOAD, Algorithm, of_fields, part
+from tests.unit.payments import ALGORITHMS, FORM, PAYMENT, UPLOAD, Algorithm, by_values, of_fields, part
 
 
 @pytest.mark.parametrize("fingerprint", ALGORITHMS)
@@ -107,11 +107,12 @@ def test_a_custom_value_counts_alone() -> None:
 
 
 def test_fingerprints_of_two_algorithms_cannot_be_compared() -> None:
-    made = [by_request(PAYMENT), by_json(PAYMENT), of_fields("/n")(PAYMENT), by_value(b"n")]
-    assert [fingerprint.algorithm for fingerprint in made] == [1, 5, 6, 4]
-    assert len({fingerprint.digest for fingerprint in made}) == 4
+    made = [by_request(PAYMENT), by_json(PAYMENT), by_values(PAYMENT), by_value(b"n")]
+    assert [fingerprint.algorithm for fingerprint in made] == [1, 5, 7, 4]
+    made.append(of_fields("/n")(PAYMENT))
+    assert len({fingerprint.digest for fingerprint in made}) == 5
     for one in made:
-        assert [one.matches(other) for other in made].count(None) == 3
+        assert [one.matches(other) for other in made].count(None) == 4
     assert made[0].matches(Fingerprint(99, made[0].digest)) is None
 
 
@@ -120,6 +121,7 @@ def test_stored_fingerprints_never_change_under_their_version() -> None:
         "919c0ab1cf84ba5a": by_request(PAYMENT),
         "2f54de4cb3d0ce59": by_request(UPLOAD),
         "e68d2064cb3cf800": by_json(PAYMENT),
+        "3bc96f195661107e": by_values(PAYMENT),
         "5afcf3d2df59452f": of_fields("/n", "/c", "/b", "/a")(PAYMENT),
         "116549e601594c2a": by_value(b"n"),
     }

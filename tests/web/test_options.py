@@ -18,9 +18,16 @@ WRONG_OPTIONS = [
     ("key", None, "a callable, 'json:/pointer', 'form:name' or 'request'"),
     ("key", 7, "a callable, 'json:/pointer', 'form:name' or 'request'"),
     ("scope", "alice", "a callable, or None"),
-    ("fingerprint", "body", "'request', 'json', a list of JSON pointers"),
-    ("fingerprint", [], "'request', 'json', a list of JSON pointers"),
-    ("fingerprint", 7, "'request', 'json', a list of JSON pointers"),
+    ("fingerprint", "body", "'request', 'json', 'json-values', a list of JSON pointers"),
+    ("fingerprint", [], "'request', 'json', 'json-values', a list of JSON pointers"),
+    ("fingerprint", 7, "'request', 'json', 'json-values', a list of JSON pointers"),
+    ("fingerprint", ["", "header:"], "a list of JSON pointers and 'header:Name'"),
+    ("fingerprint", ["", "header:Accept Language"], "a list of JSON pointers and 'header:Name'"),
+    ("fingerprint", ["", "query:at"], "a list of JSON pointers and 'header:Name'"),
+    ("exclude", "/sent_at", "a list of JSON pointers, 'query:name' and 'form:name'"),
+    ("exclude", 7, "a list of JSON pointers, 'query:name' and 'form:name'"),
+    ("exclude", ["query:"], "a list of JSON pointers, 'query:name' and 'form:name'"),
+    ("exclude", ["header:Prefer"], "a list of JSON pointers, 'query:name' and 'form:name'"),
     ("store", True, "a callable that takes the response"),
     ("store", lambda: True, "a callable that takes the response"),
     ("authorize_replay", lambda: True, "a callable that takes the operation"),
@@ -48,10 +55,33 @@ def test_a_wrong_option_is_named_where_the_view_is_decorated(name, value, allowe
 
 @pytest.mark.parametrize("pointer", ["order", "/order~2", "order/id"])
 def test_a_pointer_that_is_none_is_explained(pointer):
-    for option in {"key": f"json:{pointer}"}, {"fingerprint": ["/ok", pointer]}:
+    options = {"key": f"json:{pointer}"}, {"fingerprint": ["/ok", pointer]}, {"exclude": [pointer]}
+    for option in options:
         with pytest.raises(ConfigurationError, match="is not a JSON pointer") as caught:
             idempotent(**option)
         assert repr(pointer) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"exclude": ["/at"]}, "needs fingerprint='json' or 'json-values'"),
+        ({"exclude": ["form:a", "/at"], "fingerprint": ["/id"]}, "only 'query:name' and 'form:name'"),
+        ({"exclude": ["query:at"], "fingerprint": bytes}, "beside a callable fingerprint"),
+        ({"exclude": [""], "fingerprint": "json"}, "'' is the whole body"),
+        ({"fingerprint": ["header:Prefer"]}, "leave the whole body out; add ''"),
+        ({"fingerprint": ["", "header:idempotency-key"]}, "the header of the key"),
+    ],
+)
+def test_a_list_that_makes_no_sense_is_refused_where_the_view_is_decorated(options, fault):
+    for use in idempotent, lambda **options: Idempotency().protect(Flask("shop"), **options):
+        with pytest.raises(ConfigurationError) as caught:
+            use(**options)
+        assert fault in str(caught.value)
+
+
+def test_nothing_may_be_left_out():
+    idempotent(exclude=[])
 
 
 def test_an_unknown_option_lists_the_known_ones():

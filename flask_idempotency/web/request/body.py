@@ -19,7 +19,7 @@ from werkzeug.wsgi import get_content_length
 from flask_idempotency.core import fingerprint as fp
 from flask_idempotency.core.errors import BodyIncomplete, ConfigurationError, KeyMalformed
 from flask_idempotency.core.keys import parse_key
-from flask_idempotency.web.setup.options import FormField, Route
+from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.settings import Settings
 
 from .observed_body import TOO_LATE, OverheardBody, form_in
@@ -54,7 +54,7 @@ def natural_key(
             text = body.whole()
             value = fp.resolve(fp.parse_json(text), route.key) if text else fp.MISSING
             return None if value is fp.MISSING else fp.natural_key(value, longest)
-        case FormField(name):
+        case fp.Named(_, name):
             values = body.form().getlist(name)
             if len(values) > 1:
                 raise KeyMalformed(f"The field {name}, which serves as the key, occurs more than once.")
@@ -229,15 +229,16 @@ def fingerprint(request: Request, body: bytes, route: Route) -> fp.Fingerprint:
 
     Raises ``BodyMalformed`` where the body must be JSON, and Werkzeug's 413 for too large a form.
     """
-    if route.fingerprint == "request":
-        return fp.by_request(_parts(request, body))
-    if callable(route.fingerprint):
-        return fp.by_value(route.fingerprint())
+    compared, without = route.fingerprint, route.exclude
+    if compared == "request":
+        return fp.by_request(_parts(request, body), without)
+    if callable(compared):
+        return fp.by_value(compared())
     parts = _parts(request, body)
-    if route.fingerprint == "json":
-        return fp.by_json(parts)
-    assert not isinstance(route.fingerprint, str)  # noqa: S101 -- read_options allows no other
-    return fp.by_fields(parts, route.fingerprint)
+    if isinstance(compared, str):
+        return fp.by_json(parts, without, by_value=compared == "json-values")
+    headers = {header.text: request.headers.get(header.name) for header in route.compared_headers}
+    return fp.by_fields(parts, compared, headers, without)
 
 
 def _parts(request: Request, body: bytes) -> fp.RequestParts:
@@ -298,7 +299,9 @@ def pack_request(
     ``form_key`` is the key of a form's field. It goes into the header, in place of a browser's own, as
     the field may be too old by then.
     """
-    names = {"content-type", settings.header.lower(), *map(str.lower, route.resumable or ())}
+    compared = [header.name for header in route.compared_headers]
+    names = {"content-type", settings.header.lower()}
+    names.update(map(str.lower, [*compared, *(route.resumable or ())]))
     if form_key is not None:
         names.remove(settings.header.lower())
     head: dict[str, Any] = {

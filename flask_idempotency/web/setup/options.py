@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -17,13 +18,15 @@ from flask import Request, Response
 
 from flask_idempotency.core.errors import (
     ConfigurationError,
+    KeyReused,
     Problem,
     RecordBroken,
     Retryable,
     SealBroken,
     TransactionConflict,
+    shown,
 )
-from flask_idempotency.core.fingerprint import Pointer, parse_pointer
+from flask_idempotency.core.fingerprint import Named, Pointer, parse_pointer
 from flask_idempotency.core.storable import interrupts, releases
 from flask_idempotency.session.operation import Operation
 
@@ -84,8 +87,13 @@ class RouteOptions(RunOptions, total=False):
     * ``scope``: callable, or ``None`` for one tenant, in place of the application's.
     * ``fingerprint``: what two requests with one key must have in common. ``"request"``: method, path,
       query, media type and body. ``"json"``: the same, but white space and the order of members in a
-      JSON body do not matter. A list of JSON pointers: only these fields of a JSON body, besides
-      method, path and query. A callable: only the bytes that it returns.
+      JSON body do not matter. ``"json-values"``: nor how a number is written; 1 and 1.0 are equal. A
+      list of JSON pointers: only these fields of a JSON body, besides method, path and query.
+      ``"header:Name"`` in the list compares a header, too, and the pointer ``""`` the whole body. A
+      callable: only the bytes that it returns.
+    * ``exclude``: what of the request is not compared, in a list: ``"query:name"`` and ``"form:name"``;
+      with ``fingerprint="json"`` or ``"json-values"`` also JSON pointers, such as ``"/sent_at"``. Names
+      that are not in a request do no harm.
     * ``store``: predicate ``(response) -> bool``; which responses are stored. If one is not, an atomic
       view's writes are rolled back, and the key is free.
     * ``namespace``: version of the route's meaning; keys of two namespaces never meet.
@@ -126,17 +134,11 @@ class RouteOptions(RunOptions, total=False):
     key: str | Callable[[], str | int | UUID | None]
     scope: ScopeCallable | None
     fingerprint: str | Sequence[str] | Callable[[], bytes]
+    exclude: Sequence[str]
     store: Callable[[Response], bool]
     authorize_replay: Callable[[Operation], bool]
     enforce: bool
     resumable: bool | Sequence[str]
-
-
-@dataclass(frozen=True)
-class FormField:
-    """The field of a form whose value is the key."""
-
-    name: str
 
 
 THE_REQUEST = "request"
@@ -191,16 +193,63 @@ def _key(value: Any) -> Any:
     if kind == "json":
         return parse_pointer(where)
     if kind == "form" and where:
-        return FormField(where)
+        return Named(kind, where)
     raise ValueError
 
 
 def _fingerprint(value: Any) -> Any:
-    if value in ("request", "json") or callable(value):
+    if value in ("request", "json", "json-values") or callable(value):
         return value
     if isinstance(value, str) or not value:
         raise ValueError
-    return tuple(parse_pointer(pointer) for pointer in value)
+    fields = tuple(_named(each, "header") for each in value)
+    if not any(isinstance(each, Pointer) for each in fields):
+        raise ConfigurationError(
+            "headers alone would leave the whole body out; add '' for a whole JSON body, or pointers to"
+            " fields of it"
+        )
+    return fields
+
+
+def _named(text: Any, *kinds: str) -> Pointer | Named:
+    """What one name of a list stands for: something of a kind, or of a JSON body."""
+    kind, colon, name = str(text).partition(":")
+    if not colon or kind.startswith("/"):
+        return parse_pointer(text)
+    if kind not in kinds or not name:
+        raise ValueError
+    if kind != "header":
+        return Named(kind, name)
+    name = name.title()  # case does not count (RFC 9110 section 5.1)
+    if not re.fullmatch(r"[-!#$%&'*+.^_`|~0-9A-Za-z]+", name):
+        raise ValueError
+    if name == "Idempotency-Key":
+        raise ConfigurationError("the header of the key need not be compared: every retry has the same")
+    return Named(kind, name)
+
+
+def _exclude(value: Any) -> tuple[Pointer | Named, ...]:
+    if isinstance(value, str):
+        raise ValueError
+    excluded = tuple(_named(each, "query", "form") for each in value)
+    if any(each.text == "" for each in excluded):
+        raise ConfigurationError("'' is the whole body; a callable as fingerprint can leave that out")
+    return excluded
+
+
+def _refuse_useless(route: Route) -> None:
+    """Raise ``ConfigurationError`` if ``exclude`` and ``fingerprint`` do not go together."""
+    if route.exclude and callable(route.fingerprint):
+        raise ConfigurationError(
+            "exclude is no option beside a callable fingerprint, whose bytes alone are compared: leave"
+            " out there what does not count"
+        )
+    pointer = next((each for each in route.exclude if isinstance(each, Pointer)), None)
+    if pointer and route.fingerprint not in ("json", "json-values"):
+        raise ConfigurationError(
+            f"exclude has the JSON pointer {shown(pointer.text)}, which needs fingerprint='json' or"
+            " 'json-values'; otherwise only 'query:name' and 'form:name' are allowed"
+        )
 
 
 NAMES = "a string of 1 to 255 characters, without NUL and lone surrogates"
@@ -253,16 +302,20 @@ class Route:
     required: bool = _as_setting("required")
     ttl: float = _as_setting("ttl")
     wait: float = _as_setting("wait")
-    key: Callable[[], str | int | UUID | None] | Pointer | FormField | str | None = row(
+    key: Callable[[], str | int | UUID | None] | Pointer | Named | str | None = row(
         None, _key, "a callable, 'json:/pointer', 'form:name' or 'request'"
     )
     scope: ScopeCallable | None = row(
         NOT_GIVEN, optional(_callable), "a callable, or None for an API with one tenant"
     )
-    fingerprint: str | tuple[Pointer, ...] | Callable[[], bytes] = row(
+    fingerprint: str | tuple[Pointer | Named, ...] | Callable[[], bytes] = row(
         "request",
         _fingerprint,
-        "'request', 'json', a list of JSON pointers, or a callable giving bytes",
+        "'request', 'json', 'json-values', a list of JSON pointers and 'header:Name', or a callable"
+        " giving bytes",
+    )
+    exclude: tuple[Pointer | Named, ...] = row(
+        (), _exclude, "a list of JSON pointers, 'query:name' and 'form:name'"
     )
     store: Callable[[Response], bool] | None = row(
         None, _taking_one, "a callable that takes the response and gives True or False"
@@ -317,6 +370,23 @@ class Route:
             return "released"
         return "interrupted" if isinstance(error, _NOT_THE_OPERATIONS) else None
 
+    @property
+    def compared_headers(self) -> list[Named]:
+        """The headers that the option ``fingerprint`` names."""
+        if not isinstance(self.fingerprint, tuple):
+            return []
+        return [each for each in self.fingerprint if isinstance(each, Named)]
+
+    def reused(self) -> KeyReused:
+        """The rejection of a request that is not the one which its key was used for."""
+        if not self.exclude:
+            return KeyReused()
+        names = ", ".join(each.text for each in self.exclude)
+        return KeyReused(
+            f"This idempotency key was used for another request (compared without: {names}); find out"
+            " first what became of that one."
+        )
+
     def applies_to(self, method: str) -> bool:
         """Whether a request with this HTTP method is protected."""
         return method not in SAFE_METHODS if self.methods is None else method in self.methods
@@ -357,6 +427,7 @@ def read_options(options: RouteOptions) -> Route:
             "key='request' needs the option ttl, from 1 second to 1 hour: for so long an equal request"
             " counts as a duplicate, even where somebody means to order the same thing twice"
         )
+    _refuse_useless(route)
     return route
 
 

@@ -102,7 +102,8 @@ def test_it_lists_what_changes_something_and_how_that_is_protected(shop):
     shop.idempotency.protect(shop.app, skip=lambda request: request.args)
     shop.add("plain", pay, "GET", "PUT", "DELETE")
     shop.add("read", pay, "GET")
-    shop.add("own", idempotent(ttl=60.5, authorize_replay=allowed, fingerprint=["/a"])(pay))
+    compared = {"fingerprint": ["/a", "header:prefer"], "exclude": ["query:at"]}
+    shop.add("own", idempotent(ttl=60.5, authorize_replay=allowed, **compared)(pay))
     hidden = idempotent(atomic=False, key="json:/id", resumable=True, scope=str)(pay)
     shop.add("hidden", nameless(hidden), "DELETE")
     shop.app.add_url_rule("/both/<int:id>", view_func=Both.as_view("both"))
@@ -124,7 +125,9 @@ def test_it_lists_what_changes_something_and_how_that_is_protected(shop):
         "ttl": 60.5, "atomic": True, "lease": None, "required": True, "scope": None, "key": None,
         "wait": 0, "namespace": "", "authorize_replay": f"{__name__}.allowed", "resumable": False,
     }.items()  # fmt: skip
-    assert rows["own POST"]["fingerprint"] == ["/a"]
+    assert rows["own POST"]["fingerprint"] == ["/a", "header:Prefer"]
+    assert rows["own POST"]["exclude"] == ["query:at"]
+    assert rows["both PUT"]["exclude"] is None
     assert rows["hidden DELETE"].items() >= {
         "ttl": 86400, "atomic": False, "lease": 60, "key": "json:/id", "resumable": True,
         "scope": "builtins.str", "on_interrupted": "hold",
@@ -133,9 +136,8 @@ def test_it_lists_what_changes_something_and_how_that_is_protected(shop):
     assert text[0].split() == ["endpoint", "methods", "rule", "protected", "by", "options"]
     lines = {" ".join(line.split()) for line in text[1:]}
     assert "plain DELETE,PUT /plain not -" in lines
-    assert (
-        f"own POST /own decorator ttl=60.5 fingerprint=/a authorize_replay={__name__}.allowed" in lines
-    )
+    options = f"fingerprint=/a,header:Prefer exclude=query:at authorize_replay={__name__}.allowed"
+    assert f"own POST /own decorator ttl=60.5 {options}" in lines
     assert "both PUT /both/<int:id> not -" in lines
 
 

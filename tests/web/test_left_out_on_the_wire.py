@@ -1,0 +1,227 @@
+"""What a route leaves out of the comparison, and what it adds to it."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from flask import request
+
+from flask_idempotency import idempotent
+from flask_idempotency.cli.resume import resume
+from flask_idempotency.cli.stores import admin_of
+from tests.stores import BOTH
+from tests.web.observed.heard import of
+
+URLENCODED = "application/x-www-form-urlencoded"
+
+
+@pytest.fixture
+def compare(world):
+    """Adds a view, and says whether a request with the same key counts as the first one again."""
+
+    def add(**options):
+        @world.app.post("/orders")
+        @idempotent(**options)
+        def order():
+            return {"files": sorted(request.files)}
+
+        def same(first, second):
+            key = f"key-{len(world.records())}"
+            first, second = ({"path": "/orders", "key": key, **sent} for sent in (first, second))
+            assert world.post(**first).status_code == 200
+            response = world.post(**second)
+            assert response.status_code in {200, 422}
+            return response.status_code == 200
+
+        return same
+
+    return add
+
+
+def body(text, content_type="application/json", **more):
+    return {"data": text.encode(), "content_type": content_type, **more}
+
+
+@pytest.mark.parametrize("fingerprint", ["json", "json-values"])
+def test_members_of_a_json_body_may_be_left_out(compare, fingerprint):
+    same = compare(fingerprint=fingerprint, exclude=["/sent_at", "/client/version"])
+    first = body('{"amount": 5, "sent_at": 1, "client": {"id": 7, "version": "1.0"}}')
+    assert same(first, body('{"client":{"version":[2],"id":7},"sent_at":2,"amount":5}'))
+    assert same(first, body('{"client":{"id":7},"amount":5}'))
+    assert not same(first, body('{"client":{"id":8},"amount":5}'))
+    assert not same(first, body('{"client":{"id":7},"amount":6,"sent_at":1}'))
+    assert not same(first, body('{"client":{"id":7,"sent_at":1},"amount":5}'))
+    text = "text/plain"
+    assert not same(body('{"sent_at":1}', text), body('{"sent_at":2}', text))
+
+
+def test_parameters_of_the_query_may_be_left_out(compare):
+    same = compare(exclude=["query:utm source"])
+    first = body("x", path="/orders?utm+source=a&id=1")
+    for path in "/orders?id=1", "/orders?id=1&utm%20source=b&utm+source", "/orders?utm+source=&id=1":
+        assert same(first, {**first, "path": path})
+    assert not same(first, {**first, "path": "/orders?utm+source=a&id=2"})
+    assert not same(first, {**first, "path": "/orders?utm=a&id=1"})
+    assert not same(first, {**first, "data": b"y"})
+
+
+def test_fields_of_an_urlencoded_form_may_be_left_out(compare):
+    same = compare(exclude=["form:csrf_token"])
+    first = body("csrf_token=a&amount=5", URLENCODED)
+    assert same(first, body("csrf_token=b&amount=5", URLENCODED))
+    assert same(first, body("amount=5&csrf%5Ftoken=c", URLENCODED))
+    assert not same(first, body("csrf_token=a&amount=6", URLENCODED))
+    assert not same(body("a=1", URLENCODED), body("a=1", URLENCODED, path="/orders?csrf_token=a"))
+
+
+def test_fields_and_files_of_a_multipart_form_may_be_left_out(compare):
+    same = compare(exclude=["form:csrf_token", "form:thumbnail"])
+
+    def form(csrf="a", amount="5", thumbnail=b"small", receipt=b"receipt"):
+        files = {
+            name: (io.BytesIO(content), f"{content.decode()}.png")
+            for name, content in (("thumbnail", thumbnail), ("receipt", receipt))
+            if content is not None
+        }
+        return {"data": {"csrf_token": csrf, "amount": amount, **files}}
+
+    assert same(form(), form(csrf="b"))
+    assert same(form(), form(thumbnail=b"smaller"))
+    assert same(form(), form(thumbnail=None))
+    assert not same(form(), form(amount="6"))
+    assert not same(form(), form(receipt=b"changed"))
+    assert not same(form(), form(receipt=None))
+
+
+def test_the_view_still_gets_what_is_left_out(world):
+    @world.app.post("/orders")
+    @idempotent(fingerprint="json", exclude=["/sent_at", "query:at"])
+    def order():
+        return {**request.json, **request.args}
+
+    assert world.post("/orders?at=1", json={"sent_at": 2}).json == {"at": "1", "sent_at": 2}
+
+
+def test_a_list_of_fields_may_leave_out_parameters(compare):
+    same = compare(fingerprint=["/id"], exclude=["query:at", "form:token"])
+    assert same(body('{"id":1}', path="/orders?at=1"), body('{"id":1,"x":1}', path="/orders?at=2"))
+    assert not same(body('{"id":1}', path="/orders?at=1"), body('{"id":1}', path="/orders?on=1"))
+    assert same(body("token=1&a=1", URLENCODED), body("a=1&token=2", URLENCODED))
+    assert not same(body("token=1&a=1", URLENCODED), body("token=1&a=2", URLENCODED))
+
+
+def test_numbers_may_be_compared_by_value(compare):
+    same = compare(fingerprint="json-values")
+    assert same(body('{"amount": 1}'), body('{"amount":1.0}'))
+    assert same(body('{"amount": -0}'), body('{"amount": 0e5}'))
+    assert not same(body("[9007199254740993]"), body("[9007199254740992]"))
+    assert not same(body('{"amount": 1}'), body('{"amount": "1"}'))
+
+
+def test_headers_may_be_compared_too(compare):
+    same = compare(fingerprint=["", "header:accept-language", "header:Prefer"])
+    first = body('{"a": 1}', headers={"Accept-Language": "de"})
+    assert same(first, body('{"a":1}', headers={"accept-language": "de", "User-Agent": "other"}))
+    assert not same(first, {**first, "headers": {"Accept-Language": "en"}})
+    assert not same(first, {**first, "headers": {}})
+    assert not same({**first, "headers": {"Prefer": ""}}, {**first, "headers": {}})
+    assert not same(first, {**first, "headers": {"Accept-Language": "de", "Prefer": "wait"}})
+    assert not same(first, {**first, "data": b'{"a": 2}'})
+    assert not same({**first, "content_type": "text/plain"}, body("{}", "text/plain", headers={}))
+
+
+@BOTH
+def test_an_equal_request_with_another_time_stamp_is_the_same_key(world, assert_replayed):
+    runs = []
+    options = {"key": "request", "ttl": 30, "fingerprint": "json", "exclude": ["/sent_at"]}
+    view = idempotent(**options)(lambda: runs.append(1) or {"run": len(runs)})
+    world.app.add_url_rule("/orders", "order", view, methods=["POST"])
+    first, again, other = (
+        world.post("/orders", key=None, json={"amount": amount, "sent_at": at})
+        for amount, at in ((5, 1), (5, 2), (6, 1))
+    )
+    assert_replayed(first, again)
+    assert other.json == {"run": 2}
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"exclude": ["/sent_at", "query:at"]}, " (compared without: /sent_at, query:at)"),
+        ({"exclude": []}, ""),
+    ],
+)
+def test_a_rejection_says_by_name_what_was_left_out(world, add_view, assert_problem, options, said):
+    add_view(world, fingerprint="json", **options)
+    world.post(json={"amount": 5, "sent_at": "canary"})
+    response = world.post(json={"amount": 6, "sent_at": "canary"})
+    assert_problem(response, 422, "key-reused")
+    assert response.json["detail"] == (
+        f"This idempotency key was used for another request{said}; find out first what became of that"
+        " one."
+    )
+
+
+def test_what_is_only_observed_is_compared_in_the_same_way(world, heard):
+    @world.app.post("/orders")
+    @idempotent(enforce=False, fingerprint="json", exclude=["/sent_at"])
+    def order():
+        return {"amount": request.json["amount"]}
+
+    for amount, at in ((5, 1), (5, 2), (6, 1)):
+        world.post("/orders", json={"amount": amount, "sent_at": at})
+    executed, replayed, rejected = of(heard)
+    assert (executed.would, replayed.would, rejected.would) == ("executed", "replayed", "rejected")
+    assert "(compared without: /sent_at)" in rejected.error.detail
+
+
+BEFORE_AND_AFTER = [
+    ({}, {"exclude": ["query:at"]}),
+    ({"exclude": ["query:at"]}, {"exclude": ["query:at", "query:by"]}),
+    ({"fingerprint": "json"}, {"fingerprint": "json", "exclude": ["/sent_at"]}),
+    ({"fingerprint": "json"}, {"fingerprint": "json-values"}),
+    ({"fingerprint": ["/amount"]}, {"fingerprint": ["/amount", "/sent_at"]}),
+    ({"fingerprint": ["/amount"]}, {"fingerprint": ["/amount", "header:Prefer"]}),
+    ({"fingerprint": ["/amount"]}, {"fingerprint": ["/amount"], "exclude": ["query:at"]}),
+]
+
+
+@BOTH
+@pytest.mark.parametrize(("old", "new"), BEFORE_AND_AFTER)
+def test_two_releases_with_two_lists_give_the_stored_response_and_log_that(
+    make_world, assert_replayed, caplog, old, new
+):
+    before = make_world()
+    after = make_world(SQLALCHEMY_DATABASE_URI=before.app.config["SQLALCHEMY_DATABASE_URI"])
+    for world, options in ((before, old), (after, new)):
+        view = idempotent(**options)(lambda: {"amount": request.json["amount"]})
+        world.app.add_url_rule("/orders", "order", view, methods=["POST"])
+    sent = {"json": {"amount": 5, "sent_at": 1}}
+    for key, releases in (("new", (before, after)), ("old", (after, before))):
+        caplog.clear()
+        first, again = (world.post("/orders?at=1", key, **sent) for world in releases)
+        assert_replayed(first, again)
+        assert "cannot be compared, so the stored response is replayed" in caplog.text
+    caplog.clear()
+    for world in before, after:
+        assert_replayed(*(world.post("/orders?at=1", f"key-{id(world)}", **sent) for _ in range(2)))
+    assert caplog.text == ""
+
+
+def test_an_operation_is_resumed_with_the_headers_that_are_compared(make_world):
+    world = make_world(IDEMPOTENCY_PROBE_AFTER=0, PROPAGATE_EXCEPTIONS=False)
+    statuses = [500, 201]
+    view = idempotent(resumable=["X-User"], fingerprint=["", "header:Prefer"])(
+        lambda: ("", statuses.pop(0))
+    )
+    world.app.add_url_rule("/orders", "order", view, methods=["POST"])
+    assert world.post("/orders", headers={"Prefer": "wait"}).status_code == 500
+    world.sql("update idempotency_record set created_at = created_at - interval '1 hour'")
+    with world.app.app_context():
+        state = world.app.extensions["idempotency"]
+        lines = [
+            *resume(state, admin_of(state.records, ""), limit=9, max_attempts=9, backoff_seconds=1)
+        ]
+    assert [line.status for line in lines] == [201]
