@@ -178,10 +178,10 @@ class Settings:
         "What every key in Redis begins with. The default is `idempotency:` and a digest of"
         " database and table, so that applications may share one Redis. Where the URL does not say"
         " which database it is, `init_app` asks for [this setting](redis.md#redis-prefix).")
-    profile: Profile = row("ietf", _profile, " or ".join(map(repr, PROFILES)),
-        "The specification that decides what others leave open: headers, statuses, the form of"
-        " [problems](http.md#specifications). `acp` is the Agentic Commerce Protocol's,"
-        " `repeatable-requests` that of OASIS. A setting of your own wins over its profile.")
+    profile: Profile = row("ietf", _profile, ", ".join(map(repr, PROFILES)),
+        "The [specification](specifications.md) that says how headers, statuses and problems look: the"
+        " IETF draft, the Agentic Commerce Protocol, or OASIS Repeatable Requests. A setting of your own"
+        " wins over the profile's default.")
     header: str = row("Idempotency-Key", _header_name, _FIELD,
         "The request header that carries the key. The default is that of the IETF draft; another is for"
         " an API whose clients already send one.")

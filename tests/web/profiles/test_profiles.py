@@ -19,7 +19,7 @@ PROFILE = pytest.mark.parametrize("profile", PROFILES)
 
 @pytest.mark.parametrize("wrong", ["ACP", "stripe", "", None, 1, ["acp"]])
 def test_an_unknown_profile_lists_the_known_ones(make_world, wrong):
-    known = "allowed: 'ietf' or 'acp' or 'repeatable-requests'"
+    known = "allowed: 'ietf', 'acp', 'repeatable-requests'"
     with pytest.raises(ConfigurationError, match=f"IDEMPOTENCY_PROFILE is .*; {known}"):
         make_world(IDEMPOTENCY_PROFILE=wrong)
 
