@@ -212,6 +212,7 @@ class TestUnprotected:
         for path in "/plain", "/payments":
             assert send(path, method="GET").headers.get(RESULT) is None
         assert result(send("/plain", method="HEAD")) == (200, None)
+        assert result(send("/nowhere", method="GET")) == (404, None)
 
     def test_no_such_page_is_rejected(self, world, send):
         assert result(send("/nowhere")) == (404, "rejected")
