@@ -124,11 +124,14 @@ def _outcome(state: AppState, key: str | None) -> tuple[dict[str, Any], int | No
 
 
 def _read_key(state: AppState, key: str | None) -> str:
+    settings = state.settings
     if key is not None:
-        return natural_key(key, state.settings.max_key_length)
-    if (value := request.headers.get(state.settings.header)) is None:
+        key = natural_key(key, settings.max_key_length)
+    elif (value := request.headers.get(settings.header)) is not None:
+        key = parse_key(value, settings.max_key_length)
+    else:
         raise KeyRequired("Give the key as the last part of the path, or in its header.")
-    return parse_key(value, state.settings.max_key_length)
+    return key.lower() if settings.profile.folds_case else key
 
 
 def _route(state: AppState) -> Route:
@@ -173,8 +176,9 @@ def _policy(state: AppState) -> dict[str, Any]:
     That is: whether a key is required, its syntax, how long it lives, what makes two requests the same,
     and which problems to expect.
     """
-    settings = state.settings
+    settings, profile = state.settings, state.settings.profile
     return {
+        "profile": profile.name,
         "header": {
             "name": settings.header,
             "syntax": key_syntax(settings.max_key_length, settings.min_key_length),
@@ -187,7 +191,11 @@ def _policy(state: AppState) -> dict[str, Any]:
         "retention_seconds": _seconds(settings.ttl),
         "scope": _scope(state.scope),
         "problems": [
-            {"status": kind.status, "type": settings.problem_base + kind.type, "title": kind.title}
+            {
+                "status": profile.status_of(kind),
+                **profile.named(kind, settings.problem_base),
+                "title": kind.title,
+            }
             for kind in PROBLEMS
         ],
         "operations": [_operation(each) for each in protected_routes(state) if each.route.enforce],

@@ -30,7 +30,9 @@ def possible_hashes(
         for named in sorted(_namespaces(state, operation) if namespace is None else {namespace})
         for place in (named, observed_namespace(named))
         for whose in _scopes(scope)
-        for text in _keys(key, state.settings.max_key_length)
+        for text in _keys(
+            key.lower() if state.settings.profile.folds_case else key, state.settings.max_key_length
+        )
     ]
 
 

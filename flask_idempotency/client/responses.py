@@ -9,6 +9,8 @@ from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import Final, Protocol
 
+from flask_idempotency.core.errors import RequestInProgress
+
 LATE: Final = "The response was still coming at the call's deadline."
 NO_END: Final = (
     "The response broke off in its headers, or the server does not say where it ends:"
@@ -83,7 +85,10 @@ def _date(text: str) -> datetime | None:
 
 
 def problem_type(headers: Mapping[str, str], body: bytes) -> str:
-    """The last part of a problem's type (RFC 9457), such as ``request-in-progress``, or ``""``."""
+    """The last part of a problem's type (RFC 9457), such as ``request-in-progress``, or ``""``.
+
+    The Agentic Commerce Protocol has a code of its own for that one.
+    """
     media_type = headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         return ""
@@ -92,4 +97,6 @@ def problem_type(headers: Mapping[str, str], body: bytes) -> str:
     except (ValueError, RecursionError):
         return ""
     kind = document.get("type") if isinstance(document, dict) else None
+    if kind == "invalid_request" and document.get("code") == "idempotency_in_flight":
+        return RequestInProgress.type
     return re.split("[:/#]", kind)[-1] if isinstance(kind, str) else ""

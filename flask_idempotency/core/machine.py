@@ -9,7 +9,8 @@ outside the database, so it neither expires nor simply runs again.
 What a request does next depends on the situation and on whether its fingerprint is the stored one.
 A changed request is rejected first, even while the first one still runs (422 before 409). Fingerprints
 of two algorithms cannot be compared; a deployment must not turn every key in flight into an error, so
-they count as the same, and that is logged.
+they count as the same, and that is logged. A claim may amend the request of an attempt that left no
+response: ``AMENDED``.
 
 The tables do not say whether an operation in progress still has a living owner: only the row's lock
 knows. ``TAKE_OVER`` means "try to lock the row"; failing to get the lock means that the owner is
@@ -95,6 +96,12 @@ SPENT = {Next.TAKE_OVER: Next.GIVE_UP, Next.ASK_ROUTE: Next.HOLD}
 """What is done in place of another attempt at an operation that was begun often enough."""
 
 
+AMENDED = {(Situation.IN_PROGRESS, Comparison.OTHER): Next.TAKE_OVER}
+"""Cells that differ for a claim that ``amends``: a rolled-back attempt left nothing that another
+request could contradict, and whoever gets the row's lock knows that it was rolled back. A living owner
+keeps the row: 409."""
+
+
 class Transition(_Cell):
     """What happens to a record."""
 
@@ -150,7 +157,8 @@ def compare(record: Record | None, fingerprint: Fingerprint) -> Comparison:
 
 def decide(record: Record | None, claim: Claim) -> Next:
     """What a request with this claim does about this record: the one place that decides."""
-    step = NEXT[situation(record), compare(record, claim.fingerprint)]
+    cell = situation(record), compare(record, claim.fingerprint)
+    step = AMENDED.get(cell, NEXT[cell]) if claim.amends else NEXT[cell]
     if step is Next.REPLAY or step is Next.REFUSE:
         return step
     if claim.resumes is not None and not _continues(claim, record):

@@ -84,6 +84,7 @@ class Claim:
     None for an atomic one.
     ``request`` is the stored request of a resumable operation. ``resumes`` is the owner of the record
     that this claim continues: it takes that record over while it lives, and never starts an operation.
+    ``amends``: it may differ from the request of an attempt that left no response.
     ``max_attempts`` is after how many attempts an operation is given up. ``process`` is the one that
     made the claim: no child takes part in it.
     """
@@ -96,6 +97,7 @@ class Claim:
     lease_seconds: float | None = None
     request: bytes | None = field(default=None, repr=False)
     resumes: str | None = None
+    amends: bool = False
     max_attempts: int | None = None
     process: Process = field(default_factory=lambda: here.process, repr=False, compare=False)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 from typing import Any
 
 from flask import Flask
@@ -11,7 +10,7 @@ from flask import Flask
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.web.setup.state import app_state
 
-from .openapi import PROBLEM, PROBLEM_SCHEMA, complete
+from .openapi import PROBLEM, complete, problem_schema
 
 try:
     from apispec import APISpec, BasePlugin
@@ -33,11 +32,10 @@ class IdempotencyPlugin(BasePlugin):
         self._app, self._prefix = app, prefix
 
     def init_spec(self, spec: APISpec) -> None:
-        """Add the schema of problems. Raises ``ConfigurationError`` for OpenAPI 2."""
+        """Raises ``ConfigurationError`` for OpenAPI 2."""
         if spec.openapi_version.major < 3:
             raise ConfigurationError("IdempotencyPlugin needs openapi_version 3, not an older one")
         self._components = spec.components
-        spec.components.schema(PROBLEM, deepcopy(PROBLEM_SCHEMA))
 
     def operation_helper(
         self,
@@ -46,9 +44,11 @@ class IdempotencyPlugin(BasePlugin):
         **_: Any,
     ) -> None:
         """Called by apispec for each path."""
-        known = self._components
+        known, state = self._components, app_state(self._app)
+        if PROBLEM not in known.schemas:
+            known.schema(PROBLEM, problem_schema(state))
         shared: Mapping[str, Mapping[str, Any]] = {
             "responses": {**known.responses_lazy, **known.responses},
             "parameters": {**known.parameters_lazy, **known.parameters},
         }
-        complete(app_state(self._app), self._prefix + (path or ""), operations or {}, shared)
+        complete(state, self._prefix + (path or ""), operations or {}, shared)

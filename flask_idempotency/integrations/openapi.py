@@ -23,19 +23,19 @@ from flask_idempotency.web.setup.state import AppState, app_state
 PROBLEM = "IdempotencyProblem"
 """The name of the schema of problems among the document's components."""
 
-PROBLEM_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "description": "A problem as in RFC 9457.",
-    "properties": {
+_TEXT = {"type": "string"}
+_MEMBERS: dict[str, Any] = {
+    "application/problem+json": {
         "type": {"type": "string", "format": "uri-reference"},
-        "title": {"type": "string"},
+        "title": _TEXT,
         "status": {"type": "integer"},
-        "detail": {"type": "string"},
+        "detail": _TEXT,
     },
-    "required": ["type", "title", "status", "detail"],
+    "application/json": {"type": _TEXT, "code": _TEXT, "message": _TEXT},
 }
+"""The members of a problem, by its media type: of RFC 9457, or of the Agentic Commerce Protocol."""
 
-_ADDED = (400, 409, 422, 503)
+_NOT_ADDED = (401, 403)
 _MAY_WAIT = (409, 503)
 
 Shared = Mapping[str, Mapping[str, Any]]
@@ -47,8 +47,9 @@ def add_idempotency(document: dict[str, Any], app: Flask, *, prefix: str = "") -
 
     Every operation of a protected route gets the header parameter (if its key comes in the header),
     the problem responses 400, 409, 422 and 503, and the replay header on responses that are stored.
-    What the document already says stays. ``prefix`` is the part of the application's paths that the
-    document has in its ``servers`` instead. May be called twice.
+    Statuses, headers and the form of problems are those of ``IDEMPOTENCY_PROFILE``. What the document
+    already says stays. ``prefix`` is the part of the application's paths that the document has in its
+    ``servers`` instead. May be called twice.
 
     Raises ``ConfigurationError`` for a document that is not OpenAPI 3.
     """
@@ -56,14 +57,26 @@ def add_idempotency(document: dict[str, Any], app: Flask, *, prefix: str = "") -
         raise ConfigurationError("add_idempotency() takes an OpenAPI 3 document, not an older one")
     state = app_state(app)
     components = document.setdefault("components", {})
-    components.setdefault("schemas", {}).setdefault(PROBLEM, deepcopy(PROBLEM_SCHEMA))
+    components.setdefault("schemas", {}).setdefault(PROBLEM, problem_schema(state))
     for path, operations in document.get("paths", {}).items():
         complete(state, prefix + path, operations, components)
     return document
 
 
+def problem_schema(state: AppState) -> dict[str, Any]:
+    """The schema of problems, in the form of the application's profile."""
+    members = deepcopy(_MEMBERS[state.settings.profile.media_type])
+    return {
+        "type": "object",
+        "description": "A problem as in RFC 9457." if "title" in members else "An error.",
+        "properties": members,
+        "required": [*members],
+    }
+
+
 def complete(state: AppState, path: str, operations: Mapping[str, Any], shared: Shared) -> None:
     """Complete the protected ones among the operations below a path."""
+    problem = {state.settings.profile.media_type: _PROBLEM}
     for protected in protected_routes(state):
         operation = operations.get(protected.method.lower())
         if operation is None or _shape(protected.rule) != _shape(path) or not protected.route.enforce:
@@ -73,27 +86,41 @@ def complete(state: AppState, path: str, operations: Mapping[str, Any], shared: 
         responses = operation.setdefault("responses", {})
         for code in list(responses):
             response = _own(responses, code, shared) if _is_stored(code) else None
-            if response is not None and response.get("content") != _PROBLEM_CONTENT:
+            if response is not None and response.get("content") != problem:
                 headers = response.setdefault("headers", {})
                 headers.setdefault(state.settings.replayed_header, deepcopy(_REPLAYED))
-        if state.settings.www_authenticate is not None:
-            _add_challenge(responses, shared)
-        for status in _ADDED:
-            _add_problems(responses, status, state, protected.route, shared)
+        _add_responses(responses, state, protected.route, shared)
+
+
+def _add_responses(responses: dict[Any, Any], state: AppState, route: Route, shared: Shared) -> None:
+    """The problems, and what the profile wants on all responses."""
+    settings, profile = state.settings, state.settings.profile
+    if settings.www_authenticate is not None:
+        _add_challenge(responses, shared)
+    for status in sorted({profile.status_of(kind) for kind in PROBLEMS}.difference(_NOT_ADDED)):
+        _add_problems(responses, status, state, route, shared)
+    if profile.result:
+        _add_header(responses, profile.result, _RESULT, shared)
+    if profile.echoes_key:
+        _add_header(responses, settings.header, _ECHO, shared)
 
 
 def _add_parameter(parameters: list[Any], state: AppState, route: Route, shared: Shared) -> None:
     settings = state.settings
-    for parameter in parameters:
-        known = _resolved(parameter, shared.get("parameters", {})) or {}
-        if known.get("in") == "header" and known["name"].lower() == settings.header.lower():
-            return
+    resolved = [_resolved(each, shared.get("parameters", {})) or {} for each in parameters]
+    said = {each["name"].lower() for each in resolved if each.get("in") == "header"}
+    first_sent = settings.profile.first_sent
+    if first_sent and first_sent.lower() not in said:
+        added = {"name": first_sent, "in": "header", "required": route.required}
+        parameters.append({**added, "description": _FIRST_SENT, "schema": {"type": "string"}})
+    if settings.header.lower() in said:
+        return
     added = {"name": settings.header, "in": "header", "required": route.required}
     shortest, longest = settings.min_key_length, settings.max_key_length
-    said = f"New for each operation, the same for each retry. {key_syntax(longest, shortest)}."
+    described = f"New for each operation, the same for each retry. {key_syntax(longest, shortest)}."
     if route.exclude:
-        said += f" {_compared(route)}."
-    parameters.append({**added, "description": said, "schema": _key_schema(shortest, longest)})
+        described += f" {_compared(route)}."
+    parameters.append({**added, "description": described, "schema": _key_schema(shortest, longest)})
 
 
 def _key_schema(shortest: int, longest: int) -> dict[str, Any]:
@@ -118,18 +145,26 @@ def _add_problems(
 ) -> None:
     """The response of this status, with our problems beside what the view responds."""
     code = next((code for code in responses if _code(code) == str(status)), str(status))
-    kinds = [kind for kind in PROBLEMS if kind.status == status]
-    said = "; ".join(f"{kind.title} (`{state.settings.problem_base}{kind.type}`)" for kind in kinds)
-    if route.exclude and status == KeyReused.status:
+    settings, profile = state.settings, state.settings.profile
+    kinds = [kind for kind in PROBLEMS if profile.status_of(kind) == status]
+    named = [[*profile.named(kind, settings.problem_base).values()][-1] for kind in kinds]
+    said = "; ".join(f"{kind.title} (`{name}`)" for kind, name in zip(kinds, named, strict=True))
+    if route.exclude and KeyReused in kinds:
         said += f". {_compared(route)}"
     responses.setdefault(code, {"description": f"{said}."})
     response = _own(responses, code, shared)
     if response is None:
         return
-    for media_type, content in deepcopy(_PROBLEM_CONTENT).items():
-        response.setdefault("content", {}).setdefault(media_type, content)
+    response.setdefault("content", {}).setdefault(profile.media_type, deepcopy(_PROBLEM))
     if status in _MAY_WAIT:
         response.setdefault("headers", {}).setdefault("Retry-After", deepcopy(_RETRY_AFTER))
+
+
+def _add_header(responses: dict[Any, Any], name: str, header: dict[str, Any], shared: Shared) -> None:
+    """The header of all responses."""
+    for code in list(responses):
+        if (response := _own(responses, code, shared)) is not None:
+            response.setdefault("headers", {}).setdefault(name, deepcopy(header))
 
 
 def _add_challenge(responses: dict[Any, Any], shared: Shared) -> None:
@@ -139,7 +174,13 @@ def _add_challenge(responses: dict[Any, Any], shared: Shared) -> None:
         response.setdefault("headers", {}).setdefault("WWW-Authenticate", deepcopy(_CHALLENGE))
 
 
-_PROBLEM_CONTENT = {"application/problem+json": {"schema": {"$ref": f"#/components/schemas/{PROBLEM}"}}}
+_PROBLEM = {"schema": {"$ref": f"#/components/schemas/{PROBLEM}"}}
+_FIRST_SENT = "When the first attempt was sent (IMF-fixdate); the same for each retry."
+_ECHO = {"description": "The request's.", "schema": {"type": "string"}}
+_RESULT = {
+    "description": "Whether the request, if it is repeatable, was executed once or not at all.",
+    "schema": {"type": "string", "enum": ["accepted", "rejected"]},
+}
 _REPLAYED = {
     "description": "Present if the response is a replay.",
     "schema": {"type": "string", "enum": ["true"]},

@@ -24,6 +24,7 @@ from flask import Flask, Request, Response, got_request_exception, request
 from flask.typing import ResponseReturnValue
 from werkzeug.datastructures import Headers
 from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import NotImplemented as NotImplementedByView
 
 from flask_idempotency.core.errors import (
     ConfigurationError,
@@ -111,6 +112,9 @@ class Hooks:
         self._purges = [each.purge for each in state.binds.values() if each.purge is not None]
         self._warned: set[str] = set()
         self._watches_end = False
+        self._profile, enabled = state.settings.profile, state.settings.enabled
+        self._marks = enabled and (self._profile.echoes_key or bool(self._profile.result))
+        self._refuses = enabled and bool(self._profile.first_sent)
 
     def before(self, request: Request) -> None:
         """Check the request to a protected endpoint, as far as that needs no user and no store.
@@ -131,7 +135,10 @@ class Hooks:
                 response = self._state.app.response_class(status=409)
                 raise HTTPException(resuming.refusal, response)
             current.resuming = resuming
-        if route is not None:
+        if route is None:
+            if self._refuses and endpoint is not None:
+                self._refuse_unprotected(request)
+        else:
             current.route = route
             try:
                 prepare(request, self._state, route, current)
@@ -148,6 +155,8 @@ class Hooks:
             response = self._finish(current, response, hook)
         problem, headers = current.problem, response.headers
         current.problem = None  # its traceback leads back here: a cycle would keep the request alive
+        if self._marks:
+            self._mark(current, problem, response)
         # Not setdefault: Werkzeug raises and catches an error for a header that is not there.
         if (problem is not None or current.is_replay) and not headers.getlist("Cache-Control"):
             headers.add("Cache-Control", "no-store")
@@ -159,6 +168,41 @@ class Hooks:
             self._challenge(headers)
         reject(self._state.app, current, problem, response.status_code)
         return response
+
+    def _refuse_unprotected(self, request: Request) -> None:
+        """Raise 501 for a repeatable request to a view that would run again with each repetition.
+
+        OASIS Repeatable Requests 1.0, section 5.
+        """
+        header = self._state.settings.header
+        if request.method not in SAFE_METHODS and header in request.headers:
+            raise NotImplementedByView(f"This endpoint does not support {header}; nothing was done.")
+
+    def _mark(self, current: RequestState, problem: Problem | None, response: Response) -> None:
+        """Add what the profile wants on the responses of protected routes: see its table."""
+        if current.route is not None and not current.route.enforce:
+            return
+        key = request.headers.get(self._state.settings.header, "")
+        if self._profile.echoes_key and current.route is not None and key and key.isprintable():
+            response.headers.set(self._state.settings.header, key)
+        if not self._profile.result or request.method in SAFE_METHODS:
+            return
+        if key or self._profile.first_sent in request.headers:
+            result = self._result(current, problem, response.status_code)
+            if result is not None:
+                response.headers.set(self._profile.result, result)
+
+    def _result(self, current: RequestState, problem: Problem | None, status: int) -> str | None:
+        """Whether the request was accepted (OASIS Repeatable Requests 1.0, section 3.2.1).
+
+        ``"rejected"``: as it is, it will never run. ``"accepted"``: it ran once, or may be sent again
+        without running twice. None: neither, as it ran without a record.
+        """
+        if current.claim is None:
+            return "rejected" if status >= 400 else None
+        if problem is not None:
+            return "rejected" if problem.type in self._profile.statuses else "accepted"
+        return None if current.attempt is None and not current.is_replay else "accepted"
 
     def _challenge(self, headers: Headers) -> None:
         """Say how to sign in, unless the application does."""

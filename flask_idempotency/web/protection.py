@@ -123,6 +123,8 @@ def _unseen(route: Route, endpoint: str, state: AppState) -> Route:
 def _note_refusal(state: AppState, current: RequestState, error: Exception) -> None:
     """Keep a problem for the end of the request; tell other errors, such as the application's 413."""
     if isinstance(error, Problem):
+        if statuses := state.settings.profile.statuses:
+            error.status = statuses.get(error.type, error.status)
         current.problem = error
     else:
         problem = TOO_LARGE if isinstance(error, RequestEntityTooLarge) else None

@@ -88,6 +88,14 @@ def test_every_cell_of_the_decision_table(how, match):
     assert decide(found, CLAIM) is expected
 
 
+@pytest.mark.parametrize(("how", "match"), list(NEXT))
+def test_who_amends_takes_over_only_what_left_no_response(how, match):
+    found = record(how, FINGERPRINTS[match])
+    amended = (how, match) == (Situation.IN_PROGRESS, Comparison.OTHER)
+    expected = Next.TAKE_OVER if amended else NEXT[how, match]
+    assert decide(found, replace(CLAIM, amends=True)) is expected
+
+
 @pytest.mark.parametrize(("state", "event"), list(product(Situation, Transition)))
 def test_every_cell_of_the_transition_table(state, event):
     if (state, event) in TRANSITIONS:

@@ -13,11 +13,17 @@ from uuid import UUID
 from flask import Request
 from werkzeug.datastructures import MultiDict
 from werkzeug.exceptions import ClientDisconnected, HTTPException, LengthRequired, RequestEntityTooLarge
+from werkzeug.http import http_date, parse_date
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
 from werkzeug.wsgi import get_content_length
 
 from flask_idempotency.core import fingerprint as fp
-from flask_idempotency.core.errors import BodyIncomplete, ConfigurationError, KeyMalformed
+from flask_idempotency.core.errors import (
+    BodyIncomplete,
+    ConfigurationError,
+    KeyMalformed,
+    KeyRequired,
+)
 from flask_idempotency.core.keys import parse_key
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.settings import Settings
@@ -34,11 +40,36 @@ CHUNK_BYTES = 64 * 1024
 def header_key(request: Request, settings: Settings, *, resumed: bool = False) -> str | None:
     """The key in the request's header, or None without one. Raises ``KeyMalformed``."""
     value = request.headers.get(settings.header)
+    first_sent = settings.profile.first_sent
+    if first_sent and not resumed:
+        _check_first_sent(request, first_sent, settings.header, value)
     if value is None:
         return None
     if resumed:  # accepted when it came; the limits may have changed
-        return parse_key(value, len(value))
-    return parse_key(value, settings.max_key_length, settings.min_key_length)
+        key = parse_key(value, len(value))
+    else:
+        key = parse_key(value, settings.max_key_length, settings.min_key_length)
+    return key.lower() if settings.profile.folds_case else key
+
+
+def _check_first_sent(request: Request, name: str, key_name: str, key: str | None) -> None:
+    """Raise a problem if only one of the headers came, or ``name`` is no date.
+
+    OASIS Repeatable Requests 1.0, section 5.
+    """
+    value = request.headers.get(name)
+    if key is None and value is not None:
+        raise KeyRequired(f"{name} came without {key_name}, which it belongs to.")
+    if key is not None and (value is None or not _is_fixdate(value)):
+        raise KeyMalformed(
+            f"{key_name} needs {name} with it: the time of the first attempt, such as"
+            " Tue, 26 Mar 2019 16:06:51 GMT (IMF-fixdate of RFC 9110, section 5.6.7)."
+        )
+
+
+def _is_fixdate(value: str) -> bool:
+    date = parse_date(value)
+    return date is not None and http_date(date) == value
 
 
 def natural_key(

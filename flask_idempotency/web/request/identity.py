@@ -129,6 +129,9 @@ def request_claim(
     """
     body = _body(request, state, route, current).whole()
     claim = new_claim(state, route, operation, fingerprint(request, body, route))
+    # Not where steps may be left, whose results belong to the first request.
+    if state.settings.profile.amends and route.atomic:
+        claim = replace(claim, amends=True)
     if current.resuming is not None:
         claim = _resumed(claim, current.resuming)
     if route.resumable is not None:

@@ -309,7 +309,7 @@ class Route:
         NOT_GIVEN, optional(_callable), "a callable, or None for an API with one tenant"
     )
     fingerprint: str | tuple[Pointer | Named, ...] | Callable[[], bytes] = row(
-        "request",
+        NOT_GIVEN,
         _fingerprint,
         "'request', 'json', 'json-values', a list of JSON pointers and 'header:Name', or a callable"
         " giving bytes",
@@ -350,7 +350,8 @@ class Route:
 
     def resolved(self, settings: Settings, scope: ScopeCallable | None, endpoint: str = "") -> Route:
         """The same for one endpoint, with nothing left open; ``given`` is the route itself."""
-        defaults = {**vars(settings), "scope": scope, "name": endpoint}
+        compared = settings.profile.fingerprint
+        defaults = {**vars(settings), "scope": scope, "name": endpoint, "fingerprint": compared}
         left_open = {name: defaults[name] for name in vars(self) if getattr(self, name) is NOT_GIVEN}
         return replace(self, **left_open, given=self)
 

@@ -19,6 +19,8 @@ from typing import Any
 from flask_idempotency.core.errors import ConfigurationError, shown
 from flask_idempotency.core.storable import NEVER_STORED, POINTERS
 
+from .profiles import PROFILES, Profile
+
 PREFIX = "IDEMPOTENCY_"
 
 SECRET = frozenset({"IDEMPOTENCY_ENCRYPTION_KEYS", "IDEMPOTENCY_REDIS_URL"})
@@ -138,6 +140,12 @@ def _header_name(value: Any) -> str:
     return name
 
 
+def _profile(value: Any) -> Profile:
+    if not isinstance(value, str) or value not in PROFILES:
+        raise ValueError
+    return PROFILES[value]
+
+
 def row(default: Any, read: Callable[[Any], Any], allowed: str, meaning: str = "") -> Any:
     """A field of a table; ``read`` returns its value as used, or raises ValueError."""
     return field(default=default, metadata={"read": read, "allowed": allowed, "meaning": meaning})
@@ -170,6 +178,10 @@ class Settings:
         "What every key in Redis begins with. The default is `idempotency:` and a digest of"
         " database and table, so that applications may share one Redis. Where the URL does not say"
         " which database it is, `init_app` asks for [this setting](redis.md#redis-prefix).")
+    profile: Profile = row("ietf", _profile, ", ".join(map(repr, PROFILES)),
+        "The [specification](specifications.md) that says how headers, statuses and problems look: the"
+        " IETF draft, the Agentic Commerce Protocol, or OASIS Repeatable Requests. Your own settings"
+        " win over the defaults of the profile.")
     header: str = row("Idempotency-Key", _header_name, _FIELD,
         "The request header that carries the key. The default is that of the IETF draft; another is for"
         " an API whose clients already send one.")
@@ -297,11 +309,14 @@ def read_settings(config: Mapping[str, Any], *, redis_given: bool) -> Settings:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise ConfigurationError(f"{name} is not a setting of Flask-Idempotency{hint}")
-    values = {}
+    values: dict[str, Any] = {}
+    defaults: Mapping[str, Any] = {}
     for setting in SETTINGS:
-        name = PREFIX + setting.name
-        value = config.get(name, setting.default)
-        values[setting.name.lower()] = checked(name, value, setting.read, setting.allowed)
+        name, of_profile = PREFIX + setting.name, defaults.get(setting.name.lower(), setting.default)
+        value = checked(name, config.get(name, of_profile), setting.read, setting.allowed)
+        values[setting.name.lower()] = value
+        if isinstance(value, Profile):  # its row stands above those that it changes
+            defaults = value.defaults
     redis_given = redis_given or bool(values["redis_url"])
     if values["min_key_length"] > values["max_key_length"]:
         raise ConfigurationError(
