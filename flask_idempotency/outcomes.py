@@ -204,6 +204,7 @@ def _operation(protected: ProtectedRoute) -> dict[str, Any]:
         "key": _key(route),
         "fingerprint": _fingerprint(route),
         "retention_seconds": _seconds(route.ttl),
+        "refuse_old_keys": route.refuse_old_keys,
         "scope": _scope(route.scope),
     }
 

@@ -150,14 +150,18 @@ class Records(Protocol):
         """Insert the record and hold it; None if somebody was first.
 
         The hold is a :class:`Lease` if the claim names one, otherwise a :class:`Transaction`.
+        Raises ``KeyExpired``, with nothing inserted, if the claim's ``begins_until`` is past. The
+        store's clock must be read in the same atomic act, and no earlier than it is known that there
+        is no record: one may expire, and be purged, in between.
         """
         ...
 
     def take_over(self, claim: Claim, as_seen: Record) -> Hold | None:
         """Lock the row ``as_seen`` if nobody holds it, and make it the next attempt; None if held.
 
-        An expired record starts afresh, as attempt 1 and without steps. A claim that ``resumes`` gets
-        None instead, and changes nothing.
+        An expired record starts afresh, as attempt 1 and without steps; or, if the claim's
+        ``begins_until`` is past, ``KeyExpired`` is raised. A claim that ``resumes`` gets None instead.
+        Neither changes anything. A live record is taken over whatever ``begins_until`` says.
         """
         ...
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine
 
-from flask_idempotency.core.errors import LeaseLost
+from flask_idempotency.core.errors import KeyExpired, LeaseLost
 from flask_idempotency.core.records import Claim, Record, State, StoredResponse
 
 from .engine_transaction import BorrowedTransaction
@@ -46,7 +46,7 @@ class MemoryRecords:
     """So that such routes can be tested: nothing is resumed, as nothing outlives the process."""
 
     def __init__(self, engine: Engine, clock: Clock = time.monotonic) -> None:
-        self.engine, self.clock = engine, clock
+        self.engine, self.clock, self._epoch = engine, clock, time.time() - clock()
         self._entries: dict[bytes, _Entry] = {}
         self.changed = threading.Condition()
 
@@ -61,6 +61,7 @@ class MemoryRecords:
         with self.changed:
             if claim.key in self._entries:
                 return None
+            self._refuse_too_late(claim)
             entry = self._entries[claim.key] = _Entry(_new(claim, attempt=1), 0.0)
             hold = self._hold(entry, claim)
         return hold.opened()
@@ -77,6 +78,7 @@ class MemoryRecords:
             if now.expired:
                 if claim.resumes is not None:
                     return None
+                self._refuse_too_late(claim)
                 entry.steps.clear()
             entry.record = _new(claim, attempt=1 if now.expired else now.attempt + 1)
             hold = self._hold(entry, claim)
@@ -104,6 +106,10 @@ class MemoryRecords:
             for key in expired:
                 del self._entries[key]
         return len(expired)
+
+    def _refuse_too_late(self, claim: Claim) -> None:
+        if claim.begins_until is not None and self._epoch + self.clock() > claim.begins_until:
+            raise KeyExpired
 
     def _seen(self, entry: _Entry) -> Record:
         now = self.clock()

@@ -7,6 +7,7 @@ import io
 import json
 import sys
 import weakref
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
@@ -290,17 +291,21 @@ def _multipart(request: Request, body: bytes) -> tuple[fp.FormPart, ...] | None:
     return tuple(parts)
 
 
+FIRST_SENT = "Repeatability-First-Sent"
+"""The header that says when a key was first sent (OASIS Repeatable Requests 1.0)."""
+
+
 def pack_request(
-    request: Request, body: bytes, route: Route, settings: Settings, form_key: str | None
+    request: Request, body: bytes, route: Route, settings: Settings, instead: Mapping[str, str]
 ) -> bytes:
     """Everything needed to send the request again: method, URL, headers that the route names, body.
 
-    ``form_key`` is the key of a form's field. It goes into the header, in place of a browser's own, as
-    the field may be too old by then.
+    ``instead`` are headers in place of the request's own.
     """
     names = {"content-type", settings.header.lower(), *map(str.lower, route.resumable or ())}
-    if form_key is not None:
-        names.remove(settings.header.lower())
+    if route.refuse_old_keys:
+        names.add(FIRST_SENT.lower())
+    names -= {name.lower() for name in instead}
     head: dict[str, Any] = {
         "method": request.method,
         "base_url": request.root_url,
@@ -308,6 +313,5 @@ def pack_request(
         "query": request.query_string.decode("latin-1"),
         "headers": [(n, v) for n, v in request.headers.items() if n.lower() in names],
     }
-    if form_key is not None:
-        head["headers"] += [(settings.header, form_key)]
+    head["headers"] += instead.items()
     return json.dumps(head).encode() + b"\n" + body
