@@ -23,7 +23,7 @@ from tests.drivers import EACH
 from tests.stores import BOTH
 
 TTL = 1  # the shortest
-ROUNDS, KEYS = 6, 20
+ROUNDS, KEYS = 3, 20
 AROUND = 0.006
 """Seconds before the end of a record in which its retry and a purge begin; or a third of it behind."""
 
@@ -90,7 +90,6 @@ def answer_of(response):
     return response.json["type"].rpartition(":")[2]
 
 
-@EACH
 @BOTH
 def test_a_view_runs_once_or_its_key_is_refused(raced):
     world, told = raced(refuse=True)

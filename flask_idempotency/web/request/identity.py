@@ -220,4 +220,4 @@ def _resumed(claim: Claim, resuming: Resuming) -> Claim:
     """The claim of a request that was sent to resume a record. Raises ``ScopeUnknown``."""
     if claim.key != resuming.key:
         raise ScopeUnknown("The stored headers do not authenticate the owner of this operation.")
-    return replace(claim, resumes=resuming.owner, begins_until=None)
+    return replace(claim, resumes=resuming.owner)

@@ -214,11 +214,14 @@ def test_a_form_in_json_has_no_field(shop, assert_problem):
     ids=["usual", "short", "long"],
 )
 @pytest.mark.parametrize("browsers_own", ["key-1", 'malformed"'])
-def test_a_resumed_form_may_be_older_than_its_field(shop, monkeypatch, browsers_own):
+@pytest.mark.parametrize("refuse", [False, "require"])
+def test_a_resumed_form_may_be_older_than_its_field(shop, monkeypatch, browsers_own, refuse):
     """Its key goes along as a header, which has no age, and the limits are for what clients send."""
     attempts = []
 
-    @idempotent(atomic=False, resumable=True, on_interrupted="retry", scope=None, ttl=100)
+    options = {"atomic": False, "resumable": True, "on_interrupted": "retry", "scope": None}
+
+    @idempotent(ttl=100, refuse_old_keys=refuse, **options)
     def pay():
         attempts.append(current_operation.key)
         if len(attempts) == 1:

@@ -24,7 +24,7 @@ class TestPolicy:
             problem["type"].rpartition(":")[2]: problem["status"] for problem in rules["problems"]
         }
         assert statuses["key-required"] == 400
-        assert statuses["request-in-progress"] == 409
+        assert statuses["request-in-progress"] == statuses["key-expired"] == 409
         assert statuses["key-reused"] == 422
         assert statuses["store-unavailable"] == 503
         assert rules["operations"] == []
@@ -45,6 +45,7 @@ class TestPolicy:
             key="json:/id",
             fingerprint=["/id"],
             ttl=1.5,
+            refuse_old_keys="require",
             required=False,
             scope=None,
         )
@@ -58,6 +59,7 @@ class TestPolicy:
             "key": "header",
             "fingerprint": "request",
             "retention_seconds": 86400,
+            "refuse_old_keys": False,
             "scope": "per account",
         }
         path = "/payments/<int:number>"
@@ -72,6 +74,7 @@ class TestPolicy:
                 "key": "json:/id",
                 "fingerprint": ["/id"],
                 "retention_seconds": 1.5,
+                "refuse_old_keys": "require",
                 "scope": "one tenant",
             },
             {"operation": "covered", "method": "PATCH", "path": "/covered", **usual},
