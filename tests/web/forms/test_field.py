@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from datetime import timedelta
 
 import pytest
 from flask import Blueprint, render_template_string, request
@@ -240,3 +241,6 @@ def test_a_resumed_form_may_be_older_than_its_field(shop, monkeypatch, browsers_
     assert result.exit_code == 0, result.output
     assert len(attempts) == 2
     assert len(set(attempts)) == 1
+    (record,) = shop.records()
+    lives_longer = record.expires_at - record.completed_at > timedelta(seconds=100)
+    assert lives_longer is bool(refuse), "the key is as old as the field was"
