@@ -150,9 +150,9 @@ class Records(Protocol):
         """Insert the record and hold it; None if somebody was first.
 
         The hold is a :class:`Lease` if the claim names one, otherwise a :class:`Transaction`.
-        Raises ``KeyExpired``, with nothing inserted, if the claim's ``begins_until`` is past. The
-        store's clock must be read in the same atomic act, and no earlier than it is known that there
-        is no record: one may expire, and be purged, in between.
+        Raises ``KeyExpired``, with nothing left, if the claim's ``begins_until`` is past when the
+        record has been inserted. Read before, the store's clock would not do: a record that is there
+        may still expire, and be purged.
         """
         ...
 
