@@ -213,6 +213,7 @@ def _operation(protected: ProtectedRoute) -> dict[str, Any]:
         "fingerprint": _fingerprint(route),
         "compared_without": [each.text for each in route.exclude],
         "retention_seconds": _seconds(route.ttl),
+        "refuse_old_keys": route.refuse_old_keys,
         "scope": _scope(route.scope),
     }
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from .budget import RetryBudget
 from .keys import derive_key, new_key
-from .responses import was_replayed
+from .responses import problem_of, was_replayed
 from .retries import Retry, RetryPolicy, attempts_of, limit_retries
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ __all__ = [
     "derive_key",
     "limit_retries",
     "new_key",
+    "problem_of",
     "was_replayed",
 ]
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
-import uuid
-from collections.abc import Callable
-from importlib import import_module
-from typing import cast
+import os
+import time
+from datetime import datetime, timedelta, timezone
 
-from flask_idempotency.core.keys import digest
+from flask_idempotency.core.keys import digest, uuid7
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def new_key() -> str:
@@ -17,26 +18,13 @@ def new_key() -> str:
 
     Only something new has a new key. After an error, a 401 or a 409 the first attempt may have worked.
 
-    :return: a random UUID. It is of version 7, which begins with the time, so that keys sort in the
-        order they were made, if Python makes that (3.14 and later) or uuid-utils is installed, which
-        comes with the extras ``requests`` and ``httpx``; otherwise of version 4.
+    :return: a random UUID of version 7, which begins with the time in milliseconds: keys sort by it,
+        and a server that has forgotten an old one can refuse it (``key-expired``).
     """
-    return str(_uuid_maker()())
+    return uuid7(time.time_ns() // 1_000_000, os.urandom(10))  # no state that a fork would copy
 
 
-def _uuid_maker() -> Callable[[], object]:
-    if hasattr(uuid, "uuid7"):
-        return cast("Callable[[], object]", uuid.uuid7)
-    try:
-        library = import_module("uuid_utils")
-    except ImportError:
-        return uuid.uuid4
-    # Before 0.14, processes that were forked made the same ones: two calls with one key.
-    first, second, *_ = library.__version__.split(".")
-    return library.uuid7 if (int(first), int(second)) >= (0, 14) else uuid.uuid4
-
-
-def derive_key(operation: str, params: object) -> str:
+def derive_key(operation: str, params: object, *, born: datetime | None = None) -> str:
     """The idempotency key that follows from an operation and its parameters.
 
     It is the same in every process and after every restart, so nothing has to be stored. The parameters
@@ -46,14 +34,23 @@ def derive_key(operation: str, params: object) -> str:
         operations apart.
     :param params: plain JSON: None, bool, int, float, str, list and dict with str as names. The order
         of a dict does not matter; ``1``, ``1.0`` and ``"1"`` are three.
-    :return: 43 characters of the URL-safe base64 alphabet, which reveal nothing about the parameters.
-    :raises ValueError: for NaN and the infinities, which are not JSON, and for a circle.
+    :param born: when the operation was first wanted, with a time zone and from 1970 on; the same for
+        every attempt. Then the key says its age to a server that refuses old ones, in milliseconds.
+    :return: 43 characters of the URL-safe base64 alphabet, which reveal nothing about the parameters;
+        with ``born``, a UUID of version 7, which reveals that alone.
+    :raises ValueError: for NaN and the infinities, which are not JSON, for a circle, and for a ``born``
+        without a time zone or before 1970.
     :raises TypeError: for whatever else is not plain JSON. Its text is never guessed: it might differ
         after a restart.
     """
     text = json.dumps(params, sort_keys=True, allow_nan=False, separators=(",", ":"))
     _refuse_what_json_changes(params)
-    return base64.urlsafe_b64encode(digest("client", operation, text)).rstrip(b"=").decode()
+    derived = digest("client", operation, text)
+    if born is None:
+        return base64.urlsafe_b64encode(derived).rstrip(b"=").decode()
+    if born.utcoffset() is None or (since := born - _EPOCH) < timedelta():
+        raise ValueError("born must be a datetime with a time zone, from 1970 on")
+    return uuid7(since // timedelta(milliseconds=1), derived[:10])
 
 
 def _refuse_what_json_changes(value: object) -> None:

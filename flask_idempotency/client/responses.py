@@ -21,6 +21,18 @@ INTERIM: Final = (
 )
 
 
+class HasContent(Protocol):
+    """A response of requests, httpx or another client, whose body has been read."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """By name, in upper or lower case."""
+
+    @property
+    def content(self) -> bytes:
+        """The body, decoded."""
+
+
 class HasHeaders(Protocol):
     """A response of requests, httpx or another client."""
 
@@ -82,6 +94,16 @@ def _date(text: str) -> datetime | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return date if date.tzinfo else date.replace(tzinfo=timezone.utc)
+
+
+def problem_of(response: HasContent) -> str:
+    """The problem that a response names (RFC 9457), such as ``key-expired``; ``""`` if none.
+
+    It is the last part of the problem's ``type``; the server's page of responses lists them.
+
+    :param response: what requests or httpx gave.
+    """
+    return problem_type(response.headers, response.content)
 
 
 def problem_type(headers: Mapping[str, str], body: bytes) -> str:

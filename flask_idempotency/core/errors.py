@@ -159,6 +159,15 @@ class ResponseNotKept(Problem):
         self.headers = headers
 
 
+class KeyExpired(Problem):
+    """Nothing was done now. It may have been done long ago: find out first, then use a new key.
+
+    The key was made longer ago than records are kept, and there is none of it.
+    """
+
+    status, type, title = 409, "key-expired", "The idempotency key is too old"
+
+
 class KeyReused(Problem):
     """This idempotency key was used for another request; find out first what became of that one."""
 
@@ -214,6 +223,7 @@ PROBLEMS: tuple[type[Problem], ...] = (
     RequestInProgress,
     OperationInterrupted,
     ResponseNotKept,
+    KeyExpired,
     KeyReused,
     StoreUnavailable,
     TransactionConflict,

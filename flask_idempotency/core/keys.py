@@ -106,6 +106,28 @@ def _name(character: str) -> str:
     return _NAMED.get(character, outside)
 
 
+_UUID7 = re.compile(r"([0-9a-f]{8})-([0-9a-f]{4})-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+
+
+def birth_of(key: str) -> float | None:
+    """When a key was made, if it says so: a UUID of version 7 begins with that (RFC 9562 section 5.7).
+
+    :return: seconds since 1970 by its maker's clock; None for any other key.
+    """
+    found = _UUID7.fullmatch(key.lower())
+    return None if found is None else int(found[1] + found[2], 16) / 1000
+
+
+def uuid7(milliseconds: int, tail: bytes) -> str:
+    """The UUID of version 7 (RFC 9562 section 5.7) of a time since 1970, with these 10 bytes behind it.
+
+    Six of their 80 bits give way to version and variant.
+    """
+    number = milliseconds << 80 | int.from_bytes(tail, "big")
+    number = number & ~(0xF << 76 | 0b11 << 62) | 7 << 76 | 0b10 << 62
+    return str(UUID(int=number))
+
+
 def observed_namespace(namespace: str) -> str:
     """The namespace of operations that are only observed; with a space, it is no other's."""
     return f"observed {namespace}"

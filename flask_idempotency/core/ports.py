@@ -66,8 +66,9 @@ class ManyItems(Protocol):
         """Insert the records that are missing, visible to all at once, and lock those in progress.
 
         Returns each record by its key, and whether its row is locked by this transaction now. Whether
-        such a record is this claim's, or of an attempt that has died, its owner says. Nobody is waited
-        for. ``claims`` are of one route, and have different keys.
+        such a record is this claim's, or of an attempt that has died, its owner says. An operation that
+        may no longer begin (``begins_until``) has none. Nobody is waited for. ``claims`` are of one
+        route, and have different keys.
         """
         ...
 
@@ -170,14 +171,18 @@ class Records(Protocol):
         """Insert the record and hold it; None if somebody was first.
 
         The hold is a :class:`Lease` if the claim names one, otherwise a :class:`Transaction`.
+        Raises ``KeyExpired``, with nothing left, if the claim's ``begins_until`` is past when the
+        record has been inserted. Read before, the store's clock would not do: a record that is there
+        may still expire, and be purged.
         """
         ...
 
     def take_over(self, claim: Claim, as_seen: Record) -> Hold | None:
         """Lock the row ``as_seen`` if nobody holds it, and make it the next attempt; None if held.
 
-        An expired record starts afresh, as attempt 1 and without steps. A claim that ``resumes`` gets
-        None instead, and changes nothing.
+        An expired record starts afresh, as attempt 1 and without steps; or, if the claim's
+        ``begins_until`` is past, ``KeyExpired`` is raised. A claim that ``resumes`` gets None instead.
+        Neither changes anything. A live record is taken over whatever ``begins_until`` says.
         """
         ...
 

@@ -85,8 +85,9 @@ class Claim:
     ``request`` is the stored request of a resumable operation. ``resumes`` is the owner of the record
     that this claim continues: it takes that record over while it lives, and never starts an operation.
     ``amends``: it may differ from the request of an attempt that left no response.
-    ``max_attempts`` is after how many attempts an operation is given up. ``process`` is the one that
-    made the claim: no child takes part in it.
+    ``max_attempts`` is after how many attempts an operation is given up. ``begins_until`` is when an
+    operation without a live record may begin at the latest, in seconds since 1970 by the store's clock;
+    None: whenever it likes. ``process`` is the one that made the claim: no child takes part in it.
     """
 
     key: bytes
@@ -99,6 +100,7 @@ class Claim:
     resumes: str | None = None
     amends: bool = False
     max_attempts: int | None = None
+    begins_until: float | None = None
     process: Process = field(default_factory=lambda: here.process, repr=False, compare=False)
 
 

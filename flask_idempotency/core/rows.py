@@ -37,6 +37,7 @@ def claim_values(claim: Claim) -> dict[str, Any]:
         "lease": claim.lease_seconds,
         "request": claim.request,
         "resumes": claim.resumes,
+        "until": claim.begins_until,
     }
 
 

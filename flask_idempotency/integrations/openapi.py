@@ -16,7 +16,8 @@ from flask import Flask
 from flask_idempotency.core.errors import PROBLEMS, ConfigurationError, KeyReused
 from flask_idempotency.core.keys import key_syntax
 from flask_idempotency.core.storable import is_stored_by_default
-from flask_idempotency.web.setup.options import Route
+from flask_idempotency.web.setup.options import REQUIRED, Route
+from flask_idempotency.web.setup.profiles import FIRST_SENT
 from flask_idempotency.web.setup.routes import protected_routes
 from flask_idempotency.web.setup.state import AppState, app_state
 
@@ -118,6 +119,7 @@ def _add_parameter(parameters: list[Any], state: AppState, route: Route, shared:
     added = {"name": settings.header, "in": "header", "required": route.required}
     shortest, longest = settings.min_key_length, settings.max_key_length
     described = f"New for each operation, the same for each retry. {key_syntax(longest, shortest)}."
+    described += _AGES[route.refuse_old_keys].format(route.ttl)
     if route.exclude:
         described += f" {_compared(route)}."
     parameters.append({**added, "description": described, "schema": _key_schema(shortest, longest)})
@@ -173,6 +175,15 @@ def _add_challenge(responses: dict[Any, Any], shared: Shared) -> None:
     if code is not None and (response := _own(responses, code, shared)) is not None:
         response.setdefault("headers", {}).setdefault("WWW-Authenticate", deepcopy(_CHALLENGE))
 
+
+_OLD = " A key made more than {:g} seconds ago, of which nothing is known, gets 409 `key-expired`."
+_AGES = {
+    False: "",
+    True: _OLD,
+    REQUIRED: f"{_OLD} It must say when it was made: as a UUID of version 7, or with the header"
+    f" {FIRST_SENT}.",
+}
+"""What is said of old keys, by the option ``refuse_old_keys``."""
 
 _PROBLEM = {"schema": {"$ref": f"#/components/schemas/{PROBLEM}"}}
 _FIRST_SENT = "When the first attempt was sent (IMF-fixdate); the same for each retry."

@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine
 
-from flask_idempotency.core.errors import LeaseLost
+from flask_idempotency.core.errors import KeyExpired, LeaseLost
 from flask_idempotency.core.machine import Situation, situation
 from flask_idempotency.core.records import Claim, Record, State, StoredResponse
 
@@ -47,7 +47,7 @@ class MemoryRecords:
     """So that such routes can be tested: nothing is resumed, as nothing outlives the process."""
 
     def __init__(self, engine: Engine, clock: Clock = time.monotonic) -> None:
-        self.engine, self.clock = engine, clock
+        self.engine, self.clock, self._epoch = engine, clock, time.time() - clock()
         self._entries: dict[bytes, _Entry] = {}
         self.changed = threading.Condition()
 
@@ -62,6 +62,8 @@ class MemoryRecords:
         with self.changed:
             if claim.key in self._entries:
                 return None
+            if self._is_too_late(claim):
+                raise KeyExpired
             entry = self._entries[claim.key] = _Entry(_new(claim, attempt=1), 0.0)
             hold = self._hold(entry, claim)
         return hold.opened()
@@ -78,6 +80,8 @@ class MemoryRecords:
             if now.expired:
                 if claim.resumes is not None:
                     return None
+                if self._is_too_late(claim):
+                    raise KeyExpired
                 entry.steps.clear()
             entry.record = _new(claim, attempt=1 if now.expired else now.attempt + 1)
             hold = self._hold(entry, claim)
@@ -106,10 +110,18 @@ class MemoryRecords:
                 del self._entries[key]
         return len(expired)
 
-    def entry_of(self, claim: Claim) -> _Entry:
-        """The entry of a claim's key, made if it is missing or has expired. The caller has the lock."""
+    def _is_too_late(self, claim: Claim) -> bool:
+        return claim.begins_until is not None and self._epoch + self.clock() > claim.begins_until
+
+    def entry_of(self, claim: Claim) -> _Entry | None:
+        """The entry of a claim's key, made if it is missing or has expired, or None: too late.
+
+        The caller has the lock.
+        """
         entry = self._entries.get(claim.key)
         if entry is None or (self.seen(entry).expired and not entry.is_held()):
+            if self._is_too_late(claim):
+                return None
             expires = self.clock() + claim.ttl_seconds
             entry = self._entries[claim.key] = _Entry(_new(claim, attempt=1), expires)
         return entry
@@ -196,6 +208,8 @@ class MemoryHold(_Held):
         with records.changed:
             for claim in claims:
                 entry = records.entry_of(claim)
+                if entry is None:
+                    continue
                 record = records.seen(entry)
                 is_free = situation(record) is Situation.IN_PROGRESS and not entry.is_held()
                 if is_free:

@@ -39,7 +39,7 @@ except ImportError as error:
         f"the store contract needs pytest ({error}): pip install 'flask-idempotency[testing]'"
     ) from error
 
-from flask_idempotency.core.errors import LeaseLost, NotAtomic
+from flask_idempotency.core.errors import KeyExpired, LeaseLost, NotAtomic
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.ports import Hold, Lease, Records
 from flask_idempotency.core.records import Claim, Record, State, StoredResponse
@@ -62,6 +62,9 @@ from .transactions import Held, TransactionContract, Until
 
 THREADS = 8
 OTHER = Fingerprint(2**15 - 1, b"\x01" * 32)  # the largest code
+
+LONG_AGO, FAR_AHEAD = -1.0, 253402300799.0
+"""Whatever a test's clock shows: before 1970, and the end of the year 9999."""
 
 
 class StoreContract(TransactionContract):
@@ -204,14 +207,47 @@ class StoreContract(TransactionContract):
             hold.record("charge", b"1")
         hold.complete(RESPONSE)
         until(lambda: has_expired(records, claim))
-        found = records.look(claim.key)
         fresh = replace(again(claim), ttl_seconds=60.0, fingerprint=OTHER)
-        hold = held(records.claim(fresh) if found is None else records.take_over(fresh, found))
+        hold = held(_begun(records, fresh, records.look(claim.key)))
         assert hold.attempt == 1
         record = stored_record(records, claim)
         assert (record.attempt, record.fingerprint, record.response) == (1, OTHER, None)
         if claim.lease_seconds is not None:
             assert hold.steps() == {}
+
+    def test_an_operation_begins_no_later_than_its_claim_allows(
+        self, records: Records, claim: Claim, held: Held
+    ) -> None:
+        """The time is in seconds since 1970, by the store's clock."""
+        late = replace(claim, begins_until=LONG_AGO)
+        for claims in (records.claim, getattr(records, "look_or_claim", records.claim)):
+            with pytest.raises(KeyExpired):
+                claims(late)
+            assert records.look(claim.key) is None
+        held(records.claim(replace(claim, begins_until=FAR_AHEAD))).abandon()
+        hold = held(records.take_over(again(late), stored_record(records, claim)))
+        assert hold.attempt == 2, "it has a record: what is late does not matter"
+        hold.complete(RESPONSE)
+        assert records.claim(again(late)) is None
+        assert stored_record(records, claim).response == RESPONSE
+
+    def test_an_operation_begins_afresh_no_later_than_its_claim_allows(
+        self, records: Records, claim: Claim, held: Held, until: Until
+    ) -> None:
+        claim = replace(claim, ttl_seconds=SHORT_SECONDS)
+        hold = held(records.claim(claim))
+        if claim.lease_seconds is not None:
+            hold.record("charge", b"1")
+        hold.complete(RESPONSE)
+        until(lambda: has_expired(records, claim))
+        found, late = records.look(claim.key), replace(again(claim), begins_until=LONG_AGO)
+        with pytest.raises(KeyExpired):
+            _begun(records, late, found)
+        assert records.look(claim.key) == found, "a refusal has changed the record"
+        if found is not None and claim.lease_seconds is not None:
+            assert hold.steps() == {"charge": b"1"}
+        in_time = replace(again(claim), begins_until=FAR_AHEAD)
+        assert held(_begun(records, in_time, found)).attempt == 1
 
     def test_retention_begins_with_the_response(
         self, records: Records, claim: Claim, held: Held, pass_time: Any, until: Until
@@ -466,6 +502,11 @@ class StoreContract(TransactionContract):
         claim = a_claim(lease=60)
         held(records.claim(claim)).abandon()
         assert lease_left(records, claim) <= 0.01
+
+
+def _begun(records: Records, claim: Claim, expired: Record | None) -> Hold | None:
+    """The hold of an operation whose record has expired, and may be forgotten."""
+    return records.claim(claim) if expired is None else records.take_over(claim, expired)
 
 
 def _retains_from(

@@ -33,6 +33,7 @@ from flask_idempotency.core.engine import (
 from flask_idempotency.core.errors import (
     BodyIncomplete,
     ConfigurationError,
+    KeyExpired,
     KeyRequired,
     LeaseLost,
     OperationFailed,
@@ -60,6 +61,7 @@ from flask_idempotency.web.request.identity import (
     new_claim,
     prepare,
     request_claim,
+    told_birth,
 )
 from flask_idempotency.web.request.observed_body import NotKept, OverheardBody
 from flask_idempotency.web.request.state import RequestState, current_scope
@@ -204,7 +206,7 @@ class Observed:
         resume = route.atomic or route.on_interrupted not in ("hold", "fail")
         try:
             decision = self._observer.decide(claim, resume=resume)
-        except (RecordBroken, SealBroken):
+        except (KeyExpired, RecordBroken, SealBroken):
             raise
         except Exception as error:
             self._report(error)
@@ -215,17 +217,18 @@ class Observed:
     def _claimed(self, body: OverheardBody, operation: Operation, at_last: bool) -> Claim:
         """What the request asks for, apart from all that is enforced."""
         state, route = self._state, replace(self._route, resumable=None)
+        born = told_birth(body.request, self._current) if route.refuse_old_keys else None
         apart = replace(operation, namespace=observed_namespace(operation.namespace))
         try:
             if callable(route.fingerprint):  # it may do without the body
                 body.check()
-                claim = new_claim(state, route, apart, fingerprint(body.request, b"", route))
+                claim = new_claim(state, route, apart, fingerprint(body.request, b"", route), born)
             else:
                 claim = request_claim(body.request, state, route, self._current, apart)
         except NotKept:
             if not at_last and (body.is_awaited or callable(route.fingerprint)):
                 raise
-            claim = new_claim(state, route, apart, UNCOMPARED)
+            claim = new_claim(state, route, apart, UNCOMPARED, born)
         return replace(claim, owner=OBSERVED + claim.owner, lease_seconds=route.lease)
 
     def _note(self, decision: Decision, operation: Operation) -> None:

@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 from flask_idempotency.core.errors import (
     ConfigurationError,
     IdempotencyError,
+    KeyExpired,
     KeyMalformed,
     KeyReused,
     OperationInterrupted,
@@ -239,19 +240,23 @@ class _Items:
         told = RequestState()
         told.begin()
         told.claim = claim
-        if record is not None and held and record.owner == claim.owner:
+        step = None if record is None else decide(record, claim)
+        if record is not None and step is Next.REPLAY:
+            return self._replay(key, record, told)
+        is_mine = record is not None and (record.owner == claim.owner or step is Next.TAKE_OVER)
+        if record is not None and held and is_mine:
             return self._execute(number, record, told)
-        match Next.LET_RUN if record is None else decide(record, claim):
-            case Next.TAKE_OVER if held and record is not None:
-                return self._execute(number, record, told)
-            case Next.REPLAY if record is not None:
-                return self._replay(key, record, told)
-            case Next.REFUSE:
-                return self._rejected(key, "mismatch", KeyReused(), told)
-            case Next.ASK_ROUTE:
-                return self._rejected(key, "failed", OperationInterrupted(), told)
-            case _:
-                return self._rejected(key, "in_progress", RequestInProgress(retry_after=1), told)
+        outcome: Outcome = "failed"
+        problem: Problem = RequestInProgress(retry_after=1)
+        if step is Next.REFUSE:
+            outcome, problem = "mismatch", KeyReused()
+        elif step is Next.ASK_ROUTE:
+            problem = OperationInterrupted()
+        elif record is None and claim.begins_until is not None:
+            problem = KeyExpired()
+        else:
+            outcome = "in_progress"
+        return self._rejected(key, outcome, problem, told)
 
     def _rejected(self, key: str, outcome: Outcome, problem: Problem, told: RequestState) -> ItemResult:
         reject(self._state.app, told, problem, problem.status)

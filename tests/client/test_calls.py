@@ -19,6 +19,7 @@ from flask_idempotency.client import (
     AsyncIdempotentTransport,
     IdempotentSession,
     IdempotentTransport,
+    problem_of,
     was_replayed,
 )
 from tests.certificates import self_signed
@@ -155,13 +156,14 @@ class TestAnswers:
         assert server.keys == [got.key] * 3
 
     @pytest.mark.parametrize(
-        "problem", ["operation-interrupted", "response-not-kept", "out-of-stock", ""]
+        "problem", ["operation-interrupted", "response-not-kept", "key-expired", "out-of-stock", ""]
     )
     def test_any_other_conflict_is_final_and_whole(self, call, server, problem):
         server.script += [respond(409, problem, Retry_After="1")]
         got = call("POST", server.url)
         assert got.status == 409
         assert json.loads(got.body)["type"].endswith(f":{problem}")
+        assert problem_of(got.response) == problem
         assert len(server.seen) == 1
 
     def test_a_compressed_problem_is_read_too(self, call, server):

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 import uuid
-from types import SimpleNamespace
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flask_idempotency.client import derive_key, new_key
-from flask_idempotency.core.keys import parse_key
+from flask_idempotency.core.keys import birth_of, parse_key
 
 number = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 plain = st.recursive(
@@ -23,36 +24,16 @@ plain = st.recursive(
 
 
 class TestNewKey:
-    MADE = uuid.UUID("01890a5d-ac96-774b-bcce-b302099a8057")
-
-    def test_it_is_a_uuid_and_those_of_version_7_are_in_order(self):
+    def test_it_is_a_uuid_of_version_7_whose_time_is_now(self):
+        before = time.time()
         keys = [new_key() for _ in range(1000)]
         assert len(set(keys)) == 1000
-        [version] = {uuid.UUID(key).version for key in keys}
-        assert version in ({7} if hasattr(uuid, "uuid7") else {4, 7})
-        assert (keys == sorted(keys)) == (version == 7)
-
-    def test_it_takes_the_time_ordered_kind_where_python_has_it(self, monkeypatch):
-        monkeypatch.setattr(uuid, "uuid7", lambda: self.MADE, raising=False)
-        monkeypatch.setitem(sys.modules, "uuid_utils", None)
-        assert new_key() == str(self.MADE)
-
-    def test_and_that_of_uuid_utils_where_python_has_not(self, monkeypatch):
-        monkeypatch.delattr(uuid, "uuid7", raising=False)
-        library = SimpleNamespace(uuid7=lambda: self.MADE, __version__="0.14.0")
-        monkeypatch.setitem(sys.modules, "uuid_utils", library)
-        assert new_key() == str(self.MADE)
-
-    def test_and_a_random_one_where_neither_is_there(self, monkeypatch):
-        monkeypatch.delattr(uuid, "uuid7", raising=False)
-        monkeypatch.setitem(sys.modules, "uuid_utils", None)
-        assert uuid.UUID(new_key()).version == 4
-
-    def test_and_where_the_library_would_make_the_same_ones_after_a_fork(self, monkeypatch):
-        monkeypatch.delattr(uuid, "uuid7", raising=False)
-        library = SimpleNamespace(uuid7=lambda: self.MADE, __version__="0.13.9")
-        monkeypatch.setitem(sys.modules, "uuid_utils", library)
-        assert uuid.UUID(new_key()).version == 4
+        assert {(uuid.UUID(key).version, uuid.UUID(key).variant) for key in keys} == {
+            (7, uuid.RFC_4122)
+        }
+        births = [birth_of(key) for key in keys]
+        assert births == sorted(births)
+        assert before - 0.001 <= births[0] <= births[-1] <= time.time()
 
     def test_processes_that_were_forked_make_different_ones(self):
         code = (
@@ -71,6 +52,40 @@ class TestNewKey:
             check=True,
         ).stdout.split()
         assert len(set(made)) == len(made) == 4
+
+
+BORN = datetime(2026, 2, 3, 4, 5, 6, 789_999, timezone.utc)
+
+
+class TestDeriveKeyWithABirth:
+    def test_it_never_changes(self):
+        key = derive_key("create-payment", {"order": 7}, born=BORN)
+        assert key == "019c21ac-ec65-7189-9a25-0495edb37ca9"
+        assert uuid.UUID(key).variant == uuid.RFC_4122
+
+    def test_it_says_the_birth_in_whatever_time_zone_that_is(self):
+        elsewhere = BORN.astimezone(timezone(timedelta(hours=-7, minutes=-30)))
+        assert derive_key("pay", 1, born=elsewhere) == derive_key("pay", 1, born=BORN)
+        milliseconds = BORN.replace(microsecond=789_000)
+        assert birth_of(derive_key("pay", 1, born=BORN)) == milliseconds.timestamp()
+
+    def test_others_have_another(self):
+        later = BORN + timedelta(milliseconds=1)
+        keys = {derive_key(*what) for what in (("pay", 1), ("pay", 2), ("refund", 1))}
+        keys |= {
+            derive_key(name, params, born=born)
+            for name in ("pay", "refund")
+            for params in (1, 2)
+            for born in (BORN, later)
+        }
+        assert len(keys) == 11
+
+    @pytest.mark.parametrize(
+        "born", [BORN.replace(tzinfo=None), datetime(1969, 12, 31, 23, 59, tzinfo=timezone.utc)]
+    )
+    def test_a_birth_without_a_time_zone_or_before_1970_is_refused(self, born):
+        with pytest.raises(ValueError, match="with a time zone, from 1970 on"):
+            derive_key("pay", 1, born=born)
 
 
 class TestDeriveKey:

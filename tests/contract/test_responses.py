@@ -50,6 +50,7 @@ class Shop:
         self.add("withdraw", dict, atomic=atomic, authorize_replay=lambda _operation: False)
         location = {"Location": "/report/1", "Content-Location": "/report/1.json", "Link": "</help>"}
         self.add("report", lambda: ("x" * 2000, 201, location), atomic=atomic)
+        self.add("order", dict, atomic=atomic, refuse_old_keys=True)
         self.add("hold", self.hold, atomic=atomic)
         self.add("conflict", lambda: [self.db.session.execute(sa.text(CONFLICT))], atomic=atomic)
         self.add("charge", self.die, atomic=False)
@@ -116,6 +117,10 @@ SITUATIONS = {
     "request-in-progress": Shop.beside_the_first,
     "response-not-kept": lambda shop: shop.again("report"),
     "operation-interrupted": lambda shop: shop.after_a_death("charge"),
+    "key-expired": lambda shop: shop.post(
+        "order",
+        environ_overrides={"HTTP_REPEATABILITY_FIRST_SENT": "Sun, 06 Nov 1994 08:49:37 GMT"},
+    ),
     "key-reused": lambda shop: shop.again("transfer", json={"changed": True}),
     "operation-failed": lambda shop: shop.after_a_death("donate"),
     "try-again": lambda shop: shop.post("busy"),

@@ -103,6 +103,11 @@ class Shop:
         def report() -> Any:
             return "x" * 2000, 201, {"Location": "/reports/1"}
 
+        @self.app.post("/orders")
+        @idempotent(refuse_old_keys=True)
+        def order() -> Any:
+            return {}
+
         @self.app.post("/conflicts")
         @idempotent
         def conflict() -> Any:
@@ -142,6 +147,7 @@ class Shop:
         match given.partition(";")[0]:
             case (
                 ""
+                | "a route with refuse_old_keys=True"
                 | "the view meets a serialization failure"
                 | 'the view raises Retryable("The payment provider is busy.", retry_after=5)'
             ):

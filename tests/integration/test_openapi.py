@@ -355,3 +355,24 @@ def test_a_401_that_is_described_names_the_challenge_where_there_is_one(set_up):
         validate(add_idempotency(add_idempotency(document, app), app))
         assert ("WWW-Authenticate" in responses["401"].get("headers", {})) is bool(challenge)
         assert "401" not in paths["/refunds"]["post"]["responses"]
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (False, []),
+        (True, ["more than 90 seconds ago", "409 `key-expired`"]),
+        ("require", ["more than 90 seconds ago", "UUID of version 7", "Repeatability-First-Sent"]),
+    ],
+)
+def test_the_header_says_whether_old_keys_are_refused(app, option, said):
+    app.add_url_rule(
+        "/trips", "trip", idempotent(ttl=90, refuse_old_keys=option)(dict), methods=["POST"]
+    )
+    operation = add_idempotency(a_document(**{"/trips": {"post": ok()}}), app)["paths"]["/trips"][
+        "post"
+    ]
+    (header,) = operation["parameters"]
+    assert all(words in header["description"] for words in said)
+    assert ("made" in header["description"]) is bool(option)
+    assert "problem:key-expired" in operation["responses"]["409"]["description"]

@@ -15,6 +15,7 @@ from sqlalchemy import event
 
 from bench.network import Network
 from flask_idempotency import idempotent
+from flask_idempotency.client import new_key
 from tests.drivers import EACH
 from tests.stores import BOTH
 
@@ -44,6 +45,10 @@ def counted(make_world, postgres, network, redis_server, store):
     world.app.add_url_rule("/payments", "pay", idempotent(pay), methods=["POST"])
     leased = idempotent(atomic=False)(pay)
     world.app.add_url_rule("/leased", "leased", leased, methods=["POST"])
+
+    for path, of_age in ("/aged", {}), ("/aged-leased", {"atomic": False}):
+        view = idempotent(refuse_old_keys="require", **of_age)(pay)
+        world.app.add_url_rule(path, path, view, methods=["POST"])
 
     world.inside, world.resume = threading.Event(), threading.Event()
 
@@ -164,3 +169,14 @@ def test_a_thousand_items_take_three_messages_more_than_one(counted, where):
     _, many, _ = count(lambda: call("many", 1000))
     assert many - one <= 999 + 3
     print(f"{one} messages for one item, {many} for a thousand")
+
+
+@pytest.mark.parametrize(("path", "aged"), [("/payments", "/aged"), ("/leased", "/aged-leased")])
+def test_a_key_that_says_its_age_takes_no_message_more(counted, path, aged):
+    world, count = counted
+    key = new_key()
+    for _ in ("first", "replay"):
+        plain, *usual = count(lambda: world.post(path, key))
+        of_age, *messages = count(lambda: world.post(aged, key))
+        assert (plain.status_code, of_age.status_code) == (201, 201)
+        assert messages == usual

@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flask_idempotency.core.errors import ConfigurationError, KeyMalformed
-from flask_idempotency.core.keys import Part, Scope, digest, hash_key, parse_key, scope_tail
+from flask_idempotency.core.keys import (
+    Part,
+    Scope,
+    birth_of,
+    digest,
+    hash_key,
+    parse_key,
+    scope_tail,
+    uuid7,
+)
 
 thoroughly = settings(max_examples=300, deadline=None)
 
@@ -240,3 +249,29 @@ def test_a_digest_depends_on_types_and_borders() -> None:
         (),
     ]
     assert len({digest(*parts) for parts in alike}) == len(alike)
+
+
+@pytest.mark.parametrize(
+    ("key", "birth"),
+    [
+        ("017f22e2-79b0-7cc3-98c4-dc0c0c07398f", 1645557742.0),  # RFC 9562, appendix A.6
+        ("017F22E2-79B0-7CC3-98C4-DC0C0C07398F", 1645557742.0),
+        ("00000000-0000-7000-8000-000000000000", 0.0),
+        ("017f22e2-79b0-4cc3-98c4-dc0c0c07398f", None),  # of version 4
+        ("017f22e2-79b0-7cc3-d8c4-dc0c0c07398f", None),  # of another variant
+        ("017f22e279b07cc398c4dc0c0c07398f", None),
+        ("{017f22e2-79b0-7cc3-98c4-dc0c0c07398f}", None),
+        ("pay-017f22e2-79b0-7cc3-98c4-dc0c0c07398f", None),
+        ("017f22e2-79b0-7cc3-98c4-dc0c0c07398f-2", None),
+        ("017f22e2-79b0-7cc3-98c4-dc0c0c07398f\n", None),
+        ("order-1", None),
+        ("", None),
+    ],
+)
+def test_a_uuid_of_version_7_says_when_it_was_made_and_no_other_key_does(key, birth):
+    assert birth_of(key) == birth
+
+
+def test_a_uuid_of_version_7_is_its_time_and_what_stands_behind_it():
+    made = uuid7(0x017F22E279B0, bytes.fromhex("fcc3d8c4dc0c0c07398f"))
+    assert made == "017f22e2-79b0-7cc3-98c4-dc0c0c07398f"

@@ -13,6 +13,8 @@ WRONG_OPTIONS = [
     ("ttl", 0, "from 1 second to 10 years"),
     ("ttl", "1h", "from 1 second to 10 years"),
     ("wait", -1, "0 to 300 seconds"),
+    ("refuse_old_keys", "required", "True, False or 'require'"),
+    ("refuse_old_keys", 60, "True, False or 'require'"),
     ("key", "order_id", "a callable, 'json:/pointer', 'form:name' or 'request'"),
     ("key", "form:", "a callable, 'json:/pointer', 'form:name' or 'request'"),
     ("key", None, "a callable, 'json:/pointer', 'form:name' or 'request'"),

@@ -89,3 +89,19 @@ def test_it_works_without_a_transaction(world):
 def test_it_needs_a_short_ttl(options):
     with pytest.raises(ConfigurationError, match="key='request' needs the option ttl"):
         idempotent(key="request", **options)
+
+
+def test_it_has_no_birth_to_require():
+    """Where the option is given, or where the setting meets it."""
+    said = "has key='request', and a request does not say when it was first sent"
+    with pytest.raises(ConfigurationError, match=said):
+        idempotent(key="request", ttl=30, refuse_old_keys="require")
+    idempotent(key="request", ttl=30, refuse_old_keys=True)
+
+
+def test_nor_one_that_a_setting_may_require(make_world):
+    world = make_world(IDEMPOTENCY_REFUSE_OLD_KEYS="require", PROPAGATE_EXCEPTIONS=True)
+    runs = add(world)
+    with pytest.raises(ConfigurationError, match="pay has key='request'"):
+        world.post(key=None)
+    assert runs == []

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 
 import pytest
 
+from flask_idempotency.core.keys import birth_of, uuid7
 from tests.stores import BOTH
 
 
@@ -69,3 +71,25 @@ def test_another_table_is_a_setting(make_world, add_view):
     add_view(world)
     assert [world.post().status_code for _ in range(2)] == [201, 201]
     assert world.count("shop_keys") == 1
+
+
+@BOTH
+@pytest.mark.parametrize("option", [{}, {"atomic": False}], ids=["atomic", "lease"])
+@pytest.mark.parametrize("host", [-299, 0, 299])
+@pytest.mark.parametrize("client", [-99, 0, 3600, 86000])
+def test_a_record_lives_until_its_key_is_too_old(world, add_view, monkeypatch, host, client, option):
+    """However wrong the clocks are, of a host within the tolerance: there is no time in between."""
+    now = time.time()
+    add_view(world, ttl=100, refuse_old_keys=True, **option)
+    monkeypatch.setattr(time, "time", lambda: now + host)
+    key = uuid7(round((now + client) * 1000), bytes(10))
+    assert world.post(key=key).status_code == 201
+    (record,) = world.records()
+    assert record.expires_at.timestamp() >= birth_of(key) + 100
+
+
+def test_a_key_without_an_age_has_the_usual_retention(world, add_view):
+    add_view(world, ttl=100, refuse_old_keys=True)
+    world.post()
+    (record,) = world.records()
+    assert (record.expires_at - record.created_at) == dt.timedelta(seconds=100)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
@@ -14,6 +16,7 @@ from flask_sqlalchemy import SQLAlchemy
 from flask_idempotency import (
     ConfigurationError,
     IdempotencyError,
+    KeyExpired,
     KeyMalformed,
     KeyReused,
     NotAtomic,
@@ -398,6 +401,39 @@ def test_a_leased_operation_of_the_same_name_is_left_alone(world, run_many, pay)
     [result] = run_many(items(1))
     assert isinstance(result.error, OperationInterrupted)
     assert (result.outcome, result.status) == ("failed", 409)
+
+
+def uuid7(age_seconds, tail):
+    return f"{round((time.time() - age_seconds) * 1000) << 80 | 7 << 76 | 2 << 62 | tail:032x}"
+
+
+@EACH
+class TestOldKeys:
+    @pytest.fixture
+    def world(self, make_world):
+        world = make_world(IDEMPOTENCY_REFUSE_OLD_KEYS=True, IDEMPOTENCY_TTL=600)
+        with world.app.app_context():
+            yield world
+
+    def test_an_item_whose_record_is_forgotten_does_not_run_again(self, world, run_many, pay):
+        old, young = str(UUID(uuid7(700, 1))), str(UUID(uuid7(500, 2)))
+        pairs = [(old, {"amount": 1}), (young, {"amount": 2}), ("no birth", {"amount": 3})]
+        results = run_many(pairs)
+        assert outcomes(results) == ["failed", "executed", "executed"]
+        assert (results[0].status, type(results[0].error)) == (409, KeyExpired)
+        assert amounts(world) == [2, 3]
+        assert outcomes(run_many(pairs)) == ["failed", "replayed", "replayed"]
+        # Its birth alone is too old: the record is there.
+        world.sql("update idempotency_record set created_at = created_at - interval '550 seconds'")
+        assert outcomes(run_many(pairs[1:])) == ["replayed"] * 2
+
+    def test_one_that_is_ahead_is_remembered_longer(self, world, run_many):
+        run_many([(str(UUID(uuid7(-3600, 1))), {"amount": 1}), ("no birth", {"amount": 3})])
+        found = world.sql(
+            "select round(extract(epoch from expires_at - created_at) / 60) from idempotency_record"
+            " where name = 'pay' order by 1"
+        )
+        assert [int(minutes) for (minutes,) in found] == [10, 75]
 
 
 class TestInsideTheFunction:

@@ -262,11 +262,12 @@ def _item_values(claims: Sequence[Claim]) -> dict[str, Any]:
     """The claims of one route as the statements about many items take them."""
     return {
         "name": claims[0].name,
-        "ttl": claims[0].ttl_seconds,
         "keys": [claim.key for claim in claims],
         "versions": [claim.fingerprint.algorithm for claim in claims],
         "digests": [claim.fingerprint.digest for claim in claims],
         "owners": [claim.owner for claim in claims],
+        "ttls": [claim.ttl_seconds for claim in claims],
+        "untils": [claim.begins_until for claim in claims],
     }
 
 

@@ -18,6 +18,7 @@ _IS_OURS = """COMMIT;
 SELECT attempt FROM {table} WHERE key = %(key)s AND owner = %(owner)s"""
 
 CLAIM = _DURABLY + statements.INSERT + _IS_OURS
+CLAIM_IN_TIME = _DURABLY + statements.INSERT + statements.IN_TIME + _IS_OURS
 
 # An expired record starts afresh, without the steps of the operation that it was.
 _FORGET_STEPS = f"""DELETE FROM {{steps}} WHERE key = %(key)s AND EXISTS (
@@ -25,6 +26,7 @@ _FORGET_STEPS = f"""DELETE FROM {{steps}} WHERE key = %(key)s AND EXISTS (
 """
 
 TAKE_OVER = _DURABLY + _FORGET_STEPS + statements.TAKE_OVER_ROW + _IS_OURS
+TAKE_OVER_IN_TIME = _DURABLY + _FORGET_STEPS + statements.TAKE_OVER_ROW + statements.IN_TIME + _IS_OURS
 
 # Several statements in one message are one transaction, and the row count is that of the last.
 _ALONE = f"{{settings}}SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';\n"

@@ -51,9 +51,11 @@ class PostgresRecords:
 
     def claim(self, claim: Claim) -> PostgresHold | PostgresLease | None:
         """Insert the record and commit it; lock the row if the operation is atomic. One round trip."""
+        kind: Any = statements if claim.lease_seconds is None else lease_statements
+        sql = kind.CLAIM if claim.begins_until is None else kind.CLAIM_IN_TIME
         if claim.lease_seconds is not None:
-            return self._lease(lease_statements.CLAIM, claim, claim_values(claim))
-        return PostgresHold.open(self.messages, statements.CLAIM, claim, claim_values(claim))
+            return self._lease(sql, claim, claim_values(claim))
+        return PostgresHold.open(self.messages, sql, claim, claim_values(claim))
 
     def look_or_claim(self, claim: Claim) -> Record | PostgresHold | PostgresLease | None:
         """The record; if there is none, a claim, on the same connection."""
@@ -68,16 +70,19 @@ class PostgresRecords:
             if not is_absent and (record := self._look(wire, claim.key)) is not None:
                 return record
             is_absent = True
-            return PostgresHold.lock(self.messages, wire, statements.CLAIM, claim, claim_values(claim))
+            sql = statements.CLAIM if claim.begins_until is None else statements.CLAIM_IN_TIME
+            return PostgresHold.lock(self.messages, wire, sql, claim, claim_values(claim))
 
         return self.messages.on_a_wire(ask)
 
     def take_over(self, claim: Claim, as_seen: Record) -> PostgresHold | PostgresLease | None:
         """Make an unlocked row ours with the next attempt; then as in :meth:`claim`."""
         values = {**claim_values(claim), "seen": as_seen.owner}
+        kind: Any = statements if claim.lease_seconds is None else lease_statements
+        sql = kind.TAKE_OVER if claim.begins_until is None else kind.TAKE_OVER_IN_TIME
         if claim.lease_seconds is not None:
-            return self._lease(lease_statements.TAKE_OVER, claim, values)
-        return PostgresHold.open(self.messages, statements.TAKE_OVER, claim, values)
+            return self._lease(sql, claim, values)
+        return PostgresHold.open(self.messages, sql, claim, values)
 
     def wait(self, key: bytes, seconds: float) -> None:
         """Wait for the row's lock in the server."""

@@ -71,6 +71,13 @@ TAKE_OVER_ROW = f"""UPDATE {{table}} SET
                  FOR UPDATE SKIP LOCKED);
 """
 
+# Behind either of them, for a claim that may begin an operation until some time only: an operation that
+# it has just begun later than that fails (division by zero), and its record with it. A clock that was
+# read before would not do: the record that it meets may expire and be purged while the statement runs.
+IN_TIME = """SELECT 1 / (clock_timestamp() <= to_timestamp(%(until)s::float8) OR NOT EXISTS (
+  SELECT FROM {table} WHERE key = %(key)s AND owner = %(owner)s AND attempt = 1))::int;
+"""
+
 # The business transaction begins, at the isolation level the application chose, and locks the row.
 # - The application's lock_timeout is put aside and handed back. What may be waited for is the table's
 #   lock, which comes before any row is read; a row's lock is skipped, never waited for.
@@ -109,7 +116,9 @@ WATCH = "SET LOCAL client_connection_check_interval = '500ms';\n"
 # A server that commits asynchronously by default must not do so with a response that was sent.
 SYNCHRONOUS = "SET LOCAL synchronous_commit = on;\n"
 CLAIM = _OPEN + INSERT + _HOLD
+CLAIM_IN_TIME = _OPEN + INSERT + IN_TIME + _HOLD
 TAKE_OVER = _OPEN + TAKE_OVER_ROW + _HOLD
+TAKE_OVER_IN_TIME = _OPEN + TAKE_OVER_ROW + IN_TIME + _HOLD
 
 # Completing and committing in one message. The view may have set a role that may not see the record,
 # or a commit that does not wait for the disk: put right first. If this is still the transaction that
@@ -145,7 +154,10 @@ FINISH_LATE = _COMPLETE + _RENEW + _COMMIT
 
 # Many items in one call. Their claims are committed on a connection of their own, before the call's
 # transaction locks them: others must see them, and not wait for it. What has expired begins anew. Two
-# calls insert in one order, so neither waits for the other in a circle.
+# calls insert in one order, so neither waits for the other in a circle. What was begun too late (see
+# IN_TIME) is gone before anybody has seen it.
+_ITEMS = """unnest(%(keys)s::bytea[], %(versions)s::smallint[], %(digests)s::bytea[],
+              %(owners)s::text[], %(ttls)s::float8[]"""
 CLAIM_ITEMS = f"""{_OPEN}WITH gone AS (
   DELETE FROM {{table}} WHERE key = ANY (ARRAY(
     SELECT key FROM {{table}} WHERE key = ANY (%(keys)s) AND {EXPIRED} FOR UPDATE SKIP LOCKED))
@@ -154,10 +166,13 @@ DELETE FROM {{steps}} AS step USING gone WHERE step.key = gone.key;
 INSERT INTO {{table}}
        (key, name, state, fingerprint_version, fingerprint, attempt, owner, created_at, expires_at)
 SELECT key, %(name)s, 'in_progress', version, digest, 1, owner, clock_timestamp(),
-       clock_timestamp() + %(ttl)s * interval '1 second'
-  FROM unnest(%(keys)s::bytea[], %(versions)s::smallint[], %(digests)s::bytea[], %(owners)s::text[])
-       AS item (key, version, digest, owner) ORDER BY key
+       clock_timestamp() + ttl * interval '1 second'
+  FROM {_ITEMS}) AS item (key, version, digest, owner, ttl) ORDER BY key
 ON CONFLICT (key) DO NOTHING;
+DELETE FROM {{table}} AS record
+ USING unnest(%(keys)s::bytea[], %(owners)s::text[], %(untils)s::float8[]) AS item (key, owner, until)
+ WHERE record.key = item.key AND record.owner = item.owner
+   AND clock_timestamp() > to_timestamp(item.until);
 COMMIT"""
 
 # Which of them could be locked is read in the same statement; of those, the version that was locked.
@@ -179,12 +194,11 @@ COMPLETE_ITEMS = f"""WITH done AS (
          attempt = record.attempt + (record.owner <> item.owner)::int, owner = item.owner,
          name = %(name)s, fingerprint_version = item.version, fingerprint = item.digest,
          expires_at = CASE WHEN record.owner = item.owner
-              AND clock_timestamp() - record.created_at < {LATE} * %(ttl)s * interval '1 second'
+              AND clock_timestamp() - record.created_at < {LATE} * item.ttl * interval '1 second'
               THEN record.expires_at
-              ELSE clock_timestamp() + %(ttl)s * interval '1 second' END
-    FROM unnest(%(keys)s::bytea[], %(versions)s::smallint[], %(digests)s::bytea[], %(owners)s::text[],
-                %(statuses)s::smallint[], %(headers)s::text[], %(bodies)s::bytea[])
-         AS item (key, version, digest, owner, status, headers, body)
+              ELSE clock_timestamp() + item.ttl * interval '1 second' END
+    FROM {_ITEMS}, %(statuses)s::smallint[], %(headers)s::text[], %(bodies)s::bytea[])
+         AS item (key, version, digest, owner, ttl, status, headers, body)
    WHERE record.key = item.key AND record.state = 'in_progress' RETURNING 1)
 SELECT 1 / (count(*) = %(count)s)::int FROM done"""
 

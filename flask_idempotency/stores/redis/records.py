@@ -19,7 +19,13 @@ from typing import Any, TypeVar
 
 from redis import RedisCluster
 
-from flask_idempotency.core.errors import LeaseLost, NotAtomic, RecordBroken, StoreUnavailable
+from flask_idempotency.core.errors import (
+    KeyExpired,
+    LeaseLost,
+    NotAtomic,
+    RecordBroken,
+    StoreUnavailable,
+)
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import OBSERVED, Claim, Record, State, StoredResponse
@@ -87,10 +93,10 @@ local held = redis.call('HMGET', KEYS[1], 'owner', 'state', 'lease', 'attempt')
 if held[1] == ARGV[1] and held[2] == 'in_progress' then return tonumber(held[4]) end
 """
 
-CLAIM = f"""{_FIND}
-if held[1] then return 0 end
-local attempt = 1
-{_BEGIN}"""
+_ABSENT = f"{_FIND}if held[1] then return 0 end\n"
+_FIRST = f"local attempt = 1\n{_BEGIN}"
+CLAIM = _ABSENT + _FIRST
+CLAIM_IN_TIME = f"{_ABSENT}if now > tonumber(ARGV[8]) then return -1 end\n{_FIRST}"
 
 TAKE_OVER = f"""{_FIND}
 if held[1] ~= ARGV[8] or held[2] ~= 'in_progress' then return 0 end
@@ -151,7 +157,9 @@ class RedisRecords:
 
     def claim(self, claim: Claim) -> RedisLease | None:
         """Insert the record, if it is not there."""
-        return self._lease(CLAIM, claim)
+        if claim.begins_until is None:
+            return self._lease(CLAIM, claim)
+        return self._lease(CLAIM_IN_TIME, claim, claim.begins_until * 1000)
 
     def take_over(self, claim: Claim, as_seen: Record) -> RedisLease | None:
         """Make a record ours whose lease is over or was released."""
@@ -194,8 +202,10 @@ class RedisRecords:
         fingerprint = claim.fingerprint.algorithm, claim.fingerprint.digest
         lease, ttl = milliseconds(claim.lease_seconds or 0), milliseconds(claim.ttl_seconds)
         values = claim.owner, claim.name, *fingerprint, lease, claim.request or b"", ttl, *more
-        attempt = self.run(script, claim.key, *values)
-        return RedisLease(self, claim, attempt=int(attempt)) if attempt else None
+        attempt = int(self.run(script, claim.key, *values))
+        if attempt < 0:
+            raise KeyExpired
+        return RedisLease(self, claim, attempt=attempt) if attempt else None
 
 
 class RedisLease:

@@ -70,6 +70,8 @@ class SqliteHold:
                 self._run(statements.ERASE_STEPS, values)
                 self._run(statements.ERASE, values)
             self._run(statements.INSERT, values)
+            if self._run(statements.TOO_LATE, values).fetchone() is not None:
+                self._run(statements.ERASE, values)
             record = self._look(values)
             if record is not None:
                 found[claim.key] = record, situation(record) is Situation.IN_PROGRESS

@@ -16,7 +16,13 @@ from typing import TypeVar
 from flask import Flask
 
 from flask_idempotency.core.engine import Claimed, Decision, Engine
-from flask_idempotency.core.errors import LeaseLost, RecordBroken, SealBroken, StoreUnavailable
+from flask_idempotency.core.errors import (
+    KeyExpired,
+    LeaseLost,
+    RecordBroken,
+    SealBroken,
+    StoreUnavailable,
+)
 from flask_idempotency.core.ports import Clock
 from flask_idempotency.core.records import Claim
 
@@ -37,7 +43,7 @@ PAUSE_SECONDS = 10.0
 """How long the records are left alone after a failure, or until a reply comes after all. After each
 pause one request tries them."""
 
-_OF_THE_RECORD = (LeaseLost, RecordBroken, SealBroken)
+_OF_THE_RECORD = (KeyExpired, LeaseLost, RecordBroken, SealBroken)
 """Errors about one record. The others are about the store."""
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import sys
 import weakref
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
@@ -26,6 +27,7 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.keys import parse_key
 from flask_idempotency.web.setup.options import Route
+from flask_idempotency.web.setup.profiles import FIRST_SENT
 from flask_idempotency.web.setup.settings import Settings
 
 from .observed_body import TOO_LATE, OverheardBody, form_in
@@ -323,18 +325,18 @@ def _multipart(request: Request, body: bytes) -> tuple[fp.FormPart, ...] | None:
 
 
 def pack_request(
-    request: Request, body: bytes, route: Route, settings: Settings, form_key: str | None
+    request: Request, body: bytes, route: Route, settings: Settings, instead: Mapping[str, str]
 ) -> bytes:
     """Everything needed to send the request again: method, URL, headers that the route names, body.
 
-    ``form_key`` is the key of a form's field. It goes into the header, in place of a browser's own, as
-    the field may be too old by then.
+    ``instead`` are headers in place of the request's own.
     """
     compared = [header.name for header in route.compared_headers]
     names = {"content-type", settings.header.lower()}
     names.update(map(str.lower, [*compared, *(route.resumable or ())]))
-    if form_key is not None:
-        names.remove(settings.header.lower())
+    if route.refuse_old_keys:
+        names.add(FIRST_SENT.lower())
+    names -= {name.lower() for name in instead}
     head: dict[str, Any] = {
         "method": request.method,
         "base_url": request.root_url,
@@ -342,6 +344,5 @@ def pack_request(
         "query": request.query_string.decode("latin-1"),
         "headers": [(n, v) for n, v in request.headers.items() if n.lower() in names],
     }
-    if form_key is not None:
-        head["headers"] += [(settings.header, form_key)]
+    head["headers"] += instead.items()
     return json.dumps(head).encode() + b"\n" + body

@@ -9,7 +9,8 @@ loaded is rejected when another sends it. Neither reveals the scope.
 
 A field is valid for as long as a record replays (``ttl``). Its record is always younger, so it exists
 while the field is valid: a form sent again after its record has expired is rejected as too old, and
-never runs a second time.
+never runs a second time. With ``refuse_old_keys``, the field's time is the birth of its key: then the
+records decide, by the database's clock.
 """
 
 from __future__ import annotations
@@ -77,9 +78,9 @@ def read_field(form: MultiDict[str, str], state: AppState, route: Route) -> Form
         raise KeyMalformed(
             f"The field {name} was not made by this application, or was changed."
         ) from None
-    if time.time() - made.timestamp() > route.ttl:
+    if not route.refuse_old_keys and time.time() - made.timestamp() > route.ttl:
         raise KeyMalformed("The form is too old. If it was never sent, load it again.")
-    return FormKey(key, owner)
+    return FormKey(key, owner, made.timestamp())
 
 
 def check_owner(app: Flask, form_key: FormKey, scope: Scope, name: str) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from binascii import b2a_base64
 from dataclasses import replace
 from os import urandom
 
 from flask import Request
+from werkzeug.http import http_date, parse_date
 
-from flask_idempotency.core.errors import IdempotencyError, KeyRequired, ScopeUnknown
+from flask_idempotency.core.errors import IdempotencyError, KeyMalformed, KeyRequired, ScopeUnknown
 from flask_idempotency.core.fingerprint import Fingerprint
-from flask_idempotency.core.keys import Scope
+from flask_idempotency.core.keys import Scope, birth_of
 from flask_idempotency.core.process import here
 from flask_idempotency.core.records import Claim
 from flask_idempotency.session.operation import Operation
-from flask_idempotency.web.setup.options import Route, Skip
+from flask_idempotency.web.setup.options import REQUIRED, Route, Skip
+from flask_idempotency.web.setup.profiles import FIRST_SENT
 from flask_idempotency.web.setup.state import AppState
 
 from . import forms
@@ -25,6 +28,14 @@ from .state import RequestState, Resuming, current_scope
 OWNER_BYTES = 9
 """An owner's token: 72 random bits tell the few attempts at one operation apart, and take 12 characters
 of each record. It is no secret: no client can send one."""
+
+TOLERANCE_SECONDS = 300.0
+"""How far the clock of an application's host may be from the database's: the skew that Kerberos allows
+(RFC 4120 section 8.2). For so much longer lives a record whose key has a birth."""
+
+AHEAD_SECONDS = 86400.0
+"""How far ahead a birth is believed: a client's wrong time zone or date makes a record live up to a day
+longer, and none for years."""
 
 
 def prepare(request: Request, state: AppState, route: Route, current: RequestState) -> None:
@@ -127,32 +138,86 @@ def request_claim(
     Raises ``ScopeUnknown`` if it was sent to resume another operation, and what :func:`new_claim` and
     reading the body raise.
     """
+    if current.resuming is not None:  # its key was accepted when it came
+        route = replace(route, refuse_old_keys=bool(route.refuse_old_keys))
     body = _body(request, state, route, current).whole()
-    claim = new_claim(state, route, operation, fingerprint(request, body, route))
+    found = fingerprint(request, body, route)
+    born = told_birth(request, current) if route.refuse_old_keys else None
+    claim = new_claim(state, route, operation, found, born)
     # Not where steps may be left, whose results belong to the first request.
     if state.settings.profile.amends and route.atomic:
         claim = replace(claim, amends=True)
     if current.resuming is not None:
         claim = _resumed(claim, current.resuming)
     if route.resumable is not None:
-        form_key = current.field.key if current.field else None
-        plain = pack_request(request, body, route, state.settings, form_key)
+        plain = pack_request(request, body, route, state.settings, _in_headers(state, route, current))
         claim = replace(claim, request=state.sealer.seal_bytes(plain, claim.key, REQUEST))
     return claim
 
 
-def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: Fingerprint) -> Claim:
-    """What a new attempt at ``operation`` asks for."""
+def _in_headers(state: AppState, route: Route, current: RequestState) -> dict[str, str]:
+    """What a form's field says, in place of a browser's own headers: it may be too old by then."""
+    if current.field is None:
+        return {}
+    headers = {state.settings.header: current.field.key}
+    return headers | {FIRST_SENT: http_date(current.field.made)} if route.refuse_old_keys else headers
+
+
+def told_birth(request: Request, current: RequestState) -> float | None:
+    """When the request's key was made, as its form or its header says; None if neither does."""
+    if current.field is not None:
+        return current.field.made
+    date = parse_date(request.headers.get(FIRST_SENT))
+    return None if date is None else date.timestamp()
+
+
+def new_claim(
+    state: AppState,
+    route: Route,
+    operation: Operation,
+    fingerprint: Fingerprint,
+    born: float | None = None,
+) -> Claim:
+    """What a new attempt at ``operation`` asks for; ``born``: see :func:`told_birth`.
+
+    Raises ``KeyMalformed`` where the route requires a birth, and there is none to be believed.
+    """
+    ttl, begins_until = route.ttl, None
+    if route.refuse_old_keys:
+        ttl, begins_until = _lifetime(route, operation.key, born)
     return Claim(
         key=operation.hashed_key(),
         name=operation.name,
         fingerprint=state.sealer.keyed(fingerprint),
         owner=b2a_base64(urandom(OWNER_BYTES), newline=False).decode(),
-        ttl_seconds=route.ttl,
+        ttl_seconds=ttl,
         lease_seconds=None if route.atomic else route.lease,
         max_attempts=route.max_attempts,
+        begins_until=begins_until,
         process=here.process,
     )
+
+
+def _lifetime(route: Route, key: str, told: float | None) -> tuple[float, float | None]:
+    """How long the record of a key lives, and until when its operation may begin without one.
+
+    That is one retention after the key's birth. No record made before then expires before then: it
+    lives for a retention from now on, plus what the birth is ahead of this host's clock, plus what this
+    clock may be ahead of the database's. So by the database's clock, which alone decides, there is
+    always a record or a refusal. A wrong clock of the client moves both ends together.
+    """
+    born = birth_of(key)
+    born = told if born is None else born
+    ahead = 0.0 if born is None else born - time.time()
+    if born is None or ahead > AHEAD_SECONDS:
+        if route.refuse_old_keys == REQUIRED:
+            raise KeyMalformed(
+                "The key does not say when it was made, or says a time more than a day ahead. Allowed:"
+                f" a UUID of version 7 (RFC 9562), or any key with the header {FIRST_SENT}, the date"
+                " of the first attempt, such as Sun, 06 Nov 1994 08:49:37 GMT."
+            )
+        return route.ttl, None
+    return route.ttl + TOLERANCE_SECONDS + max(0.0, ahead), born + route.ttl
 
 
 def _resumed(claim: Claim, resuming: Resuming) -> Claim:

@@ -37,10 +37,14 @@ class Observation(Protocol):
 
 @dataclass(frozen=True)
 class FormKey:
-    """What a form's field says, its first signature checked: the key, and the second signature."""
+    """What a form's field says, its first signature checked: the key, and the second signature.
+
+    ``made`` is when the form was rendered, in seconds since 1970.
+    """
 
     key: str = field(repr=False)
     owner: str = field(repr=False)
+    made: float
 
 
 class Waiting(Protocol):

@@ -67,6 +67,7 @@ class RunOptions(ManyOptions, total=False):
     other_binds: Sequence[str | None]
     atomic: bool
     max_attempts: int | None
+    refuse_old_keys: bool | Literal["require"]
     lease: float | timedelta
     heartbeat: bool
     on_interrupted: Literal["hold", "retry", "fail"] | Callable[[Operation], Any]
@@ -108,6 +109,10 @@ class RouteOptions(RunOptions, total=False):
     * ``atomic``: ``False`` for a view with effects outside the database: no transaction is held.
     * ``max_attempts``: how often an operation may be begun. Then it is held, whatever
       ``on_interrupted`` says, until an operator releases it. ``None``: as often as it is retried.
+    * ``refuse_old_keys``: ``True``: a key without a record that is older than ``ttl`` gets 409, as its
+      operation may have been done and forgotten. A key says its age as a UUID of version 7; otherwise
+      the header ``Repeatability-First-Sent`` or a form's field may. One without an age passes, or with
+      ``"require"`` gets 400.
 
     Only with ``atomic=False``:
 
@@ -147,6 +152,9 @@ THE_REQUEST = "request"
 LONGEST_OF_REQUESTS = 3600.0
 """Seconds for which an equal request may count as a duplicate. A double click and a proxy's retry come
 within a minute; much later, an equal order is a second order."""
+
+REQUIRED = "require"
+"""The option ``refuse_old_keys`` where every key must say when it was made."""
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 """The methods that change nothing (RFC 9110 section 9.2.1)."""
@@ -332,6 +340,7 @@ class Route:
     max_attempts: int | None = row(
         None, optional(integer(1, 10_000)), "an integer from 1 to 10000, or None"
     )
+    refuse_old_keys: bool | str = _as_setting("refuse_old_keys")
     lease: float = _as_setting("lease")
     heartbeat: bool = row(False, boolean, "True or False")
     on_interrupted: str | Callable[[Operation], Any] = row(
@@ -429,7 +438,17 @@ def read_options(options: RouteOptions) -> Route:
             " counts as a duplicate, even where somebody means to order the same thing twice"
         )
     _refuse_useless(route)
+    refuse_ageless(route, "the route")
     return route
+
+
+def refuse_ageless(route: Route, name: str) -> None:
+    """Raise ``ConfigurationError`` if no key of the route could say when it was made, and it must."""
+    if route.key is THE_REQUEST and route.refuse_old_keys == REQUIRED:
+        raise ConfigurationError(
+            f"{name} has key='request', and a request does not say when it was first sent: with it,"
+            " refuse_old_keys may be True or False"
+        )
 
 
 def read_lease(seconds: Any) -> float:

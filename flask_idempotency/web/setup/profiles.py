@@ -11,6 +11,9 @@ from typing import Any
 
 from flask_idempotency.core.errors import Problem
 
+FIRST_SENT = "Repeatability-First-Sent"
+"""The header that says when a key was first sent (OASIS Repeatable Requests 1.0, section 3.1.2)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
@@ -80,10 +83,14 @@ PROFILES: Mapping[str, Profile] = {
         # OASIS Repeatable Requests 1.0, sections 3 and 5
         Profile(
             name="repeatable-requests",
-            defaults={"header": "Repeatability-Request-ID", "required": False},
+            defaults={
+                "header": "Repeatability-Request-ID",
+                "required": False,
+                "refuse_old_keys": True,
+            },
             statuses={"key-reused": 400, "key-expired": 412},
             folds_case=True,  # section 3.1.1
-            first_sent="Repeatability-First-Sent",
+            first_sent=FIRST_SENT,
             result="Repeatability-Result",
         ),
     )

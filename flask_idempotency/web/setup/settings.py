@@ -50,6 +50,7 @@ def value_that(is_allowed: Callable[[Any], object]) -> Callable[[Any], Any]:
 
 
 boolean = value_that(lambda value: isinstance(value, bool))
+_boolean_or_require = value_that(lambda value: isinstance(value, bool) or value == "require")
 
 
 def _one_of(*values: str) -> Callable[[Any], str]:
@@ -198,6 +199,11 @@ class Settings:
     ttl: float = row(86400.0, _seconds(1, 10 * _YEAR), _DURATION.format("1 second", "10 years"),
         "Default of the option `ttl`: how long a finished record replays. A day outlives a"
         " client's retries over a night's outage.")
+    refuse_old_keys: bool | str = row(False, _boolean_or_require, "True, False or 'require'",
+        "Default of the option `refuse_old_keys`: whether a key that is older than `ttl`, and of which"
+        " no record is left, gets [409](http.md#key-expired). Otherwise a client that comes back after"
+        " the retention runs the operation again. With `\"require\"`, keys that do not say when they"
+        " were made are rejected, too. `False`, because most clients' keys do not say it.")
     lease: float = row(60.0, _seconds(1, 86400), _DURATION.format("1 second", "1 day"),
         "Default of the option `lease`: how long an operation that is not atomic may go without"
         " renewing its lease before another request may judge it interrupted. Make it longer than"

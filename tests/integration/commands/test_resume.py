@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from flask import request
+from werkzeug.http import http_date
 
 from flask_idempotency import Retryable, current_operation, idempotent
 from flask_idempotency.cli import cli
@@ -40,7 +42,7 @@ def run(world):
 def interrupted(world):
     """A function that adds a view, which is killed after its first step in its first attempt."""
 
-    def make(**options):
+    def make(headers=None, **options):
         calls = []
 
         def charge():
@@ -52,7 +54,7 @@ def interrupted(world):
         view = idempotent(atomic=False, **options)(charge)
         world.app.add_url_rule("/payments", "charge", view, methods=["POST"])
         with pytest.raises(Killed):
-            world.post(key="canary")
+            world.post(key="canary", headers=headers or {})
         return calls
 
     return make
@@ -266,3 +268,27 @@ def test_resume_sends_odd_paths_as_they_were(world, run):
     assert [status for _, _, status in resume(run)] == [201] * len(paths)
     first, again = runs[: len(paths)], runs[len(paths) :]
     assert sorted(first) == sorted(again)
+
+
+AGED = {"resumable": ["X-User"], "on_interrupted": "retry", "ttl": 100, "refuse_old_keys": "require"}
+
+
+def sent_in(seconds):
+    return {"Repeatability-First-Sent": http_date(time.time() + seconds)}
+
+
+def test_a_resumed_request_is_as_old_as_its_client_said(world, run, interrupted):
+    """So its record lives for as long as a retry may begin it, whatever the client's clock shows."""
+    interrupted(headers=sent_in(3600), **AGED)
+    make_due(world)
+    assert resume(run) == [("charge", 1, 201)]
+    (record,) = world.records()
+    assert 3600 + 100 < (record.expires_at - record.completed_at).total_seconds() < 3600 + 100 + 600
+
+
+def test_one_that_was_stored_before_ages_were_required_is_resumed(world, run, interrupted):
+    interrupted(headers=sent_in(0), **AGED)
+    stored = bytes(world.records()[0].request).replace(b"Repeatability-First-Sent", b"X-Other")
+    world.sql("update idempotency_record set request = :stored", stored=stored)
+    make_due(world)
+    assert resume(run) == [("charge", 1, 201)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from datetime import timedelta
 
 import pytest
 from flask import Blueprint, render_template_string, request
@@ -214,11 +215,14 @@ def test_a_form_in_json_has_no_field(shop, assert_problem):
     ids=["usual", "short", "long"],
 )
 @pytest.mark.parametrize("browsers_own", ["key-1", 'malformed"'])
-def test_a_resumed_form_may_be_older_than_its_field(shop, monkeypatch, browsers_own):
+@pytest.mark.parametrize("refuse", [False, "require"])
+def test_a_resumed_form_may_be_older_than_its_field(shop, monkeypatch, browsers_own, refuse):
     """Its key goes along as a header, which has no age, and the limits are for what clients send."""
     attempts = []
 
-    @idempotent(atomic=False, resumable=True, on_interrupted="retry", scope=None, ttl=100)
+    options = {"atomic": False, "resumable": True, "on_interrupted": "retry", "scope": None}
+
+    @idempotent(ttl=100, refuse_old_keys=refuse, **options)
     def pay():
         attempts.append(current_operation.key)
         if len(attempts) == 1:
@@ -237,3 +241,6 @@ def test_a_resumed_form_may_be_older_than_its_field(shop, monkeypatch, browsers_
     assert result.exit_code == 0, result.output
     assert len(attempts) == 2
     assert len(set(attempts)) == 1
+    (record,) = shop.records()
+    lives_longer = record.expires_at - record.completed_at > timedelta(seconds=100)
+    assert lives_longer is bool(refuse), "the key is as old as the field was"

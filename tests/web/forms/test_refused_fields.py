@@ -78,6 +78,14 @@ def test_a_field_has_the_scope_of_the_view_it_names(shop, assert_problem):
     assert_problem(send(shop.client, load(shop.client)), 400, "key-malformed")
 
 
+def replay_of(shop, field, *, later):
+    """The response to the same form so many seconds later, by the clock of this host."""
+    with pytest.MonkeyPatch.context() as patch:
+        now = time.time() + later
+        patch.setattr(time, "time", lambda: now)
+        return send(shop.client, field)
+
+
 class TestAge:
     """A field is valid as long as a record of it lives, so it never runs twice."""
 
@@ -110,3 +118,17 @@ class TestAge:
     def test_a_host_whose_clock_is_ahead_may_have_made_it(self, shop, an_old_field):
         add_payments(shop)
         assert send(shop.client, an_old_field(-5)).status_code == 303
+
+    @pytest.mark.parametrize(
+        "config", [{"IDEMPOTENCY_TTL": 100, "IDEMPOTENCY_REFUSE_OLD_KEYS": "require"}]
+    )
+    def test_its_time_is_the_birth_of_its_key(self, shop, an_old_field, assert_problem):
+        """The records decide, so one that lives is replayed however old its field is."""
+        runs = add_payments(shop)
+        assert_problem(send(shop.client, an_old_field(102)), 409, "key-expired")
+        assert runs == []
+        field = an_old_field(90)
+        assert send(shop.client, field).status_code == 303
+        with_its_record = replay_of(shop, field, later=20)
+        assert with_its_record.headers["Idempotent-Replayed"] == "true"
+        assert len(runs) == 1

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import io
 import logging
+import time
 
 import pytest
 from flask import abort, request
+from werkzeug.http import http_date
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 import flask_idempotency
 from flask_idempotency import Retryable, current_operation, idempotent
-from flask_idempotency.core.keys import SHOWN
+from flask_idempotency.core.keys import SHOWN, uuid7
 from tests.stores import BOTH
 from tests.web.observed.heard import of, only
 
@@ -396,3 +398,26 @@ def test_neither_key_nor_scope_nor_body_is_in_any_line(world, heard, caplog):
     assert len(caplog.records) >= 3
     for record in caplog.records:
         assert "canary" not in str(vars(record)), record
+
+
+@STORES
+@pytest.mark.parametrize("atomic", [True, False])
+def test_an_old_key_would_have_been_refused_and_leaves_nothing(world, heard, add_view, atomic):
+    runs = add_view(world, ttl=60, refuse_old_keys=True, atomic=atomic)
+    old = uuid7(round((time.time() - 61) * 1000), bytes(10))
+    assert [world.post(key=old).status_code for _ in range(2)] == [201, 201]
+    assert len(runs) == 2
+    assert [(event.would, event.problem) for event in of(heard)] == [("rejected", "key-expired")] * 2
+    sent = {"Repeatability-First-Sent": http_date(time.time() - 62)}
+    world.post(key="order-1", headers=sent)
+    assert of(heard)[-1].problem == "key-expired"
+    assert world.records() == []
+    world.post(key="order-1")
+    assert of(heard)[-1].would == "executed", "the store is not left alone after a refusal"
+
+
+@STORES
+def test_a_birth_that_is_missing_would_have_been_asked_for(world, heard, add_view):
+    add_view(world, refuse_old_keys="require")
+    assert world.post().status_code == 201
+    assert (only(heard).would, only(heard).problem) == ("rejected", "key-malformed")

@@ -24,7 +24,7 @@ class TestPolicy:
             problem["type"].rpartition(":")[2]: problem["status"] for problem in rules["problems"]
         }
         assert statuses["key-required"] == 400
-        assert statuses["request-in-progress"] == 409
+        assert statuses["request-in-progress"] == statuses["key-expired"] == 409
         assert statuses["key-reused"] == 422
         assert statuses["store-unavailable"] == 503
         assert rules["operations"] == []
@@ -46,6 +46,7 @@ class TestPolicy:
             fingerprint=["/id", "header:prefer"],
             exclude=["query:at", "form:token"],
             ttl=1.5,
+            refuse_old_keys="require",
             required=False,
             scope=None,
         )
@@ -60,6 +61,7 @@ class TestPolicy:
             "fingerprint": "request",
             "compared_without": [],
             "retention_seconds": 86400,
+            "refuse_old_keys": False,
             "scope": "per account",
         }
         path = "/payments/<int:number>"
@@ -75,6 +77,7 @@ class TestPolicy:
                 "fingerprint": ["/id", "header:Prefer"],
                 "compared_without": ["query:at", "form:token"],
                 "retention_seconds": 1.5,
+                "refuse_old_keys": "require",
                 "scope": "one tenant",
             },
             {"operation": "covered", "method": "PATCH", "path": "/covered", **usual},
