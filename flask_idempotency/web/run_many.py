@@ -243,8 +243,7 @@ class _Items:
         step = None if record is None else decide(record, claim)
         if record is not None and step is Next.REPLAY:
             return self._replay(key, record, told)
-        is_mine = record is not None and (record.owner == claim.owner or step is Next.TAKE_OVER)
-        if record is not None and held and is_mine:
+        if record is not None and held and step is Next.TAKE_OVER:
             return self._execute(number, record, told)
         outcome: Outcome = "failed"
         problem: Problem = RequestInProgress(retry_after=1)
