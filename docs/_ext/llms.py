@@ -71,7 +71,7 @@ def write(app: Sphinx, error: Exception | None) -> None:
 def prepare(app: Sphinx, doctree: nodes.document, _page: str) -> None:
     """Turn what ``sphinx_markdown_builder`` leaves out into what it writes.
 
-    That is the target of a link to the same page, and the ``*`` of a signature.
+    That is the target of a link to the same page, the ``*`` of a signature, and the HTML's pictures.
     """
     if app.builder.name == "markdown":
         for link in doctree.findall(nodes.reference):
@@ -79,6 +79,8 @@ def prepare(app: Sphinx, doctree: nodes.document, _page: str) -> None:
                 link["refuri"] = f"#{link['refid']}"
         for star in list(doctree.findall(nodes.abbreviation)):
             star.replace_self(nodes.Text(star.astext()))
+        for image in doctree.findall(nodes.image):
+            image["uri"] = f"_images/{Path(image['uri']).name}"
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
@@ -32,8 +33,10 @@ class TestOneKeyForTheRequest:
 
     def test_the_order_of_the_json_does_not_matter_but_the_variables_do(self, shop):
         self.send(shop, amount=5)
-        turned = {"extensions": {"idempotencyKey": "order-7"}, "variables": {"amount": 5}, "query": PAY}
-        assert shop.post("/graphql", turned, key=None).status_code == 200
+        turned = {"variables": {"amount": 5}, "query": PAY, "extensions": {"idempotencyKey": "order-7"}}
+        post = shop.app.test_client().post  # its json= would sort the members
+        again = post("/graphql", data=json.dumps(turned, indent=1), content_type="application/json")
+        assert (again.status_code, again.headers["Idempotent-Replayed"]) == (200, "true")
         assert self.send(shop, amount=6).status_code == 422
         assert shop.count("payment") == 1
 
@@ -72,6 +75,20 @@ class TestOneKeyForTheRequest:
         answers = [self.send(shop, several, "order-8", second=6) for _ in range(2)]
         assert answers[0].json == answers[1].json
         assert shop.count("payment") == 2
+
+    def test_nor_is_a_failure_of_the_view(self, shop):
+        execute = shop.names.pop("execute")
+        assert self.send(shop, amount=5).status_code == 500
+        shop.names["execute"] = execute
+        assert self.send(shop, amount=5).json["data"]["pay"] is not None
+
+    def test_a_rejection_may_have_the_form_of_graphql(self, shop):
+        @shop.app.errorhandler(shop.names["Problem"])
+        def as_graphql(problem):
+            return {"errors": [{"message": problem.title}]}, problem.status
+
+        answer = self.send(shop, key=None, amount=5)
+        assert (answer.status_code, list(answer.json)) == (400, ["errors"])
 
     def test_by_default_errors_are_stored(self, shop):
         view = shop.names["idempotent"](key=shop.names["key_of_mutation"], required=False)
