@@ -60,7 +60,7 @@ real: $(VENV)/.has-test  ## run the test suites of other packages with and witho
 poolers: $(VENV)/.has-test  ## test behind PgBouncer and Pgpool-II, which must be installed
 	@$(RUN) pytest -q tests/poolers $(ARGS)
 
-agents:  ## test with agents for tracing, in an environment of their own
+agents:  ## test with agents for tracing and the MCP SDK, in an environment of their own
 	@mkdir -p build
 	@$(MAKE) --no-print-directory build/agents/.has-test VENV=build/agents
 	@build/agents/bin/python -m pip install -qq --upgrade -r tests/agents/requirements.txt

@@ -163,3 +163,4 @@ class TestAKeyForEachMutation:
     def test_one_without_a_key_is_not_run(self, shop):
         answer = self.send(shop, {"query": "mutation { pay(amount: 5) { id } }"})
         assert (answer["data"]["pay"], shop.count("payment")) == (None, 0)
+        assert answer["errors"][0]["extensions"]["code"] == "key-malformed"

@@ -1,20 +1,14 @@
-"""``docs/tool-calls.md`` does what it says: its tools are called by a client of the MCP SDK."""
+"""``docs/tool-calls.md`` does what it says: its tools are called by JSON-RPC, and by a loop."""
 
 from __future__ import annotations
 
-import asyncio
+import itertools
+import json
 import threading
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from mcp import Client
-from mcp.server.auth.middleware.auth_context import auth_context_var
-from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
-from mcp.server.auth.provider import AccessToken
-from mcp.server.mcpserver.exceptions import ToolError
 
-from flask_idempotency import KeyReused
 from tests.docs.how_to import Page
 
 
@@ -23,60 +17,37 @@ class TestToolCalls:
     def shop(self, page) -> Page:
         return page("tool-calls.md")
 
-    @pytest.fixture
-    def sign_in(self) -> Iterator[Callable[[str], None]]:
-        """Lets the calls that follow be somebody's, as the SDK's own middleware does."""
-        before = auth_context_var.get()
+    def call(self, shop, name, call_id=None, _numbers=itertools.count(), **arguments: Any) -> Any:  # noqa: B008
+        """What a tool says, and whether it is an error; each request has another identifier."""
+        params = {"name": name, "arguments": arguments}
+        if call_id is not None:
+            params["_meta"] = {shop.names["CALL_ID"]: call_id}
+        message = {"jsonrpc": "2.0", "id": next(_numbers), "method": "tools/call", "params": params}
+        answer = shop.post("/mcp", message, key=None).json
+        assert answer["id"] == message["id"]
+        [content] = answer["result"]["content"]
+        return content["text"], answer["result"]["isError"]
 
-        def sign_in(subject: str) -> None:
-            token = AccessToken(token="t", client_id="host", scopes=[], subject=subject)
-            auth_context_var.set(AuthenticatedUser(token))
-
-        sign_in("alice")
-        yield sign_in
-        auth_context_var.set(before)
-
-    def call(self, shop, name, arguments, **meta: Any) -> Any:
-        """The result of a tool call in a session of its own, as after a restart."""
-
-        async def send() -> Any:
-            async with Client(shop.names["server"]) as client:
-                return await client.call_tool(name, arguments, meta=meta or None)
-
-        return asyncio.run(send())
-
-    def words(self, result) -> str:
-        assert result.is_error
-        return result.content[0].text
-
-    def pay(self, shop, amount=500, order="7") -> Any:
-        return self.call(shop, "pay_order", {"order": order, "amount": amount})
-
-    @pytest.mark.usefixtures("sign_in")
     def test_an_order_is_paid_once_however_often_the_tool_is_called(self, shop):
-        results = [self.pay(shop) for _ in range(3)]
-        assert [each.structured_content for each in results] == [{"payment": 1}] * 3
+        for _ in range(3):
+            text, failed = self.call(shop, "pay_order", order="7", amount=500)
+            assert (json.loads(text), failed) == ({"payment": 1}, False)
         assert shop.count("payment") == 1
-        assert self.pay(shop, order="8").structured_content == {"payment": 2}
+        assert self.call(shop, "pay_order", order="8", amount=500) == ('{"payment": 2}', False)
+        assert self.call(shop, "count_payments") == ("2", False)
 
-    def test_each_user_pays_for_themselves(self, shop, sign_in):
-        self.pay(shop)
-        sign_in("bob")
-        self.pay(shop)
-        assert shop.count("payment") == 2
-        assert self.call(shop, "count_payments", {}).structured_content == {"result": 1}
-
-    def test_nobody_pays_nothing(self, shop):
-        assert "Nobody is signed in." in self.words(self.pay(shop))
-        assert shop.count("payment") == 0
-
-    @pytest.mark.usefixtures("sign_in")
     def test_other_arguments_for_the_same_order_are_rejected(self, shop):
-        self.pay(shop)
-        assert "Ask the user." in self.words(self.pay(shop, amount=900))
+        self.call(shop, "pay_order", order="7", amount=500)
+        text, failed = self.call(shop, "pay_order", order="7", amount=900)
+        assert (failed, "Ask the user." in text) == (True, True)
         assert shop.count("payment") == 1
 
-    @pytest.mark.usefixtures("sign_in")
+    def test_a_tip_is_given_once_for_each_call_of_the_model(self, shop):
+        for call_id in "call_1", "call_1", "call_2":
+            assert self.call(shop, "tip", call_id, amount=100)[1] is False
+        assert shop.count("payment") == 2
+        assert self.call(shop, "tip", amount=100)[1] is True
+
     def test_a_call_while_the_first_runs_is_told_to_wait(self, shop):
         running, go_on, save = threading.Event(), threading.Event(), shop.names["save_payment"]
 
@@ -86,55 +57,37 @@ class TestToolCalls:
             return save(*arguments)
 
         shop.names["save_payment"] = slowly
-
-        async def both() -> tuple[Any, Any]:
-            async with Client(shop.names["server"]) as client:
-                arguments = {"order": "7", "amount": 500}
-                first = asyncio.create_task(client.call_tool("pay_order", arguments))
-                assert await asyncio.to_thread(running.wait, 20)
-                second = await client.call_tool("pay_order", arguments)
-                go_on.set()
-                return await first, second
-
-        first, second = asyncio.run(both())
-        assert first.structured_content == {"payment": 1}
-        assert "then repeat this call unchanged." in self.words(second)
+        results = []
+        pay = {"name": "pay_order", "order": "7", "amount": 500}
+        first = threading.Thread(target=lambda: results.append(self.call(shop, **pay)))
+        first.start()
+        assert running.wait(20)
+        text, failed = self.call(shop, **pay)
+        go_on.set()
+        first.join()
+        assert results == [('{"payment": 1}', False)]
+        assert (failed, "then repeat this call." in text) == (True, True)
         assert shop.count("payment") == 1
 
-    @pytest.mark.usefixtures("sign_in")
     def test_an_end_that_nobody_knows_is_not_called_again(self, shop):
         def send_parcel(_account):
             raise LookupError
 
-        options = {"atomic": False, "name": "send_parcel"}
+        def parcel(call_id):
+            return shop.names["once"](call_id, send_parcel, atomic=False, name="parcel")
+
+        shop.names["TOOLS"]["parcel"] = parcel
+        run = shop.names["run_tool"]
+        call = {"id": "call_1", "name": "parcel", "arguments": {}}
         with pytest.raises(LookupError):
-            shop.names["once"]("parcel-1", send_parcel, **options)
-        with pytest.raises(ToolError, match="Do not call again"):
-            shop.names["once"]("parcel-1", send_parcel, **options)
-
-    @pytest.mark.usefixtures("sign_in")
-    def test_a_tip_is_given_once_for_each_call_of_the_model(self, shop):
-        key = shop.names["CALL_ID"]
-        for call_id in "call_1", "call_1", "call_2":
-            assert not self.call(shop, "tip", {"amount": 100}, **{key: call_id}).is_error
-        assert shop.count("payment") == 2
-        assert "The host must send" in self.words(self.call(shop, "tip", {"amount": 100}))
-
-    def test_the_hints_are_those_of_the_page(self, shop):
-        async def hints() -> dict[str, Any]:
-            async with Client(shop.names["server"]) as client:
-                return {tool.name: tool.annotations for tool in (await client.list_tools()).tools}
-
-        tools = asyncio.run(hints())
-        assert tools["pay_order"].idempotent_hint is True
-        assert tools["tip"].idempotent_hint is False
-        assert tools["count_payments"].read_only_hint is True
+            run("alice", "talk-1", call)
+        with pytest.raises(shop.names["ToolFailed"], match="Do not call again"):
+            run("alice", "talk-1", call)
 
     def test_a_loop_that_is_restarted_gets_the_results_it_had(self, shop):
+        run = shop.names["run_tool"]
         call = {"id": "call_1", "name": "tip", "arguments": {"amount": 100}}
-        done = [shop.names["call_tool"]("alice", "talk-1", call) for _ in range(2)]
-        assert done == [{"payment": 1}] * 2
-        shop.names["call_tool"]("alice", "talk-2", call)
-        assert shop.count("payment") == 2
-        with pytest.raises(KeyReused):
-            shop.names["call_tool"]("alice", "talk-1", {**call, "arguments": {"amount": 9}})
+        assert [run("alice", "talk-1", call) for _ in range(2)] == [{"payment": 1}] * 2
+        run("alice", "talk-2", call)
+        run("bob", "talk-1", call)
+        assert shop.count("payment") == 3
