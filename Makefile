@@ -40,8 +40,10 @@ lint: $(VENV)/.has-lint  ## check style, format and types
 	@$(RUN) ruff format -q --check --diff
 	@$(RUN) mypy --no-error-summary
 
-docs: $(VENV)/.has-docs  ## build docs/_build/html; a warning is an error
+# Markdown is for programs, which want straight quotes: an environment of its own.
+docs: $(VENV)/.has-docs  ## build docs/_build/html, pages in Markdown and llms.txt too; a warning is an error
 	@$(RUN) sphinx -q -W -n --keep-going docs docs/_build/html
+	@$(RUN) sphinx -q -W -a -b markdown -d docs/_build/markdown -D smartquotes=0 docs docs/_build/html
 
 bench: $(VENV)/.has-bench  ## measure against the unprotected view
 	@$(RUN) bench $(ARGS)
@@ -58,7 +60,7 @@ real: $(VENV)/.has-test  ## run the test suites of other packages with and witho
 poolers: $(VENV)/.has-test  ## test behind PgBouncer and Pgpool-II, which must be installed
 	@$(RUN) pytest -q tests/poolers $(ARGS)
 
-agents:  ## test with agents for tracing, in an environment of their own
+agents:  ## test with agents for tracing and the MCP SDK, in an environment of their own
 	@mkdir -p build
 	@$(MAKE) --no-print-directory build/agents/.has-test VENV=build/agents
 	@build/agents/bin/python -m pip install -qq --upgrade -r tests/agents/requirements.txt

@@ -1,4 +1,4 @@
-"""The Sphinx extension that writes settings, options and commands into the pages, without Sphinx."""
+"""The Sphinx extensions of ``docs/_ext``, without Sphinx."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from tests.docs.pages import ROOT
 
 
 def reference() -> Any:
-    """The Sphinx extension that makes the lists, without Sphinx."""
-    path = ROOT / "docs/_ext/reference.py"
-    spec = importlib.util.spec_from_file_location("reference", path)
+    """The one that writes settings, options and commands into the pages."""
+    return extension("reference")
+
+
+def extension(name: str) -> Any:
+    """The module of an extension."""
+    path = ROOT / f"docs/_ext/{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    with patch.dict(sys.modules, {"reference": module, **_without_sphinx()}):
+    with patch.dict(sys.modules, {name: module, **_without_sphinx()}):
         spec.loader.exec_module(module)
     return module
 

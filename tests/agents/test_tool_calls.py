@@ -1,0 +1,129 @@
+"""``docs/tool-calls.md`` does what it says with the MCP SDK, whose own client calls the tools.
+
+The SDK needs newer releases than the lowest that the package allows, so it is no part of ``make test``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from mcp import Client
+from mcp.server.auth.middleware.auth_context import auth_context_var
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+
+from tests.docs import conftest
+from tests.docs.how_to import Page
+from tests.docs.pages import ROOT, blocks
+
+PAGE = ROOT / "docs/tool-calls.md"
+names = conftest.names
+
+
+class TestToolCalls:
+    @pytest.fixture
+    def shop(self, names) -> Page:
+        page = Page(PAGE.name, names)
+        [fragment] = [each for each in blocks(PAGE, "python") if each.mark]
+        exec(compile(fragment.source, str(PAGE), "exec"), names)  # noqa: S102
+        return page
+
+    @pytest.fixture
+    def sign_in(self) -> Iterator[Callable[[str], None]]:
+        """Lets the calls that follow be somebody's, as the SDK's own middleware does."""
+        before = auth_context_var.get()
+
+        def sign_in(subject: str) -> None:
+            token = AccessToken(token="t", client_id="host", scopes=[], subject=subject)
+            auth_context_var.set(AuthenticatedUser(token))
+
+        sign_in("alice")
+        yield sign_in
+        auth_context_var.set(before)
+
+    def call(self, shop, name, arguments, **meta: Any) -> Any:
+        """The result of a tool call in a session of its own, as after a restart."""
+
+        async def send() -> Any:
+            async with Client(shop.names["server"]) as client:
+                return await client.call_tool(name, arguments, meta=meta or None)
+
+        return asyncio.run(send())
+
+    def words(self, result) -> str:
+        assert result.is_error
+        return result.content[0].text
+
+    def pay(self, shop, amount=500, order="7") -> Any:
+        return self.call(shop, "pay_order", {"order": order, "amount": amount})
+
+    @pytest.mark.usefixtures("sign_in")
+    def test_an_order_is_paid_once_however_often_the_tool_is_called(self, shop):
+        results = [self.pay(shop) for _ in range(3)]
+        assert [each.structured_content for each in results] == [{"payment": 1}] * 3
+        assert shop.count("payment") == 1
+        assert self.pay(shop, order="8").structured_content == {"payment": 2}
+
+    def test_each_user_pays_for_themselves(self, shop, sign_in):
+        self.pay(shop)
+        sign_in("bob")
+        self.pay(shop)
+        assert shop.count("payment") == 2
+        assert self.call(shop, "count_payments", {}).structured_content == {"result": 1}
+
+    def test_nobody_pays_nothing(self, shop):
+        assert "Nobody is signed in." in self.words(self.pay(shop))
+        assert shop.count("payment") == 0
+
+    @pytest.mark.usefixtures("sign_in")
+    def test_other_arguments_for_the_same_order_are_rejected(self, shop):
+        self.pay(shop)
+        assert "Ask the user." in self.words(self.pay(shop, amount=900))
+        assert shop.count("payment") == 1
+
+    @pytest.mark.usefixtures("sign_in")
+    def test_a_call_while_the_first_runs_is_told_to_wait(self, shop):
+        running, go_on, save = threading.Event(), threading.Event(), shop.names["save_payment"]
+
+        def slowly(*arguments):
+            running.set()
+            assert go_on.wait(20)
+            return save(*arguments)
+
+        shop.names["save_payment"] = slowly
+
+        async def both() -> tuple[Any, Any]:
+            async with Client(shop.names["server"]) as client:
+                arguments = {"order": "7", "amount": 500}
+                first = asyncio.create_task(client.call_tool("pay_order", arguments))
+                assert await asyncio.to_thread(running.wait, 20)
+                second = await client.call_tool("pay_order", arguments)
+                go_on.set()
+                return await first, second
+
+        first, second = asyncio.run(both())
+        assert first.structured_content == {"payment": 1}
+        assert "then repeat this call." in self.words(second)
+        assert shop.count("payment") == 1
+
+    @pytest.mark.usefixtures("sign_in")
+    def test_a_tip_is_given_once_for_each_call_of_the_model(self, shop):
+        key = shop.names["CALL_ID"]
+        for call_id in "call_1", "call_1", "call_2":
+            assert not self.call(shop, "tip", {"amount": 100}, **{key: call_id}).is_error
+        assert shop.count("payment") == 2
+        assert "The host must send" in self.words(self.call(shop, "tip", {"amount": 100}))
+
+    def test_the_hints_are_those_of_the_page(self, shop):
+        async def hints() -> dict[str, Any]:
+            async with Client(shop.names["server"]) as client:
+                return {tool.name: tool.annotations for tool in (await client.list_tools()).tools}
+
+        tools = asyncio.run(hints())
+        assert tools["pay_order"].idempotent_hint is True
+        assert tools["tip"].idempotent_hint is False
+        assert tools["count_payments"].read_only_hint is True
