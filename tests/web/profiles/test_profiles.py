@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from openapi_spec_validator import validate
+from werkzeug.http import http_date
 
 from flask_idempotency import ConfigurationError, idempotent
 from flask_idempotency.cli import cli
@@ -154,7 +155,7 @@ def test_an_outcome_is_found_by_the_key_as_it_was_sent(make_world, add_view, pro
     add_view(world)
     name = world.app.extensions["idempotency"].settings.header
     key = "112A3A3E-F94C-4F56-B49B-5AAB3D97E5B7"
-    headers = {name: key, "Repeatability-First-Sent": "Tue, 26 Mar 2019 16:06:51 GMT"}
+    headers = {name: key, "Repeatability-First-Sent": http_date()}
     assert world.post(key=None, headers=headers).status_code == 201
     for path, sent in (f"/idempotency/{key}", {}), ("/idempotency", {name: key}):
         found = world.post(path, key=None, method="GET", headers=sent)
@@ -166,7 +167,7 @@ def test_a_command_finds_the_key_as_it_was_sent(make_world, add_view, profile):
     world = make_world(IDEMPOTENCY_PROFILE=profile)
     add_view(world)
     name = world.app.extensions["idempotency"].settings.header
-    headers = {name: "112A3A3E", "Repeatability-First-Sent": "Tue, 26 Mar 2019 16:06:51 GMT"}
+    headers = {name: "112A3A3E", "Repeatability-First-Sent": http_date()}
     assert world.post(key=None, headers=headers).status_code == 201
     words = ["list", "--key", "112A3A3E", "--operation", "pay", "--scope", "alice", "--json"]
     found = world.app.test_cli_runner().invoke(cli, words)

@@ -130,7 +130,6 @@ def test_5_other_headers_are_not_compared_although_they_should_be(world, add_vie
     assert (result(send(**changed)), len(runs)) == ((201, "accepted"), 1)
 
 
-@pytest.mark.xfail(strict=True, reason="the age of a key is not looked at yet")
 def test_5_what_was_first_sent_before_the_memory_begins_gets_412(world, add_view, send, assert_problem):
     runs = add_view(world)
     long_ago = http_date(dt.datetime.now(dt.timezone.utc) - dt.timedelta(days=3))
