@@ -9,6 +9,7 @@ not depend on the number of items.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -277,8 +278,8 @@ class _Items:
         outer, running.operation = running.operation, operation
         running.units.begin_item()
         try:
-            result = self._function(payload)
-            response = capture(response_of(self._state, result), self._state.settings)
+            response = response_of(self._state, self._function(payload))
+            stored = capture(response, self._state.settings)
             for session in self._sessions():
                 session.commit()
         except Exception as error:
@@ -295,12 +296,15 @@ class _Items:
         finally:
             running.operation = outer
         running.units.end_item(undo=False)
-        self._done.append((claim, record, self._state.sealer.seal(response, claim)))
+        self._done.append((claim, record, self._state.sealer.seal(stored, claim)))
         tell = partial(conclude, app, operation_executed, told, "executed")
-        outer.after_commit += [partial(tell, attempt=operation.attempt, status=200)]
+        seconds = time.monotonic() - told.began
+        outer.after_commit += [
+            partial(tell, attempt=operation.attempt, status=stored.status, seconds=seconds)
+        ]
         outer.after_commit += operation.after_commit
         outer.flashes += operation.flashes
-        return ItemResult(key, "executed", result)
+        return ItemResult(key, "executed", result_of(response))
 
     def _undo(self, error: Exception) -> None:
         """Undo one item. Raises what undoes them all, or the error of a queue that stops the job."""

@@ -194,6 +194,12 @@ def test_no_items(world, run_many):
     assert world.sql("select count(*) from idempotency_record") == [(0,)]
 
 
+def test_the_first_result_is_decoded_json_like_the_others(run_many):
+    for _ in range(2):
+        [result] = run_many([("a", 1)], function=lambda _: {1: (2, 3)})
+        assert result.result == {"1": [2, 3]}
+
+
 def test_any_json_comes_back(run_many):
     values = [None, 0, "", [], "text", {"a": [1.5, None]}]
     pairs = [(str(number), value) for number, value in enumerate(values)]
