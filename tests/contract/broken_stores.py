@@ -209,8 +209,8 @@ class TestReopensWhatIsFinished(Sound):
     """Abandoning after ``complete`` gives the record a lease again: it never expires."""
 
     class store(MemoryRecords):  # noqa: N801
-        def _seen(self, entry):
-            seen = super()._seen(entry)
+        def seen(self, entry):
+            seen = super().seen(entry)
             return seen if seen.state is State.IN_PROGRESS else replace(seen, lease_left=None)
 
     class lease(MemoryLease):  # noqa: N801
@@ -463,8 +463,8 @@ class TestCallsAFailureCompleted(Sound):
 
 class TestExpiresWhatIsInterrupted(Sound):
     class store(MemoryRecords):  # noqa: N801
-        def _seen(self, entry):
-            seen = super()._seen(entry)
+        def seen(self, entry):
+            seen = super().seen(entry)
             return replace(seen, expired=entry.expires <= self.clock())
 
 
@@ -551,7 +551,8 @@ class TestBeginsAfreshHoweverLate(Sound):
 class TestRefusesALateClaimToWhatIsThere(Sound):
     class store(MemoryRecords):  # noqa: N801
         def take_over(self, claim, seen):
-            self._refuse_too_late(claim)
+            if self._is_too_late(claim):
+                raise KeyExpired
             return super().take_over(claim, seen)
 
 
@@ -560,7 +561,8 @@ class TestInsertsWhatItRefuses(Sound):
         def claim(self, claim):
             hold = super().claim(replace(claim, begins_until=None))
             try:
-                self._refuse_too_late(claim)
+                if self._is_too_late(claim):
+                    raise KeyExpired
             except KeyExpired:
                 hold.abandon()
                 raise

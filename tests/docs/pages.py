@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "CONTRIBUTING.md"]
+_BUILT = ROOT / "docs/_build"
+PAGES = [p for p in sorted(ROOT.glob("docs/**/*.md")) if _BUILT not in p.parents]
+PAGES.append(ROOT / "CONTRIBUTING.md")
 
 MAKE_DUE = """UPDATE idempotency_record SET created_at = created_at - interval '1 hour',
  lease_expires_at = lease_expires_at - interval '1 hour',

@@ -221,8 +221,8 @@ def _fingerprint(value: Any) -> Any:
 
 def _named(text: Any, *kinds: str) -> Pointer | Named:
     """What one name of a list stands for: something of a kind, or of a JSON body."""
-    kind, colon, name = str(text).partition(":")
-    if not colon or kind.startswith("/"):
+    kind, _, name = str(text).partition(":")
+    if kind not in ("header", "query", "form"):
         return parse_pointer(text)
     if kind not in kinds or not name:
         raise ValueError

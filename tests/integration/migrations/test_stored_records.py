@@ -76,7 +76,8 @@ def test_what_an_earlier_release_has_stored_is_replayed_and_continued(make_world
     assert world.post("/json", key="json", json={"amount": 6}).status_code == 422
     answer = world.post("/bytes", key="bytes")
     assert (answer.data, answer.headers.getlist("X-Two")) == (b"\x00\xff", ["a", "b"])
-    assert world.post("/bytes", key="bytes", json={"amount": 6}).status_code == 422
+    # Not comparable: before this release the code of a list of fields did not say which fields.
+    assert world.post("/bytes", key="bytes", json={"amount": 6}).data == answer.data
     assert world.post("/failed", key="failed").json == {"failed": True}
     expected = {"step": {"ü": [1, None]}, "attempt": 2}
     assert world.post("/interrupted", key="interrupted").json == expected
