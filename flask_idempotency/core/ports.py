@@ -73,9 +73,10 @@ class ManyItems(Protocol):
         ...
 
     def complete_items(self, items: Sequence[tuple[Claim, Record, StoredResponse]]) -> None:
-        """Store the responses of records that :meth:`hold_items` has locked; they commit with the rest.
+        """Store the responses of records that :meth:`hold_items` has locked, at the end at the latest.
 
-        A record of another attempt becomes the next one, of its claim.
+        They commit with the rest. Until then nobody who claims one of them waits for that. A record of
+        another attempt becomes the next one, of its claim.
         """
         ...
 

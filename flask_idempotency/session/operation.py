@@ -177,6 +177,7 @@ class OpenTransaction(Running):
     ``hold`` is the transaction, ``units`` are what the view's transactions are in it. ``engines`` are
     the application's by bind key, ``other_binds`` those that the view may write to besides.
     ``sessions`` are those that joined, ``others`` the pools of unknown engines that they chose.
+    ``items`` has what ``run_many`` has done in it: by key, a claim and its result.
     """
 
     hold: Any
@@ -185,6 +186,7 @@ class OpenTransaction(Running):
     other_binds: frozenset[Engine] = frozenset()
     sessions: dict[Any, None] = field(default_factory=dict)
     others: set[Any] = field(default_factory=set)
+    items: dict[bytes, Any] = field(default_factory=dict)
 
     def is_in_context(self) -> bool:
         """Whether this is its application context, and not another application's inside the view."""

@@ -16,6 +16,7 @@ from .databases import Databases
 from .leftovers import (
     COMMIT_THEM,
     commits_in_teardown,
+    drop,
     drop_leftovers,
     end_session,
     has_unsaved,
@@ -62,15 +63,19 @@ class Joined:
     def __exit__(self, *_error: object) -> None:
         self.end()
 
-    def end(self) -> None:
-        """Undo all of it, unless the sessions were let go; from now on they go their own way."""
+    def end(self, *, shows: bool = False) -> None:
+        """Undo all of it, unless the sessions were let go; from now on they go their own way.
+
+        ``shows``: somebody may still show loaded objects as they were, such as a request's error
+        handlers. Otherwise they are read again: what goes on in this session must not believe them.
+        """
         running = self._running
         try:
             if running.is_open:
                 lost = running.units.is_lost() or running.units.broken is not None
                 running.units.leave()  # nothing of it need be sent: the operation's ROLLBACK follows
                 for session in self._sessions():
-                    undo(session, lost=lost)
+                    undo(session, lost=lost) if shows else drop(session)
         finally:
             running.sessions.clear()
             running.end()

@@ -370,16 +370,17 @@ class Units:
         """Whether the open unit has changed or locked a row: the server knows, texts do not."""
         return True
 
-    def begin_item(self) -> None:
+    def begin_item(self) -> str:
         """Set a savepoint around units to come: what they commit is undone if the item is."""
         self._take_turn(self.top, SAVEPOINT)
         self.items += 1
         self._around.append(f"{NAME}item_{self.items}")
         self._send(f"SAVEPOINT {self._around[-1]}")
+        return self._around[-1]
 
-    def end_item(self, *, undo: bool) -> None:
-        """End the last of these. No unit is open by now."""
-        name = self._around.pop()
+    def end_item(self, name: str, *, undo: bool) -> None:
+        """End it, and what the view has left in it on its connection. No unit is open by now."""
+        del self._around[self._around.index(name) :]
         self._spanning = min(self._spanning, len(self._around))
         if undo:
             self._send(f"ROLLBACK TO SAVEPOINT {name}")

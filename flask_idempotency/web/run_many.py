@@ -107,7 +107,9 @@ def run_many(
     if scope is NOT_GIVEN and running is not None:
         scope = running.operation.scope
     scope = read_scope(state, "run_many", scope)
-    if running is not None or not state.settings.enabled or not pairs:
+    if not pairs:
+        return []
+    if running is not None or not state.settings.enabled:
         return _run_all(state, route, function, pairs, scope)
     results: list[ItemResult] = []
     # The call has no key of its own, so nobody repeats it: its record need not last.
@@ -158,7 +160,9 @@ def _run_all(
 
 def _unprotected(state: AppState, function: Callable[[Any], Any], key: str, payload: Any) -> ItemResult:
     try:
-        return ItemResult(key, "executed", function(payload))
+        result = ItemResult(key, "executed", function(payload))
+        state.sessions.current().commit()
+        return result
     except Exception as error:
         state.sessions.current().rollback()
         return ItemResult(key, "failed", error=error)
@@ -196,20 +200,23 @@ class _Items:
         self._done: list[tuple[Claim, Record, StoredResponse]] = []
 
     def run(self) -> list[ItemResult]:
-        """Claim them, run those that are ours, and store the results."""
-        first: dict[bytes, int] = {}
-        for number, claim in enumerate(self._claims):
-            first.setdefault(claim.key, number)
+        """Claim them, run those that are ours, and leave the results to the hold."""
+        running, mine = self._running, self._running.operation.hashed_key()
+        first = {claim.key: claim for claim in reversed(self._claims)}
+        if mine in first:
+            raise ConfigurationError(
+                f"an item of run_many() is the operation {running.operation.name} itself, which has its"
+                " key: give the items a name of their own, run_many(name=...)"
+            )
         self._settle()
-        found = self._hold.hold_items([self._claims[number] for number in first.values()])
-        results: list[ItemResult] = []
-        for number, claim in enumerate(self._claims):
-            if (earlier := first[claim.key]) < number:
-                results.append(self._repeated(number, earlier, results[earlier]))
-            else:
-                results.append(self._item(number, *found.get(claim.key, (None, False))))
+        claims = [claim for claim in first.values() if claim.key not in running.items]
+        found = self._hold.hold_items(claims) if claims else {}
+        results = [
+            self._item(number, *found.get(claim.key, (None, False)))
+            for number, claim in enumerate(self._claims)
+        ]
         if self._done:
-            self._running.units.rise()
+            running.units.rise()
             self._hold.complete_items(self._done)
         return results
 
@@ -229,18 +236,13 @@ class _Items:
         every = {**self._running.sessions, **({} if present is None else {present: None})}
         return [session for session in every if session.in_transaction()]
 
-    def _repeated(self, number: int, earlier: int, result: ItemResult) -> ItemResult:
-        """The same key once more in one call."""
-        key, fingerprint = self._pairs[number][0], self._claims[number].fingerprint
-        if fingerprint.matches(self._claims[earlier].fingerprint) is False:
-            return ItemResult(key, "mismatch", error=KeyReused())
-        return replace(result, outcome="replayed") if result.outcome == "executed" else result
-
     def _item(self, number: int, record: Record | None, held: bool) -> ItemResult:
         claim, key = self._claims[number], self._pairs[number][0]
         told = RequestState()
         told.begin()
         told.claim = claim
+        if (done := self._running.items.get(claim.key)) is not None:
+            return self._repeat(done, claim, told)
         step = None if record is None else decide(record, claim)
         if record is not None and step is Next.REPLAY:
             return self._replay(key, record, told)
@@ -257,6 +259,14 @@ class _Items:
         else:
             outcome = "in_progress"
         return self._rejected(key, outcome, problem, told)
+
+    def _repeat(self, done: tuple[Claim, ItemResult], claim: Claim, told: RequestState) -> ItemResult:
+        """What this transaction has done for the key already."""
+        first, result = done
+        if claim.fingerprint.matches(first.fingerprint) is False:
+            return self._rejected(result.key, "mismatch", KeyReused(), told)
+        conclude(self._state.app, operation_replayed, told, "replayed", status=200)
+        return replace(result, outcome="replayed")
 
     def _rejected(self, key: str, outcome: Outcome, problem: Problem, told: RequestState) -> ItemResult:
         reject(self._state.app, told, problem, problem.status)
@@ -276,14 +286,14 @@ class _Items:
         operation, running, app = self._operations[number], self._running, self._state.app
         operation.attempt = told.attempt = record.attempt + (record.owner != claim.owner)
         outer, running.operation = running.operation, operation
-        running.units.begin_item()
+        savepoint = running.units.begin_item()
         try:
             response = response_of(self._state, self._function(payload))
             stored = capture(response, self._state.settings)
             for session in self._sessions():
                 session.commit()
         except Exception as error:
-            self._undo(error)
+            self._undo(error, savepoint)
             conclude(
                 app,
                 operation_rolled_back,
@@ -295,7 +305,7 @@ class _Items:
             return ItemResult(key, "failed", error=error)
         finally:
             running.operation = outer
-        running.units.end_item(undo=False)
+        running.units.end_item(savepoint, undo=False)
         self._done.append((claim, record, self._state.sealer.seal(stored, claim)))
         tell = partial(conclude, app, operation_executed, told, "executed")
         seconds = time.monotonic() - told.began
@@ -304,9 +314,11 @@ class _Items:
         ]
         outer.after_commit += operation.after_commit
         outer.flashes += operation.flashes
-        return ItemResult(key, "executed", result_of(response))
+        result = ItemResult(key, "executed", result_of(response))
+        running.items[claim.key] = claim, result
+        return result
 
-    def _undo(self, error: Exception) -> None:
+    def _undo(self, error: Exception, savepoint: str) -> None:
         """Undo one item. Raises what undoes them all, or the error of a queue that stops the job."""
         running = self._running
         broken = running.units.broken or running.hold.explain(None)
@@ -316,6 +328,6 @@ class _Items:
             raise error
         for session in self._sessions():
             session.rollback()
-        running.units.end_item(undo=True)
+        running.units.end_item(savepoint, undo=True)
         for session in list(running.sessions):
             session.expire_all()

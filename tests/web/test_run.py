@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from flask import flash, get_flashed_messages
+from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import (
     ConfigurationError,
@@ -30,6 +31,7 @@ from flask_idempotency import (
     operation_rejected,
 )
 from flask_idempotency.core.errors import RecordBroken
+from tests.drivers import EACH
 from tests.stores import BOTH
 
 
@@ -89,6 +91,30 @@ def test_what_raises_is_rolled_back_and_may_run_again(world, run, pay):
         run("key", fails)
     assert world.count() == 0
     assert run("key", pay)["attempt"] == 2
+
+
+@EACH
+@pytest.mark.parametrize("expires", [True, False], ids=["expires", "stays"])
+@pytest.mark.parametrize("how", ["flush", "commit"])
+def test_what_is_rolled_back_is_not_remembered_by_the_next_job(make_world, expires, how):
+    world = make_world(db=SQLAlchemy(session_options={"expire_on_commit": expires}))
+
+    def spend(fails):
+        account.amount -= 10
+        getattr(world.db.session, how)()
+        if fails:
+            raise LookupError
+        world.db.session.commit()
+
+    with world.app.app_context():
+        account = world.Payment(id=1, amount=100)
+        world.db.session.add(account)
+        world.db.session.commit()
+        run = functools.partial(world.idempotency.run, name="spend", scope=None)
+        with pytest.raises(LookupError):
+            run("a", spend, True)
+        run("b", spend, False)
+    assert world.sql("select amount from payment") == [(90,)]
 
 
 def test_what_is_not_json_is_rolled_back(world, run, pay):

@@ -6,6 +6,7 @@ import functools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from uuid import UUID
 
 import pytest
@@ -287,6 +288,80 @@ class TestInAnOperation:
         )
         assert [each["outcome"] for each in response.json] == ["failed", "executed"]
         assert amounts(world) == [2, 10, 20]
+
+
+@EACH
+def test_a_key_of_an_earlier_call_in_the_same_operation_has_its_result(world, run_many, pay):
+    def view():
+        first = run_many([*items(1, 2), *items(3, then="raise")])
+        second = run_many([*items(2, 4), ("key-1", {"amount": 9}), *items(3, then="raise")])
+        assert outcomes(run_many(items(2))) == ["replayed"]
+        assert second[0].result == first[1].result
+        return [outcomes(first), outcomes(second)]
+
+    assert world.idempotency.run("k", view, name="view", scope=None) == [
+        ["executed", "executed", "failed"],
+        ["replayed", "executed", "mismatch", "failed"],
+    ]
+    assert amounts(world) == [1, 2, 4]
+    assert outcomes(run_many(items(1, 2, 4))) == ["replayed"] * 3
+
+
+@EACH
+@BOTH
+def test_while_the_view_goes_on_after_its_items_they_are_in_progress(app, world, run_many, pay):
+    """Whoever meets them does not wait for the view."""
+    done, go_on = threading.Event(), threading.Event()
+
+    def view():
+        found = outcomes(run_many(items(1, 2)))
+        done.set()
+        assert go_on.wait(10)
+        return found
+
+    def elsewhere():
+        with app.app_context():
+            return world.idempotency.run("k", view, name="view", scope=None)
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(elsewhere)
+        assert done.wait(10)
+        assert outcomes(run_many(items(2, 3))) == ["in_progress", "executed"]
+        go_on.set()
+        assert first.result() == ["executed"] * 2
+    assert outcomes(run_many(items(1, 2, 3))) == ["replayed"] * 3
+
+
+def test_an_item_that_is_the_call_itself_is_refused(world, run_many):
+    def view():
+        return len(run_many([*items(1), ("k", {"amount": 2})]))
+
+    with pytest.raises(ConfigurationError, match="the operation pay itself"):
+        world.idempotency.run("k", view, name="pay", scope="alice")
+    assert amounts(world) == []
+
+
+def test_no_items_in_an_operation(world, run_many):
+    assert world.idempotency.run("k", lambda: run_many([]), name="view", scope=None) == []
+
+
+@EACH
+@pytest.mark.parametrize("fails", [True, False])
+def test_savepoints_of_the_connection_in_an_item_are_undone_with_it(world, run_many, fails):
+    def pay(payload):
+        connection = current_operation.connection
+        connection.execute(sa.insert(world.Payment.__table__), {"amount": payload})
+        with suppress(LookupError), connection.begin_nested():
+            connection.execute(sa.insert(world.Payment.__table__), {"amount": payload + 10})
+            raise LookupError
+        connection.begin_nested()  # nobody ends it
+        connection.execute(sa.insert(world.Payment.__table__), {"amount": payload + 20})
+        if fails and payload == 2:
+            raise LookupError
+
+    results = run_many([(str(number), number) for number in (1, 2, 3)], function=pay)
+    assert outcomes(results) == ["executed", "failed" if fails else "executed", "executed"]
+    assert amounts(world) == ([1, 3, 21, 23] if fails else [1, 2, 3, 21, 22, 23])
 
 
 @EACH
@@ -590,6 +665,7 @@ class TestEvents:
         run_many([*items(1), ("key-1", 5), *items(3)])
         assert [name for name, event in heard if event.operation == "pay"] == [
             "operation_replayed",
+            "operation_rejected",
             "operation_executed",
         ]
         heard.clear()
@@ -726,12 +802,11 @@ def test_results_are_sealed(make_world):
     assert all(b"canary" not in bytes(record.body or b"") for record in world.records())
 
 
-def test_switched_off_each_just_runs(make_world):
+def test_switched_off_each_is_a_transaction_of_its_own(make_world):
     world = make_world(IDEMPOTENCY_ENABLED=False)
 
     def pay(payload):
         world.db.session.add(world.Payment(amount=payload))
-        world.db.session.commit()
         if payload == 2:
             raise LookupError
         return payload
@@ -740,4 +815,4 @@ def test_switched_off_each_just_runs(make_world):
         for _ in range(2):
             results = world.idempotency.run_many([("a", 1), ("b", 2)], pay, name="pay", scope=None)
             assert outcomes(results) == ["executed", "failed"]
-    assert amounts(world) == [1, 1, 2, 2]
+    assert amounts(world) == [1, 1]

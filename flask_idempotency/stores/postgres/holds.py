@@ -70,6 +70,7 @@ class PostgresHold:
         self.attempt = locked.attempt
         self._messages, self._wire, self._claim, self._locked = messages, wire, claim, locked
         self._open, self._committed = True, False
+        self._items: list[tuple[Claim, Record, StoredResponse]] = []
         self._began = time.monotonic()
         self.units = PostgresUnits(wire, messages.facts(wire), locked.isolation)
 
@@ -137,11 +138,24 @@ class PostgresHold:
         finally:
             if has_turn:
                 own.turns.release()
-        rows = self._above_units(statements.HOLD_ITEMS, values)
+        with self.units.lock:
+            self._check()
+            try:
+                rows = self._above_units(statements.HOLD_ITEMS, values)
+            except self._wire.port.Error as error:
+                raise self._finish_error(error) from error
         return {bytes(key): (record_in(key, *row), held) for held, key, *row in rows}
 
     def complete_items(self, items: Sequence[tuple[Claim, Record, StoredResponse]]) -> None:
-        """Store their responses, in one round trip."""
+        """Keep them until :meth:`complete`, which sends them first.
+
+        Whoever claims a row that is only locked need not wait: it is in progress. For one that has been
+        changed, an INSERT would wait until the end of the view.
+        """
+        self._items += items
+
+    def _complete_items(self) -> None:
+        items, self._items = self._items, []
         responses = [response_values(response) for _, _, response in items]
         values = {
             **_item_values([claim for claim, _, _ in items]),
@@ -155,21 +169,17 @@ class PostgresHold:
     def _above_units(self, template: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
         """Send a statement of ours in the transaction, in no unit of the view; its rows."""
         wire, units = self._wire, self.units
-        with units.lock:
-            self._check()
-            sql = self._messages.prepared(template, wire)
-            try:
-                answer = wire.send(sql, values, first=units.waiting)
-            except wire.port.Error as error:
-                raise self._finish_error(error) from error
-            units.sent()
-            return answer.fetchall()
+        answer = wire.send(self._messages.prepared(template, wire), values, first=units.waiting)
+        units.sent()
+        return answer.fetchall()
 
     def _finish(self, template: str, values: dict[str, Any]) -> None:
         wire, locked = self._wire, self._locked
         try:
             with self.units.lock:  # a thread that the view has left behind sends nothing in between
                 self._check()
+                if self._items:
+                    self._complete_items()
                 values = {
                     **claim_values(self._claim),
                     "xid": locked.xid,

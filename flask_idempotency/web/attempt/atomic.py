@@ -77,7 +77,7 @@ class AtomicAttempt(Attempt):
     def _abandon(self) -> None:
         try:
             if self._joined is not None:
-                self._joined.end()
+                self._joined.end(shows=self._current.thread is not None)  # a request, not run()
         finally:
             self._execution.abandon()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 import psycopg2
 import pytest
@@ -229,3 +229,32 @@ class TestNesting:
 
         add_json(lambda: current_operation.step("outer", call))
         assert world.post().json == {"inner": 1}
+
+
+def test_what_a_failed_step_changed_is_not_remembered_by_the_next_one(world):
+    def spend(fails):
+        account.amount -= 10
+        world.db.session.flush()
+        if fails:
+            raise LookupError
+
+    @world.app.post("/payments")
+    @idempotent(atomic=False)
+    def view():
+        with suppress(LookupError):
+            current_operation.step("first", spend, True, atomic=True)
+        current_operation.step("second", spend, False, atomic=True)
+        return {}
+
+    with world.app.app_context():
+        world.db.session.add(world.Payment(id=1, amount=100))
+        world.db.session.commit()
+
+    @world.app.before_request
+    def load():
+        nonlocal account
+        account = world.db.session.get(world.Payment, 1)
+
+    account = None
+    assert world.post().status_code == 200
+    assert world.sql("select amount from payment") == [(90,)]
