@@ -10,6 +10,7 @@ from flask_idempotency.core.errors import NotAtomic, Problem
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.session.before_view import SetAside
 from flask_idempotency.session.transaction_scope import Joined
+from flask_idempotency.web.request.state import is_outermost_request
 from flask_idempotency.web.signals import conclude, operation_rolled_back
 
 from .attempt import Attempt, raise_again
@@ -77,7 +78,8 @@ class AtomicAttempt(Attempt):
     def _abandon(self) -> None:
         try:
             if self._joined is not None:
-                self._joined.end(shows=self._current.thread is not None)  # a request, not run()
+                is_request = self._current.thread is not None  # not run()
+                self._joined.end(shows=is_request and is_outermost_request())
         finally:
             self._execution.abandon()
 
