@@ -54,10 +54,11 @@ MISSING: Final = object()
 class FormPart:
     """One part of a multipart body.
 
-    ``filename`` is None for a plain field; ``sha256`` is the digest of the content.
+    ``filename`` is None for a plain field, ``name`` for a part without one; ``sha256`` is the digest of
+    the content.
     """
 
-    name: str
+    name: str | None
     filename: str | None
     content_type: str
     sha256: bytes = field(repr=False)
@@ -232,24 +233,22 @@ def _fingerprint(
 
 def _leave_out(parts: RequestParts, without: Iterable[Pointer | Named]) -> RequestParts:
     """The same without some parameters of its query and fields of its form, each time they occur."""
-    names: dict[str, set[bytes]] = {"query": set(), "form": set()}
-    for each in without:
-        if isinstance(each, Named):
-            names[each.kind].add(each.name.encode("utf-8", "surrogatepass"))
+    named = [each for each in without if isinstance(each, Named)]
+    fields = {each.name for each in named if each.kind == "form"}
     query, form, body = parts.query, parts.form, parts.body
     if isinstance(query, str):
         query = query.encode("utf-8", "surrogatepass")
     if form is not None:
-        form = tuple(
-            each for each in form if each.name.encode("utf-8", "surrogatepass") not in names["form"]
-        )
+        form = tuple(each for each in form if each.name not in fields)
     elif parts.media_type == "application/x-www-form-urlencoded":
-        body = _others(body, names["form"])
-    return replace(parts, query=_others(query, names["query"]), form=form, body=body)
+        body = _others(body, fields)
+    query = _others(query, {each.name for each in named if each.kind == "query"})
+    return replace(parts, query=query, form=form, body=body)
 
 
-def _others(pairs: bytes, names: set[bytes]) -> bytes:
-    return b"&".join(pair for pair in pairs.split(b"&") if _query_name(pair) not in names)
+def _others(pairs: bytes, names: set[str]) -> bytes:
+    left_out = {name.encode("utf-8", "surrogatepass") for name in names}
+    return b"&".join(pair for pair in pairs.split(b"&") if _query_name(pair) not in left_out)
 
 
 def _remove(document: object, pointers: Iterable[Pointer]) -> None:

@@ -225,3 +225,15 @@ def test_an_operation_is_resumed_with_the_headers_that_are_compared(make_world):
             *resume(state, admin_of(state.records, ""), limit=9, max_attempts=9, backoff_seconds=1)
         ]
     assert [line.status for line in lines] == [201]
+
+
+def test_a_part_of_a_form_may_have_no_name(world):
+    @world.app.post("/payments")
+    @idempotent(exclude=["form:sent_at"])
+    def view():
+        return {}, 201
+
+    body = b"--B\r\nContent-Disposition: form-data\r\n\r\n1\r\n--B--\r\n"
+    for replayed in None, "true":
+        answer = world.post(data=body, json=None, content_type="multipart/form-data; boundary=B")
+        assert (answer.status_code, answer.headers.get("Idempotent-Replayed")) == (201, replayed)
