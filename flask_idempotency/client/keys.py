@@ -40,14 +40,16 @@ def derive_key(operation: str, params: object, *, born: datetime | None = None) 
         with ``born``, a UUID of version 7, which reveals that alone.
     :raises ValueError: for NaN and the infinities, which are not JSON, for a circle, and for a ``born``
         without a time zone or before 1970.
-    :raises TypeError: for whatever else is not plain JSON. Its text is never guessed: it might differ
-        after a restart.
+    :raises TypeError: for another type of ``born``, and for whatever else is not plain JSON. Its text
+        is never guessed: it might differ after a restart.
     """
     text = json.dumps(params, sort_keys=True, allow_nan=False, separators=(",", ":"))
     _refuse_what_json_changes(params)
     derived = digest("client", operation, text)
     if born is None:
         return base64.urlsafe_b64encode(derived).rstrip(b"=").decode()
+    if not isinstance(born, datetime):
+        raise TypeError(f"born must be a datetime with a time zone, not {type(born).__name__}")
     if born.utcoffset() is None or (since := born - _EPOCH) < timedelta():
         raise ValueError("born must be a datetime with a time zone, from 1970 on")
     return uuid7(since // timedelta(milliseconds=1), derived[:10])

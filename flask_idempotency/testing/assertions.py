@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-import uuid
+import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from contextvars import Context
@@ -17,6 +18,7 @@ from werkzeug.http import http_date
 from werkzeug.test import TestResponse
 
 from flask_idempotency.core.errors import ConfigurationError, KeyReused
+from flask_idempotency.core.keys import uuid7
 from flask_idempotency.web.setup.routes import hidden_route, name_of, refuse_misplaced, route_of
 
 from .check import TIMEOUT_SECONDS, Check
@@ -197,7 +199,7 @@ class RequestCheck(Check[TestResponse]):
             self._path, _, query = path.partition("?")
             self._kwargs = {**kwargs, "query_string": query}
         self._replayed, self._header = self.state.settings.replayed_header, self.state.settings.header
-        self._key = Headers(kwargs.get("headers")).get(self._header) or f'"{uuid.uuid4()}"'
+        self._key = Headers(kwargs.get("headers")).get(self._header) or f'"{_new_key()}"'
         profile = self.state.settings.profile
         self._first_sent, self._began = profile.first_sent, http_date()
         self._reused = profile.status_of(KeyReused)
@@ -232,7 +234,7 @@ class RequestCheck(Check[TestResponse]):
     def run_again(self) -> bool:
         """The same request with a key of its own, where the key is the header's."""
         headers = Headers(self._kwargs.get("headers"))
-        headers[self._header] = f'"{uuid.uuid4()}"'
+        headers[self._header] = f'"{_new_key()}"'
         response = self.sent({**self._kwargs, "headers": headers})
         return response.status_code < 400 and not self._is_replay(response)
 
@@ -351,3 +353,8 @@ class RequestCheck(Check[TestResponse]):
         self.is_retry(self.sent(*what), theirs, "a retry of another user")
         self.is_retry(self.sent(), first)
         self.effects_are_one("retries of both users", at_least)
+
+
+def _new_key() -> str:
+    """One that says its age, for a route that requires that."""
+    return uuid7(time.time_ns() // 1_000_000, os.urandom(10))

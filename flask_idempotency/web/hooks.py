@@ -29,6 +29,8 @@ from werkzeug.exceptions import NotImplemented as NotImplementedByView
 from flask_idempotency.core.errors import (
     ConfigurationError,
     IdempotencyError,
+    KeyMalformed,
+    KeyRequired,
     NotAtomic,
     Problem,
     ScopeUnknown,
@@ -114,7 +116,8 @@ class Hooks:
         self._watches_end = False
         self._profile, enabled = state.settings.profile, state.settings.enabled
         self._marks = enabled and (self._profile.echoes_key or bool(self._profile.result))
-        self._refuses = enabled and bool(self._profile.first_sent)
+        self._enforces = enabled and state.settings.enforce  # the views that have no say
+        self._refuses = self._enforces and bool(self._profile.first_sent)
 
     def before(self, request: Request) -> None:
         """Check the request to a protected endpoint, as far as that needs no user and no store.
@@ -180,7 +183,7 @@ class Hooks:
 
     def _mark(self, current: RequestState, problem: Problem | None, response: Response) -> None:
         """Add what the profile wants on the responses of protected routes: see its table."""
-        if current.route is not None and not current.route.enforce:
+        if not (self._enforces if current.route is None else current.route.enforce):
             return
         key = request.headers.get(self._state.settings.header, "")
         if self._profile.echoes_key and current.route is not None and key and key.isprintable():
@@ -196,10 +199,11 @@ class Hooks:
         """Whether the request was accepted (OASIS Repeatable Requests 1.0, section 3.2.1).
 
         ``"rejected"``: as it is, it will never run. ``"accepted"``: it ran once, or may be sent again
-        without running twice. None: neither, as it ran without a record.
+        without running twice. None: nobody looked, so an earlier attempt may have run.
         """
         if current.claim is None:
-            return "rejected" if status >= 400 else None
+            never_runs = current.route is None or isinstance(problem, KeyMalformed | KeyRequired)
+            return "rejected" if never_runs and status >= 400 else None
         if problem is not None:
             return "rejected" if problem.type in self._profile.statuses else "accepted"
         return None if current.attempt is None and not current.is_replay else "accepted"

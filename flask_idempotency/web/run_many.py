@@ -24,6 +24,7 @@ from flask_idempotency.core.errors import (
     KeyExpired,
     KeyMalformed,
     KeyReused,
+    NotAtomic,
     OperationInterrupted,
     Problem,
     RequestInProgress,
@@ -45,6 +46,7 @@ from .setup.state import AppState, app_state
 from .signals import (
     conclude,
     operation_executed,
+    operation_rejected,
     operation_replayed,
     operation_rolled_back,
     reject,
@@ -111,6 +113,8 @@ def run_many(
         return []
     if running is not None or not state.settings.enabled:
         return _run_all(state, route, function, pairs, scope)
+    if (session := state.sessions.present()) is not None:
+        _settle(session)
     results: list[ItemResult] = []
     # The call has no key of its own, so nobody repeats it: its record need not last.
     run(
@@ -168,6 +172,13 @@ def _unprotected(state: AppState, function: Callable[[Any], Any], key: str, payl
         return ItemResult(key, "failed", error=error)
 
 
+def _settle(session: Session) -> None:
+    """Commit what was written so far: each item is undone on its own."""
+    if session.in_nested_transaction() or is_explicit(session):
+        raise IdempotencyError(_ALONE)
+    session.commit()
+
+
 class _Items:
     """The items of one call, in the transaction of the operation that is ``running``."""
 
@@ -208,27 +219,22 @@ class _Items:
                 f"an item of run_many() is the operation {running.operation.name} itself, which has its"
                 " key: give the items a name of their own, run_many(name=...)"
             )
-        self._settle()
+        for session in self._sessions():
+            _settle(session)
+        if running.units.is_around:
+            raise IdempotencyError(_ALONE)
+        running.units.rise()
         claims = [claim for claim in first.values() if claim.key not in running.items]
         found = self._hold.hold_items(claims) if claims else {}
-        results = [
-            self._item(number, *found.get(claim.key, (None, False)))
-            for number, claim in enumerate(self._claims)
-        ]
-        if self._done:
-            running.units.rise()
-            self._hold.complete_items(self._done)
-        return results
-
-    def _settle(self) -> None:
-        """Commit what the view has written so far: each item is undone on its own."""
-        for session in self._sessions():
-            if session.in_nested_transaction() or is_explicit(session):
-                raise IdempotencyError(_ALONE)
-            session.commit()
-        if self._running.units.is_around:
-            raise IdempotencyError(_ALONE)
-        self._running.units.rise()
+        try:
+            return [
+                self._item(number, *found.get(claim.key, (None, False)))
+                for number, claim in enumerate(self._claims)
+            ]
+        finally:  # somebody may catch what stops them, and go on
+            if self._done and running.units.broken is None:
+                running.units.rise()
+                self._hold.complete_items(self._done)
 
     def _sessions(self) -> list[Session]:
         """Those that are in use."""
@@ -268,16 +274,21 @@ class _Items:
         conclude(self._state.app, operation_replayed, told, "replayed", status=200)
         return replace(result, outcome="replayed")
 
-    def _rejected(self, key: str, outcome: Outcome, problem: Problem, told: RequestState) -> ItemResult:
-        reject(self._state.app, told, problem, problem.status)
-        return ItemResult(key, outcome, error=problem)
+    def _rejected(
+        self, key: str, outcome: Outcome, error: IdempotencyError, told: RequestState
+    ) -> ItemResult:
+        if isinstance(error, Problem):
+            reject(self._state.app, told, error, error.status)
+        else:
+            conclude(self._state.app, operation_rejected, told, "rejected", error=error)
+        return ItemResult(key, outcome, error=error)
 
     def _replay(self, key: str, record: Record, told: RequestState) -> ItemResult:
         app, state = self._state.app, self._state
         try:
             result = result_of(replay(app, state.engine.opened(record), state.settings))
-        except Problem as problem:
-            return self._rejected(key, "failed", problem, told)
+        except IdempotencyError as error:  # it was too large, or somebody has changed it
+            return self._rejected(key, "failed", error, told)
         conclude(app, operation_replayed, told, "replayed", attempt=record.attempt, status=200)
         return ItemResult(key, "replayed", result)
 
@@ -292,16 +303,14 @@ class _Items:
             stored = capture(response, self._state.settings)
             for session in self._sessions():
                 session.commit()
-        except Exception as error:
-            self._undo(error, savepoint)
-            conclude(
-                app,
-                operation_rolled_back,
-                told,
-                "rolled_back",
-                attempt=operation.attempt,
-                error=error,
-            )
+        except BaseException as error:
+            try:
+                self._undo(error, savepoint)
+            finally:
+                if not isinstance(error, Exception) or interrupts(error) or releases(error):
+                    raise error
+            attempt = operation.attempt
+            conclude(app, operation_rolled_back, told, "rolled_back", attempt=attempt, error=error)
             return ItemResult(key, "failed", error=error)
         finally:
             running.operation = outer
@@ -318,16 +327,16 @@ class _Items:
         running.items[claim.key] = claim, result
         return result
 
-    def _undo(self, error: Exception, savepoint: str) -> None:
-        """Undo one item. Raises what undoes them all, or the error of a queue that stops the job."""
+    def _undo(self, error: BaseException, savepoint: str) -> None:
+        """Undo one item. Raises what undoes them all."""
         running = self._running
         broken = running.units.broken or running.hold.explain(None)
         if broken is not None:
             raise broken from error
-        if interrupts(error) or releases(error):
-            raise error
+        running.units.broken = NotAtomic("an item of run_many() failed, and could not be undone alone")
         for session in self._sessions():
             session.rollback()
         running.units.end_item(savepoint, undo=True)
         for session in list(running.sessions):
             session.expire_all()
+        running.units.broken = None

@@ -87,6 +87,11 @@ class TestDeriveKeyWithABirth:
         with pytest.raises(ValueError, match="with a time zone, from 1970 on"):
             derive_key("pay", 1, born=born)
 
+    @pytest.mark.parametrize("born", ["2026-11-25T00:00:00Z", 1764028800, BORN.date()])
+    def test_a_birth_of_another_type_is_refused(self, born):
+        with pytest.raises(TypeError, match="born must be a datetime"):
+            derive_key("pay", 1, born=born)
+
 
 class TestDeriveKey:
     @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from uuid import UUID
+from uuid import UUID, uuid4
 
+import celery.exceptions
 import pytest
 import sqlalchemy as sa
 from flask import abort, jsonify, request
@@ -29,7 +30,9 @@ from flask_idempotency import (
     current_operation,
     idempotent,
 )
+from flask_idempotency.core.errors import SealBroken
 from tests.drivers import EACH
+from tests.killed import Killed
 from tests.stores import BOTH
 
 
@@ -600,14 +603,12 @@ class TestInsideTheFunction:
         assert amounts(world) == []
 
     def test_what_a_queue_raises_to_stop_a_job_undoes_all(self, world, run_many, pay):
-        from celery.exceptions import Retry
-
         def function(payload):
             pay(payload)
             if payload["amount"] == 2:
-                raise Retry
+                raise celery.exceptions.Retry
 
-        with pytest.raises(Retry):
+        with pytest.raises(celery.exceptions.Retry):
             run_many(items(1, 2, 3), function=function)
         assert amounts(world) == []
 
@@ -652,6 +653,96 @@ def test_a_savepoint_of_the_connection_afterwards_can_be_rolled_back(world, run_
 
     world.idempotency.run("k", view, name="view", scope=None)
     assert amounts(world) == [1]
+
+
+@EACH
+@pytest.mark.parametrize("stop", [Killed, SystemExit, "celery"])
+def test_what_stops_the_call_and_is_caught_leaves_what_has_finished(world, run_many, pay, stop):
+    """A time limit, for example: the view goes on, and commits."""
+    if stop == "celery":
+        stop = celery.exceptions.SoftTimeLimitExceeded
+
+    def function(payload):
+        result = pay(payload)
+        if payload["amount"] == 2:
+            raise stop
+        return result
+
+    def view():
+        with pytest.raises(stop):
+            run_many(items(1, 2, 3), function=function)
+
+    world.idempotency.run("k", view, name="view", scope=None)
+    assert amounts(world) == [1]
+    assert outcomes(run_many(items(1, 2, 3))) == ["replayed", "executed", "executed"]
+    assert amounts(world) == [1, 2, 3]
+
+
+@EACH
+def test_a_result_that_cannot_be_read_fails_alone(make_world):
+    world = make_world(IDEMPOTENCY_ENCRYPTION_KEYS=[b"k" * 32])
+
+    def pay(payload):
+        world.db.session.add(world.Payment(amount=payload))
+        return payload
+
+    with world.app.app_context():
+        run_many = functools.partial(world.idempotency.run_many, name="pay", scope=None)
+        run_many([("a", 1), ("b", 2)], pay)
+        world.sql("update idempotency_record set body = 'x' where name = 'pay' and attempt = 1")
+        results = run_many([("c", 3), ("a", 1), ("d", 4)], pay)
+    assert outcomes(results) == ["executed", "failed", "executed"]
+    assert isinstance(results[1].error, SealBroken)
+    assert amounts(world) == [1, 2, 3, 4]
+
+
+@EACH
+@pytest.mark.parametrize("local", ["", "LOCAL "])
+@pytest.mark.parametrize("where", ["before", "in an item"])
+def test_a_role_that_may_not_use_the_records(world, run_many, local, where):
+    role = f"nobody_{uuid4().hex}"
+    world.sql(f"create role {role}")
+    world.sql(f"grant insert, select on payment to {role}")
+    world.sql(f"grant usage on sequence payment_id_seq to {role}")
+
+    def become():
+        world.db.session.execute(sa.text(f"SET {local}ROLE {role}"))
+
+    def role_now():
+        return world.db.session.scalar(sa.text("select current_user"))
+
+    def pay(payload):
+        if where == "in an item":
+            become()
+        world.db.session.execute(sa.insert(world.Payment.__table__), {"amount": payload})
+        return role_now() == role
+
+    def view():
+        if where == "before":
+            become()
+            if not local:
+                world.db.session.commit()
+        results = run_many([(str(number), number) for number in (1, 2)], function=pay)
+        assert outcomes(results) == ["executed"] * 2
+        return [result.result for result in results]
+
+    try:
+        kept = world.idempotency.run("k", view, name="view", scope=None)
+        # SET LOCAL ends with the transaction: here, with the commit of what was written before.
+        assert kept == [where == "in an item" or not local] * 2
+    finally:
+        world.db.session.execute(sa.text("RESET ROLE"))
+        world.db.session.commit()
+        world.sql(f"drop owned by {role}")
+        world.sql(f"drop role {role}")
+    assert amounts(world) == [1, 2]
+
+
+def test_outside_of_an_operation_too_what_was_written_before_is_committed(world, run_many):
+    world.db.session.add(world.Payment(amount=10))
+    world.db.session.flush()
+    assert outcomes(run_many([*items(1), *items(2, then="raise")])) == ["executed", "failed"]
+    assert amounts(world) == [1, 10]
 
 
 class TestEvents:

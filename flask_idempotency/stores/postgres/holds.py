@@ -144,7 +144,7 @@ class PostgresHold:
                 rows = self._above_units(statements.HOLD_ITEMS, values)
             except self._wire.port.Error as error:
                 raise self._finish_error(error) from error
-        return {bytes(key): (record_in(key, *row), held) for held, key, *row in rows}
+        return {bytes(key): (record_in(key, *row), held) for held, key, *row in rows if key is not None}
 
     def complete_items(self, items: Sequence[tuple[Claim, Record, StoredResponse]]) -> None:
         """Keep them until :meth:`complete`, which sends them first.
@@ -154,10 +154,11 @@ class PostgresHold:
         """
         self._items += items
 
-    def _complete_items(self) -> None:
+    def _complete_items(self, session: dict[str, Any]) -> None:
         items, self._items = self._items, []
         responses = [response_values(response) for _, _, response in items]
         values = {
+            **session,
             **_item_values([claim for claim, _, _ in items]),
             "statuses": [each["status"] for each in responses],
             "headers": [each["headers"] for each in responses],
@@ -178,17 +179,16 @@ class PostgresHold:
         try:
             with self.units.lock:  # a thread that the view has left behind sends nothing in between
                 self._check()
-                if self._items:
-                    self._complete_items()
-                values = {
-                    **claim_values(self._claim),
+                session = {
                     "xid": locked.xid,
                     "session_user": locked.session_user,
                     "role": locked.role,
                     "search_path": locked.search_path,
                     "synchronous_commit": locked.synchronous_commit,
-                    **values,
                 }
+                if self._items:
+                    self._complete_items(session)
+                values = {**claim_values(self._claim), **session, **values}
                 sql = self._messages.prepared(template, wire)
                 answer = wire.send(sql, values, first=self.units.waiting)
                 if not wire.has_committed(answer):

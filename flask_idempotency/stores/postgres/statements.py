@@ -176,19 +176,26 @@ DELETE FROM {{table}} AS record
 COMMIT"""
 
 # Which of them could be locked is read in the same statement; of those, the version that was locked.
+# The view may have set a role that may not see them; it gets it back, also where there are none.
 _ITEM = f"key, {COLUMNS}"
-HOLD_ITEMS = f"""WITH held AS (
+HOLD_ITEMS = f"""SELECT set_config('idempotency.role', current_setting('role'), true),
+       set_config('role', 'none', true);
+WITH held AS (
   SELECT true, {_ITEM} FROM {{table}}
    WHERE key = ANY (%(keys)s) AND state = 'in_progress' AND lease_expires_at IS NULL
-     FOR UPDATE SKIP LOCKED)
-SELECT * FROM held UNION ALL
-SELECT false, {_ITEM} FROM {{table}}
- WHERE key = ANY (%(keys)s) AND key NOT IN (SELECT key FROM held)"""
+     FOR UPDATE SKIP LOCKED),
+found AS (
+  SELECT * FROM held UNION ALL
+  SELECT false, {_ITEM} FROM {{table}}
+   WHERE key = ANY (%(keys)s) AND key NOT IN (SELECT key FROM held))
+SELECT found.* FROM (SELECT set_config('role', current_setting('idempotency.role'), true)) AS back
+  LEFT JOIN found ON true"""
 
 # See FINISH, whose message commits it. One that was taken over becomes the next attempt of its new
 # owner only here: until then its row is locked, and if this transaction ends without a commit, nothing
 # of the attempt remains.
-COMPLETE_ITEMS = f"""WITH done AS (
+COMPLETE_ITEMS = f"""{STILL_OURS}
+WITH done AS (
   UPDATE {{table}} AS record SET state = 'completed', completed_at = clock_timestamp(),
          status = item.status, headers = item.headers::json, body = item.body, request = NULL,
          attempt = record.attempt + (record.owner <> item.owner)::int, owner = item.owner,

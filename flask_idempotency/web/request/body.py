@@ -8,6 +8,7 @@ import json
 import sys
 import weakref
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -42,9 +43,8 @@ CHUNK_BYTES = 64 * 1024
 def header_key(request: Request, settings: Settings, *, resumed: bool = False) -> str | None:
     """The key in the request's header, or None without one. Raises ``KeyMalformed``."""
     value = request.headers.get(settings.header)
-    first_sent = settings.profile.first_sent
-    if first_sent and not resumed:
-        _check_first_sent(request, first_sent, settings.header, value)
+    if settings.profile.first_sent and not resumed:
+        _check_first_sent(request, settings.header, value)
     if value is None:
         return None
     if resumed:  # accepted when it came; the limits may have changed
@@ -54,24 +54,27 @@ def header_key(request: Request, settings: Settings, *, resumed: bool = False) -
     return key.lower() if settings.profile.folds_case else key
 
 
-def _check_first_sent(request: Request, name: str, key_name: str, key: str | None) -> None:
-    """Raise a problem if only one of the headers came, or ``name`` is no date.
+def _check_first_sent(request: Request, key_name: str, key: str | None) -> None:
+    """Raise a problem if only one of the headers came, or the other is no IMF-fixdate.
 
     OASIS Repeatable Requests 1.0, section 5.
     """
-    value = request.headers.get(name)
+    value, date = request.headers.get(FIRST_SENT), first_sent(request)
     if key is None and value is not None:
-        raise KeyRequired(f"{name} came without {key_name}, which it belongs to.")
-    if key is not None and (value is None or not _is_fixdate(value)):
+        raise KeyRequired(f"{FIRST_SENT} came without {key_name}, which it belongs to.")
+    if key is not None and (date is None or http_date(date) != value):
         raise KeyMalformed(
-            f"{key_name} needs {name} with it: the time of the first attempt, such as"
+            f"{key_name} needs {FIRST_SENT} with it: the time of the first attempt, such as"
             " Tue, 26 Mar 2019 16:06:51 GMT (IMF-fixdate of RFC 9110, section 5.6.7)."
         )
 
 
-def _is_fixdate(value: str) -> bool:
-    date = parse_date(value)
-    return date is not None and http_date(date) == value
+def first_sent(request: Request) -> datetime | None:
+    """When the request was first sent, as its header says; None if that is missing or no date."""
+    try:
+        return parse_date(request.headers.get(FIRST_SENT))
+    except OverflowError:  # of a time zone or year that no calendar has
+        return None
 
 
 def natural_key(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from os import urandom
 
 from flask import Request
-from werkzeug.http import http_date, parse_date
+from werkzeug.http import http_date
 
 from flask_idempotency.core.errors import IdempotencyError, KeyMalformed, KeyRequired, ScopeUnknown
 from flask_idempotency.core.fingerprint import Fingerprint
@@ -21,7 +21,7 @@ from flask_idempotency.web.setup.profiles import FIRST_SENT
 from flask_idempotency.web.setup.state import AppState
 
 from . import forms
-from .body import REQUEST, Body, fingerprint, header_key, natural_key, pack_request
+from .body import REQUEST, Body, fingerprint, first_sent, header_key, natural_key, pack_request
 from .observed_body import FORM_TYPES, OverheardBody
 from .state import RequestState, Resuming, current_scope
 
@@ -167,7 +167,7 @@ def told_birth(request: Request, current: RequestState) -> float | None:
     """When the request's key was made, as its form or its header says; None if neither does."""
     if current.field is not None:
         return current.field.made
-    date = parse_date(request.headers.get(FIRST_SENT))
+    date = first_sent(request)
     return None if date is None else date.timestamp()
 
 
@@ -204,20 +204,23 @@ def _lifetime(route: Route, key: str, told: float | None) -> tuple[float, float 
     That is one retention after the key's birth. No record made before then expires before then: it
     lives for a retention from now on, plus what the birth is ahead of this host's clock, plus what this
     clock may be ahead of the database's. So by the database's clock, which alone decides, there is
-    always a record or a refusal. A wrong clock of the client moves both ends together.
+    always a record or a refusal. A wrong clock of the client moves both ends together, up to a day.
     """
-    born = birth_of(key)
-    born = told if born is None else born
-    ahead = 0.0 if born is None else born - time.time()
-    if born is None or ahead > AHEAD_SECONDS:
-        if route.refuse_old_keys == REQUIRED:
-            raise KeyMalformed(
-                "The key does not say when it was made, or says a time more than a day ahead. Allowed:"
-                f" a UUID of version 7 (RFC 9562), or any key with the header {FIRST_SENT}, the date"
-                " of the first attempt, such as Sun, 06 Nov 1994 08:49:37 GMT."
-            )
+    births = [born for born in (birth_of(key), told) if born is not None]
+    latest = time.time() + AHEAD_SECONDS
+    born = next((each for each in births if each <= latest), None)
+    if born is None and route.refuse_old_keys == REQUIRED:
+        raise KeyMalformed(
+            "The key does not say when it was made, or says a time more than a day ahead. Allowed:"
+            f" a UUID of version 7 (RFC 9562), or any key with the header {FIRST_SENT}, the date"
+            " of the first attempt, such as Sun, 06 Nov 1994 08:49:37 GMT."
+        )
+    if not births:
         return route.ttl, None
-    return route.ttl + TOLERANCE_SECONDS + max(0.0, ahead), born + route.ttl
+    # Too far ahead by this clock, which may be what is wrong: the database's has the last word.
+    born = births[0] if born is None else born
+    ahead = min(max(0.0, born - time.time()), AHEAD_SECONDS)
+    return route.ttl + TOLERANCE_SECONDS + ahead, born + route.ttl
 
 
 def _resumed(claim: Claim, resuming: Resuming) -> Claim:

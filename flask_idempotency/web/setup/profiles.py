@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flask_idempotency.core.errors import Problem
+from flask_idempotency.core.errors import ACP_CODES, Problem
 
 FIRST_SENT = "Repeatability-First-Sent"
 """The header that says when a key was first sent (OASIS Repeatable Requests 1.0, section 3.1.2)."""
@@ -72,11 +72,7 @@ PROFILES: Mapping[str, Profile] = {
         Profile(
             name="acp",
             fingerprint="json-values",  # section 6.2
-            codes={
-                "key-required": "idempotency_key_required",
-                "key-reused": "idempotency_conflict",
-                "request-in-progress": "idempotency_in_flight",
-            },
+            codes=ACP_CODES,
             echoes_key=True,
             amends=True,  # section 6.5
         ),

@@ -6,12 +6,17 @@ numbers in the names are its sections. What does not hold is expected as it is, 
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import sqlalchemy as sa
 from flask import request
 from werkzeug.http import http_date
 
 from flask_idempotency import KeyReused, Retryable, idempotent
+from flask_idempotency.client.responses import problem_type
+from flask_idempotency.core.errors import PROBLEMS
+from flask_idempotency.web.setup.profiles import PROFILES
 from tests.stores import BOTH
 
 JSON = "application/json"
@@ -304,3 +309,13 @@ def test_in_another_profile_an_amended_body_is_refused(make_world, profile):
     assert world.post(headers=when).status_code == 500
     refused = world.post(json={"amount": 6}, headers=when)
     assert refused.json["type"].endswith(":key-reused")
+
+
+def test_the_client_knows_each_problem_by_its_name():
+    for kind in PROBLEMS:
+        body = PROFILES["acp"].body(kind(), "")
+        assert (
+            problem_type({"Content-Type": "application/json"}, json.dumps(body).encode()) == kind.type
+        )
+    other = b'{"type": "invalid_request", "code": 5}'
+    assert problem_type({"Content-Type": "application/json"}, other) == "invalid_request"
