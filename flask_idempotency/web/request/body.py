@@ -8,7 +8,7 @@ import json
 import sys
 import weakref
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any
 from uuid import UUID
 
@@ -72,7 +72,8 @@ def _check_first_sent(request: Request, key_name: str, key: str | None) -> None:
 def first_sent(request: Request) -> datetime | None:
     """When the request was first sent, as its header says; None if that is missing or no date."""
     try:
-        return parse_date(request.headers.get(FIRST_SENT))
+        date = parse_date(request.headers.get(FIRST_SENT))
+        return None if date is None else date.astimezone(timezone.utc)
     except OverflowError:  # of a time zone or year that no calendar has
         return None
 

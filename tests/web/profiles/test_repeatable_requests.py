@@ -80,6 +80,7 @@ def test_3_1_1_the_case_of_an_id_does_not_count(world, add_view, send):
         (ID, "Tue, 26 Mar 2019 16:06:51 +0000", "key-malformed"),
         (ID, "Mon, 26 Mar 2019 16:06:51 GMT", "key-malformed"),  # it was a Tuesday
         (ID, "Tue, 26 Mar 2019 16:06:51 GMT, Tue, 26 Mar 2019 16:06:51 GMT", "key-malformed"),
+        (ID, "Sun, 31 Dec 9999 23:59:59 -2359", "key-malformed"),
         ("a,b", "Tue, 26 Mar 2019 16:06:51 GMT", "key-malformed"),
     ],
 )
