@@ -171,7 +171,7 @@ def _pointers(stored: StoredResponse) -> dict[str, Any]:
 
 
 def _policy(state: AppState) -> dict[str, Any]:
-    """What draft-ietf-httpapi-idempotency-key-header, section 2, wants a server to publish.
+    """Build what draft-ietf-httpapi-idempotency-key-header, section 2, wants a server to publish.
 
     That is: whether a key is required, its syntax, how long it lives, what makes two requests the same,
     and which problems to expect.

@@ -23,7 +23,7 @@ _NO_SIGN_IN: Final = re.compile(
 def is_permanent(
     error: BaseException, also: tuple[type[BaseException], ...], handled: BaseException | None
 ) -> bool:
-    """Whether the error, or one of those that led to it, is permanent.
+    """Return True if the error, or one of those that led to it, is permanent.
 
     These are: a certificate that is not trusted, a host whose name is unknown (not one whose name
     server does not respond), and a proxy that refuses the connection for good, such as with 407, or a

@@ -45,7 +45,7 @@ class HasHeaders(Protocol):
 
 
 def was_replayed(response: HasHeaders, header: str = "Idempotent-Replayed") -> bool:
-    """Whether the response is the stored one of an earlier attempt.
+    """Return True if the response is the stored one of an earlier attempt.
 
     :param response: what requests or httpx gave.
     :param header: the server's ``IDEMPOTENCY_REPLAYED_HEADER``.
@@ -54,7 +54,7 @@ def was_replayed(response: HasHeaders, header: str = "Idempotent-Replayed") -> b
 
 
 def tells_its_end(status: int, headers: Mapping[str, str], *, method: str | None, empty: bool) -> bool:
-    """Whether an HTTP/1.1 response says where it ends (RFC 9112 sections 6.3 and 9.6).
+    """Return True if an HTTP/1.1 response says where it ends (RFC 9112 sections 6.3 and 9.6).
 
     One that does not cannot be told from one that broke off in its headers. A server that ends a body
     by closing the connection must say so in ``Connection``, and has no reason to if the body is empty.

@@ -53,7 +53,7 @@ class HasRequest(Protocol):
 
     @property
     def request(self) -> Any:
-        """What was sent."""
+        """The request that was sent."""
 
 
 def attempts_of(outcome: HasRequest) -> int:
@@ -161,7 +161,7 @@ class RetryPolicy:
         return method in self.methods or self.header in headers
 
     def is_final(self, status: int, headers: Mapping[str, str], body: bytes) -> bool:
-        """Whether the same request would get no better response. ``body`` is decoded.
+        """Return True if the same request would get no better response. ``body`` is decoded.
 
         A server error, even a 500, is worth another attempt, because an atomic operation that failed
         was rolled back; but not a stored one, which never changes.

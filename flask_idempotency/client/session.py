@@ -248,7 +248,7 @@ def _is_of_network(raw: Any) -> bool:
 
 
 def _is_interim(response: requests.Response) -> bool:
-    """Whether the real response is still to come (RFC 9110 section 15.2)."""
+    """Return True if the real response is still to come (RFC 9110 section 15.2)."""
     return response.status_code < 200 and _is_of_network(response.raw)
 
 

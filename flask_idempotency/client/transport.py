@@ -249,7 +249,7 @@ def _policy_of(request: httpx.Request, default: RetryPolicy) -> RetryPolicy:
 
 
 def _rule(kind: type, ours: type) -> Rule:
-    """What a transport may wrap: none of ours, or the attempts would multiply."""
+    """Raise if a transport would wrap one of ours: the attempts would multiply."""
     allowed = f"an httpx.{kind.__name__} that is not an {ours.__name__}"
     return (kind,), lambda transport: not isinstance(transport, ours), allowed
 
@@ -291,7 +291,7 @@ class _Call:
         return seconds
 
     def leaves(self, response: httpx.Response) -> bool:
-        """Whether the body is left alone: a stream, or what a mock or a cache has read."""
+        """Return True if the body is left alone: a stream, or what a mock or a cache has read."""
         is_stream = response.headers.get("Content-Type", "").lower().startswith("text/event-stream")
         return response.is_closed or (response.is_success and (is_stream or self._streams))
 

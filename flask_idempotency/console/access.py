@@ -87,7 +87,7 @@ def admit(authorize: Callable[[], object]) -> Response | None:
 
 
 def is_admitted() -> bool:
-    """Whether :func:`admit` has let the present request in."""
+    """Return True if :func:`admit` has let the present request in."""
     return "idempotency_cookie" in g
 
 
@@ -111,7 +111,7 @@ def say(response: Response, what: str, digits: str = "") -> Response:
 
 
 def said(digits: str = "") -> str:
-    """What this page has to say, or nothing."""
+    """Return the page's message, if there is one."""
     try:
         value = request.cookies.get(SAID, "")
         *bound, what, about = _serializer(current_app).loads(value, max_age=SAID_SECONDS)

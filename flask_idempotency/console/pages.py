@@ -94,7 +94,7 @@ def page(template: str, status: int = 200, **values: Any) -> Response:
 
 
 def overview() -> Response:
-    """What is going on."""
+    """Show the overview."""
     state, hour, no_hour = console().state, None, ""
     try:
         hour = Hour(console().rates.last_hour())
@@ -124,7 +124,7 @@ def overview() -> Response:
 
 
 def _redis(state: AppState) -> Finding | None:
-    """Whether Redis does its part; None where it has none."""
+    """Return True if Redis does its part; None where it has none."""
     return next(state.lock.examine()) if isinstance(state.lock, RedisLock) else None
 
 

@@ -60,7 +60,7 @@ class Rates(Worker):
 
     @property
     def is_shared(self) -> bool:
-        """Whether all processes are counted."""
+        """True if all processes are counted."""
         return self._counts is not None
 
     def begin_anew(self) -> None:

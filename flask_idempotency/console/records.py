@@ -205,7 +205,7 @@ class Form:
 
 
 def confirm(digits: str, action: str) -> Response:
-    """What an action would do, and its form."""
+    """Show what an action would do, and its form."""
     chosen, found = _chosen(action), _found(digits)
     _check_state(chosen, found)
     return _form(chosen, found, Form())
@@ -281,7 +281,7 @@ def _check_state(action: Action, found: Found) -> None:
 
 
 def _seen(line: Line) -> str:
-    """What a form is about, of which it tells nothing: an owner's token is not for pages."""
+    """Return what a form is about without telling it: an owner's token is not for pages."""
     return hashlib.sha256(f"{line.version} {line.state} {line.attempt}".encode()).hexdigest()[:16]
 
 

@@ -44,7 +44,7 @@ def moments(found: Found, record: Record | None, now: datetime | None = None) ->
 
 
 def _is_decided(found: Found) -> bool:
-    """Whether its end was an operator's last decision, which is told already."""
+    """Return True if its end was an operator's last decision, which is told already."""
     decisions = [entry.did for entry in found.audit if entry.did != SHOWN]
     return bool(decisions) and decisions[-1] in ("resolved", "failed")
 

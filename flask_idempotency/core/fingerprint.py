@@ -103,7 +103,7 @@ class Fingerprint:
         return Fingerprint(self.algorithm, digests[0], tuple(digests[1:]))
 
     def matches(self, stored: Fingerprint) -> bool | None:
-        """Whether both are of the same request, compared in constant time.
+        """Return True if both are of the same request, compared in constant time.
 
         :return: None if they cannot be compared: the stored one has another algorithm or unknown key.
         """
@@ -115,12 +115,12 @@ class Fingerprint:
 
     @property
     def is_keyed(self) -> bool:
-        """Whether it was made under a secret key: then responses are encrypted, too."""
+        """True if it was made under a secret key: then responses are encrypted, too."""
         return len(self.digest) > _DIGEST_BYTES
 
     @property
     def origin(self) -> str:
-        """What made it, for a log line."""
+        """What made it, in words for a log line."""
         key_id = self.digest[:-_DIGEST_BYTES]
         return f"version {self.algorithm}" + (f" under key {key_id.hex()}" if key_id else "")
 
@@ -350,7 +350,7 @@ _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def _may_be_deep(body: bytes) -> bool:
-    """Whether its brackets, including those in strings, pair up in more levels than ``MAX_DEPTH``.
+    """Return True if its brackets, also those in strings, nest in more than ``MAX_DEPTH`` levels.
 
     Strings made for that may hide levels; Python's own limit remains.
     """

@@ -156,7 +156,7 @@ def compare(record: Record | None, fingerprint: Fingerprint) -> Comparison:
 
 
 def decide(record: Record | None, claim: Claim) -> Next:
-    """What a request with this claim does about this record: the one place that decides."""
+    """Decide what a request with this claim does about this record. Nothing else decides."""
     cell = situation(record), compare(record, claim.fingerprint)
     step = AMENDED.get(cell, NEXT[cell]) if claim.amends else NEXT[cell]
     if step is Next.REPLAY or step is Next.REFUSE:
@@ -167,7 +167,7 @@ def decide(record: Record | None, claim: Claim) -> Next:
 
 
 def _is_spent(record: Record | None, claim: Claim) -> bool:
-    """Whether the operation was begun as often as the claim allows. What has expired begins afresh."""
+    """Return True if the operation was begun as often as the claim allows. Expired: no."""
     if claim.max_attempts is None or record is None or record.expired:
         return False
     # A request that resumes is counted before it is sent.
@@ -175,7 +175,7 @@ def _is_spent(record: Record | None, claim: Claim) -> bool:
 
 
 def _continues(claim: Claim, record: Record | None) -> bool:
-    """Whether the record is the one that the claim resumes, and lives."""
+    """Return True if the record is the one that the claim resumes, and lives."""
     return record is not None and not record.expired and record.owner == claim.resumes
 
 

@@ -55,7 +55,7 @@ class Transaction(Hold, Protocol):
         ...
 
     def explain(self, error: BaseException | None) -> Exception | None:
-        """What an error that left the view means for the operation, or None if nothing special."""
+        """Return what an error that left the view means for the operation; None: nothing special."""
         ...
 
 
@@ -158,7 +158,7 @@ class Records(Protocol):
 
     @property
     def atomic(self) -> bool:
-        """Whether there are :class:`Transaction` holds: writes that commit together with a record.
+        """True if there are :class:`Transaction` holds: writes that commit together with a record.
 
         False for a store with leases only: it rejects atomic routes, so every claim names a lease.
         """
@@ -219,7 +219,7 @@ class Sealer(Protocol):
         ...
 
     def open_bytes(self, stored: bytes, key: bytes, purpose: str) -> bytes:
-        """What :meth:`seal_bytes` was given."""
+        """Return what :meth:`seal_bytes` was given."""
         ...
 
 

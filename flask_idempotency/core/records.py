@@ -48,7 +48,7 @@ class StoredResponse:
     body: bytes | None = field(repr=False)
 
     def is_sealed(self) -> bool:
-        """Whether this is encrypted."""
+        """Return True if this is encrypted."""
         return self.headers is None and (self.body or b"").startswith(SEALED)
 
     def check_status(self) -> None:

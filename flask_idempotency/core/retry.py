@@ -44,7 +44,7 @@ class StepRetry:
                 _refuse(name, value, f"a number from {low} to {high}")
 
     def covers(self, error: Exception, failures: int) -> bool:
-        """Whether the function is called again after ``error``, its ``failures``-th in a row.
+        """Return True if the function is called again after ``error``, its ``failures``-th in a row.
 
         Never after a problem of ours, and never after what a queue raises to stop or repeat its job.
         """

@@ -74,7 +74,7 @@ def pairs_of(headers: str | bytes | None) -> Headers | None:
 
 
 def finite(seconds: float | None) -> float | None:
-    """What is left of a lease, as it is. Raises ``ValueError`` for one that never ends, or is none."""
+    """Return what is left of a lease. Raises ``ValueError`` for one that never ends, or is none."""
     if seconds is not None and not math.isfinite(seconds):
         raise ValueError
     return seconds

@@ -71,12 +71,12 @@ RELEASING = {
 
 
 def interrupts(error: BaseException) -> bool:
-    """Whether ``error`` means that a queue stopped the job."""
+    """Return True if ``error`` means that a queue stopped the job."""
     return not INTERRUPTING.isdisjoint(_names(error))
 
 
 def releases(error: BaseException) -> bool:
-    """Whether ``error`` asks the job's queue to run it again."""
+    """Return True if ``error`` asks the job's queue to run it again."""
     flags = (RELEASING[name] for name in _names(error) if name in RELEASING)
     return any(flag is None or getattr(error, flag, False) for flag in flags)
 
@@ -87,7 +87,7 @@ def _names(error: BaseException) -> list[str]:
 
 
 def is_stored_by_default(status: int) -> bool:
-    """Whether a response of this status is stored (and its writes committed) by default."""
+    """Return True if a response of this status is stored (and its writes committed) by default."""
     return status < 500 and status not in NOT_STORED
 
 

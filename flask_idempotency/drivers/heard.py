@@ -45,7 +45,7 @@ class Listener:
         return True
 
     def is_failed(self) -> bool:
-        """What has failed is the application's matter."""
+        """Return False: what has failed is the application's matter."""
         return False
 
     def flush(self, *_what: object) -> None:

@@ -32,7 +32,7 @@ _SEQUENCES = frozenset({list, tuple})
 
 
 def shape_of(values: Any) -> Shape | None:
-    """What decides whether a text with these values can be parsed; None if it is not known."""
+    """Return what decides if a text with these values can be parsed; None if that is unknown."""
     if values is None:
         return ()
     # A mapping of another class gives its names here: they are of no known type, or tell no more.

@@ -199,7 +199,7 @@ _books: WeakKeyDictionary[Connection, _Book] = WeakKeyDictionary()
 
 
 def _book(connection: Connection) -> _Book | None:
-    """What is prepared on a connection; None if nothing may be."""
+    """Return what is prepared on a connection; None if nothing may be."""
     book = _books.get(connection)
     if book is None:
         book = _books[connection] = _Book()
@@ -486,7 +486,7 @@ class OperationCursors:
     def execute(
         self, owner: Any, query: Any, params: Any = None, *, prepare: Any = None, binary: bool = False
     ) -> Any:
-        """What the connection's own ``execute()`` does."""
+        """Do what the connection's own ``execute()`` does."""
         return self.new(owner, binary=binary).execute(query, params, prepare=prepare)
 
     def close(self) -> None:

@@ -301,7 +301,7 @@ def _named(base: type[Cursor]) -> type[Cursor]:
 
 
 def _prefix(units: Any, text: Text, message: bytes) -> bytes:
-    """What waits, if it may travel in front of ``message``; otherwise it is sent now."""
+    """Return what waits, if it may travel in front of ``message``; otherwise send it now."""
     if text in parsed and (message.isascii() or _speaks_utf8(units.driver)):
         return _joined(units.waiting, units.driver)
     units.flush()

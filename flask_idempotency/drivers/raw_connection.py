@@ -53,7 +53,7 @@ class RawConnection:
 
     @property
     def isolation(self) -> str:
-        """What follows BEGIN so that the transaction is as isolated as the application asked."""
+        """The words behind BEGIN that isolate a transaction as the application asked."""
         chosen = self.engine.get_execution_options().get("isolation_level")
         if self._autocommit or chosen == "AUTOCOMMIT":
             raise NotAtomic(
@@ -67,13 +67,13 @@ class RawConnection:
 
     @property
     def lost(self) -> bool:
-        """Whether the connection is gone."""
+        """True if the connection is gone."""
         is_invalid = not self.closed and self.fairy.dbapi_connection is None
         return bool(self.driver.closed) or is_invalid
 
     @property
     def in_transaction(self) -> bool:
-        """Whether the server has a transaction open on it, failed or not."""
+        """True if the server has a transaction open on it, failed or not."""
         return self.status() != IDLE
 
     def send(
@@ -83,7 +83,7 @@ class RawConnection:
         return self.port.send(self.driver, text, values, first)
 
     def has_committed(self, answer: Answer) -> bool:
-        """Whether the COMMIT at its end did so: that of a failed transaction says ROLLBACK."""
+        """Return True if the COMMIT at its end did so: that of a failed transaction says ROLLBACK."""
         return answer.statusmessage == "COMMIT"
 
     def __del__(self) -> None:

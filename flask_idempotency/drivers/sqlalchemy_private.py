@@ -45,7 +45,7 @@ def connection_to(session: Session, bind: Engine | Connection) -> Connection | N
 
 
 def has_options(session: Session) -> bool:
-    """Whether options were chosen for the session's transaction, such as ``schema_translate_map``.
+    """Return True if the session's transaction has options, such as ``schema_translate_map``.
 
     They end with it, and what is written above the view would go elsewhere.
     """

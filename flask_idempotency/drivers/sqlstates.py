@@ -23,7 +23,7 @@ def base_of(error: BaseException | None) -> Any:
 
 
 def is_lost(error: BaseException | None, connection: Any = None) -> bool:
-    """Whether the connection is gone, so that the outcome of an unanswered statement is unknown."""
+    """Return True if the connection is gone: nobody knows what an unanswered statement did."""
     if connection is not None and connection.closed:
         return True
     if base_of(error) is None:

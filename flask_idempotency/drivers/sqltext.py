@@ -210,7 +210,7 @@ def _without_bodies(text: str) -> str:
 
 
 def ends_transaction(text: str, *, backslashes: bool = False) -> bool:
-    """Whether a statement of the message begins, ends or prepares a transaction.
+    """Return True if a statement of the message begins, ends or prepares a transaction.
 
     ``ROLLBACK TO`` a savepoint does not. ``backslashes`` says that a backslash escapes in every
     literal, as on a server with ``standard_conforming_strings = off``.
@@ -221,7 +221,7 @@ def ends_transaction(text: str, *, backslashes: bool = False) -> bool:
 
 
 def may_write(text: str) -> bool:
-    """Whether a statement of the message is anything but a plain read."""
+    """Return True if a statement of the message is anything but a plain read."""
     return not all(_READS.match(statement) for statement in _statements(text))
 
 
@@ -231,7 +231,7 @@ class Room:
     left = MOST
 
     def takes(self, text: str, remembered: set[Any] | dict[Any, Any]) -> bool:
-        """Whether a text may join those that are ``remembered``: they are forgotten if it is full."""
+        """Return True if a text may join those ``remembered``; too many are forgotten."""
         if len(text) >= LONG:
             return False
         size = getsizeof(text)
@@ -260,7 +260,7 @@ TRAITS = _Traits()
 
 
 def traits_of(text: str) -> int:
-    """What the message may do besides reading tables: the sum of the constants above."""
+    """Return what the message may do besides reading tables: the sum of the constants above."""
     if len(text) >= LONG:  # many rows in one statement: the places of their values are most of it
         text = _PLACE.sub("?", text)
     traits = READS if _SUSPECT.search(text) is None else SUSPECT
@@ -332,7 +332,7 @@ def settings_of(text: str) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def chooses_isolation(text: str) -> bool:
-    """Whether the message chooses an isolation level, a snapshot or DEFERRABLE for its transaction."""
+    """Return True if the message chooses its transaction's isolation, snapshot or DEFERRABLE."""
     return any(_ISOLATION.match(statement) for statement in _statements(text))
 
 
@@ -347,7 +347,7 @@ def _keep_names(text: str) -> str:
 
 
 def temporary_endings(text: str) -> list[str]:
-    """What a commit does to the temporary tables that the message makes, as statements."""
+    """Return what a commit does to the temporary tables that the message makes, as statements."""
     return [
         f"{'DROP TABLE' if found['end'].upper() == 'DROP' else 'TRUNCATE'} pg_temp.{found['name']}"
         for found in _ENDED_TABLE.finditer(text)

@@ -263,7 +263,7 @@ class RecordsCollector:
         return [_up(), *_families()]
 
     def collect(self) -> list[Metric]:
-        """What the records are like now, or were within the last ten seconds.
+        """Collect what the records are like, now or within the last ten seconds.
 
         One scrape at a time asks, and the others tell what is known. It waits three seconds at most,
         for a silent host, a full pool or whatever else may hang. What hangs is not asked again before
@@ -279,7 +279,7 @@ class RecordsCollector:
         return self._known
 
     def _begin(self) -> Future[list[Metric]] | None:
-        """What the store will reply, if it is time to ask it."""
+        """Ask the store, if it is time to; return what will be its reply."""
         with self._turn:
             if self._clock() < self._until or (self._asked and not self._asked.done()):
                 return None

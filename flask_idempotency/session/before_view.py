@@ -106,7 +106,7 @@ class _Returned(StandsUnder):
 
 
 def has_written(connection: Connection) -> bool:
-    """Whether the connection's transaction has changed anything. Raises the driver's error."""
+    """Return True if the connection's transaction has changed anything. Raises the driver's error."""
     below: Any = connection.connection
     if isinstance(connection.connection, _Returned):
         return False
@@ -120,7 +120,7 @@ def has_written(connection: Connection) -> bool:
 
 
 def has_failed(connection: Connection) -> bool:
-    """Whether the connection's transaction can only be rolled back: it has failed, or is lost."""
+    """Return True if the connection's transaction can only be rolled back, or is lost."""
     if connection.invalidated:
         return True
     below: Any = connection.connection
@@ -133,7 +133,7 @@ def has_failed(connection: Connection) -> bool:
 
 
 def _undid(connection: Connection) -> bool:
-    """Whether the connection's transaction was rolled back to a savepoint."""
+    """Return True if the connection's transaction was rolled back to a savepoint."""
     return bool(noted(connection).traits & SAVEPOINT)
 
 
@@ -150,7 +150,7 @@ def _cursor(connection: Connection) -> Any:
 
 
 def _earlier(connection: Connection) -> Any:
-    """What the connection's transaction contains, see :data:`sql.EARLIER`."""
+    """Ask what the connection's transaction contains: see :data:`sql.EARLIER`."""
     is_own = not isinstance(connection.connection, StandIn)
     written = is_own or has_written(connection)
     numbered, isolation, special, has_cursor, has_locks = _ask(connection, sql.EARLIER)

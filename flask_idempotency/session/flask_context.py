@@ -54,7 +54,7 @@ def present_request() -> Any:
 
 
 def present_context() -> Any:
-    """What identifies the present application context: its ``flask.g``, or None."""
+    """Return what identifies the present application context: its ``flask.g``, or None."""
     context = _cv_app.get(None)
     return None if context is None else context.g
 
@@ -76,7 +76,7 @@ def copy_g() -> None:
 
 
 def functions_after_request() -> list[Callable[[Any], Any]]:
-    """What has been registered with ``flask.after_this_request``: Flask's own list."""
+    """Return Flask's own list of what ``flask.after_this_request`` has registered."""
     functions: list[Callable[[Any], Any]] = _cv_request.get()._after_request_functions  # noqa: SLF001
     return functions
 
@@ -85,7 +85,7 @@ def functions_after_request() -> list[Callable[[Any], Any]]:
 
 
 def handle_error(app: Any, error: Exception) -> Any:
-    """What the application's handlers make of ``error``, which is being handled.
+    """Return what the application's handlers make of ``error``, which is being handled.
 
     Raises it again if there is no handler for it.
     """

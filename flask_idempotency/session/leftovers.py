@@ -29,7 +29,7 @@ show them. More would keep a failing request busy with what nobody may look at."
 
 
 def has_unsaved(session: Session | None) -> bool:
-    """Whether the session holds changes that it has not sent to the database."""
+    """Return True if the session holds changes that it has not sent to the database."""
     if session is None:
         return False
     changed = any(map(session.is_modified, session.dirty))
@@ -37,7 +37,7 @@ def has_unsaved(session: Session | None) -> bool:
 
 
 def waits_for_commit(session: Session) -> bool:
-    """Whether a commit above the view may be meant for the session, as far as it knows by itself."""
+    """Return True if a decorator or after_request function may still want to commit. Sends nothing."""
     return is_explicit(session) or has_unsaved(session)
 
 
@@ -61,7 +61,7 @@ def refuse_unsaved(sessions: Sessions, step: str) -> None:
 
 
 def is_settled_outside(sessions: Sessions) -> bool:
-    """Whether nothing waits for a commit after a view that is not atomic.
+    """Return True if nothing waits for a commit after a view that is not atomic.
 
     Its session is the application's. Asks the server if the session has a transaction open.
     """
@@ -96,7 +96,7 @@ def _needs_rollback(session: Session) -> bool:
 
 
 def blocks_records(databases: Databases) -> bool:
-    """Whether ``db.session`` keeps the records from being written: SQLite has one writer."""
+    """Return True if ``db.session`` keeps the records from being written: SQLite has one writer."""
     if not getattr(databases.records, "one_writer", False):
         return False
     session = databases.sessions.present()
@@ -118,7 +118,7 @@ COMMIT_THEM = (
 
 
 def commits_in_teardown(app: Flask) -> bool:
-    """Whether a teardown function of the application's own mentions a commit.
+    """Return True if a teardown function of the application's own mentions a commit.
 
     Such a commit comes when the response is on its way, too late for any record. A function that calls
     another one for it is not recognised.

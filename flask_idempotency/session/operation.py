@@ -156,7 +156,7 @@ class Running:
         innermost.set(self)
 
     def is_here(self) -> bool:
-        """Whether it is the present request's: not that of a view that sent a request of its own."""
+        """Return True if it is the present request's, not that of a view that has sent this request."""
         return self._request is present_request()
 
     def transaction_of(self, session: Any) -> OpenTransaction | None:  # noqa: ARG002
@@ -164,7 +164,7 @@ class Running:
         return None
 
     def end(self) -> None:
-        """What follows is no part of it."""
+        """End it: what follows is no part of it."""
         self.is_open = False
         if innermost.get() is self:
             innermost.set(self.outer)
@@ -189,7 +189,7 @@ class OpenTransaction(Running):
     items: dict[bytes, Any] = field(default_factory=dict)
 
     def is_in_context(self) -> bool:
-        """Whether this is its application context, and not another application's inside the view."""
+        """Return True if this is its application context, not another one that the view has pushed."""
         return self._context is present_context()
 
     def transaction_of(self, session: Any) -> OpenTransaction | None:
@@ -251,7 +251,7 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
 
 
 def running_operation() -> Running | None:
-    """What runs in this request, or None. Raises ``NotAtomic`` if its transaction has ended.
+    """Return what runs in this request, or None. Raises ``NotAtomic`` if its transaction has ended.
 
     A request that a view makes to its own application, and a thread, are not part of it.
     """

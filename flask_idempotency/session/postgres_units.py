@@ -323,7 +323,7 @@ class PostgresUnits(Units):
         return 1 + len(self._around)
 
     def _says(self, question: str) -> bool:
-        """What the server says to a question about the open unit."""
+        """Ask the server a question about the open unit."""
         self.flush()
         return bool(self._tell([question]).fetchone() != (False,))
 
@@ -389,19 +389,19 @@ class PostgresUnits(Units):
             self.broken = TransactionConflict()
 
     def is_ours(self, error: BaseException | None) -> bool:
-        """Whether the driver's error came from the operation's connection."""
+        """Return True if the driver's error came from the operation's connection."""
         return error is not None and error is self._ours
 
     def is_lost(self) -> bool:
-        """Whether the connection is gone."""
+        """Return True if the connection is gone."""
         return bool(self.driver.closed) or self.fairy.dbapi_connection is None
 
     def has_ended(self) -> bool:
-        """Whether the driver's own doors have ended the transaction."""
+        """Return True if the driver's own doors have ended the transaction."""
         return self._status() == IDLE
 
     def is_failed(self) -> bool:
-        """Whether a statement has failed and nobody has rolled back."""
+        """Return True if a statement has failed and nobody has rolled back."""
         return self._status() == FAILED
 
     def door(self, owner: StandIn) -> DriverDoor:

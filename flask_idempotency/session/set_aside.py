@@ -84,7 +84,7 @@ def set_aside(
 
 
 def _may_commit(connection: Connection) -> bool:
-    """Whether there is something to commit on another bind. A lost connection is invalidated."""
+    """Return True if there is something to commit on another bind. A lost connection is invalidated."""
     try:
         return not has_failed(connection) and has_written(connection)
     except connection.dialect.loaded_dbapi.Error as error:

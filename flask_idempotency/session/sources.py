@@ -38,7 +38,7 @@ class Sessions(Protocol):
         """The engines by name."""
 
     def is_replaced(self) -> bool:
-        """Whether something else, such as a test's double, makes the sessions by now."""
+        """Return True if something else, such as a test's double, makes the sessions by now."""
 
     def present(self) -> Session | None:
         """The session of the present application context, if it has been used."""
@@ -56,7 +56,7 @@ class Sessions(Protocol):
         """Where one engine's URL was set, for messages."""
 
     def options_of(self, name: str | None) -> Mapping[str, Any]:
-        """What one engine was made with, besides its URL, as far as that decides where it connects."""
+        """Return what one engine was made with, besides its URL, if it decides where that connects."""
 
 
 class _Scoped:
@@ -206,7 +206,7 @@ _LITE_SESSIONS = "_sqlalchemy_sessions"
 
 
 def _options(db: Any, own: Any) -> Mapping[str, Any]:
-    """What ``SQLAlchemy(engine_options=...)`` was given, under an engine's ``own`` options."""
+    """Return the options that ``SQLAlchemy(engine_options=...)`` was given, under an engine's own."""
     return {**db._engine_options, **(own if isinstance(own, dict) else {})}  # noqa: SLF001
 
 

@@ -89,7 +89,7 @@ def listen(target: Any, name: str, function: Callable[..., None]) -> None:
 
 
 def noted(connection: Connection) -> Noted:
-    """What was noted of a connection; more may come."""
+    """Return what was noted of a connection; more may come."""
     return _noted.setdefault(connection, Noted(connection.dialect))
 
 

@@ -121,7 +121,7 @@ class Joined:
         return list({**self._running.sessions, **({} if present is None else {present: None})})
 
     def has_leftovers(self) -> bool:
-        """Whether changes are left that nobody has committed."""
+        """Return True if changes are left that nobody has committed."""
         return self._running.units.has_unsaved_writes() or any(map(has_unsaved, self._sessions()))
 
     def commit(self) -> None:
@@ -130,7 +130,7 @@ class Joined:
             self._databases.sessions.current().commit()
 
     def is_settled(self) -> bool:
-        """Whether everything is committed, so that a commit above the view has nothing left to do.
+        """Return True if everything is committed: a commit above the view has nothing left to do.
 
         Then :meth:`let_go` follows at once: it need not ask again. Sends nothing.
         """
@@ -145,11 +145,11 @@ class Joined:
         return False
 
     def has_committed(self) -> bool:
-        """Whether a unit of the view that did more than read was committed."""
+        """Return True if a unit of the view that did more than read was committed."""
         return self._running.units.wrote
 
     def is_undone(self) -> bool:
-        """Whether what was left then has been dropped since."""
+        """Return True if what was left then has been dropped since."""
         if self._left is None:
             return False
         units = self._running.units

@@ -96,7 +96,7 @@ class StandIn(StandsUnder, PoolProxiedConnection):
 
     @property
     def is_valid(self) -> bool:
-        """Whether there is a connection to end a transaction on."""
+        """True if there is a connection to end a transaction on."""
         return not self.units.is_closed
 
     @property
@@ -118,7 +118,7 @@ class StandIn(StandsUnder, PoolProxiedConnection):
 
     @property
     def info(self) -> dict[Any, Any]:
-        """What the application notes about the pooled connection."""
+        """The application's notes about the pooled connection."""
         return self._there().fairy.info
 
     @property
@@ -209,31 +209,31 @@ class Units:
 
     @property
     def may_have_work(self) -> bool:
-        """Whether the open unit has failed, or its texts are not all plain reads. Sends nothing."""
+        """True if the open unit has failed, or its texts are not all plain reads. Sends nothing."""
         return self._open is not None and (self.traits & ~READ_ONLY != READS or self.is_failed())
 
     @property
     def has_open_work(self) -> bool:
-        """Whether the open unit has done anything but read, or has failed."""
+        """True if the open unit has done anything but read, or has failed."""
         known = self.traits & ~(READ_ONLY | WRITES | UNSURE)
         return self._open is not None and (bool(known) or self.is_failed() or self._would_lose())
 
     def is_current(self, owner: StandIn, number: int) -> bool:
-        """Whether the owner's unit of that number (``begun``) is still open."""
+        """Return True if the owner's unit of that number (``begun``) is still open."""
         return owner.is_top or (self._open is owner and self.begun == number)
 
     def has_unsaved_writes(self) -> bool:
-        """Whether the open unit has changed data. Asks the server, unless the texts are all reads."""
+        """Return True if the open unit has changed data. Asks the server, unless all are reads."""
         if self._open is None or self.is_failed():
             return False
         return bool(self.traits & (WRITES | UNSURE)) and self._did_more_than_read()
 
     def is_bound(self, bind: object) -> bool:
-        """Whether ``bind`` is one of :meth:`bind`."""
+        """Return True if ``bind`` is one of :meth:`bind`."""
         return any(bind is bound for bound in self._engines.values())
 
     def is_joined(self, connection: Connection) -> bool:
-        """Whether an SQLAlchemy connection works in these units."""
+        """Return True if an SQLAlchemy connection works in these units."""
         below: Any = connection.connection
         return isinstance(below, StandIn) and below.units is self
 
@@ -363,11 +363,11 @@ class Units:
         self._undo(at_once=False)
 
     def _would_lose(self) -> bool:
-        """Whether a rollback of the open unit would undo anything: the server knows, texts do not."""
+        """Return True if a rollback of the open unit would undo anything: the server knows."""
         return self.traits & ~READ_ONLY != READS
 
     def _did_more_than_read(self) -> bool:
-        """Whether the open unit has changed or locked a row: the server knows, texts do not."""
+        """Return True if the open unit has changed or locked a row: the server knows, texts do not."""
         return True
 
     def begin_item(self) -> str:
@@ -390,7 +390,7 @@ class Units:
 
     @property
     def is_around(self) -> bool:
-        """Whether there is a savepoint of an item, or one of :attr:`connection`."""
+        """True if there is a savepoint of an item, or one of :attr:`connection`."""
         return bool(self._around)
 
     def rise(self) -> None:
@@ -439,17 +439,17 @@ class Units:
     # What each database does in its own way:
 
     def is_lost(self) -> bool:
-        """Whether the connection is gone."""
+        """Return True if the connection is gone."""
         return self.fairy.dbapi_connection is None or bool(
             getattr(self.fairy.driver_connection, "closed", False)
         )
 
     def has_ended(self) -> bool:
-        """Whether somebody has ended the operation's transaction: on SQLite a trigger may."""
+        """Return True if somebody has ended the operation's transaction: on SQLite a trigger may."""
         return getattr(self.fairy.driver_connection, "in_transaction", True) is False
 
     def is_failed(self) -> bool:
-        """Whether a statement of the transaction has failed, so that it refuses all others."""
+        """Return True if a statement of the transaction has failed, so that it refuses all others."""
         info = getattr(self.fairy.driver_connection, "info", None)  # libpq's
         return getattr(info, "transaction_status", None) == FAILED
 

@@ -239,11 +239,11 @@ class RequestCheck(Check[TestResponse]):
         return response.status_code < 400 and not self._is_replay(response)
 
     def _is_replay(self, response: TestResponse) -> bool:
-        """Whether it is marked as one, or the response is that has redirected to it."""
+        """Return True if it is marked as one, or the response is that has redirected to it."""
         return any(self._replayed in each.headers for each in (response, *response.history))
 
     def is_not_misplaced(self) -> None:
-        """What stands above the route protects nothing, nor does what is switched off."""
+        """Fail if the protection stands above the route, or is switched off: it protects nothing."""
         if not self.state.settings.enabled:
             hint = "IDEMPOTENCY_ENABLED is False in this application: set it to True for this test."
             self.fail("the view is not protected", hint)
@@ -330,7 +330,7 @@ class RequestCheck(Check[TestResponse]):
             self.fail(said, ALIKE)
 
     def explained(self, outcome: TestResponse) -> str:
-        """What the problem in a response means, or how to see the error of a view."""
+        """Say what the problem in a response means, or how to see the error of a view."""
         if outcome.status_code == 500 and not self.state.app.testing:
             return "app.testing = True shows the error: then it reaches the test."
         body = outcome.get_json(silent=True)

@@ -113,7 +113,7 @@ class Delivery:
         return f"returned {self.result!r}" if self.error is None else f"raised {self.error!r}"
 
     def met(self, kind: type[Decision]) -> bool:
-        """Whether the engine decided so."""
+        """Return True if the engine decided so."""
         return any(isinstance(decision, kind) for decision in self.decisions)
 
 
@@ -195,7 +195,7 @@ class CallCheck(Check[Delivery]):
         return Context().run(deliver)
 
     def shown(self, outcome: Delivery) -> str:
-        """What a call returned or raised."""
+        """Show what a call returned or raised."""
         return str(outcome)
 
     def run_again(self) -> bool:

@@ -106,10 +106,10 @@ class Check(ABC, Generic[T]):
 
     @abstractmethod
     def shown(self, outcome: T) -> str:
-        """What came back, for a message."""
+        """Show what came back, for a message."""
 
     def explained(self, outcome: T) -> str:  # noqa: ARG002
-        """What it means that this came back, if there is more to say than what it says itself."""
+        """Say what it means that this came back, if it does not say that itself."""
         return ""
 
     def run_again(self) -> bool:
@@ -117,7 +117,7 @@ class Check(ABC, Generic[T]):
         return False
 
     def sent(self, *what: Any) -> T:
-        """What comes back from :meth:`send`, if that takes no longer than a test can wait."""
+        """Return what comes back from :meth:`send`, if a test can wait that long."""
         with self._alone() as connections:
             return self._result(Call(partial(self.send, *what)), connections)
 
@@ -252,7 +252,7 @@ class Check(ABC, Generic[T]):
 
     @contextmanager
     def another_operation(self, who: str, at_least: int) -> Iterator[None]:
-        """What is done in this block has effects of its own; ``who`` does it."""
+        """Let what is done in this block have effects of its own; ``who`` does it."""
         start = self._counted()
         yield
         theirs = difference(start, self._counted())

@@ -45,13 +45,13 @@ def lease_left(records: Records, claim: Claim) -> float:
 
 
 def has_expired(records: Records, claim: Claim) -> bool:
-    """Whether the record has expired; a store may forget it then."""
+    """Return True if the record has expired; a store may forget it then."""
     record = records.look(claim.key)
     return record is None or record.expired
 
 
 def is_renewed(records: Records, claim: Claim, renew: Callable[[], object]) -> bool:
-    """Whether ``renew`` has moved the end of the lease; False also if no time had passed before."""
+    """Return True if ``renew`` has moved the lease's end; False also if no time had passed before."""
     before = lease_left(records, claim)
     renew()
     return lease_left(records, claim) > before

@@ -95,7 +95,7 @@ class Connections(Watch):
 
 
 def is_locked(database: Engine) -> bool:
-    """Whether somebody writes in a SQLite file, who was to have committed before a request is sent."""
+    """Return True if somebody still writes in a SQLite file, and should have committed before."""
     if database.dialect.name != "sqlite" or isinstance(database.pool, StaticPool):
         return False
     with closing(database.raw_connection()) as connection:

@@ -143,18 +143,18 @@ class CrashPoint(Watch):
 
     @property
     def happened(self) -> bool:
-        """Whether a request has died."""
+        """True if a request has died."""
         return self._dead is not None
 
     @property
     def has_passed_the_last_place(self) -> bool:
-        """Whether a place was only looked for, and a whole run of the view has none of that number."""
+        """True if a place was only looked for, and a whole run of the view has none of that number."""
         is_probe = self._is_one_of_all and self.point == "in-view"
         return is_probe and self._has_returned and self._attempt == 1 and not self.happened
 
     @contextmanager
     def of_an_assertion(self) -> Iterator[None]:
-        """What is sent here may die. It catches the crash, so that the block goes on."""
+        """Let what is sent here die. Catches the crash, so that the block goes on."""
         before, self._is_armed, self._is_asserted = self._is_armed, True, True
         try:
             yield
@@ -162,7 +162,7 @@ class CrashPoint(Watch):
             self._is_armed = before
 
     def not_reached(self) -> str:
-        """What it means that nothing died."""
+        """Say what it means that nothing died."""
         if self._is_one_of_all and not self._is_asserted:
             return (
                 f"{self!r} was not reached: in a block of every_crash() only what assert_idempotent or"

@@ -18,7 +18,7 @@ Counts = dict[str, Any]  # numbers, by what they count
 
 
 def counter(state: AppState, effects: Effects | None) -> Callable[[], Counts]:
-    """What counts: a test's function, or (None) the rows of each table of the application's own.
+    """Return what counts: a test's function, or (None) the rows of the application's own tables.
 
     Raises ``TypeError`` if ``effects`` is no function; what is returned does if it counts no numbers.
     """
@@ -55,12 +55,12 @@ def _numbers(counted: Any) -> Counts:
 
 
 def kind_of(value: object) -> str:
-    """What a value is that has the wrong type, for a message."""
+    """Name the wrong type of a value, for a message."""
     return "None" if value is None else f"of the type {type(value).__name__}"
 
 
 def _rows(state: AppState) -> Callable[[], Counts]:
-    """What counts the rows of the application's own tables, each database in one round trip."""
+    """Return what counts the rows of the application's own tables, one round trip a database."""
     own = {state.table.fullname, define_steps(state.table).fullname}
     tables = {
         bind: [table for table in _existing(state, bind) if table.fullname not in own]

@@ -48,7 +48,7 @@ def finish_a_step(lease: Lease) -> None:
 
 
 def at_once(*works: Callable[[], Any]) -> list[Any]:
-    """What they return, or the loss of a lease that they raise."""
+    """Call them at once; return their results, or the loss of a lease that they raise."""
     barrier = threading.Barrier(len(works))
 
     def together(work: Callable[[], Any]) -> Any:

@@ -19,7 +19,7 @@ def shown(response: TestResponse) -> str:
 
 
 def differences(first: TestResponse, other: TestResponse, ignored: Collection[str]) -> list[str]:
-    """What differs between the two responses, a line for each."""
+    """List what differs between the two responses, a line for each."""
     found = []
     if first.status_code != other.status_code:
         found.append(f"status: first {shown(first)}, then {shown(other)}")

@@ -30,12 +30,12 @@ _INSTALLED = (
 
 
 def is_own(frame: traceback.FrameSummary) -> bool:
-    """Whether a frame is the application's, or that of another library."""
+    """Return True if a frame is the application's, or that of another library."""
     return not frame.filename.startswith(_OTHERS)
 
 
 def is_installed(filename: str) -> bool:
-    """Whether a file is Python's own, a library's or ours."""
+    """Return True if a file is Python's own, a library's or ours."""
     return filename.startswith(_INSTALLED)
 
 

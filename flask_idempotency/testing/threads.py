@@ -52,7 +52,7 @@ class Call(Future[T]):
         self._begun.append(work)
 
     def goes_on(self, seconds: float) -> Work | None:
-        """What it has begun, and has not ended within ``seconds``."""
+        """Return what it has begun, and has not ended within ``seconds``."""
         ends = monotonic() + seconds
         for work in self._begun:  # a thread may begin others meanwhile
             if not _has_ended(work, max(0.0, ends - monotonic())):

@@ -89,14 +89,14 @@ class Attempt:
             self.transaction.record("pay", b"1")
 
     def is_finished(self) -> bool:
-        """Whether the response, or the step, is stored."""
+        """Return True if the response, or the step, is stored."""
         record = self._stored()
         if self.lease is None:
             return (record.state, record.response) == (State.COMPLETED, RESPONSE)
         return self.lease.steps() == {"pay": b"1"}
 
     def is_in_progress(self) -> bool:
-        """Whether nothing of it is stored."""
+        """Return True if nothing of it is stored."""
         record = self._stored()
         steps = self.lease.steps() if self.lease is not None else {}
         assert self.lease is None or (record.lease_left or 0) > 0, "the step's end has ended the lease"

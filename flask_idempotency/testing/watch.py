@@ -42,7 +42,7 @@ class Watch:
         release()
 
     def glanced(self, claim: Claim, glance: Glance) -> Glance:  # noqa: ARG002
-        """What the lock says of a claim."""
+        """Hear what the lock says of a claim, and return it."""
         return glance
 
 

@@ -196,7 +196,7 @@ class Hooks:
                 response.headers.set(self._profile.result, result)
 
     def _result(self, current: RequestState, problem: Problem | None, status: int) -> str | None:
-        """Whether the request was accepted (OASIS Repeatable Requests 1.0, section 3.2.1).
+        """Return True if the request was accepted (OASIS Repeatable Requests 1.0, section 3.2.1).
 
         ``"rejected"``: as it is, it will never run. ``"accepted"``: it ran once, or may be sent again
         without running twice. None: nobody looked, so an earlier attempt may have run.

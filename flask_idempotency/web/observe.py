@@ -215,7 +215,7 @@ class Observed:
             self._note(decision, operation)
 
     def _claimed(self, body: OverheardBody, operation: Operation, at_last: bool) -> Claim:
-        """What the request asks for, apart from all that is enforced."""
+        """Make the claim of the request, without what is only for enforced ones."""
         state, route = self._state, replace(self._route, resumable=None)
         born = told_birth(body.request, self._current) if route.refuse_old_keys else None
         apart = replace(operation, namespace=observed_namespace(operation.namespace))
@@ -318,7 +318,7 @@ class Observed:
         return "executed" if self._stores(response) else "released"
 
     def _stores(self, response: Response) -> bool:
-        """Whether the response would be stored. A streamed one is not shown to the option ``store``."""
+        """Return True if the response would be stored. The option ``store`` sees no streamed one."""
         status = response.status_code
         if self._route.store is not None and response.is_sequence:
             shown = self._state.app.response_class(

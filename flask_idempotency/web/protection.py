@@ -67,7 +67,7 @@ _SPENT = "The operation was begun too often without success; an operator must de
 
 
 def enter(route: Route, view: object) -> Attempt | Response | None:
-    """What the present request does: run in an attempt, respond at once, or (None) run unprotected.
+    """Begin the present request: return an attempt to run in, a response, or None to run unprotected.
 
     ``view`` is the function that ``route`` protects.
 
@@ -191,7 +191,7 @@ def claim_or_answer(
 def _decide(
     state: AppState, route: Route, current: RequestState, operation: Operation, claim: Claim
 ) -> Attempt | Settled | None:
-    """What the engine decides; None: the operation runs unprotected."""
+    """Return what the engine decides; None: the operation runs unprotected."""
     try:
         decision = state.engine.decide(claim, route.wait, resume=route.on_interrupted != "hold")
     except StoreUnavailable as error:

@@ -112,7 +112,7 @@ _IN_USE = "_flask_idempotency_run"
 
 
 def _is_in_thread_of_request() -> bool:
-    """Whether this is another thread than the request's, in the request's own application context.
+    """Return True if another thread than the request's runs this in the request's own context.
 
     An async view is not: its event loop may be in a thread of its own, but the request waits for it.
     """

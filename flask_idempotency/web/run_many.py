@@ -267,7 +267,7 @@ class _Items:
         return self._rejected(key, outcome, problem, told)
 
     def _repeat(self, done: tuple[Claim, ItemResult], claim: Claim, told: RequestState) -> ItemResult:
-        """What this transaction has done for the key already."""
+        """Return what this transaction has done for the key already."""
         first, result = done
         if claim.fingerprint.matches(first.fingerprint) is False:
             return self._rejected(result.key, "mismatch", KeyReused(), told)

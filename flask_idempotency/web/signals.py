@@ -163,7 +163,7 @@ def send(signal: NamedSignal, app: Flask, event: Event) -> None:
 
 
 def event_of(told: Told, **facts: Any) -> Event:
-    """What happens to the present request's operation."""
+    """Make the event of what happens to the present request's operation."""
     claim = told.claim
     if claim is None:
         return Event(told.name, **facts)
@@ -221,5 +221,5 @@ def warn(event: Event, text: str, *values: object) -> None:
 
 
 def unavailable(error: StoreUnavailable) -> tuple[str, object]:
-    """What a line of the log says of it."""
+    """Return what a line of the log says of it."""
     return "the store is unavailable: %r", error.__cause__ or error

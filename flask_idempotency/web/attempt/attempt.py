@@ -185,7 +185,7 @@ class Attempt:
             return self.fail(error)
 
     def has_committed(self) -> bool:
-        """Whether :meth:`end` undoes something that the view has committed."""
+        """Return True if :meth:`end` undoes something that the view has committed."""
         return False
 
     def fail(self, error: Exception) -> Response:
@@ -193,7 +193,7 @@ class Attempt:
         raise NotImplementedError
 
     def _handle(self, error: Exception) -> Any:
-        """What the application's error handlers return. Raises what they leave unhandled."""
+        """Return what the application's error handlers do. Raises what they leave unhandled."""
         if isinstance(error, Problem):
             self._current.problem = error
             return handle_problem(self._state.app, error)
@@ -218,15 +218,15 @@ class Attempt:
         raise NotImplementedError
 
     def _is_undone(self) -> bool:
-        """Whether what the view left for a commit above it was dropped there."""
+        """Return True if what the view left for a commit above it was dropped there."""
         return False
 
     def _is_settled(self) -> bool:
-        """Whether the view has left nothing that a commit above it could be meant for."""
+        """Return True if the view has left nothing that a commit above it could be meant for."""
         raise NotImplementedError
 
     def _stores(self, status: int) -> bool:
-        """Whether a response of this status is stored, if the route does not say."""
+        """Return True if a response of this status is stored, if the route does not say."""
         return is_stored_by_default(status)
 
     def _complete(self, stored: StoredResponse) -> None:

@@ -96,7 +96,7 @@ class LeasedAttempt(Attempt):
             self._store(OperationFailed(f"The operation failed with {type(error).__name__}."))
 
     def _stays_open_after(self, error: Exception) -> bool:
-        """Whether no response is stored for ``error``: the operation is released, or interrupted."""
+        """Return True if ``error`` releases or interrupts the operation: no response is stored."""
         outcome = self._route.outcome_after(error)
         if outcome == "released":
             self._end(None)
@@ -109,7 +109,7 @@ class LeasedAttempt(Attempt):
         self._execution.abandon()
 
     def _let_go(self) -> None:
-        """What follows is no part of the operation."""
+        """Let the operation go: what follows is no part of it."""
         self._operation.steps = None
         self._running.end()
         if outer_transaction() is not None:  # whose view made this request, and shares the session
@@ -177,7 +177,7 @@ class LeasedAttempt(Attempt):
         return response
 
     def _ask(self, policy: Callable[[Operation], Any]) -> Any:
-        """What the application found out. A coroutine runs in a thread, with its own event loop."""
+        """Ask what the application found out. A coroutine runs in a thread, in a loop of its own."""
         ask = self._state.app.ensure_sync(policy)
         if not inspect.iscoroutinefunction(policy):
             return ask(self._operation)

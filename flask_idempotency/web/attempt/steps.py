@@ -120,7 +120,7 @@ class Steps:
         return result
 
     def _called(self, step: PresentStep) -> bytes:
-        """What the function returns, encoded. It is called again where its ``retry`` says so.
+        """Call the function, again where its ``retry`` says so; return its result, encoded.
 
         The lease is renewed before each call, and lasts over each pause.
         """
@@ -190,7 +190,7 @@ class Steps:
         return self._operation.after_commit if present is None else present.after_commit
 
     def is_held(self) -> bool:
-        """Whether a step's transaction holds the record."""
+        """Return True if a step's transaction holds the record."""
         with self._lock:
             return any(self._running.values())
 
@@ -295,7 +295,7 @@ def _check_retry(name: str, retry: object, *, atomic: bool) -> None:
 
 
 def purpose(name: str) -> str:
-    """What a step's result is sealed for."""
+    """Name the purpose that a step's result is sealed for."""
     return f"step {name}"
 
 

@@ -57,11 +57,11 @@ class Observer:
         self._paused_until: float | None = None
 
     def decide(self, claim: Claim, *, resume: bool) -> Decision | None:
-        """What the engine decides; None while it is left alone. Raises whatever goes wrong."""
+        """Return the engine's decision; None while it is left alone. Raises whatever goes wrong."""
         return self.ask(lambda: self._engine.decide(claim, resume=resume), _give_back)
 
     def ask(self, act: Callable[[], T], late: Callable[[T], object] | None = None) -> T | None:
-        """What ``act`` returns; None while the store is left alone.
+        """Return what ``act`` returns; None while the store is left alone.
 
         Raises what it raises, and ``StoreUnavailable`` after :data:`PATIENCE_SECONDS`; then ``late``
         gets the result when it comes. Of the failures that begin a pause together, one is raised.
@@ -106,7 +106,7 @@ class Observer:
                 aside(self._app, partial(late, result.result()))
 
     def _within(self, act: Callable[[], T]) -> Future[T]:
-        """What ``act`` returns in a thread of its own, once a connection is free for it."""
+        """Return what ``act`` returns in a thread of its own, once a connection is free for it."""
         if not self._connections.acquire(timeout=PATIENCE_SECONDS):
             what = f"no connection became free in {PATIENCE_SECONDS} s"
             raise StoreUnavailable from TimeoutError(what)

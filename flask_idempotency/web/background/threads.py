@@ -31,7 +31,7 @@ def guarded(what: str, work: Callable[[], object]) -> None:
 
 
 def in_context(app: Flask, work: Callable[[], T]) -> T:
-    """What ``work`` returns, in a context of the application's; not in a thread that serves a request.
+    """Return what ``work`` returns in a context of the application's, in no request's thread.
 
     There, the application's teardown functions would end what the request still uses.
     """
@@ -45,7 +45,7 @@ def in_context(app: Flask, work: Callable[[], T]) -> T:
 
 
 def aside(app: Flask, work: Callable[[], T]) -> Future[T]:
-    """What ``work`` returns in a thread of its own, in the application's context.
+    """Return what ``work`` returns in a thread of its own, in the application's context.
 
     Whoever waits for it may leave it behind.
     """
@@ -95,7 +95,7 @@ class Worker:
         self._is_ending = False
 
     def has_work(self) -> bool:
-        """Whether the thread is needed. Called with ``lock`` held, as whoever brings work holds it."""
+        """Return True if the thread is needed. ``lock`` is held, as by those who bring work."""
         raise NotImplementedError
 
     def turn(self) -> None:

@@ -248,7 +248,7 @@ _SERVERS = {
 
 
 def _is_of_the_server(error: Exception) -> bool:
-    """Whether the connection has failed: each server has its own errors for an incomplete body.
+    """Return True if the connection has failed: each server has its own errors for an incomplete body.
 
     Those of a class of the application's come from a stream that it has put around the server's: they
     reach its error handlers, as without us.
@@ -262,7 +262,7 @@ def _is_of_the_server(error: Exception) -> bool:
 
 
 def fingerprint(request: Request, body: bytes, route: Route) -> fp.Fingerprint:
-    """What the request is compared by.
+    """Make the fingerprint that the request is compared by.
 
     Raises ``BodyMalformed`` where the body must be JSON, and Werkzeug's 413 for too large a form.
     """

@@ -64,7 +64,7 @@ def new_value(endpoint: str | None = None) -> str:
 
 
 def read_field(form: MultiDict[str, str], state: AppState, route: Route) -> FormKey | None:
-    """What the form's field says, or None without one. Raises ``KeyMalformed``."""
+    """Read the form's field; None without one. Raises ``KeyMalformed``."""
     name = state.settings.form_field or ""
     values = form.getlist(name)
     if not values:

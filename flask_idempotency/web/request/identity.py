@@ -67,7 +67,7 @@ def prepare(request: Request, state: AppState, route: Route, current: RequestSta
 
 
 def is_skipped(skip: Skip, request: Request, current: RequestState) -> bool:
-    """Whether the ``skip`` of ``protect`` lets this request pass; called once for each request."""
+    """Return True if ``protect(skip=...)`` lets this request pass; asked once for each request."""
     if current.skipped is None:
         current.skipped = bool(skip(request))
     return current.skipped
@@ -133,7 +133,7 @@ def _body(
 def request_claim(
     request: Request, state: AppState, route: Route, current: RequestState, operation: Operation
 ) -> Claim:
-    """What the request asks for.
+    """Make the claim of the request.
 
     Raises ``ScopeUnknown`` if it was sent to resume another operation, and what :func:`new_claim` and
     reading the body raise.
@@ -156,7 +156,7 @@ def request_claim(
 
 
 def _in_headers(state: AppState, route: Route, current: RequestState) -> dict[str, str]:
-    """What a form's field says, in place of a browser's own headers: it may be too old by then."""
+    """Return a form's field as headers, in place of a browser's own: it may be too old by then."""
     if current.field is None:
         return {}
     headers = {state.settings.header: current.field.key}
@@ -178,7 +178,7 @@ def new_claim(
     fingerprint: Fingerprint,
     born: float | None = None,
 ) -> Claim:
-    """What a new attempt at ``operation`` asks for; ``born``: see :func:`told_birth`.
+    """Make the claim of a new attempt at ``operation``; ``born``: see :func:`told_birth`.
 
     Raises ``KeyMalformed`` where the route requires a birth, and there is none to be believed.
     """

@@ -55,7 +55,7 @@ TOO_LATE = (
 
 
 def is_used_up(request: Request) -> bool:
-    """Whether the body of a request, if it has one, was read in such a way that it is not there again.
+    """Return True if the request's body was read in such a way that it is not there again.
 
     A ``request.stream`` that nobody has read from counts as well: nothing tells it from another.
     """
@@ -114,7 +114,7 @@ class OverheardBody:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether there is more of it, which would be kept if the application read it."""
+        """True if there is more of it, which would be kept if the application read it."""
         return self._is_kept and not self._is_broken and len(self._kept) < self._length
 
     @property
@@ -178,7 +178,7 @@ class OverheardBody:
         self._kept.clear()
 
     def __getattr__(self, name: str) -> Any:
-        """What the server's input has, and nothing more."""
+        """Return what the server's input has, and nothing more."""
         if name.startswith("_"):
             raise AttributeError(name)
         found = getattr(self._input, name)

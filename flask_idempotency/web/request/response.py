@@ -80,7 +80,7 @@ def replay(app: Flask, stored: StoredResponse, settings: Settings) -> Response:
 
 
 def is_made_from(response: Response, stored: Response) -> bool:
-    """Whether a response contains a stored one: the same status, and its body or its JSON.
+    """Return True if a response contains a stored one: the same status, and its body or its JSON.
 
     In doubt it does: a streamed or encoded response cannot be compared.
     """
@@ -139,7 +139,7 @@ def watch_flashes(app: Flask) -> None:
 
 
 def _flashed_lines(flashed: Flashes) -> records.Headers:
-    """What the view flashed and did not show itself, as a header line that is not sent."""
+    """Return what the view flashed and did not show, as a header line that is not sent."""
     left = session.get("_flashes", [])
     kept = [pair for pair in flashed if pair in left]
     if not kept:

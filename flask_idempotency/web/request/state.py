@@ -60,7 +60,7 @@ class Waiting(Protocol):
         """Undo all of it."""
 
     def has_committed(self) -> bool:
-        """Whether the view has committed something that would be undone."""
+        """Return True if the view has committed something that would be undone."""
 
 
 RESUMED = "flask_idempotency.resumed"
@@ -197,14 +197,14 @@ def current_scope(scope_of: ScopeCallable | None, *, required: bool = True) -> S
 
 
 def _is_handled(error: Exception) -> bool:
-    """Whether the application has a handler for such an error, or for all."""
+    """Return True if the application has a handler for such an error, or for all."""
     blueprints = getattr(present_request(), "blueprints", ())
     handlers = [current_app.error_handler_spec[name][None] for name in (*blueprints, None)]
     return any(kind in each for each in handlers for kind in type(error).__mro__)
 
 
 def is_outermost_request() -> bool:
-    """Whether the session of the present request is not that of a view that made it."""
+    """Return True if the session of the present request is not that of a view that made it."""
     return present_context().get(_OUTERMOST) is present_request()
 
 

@@ -220,7 +220,7 @@ def _fingerprint(value: Any) -> Any:
 
 
 def _named(text: Any, *kinds: str) -> Pointer | Named:
-    """What one name of a list stands for: something of a kind, or of a JSON body."""
+    """Read one name of a list: of something of a kind, or a pointer into a JSON body."""
     kind, _, name = str(text).partition(":")
     if kind not in ("header", "query", "form"):
         return parse_pointer(text)
@@ -264,7 +264,7 @@ NAMES = "a string of 1 to 255 characters, without NUL and lone surrogates"
 
 
 def is_name(value: object) -> bool:
-    """Whether every store can keep ``value`` as a name: see :data:`NAMES`."""
+    """Return True if every store can keep ``value`` as a name: see :data:`NAMES`."""
     if not isinstance(value, str) or not 1 <= len(value) <= 255:
         return False
     return not any(character == "\0" or "\ud800" <= character <= "\udfff" for character in value)
@@ -365,7 +365,7 @@ class Route:
         return replace(self, **left_open, given=self)
 
     def outcome_after(self, error: Exception) -> Literal["interrupted", "released"] | None:
-        """What becomes of an operation that is not atomic if its view raises ``error``.
+        """Say what becomes of an operation that is not atomic if its view raises ``error``.
 
         ``"released"``: it may run again. ``"interrupted"``: nobody knows whether its effect happened,
         or somebody has to repair the set-up first. None: the response to ``error`` is stored.
@@ -398,7 +398,7 @@ class Route:
         )
 
     def applies_to(self, method: str) -> bool:
-        """Whether a request with this HTTP method is protected."""
+        """Return True if a request with this HTTP method is protected."""
         return method not in SAFE_METHODS if self.methods is None else method in self.methods
 
 

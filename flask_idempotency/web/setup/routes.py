@@ -135,7 +135,7 @@ def refuse_unsupported(state: AppState, route: Route, name: str) -> None:
 
 
 def needs_protect(view: Any, method: str) -> bool:
-    """Whether ``protect`` has to protect this method: it is neither exempt nor protected by itself."""
+    """Return True if only ``protect`` protects this method, which is not exempt."""
     return not any(hasattr(each, ROUTE) or is_exempt(each) for each in view_objects(view, method))
 
 
@@ -177,7 +177,7 @@ def _forget(identity: tuple[int, int], _: object = None) -> None:
 
 
 def _identity(view: Any) -> tuple[int, int]:
-    """What tells a view from others; each access to a bound method makes another object."""
+    """Return what tells a view from others; each access to a bound method makes a new object."""
     return id(getattr(view, "__self__", None)), id(getattr(view, "__func__", view))
 
 
@@ -202,7 +202,7 @@ def refuse_contradiction(state: AppState, endpoint: str) -> None:
 
 
 def is_registered(state: AppState, target: Any) -> bool:
-    """Whether the application has the target of an ``exempt`` or ``protect``."""
+    """Return True if the application has the target of an ``exempt`` or ``protect``."""
     if isinstance(target, str):
         return target in state.app.view_functions
     if isinstance(target, Blueprint):
@@ -250,7 +250,7 @@ def refuse_hidden(state: AppState, endpoint: str, method: str, covering: Route) 
 
 
 def is_exempt(view: Any) -> bool:
-    """Whether ``exempt`` marked the view, or a function below its decorators."""
+    """Return True if ``exempt`` marked the view, or a function below its decorators."""
     return any(hasattr(each, EXEMPT) for each in chain(view))
 
 
@@ -264,7 +264,7 @@ def _is_decorated(view: Any) -> bool:
 
 
 def _may_call_protected(function: Any) -> bool:
-    """Whether the function knows a protected one by a global or an enclosing variable."""
+    """Return True if the function knows a protected one by a global or an enclosing variable."""
     names = getattr(getattr(function, "__code__", None), "co_names", ())
     variables = map(getattr(function, "__globals__", {}).get, names)
     # A proxy, such as current_operation, may be unbound here, and raises then.

@@ -94,7 +94,7 @@ class AppState(Databases):
     binds: Mapping[str | None, AppState] = field(default_factory=dict)
 
     def hashed_bind(self) -> str | None:
-        """What the hash of a key has of this database: nothing of the default one.
+        """Return what the hash of a key has of this database: nothing of the default one.
 
         So keys of two databases differ where what they are for meets again, as at a provider, and an
         application that grows further ones forgets none of those that it has.
