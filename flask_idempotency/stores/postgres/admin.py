@@ -63,7 +63,7 @@ class PostgresAdmin(TableAdmin):
         audit="(coalesce(audit::jsonb, '[]') || {})::json",
         first="({})::json",
         count="'records: ' || count(*)",
-        durable="{settings}",
+        durable=statements.DURABLY,
         lock=" FOR UPDATE SKIP LOCKED",
         bounded=statements.BOUNDED,
         # The same pages each time, so that a number moves only if the table does.

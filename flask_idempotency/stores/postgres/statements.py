@@ -260,6 +260,13 @@ OLDER = """(expires_at <= (SELECT clock_timestamp())
 ALONE = "(SELECT pg_try_advisory_xact_lock(hashtext(%(lock)s))) AND "
 
 
+# What an operator decides waits for the disk, also on a server that commits asynchronously by default.
+# Stronger settings stay. Unlike {settings}, this need not ask anything first.
+DURABLY = """SELECT set_config('synchronous_commit', 'on', true)
+ WHERE current_setting('synchronous_commit') = 'off';
+"""
+
+
 # Of what was found without a lock a moment ago, only what nobody works on now.
 def erase(noted: str = "") -> str:
     """Delete some records and their steps; ``noted`` is one more part of the same statement."""
