@@ -1,7 +1,8 @@
 """The SQL of the Postgres store, as a reviewer would paste it into psql.
 
-Each constant is one message to the server: statements joined by ``;`` travel together and cost one
-round trip. ``{table}`` is filled in once for each application; ``%(name)s`` are bound values.
+Each constant is one message to the server, or a part of one: statements joined by ``;`` travel
+together and cost one round trip. ``{table}`` is filled in once for each application; ``%(name)s`` are
+bound values.
 
 Every time is ``clock_timestamp()``, the database's clock at this moment (``now()`` would be the
 transaction's start). No wait for a lock exceeds 250 ms: an uncommitted INSERT, the moment
