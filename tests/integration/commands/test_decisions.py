@@ -16,6 +16,7 @@ from flask_idempotency import current_operation, idempotent
 from flask_idempotency.cli import cli
 from flask_idempotency.stores.admin import AuditEntry, Verdict
 from flask_idempotency.stores.postgres.admin import PostgresAdmin
+from tests.drivers import EACH
 from tests.integration.commands.running import build, once, runner
 from tests.killed import Killed
 
@@ -82,6 +83,7 @@ def test_every_retry_gets_the_response_that_was_given(orders):
     assert (line["state"], line["status"], line["attempt"]) == ("completed", 201, 1)
 
 
+@EACH
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
@@ -107,6 +109,7 @@ def test_a_command_sends_few_messages_to_the_database(orders, postgres, command,
     assert (result.exit_code, after - before) == (0, expected), result.output
 
 
+@EACH
 @pytest.mark.parametrize(("usual", "used"), [("off", "on"), ("remote_apply", "remote_apply")])
 def test_a_decision_waits_for_the_disk(orders, usual, used):
     key, sql = orders.interrupt(), orders.world.sql
