@@ -56,7 +56,7 @@ def undecided(store: Admin, digits: str, attempt: int | None = None) -> Line:
     :raises IdempotencyError: if it is neither interrupted nor failed, or in another attempt.
     """
     require(store, "settle")
-    line, _ = find(store, digits)
+    line = find(store, digits)
     if attempt not in (None, line.attempt):
         raise overtaken(line)
     if line.state not in ("interrupted", "failed"):
@@ -82,7 +82,7 @@ def settle(
         verdict = _with_response(state, verdict, response)
     # A statement whose reply was lost is sent twice: then it was done all the same.
     if not store.settle(verdict) and not _is_done(state, verdict):
-        now, _ = find(store, seen.key)
+        now = find(store, seen.key)
         if now.version != seen.version:
             raise overtaken(now)
         raise IdempotencyError(f"{seen.key[:SHOWN]} was in use just now: look at it again")
@@ -206,7 +206,7 @@ def release(
     seen = undecided(store, digits, attempt)
     response = failure(state) if fail else None
     settle(state, store, seen, noted("failed" if fail else "released", why, by), response)
-    _write_settled(store, digits, "failed for good" if fail else "may be run again", as_json)
+    _write_settled(store, seen, "failed for good" if fail else "may be run again", as_json)
 
 
 @cli.command()
@@ -256,13 +256,13 @@ def resolve(
     response = given_response(state, status, data, headers, content_type)
     seen = undecided(store, digits, attempt)
     if not yes:
-        Shown.of(state, store, digits).write()
+        Shown.of(state, store, seen).write()
         click.echo()
         _write_response(response)
         gets = f"an empty {status}" if is_empty(response) else "this response"
         click.confirm(f"Every retry will get {gets}. Store it?", abort=True)
     settle(state, store, seen, noted("resolved", why, by), response)
-    _write_settled(store, digits, f"every retry gets this {status}", as_json)
+    _write_settled(store, seen, f"every retry gets this {status}", as_json)
 
 
 def _content(body: str | None, body_file: str | None) -> bytes:
@@ -339,9 +339,8 @@ def _write_response(response: Response) -> None:
     click.echo()
 
 
-def _write_settled(store: Admin, digits: str, done: str, as_json: bool) -> None:
-    line, _ = find(store, digits)
+def _write_settled(store: Admin, seen: Line, done: str, as_json: bool) -> None:
     if as_json:
-        write_rows([row(line)], as_json)
+        write_rows([row(find(store, seen.key))], as_json)
     else:
-        click.echo(f"{line.key[:SHOWN]}: {done}")
+        click.echo(f"{seen.key[:SHOWN]}: {done}")

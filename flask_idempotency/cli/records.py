@@ -118,7 +118,8 @@ def show(digits: str, names: tuple[str, ...], as_json: bool) -> None:
     the step was cut off, use --derive.
     """
     state = current_state()
-    found = Shown.of(state, admin(state), checked(digits), names)
+    store = admin(state)
+    found = Shown.of(state, store, find(store, checked(digits)), names)
     if as_json:
         line, steps, audit, derived = (
             [in_utc(each) for each in rows]
@@ -130,18 +131,17 @@ def show(digits: str, names: tuple[str, ...], as_json: bool) -> None:
         found.write()
 
 
-def find(admin: Admin, digits: str) -> tuple[Line, list[StepLine]]:
-    """The record whose key's hash begins with ``digits``, and its steps.
+def find(admin: Admin, digits: str) -> Line:
+    """Return the record whose key's hash begins with ``digits``.
 
     Raises ``UnknownRecord`` if there is none, or more than one.
     """
-    start = bytes.fromhex(digits)
-    found = admin.starting(start)
+    found = admin.starting(bytes.fromhex(digits))
     if len(found) != 1:
         text = f"there is {'more than one' if found else 'no'} record whose digits are {digits}"
         longer = ": give all 16 digits, such as " + " or ".join(sorted(line.key for line in found))
         raise UnknownRecord(text + (longer if found else ""))
-    return found[0], admin.steps(start)
+    return found[0]
 
 
 def find_audit(admin: Admin, digits: str) -> list[AuditEntry]:
@@ -172,14 +172,17 @@ class Shown:
     advice: Advice | None
 
     @classmethod
-    def of(cls, state: AppState, store: Admin, digits: str, names: tuple[str, ...] = ()) -> Shown:
+    def of(cls, state: AppState, store: Admin, line: Line, names: tuple[str, ...] = ()) -> Shown:
         """The record, and keys derived from ``names``. Says on standard error why it lacks a result."""
-        line, steps = find(store, digits)
-        rows, why = step_rows(state, store, line, steps)
+        start = bytes.fromhex(line.key)
+        steps = store.steps(start)
+        # None if the record is gone, or a store of one's own lacks ``key``.
+        key = store.key(start) if (steps or names) and hasattr(store, "key") else None
+        rows, why = step_rows(state, key, steps)
         if why:
             write(f"a step's result cannot be read: {why}", err=True)
-        audit = [{"at": each.at, **asdict(each)} for each in find_audit(store, digits)]
-        return cls(line, rows, audit, derived_rows(store, line, names), advise(line, steps))
+        audit = [{"at": each.at, **asdict(each)} for each in find_audit(store, line.key)]
+        return cls(line, rows, audit, derived_rows(key, names), advise(line, steps))
 
     def write(self) -> None:
         """Write what there is, one table below the other, and the advice."""
@@ -198,10 +201,13 @@ def _short(result: str | None) -> str | None:
 
 
 def step_rows(
-    state: AppState, store: Admin, line: Line, steps: list[StepLine]
+    state: AppState, key: bytes | None, steps: list[StepLine]
 ) -> tuple[list[dict[str, Any]], str]:
-    """The finished steps with their derived keys and results, and why a result cannot be read."""
-    key, why, rows = _whole_key(store, line) if steps else None, "", list[dict[str, Any]]()
+    """The finished steps with their derived keys and results, and why a result cannot be read.
+
+    Without the ``key``, the whole hash of the record's key, they have neither.
+    """
+    why, rows = "", list[dict[str, Any]]()
     for step in steps:
         shown = {
             "name": step.name,
@@ -220,15 +226,9 @@ def step_rows(
     return rows, why
 
 
-def derived_rows(store: Admin, line: Line, names: tuple[str, ...]) -> list[dict[str, Any]]:
+def derived_rows(key: bytes | None, names: tuple[str, ...]) -> list[dict[str, Any]]:
     """What a view of this operation gets from ``derive_key`` with these names."""
-    key = _whole_key(store, line) if names else None
     return [{"name": name, "derived_key": derive_key(key, name)} for name in names if key is not None]
-
-
-def _whole_key(store: Admin, line: Line) -> bytes | None:
-    """The hash of a record's key; None if the record is gone, or a store of one's own lacks ``key``."""
-    return store.key(bytes.fromhex(line.key)) if hasattr(store, "key") else None
 
 
 def row(line: Line) -> dict[str, Any]:

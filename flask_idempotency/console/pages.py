@@ -168,7 +168,7 @@ def search() -> Response:
     state = console().state
     digits = request.form.get("digits", "").strip()
     if digits:
-        line, _ = find(admin(state), checked(digits))
+        line = find(admin(state), checked(digits))
         return redirect(_record_url(line), 303)
     key, operation, whose, namespace = (
         request.form.get(name, "").strip() or None

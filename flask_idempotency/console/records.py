@@ -133,14 +133,15 @@ def _log(what: str, found: Found) -> None:
 
 def _found(digits: str) -> Found:
     store = admin(console().state)
-    line, steps = find(store, checked(digits))
-    return Found(line, steps, find_audit(store, line.key))
+    line = find(store, checked(digits))
+    return Found(line, store.steps(bytes.fromhex(line.key)), find_audit(store, line.key))
 
 
 def _page(found: Found, *, with_body: bool = False) -> Response:
     state = console().state
-    row, broken = _row(state, found)
-    steps, unreadable = step_rows(state, admin(state), found.line, found.steps)
+    key = _key(admin(state), found)
+    row, broken = _row(state, key)
+    steps, unreadable = step_rows(state, key, found.steps)
     names = tuple(name for name in request.args.getlist("derive") if name)
     stored = row.response if row else None
     headers = storable(stored.headers or (), frozenset({FLASHES})) if stored else ()
@@ -150,7 +151,7 @@ def _page(found: Found, *, with_body: bool = False) -> Response:
         line=found.line,
         moments=moments(found, row),
         steps=steps,
-        derived=derived_rows(admin(state), found.line, names),
+        derived=derived_rows(key, names),
         unreadable=unreadable if with_body else "",
         advice=advise(found.line, found.steps),
         with_results=with_body,
@@ -165,9 +166,8 @@ def _page(found: Found, *, with_body: bool = False) -> Response:
     )
 
 
-def _row(state: AppState, found: Found) -> tuple[Record | None, str]:
+def _row(state: AppState, key: bytes) -> tuple[Record | None, str]:
     """The record with its response decrypted; or without it, and why no retry gets it."""
-    key = _key(admin(state), found)
     try:
         record = state.engine.look(key)
         if record is not None:

@@ -144,11 +144,14 @@ def admin_statements(
     of_scope = f"substr(key, {KEY_BYTES - SCOPE_BYTES + 1}) = %(tail)s"
     # Sorted inside, so that texts are made of a few records only. The third condition says nothing new,
     # but it shows the planner that interrupted ones are in the partial index.
-    newest = f"""{line} (SELECT * FROM {{table}}
- WHERE (CAST(%(name)s AS text) IS NULL OR name = %(name)s)
+    newest, of_scope_newest = (
+        f"""{line} (SELECT * FROM {{table}}
+ WHERE {which}(CAST(%(name)s AS text) IS NULL OR name = %(name)s)
    AND (CAST(%(state)s AS text) IS NULL OR {state} = %(state)s)
    AND (coalesce(%(state)s, '') <> 'interrupted' OR lease_expires_at <= (SELECT {now}))
  ORDER BY created_at DESC LIMIT %(limit)s) AS newest ORDER BY created_at DESC"""
+        for which in ("", f"{of_scope} AND ")
+    )
     mine = f"""SELECT key FROM {{table}}
    WHERE key = %(key)s AND {VERSION} = %(seen)s
      AND {state} IN ('interrupted', 'failed'){lock}"""
@@ -167,7 +170,7 @@ def admin_statements(
          WHERE expires_at <= (SELECT {now}) AND lease_expires_at IS NULL
          ORDER BY expires_at LIMIT {CAPPED}) AS expired""",
         newest=newest,
-        of_scope=newest.replace("WHERE", f"WHERE {of_scope} AND", 1),
+        of_scope=of_scope_newest,
         leased=f"""{line} (SELECT * FROM {{table}}
  WHERE lease_expires_at IS NOT NULL AND {state} = %(state)s
  ORDER BY created_at LIMIT %(limit)s) AS leased ORDER BY created_at""",

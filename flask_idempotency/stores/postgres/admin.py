@@ -63,7 +63,7 @@ class PostgresAdmin(TableAdmin):
         audit="(coalesce(audit::jsonb, '[]') || {})::json",
         first="({})::json",
         count="'records: ' || count(*)",
-        durable="{settings}",
+        durable=statements.DURABLY,
         lock=" FOR UPDATE SKIP LOCKED",
         bounded=statements.BOUNDED,
         # The same pages each time, so that a number moves only if the table does.
@@ -101,23 +101,23 @@ class PostgresAdmin(TableAdmin):
         if erasure is not None:
             values |= erasure_values(erasure)
             noted = f", noted AS ({self.sql.erasure} FROM gone HAVING count(*) > 0)"
-        return int(self._fetch(statements.ERASE.replace("{noted}", noted), values)[0][0])
+        return int(self._fetch(statements.erase(noted), values)[0][0])
 
     def purge(self, batch: int, older_than_seconds: float | None = None) -> Iterator[int]:
         """Delete expired or old records in batches, in the order in which they expire."""
         if older_than_seconds is None:
-            return self._purge(statements.PURGE, batch)
-        return self._purge(statements.PURGE_OLDER, batch, self._before(older_than_seconds))
+            return self._purge(batch)
+        return self._purge(batch, self._before(older_than_seconds), which=statements.OLDER)
 
     def purge_alone(self, batch: int) -> Iterator[int]:
         """Delete expired records, but end where another process does this, too."""
-        return self._purge(statements.PURGE_ALONE, batch)
+        return self._purge(batch, alone=statements.ALONE)
 
-    def _purge(self, template: str, batch: int, before: str | None = None) -> Iterator[int]:
+    def _purge(self, batch: int, before: str | None = None, **parts: str) -> Iterator[int]:
         lock = f"purge {self._messages.table.fullname}"
         for (piece,) in self._fetch(statements.PIECES, {}):
             values = {"batch": batch, "since": "-infinity", "lock": lock, "before": before}
-            purge = template.replace("[piece]", _escaped(piece))
+            purge = statements.purge(_escaped(piece), **parts)
             deleted, values["since"] = self._fetch(purge, values)[0]
             while deleted:
                 yield deleted

@@ -8,11 +8,11 @@ token: whoever was taken over changes nothing. No transaction is open while the 
 from __future__ import annotations
 
 from . import statements
-from .statements import AFRESH, LOCK_TIMEOUT
+from .statements import AFRESH, BRIEFLY
 
-_DURABLY = f"""BEGIN ISOLATION LEVEL READ COMMITTED;
-{{settings}}SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
-"""
+# Several statements in one message are one transaction, and the row count is that of the last.
+_ALONE = f"{{settings}}{BRIEFLY}"
+_DURABLY = f"BEGIN ISOLATION LEVEL READ COMMITTED;\n{_ALONE}"
 
 _IS_OURS = """COMMIT;
 SELECT attempt FROM {table} WHERE key = %(key)s AND owner = %(owner)s"""
@@ -27,9 +27,6 @@ _FORGET_STEPS = f"""DELETE FROM {{steps}} WHERE key = %(key)s AND EXISTS (
 
 TAKE_OVER = _DURABLY + _FORGET_STEPS + statements.TAKE_OVER_ROW + _IS_OURS
 TAKE_OVER_IN_TIME = _DURABLY + _FORGET_STEPS + statements.TAKE_OVER_ROW + statements.IN_TIME + _IS_OURS
-
-# Several statements in one message are one transaction, and the row count is that of the last.
-_ALONE = f"{{settings}}SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';\n"
 
 _MINE = """WHERE key = %(key)s AND owner = %(owner)s AND state = 'in_progress'"""
 # What was released has no lease, and gets none: nobody runs it.
@@ -62,21 +59,22 @@ RELEASE = f"""{_ALONE}UPDATE {{table}} SET
 STEPS = """SELECT name, result FROM {steps} WHERE key = %(key)s"""
 
 # May be sent twice; each owner has one result for each step.
-RECORD_STEP = f"""{_ALONE}WITH mine AS ({_RENEW}
-RETURNING key)
-INSERT INTO {{steps}} (key, name, attempt, created_at, result)
+_RENEWED = f"""WITH mine AS ({_RENEW}
+RETURNING key)"""
+_RECORD = """INSERT INTO {steps} (key, name, attempt, created_at, result)
 SELECT key, %(step)s, %(attempt)s, clock_timestamp(), %(result)s FROM mine
 ON CONFLICT (key, name) DO UPDATE SET result = excluded.result"""
+RECORD_STEP = f"{_ALONE}{_RENEWED}\n{_RECORD}"
 
 # A step whose writes commit with it: a transaction like that of an atomic operation. It waits for the
 # row, at most the lock_timeout: others hold it for the moment of an UPDATE only. In a statement of its
 # own, as what follows hands the application's lock_timeout back before it locks the row.
 _WAIT = """SELECT FROM {table} WHERE key = %(key)s AND owner = %(owner)s FOR UPDATE;
 """
-BEGIN_STEP = "BEGIN {begin};\n" + statements.LOCK_ROW.replace("SELECT ARRAY", f"{_WAIT}SELECT ARRAY")
+BEGIN_STEP = "BEGIN {begin};\n" + statements.PUT_ASIDE + _WAIT + statements.LOCK_ROW
 
-_RECORD = RECORD_STEP.removeprefix(_ALONE).removeprefix("WITH ")
 FINISH_STEP = f"""{statements.STILL_OURS}
-WITH {_RECORD.replace(chr(10) + "INSERT", "," + chr(10) + "done AS (INSERT")} RETURNING 1)
+{_RENEWED},
+done AS ({_RECORD} RETURNING 1)
 SELECT 1 / (SELECT count(*) FROM done)::int;
 COMMIT"""

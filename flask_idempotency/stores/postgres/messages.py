@@ -24,8 +24,6 @@ from .own_pool import CLAIMING
 
 T = TypeVar("T")
 
-_SET_LOCAL = f"SET LOCAL lock_timeout = '{statements.LOCK_TIMEOUT}';"
-
 
 class Messages:
     """Sends statements of our own: for these tables, and prepared for this engine."""
@@ -84,7 +82,7 @@ class Messages:
 
         A migration may hold the table for minutes, and the console's pages use the application's pool.
         """
-        return self.fetch(f"{_SET_LOCAL}\n{template}", values)
+        return self.fetch(statements.BRIEFLY + template, values)
 
     def on_a_wire(self, use: Callable[[RawConnection], T]) -> T:
         """Run ``use``, a second time if the pooled connection turned out to be unusable.
@@ -137,8 +135,6 @@ class Messages:
             role = statements.AS_LOGIN if self._as_login else statements.AS_ANYONE
             early = f";\n{EARLY}" if self.port.ANSWERS_EACH else ""
             prepared = template.format(**names, **role, begin=begin, settings=settings, savepoint=early)
-            if self._as_login:
-                prepared = prepared.replace(_SET_LOCAL, statements.LOGIN + _SET_LOCAL)
             if self._schema is not None or self.table.schema:
                 self._cache[template, begin] = prepared
         return prepared

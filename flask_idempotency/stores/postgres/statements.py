@@ -1,7 +1,8 @@
 """The SQL of the Postgres store, as a reviewer would paste it into psql.
 
-Each constant is one message to the server: statements joined by ``;`` travel together and cost one
-round trip. ``{table}`` is filled in once for each application; ``%(name)s`` are bound values.
+Each constant is one message to the server, or a part of one: statements joined by ``;`` travel
+together and cost one round trip. ``{table}`` is filled in once for each application; ``%(name)s`` are
+bound values.
 
 Every time is ``clock_timestamp()``, the database's clock at this moment (``now()`` would be the
 transaction's start). No wait for a lock exceeds 250 ms: an uncommitted INSERT, the moment
@@ -15,6 +16,18 @@ from __future__ import annotations
 from flask_idempotency.stores.table import NO_LEASE, TIMES, VERSION
 
 LOCK_TIMEOUT = "250ms"
+
+# Where a request has left a role on its pooled connection that may not use the table, our statements
+# are sent as the user who has logged in. The view gets the role back.
+AS_ANYONE = {"login": "", "role_aside": "", "role_back": ""}
+AS_LOGIN = {
+    "login": "SET LOCAL ROLE NONE;\n",
+    "role_aside": """set_config('idempotency.role', current_setting('role'), true),
+       set_config('role', 'none', true),""",
+    "role_back": "set_config('role', current_setting('idempotency.role'), true),",
+}
+# Several statements in one message are one transaction, so SET LOCAL holds for those behind it alone.
+BRIEFLY = f"{{login}}SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';\n"
 
 # An operation that is not atomic does not expire before its end: its effects may be out in the world.
 EXPIRED = "(expires_at <= clock_timestamp() AND lease_expires_at IS NULL)"
@@ -30,17 +43,14 @@ COLUMNS = f"""ARRAY[name, state, owner, headers::text, fingerprint_version::text
        tries::text],
        fingerprint, body"""
 
-# Several statements in one message are one transaction, so SET LOCAL holds for the SELECT alone.
-LOOK = f"""SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
-SELECT {COLUMNS}
+LOOK = f"""{BRIEFLY}SELECT {COLUMNS}
   FROM {{table}} WHERE key = %(key)s"""
 
 # The claim's transaction. It is committed asynchronously: a crash that loses it also loses the
 # business transaction, which follows it in the WAL, and every process that could hold the key.
 _OPEN = f"""BEGIN ISOLATION LEVEL READ COMMITTED;
 SET LOCAL synchronous_commit = off;
-SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
-"""
+{BRIEFLY}"""
 
 INSERT = """INSERT INTO {table}
        (key, name, state, fingerprint_version, fingerprint, attempt, owner, created_at, expires_at,
@@ -88,26 +98,18 @@ IN_TIME = """SELECT 1 / (clock_timestamp() <= to_timestamp(%(until)s::float8) OR
 #   commit waits for the disk.
 # - The savepoint of the view's first unit of work, where a statement behind the SELECT takes no rows
 #   from it.
-LOCK_ROW = f"""{{settings}}SELECT {{role_aside}}
+PUT_ASIDE = f"""{{settings}}SELECT {{role_aside}}
        set_config('idempotency.lock_timeout', current_setting('lock_timeout'), true),
        set_config('lock_timeout', '{LOCK_TIMEOUT}', true);
+"""
+LOCK_ROW = """\
 SELECT ARRAY[attempt::text, txid_current()::text, current_setting('transaction_isolation'),
        session_user::text, current_setting('role'), current_setting('search_path'),
        current_setting('synchronous_commit'),
-       {{role_back}} set_config('lock_timeout', current_setting('idempotency.lock_timeout'), true)]
-  FROM {{table}} WHERE key = %(key)s AND owner = %(owner)s
-   FOR UPDATE SKIP LOCKED{{savepoint}}"""
-_HOLD = "COMMIT;\nBEGIN {begin};\n" + LOCK_ROW
-
-# Where a request has left a role on its pooled connection that may not use the table, our statements
-# are sent as the user who has logged in; the view gets the role back.
-AS_ANYONE = {"role_aside": "", "role_back": ""}
-AS_LOGIN = {
-    "role_aside": """set_config('idempotency.role', current_setting('role'), true),
-       set_config('role', 'none', true),""",
-    "role_back": "set_config('role', current_setting('idempotency.role'), true),",
-}
-LOGIN = "SET LOCAL ROLE NONE;\n"
+       {role_back} set_config('lock_timeout', current_setting('idempotency.lock_timeout'), true)]
+  FROM {table} WHERE key = %(key)s AND owner = %(owner)s
+   FOR UPDATE SKIP LOCKED{savepoint}"""
+_HOLD = "COMMIT;\nBEGIN {begin};\n" + PUT_ASIDE + LOCK_ROW
 
 # Asked once for each engine: what a transaction that holds a record must set for itself.
 # The first is sent if the setting is 0, and fails where the server's sockets cannot tell. Half a
@@ -216,6 +218,7 @@ OWNER = """SELECT owner FROM {table} WHERE key = %(key)s"""
 WAIT = """SELECT set_config('lock_timeout', %(milliseconds)s::text, true);
 SELECT 1 FROM {table} WHERE key = %(key)s FOR KEY SHARE"""
 
+
 # A few at a time, each batch in its own transaction, which nothing waits for: it locks only rows that
 # nobody holds. A held record is in progress, even if it has expired, and is skipped.
 # - In a subquery the clock is read once; as a volatile function it could not use the index, and a
@@ -230,42 +233,52 @@ SELECT 1 FROM {table} WHERE key = %(key)s FOR KEY SHARE"""
 # - Without sorts the planner takes the index, which is in this order. It cannot know how many records
 #   have expired; if it believes in few, it would read and sort them all for each batch.
 # - A crash that loses the commit loses nothing: the records have still expired.
-_PURGE = f"""SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+def purge(piece: str, which: str = "expires_at <= (SELECT clock_timestamp())", alone: str = "") -> str:
+    """Delete a batch of what has expired in the table, or in a partition, whose name is ``piece``.
+
+    ``which`` may be :data:`OLDER`, and ``alone`` may be :data:`ALONE`.
+    """
+    return f"""SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 SET LOCAL synchronous_commit = off;
-SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
-SET LOCAL enable_sort = off;
+{BRIEFLY}SET LOCAL enable_sort = off;
 WITH gone AS (
-  DELETE FROM ONLY [piece] WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM ONLY [piece]
-     WHERE {NO_LEASE} AND [which]
+  DELETE FROM ONLY {piece} WHERE {alone}ctid = ANY (ARRAY(
+    SELECT ctid FROM ONLY {piece}
+     WHERE {NO_LEASE} AND {which}
        AND expires_at >= %(since)s::timestamptz
      ORDER BY expires_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED)) RETURNING key, expires_at),
 steps AS (DELETE FROM {{steps}} AS step USING gone WHERE step.key = gone.key)
 SELECT count(*), max(expires_at)::text FROM gone"""
-PURGE = _PURGE.replace("[which]", "expires_at <= (SELECT clock_timestamp())")
+
+
 # In the same order: each batch goes on in the index where the last one ended, so all of them together
 # read the table once. ``before`` stays the same: if it moved on, there would always be one more.
-PURGE_OLDER = _PURGE.replace(
-    "[which]",
-    """(expires_at <= (SELECT clock_timestamp())
-       OR state <> 'in_progress' AND completed_at <= %(before)s::timestamptz)""",
-)
+OLDER = """(expires_at <= (SELECT clock_timestamp())
+       OR state <> 'in_progress' AND completed_at <= %(before)s::timestamptz)"""
+
+# If nobody else purges in the background. The lock ends with the batch's own transaction, so it works
+# through a pooler. Whoever does not get it reads no record.
+ALONE = "(SELECT pg_try_advisory_xact_lock(hashtext(%(lock)s))) AND "
+
+
+# What an operator decides waits for the disk, also on a server that commits asynchronously by default.
+# Stronger settings stay. Unlike {settings}, this need not ask anything first.
+DURABLY = """SELECT set_config('synchronous_commit', 'on', true)
+ WHERE current_setting('synchronous_commit') = 'off';
+"""
+
 
 # Of what was found without a lock a moment ago, only what nobody works on now.
-ERASE = f"""{{settings}}SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
-WITH gone AS (
+def erase(noted: str = "") -> str:
+    """Delete some records and their steps; ``noted`` is one more part of the same statement."""
+    return f"""{{settings}}{BRIEFLY}WITH gone AS (
   DELETE FROM {{table}} WHERE key = ANY (ARRAY(
     SELECT key FROM {{table}} WHERE key = ANY (%(keys)s) AND {NO_LEASE}
        AND (CAST(%(seen)s AS text) IS NULL OR {VERSION} = %(seen)s) FOR UPDATE SKIP LOCKED))
   RETURNING key),
-steps AS (DELETE FROM {{steps}} AS step USING gone WHERE step.key = gone.key){{noted}}
+steps AS (DELETE FROM {{steps}} AS step USING gone WHERE step.key = gone.key){noted}
 SELECT count(*) FROM gone"""
 
-# As PURGE, if nobody else purges in the background. The lock ends with the batch's own transaction, so
-# it works through a pooler. Whoever does not get it reads no record.
-PURGE_ALONE = PURGE.replace(
-    "WHERE ctid = ANY", "WHERE (SELECT pg_try_advisory_xact_lock(hashtext(%(lock)s))) AND ctid = ANY"
-)
 
 # The table, or its partitions.
 _PIECES = """FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
@@ -276,9 +289,7 @@ _PIECES = """FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
 PIECES = f"SELECT quote_ident(nspname) || '.' || quote_ident(relname) {_PIECES}"
 
 # An overview is asked for again and again: it must never become a load, whatever the table is like.
-BOUNDED = f"""SET LOCAL statement_timeout = '3s';
-SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
-"""
+BOUNDED = f"SET LOCAL statement_timeout = '3s';\n{BRIEFLY}"
 
 # In pages, in records as the planner estimates them, and the counters of pg_stat_user_tables.
 _PAGES = "pg_relation_size(pg_class.oid) / current_setting('block_size')::float8"

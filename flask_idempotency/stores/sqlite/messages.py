@@ -58,7 +58,7 @@ class Messages:
     def _prepared(self, template: str) -> str:
         name = self.engine.dialect.identifier_preparer.format_table
         named = re.sub(r"%\((\w+)\)s", r":\1", template)  # values as SQLite wants them
-        return named.replace("{table}", name(self.table)).replace("{steps}", name(self.steps))
+        return named.format(table=name(self.table), steps=name(self.steps))
 
     def error(self, error: Exception) -> Exception:
         """What an error of the database, or of its driver, means."""

@@ -9,12 +9,15 @@ from typing import Any
 
 import click
 import pytest
+from sqlalchemy import make_url
 
+from bench.network import Network
 from flask_idempotency import current_operation, idempotent
 from flask_idempotency.cli import cli
 from flask_idempotency.stores.admin import AuditEntry, Verdict
 from flask_idempotency.stores.postgres.admin import PostgresAdmin
-from tests.integration.commands.running import runner
+from tests.drivers import EACH
+from tests.integration.commands.running import build, once, runner
 from tests.killed import Killed
 
 WHY = "the provider has charged it"
@@ -78,6 +81,48 @@ def test_every_retry_gets_the_response_that_was_given(orders):
     assert orders.calls == [1]
     (line,) = orders.lines()
     assert (line["state"], line["status"], line["attempt"]) == ("completed", 201, 1)
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["resolve", *PAID, "--yes"], 5),
+        (["resolve", *PAID, "--yes", "--json"], 6),
+        (["release"], 4),
+        (["show"], 5),
+        (["show", "--derive", "refund"], 5),
+    ],
+)
+def test_a_command_sends_few_messages_to_the_database(orders, postgres, command, expected):
+    """One of them, where the table is, for each process. Opening the connection is not counted."""
+    key, uri = orders.interrupt(), orders.world.app.config["SQLALCHEMY_DATABASE_URI"]
+    with Network(postgres.url) as network:
+        app = build(network.through(uri))
+        with app.app_context():
+            engine = app.extensions["sqlalchemy"].engine
+        engine.connect().close()
+        (before,) = network.round_trips()
+        result = runner(app)(*command, key)
+        (after,) = network.round_trips()
+        engine.dispose()
+    assert (result.exit_code, after - before) == (0, expected), result.output
+
+
+@EACH
+@pytest.mark.parametrize(("usual", "used"), [("off", "on"), ("remote_apply", "remote_apply")])
+def test_a_decision_waits_for_the_disk(orders, usual, used):
+    key, sql = orders.interrupt(), orders.world.sql
+    sql("create table commits as select '' as how where false")
+    sql(
+        """create function note() returns trigger language plpgsql as $$
+        begin insert into commits select current_setting('synchronous_commit'); return new; end $$"""
+    )
+    sql("create trigger note before update on idempotency_record for each row execute function note()")
+    uri = orders.world.app.config["SQLALCHEMY_DATABASE_URI"]
+    sql(f"alter database {make_url(uri).database} set synchronous_commit = {usual}")
+    result = once(build(uri), "resolve", key, *PAID, "--yes")
+    assert (result.exit_code, sql("select how from commits")) == (0, [(used,)])
 
 
 def test_it_asks_first_and_shows_what_it_asks_about(orders):

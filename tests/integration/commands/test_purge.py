@@ -152,13 +152,12 @@ def test_partitions_are_purged_one_by_one(world):
 
 def plan_of_purge(world: Any) -> str:
     with outside(world) as cursor:
-        purge = statements.PURGE.replace("[piece]", "idempotency_record")
-        before, _, statement = purge.rpartition(";")
+        purge = statements.purge("idempotency_record")
+        message = purge.format(steps="idempotency_record_step", **statements.AS_ANYONE)
+        before, _, statement = message.rpartition(";")
         cursor.execute(before)
-        cursor.execute(
-            "explain (analyze, buffers) " + statement.format(steps="idempotency_record_step"),
-            {"batch": 1000, "since": "-infinity"},
-        )
+        values = {"batch": 1000, "since": "-infinity"}
+        cursor.execute("explain (analyze, buffers) " + statement, values)
         return "\n".join(line for (line,) in cursor.fetchall())
 
 
