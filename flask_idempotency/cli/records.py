@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from flask_idempotency.core.errors import ConfigurationError, SealBroken, UnknownRecord
+from flask_idempotency.core.errors import SealBroken, UnknownRecord
 from flask_idempotency.core.keys import SHOWN, derive_key
 from flask_idempotency.core.records import State
 from flask_idempotency.stores.admin import Admin, AuditEntry, Line, StepLine
@@ -28,9 +28,10 @@ def create_table(as_json: bool) -> None:
     """Create the table of the records and that of their steps, with indexes and fill factor.
 
     With the operator's page, creates the table of its counts, too, and none of the application's own.
-    If a table of an earlier release exists, adds the columns, indexes and fill factor that it lacks,
-    while requests use it; never alters or drops a column. Running it again does nothing. An application
-    with Flask-Migrate needs only a migration: the tables are part of db.metadata.
+    If a table exists, creates the indexes that it lacks, and changes nothing else. Nobody can write to
+    the table meanwhile: for one in use, check prints a statement that blocks nobody. Running it again
+    does nothing. An application with Flask-Migrate needs only a migration: the tables are part of
+    db.metadata.
     """
     state = current_state()
     done, table = admin(state).create(), state.table.fullname
@@ -147,14 +148,9 @@ def find(admin: Admin, digits: str) -> Line:
 def find_audit(admin: Admin, digits: str) -> list[AuditEntry]:
     """What operators did to the record whose key's hash begins with ``digits``.
 
-    Nothing if a store of the application's own, or the table of an earlier release, cannot note it.
+    Nothing if a store of the application's own cannot note it.
     """
-    if not hasattr(admin, "audit"):
-        return []
-    try:
-        return admin.audit(bytes.fromhex(digits))
-    except ConfigurationError:
-        return []
+    return admin.audit(bytes.fromhex(digits)) if hasattr(admin, "audit") else []
 
 
 LONGEST_RESULT = 80

@@ -31,8 +31,10 @@ Stored = bytes
 CREATE = "run `flask idempotency create-table`"
 MIGRATE = "make a migration (the table is part of db.metadata)"
 ADD = f"{CREATE}, or {MIGRATE}"
-"""What to do when the table is not as it should be."""
+"""What to do when a table or an index is missing."""
 
+REBUILD = f"{MIGRATE}; where its records are not needed, drop the table and {CREATE}"
+"""What to do when a table is there, but not as it should be."""
 
 LOCKED = "the table is locked, by an ALTER TABLE for instance"
 UNLOCK = "run this again when the migration has ended; pg_stat_activity shows who holds it"

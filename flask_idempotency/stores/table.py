@@ -49,10 +49,6 @@ NO_LEASE = f"(lease_expires_at IS NULL OR {IS_OBSERVED})"
 """Whether a record may be deleted as far as its lease goes, in SQL. What was only observed may be even
 if it was interrupted: it needs nobody's decision."""
 
-COMMANDS_ONLY = frozenset({"audit"})
-"""Columns that no request reads or writes. So a request runs on the table of the release before, which
-may not have them yet. A column of a later release belongs here, and may be null."""
-
 _OURS = "flask_idempotency"
 """Marks, in ``Table.info``, the tables that were defined here."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Table, inspect
+from sqlalchemy import Connection, Engine, Index, Inspector, Table, inspect
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.keys import KEY_BYTES, SCOPE_BYTES
@@ -18,7 +18,7 @@ from .admin import (
     ADD,
     CAPPED,
     ERASURE_SECONDS,
-    MIGRATE,
+    REBUILD,
     AuditEntry,
     Belongings,
     Erasure,
@@ -183,7 +183,7 @@ def admin_statements(
   FROM {{table}} WHERE {starting} LIMIT 1""",
         note=f"""{durable}UPDATE {{table}} SET audit = {audit.format(entry.format("%(why)s"))}
  WHERE key = (SELECT key FROM {{table}} WHERE key = %(key)s{lock})""",
-        # In progress and without a lease: an earlier release takes it for what was rolled back.
+        # It looks like what was rolled back; its owner tells it apart.
         erasure=f"""INSERT INTO {{table}} (key, expires_at, created_at, attempt, fingerprint_version,
        state, owner, name, fingerprint, audit)
 SELECT %(note)s, {in_ttl}, {now}, 0, 0, 'in_progress', '{ERASED}', %(name)s, %(note)s,
@@ -328,17 +328,32 @@ class TableAdmin:
         """The resumable operations counted."""
         return Waiting(*self._fetch(self.sql.waiting, {"max_attempts": max_attempts})[0])
 
-    def _create_tables(self, connection: Connection) -> Iterator[str]:
-        """Create the tables that are missing; say which."""
+    def _create(self, connection: Connection) -> Iterator[str]:
+        """Create the tables and indexes that are missing; say which.
+
+        Raises ``ConfigurationError`` if a table lacks columns: it is not ours to alter.
+        """
         tables = {
             "the table": self._messages.table,
             "the table of its steps": self._messages.steps,
             "the table of the console's counts": defined_counts(self._messages.table),
         }
+        database = inspect(connection)
         for what, table in tables.items():
-            if table is not None and not inspect(connection).has_table(table.name, schema=table.schema):
+            if table is None:
+                continue
+            if not database.has_table(table.name, schema=table.schema):
                 table.create(connection)
                 yield f"created {what}"
+            elif lacking := ", ".join(missing_columns(database, table)):
+                raise ConfigurationError(
+                    f"{table.fullname} is there, but lacks columns ({lacking}). Nothing is created:"
+                    f" {REBUILD}"
+                )
+            else:
+                for index in missing_indexes(database, table):
+                    index.create(connection)
+                    yield f"created the index {index.name}"
 
     def _fetch(self, template: str, values: dict[str, Any]) -> list[Any]:
         """The rows of a statement that only reads."""
@@ -384,12 +399,19 @@ def between(start: bytes) -> dict[str, bytes]:
     return {"low": start.ljust(KEY_BYTES, b"\0"), "high": start.ljust(KEY_BYTES, b"\xff")}
 
 
-def unsound(table: Table) -> ConfigurationError:
-    """The error for a table that is there, but not as it should be."""
-    return ConfigurationError(
-        f"{table.fullname} is there, but its columns or its primary key are not as they should be"
-        f" (flask idempotency check says how). Columns are not altered here: {MIGRATE}"
-    )
+def missing_columns(database: Inspector, table: Table) -> list[str]:
+    """Return the names of the columns that a table lacks."""
+    there = {column["name"] for column in database.get_columns(table.name, schema=table.schema)}
+    return [column.name for column in table.columns if column.name not in there]
+
+
+def missing_indexes(database: Inspector, table: Table) -> list[Index]:
+    """Return the indexes that a table lacks, as far as names tell, which a dialect may shorten."""
+    names = database.dialect.identifier_preparer
+    found = database.get_indexes(table.name, schema=table.schema)
+    there = {names.quote(str(index["name"])) for index in found}
+    lacking = [index for index in table.indexes if names.format_index(index) not in there]
+    return sorted(lacking, key=lambda index: str(index.name))
 
 
 def examine_counts(engine: Engine, counts: Table, *, is_whole: bool) -> Finding:
@@ -404,19 +426,3 @@ def examine_counts(engine: Engine, counts: Table, *, is_whole: bool) -> Finding:
             allow = f"grant the application's user SELECT, INSERT, UPDATE and DELETE on {name}"
             remedy = remedy_of(error, allow)
     return finding(is_whole, "counts", f"one was written to {name}", bad, remedy, "advice")
-
-
-SOME_KEYS = 1000
-ODD_KEYS = f"""SELECT count(*) FROM (SELECT key FROM {{table}} LIMIT {SOME_KEYS}) AS stored
- WHERE length(key) <> {KEY_BYTES}"""
-"""Records whose keys were hashed in another way. Those that were stored first are read first."""
-
-
-def examine_keys(odd: int) -> Iterator[Finding]:
-    """Advise on records that no request finds; ``odd`` is what :data:`ODD_KEYS` counts."""
-    if odd:
-        bad = (
-            f"no request finds {odd} of the first {SOME_KEYS:,} records: their keys have another length"
-        )
-        remedy = "nothing, if another release wrote them: a purge deletes them when they have expired"
-        yield Finding("advice", "keys", bad, remedy)

@@ -5,14 +5,13 @@ Each method is a few statements outside any request, on connections of the appli
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
 from sqlalchemy import exc, text
 
-from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, sqlstate
+from flask_idempotency.core.errors import ConfigurationError, sqlstate
 from flask_idempotency.core.records import Claim
 from flask_idempotency.stores.admin import (
     Due,
@@ -31,12 +30,15 @@ from flask_idempotency.stores.table_admin import (
     erasure_values,
 )
 
-from . import checks, statements, upgrade
+from . import checks, statements
 from .failures import NO_RIGHT, store_error
 from .holds import PostgresHold
 from .messages import Messages
 
-_ONE_AT_A_TIME = text("SELECT pg_try_advisory_xact_lock(hashtext(:table))")
+_ONE_AT_A_TIME = text("SELECT pg_advisory_xact_lock(hashtext(:table))")
+
+# While CREATE INDEX waits for a lock, requests queue behind it, and they wait for 250 ms at most.
+_IMPATIENTLY = text("SET LOCAL lock_timeout = '100ms'")
 
 
 def _escaped(name: str) -> str:
@@ -75,7 +77,6 @@ class PostgresAdmin(TableAdmin):
 
     _messages: Messages
     remedy = checks.POOLER
-    sleep = staticmethod(time.sleep)
 
     def resumable(self, limit: int, max_attempts: int, backoff_seconds: float) -> list[Due]:
         """Return the operations to resume now, and put off their next try."""
@@ -124,41 +125,21 @@ class PostgresAdmin(TableAdmin):
                 deleted, values["since"] = self._fetch(purge, values)[0]
 
     def create(self) -> list[str]:
-        """Create the tables, or what those of an earlier release lack, while requests use them."""
-        messages, done = self._messages, list[str]()
-        try:
-            with self._one_at_a_time():
-                with messages.engine.begin() as connection:
-                    done += self._create_tables(connection)
-                for table in messages.table, messages.steps:
-                    done += upgrade.upgrade(messages, table, self.sleep)
-        except (exc.SQLAlchemyError, IdempotencyError) as error:
-            if sqlstate(original(error.__cause__)) == NO_RIGHT:
-                raise ConfigurationError(
-                    "the database user may not create or alter tables here: run this as one that may,"
-                    " such as the owner of the tables and their schema"
-                ) from error
-            if isinstance(error, exc.SQLAlchemyError):
-                raise store_error(error, messages.table.fullname) from error
-            raise
-        return done
-
-    @contextmanager
-    def _one_at_a_time(self) -> Iterator[None]:
-        """Let one process create, and the others find it done: they would end each other's indexes.
-
-        It is asked for the lock again and again. While a statement waited for it, no index could be
-        created ``CONCURRENTLY``, which waits for every snapshot that is older.
-        """
+        """Create the tables and indexes that are missing: one process does, the others find it done."""
+        name = self._messages.table.fullname
         engine = self._messages.engine.execution_options(isolation_level="READ COMMITTED")
-        with engine.connect() as connection:
-            connection.detach()  # the pool may have room for one only
-            while not connection.scalar(_ONE_AT_A_TIME, {"table": self._messages.table.fullname}):
-                connection.rollback()
-                self.sleep(upgrade.PAUSE_SECONDS)
-            # psycopg leaves a statement with values open, with its snapshot, until the next one.
-            connection.exec_driver_sql("SAVEPOINT locked")
-            yield
+        try:
+            with engine.begin() as connection:
+                connection.execute(_ONE_AT_A_TIME, {"table": name})
+                connection.execute(_IMPATIENTLY)
+                return list(self._create(connection))
+        except exc.SQLAlchemyError as error:
+            if sqlstate(original(error)) == NO_RIGHT:
+                raise ConfigurationError(
+                    "the database user may not create tables and indexes here: run this as one that"
+                    " may, such as the owner of the tables and their schema"
+                ) from error
+            raise store_error(error, name) from error
 
     def examine(self) -> Iterator[Finding]:
         """Check the server and the table."""

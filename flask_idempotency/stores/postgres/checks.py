@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
 
@@ -15,7 +14,7 @@ from flask_idempotency.core.records import Claim
 from flask_idempotency.stores.admin import (
     ADD,
     LOCKED,
-    MIGRATE,
+    REBUILD,
     TRIAL,
     UNLOCK,
     Finding,
@@ -23,13 +22,13 @@ from flask_idempotency.stores.admin import (
     reason,
     remedy_of,
 )
-from flask_idempotency.stores.table import COMMANDS_ONLY, FILLFACTOR, defined_counts
-from flask_idempotency.stores.table_admin import ODD_KEYS, examine_counts, examine_keys
+from flask_idempotency.stores.table import FILLFACTOR, defined_counts
+from flask_idempotency.stores.table_admin import examine_counts
 
 from .failures import LOCK_NOT_AVAILABLE
 from .holds import PostgresHold
 from .messages import Messages
-from .shape import Piece, Shape, create_index, listed, shape_of
+from .shape import Piece, Shape, listed, shape_of
 
 POOLER = "a pooler such as PgBouncer must pool transactions or sessions, not statements"
 """Advice where a connection is lost or changes under a transaction."""
@@ -64,7 +63,6 @@ def examine(messages: Messages) -> Iterator[Finding]:
     writable = not (server[4] or server[5])
     if shape is not None:
         yield _examine_steps(messages, steps, writable=writable)
-        yield from _examine_keys(messages)
     if writable and (counts := defined_counts(messages.table)) is not None:
         is_whole = _is_whole(shape_of(messages, counts))
         yield examine_counts(messages.engine, counts, is_whole=is_whole)
@@ -123,20 +121,10 @@ def _set(shape: Shape, is_wrong: Callable[[Piece], bool], what: str) -> str:
 
 
 def _examine_columns(shape: Shape) -> Finding:
-    """A request needs all columns but those that are for commands only."""
-    missing, others, name = shape.missing_columns(), shape.other_columns(), shape.table.fullname
-    if others or not all(column.name in COMMANDS_ONLY for column in missing):
-        bad = f"missing in {name} or of another type: {listed(missing + others)}"
-        can_add = not others and all(column.nullable for column in missing)
-        return Finding("FAILED", "columns", bad, ADD if can_add else MIGRATE)
+    wrong, name = shape.missing_columns() + shape.other_columns(), shape.table.fullname
     text = f"all {len(shape.table.columns)} of {name}"
-    bad = f"{name} lacks {listed(missing)}: requests need none, but some commands do"
-    return finding(not missing, "columns", text, bad, ADD, "advice")
-
-
-def _examine_keys(messages: Messages) -> Iterator[Finding]:
-    with suppress(IdempotencyError):  # such as a missing right, which the claim finds out
-        yield from examine_keys(messages.operate(ODD_KEYS)[0][0][0])
+    bad = f"missing in {name} or of another type: {listed(wrong)}"
+    return finding(not wrong, "columns", text, bad, REBUILD)
 
 
 _WITHOUT: dict[str, tuple[Literal["advice", "FAILED"], str]] = {
@@ -156,7 +144,7 @@ def _examine_indexes(shape: Shape) -> Iterator[Finding]:
         yield Finding("ok", "index", "expires_at")
     for index in missing:
         level, bad = _WITHOUT[index.columns[0].name]
-        yield Finding(level, "index", bad, create_index(index) if shape.partitioned else ADD)
+        yield Finding(level, "index", bad, shape.mend(index))
 
 
 def _examine_fill_factor(shape: Shape) -> Finding:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ClauseElement, Column, Index, Table
+from sqlalchemy import Column, Index, Table
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex
 
 from .messages import Messages
 
 _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
-preparer = _DIALECT.identifier_preparer
 
 # What rows are stored in: the table itself, or its partitions.
 _TABLE = """WITH pieces AS (
@@ -94,10 +93,21 @@ class Shape:
         wanted = sorted(self.table.indexes, key=lambda index: str(index.name))
         return [index for index in wanted if not any(found.serves_as(index) for found in valid)]
 
+    def mend(self, index: Index) -> str:
+        """Return the statement that makes a missing index. Without partitions it blocks nobody.
+
+        What an interrupted ``CREATE INDEX CONCURRENTLY`` has left is there, but not valid.
+        """
+        for found in self.indexes:
+            if found.serves_as(index):
+                return f"REINDEX INDEX CONCURRENTLY {found.name}"
+        how = "CREATE INDEX" if self.partitioned else "CREATE INDEX CONCURRENTLY"
+        return str(CreateIndex(index).compile(dialect=_DIALECT)).replace("CREATE INDEX", how, 1)
+
 
 def shape_of(messages: Messages, table: Table) -> Shape | None:
     """One of the two tables as it is in the database, or None."""
-    rows, _ = messages.operate(_TABLE, {"table": preparer.format_table(table)})
+    rows, _ = messages.operate(_TABLE, {"table": _DIALECT.identifier_preparer.format_table(table)})
     if not rows:
         return None
     columns, indexes, pieces, partitioned = rows[0]
@@ -130,13 +140,3 @@ def _where(index: Index) -> str:
     if where is None:
         return ""
     return f"({where.compile(dialect=_DIALECT, compile_kwargs={'include_table': False})})"
-
-
-def create_index(index: Index, how: str = "") -> str:
-    """The statement that makes an index; ``how`` stands between its verb and its name."""
-    return compiled(CreateIndex(index)).replace("CREATE INDEX", f"CREATE INDEX{how}", 1)
-
-
-def compiled(element: ClauseElement) -> str:
-    """A statement, or a part of one, as PostgreSQL takes it."""
-    return str(element.compile(dialect=_DIALECT))

@@ -7,22 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
-from sqlalchemy import Column, Connection, Table, exc, inspect
-from sqlalchemy.schema import CreateColumn
+from sqlalchemy import exc, inspect
 
 from flask_idempotency.core.ports import Transaction
 from flask_idempotency.core.records import Claim
-from flask_idempotency.stores.admin import ADD, MIGRATE, Due, Erasure, Finding, finding, reason, trying
-from flask_idempotency.stores.table import COMMANDS_ONLY, defined_counts
+from flask_idempotency.stores.admin import ADD, REBUILD, Due, Erasure, Finding, finding, reason, trying
+from flask_idempotency.stores.table import defined_counts
 from flask_idempotency.stores.table_admin import (
     FORGET,
-    ODD_KEYS,
     TableAdmin,
     admin_statements,
     erasure_values,
     examine_counts,
-    examine_keys,
-    unsound,
+    missing_columns,
+    missing_indexes,
 )
 
 from . import statements
@@ -92,36 +90,19 @@ class SqliteAdmin(TableAdmin):
             return int(run(statements.PURGE, values).rowcount)
 
     def create(self) -> list[str]:
-        """Create what is missing: the tables, or columns and indexes of one that is there."""
-        messages, done = self._messages, list[str]()
+        """Create the tables and indexes that are missing."""
         try:
-            with messages.engine.begin() as connection:
-                done += self._create_tables(connection)
-                done += self._add_columns(connection)
-                for index in self._missing_indexes(connection):
-                    index.create(connection)
-                    done.append(f"created the index {index.name}")
+            with self._messages.engine.begin() as connection:
+                return list(self._create(connection))
         except exc.SQLAlchemyError as error:
-            raise messages.error(error) from error
-        return done
-
-    def _add_columns(self, connection: Connection) -> Iterator[str]:
-        """Add what may be null. Raises ``ConfigurationError`` if anything else is missing."""
-        for table in self._messages.table, self._messages.steps:
-            for column in self._missing_columns(table):
-                if not column.nullable:
-                    raise unsound(table)
-                what = CreateColumn(column).compile(dialect=connection.dialect)
-                name = connection.dialect.identifier_preparer.format_table(table)
-                connection.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {what}")
-                yield f"added the column {column.name}"
+            raise self._messages.error(error) from error
 
     def examine(self) -> Iterator[Finding]:
         """Check the file and the tables."""
         messages = self._messages
         try:
-            with messages.engine.connect() as connection:
-                there = set(inspect(connection).get_table_names())
+            database = inspect(messages.engine)
+            there = set(database.get_table_names())
         except exc.SQLAlchemyError as error:
             remedy = "check that the file is a SQLite database, readable and writable"
             yield Finding("FAILED", "SQLite", reason(error), remedy)
@@ -131,17 +112,17 @@ class SqliteAdmin(TableAdmin):
         if name not in there:
             yield Finding("FAILED", "table", f"{name} is missing", ADD)
             return
-        yield self._examine_columns(messages.table, "columns")
+        lacking = ", ".join(missing_columns(database, messages.table))
+        all_of_it = f"all {len(messages.table.columns)} of {name}"
+        yield finding(not lacking, "columns", all_of_it, f"missing in {name}: {lacking}", REBUILD)
         if steps not in there:
             yield Finding("FAILED", "steps", f"{steps} is missing", ADD)
-        elif self._missing_columns(messages.steps):
-            yield self._examine_columns(messages.steps, "steps")
-        with messages.engine.connect() as connection:
-            missing = ", ".join(str(index.name) for index in self._missing_indexes(connection))
+        elif lacking := ", ".join(missing_columns(database, messages.steps)):
+            yield Finding("FAILED", "steps", f"missing in {steps}: {lacking}", REBUILD)
+        missing = ", ".join(str(index.name) for index in missing_indexes(database, messages.table))
         yield finding(not missing, "index", "expires_at", f"missing: {missing}", ADD)
-        yield from examine_keys(self._fetch(ODD_KEYS, {})[0][0])
         if (counts := defined_counts(messages.table)) is not None:
-            whole = counts.name in there and not self._missing_columns(counts)
+            whole = counts.name in there and not missing_columns(database, counts)
             yield examine_counts(messages.engine, counts, is_whole=whole)
 
     @contextmanager
@@ -154,27 +135,6 @@ class SqliteAdmin(TableAdmin):
 
         with trying(self._records, forget) as (_claim, hold):
             yield cast("Transaction", hold)
-
-    def _examine_columns(self, table: Table, subject: str) -> Finding:
-        """A request needs all columns but those that are for commands only."""
-        missing = self._missing_columns(table)
-        names = ", ".join(column.name for column in missing)
-        can_add = all(column.nullable for column in missing)
-        is_needed = not all(column.name in COMMANDS_ONLY for column in missing)
-        bad, remedy = f"missing in {table.name}: {names}", ADD if can_add else MIGRATE
-        text = f"all {len(table.columns)} of {table.name}"
-        return finding(not missing, subject, text, bad, remedy, "FAILED" if is_needed else "advice")
-
-    def _missing_columns(self, table: Table) -> list[Column[Any]]:
-        there = {column["name"] for column in inspect(self._messages.engine).get_columns(table.name)}
-        return [column for column in table.columns if column.name not in there]
-
-    def _missing_indexes(self, connection: Any) -> list[Any]:
-        table = self._messages.table
-        there = {index["name"] for index in inspect(connection).get_indexes(table.name)}
-        return sorted(
-            (index for index in table.indexes if index.name not in there), key=lambda i: str(i.name)
-        )
 
     def _fetch(self, template: str, values: dict[str, Any]) -> list[Any]:
         return self._messages.fetch(template, values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -44,6 +45,7 @@ def test_check_misses_the_table(world, run):
     ("change", "subject", "remedy"),
     [
         ("drop column lease_expires_at", "columns", "migration"),
+        ("drop column audit", "columns", "migration"),
         ("alter column status type integer", "columns", "migration"),
         ("alter column name type varchar(30)", "columns", "migration"),
         ("drop constraint idempotency_record_pkey", "primary key", "ADD PRIMARY KEY (key)"),
@@ -76,6 +78,14 @@ def test_check_notices_a_table_of_steps_that_is_not_ours(world, run, change, rem
     assert not_ok(result) == {"steps": "FAILED"}
     assert remedy in result.output
     assert world.records() == []
+
+
+def paste(world, result):
+    """Run the statements that a check has shown, as one would in psql."""
+    with world.app.app_context(), world.db.engine.connect() as connection:
+        connection.execution_options(isolation_level="AUTOCOMMIT")
+        for statement in re.findall("-> ((?:ALTER|CREATE|REINDEX) .+)", result.output):
+            connection.execute(sa.text(statement))
 
 
 REFUSES = """create function refuse() returns trigger language plpgsql as
@@ -168,8 +178,44 @@ def test_check_advises_on_the_indexes_of_few_operations(world, run, index):
     world.sql(f"drop index ix_idempotency_record_{index}")
     result = run("check")
     assert not_ok(result) == {"index": "advice"}
-    assert "`flask idempotency create-table`" in result.output
-    run("create-table")
+    assert f"-> CREATE INDEX CONCURRENTLY ix_idempotency_record_{index} ON" in result.output
+    paste(world, result)
+    assert not not_ok(run("check"))
+
+
+@pytest.mark.parametrize(("index", "level"), [("expires_at", "FAILED"), ("leased", "advice")])
+def test_check_notices_an_index_that_was_left_half_built(world, run, index, level):
+    name = f"ix_idempotency_record_{index}"
+    world.sql(f"update pg_index set indisvalid = false where indexrelid = '{name}'::regclass")
+    result = run("check")
+    assert not_ok(result) == {"index": level}
+    assert run("create-table").output == "idempotency_record: nothing to do\n"
+    paste(world, result)
+    assert not not_ok(run("check"))
+
+
+def test_an_index_of_another_name_serves_and_one_with_another_condition_does_not(world, run):
+    world.sql("alter index ix_idempotency_record_leased rename to odd")
+    assert not not_ok(run("check"))
+    world.sql("drop index odd")
+    world.sql("create index odd on idempotency_record (lease_expires_at) where status is null")
+    assert not_ok(run("check")) == {"index": "advice"}
+
+
+def test_check_looks_at_each_partition(world, run):
+    world.sql("alter table idempotency_record rename to old")
+    world.sql("create table idempotency_record (like old) partition by hash (key)")
+    for number, fill_factor in (0, 92), (1, 100):
+        world.sql(
+            f"create table part_{number} partition of idempotency_record for values"
+            f" with (modulus 2, remainder {number}) with (fillfactor = {fill_factor})"
+        )
+    world.sql("alter table idempotency_record add primary key (key)")
+    world.sql("drop table old")
+    result = run("check")
+    assert not_ok(result) == {"index": "FAILED", "fill factor": "advice"}
+    assert "-> ALTER TABLE part_1 SET (fillfactor = 92)" in result.output
+    paste(world, result)
     assert not not_ok(run("check"))
 
 
@@ -180,6 +226,8 @@ def test_check_misses_the_index_and_advises_on_the_fill_factor(world, run):
     result = run("check")
     assert not_ok(result) == {"index": "FAILED", "fill factor": "advice"}
     assert findings(result)["claim"] == "ok"
+    paste(world, result)
+    assert not not_ok(run("check"))
 
 
 def test_check_needs_postgres(world):

@@ -1,9 +1,7 @@
-"""``flask idempotency create-table``: what it makes, completes and leaves alone."""
+"""``flask idempotency create-table``: what it makes and leaves alone."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -12,9 +10,11 @@ from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency
+from flask_idempotency.cli.stores import admin_of
 from tests.drivers import EACH
-from tests.integration.commands.running import PROGRAM, ROOT, build, not_ok, once, runner
-from tests.integration.migrations.tables import make_earlier
+from tests.integration.commands.purging import outside
+from tests.integration.commands.running import build, build_console, not_ok, once, runner
+from tests.integration.migrations.project import create_all, read
 
 
 def test_create_table_creates_ours_alone_completely_and_once(world, run):
@@ -26,71 +26,85 @@ def test_create_table_creates_ours_alone_completely_and_once(world, run):
 
 
 @EACH
-def test_create_table_adds_index_and_fill_factor_to_a_table_in_use(world, run, pay):
+def test_create_table_makes_every_index_that_a_table_lacks(world, run, pay):
     pay()
-    world.sql("drop index ix_idempotency_record_expires_at")
-    world.sql("alter table idempotency_record reset (fillfactor)")
-    result = run("create-table")
-    assert result.exit_code == 0
-    assert "created the index ix_idempotency_record_expires_at" in result.output
-    assert "set the fill factor of idempotency_record to 92" in result.output
+    for index in "expires_at", "leased", "resumable":
+        world.sql(f"drop index ix_idempotency_record_{index}")
+    assert run("create-table").output.splitlines() == [
+        f"idempotency_record: created the index ix_idempotency_record_{index}"
+        for index in ("expires_at", "leased", "resumable")
+    ]
     assert not not_ok(run("check"))
     assert len(world.records()) == 1
 
 
-def test_an_index_that_was_left_half_built_is_noticed_and_made_anew(world, run):
-    world.sql(
-        "update pg_index set indisvalid = false"
-        " where indexrelid = 'ix_idempotency_record_expires_at'::regclass"
-    )
-    assert not_ok(run("check")) == {"index": "FAILED"}
-    assert "created the index" in run("create-table").output
-    assert not not_ok(run("check"))
-
-
-def test_a_fill_factor_that_somebody_chose_is_left_alone(world, run):
-    world.sql("alter table idempotency_record set (fillfactor = 95)")
-    assert run("create-table").output == "idempotency_record: nothing to do\n"
-    result = run("check")
-    assert not_ok(result) == {"fill factor": "advice"}
-    assert "-> ALTER TABLE idempotency_record SET (fillfactor = 92)" in result.output
-
-
-def test_create_table_alters_no_column(world, run):
-    world.sql("alter table idempotency_record drop column owner")
+@pytest.mark.parametrize("table", ["idempotency_record", "idempotency_record_step"])
+def test_create_table_alters_no_column_and_then_makes_nothing(world, run, table):
+    world.sql(f"alter table {table} drop column attempt")
+    world.sql("drop index ix_idempotency_record_expires_at")
     result = run("create-table")
     assert result.exit_code == 1
-    assert "make a migration" in result.output
+    assert f"{table} is there, but lacks columns (attempt). Nothing is created: make a" in result.output
+    assert "where its records are not needed, drop the table and run" in result.output
+    assert not_ok(run("check"))["index"] == "FAILED"
 
 
-def test_create_table_says_when_the_user_may_not(world, stranger):
-    world.sql("drop table idempotency_record")
+@pytest.mark.parametrize(
+    "missing", ["table idempotency_record", "index ix_idempotency_record_expires_at"]
+)
+def test_create_table_says_when_the_user_may_not(world, stranger, missing):
+    world.sql(f"grant all on idempotency_record, idempotency_record_step to {stranger.username}")
+    world.sql(f"drop {missing}")
     result = once(build(stranger), "create-table")
     assert result.exit_code == 1
-    assert "the database user may not create or alter tables here" in result.output
+    assert "the database user may not create tables and indexes here" in result.output
+
+
+def test_rights_that_a_role_inherits_are_enough(world, stranger):
+    group = f"{stranger.username}_group"
+    world.sql(f"create role {group}")
+    world.sql(f"grant {group} to {stranger.username}")
+    world.sql(f"grant select, insert, update, delete on idempotency_record,"
+              f" idempotency_record_step to {group}")  # fmt: skip
+    assert not not_ok(once(build(stranger), "check"))
+    assert "nothing to do" in once(build(stranger), "create-table").output
+    world.sql(f"drop owned by {group}")
+    world.sql(f"drop role {group}")
+
+
+@pytest.mark.parametrize("kind", ["postgres", "sqlite"])
+def test_the_consoles_table_is_advised_and_made(postgres, tmp_path, kind):
+    uri = postgres.database("counts") if kind == "postgres" else f"sqlite:///{tmp_path}/shop.db"
+    make = lambda: build_console(build(uri, IDEMPOTENCY_STORE="sql"))  # noqa: E731
+    create_all(build(uri, IDEMPOTENCY_STORE="sql"))
+    result = once(make(), "check")
+    assert not_ok(result) == {"counts": "advice"}
+    assert "-> run `flask idempotency create-table`, or make a migration" in result.output
+    made = "idempotency_record: created the table of the console's counts\n"
+    assert once(make(), "create-table").output == made
+    assert not not_ok(once(make(), "check"))
+    read(make(), "alter table idempotency_record_count rename column outcome to other")
+    assert not_ok(once(make(), "check")) == {"counts": "advice"}
 
 
 @pytest.mark.parametrize("store", ["postgres"])
-@pytest.mark.parametrize(
-    ("begin", "done"),
-    [
-        (lambda world: world.sql("drop table idempotency_record"), b"created the table"),
-        (make_earlier, b"created the index ix_idempotency_record_leased"),
-    ],
-    ids=["missing", "earlier"],
-)
-def test_create_table_run_by_several_at_once(world, begin, done):
-    begin(world)
-    uri = str(world.app.config["SQLALCHEMY_DATABASE_URI"])
-    arguments = [sys.executable, "-c", PROGRAM, uri, "create-table"]
-    processes = [
-        subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for _ in range(4)
-    ]
-    outputs = [process.communicate(timeout=60) for process in processes]
-    assert [process.returncode for process in processes] == [0] * 4, outputs
-    assert sum(done in out for out, _ in outputs) == 1, outputs
-    assert not not_ok(runner(world.app)("check"))
+def test_of_several_processes_one_creates_and_the_others_find_it_done(make_world, background):
+    world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"isolation_level": "SERIALIZABLE"})
+    world.sql("drop index ix_idempotency_record_expires_at")
+
+    def create():
+        with world.app.app_context():
+            return admin_of(world.app.extensions["idempotency"].records, "").create()
+
+    with outside(world) as other:
+        other.execute("select pg_advisory_xact_lock(hashtext('idempotency_record'))")
+        other.execute(
+            "create index ix_idempotency_record_expires_at on idempotency_record (expires_at)"
+        )
+        waiting = background(create)
+        world.wait_until_blocked()
+        other.connection.commit()
+        assert waiting.result(10) == []
 
 
 def test_a_table_in_a_schema_with_an_odd_name_and_a_naming_convention(make_world, store):

@@ -44,6 +44,15 @@ def test_a_command_gives_up(world, locked, command):
     assert "canceling statement due to lock timeout" in result.output
 
 
+def test_an_index_does_not_wait_for_a_view_with_requests_behind_it(world):
+    world.sql("drop index ix_idempotency_record_expires_at")
+    with outside(world) as view:
+        view.execute("lock table idempotency_record in row exclusive mode")
+        result = runner(world.app)("create-table")
+    assert result.exit_code == 1
+    assert "canceling statement due to lock timeout" in result.output
+
+
 def test_check_says_that_the_table_is_locked(world, locked):
     result = runner(world.app)("check")
     assert result.exit_code == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import sqlalchemy as sa
 
@@ -44,6 +46,23 @@ def test_it_goes_back_and_forward_again(database, make_project):
     project.db("upgrade")
     project.db("downgrade")
     assert read(shop(url), CATALOG) == []
+    project.db("upgrade")
+    assert_complete(project)
+
+
+def test_what_a_table_lacks_is_added_and_nothing_else_changed(database, make_project):
+    url = database()
+    create_all(shop(url))
+    read(shop(url), "alter table idempotency_record drop column audit")
+    read(shop(url), "drop index ix_idempotency_record_leased")
+    project = make_project(lambda: shop(url))
+    source = project.new_revision()
+    upgrade = source[source.index("def upgrade") : source.index("def downgrade")]
+    assert re.findall(r"op\.(?!batch_alter_table)(\w+)\(.*?'(\w+)'", upgrade) == [
+        ("add_column", "audit"),
+        ("create_index", "ix_idempotency_record_leased"),
+    ]
+    assert "postgresql_where=sa.text('lease_expires_at IS NOT NULL')" in upgrade
     project.db("upgrade")
     assert_complete(project)
 
