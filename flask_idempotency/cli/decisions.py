@@ -140,7 +140,7 @@ def failure(state: AppState) -> Response:
 
 
 def noted(did: str, why: str, by: str | None) -> AuditEntry:
-    """What is noted in a record: ``by`` whom, if not the user who has logged in, and ``why``."""
+    """Return what is noted in a record: ``by`` whom (or the user who has logged in), and ``why``."""
     return AuditEntry(one_line(by or "") or one_line(_user()), did, _plain(why))
 
 
@@ -312,7 +312,7 @@ def given_response(
 
 
 def is_empty(response: Response) -> bool:
-    """Whether a response lacks a body that one of its status usually has."""
+    """Return True if a response lacks a body that one of its status usually has."""
     return not response.get_data() and response.status_code not in _WITHOUT_BODY
 
 

@@ -44,7 +44,7 @@ _WHY = {
 def of_scope(
     store: Admin, scope: str, operation: str | None
 ) -> tuple[list[Batch], Counter[str], str | None]:
-    """What there is to erase of a scope, or of one operation of it; and how much is left, by state.
+    """Find what there is to erase of a scope, or of one operation of it; and how much is left.
 
     At last the operation, if all that is erased is of one.
     """

@@ -98,7 +98,7 @@ def duration(seconds: float) -> str:
 
 
 def current_state() -> AppState:
-    """What the extension knows of the application, and of the database, that a command runs for."""
+    """Return the state of the application, and of the database, that a command runs for."""
     state, bind = app_state(current_app), click.get_current_context().meta[_BIND]
     names = {"default" if key is None else key: each for key, each in state.binds.items()}
     if bind is None and len(names) == 1:
@@ -110,7 +110,7 @@ def current_state() -> AppState:
 
 
 def admin(state: AppState) -> Admin:
-    """What the commands need of the application's store. Raises what :func:`admin_of` does."""
+    """Return what the commands need of the application's store. Raises what :func:`admin_of` does."""
     return admin_of(state.records, state.settings.store)
 
 
@@ -146,7 +146,7 @@ _BLANK = "\u115f\u1160\u2800\u3164\uffa0"
 
 
 def is_legible(text: str, longest: int) -> bool:
-    """Whether something of a name or a reason can be seen, and it has at most so many characters."""
+    """Return True if a name or a reason can be seen, and has at most so many characters."""
     seen = (c for c in text if c.isprintable() and category(c)[0] not in "MZ" and c not in _BLANK)
     return len(text.strip()) <= longest and any(seen)
 
@@ -163,7 +163,7 @@ def records(count: int) -> str:
 
 
 def progress(as_json: bool) -> Callable[[str], None]:
-    """What shows how far long work has come, in one line on standard error; no text removes the line.
+    """Show how far long work has come, in one line on standard error; no text removes the line.
 
     Shows nothing where that is no terminal, and never beside JSON.
     """

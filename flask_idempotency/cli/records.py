@@ -146,7 +146,7 @@ def find(admin: Admin, digits: str) -> Line:
 
 
 def find_audit(admin: Admin, digits: str) -> list[AuditEntry]:
-    """What operators did to the record whose key's hash begins with ``digits``.
+    """Return what operators did to the record whose key's hash begins with ``digits``.
 
     Nothing if a store of the application's own cannot note it.
     """
@@ -223,7 +223,7 @@ def step_rows(
 
 
 def derived_rows(key: bytes | None, names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """What a view of this operation gets from ``derive_key`` with these names."""
+    """Return what a view of this operation gets from ``derive_key`` with these names."""
     return [{"name": name, "derived_key": derive_key(key, name)} for name in names if key is not None]
 
 

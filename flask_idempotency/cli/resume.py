@@ -116,6 +116,6 @@ def _log_refusal(due: Due, status: int) -> None:
 
 
 def _has_ended(state: AppState, due: Due) -> bool:
-    """Whether the operation itself has ended, which a response without an error does not prove."""
+    """Return True if the operation has ended, which a response without an error does not prove."""
     record = state.records.look(due.key)
     return record is not None and record.state is not State.IN_PROGRESS

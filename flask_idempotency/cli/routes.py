@@ -59,7 +59,7 @@ class WriteRoute:
 
     @property
     def protected_by(self) -> str | None:
-        """What protects it."""
+        """Name what protects it."""
         if self.route is None:
             return None
         return "decorator" if self.route.methods is None else "protect"
@@ -83,7 +83,7 @@ def write_routes(state: AppState) -> Iterator[WriteRoute]:
 
 
 def _is_console(blueprint: Any) -> bool:
-    """Whether a blueprint is the operators' page."""
+    """Return True if a blueprint is the operators' page."""
     return blueprint is not None and blueprint.import_name == "flask_idempotency.console.blueprint"
 
 
@@ -312,7 +312,7 @@ def _examine_strangers(state: AppState, found: list[WriteRoute]) -> Iterator[Fin
 
 
 def _ask_for_stranger(app: Flask, scope: ScopeCallable | None) -> BaseException | None:
-    """What keeps the present request from its 401: an error of ``scope`` that nobody handles.
+    """Return what keeps the present request from its 401: an error of ``scope`` that is not handled.
 
     None also if something of the application rejects the request before.
     """

@@ -17,7 +17,7 @@ from flask_idempotency.stores.sqlite.records import SqliteRecords
 
 
 def admin_of(records: Records, store: object) -> Admin:
-    """What the commands need of a store; ``store`` is its setting.
+    """Return what the commands need of a store; ``store`` is its setting.
 
     A store of the application's own has a method ``admin()``. Raises ``IdempotencyError`` for a store
     without commands.

@@ -187,7 +187,7 @@ def _since(seconds: float | None) -> str:
 def _screen(
     stop: threading.Event, is_live: bool
 ) -> Iterator[tuple[Callable[[str], None], Callable[[float], object]]]:
-    """What draws a text, and what waits for some seconds or until ``stop``.
+    """Return what draws a text, and what waits for some seconds or until ``stop``.
 
     On a terminal the text replaces the one before it, ``q`` sets ``stop``, and at the end the terminal
     is as it was, with the last text.
@@ -213,7 +213,7 @@ def _screen(
 
 @contextmanager
 def _keys(stop: threading.Event) -> Iterator[Callable[[float], object]]:
-    """What waits for some seconds, or until ``stop``, which the key ``q`` sets, too."""
+    """Return what waits for some seconds, or until ``stop``, which the key ``q`` sets, too."""
     if not (_CAN_READ_KEYS and sys.stdin.isatty()):
         yield stop.wait
         return
@@ -236,5 +236,5 @@ def _keys(stop: threading.Event) -> Iterator[Callable[[float], object]]:
 
 
 def _ends(keys: bytes) -> bool:
-    """Whether somebody typed ``q``, or the terminal is gone."""
+    """Return True if somebody typed ``q``, or the terminal is gone."""
     return not keys or b"q" in keys.lower()

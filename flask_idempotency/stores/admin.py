@@ -242,7 +242,7 @@ def finding(
     remedy: str,
     level: Literal["advice", "FAILED"] = "FAILED",
 ) -> Finding:
-    """What a check found: ``text`` if it is good, otherwise what is ``bad`` and the remedy."""
+    """Make the finding of a check: ``text`` if it is good, otherwise what is ``bad`` and the remedy."""
     return Finding("ok", subject, text) if good else Finding(level, subject, bad, remedy)
 
 
@@ -262,7 +262,7 @@ class Admin(Protocol):
         ...
 
     def overview(self) -> Overview:
-        """What there is at a glance. Reads no more of a large table than of a small one."""
+        """Return what there is at a glance. Reads no more of a large table than of a small one."""
         ...
 
     def newest(self, name: str | None, state: str | None, limit: int) -> list[Line]:
@@ -294,7 +294,7 @@ class Admin(Protocol):
         ...
 
     def audit(self, start: bytes) -> list[AuditEntry]:
-        """What operators did to such a record since it was created, the earliest first."""
+        """Return what operators did to such a record since it was created, the earliest first."""
         ...
 
     def note(self, key: bytes, entry: AuditEntry) -> bool:
@@ -439,7 +439,7 @@ def original(error: BaseException | None) -> BaseException | None:
 
 
 def remedy_of(error: BaseException, allow: str) -> str:
-    """What to do about a write that failed; ``allow`` where nothing but a right may be missing."""
+    """Say what to do about a write that failed; ``allow`` if perhaps only a right is missing."""
     code = sqlstate(original(error.__cause__)) or ""
     if code == "55P03":  # lock not available
         return UNLOCK

@@ -147,7 +147,7 @@ class BorrowedTransaction:
             sever([self._driver])
 
     def _is_lost(self) -> bool:
-        """Whether the connection is closed, and what was open on it rolled back."""
+        """Return True if the connection is closed, and what was open on it rolled back."""
         if not self._is_sqlite:
             return bool(getattr(self._driver, "closed", False))
         try:
@@ -197,7 +197,7 @@ def _refuse_connect(*_how: object) -> None:
 
 
 def _refuse_end(_connection: Connection, _cursor: Any, statement: str, *_how: object) -> None:
-    """What SQLite's authorizer does, for a database that has none. The transaction goes on."""
+    """Do what SQLite's authorizer does, for a database that has none. The transaction goes on."""
     if ends_transaction(statement):
         raise NotAtomic(
             "the view sent a statement that begins or ends a transaction; inside an atomic operation"

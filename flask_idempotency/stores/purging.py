@@ -18,7 +18,7 @@ Purge = Callable[[int], Iterator[int]]
 
 
 def purge_of(records: Records) -> Purge | None:
-    """What deletes expired records in batches, as ``Admin.purge`` does; None: the store does it itself.
+    """Return what deletes expired records in batches; None: the store does it itself.
 
     So does Redis. A store of the application's own has an ``admin()``, or is left alone.
     """

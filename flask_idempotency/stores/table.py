@@ -93,7 +93,7 @@ def _qualified(metadata: MetaData, name: str) -> str:
 
 
 def _defined(build: Callable[[MetaData, str], Table], metadata: MetaData, name: str) -> Table:
-    """What ``build`` makes, once in ``metadata``. Raises ``ConfigurationError`` if that is another.
+    """Define what ``build`` makes, once in ``metadata``. Raises ``ConfigurationError`` for another.
 
     A table with our columns was reflected from the database. It is ours, perhaps without an index.
     """

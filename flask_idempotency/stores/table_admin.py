@@ -224,7 +224,7 @@ class TableAdmin:
         return [_tidy(Group(*row)) for row in self._fetch(self.sql.stats, {})]
 
     def overview(self) -> Overview:
-        """What there is at a glance."""
+        """Return what there is at a glance."""
         size, counts = self._size(), Counter[tuple[str, str]]()
         sample = self._fetch(self.sql.tally, {"percent": 100 / size.pages_for_one})
         factor = size.factor(sum(count for *_, count in sample))
@@ -287,7 +287,7 @@ class TableAdmin:
         return next((bytes(key) for (key,) in self._fetch(self.sql.latest, {})), None)
 
     def audit(self, start: bytes) -> list[AuditEntry]:
-        """What operators did."""
+        """Return what operators did."""
         rows = self._fetch(self.sql.audit, between(start))
         return [entry for text, since in rows for entry in read_audit(text, read_time(since))]
 
@@ -369,7 +369,7 @@ def _entry_values(entry: AuditEntry) -> dict[str, Any]:
 
 
 def erasure_values(erasure: Erasure) -> dict[str, Any]:
-    """What :attr:`AdminStatements.erasure` is filled in with."""
+    """Return what :attr:`AdminStatements.erasure` is filled in with."""
     values = {"note": erasure.key, "name": erasure.operation, "ttl": ERASURE_SECONDS}
     return values | _entry_values(erasure.entry)
 

@@ -178,7 +178,7 @@ def _examine_steps(messages: Messages, shape: Shape | None, *, writable: bool) -
 
 
 def _is_whole(shape: Shape | None) -> bool:
-    """Whether a table is there, with its columns and its key."""
+    """Return True if a table is there, with its columns and its key."""
     if shape is None or not shape.has_key():
         return False
     return not (shape.missing_columns() or shape.other_columns())

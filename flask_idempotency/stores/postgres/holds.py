@@ -208,7 +208,7 @@ class PostgresHold:
             self._wire.close()
 
     def explain(self, error: BaseException | None) -> Exception | None:
-        """What an error that left the view (or None) means for the operation as a whole."""
+        """Return what an error that left the view (or None) means for the operation as a whole."""
         if self.units.broken is not None:
             return self.units.broken
         if self._wire.lost:
@@ -230,7 +230,7 @@ class PostgresHold:
             )
 
     def _finish_error(self, error: Exception) -> Exception:
-        """What it means that completing failed; asks the record when the row was not ours."""
+        """Return what failing to complete means; asks the record when the row was not ours."""
         if is_lost(error, self._wire.driver):
             return StoreUnavailable(
                 "The connection to the database was lost, and it is not known whether the operation"

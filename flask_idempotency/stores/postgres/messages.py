@@ -122,7 +122,7 @@ class Messages:
         return RawConnection(self.engine, self.port)
 
     def is_like(self, engine: Engine) -> bool:
-        """Whether these are of the records on ``engine``, on whatever engine they are sent."""
+        """Return True if these are of the records on ``engine``, on whatever engine they are sent."""
         return self._like.engine is engine
 
     def prepared(self, template: str, wire: RawConnection) -> str:

@@ -47,7 +47,7 @@ class FoundIndex:
     columns: list[str]
 
     def serves_as(self, index: Index) -> bool:
-        """Whether it could stand for one of ours, whatever its name and further columns are."""
+        """Return True if it can stand for one of ours, whatever its name and further columns are."""
         return self.columns[:1] == [index.columns[0].name] and self.where == _where(index)
 
 
@@ -80,7 +80,7 @@ class Shape:
         return [column for column in there if self.columns[column.name] != _type(column)]
 
     def has_key(self) -> bool:
-        """Whether a valid index, which is not partial, prevents two rows of one key."""
+        """Return True if a valid index, which is not partial, prevents two rows of one key."""
         key = [column.name for column in self.table.primary_key]
         return any(
             found.unique and found.valid and not found.where and found.columns == key

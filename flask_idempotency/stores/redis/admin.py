@@ -149,7 +149,7 @@ class RedisAdmin:
         return [groups[at] for at in sorted(groups)]
 
     def overview(self) -> Overview:
-        """What there is, counted: as Redis has no table, this reads every record."""
+        """Count what there is: as Redis has no table, this reads every record."""
         counts: Counter[tuple[str, str]] = Counter()
         running, ended = 0, list[float]()
         for _, line, lease_left in self._seen():
@@ -205,7 +205,7 @@ class RedisAdmin:
         return None if youngest is None else youngest[0]
 
     def audit(self, start: bytes) -> list[AuditEntry]:
-        """What operators did: an expired record has been deleted with its own."""
+        """Return what operators did: an expired record has been deleted with its own."""
         found = list[AuditEntry]()
         for key in self._keys(start):
             for line in self._records.run(_AUDIT, key).splitlines():
@@ -382,7 +382,7 @@ def _line(key: bytes, now: int, *fields: Any) -> Line:
 
 
 def _state(lease: str | bool, now: int) -> str:
-    """What is in progress, more exactly."""
+    """Tell more exactly what is in progress."""
     if not lease:
         return "released"
     with suppress(ValueError):

@@ -196,7 +196,7 @@ class RedisLock:
             return None
 
     def _read(self, reply: Reply | None, read: Callable[[Any], T]) -> T | None:
-        """What ``read`` makes of the reply to what was sent; None if there is none."""
+        """Return what ``read`` makes of the reply to what was sent; None if there is none."""
         if reply is None:
             return None
         try:

@@ -41,7 +41,7 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 
 def is_observed(owner: str) -> str:
-    """Whether an operation was only observed, in Lua; ``owner`` is an expression for its owner."""
+    """Make the Lua for: this was only observed. ``owner`` is an expression for its owner."""
     return f"string.sub({owner}, 1, {len(OBSERVED)}) == '{OBSERVED}'"
 
 

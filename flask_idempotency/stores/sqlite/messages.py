@@ -61,7 +61,7 @@ class Messages:
         return named.format(table=name(self.table), steps=name(self.steps))
 
     def error(self, error: Exception) -> Exception:
-        """What an error of the database, or of its driver, means."""
+        """Return what an error of the database, or of its driver, means."""
         if "no such table" in str(error) or "no such column" in str(error):
             return ConfigurationError(
                 f"the table {self.table.fullname} is missing or not up to date: run `flask"
