@@ -38,13 +38,9 @@ def has_unsaved(session: Session | None) -> bool:
 
 def waits_for_commit(session: Session) -> bool:
     """Return True if a decorator or after_request function may still want to commit. Sends nothing."""
-    return is_explicit(session) or has_unsaved(session)
-
-
-def is_explicit(session: Session) -> bool:
-    """Return True if ``session.begin()`` has begun its transaction, whose block ends it."""
     transaction = session.get_transaction()
-    return transaction is not None and transaction.origin is SessionTransactionOrigin.BEGIN
+    is_explicit = transaction is not None and transaction.origin is SessionTransactionOrigin.BEGIN
+    return is_explicit or has_unsaved(session)
 
 
 def refuse_unsaved(sessions: Sessions, step: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 
 from flask import current_app
 from sqlalchemy.orm import Session
+from sqlalchemy.orm.session import SessionTransactionOrigin
 
 from flask_idempotency.core.errors import (
     ConfigurationError,
@@ -34,7 +35,6 @@ from flask_idempotency.core.machine import Next, decide
 from flask_idempotency.core.ports import ManyItems
 from flask_idempotency.core.records import Claim, Record, StoredResponse
 from flask_idempotency.core.storable import interrupts, releases
-from flask_idempotency.session.leftovers import is_explicit
 from flask_idempotency.session.operation import OpenTransaction, Operation, running_operation
 
 from .request.identity import new_claim
@@ -174,7 +174,9 @@ def _unprotected(state: AppState, function: Callable[[Any], Any], key: str, payl
 
 def _settle(session: Session) -> None:
     """Commit what was written so far: each item is undone on its own."""
-    if session.in_nested_transaction() or is_explicit(session):
+    transaction = session.get_transaction()
+    is_explicit = transaction is not None and transaction.origin is SessionTransactionOrigin.BEGIN
+    if is_explicit or session.in_nested_transaction():
         raise IdempotencyError(_ALONE)
     session.commit()
 
@@ -208,6 +210,9 @@ class _Items:
             new_claim(state, route, operation, read_fingerprint("run_many", payload))
             for operation, (_, payload) in zip(self._operations, pairs, strict=True)
         ]
+        if running.items is None:
+            running.items = {}
+        self._before: dict[bytes, tuple[Claim, ItemResult]] = running.items
         self._done: list[tuple[Claim, Record, StoredResponse]] = []
 
     def run(self) -> list[ItemResult]:
@@ -224,7 +229,7 @@ class _Items:
         if running.units.is_around:
             raise IdempotencyError(_ALONE)
         running.units.rise()
-        claims = [claim for claim in first.values() if claim.key not in running.items]
+        claims = [claim for claim in first.values() if claim.key not in self._before]
         found = self._hold.hold_items(claims) if claims else {}
         try:
             return [
@@ -247,7 +252,7 @@ class _Items:
         told = RequestState()
         told.begin()
         told.claim = claim
-        if (done := self._running.items.get(claim.key)) is not None:
+        if (done := self._before.get(claim.key)) is not None:
             return self._repeat(done, claim, told)
         step = None if record is None else decide(record, claim)
         if record is not None and step is Next.REPLAY:
@@ -324,7 +329,7 @@ class _Items:
         outer.after_commit += operation.after_commit
         outer.flashes += operation.flashes
         result = ItemResult(key, "executed", result_of(response))
-        running.items[claim.key] = claim, result
+        self._before[claim.key] = claim, result
         return result
 
     def _undo(self, error: BaseException, savepoint: str) -> None:

@@ -119,8 +119,18 @@ def handle_problem(app: Flask, problem: Problem) -> ResponseReturnValue:
 def problem_response(app: Flask, problem: Problem, settings: Settings) -> Response:
     """The response to a problem in the form of RFC 9457, or of the application's profile."""
     profile = settings.profile
-    body = json.dumps(profile.body(problem, settings.problem_base))
-    response = app.response_class(body, status=problem.status, content_type=profile.media_type)
+    if profile.codes is None:
+        members = {
+            "type": settings.problem_base + problem.type,
+            "title": problem.title,
+            "status": problem.status,
+            "detail": problem.detail,
+        }
+    else:
+        members = {**profile.named(problem, ""), "message": problem.detail}
+    response = app.response_class(
+        json.dumps(members), status=problem.status, content_type=profile.media_type
+    )
     if isinstance(problem, ResponseNotKept):
         response.headers.extend(problem.headers)
     return response

@@ -21,10 +21,11 @@ class Profile:
 
     ``defaults`` are those of settings, by their names; ``fingerprint`` is that of the option. By the
     type of the problem, ``statuses`` has the statuses that differ, and ``codes`` the codes of a body in
-    ACP's form. ``echoes_key``: every response has the key's header of its request. ``folds_case``: the
-    case of a key in the header does not count. ``first_sent`` names the request header that must come
-    with the key, ``result`` the response header that says whether the request was accepted. ``amends``:
-    after an attempt that left no response, another request may use its key.
+    ACP's form; ``media_type`` is that of problems. ``echoes_key``: every response has the key's header
+    of its request. ``folds_case``: the case of a key in the header does not count. ``first_sent`` names
+    the request header that must come with the key, ``result`` the response header that says whether the
+    request was accepted. ``amends``: after an attempt that left no response, another request may use
+    its key.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Profile:
     fingerprint: str = "request"
     statuses: Mapping[str, int] = field(default_factory=dict)
     codes: Mapping[str, str] | None = None
+    media_type: str = "application/problem+json"
     echoes_key: bool = False
     folds_case: bool = False
     first_sent: str = ""
@@ -50,18 +52,6 @@ class Profile:
         code = self.codes.get(kind.type, kind.type.replace("-", "_"))
         return {"type": "invalid_request" if kind.status < 500 else server, "code": code}
 
-    def body(self, problem: Problem, base: str) -> dict[str, Any]:
-        """The members of a problem's response."""
-        named = self.named(problem, base)
-        if self.codes is not None:
-            return {**named, "message": problem.detail}
-        return {**named, "title": problem.title, "status": problem.status, "detail": problem.detail}
-
-    @property
-    def media_type(self) -> str:
-        """That of a problem's response."""
-        return "application/problem+json" if self.codes is None else "application/json"
-
 
 PROFILES: Mapping[str, Profile] = {
     profile.name: profile
@@ -73,6 +63,7 @@ PROFILES: Mapping[str, Profile] = {
             name="acp",
             fingerprint="json-values",  # section 6.2
             codes=ACP_CODES,
+            media_type="application/json",
             echoes_key=True,
             amends=True,  # section 6.5
         ),

@@ -313,7 +313,7 @@ def test_in_another_profile_an_amended_body_is_refused(make_world, profile):
 
 def test_the_client_knows_each_problem_by_its_name():
     for kind in PROBLEMS:
-        body = PROFILES["acp"].body(kind(), "")
+        body = PROFILES["acp"].named(kind, "")
         assert (
             problem_type({"Content-Type": "application/json"}, json.dumps(body).encode()) == kind.type
         )
