@@ -188,6 +188,7 @@ class TransactionContract:
         attempt.transaction.abandon()
         assert writes.committed() == []
         assert attempt.is_in_progress()
+        attempt.records.wait(attempt.claim.key, 10)  # a busy server notices it a moment later
         attempt.next()
 
     def test_an_attempt_that_was_taken_over_writes_nothing(
