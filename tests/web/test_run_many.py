@@ -812,6 +812,26 @@ class TestWrongUse:
             world.idempotency.run("k", view, name="view", scope=None)
         assert amounts(world) == []
 
+    @EACH
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_a_step_with_a_transaction_of_its_own_can(self, world, run_many, fails):
+        def step():
+            found = outcomes(run_many([*items(1), *items(2, then="raise"), *items(3)]))
+            if fails:
+                raise LookupError
+            return found
+
+        def view():
+            return current_operation.step("many", step, atomic=True)
+
+        with suppress(LookupError):
+            found = world.idempotency.run("k", view, name="view", scope=None, atomic=False)
+            assert found == ["executed", "failed", "executed"]
+        assert amounts(world) == ([] if fails else [1, 3])
+        again = "executed" if fails else "replayed"
+        assert outcomes(run_many(items(1, 3))) == [again] * 2
+        assert amounts(world) == [1, 3]
+
     def test_inside_an_operation_that_is_not_atomic(self, world, run_many):
         with pytest.raises(IdempotencyError, match="which is not atomic"):
             world.idempotency.run(

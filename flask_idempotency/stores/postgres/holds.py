@@ -42,7 +42,8 @@ NOT_OURS = CONFLICTS | {LOCK_NOT_AVAILABLE}
 
 TURN_SECONDS = 1.0
 """How long a call with many items waits for one of the connections that claim them. Each is in use for
-milliseconds; whoever waited in vain tries it all the same, and may get a 503."""
+milliseconds, so a second is the wait of hundreds; whoever waited in vain tries it all the same, and may
+get a 503."""
 
 
 @dataclass(frozen=True, slots=True)
