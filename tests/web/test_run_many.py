@@ -464,6 +464,20 @@ def test_a_single_run_and_many_race(app, world, run_many, pay):
     assert amounts(world) == [*range(60)]
 
 
+@EACH
+def test_who_claims_an_item_that_was_done_before_its_lock_finds_it_done(app, world, run_many, pay):
+    """A claim is committed, another call takes the row over and completes it, then comes the lock."""
+    run_many(items(1, then="raise"))
+    [stale] = [record for record in world.records() if record.name == "pay"]
+    assert outcomes(run_many(items(1, then="raise"), function=lambda _: "done")) == ["executed"]
+    lock = "select 1 from idempotency_record where owner = '{}' for update skip locked"
+    assert world.sql(lock.format(stale.owner)) == []
+    payload = {"amount": 1, "then": "raise"}
+    run = functools.partial(world.idempotency.run, name="pay", scope="alice")
+    assert run("key-1", pay, payload, payload=payload) == "done"
+    assert len(pay.runs) == 1
+
+
 def test_an_expired_item_begins_anew(world, run_many):
     run_many(items(1))
     world.sql("update idempotency_record set expires_at = now() - interval '1 second'")

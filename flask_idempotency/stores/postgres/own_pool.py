@@ -10,7 +10,7 @@ from flask_idempotency.drivers.sqlalchemy_private import hear_disposed, pool_bes
 
 CLAIMING = 2
 """How many calls of ``run_many`` in one process claim their items at the same time, on connections of
-ours: the call's own is in its transaction. Each needs one for milliseconds, so the others wait briefly."""
+ours: the call's own is in its transaction. Each needs one for milliseconds, so others wait briefly."""
 
 OWN_CONNECTIONS = 9 + CLAIMING
 """The most that one process uses beside its requests' own: four for requests that are observed, two for
