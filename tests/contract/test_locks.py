@@ -23,7 +23,9 @@ PROBE_SECONDS = 1.0
 @pytest.fixture(params=["server", "fakeredis"])
 def client(request):
     if request.param == "fakeredis":
-        yield fakeredis.FakeRedis()
+        client = fakeredis.FakeRedis()
+        client.ping()  # its database is made by the first to ask: by each thread one, if many ask at once
+        yield client
     else:
         with Redis.from_url(request.getfixturevalue("redis_server").url) as client:
             client.flushdb()
