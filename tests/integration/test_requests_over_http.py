@@ -8,6 +8,7 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from tests.integration.shops import Shop
+from tests.waiting import wait_until
 
 USUAL = b"Idempotency-Key: key-1\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -93,7 +94,7 @@ def test_what_is_refused_leaves_nothing_and_what_is_accepted_is_one_request(
     assert answers[0][0] == 201, answers[0]
     assert answers == [answers[0]] + [(201, answers[0][1], "true")] * (len(ACCEPTED) - 1)
     assert shop.sql("SELECT key FROM payment") == [("key-1",)]
-    assert shop.nothing_is_left_open()
+    wait_until(shop.nothing_is_left_open, "no transaction is open")
 
 
 def test_no_more_is_read_than_the_request_may_be(open_shop: Callable[..., Shop]) -> None:
