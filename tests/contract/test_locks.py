@@ -24,7 +24,7 @@ PROBE_SECONDS = 1.0
 def client(request):
     if request.param == "fakeredis":
         client = fakeredis.FakeRedis()
-        client.ping()  # its database is made by the first to ask: by each thread one, if many ask at once
+        client.ping()  # threads that are the first to ask make a database each
         yield client
     else:
         with Redis.from_url(request.getfixturevalue("redis_server").url) as client:

@@ -103,7 +103,7 @@ class TestRedisOnFakeredis(StoreContract):
     @pytest.fixture
     def records(self):
         client = fakeredis.FakeRedis()
-        client.ping()  # its database is made by the first to ask: by each thread one, if many ask at once
+        client.ping()  # threads that are the first to ask make a database each
         return RedisRecords(lambda: client, "fake:")
 
 
