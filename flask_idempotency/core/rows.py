@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,34 +48,46 @@ def response_values(response: StoredResponse) -> dict[str, Any]:
     return {"status": response.status, "headers": text, "body": response.body}
 
 
-def record_of(row: tuple[Any, ...]) -> Record:
-    """The record of one row: its fields in order, a fingerprint's and a response's one by one.
+def record_of(key: bytes, fields: Mapping[str, Any]) -> Record:
+    """The record whose fields these are, a fingerprint's and a response's one by one.
 
-    Raises ``RecordBroken``.
+    Numbers may be texts. What is missing is null, but every record has the first six. Raises
+    ``RecordBroken``.
     """
-    key, name, state, version, digest, attempt, owner, expired, lease_left, *response, tries = row
+    value = fields.get
     try:
-        found = bytes(key), name, State(state), Fingerprint(version, bytes(digest)), attempt, owner
-        return Record(*found, bool(expired), finite(lease_left), _response_of(*response), tries)
+        left, tries, status, body = value("lease_left"), value("tries"), value("status"), value("body")
+        response = None
+        if status is not None:
+            response = StoredResponse(
+                int(status), _headers_of(value("headers")), None if body is None else bytes(body)
+            )
+        return Record(
+            bytes(key),
+            fields["name"],
+            State(fields["state"]),
+            Fingerprint(int(fields["version"]), bytes(fields["digest"])),
+            int(fields["attempt"]),
+            fields["owner"],
+            expired=value("expired") in (1, "1"),
+            lease_left=None if left is None else finite(float(left)),
+            response=response,
+            tries=None if tries is None else int(tries),
+        )
     except _UNREADABLE as error:
         raise RecordBroken(CANNOT_BE_READ) from error
 
 
-def _response_of(status: int | None, headers: str | None, body: bytes | None) -> StoredResponse | None:
-    if status is None:
-        return None
-    usual = USUAL_HEADERS.get(headers or "")
-    return StoredResponse(status, usual or pairs_of(headers), None if body is None else bytes(body))
-
-
-def pairs_of(headers: str | bytes | None) -> Headers | None:
+def _headers_of(text: Any) -> Headers | None:
     """The lines of a stored header. Raises ``TypeError`` or ``ValueError`` for what is none."""
-    return None if headers is None else tuple((name, value) for name, value in json.loads(headers))
+    if text is None:
+        return None
+    return USUAL_HEADERS.get(text) or tuple((name, value) for name, value in json.loads(text))
 
 
-def finite(seconds: float | None) -> float | None:
+def finite(seconds: float) -> float:
     """Return what is left of a lease. Raises ``ValueError`` for one that never ends, or is none."""
-    if seconds is not None and not math.isfinite(seconds):
+    if not math.isfinite(seconds):
         raise ValueError
     return seconds
 

@@ -7,20 +7,20 @@ from typing import Any
 
 from flask_idempotency.core.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.core.records import Claim, StoredResponse
-from flask_idempotency.core.rows import response_values
+from flask_idempotency.core.rows import claim_values, response_values
 
 
 class Lease:
     """An operation that is not atomic and ours while its lease runs. No transaction is open.
 
-    ``statements`` is the module with a store's SQL.
+    ``statements`` is the module with a store's SQL, and ``messages`` sends it.
     """
 
     statements: Any
 
-    def __init__(self, claim: Claim, *, attempt: int) -> None:
+    def __init__(self, messages: Any, claim: Claim, *, attempt: int) -> None:
         self.attempt = attempt
-        self._open, self._claim = True, claim
+        self._messages, self._claim, self._open = messages, claim, True
 
     def complete(self, response: StoredResponse) -> None:
         """Store the response; as failed if its status is 500 or more."""
@@ -43,6 +43,12 @@ class Lease:
         """Renew the lease."""
         self._change(self.statements.EXTEND, lease=seconds)
 
+    def steps(self) -> dict[str, bytes]:
+        """The results of the finished steps."""
+        rows = self._messages.fetch(self.statements.STEPS, {"key": self._claim.key})
+        return {name: bytes(result) for name, result in rows}
+
     def _change(self, template: str, **values: Any) -> None:
         """Send a statement that changes the record if it is ours. Raises ``LeaseLost`` if not."""
-        raise NotImplementedError
+        if self._messages.change(template, {**claim_values(self._claim), **values}) == 0:
+            raise LeaseLost

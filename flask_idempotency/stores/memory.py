@@ -176,7 +176,7 @@ class MemoryHold(_Held):
     """An atomic operation, or a step: a transaction on the application's database."""
 
     is_open = True
-    _transaction: BorrowedTransaction | None = None
+    _transaction: Any = None  # until it has begun
     _items: tuple[tuple[Claim, Record, StoredResponse], ...] = ()
 
     def opened(self) -> MemoryHold:
@@ -192,7 +192,8 @@ class MemoryHold(_Held):
     @property
     def connection(self) -> Connection:
         """The transaction's."""
-        return self._there().connection
+        connection: Connection = self._transaction.connection
+        return connection
 
     def explain(self, error: BaseException | None) -> Exception | None:  # noqa: ARG002
         """No error means more than it says."""
@@ -240,19 +241,14 @@ class MemoryHold(_Held):
 
     def _commit(self, then: Callable[[], None]) -> None:
         try:
-            self._there().raise_if_ended()
-            self._there().commit()
+            self._transaction.raise_if_ended()
+            self._transaction.commit()
             with self._records.changed:
                 then()
                 for item in self._items:
                     self._records.complete(*item)
         finally:
             self.abandon()
-
-    def _there(self) -> BorrowedTransaction:
-        if self._transaction is None:
-            raise RuntimeError("the transaction has not begun")
-        return self._transaction
 
 
 class MemoryLease(_Held):
@@ -298,9 +294,8 @@ class MemoryLease(_Held):
 
     def record(self, step: str, result: bytes) -> None:
         """Record a finished step."""
-        self.extend(self._claim.lease_seconds or 0.0)
         with self._records.changed:
-            self._check_lease()
+            self.extend(self._claim.lease_seconds or 0.0)
             self._entry.steps[step] = result
 
     def open_step(self) -> MemoryHold:

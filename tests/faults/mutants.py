@@ -22,7 +22,7 @@ from flask_idempotency.session import transaction_scope
 from flask_idempotency.session.postgres_units import EARLY
 from flask_idempotency.session.session_class import JoiningSession
 from flask_idempotency.stores.postgres import statements
-from flask_idempotency.stores.postgres.holds import Locked, PostgresHold
+from flask_idempotency.stores.postgres.holds import PostgresHold
 from flask_idempotency.stores.postgres.messages import Messages
 from flask_idempotency.stores.postgres.records import PostgresRecords
 from flask_idempotency.stores.redis import lock as redis
@@ -56,7 +56,7 @@ def _in_any_case(messages: Messages, claim: Claim) -> PostgresHold:
     wire = RawConnection(messages.engine)
     savepoint = f"; {EARLY}" if wire.port.ANSWERS_EACH else ""
     (xid,) = wire.send(f"BEGIN; SELECT txid_current(){savepoint}").fetchone() or (0,)
-    locked = Locked(1, xid, "read committed", "postgres", "none", "public", "on")
+    locked = ["1", str(xid), "read committed", "postgres", "none", "public", "on"]
     return PostgresHold(messages, wire, claim, locked)
 
 
@@ -126,7 +126,7 @@ def delete_on_error(_app: Flask) -> None:
             before(self, answer)
         except StoreUnavailable:
             key = {"key": self._claim.key}
-            self._messages.run("DELETE FROM {table} WHERE key = %(key)s", key)
+            self._messages.fetch("DELETE FROM {table} WHERE key = %(key)s", key)
             raise
 
     before = PostgresHold.complete

@@ -17,8 +17,7 @@ CREATED: Headers = (*JSON, ("Location", "/payments/1"))
 def stored_and_read(response: StoredResponse) -> Record:
     """A completed record of the response, as a store reads it."""
     values = {**claim_values(CLAIM), **response_values(response)}
-    row = (CLAIM.key, "pay", "completed", 1, values["digest"], 1, CLAIM.owner, False, None)
-    return record_of((*row, values["status"], values["headers"], values["body"], None))
+    return record_of(CLAIM.key, {**values, "state": "completed", "attempt": 1})
 
 
 @pytest.mark.parametrize("headers", [JSON, HTML, CREATED, JSON + JSON, (), None])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection
@@ -34,7 +33,7 @@ from .failures import (
     problem,
     store_error,
 )
-from .messages import Messages
+from .messages import KeepsConnection, Messages
 
 NOT_OURS = CONFLICTS | {LOCK_NOT_AVAILABLE}
 """Errors that mean that somebody else has the row."""
@@ -46,34 +45,20 @@ milliseconds, so a second is the wait of hundreds; whoever waited in vain tries 
 get a 503."""
 
 
-@dataclass(frozen=True, slots=True)
-class Locked:
-    """What came back with the row's lock: see ``statements.LOCK_ROW``."""
-
-    attempt: int
-    xid: int
-    isolation: str
-    session_user: str
-    role: str
-    search_path: str
-    synchronous_commit: str
-
-
-def _locked(texts: list[str]) -> Locked:
-    attempt, xid, *session = texts
-    return Locked(int(attempt), int(xid), *session[:5])
-
-
-class PostgresHold:
+class PostgresHold(KeepsConnection):
     """A transaction that holds the row of a record that is ours: an atomic operation's, or a step's."""
 
-    def __init__(self, messages: Messages, wire: RawConnection, claim: Claim, locked: Locked) -> None:
-        self.attempt = locked.attempt
-        self._messages, self._wire, self._claim, self._locked = messages, wire, claim, locked
+    def __init__(
+        self, messages: Messages, wire: RawConnection, claim: Claim, locked: list[str]
+    ) -> None:
+        self._messages, self._wire, self._claim = messages, wire, claim
+        found = dict(zip(statements.LOCKED, locked, strict=False))
+        self.attempt, self._isolation = int(found["attempt"]), found["isolation"]
+        self._session = {**found, "xid": int(found["xid"])}
         self._open, self._committed = True, False
         self._items: list[tuple[Claim, Record, StoredResponse]] = []
         self._began = time.monotonic()
-        self.units = PostgresUnits(wire, messages.facts(wire), locked.isolation)
+        self.units = PostgresUnits(wire, messages.facts(wire), self._isolation)
 
     @classmethod
     def open(
@@ -91,19 +76,14 @@ class PostgresHold:
         claim: Claim,
         values: dict[str, Any],
     ) -> PostgresHold | None:
-        """Like :meth:`open`, on a connection that is open. Without a hold it is closed."""
-        hold = None
+        """Like :meth:`open`, on a connection that is open."""
         try:
             row = wire.send(messages.prepared(template, wire), values).fetchone()
-            if row is not None:
-                hold = cls(messages, wire, claim, _locked(row[0]))
+            return None if row is None else cls(messages, wire, claim, row[0])
         except wire.port.Error as error:
             if sqlstate(error) not in NOT_OURS:
                 raise
-        finally:
-            if hold is None:
-                wire.close()
-        return hold
+            return None
 
     @property
     def connection(self) -> Connection:
@@ -126,16 +106,16 @@ class PostgresHold:
 
         Raises ``NotAtomic`` at an isolation level that does not see what was committed since.
         """
-        if self._locked.isolation in STRICT:
+        if self._isolation in STRICT:
             raise NotAtomic(
                 f"run_many() works at READ COMMITTED, and the operation's transaction is"
-                f" {self._locked.isolation.upper()}, which does not see the records of the items: call"
+                f" {self._isolation.upper()}, which does not see the records of the items: call"
                 " run() for each item, outside of an operation"
             )
-        values, own = _item_values(claims), self._messages.own
+        values, own = _by_column([claim_values(claim) for claim in claims]), self._messages.own
         has_turn = own.turns.acquire(timeout=TURN_SECONDS)
         try:
-            own.run(statements.CLAIM_ITEMS, values)
+            own.fetch(statements.CLAIM_ITEMS, values)
         finally:
             if has_turn:
                 own.turns.release()
@@ -155,17 +135,10 @@ class PostgresHold:
         """
         self._items += items
 
-    def _complete_items(self, session: dict[str, Any]) -> None:
+    def _complete_items(self) -> None:
         items, self._items = self._items, []
-        responses = [response_values(response) for _, _, response in items]
-        values = {
-            **session,
-            **_item_values([claim for claim, _, _ in items]),
-            "statuses": [each["status"] for each in responses],
-            "headers": [each["headers"] for each in responses],
-            "bodies": [each["body"] for each in responses],
-            "count": len(items),
-        }
+        rows = [{**claim_values(claim), **response_values(response)} for claim, _, response in items]
+        values = {**self._session, **_by_column(rows), "count": len(items)}
         self._above_units(statements.COMPLETE_ITEMS, values)
 
     def _above_units(self, template: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -176,20 +149,13 @@ class PostgresHold:
         return answer.fetchall()
 
     def _finish(self, template: str, values: dict[str, Any]) -> None:
-        wire, locked = self._wire, self._locked
+        wire = self._wire
         try:
             with self.units.lock:  # a thread that the view has left behind sends nothing in between
                 self._check()
-                session = {
-                    "xid": locked.xid,
-                    "session_user": locked.session_user,
-                    "role": locked.role,
-                    "search_path": locked.search_path,
-                    "synchronous_commit": locked.synchronous_commit,
-                }
                 if self._items:
-                    self._complete_items(session)
-                values = {**claim_values(self._claim), **session, **values}
+                    self._complete_items()
+                values = {**claim_values(self._claim), **self._session, **values}
                 sql = self._messages.prepared(template, wire)
                 answer = wire.send(sql, values, first=self.units.waiting)
                 if not wire.has_committed(answer):
@@ -251,7 +217,7 @@ class PostgresHold:
 
     def _successor(self) -> Exception:
         """The error for a record that is no longer ours."""
-        row = self._messages.run(statements.OWNER, {"key": self._claim.key})[0]
+        row = self._messages.first(statements.OWNER, {"key": self._claim.key})
         if row == (self._claim.owner,):
             return NotAtomic(
                 "the view ended the operation's transaction and began another, or hid the record from"
@@ -260,26 +226,15 @@ class PostgresHold:
         return RequestInProgress(retry_after=1)
 
 
-def record_in(key: bytes, texts: list[Any], fingerprint: bytes, body: bytes | None) -> Record:
+def record_in(key: bytes, texts: list[Any], digest: bytes, body: bytes | None) -> Record:
     """A row of ``statements.COLUMNS``. Raises ``RecordBroken``."""
-    name, state, owner, headers, algorithm, attempt, expired, lease_left, status, tries = texts
-    left = None if lease_left is None else float(lease_left)
-    response = None if status is None else int(status), headers, body
-    found = key, name, state, int(algorithm), fingerprint, int(attempt), owner
-    return record_of((*found, expired == "1", left, *response, None if tries is None else int(tries)))
+    fields = dict(zip(statements.FIELDS, texts, strict=True))
+    return record_of(key, {**fields, "digest": digest, "body": body})
 
 
-def _item_values(claims: Sequence[Claim]) -> dict[str, Any]:
-    """The claims of one route as the statements about many items take them."""
-    return {
-        "name": claims[0].name,
-        "keys": [claim.key for claim in claims],
-        "versions": [claim.fingerprint.algorithm for claim in claims],
-        "digests": [claim.fingerprint.digest for claim in claims],
-        "owners": [claim.owner for claim in claims],
-        "ttls": [claim.ttl_seconds for claim in claims],
-        "untils": [claim.begins_until for claim in claims],
-    }
+def _by_column(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The rows of one route's claims as the statements about many items take them."""
+    return {**{name: [row[name] for row in rows] for name in rows[0]}, "name": rows[0]["name"]}
 
 
 class PostgresLease(Lease):
@@ -287,18 +242,9 @@ class PostgresLease(Lease):
 
     statements = lease_statements
 
-    def __init__(self, messages: Messages, claim: Claim, *, attempt: int) -> None:
-        super().__init__(claim, attempt=attempt)
-        self._messages = messages
-
     def apart(self) -> PostgresLease:
         """The same lease for a thread of ours, past the pool of the application."""
         return PostgresLease(self._messages.own, self._claim, attempt=self.attempt)
-
-    def steps(self) -> dict[str, bytes]:
-        """The results of the finished steps."""
-        rows, _ = self._messages.fetch(lease_statements.STEPS, {"key": self._claim.key})
-        return {name: bytes(result) for name, result in rows}
 
     def record(self, step: str, result: bytes) -> None:
         """Record a finished step and renew the lease, in one statement."""
@@ -312,10 +258,6 @@ class PostgresLease(Lease):
             if hold is not None:
                 return hold
             # Nothing is lost if only a renewal, or another step of ours, was in the way.
-            if self._messages.run(statements.OWNER, values)[0] != (self._claim.owner,):
+            if self._messages.first(statements.OWNER, values) != (self._claim.owner,):
                 raise LeaseLost
         raise TransactionConflict
-
-    def _change(self, template: str, **values: Any) -> None:
-        if self._messages.run(template, {**claim_values(self._claim), **values})[1] == 0:
-            raise LeaseLost

@@ -23,6 +23,11 @@ from .failures import NO_RIGHT, NO_TABLE, READ_ONLY, record_error
 from .own_pool import CLAIMING
 
 T = TypeVar("T")
+Values = dict[str, Any] | None
+
+
+class KeepsConnection:
+    """Has the connection that it was made on, and closes it."""
 
 
 class Messages:
@@ -53,36 +58,35 @@ class Messages:
         self.own._like = self  # noqa: SLF001 -- of this class
         return self.own
 
-    def run(self, template: str, values: dict[str, Any] | None = None) -> tuple[Any, int]:
-        """Send statements of our own in one message; the last one's first row and row count.
+    def first(self, template: str, values: dict[str, Any]) -> tuple[Any, ...] | None:
+        """The first row of :meth:`fetch`, if there is any."""
+        return next(iter(self.fetch(template, values)), None)
+
+    def fetch(self, template: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
+        """Send statements of our own in one message; the last one's rows.
 
         Raises ``StoreUnavailable``, ``ConfigurationError`` or ``RecordBroken``.
         """
-        rows, count = self.fetch(template, values)
-        return (rows[0] if rows else None), count
+        return self._send(template, values)[0]
 
-    def fetch(
-        self, template: str, values: dict[str, Any] | None = None
-    ) -> tuple[list[tuple[Any, ...]], int]:
-        """Like :meth:`run`, with all rows."""
+    def change(self, template: str, values: dict[str, Any]) -> int:
+        """Like :meth:`fetch`: how many rows the last statement changed."""
+        return self._send(template, values)[1]
 
+    def operate(self, template: str, values: Values = None) -> tuple[list[tuple[Any, ...]], int]:
+        """Send a message of an operator's; the last statement's rows, and how many it changed.
+
+        It waits for a lock no longer than a request does: a migration may hold the table for minutes,
+        and the console's pages use the application's pool.
+        """
+        return self._send(statements.BRIEFLY + template, values)
+
+    def _send(self, template: str, values: Values) -> tuple[list[tuple[Any, ...]], int]:
         def ask(wire: RawConnection) -> tuple[list[tuple[Any, ...]], int]:
-            try:
-                cursor = wire.send(self.prepared(template, wire), values)
-                return (cursor.fetchall() if cursor.description else []), cursor.rowcount
-            finally:
-                wire.close()
+            cursor = wire.send(self.prepared(template, wire), values)
+            return (cursor.fetchall() if cursor.description else []), cursor.rowcount
 
         return self.on_a_wire(ask)
-
-    def operate(
-        self, template: str, values: dict[str, Any] | None = None
-    ) -> tuple[list[tuple[Any, ...]], int]:
-        """Like :meth:`fetch`, for an operator, who waits for a lock no longer than a request does.
-
-        A migration may hold the table for minutes, and the console's pages use the application's pool.
-        """
-        return self.fetch(statements.BRIEFLY + template, values)
 
     def on_a_wire(self, use: Callable[[RawConnection], T]) -> T:
         """Run ``use``, a second time if the pooled connection turned out to be unusable.
@@ -90,12 +94,19 @@ class Messages:
         It is dead, or after a failover it leads to a server that takes no writes. Every verb may be
         sent twice: a claim that did get through the first time carries our token. A connect that failed
         is not repeated: where the host is silent, it would take its whole time-out again.
+
+        At the end the connection is closed, unless ``use`` returned what keeps it.
         """
         for another_try in (True, False):
-            wire = None
+            wire = result = None
             try:
                 wire = self.connect()
-                return use(wire)
+                try:
+                    result = use(wire)
+                finally:
+                    if not isinstance(result, KeepsConnection):
+                        wire.close()
+                return result
             except (self.port.Error, exc.SQLAlchemyError) as error:
                 driver_error = original(error)
                 code = sqlstate(driver_error)

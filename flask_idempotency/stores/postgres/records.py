@@ -46,16 +46,12 @@ class PostgresRecords:
 
     def look(self, key: bytes) -> Record | None:
         """The record, without a lock, in one plain read."""
-        row = self.messages.run(statements.LOOK, {"key": key})[0]
+        row = self.messages.first(statements.LOOK, {"key": key})
         return None if row is None else record_in(key, *row)
 
     def claim(self, claim: Claim) -> PostgresHold | PostgresLease | None:
         """Insert the record and commit it; lock the row if the operation is atomic. One round trip."""
-        kind: Any = statements if claim.lease_seconds is None else lease_statements
-        sql = kind.CLAIM if claim.begins_until is None else kind.CLAIM_IN_TIME
-        if claim.lease_seconds is not None:
-            return self._lease(sql, claim, claim_values(claim))
-        return PostgresHold.open(self.messages, sql, claim, claim_values(claim))
+        return self._begin(_message("CLAIM", claim), claim, claim_values(claim))
 
     def look_or_claim(self, claim: Claim) -> Record | PostgresHold | PostgresLease | None:
         """The record; if there is none, a claim, on the same connection."""
@@ -67,51 +63,47 @@ class PostgresRecords:
             # If the connection breaks in the claim, the second try only claims: after a look, the first
             # try's own record would be somebody's that is in progress.
             nonlocal is_absent
-            if not is_absent and (record := self._look(wire, claim.key)) is not None:
-                return record
+            if not is_absent:
+                look = self.messages.prepared(statements.LOOK, wire)
+                if (row := wire.send(look, {"key": claim.key}).fetchone()) is not None:
+                    return record_in(claim.key, *row)
             is_absent = True
-            sql = statements.CLAIM if claim.begins_until is None else statements.CLAIM_IN_TIME
-            return PostgresHold.lock(self.messages, wire, sql, claim, claim_values(claim))
+            values, template = claim_values(claim), _message("CLAIM", claim)
+            return PostgresHold.lock(self.messages, wire, template, claim, values)
 
         return self.messages.on_a_wire(ask)
 
     def take_over(self, claim: Claim, as_seen: Record) -> PostgresHold | PostgresLease | None:
         """Make an unlocked row ours with the next attempt; then as in :meth:`claim`."""
         values = {**claim_values(claim), "seen": as_seen.owner}
-        kind: Any = statements if claim.lease_seconds is None else lease_statements
-        sql = kind.TAKE_OVER if claim.begins_until is None else kind.TAKE_OVER_IN_TIME
-        if claim.lease_seconds is not None:
-            return self._lease(sql, claim, values)
-        return PostgresHold.open(self.messages, sql, claim, values)
+        return self._begin(_message("TAKE_OVER", claim), claim, values)
 
     def wait(self, key: bytes, seconds: float) -> None:
         """Wait for the row's lock in the server."""
         try:
-            self.messages.run(
+            self.messages.fetch(
                 statements.WAIT, {"key": key, "milliseconds": max(1, int(seconds * 1000))}
             )
         except (StoreUnavailable, TransactionConflict) as error:
             if sqlstate(error.__cause__) not in _WAIT_IS_OVER:
                 raise
 
-    def _look(self, wire: RawConnection, key: bytes) -> Record | None:
-        """The record. The connection stays open only if there is none."""
-        row = None
+    def _begin(
+        self, template: str, claim: Claim, values: dict[str, Any]
+    ) -> PostgresHold | PostgresLease | None:
+        if claim.lease_seconds is None:
+            return PostgresHold.open(self.messages, template, claim, values)
         try:
-            row = wire.send(self.messages.prepared(statements.LOOK, wire), {"key": key}).fetchone()
-        except BaseException:
-            wire.close()
-            raise
-        if row is None:
-            return None
-        wire.close()
-        return record_in(key, *row)
-
-    def _lease(self, template: str, claim: Claim, values: dict[str, Any]) -> PostgresLease | None:
-        try:
-            row = self.messages.run(template, values)[0]
+            row = self.messages.first(template, values)
         except (StoreUnavailable, TransactionConflict) as error:
             if sqlstate(error.__cause__) not in NOT_OURS:
                 raise
             return None
         return None if row is None else PostgresLease(self.messages, claim, attempt=row[0])
+
+
+def _message(verb: str, claim: Claim) -> str:
+    """The message of a verb for a lease or none, with a time until which it may begin or without."""
+    kind = statements if claim.lease_seconds is None else lease_statements
+    message: str = getattr(kind, verb if claim.begins_until is None else f"{verb}_IN_TIME")
+    return message

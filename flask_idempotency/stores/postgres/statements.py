@@ -37,6 +37,10 @@ AFRESH = f"({EXPIRED} AND %(resumes)s::text IS NULL)"
 
 # One array in place of ten columns, here and below: psycopg2 decodes the name of each column in Python,
 # which takes longer than all values.
+FIELDS = (
+    "name", "state", "owner", "headers", "version", "attempt", "expired", "lease_left", "status",
+    "tries",
+)  # fmt: skip
 COLUMNS = f"""ARRAY[name, state, owner, headers::text, fingerprint_version::text, attempt::text,
        {EXPIRED}::int::text,
        extract(epoch FROM lease_expires_at - clock_timestamp())::float8::text, status::text,
@@ -87,6 +91,11 @@ TAKE_OVER_ROW = f"""UPDATE {{table}} SET
 IN_TIME = """SELECT 1 / (clock_timestamp() <= to_timestamp(%(until)s::float8) OR NOT EXISTS (
   SELECT FROM {table} WHERE key = %(key)s AND owner = %(owner)s AND attempt = 1))::int;
 """
+
+# What LOCK_ROW reads, before what it sets.
+LOCKED = (
+    "attempt", "xid", "isolation", "session_user", "role", "search_path", "synchronous_commit",
+)  # fmt: skip
 
 # The business transaction begins, at the isolation level the application chose, and locks the row.
 # - The application's lock_timeout is put aside and handed back. What may be waited for is the table's
@@ -158,11 +167,11 @@ FINISH_LATE = _COMPLETE + _RENEW + _COMMIT
 # transaction locks them: others must see them, and not wait for it. What has expired begins anew. Two
 # calls insert in one order, so neither waits for the other in a circle. What was begun too late (see
 # IN_TIME) is gone before anybody has seen it.
-_ITEMS = """unnest(%(keys)s::bytea[], %(versions)s::smallint[], %(digests)s::bytea[],
-              %(owners)s::text[], %(ttls)s::float8[]"""
+_ITEMS = """unnest(%(key)s::bytea[], %(version)s::smallint[], %(digest)s::bytea[],
+              %(owner)s::text[], %(ttl)s::float8[]"""
 CLAIM_ITEMS = f"""{_OPEN}WITH gone AS (
   DELETE FROM {{table}} WHERE key = ANY (ARRAY(
-    SELECT key FROM {{table}} WHERE key = ANY (%(keys)s) AND {EXPIRED} FOR UPDATE SKIP LOCKED))
+    SELECT key FROM {{table}} WHERE key = ANY (%(key)s) AND {EXPIRED} FOR UPDATE SKIP LOCKED))
   RETURNING key)
 DELETE FROM {{steps}} AS step USING gone WHERE step.key = gone.key;
 INSERT INTO {{table}}
@@ -172,7 +181,7 @@ SELECT key, %(name)s, 'in_progress', version, digest, 1, owner, clock_timestamp(
   FROM {_ITEMS}) AS item (key, version, digest, owner, ttl) ORDER BY key
 ON CONFLICT (key) DO NOTHING;
 DELETE FROM {{table}} AS record
- USING unnest(%(keys)s::bytea[], %(owners)s::text[], %(untils)s::float8[]) AS item (key, owner, until)
+ USING unnest(%(key)s::bytea[], %(owner)s::text[], %(until)s::float8[]) AS item (key, owner, until)
  WHERE record.key = item.key AND record.owner = item.owner
    AND clock_timestamp() > to_timestamp(item.until);
 COMMIT"""
@@ -184,12 +193,12 @@ HOLD_ITEMS = f"""SELECT set_config('idempotency.role', current_setting('role'), 
        set_config('role', 'none', true);
 WITH held AS (
   SELECT true, {_ITEM} FROM {{table}}
-   WHERE key = ANY (%(keys)s) AND state = 'in_progress' AND lease_expires_at IS NULL
+   WHERE key = ANY (%(key)s) AND state = 'in_progress' AND lease_expires_at IS NULL
      FOR UPDATE SKIP LOCKED),
 found AS (
   SELECT * FROM held UNION ALL
   SELECT false, {_ITEM} FROM {{table}}
-   WHERE key = ANY (%(keys)s) AND key NOT IN (SELECT key FROM held))
+   WHERE key = ANY (%(key)s) AND key NOT IN (SELECT key FROM held))
 SELECT found.* FROM (SELECT set_config('role', current_setting('idempotency.role'), true)) AS back
   LEFT JOIN found ON true"""
 
@@ -206,7 +215,7 @@ WITH done AS (
               AND clock_timestamp() - record.created_at < {LATE} * item.ttl * interval '1 second'
               THEN record.expires_at
               ELSE clock_timestamp() + item.ttl * interval '1 second' END
-    FROM {_ITEMS}, %(statuses)s::smallint[], %(headers)s::text[], %(bodies)s::bytea[])
+    FROM {_ITEMS}, %(status)s::smallint[], %(headers)s::text[], %(body)s::bytea[])
          AS item (key, version, digest, owner, ttl, status, headers, body)
    WHERE record.key = item.key AND record.state = 'in_progress' RETURNING 1)
 SELECT 1 / (count(*) = %(count)s)::int FROM done"""

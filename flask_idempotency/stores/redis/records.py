@@ -26,10 +26,9 @@ from flask_idempotency.core.errors import (
     RecordBroken,
     StoreUnavailable,
 )
-from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import OBSERVED, Claim, Record, State, StoredResponse
-from flask_idempotency.core.rows import finite, legible, pairs_of
+from flask_idempotency.core.rows import legible, record_of
 
 from .client import Client, cause, milliseconds
 from .wire import wire_of
@@ -298,18 +297,9 @@ def _record(key: bytes, now: int, fields: dict[str, bytes]) -> Record | None:
     if not fields:
         return None
     with legible():
-        lease, response = fields.get("lease"), None
-        if "status" in fields:
-            pairs = pairs_of(fields.get("headers"))
-            response = StoredResponse(int(fields["status"]), pairs, fields.get("body"))
-        return Record(
-            key,
-            fields["name"].decode(),
-            State(fields["state"].decode()),
-            Fingerprint(int(fields["version"]), fields["digest"]),
-            int(fields["attempt"]),
-            fields["owner"].decode(),
-            lease_left=None if lease is None else finite((float(lease) - now) / 1000),
-            response=response,
-            tries=int(fields["attempt"]) - int(fields["before"]) if "before" in fields else None,
-        )
+        known: dict[str, Any] = {name: fields[name].decode() for name in ("name", "state", "owner")}
+        if "lease" in fields:
+            known["lease_left"] = (float(fields["lease"]) - now) / 1000
+        if "before" in fields:
+            known["tries"] = int(fields["attempt"]) - int(fields["before"])
+        return record_of(key, {**fields, **known})

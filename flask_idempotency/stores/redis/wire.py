@@ -15,7 +15,7 @@ from concurrent.futures import TimeoutError as NotInTime
 from functools import cache, partial
 from threading import Thread
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from redis import ConnectionError as RedisConnectionError
 from redis import Redis, ResponseError
@@ -33,18 +33,7 @@ BYTES_PER_SECOND = 1_000_000
 records' of the store ``redis`` a whole response, for which a slow network needs that long."""
 
 
-class Wire(Protocol):
-    """Sends scripts that read and write one key."""
-
-    def send(self, script: str, key: bytes, *arguments: bytes) -> Reply:
-        """Send a script. The returned function waits for its reply; call it once, or never.
-
-        The script must bear being run twice: it is sent again if its connection turns out to be closed.
-        """
-        ...
-
-
-def wire_of(client: Client) -> Wire:
+def wire_of(client: Client) -> KeptWire | ClientWire:
     """The fastest way that goes through a client.
 
     A cluster's client chooses a node, and a subclass or another package's may do anything besides
@@ -60,7 +49,7 @@ class ClientWire:
         self._client = client
 
     def send(self, script: str, key: bytes, *arguments: bytes) -> Reply:
-        """See :class:`Wire`."""
+        """See :class:`KeptWire`."""
         command = "EVAL", script, 1, key, *arguments
         return partial(self._client.execute_command, *command, NEVER_DECODE=True)
 
@@ -85,7 +74,11 @@ class KeptWire:
         self._late: Thread | None = None
 
     def send(self, script: str, key: bytes, *arguments: bytes) -> Reply:
-        """See :class:`Wire`."""
+        """Send a script that reads and writes one key.
+
+        The returned function waits for the reply; call it once, or never. The script must bear being
+        run twice: it is sent again if its connection turns out to be closed.
+        """
         command = _packed(script, key, *arguments)
         connection = self._kept()
         if connection is None:

@@ -18,6 +18,11 @@ from . import statements
 from .messages import Messages
 
 
+def seen(row: Sequence[Any]) -> Record:
+    """A row of ``statements.LOOK``. Raises ``RecordBroken``."""
+    return record_of(row[0], dict(zip(statements.FIELDS, row[1:], strict=True)))
+
+
 class SqliteHold:
     """An atomic operation that is ours, or a step: the one transaction that writes."""
 
@@ -87,7 +92,7 @@ class SqliteHold:
 
     def _look(self, values: dict[str, Any]) -> Record | None:
         row = self._run(statements.LOOK, values).fetchone()
-        return None if row is None else record_of(row)
+        return None if row is None else seen(row)
 
     def _run(self, template: str, values: dict[str, Any]) -> Any:
         return self._messages.execute(self._transaction, template, values)
@@ -112,15 +117,6 @@ class SqliteLease(Lease):
 
     statements = statements
 
-    def __init__(self, messages: Messages, claim: Claim, *, attempt: int) -> None:
-        super().__init__(claim, attempt=attempt)
-        self._messages = messages
-
-    def steps(self) -> dict[str, bytes]:
-        """The results of the finished steps."""
-        rows = self._messages.fetch(statements.STEPS, {"key": self._claim.key})
-        return {name: bytes(result) for name, result in rows}
-
     def record(self, step: str, result: bytes) -> None:
         """Record a finished step and renew the lease, in one transaction."""
         self.open_step().record(step, result)
@@ -131,8 +127,3 @@ class SqliteLease(Lease):
         if hold is None:
             raise LeaseLost
         return hold
-
-    def _change(self, template: str, **values: Any) -> None:
-        with self._messages.writing() as run:
-            if run(template, {**claim_values(self._claim), **values}).rowcount == 0:
-                raise LeaseLost

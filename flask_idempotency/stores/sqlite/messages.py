@@ -55,6 +55,11 @@ class Messages:
         finally:
             transaction.abandon()
 
+    def change(self, template: str, values: dict[str, Any]) -> int:
+        """Run one statement in a transaction of its own; how many rows it changed."""
+        with self.writing() as run:
+            return int(run(template, values).rowcount)
+
     def _prepared(self, template: str) -> str:
         name = self.engine.dialect.identifier_preparer.format_table
         named = re.sub(r"%\((\w+)\)s", r":\1", template)  # values as SQLite wants them

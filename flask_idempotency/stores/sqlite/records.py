@@ -15,11 +15,11 @@ from sqlalchemy import Engine, Table
 
 from flask_idempotency.core.errors import KeyExpired, StoreUnavailable
 from flask_idempotency.core.records import Claim, Record, State
-from flask_idempotency.core.rows import claim_values, record_of
+from flask_idempotency.core.rows import claim_values
 from flask_idempotency.stores.engine_transaction import BorrowedTransaction
 
 from . import statements
-from .holds import SqliteHold, SqliteLease
+from .holds import SqliteHold, SqliteLease, seen
 from .messages import Messages, Run
 
 POLL_SECONDS = 0.01
@@ -42,7 +42,7 @@ class SqliteRecords:
     def look(self, key: bytes) -> Record | None:
         """The record, in one plain read."""
         rows = self.messages.fetch(statements.LOOK, {"key": key})
-        return record_of(rows[0]) if rows else None
+        return seen(rows[0]) if rows else None
 
     def claim(self, claim: Claim) -> SqliteHold | SqliteLease | None:
         """Insert the record and commit that; then hold it."""

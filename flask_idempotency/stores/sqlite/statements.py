@@ -14,6 +14,11 @@ _AFRESH = f"({_EXPIRED} AND :resumes IS NULL)"
 _MINE = "WHERE key = :key AND owner = :owner AND state = 'in_progress'"
 _LEASED = f"{_MINE} AND lease_expires_at IS NOT NULL"
 
+# What LOOK reads, by the names of ``core.rows``.
+FIELDS = (
+    "name", "state", "version", "digest", "attempt", "owner", "expired", "lease_left", "status",
+    "headers", "body", "tries",
+)  # fmt: skip
 LOOK = f"""SELECT key, name, state, fingerprint_version, fingerprint, attempt, owner, {_EXPIRED},
        (julianday(lease_expires_at) - julianday('now')) * 86400.0, status, headers, body,
        tries
