@@ -75,7 +75,7 @@ class MemoryRecords:
             if entry is None or entry.record.owner != as_seen.owner or entry.is_held():
                 return None
             now = self.seen(entry)
-            if not now.expired and (now.state is not State.IN_PROGRESS or (now.lease_left or 0) > 0):
+            if situation(now) in (Situation.LEASED, Situation.COMPLETED):
                 return None
             if now.expired:
                 if claim.resumes is not None:

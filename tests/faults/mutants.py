@@ -64,8 +64,8 @@ def empty_is_free(_app: Flask) -> None:
     """No row from SKIP LOCKED: surely nobody has it."""
     before = PostgresHold.open
     PostgresHold.open = (  # type: ignore[method-assign]
-        lambda messages, template, claim, values: (
-            before(messages, template, claim, values) or _in_any_case(messages, claim)
+        lambda messages, template, claim, **more: (
+            before(messages, template, claim, **more) or _in_any_case(messages, claim)
         )
     )
 

@@ -61,22 +61,16 @@ class PostgresHold(KeepsConnection):
         self.units = PostgresUnits(wire, messages.facts(wire), self._isolation)
 
     @classmethod
-    def open(
-        cls, messages: Messages, template: str, claim: Claim, values: dict[str, Any]
-    ) -> PostgresHold | None:
+    def open(cls, messages: Messages, template: str, claim: Claim, **more: Any) -> PostgresHold | None:
         """Send a message that ends by locking the row; None if it could not be locked."""
-        return messages.on_a_wire(lambda wire: cls.lock(messages, wire, template, claim, values))
+        return messages.on_a_wire(lambda wire: cls.lock(messages, wire, template, claim, **more))
 
     @classmethod
     def lock(
-        cls,
-        messages: Messages,
-        wire: RawConnection,
-        template: str,
-        claim: Claim,
-        values: dict[str, Any],
+        cls, messages: Messages, wire: RawConnection, template: str, claim: Claim, **more: Any
     ) -> PostgresHold | None:
         """Like :meth:`open`, on a connection that is open."""
+        values = {**claim_values(claim), **more}
         try:
             row = wire.send(messages.prepared(template, wire), values).fetchone()
             return None if row is None else cls(messages, wire, claim, row[0])
@@ -217,8 +211,7 @@ class PostgresHold(KeepsConnection):
 
     def _successor(self) -> Exception:
         """The error for a record that is no longer ours."""
-        row = self._messages.first(statements.OWNER, {"key": self._claim.key})
-        if row == (self._claim.owner,):
+        if self._messages.owner(self._claim) == self._claim.owner:
             return NotAtomic(
                 "the view ended the operation's transaction and began another, or hid the record from"
                 " its role, so what it wrote and the record do not commit together"
@@ -252,12 +245,11 @@ class PostgresLease(Lease):
 
     def open_step(self) -> PostgresHold:
         """A transaction that holds the row, for one step."""
-        values = claim_values(self._claim)
         for _ in range(2):
-            hold = PostgresHold.open(self._messages, lease_statements.BEGIN_STEP, self._claim, values)
+            hold = PostgresHold.open(self._messages, lease_statements.BEGIN_STEP, self._claim)
             if hold is not None:
                 return hold
             # Nothing is lost if only a renewal, or another step of ours, was in the way.
-            if self._messages.first(statements.OWNER, values) != (self._claim.owner,):
+            if self._messages.owner(self._claim) != self._claim.owner:
                 raise LeaseLost
         raise TransactionConflict

@@ -10,6 +10,7 @@ from sqlalchemy import Engine, Table, exc
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from flask_idempotency.core.errors import ConfigurationError, StoreUnavailable, sqlstate
+from flask_idempotency.core.records import Claim
 from flask_idempotency.drivers import driver_of
 from flask_idempotency.drivers.inherited import watch
 from flask_idempotency.drivers.raw_connection import RawConnection
@@ -57,6 +58,11 @@ class Messages:
         self.own = Messages(engine, self.table, self.steps)
         self.own._like = self  # noqa: SLF001 -- of this class
         return self.own
+
+    def owner(self, claim: Claim) -> str | None:
+        """Who has the record of a claim's key by now."""
+        row = self.first(statements.OWNER, {"key": claim.key})
+        return None if row is None else row[0]
 
     def first(self, template: str, values: dict[str, Any]) -> tuple[Any, ...] | None:
         """The first row of :meth:`fetch`, if there is any."""

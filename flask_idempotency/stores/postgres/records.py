@@ -51,7 +51,7 @@ class PostgresRecords:
 
     def claim(self, claim: Claim) -> PostgresHold | PostgresLease | None:
         """Insert the record and commit it; lock the row if the operation is atomic. One round trip."""
-        return self._begin(_message("CLAIM", claim), claim, claim_values(claim))
+        return self._begin("CLAIM", claim)
 
     def look_or_claim(self, claim: Claim) -> Record | PostgresHold | PostgresLease | None:
         """The record; if there is none, a claim, on the same connection."""
@@ -68,15 +68,13 @@ class PostgresRecords:
                 if (row := wire.send(look, {"key": claim.key}).fetchone()) is not None:
                     return record_in(claim.key, *row)
             is_absent = True
-            values, template = claim_values(claim), _message("CLAIM", claim)
-            return PostgresHold.lock(self.messages, wire, template, claim, values)
+            return PostgresHold.lock(self.messages, wire, _message("CLAIM", claim), claim)
 
         return self.messages.on_a_wire(ask)
 
     def take_over(self, claim: Claim, as_seen: Record) -> PostgresHold | PostgresLease | None:
         """Make an unlocked row ours with the next attempt; then as in :meth:`claim`."""
-        values = {**claim_values(claim), "seen": as_seen.owner}
-        return self._begin(_message("TAKE_OVER", claim), claim, values)
+        return self._begin("TAKE_OVER", claim, seen=as_seen.owner)
 
     def wait(self, key: bytes, seconds: float) -> None:
         """Wait for the row's lock in the server."""
@@ -88,13 +86,12 @@ class PostgresRecords:
             if sqlstate(error.__cause__) not in _WAIT_IS_OVER:
                 raise
 
-    def _begin(
-        self, template: str, claim: Claim, values: dict[str, Any]
-    ) -> PostgresHold | PostgresLease | None:
+    def _begin(self, verb: str, claim: Claim, **more: Any) -> PostgresHold | PostgresLease | None:
+        template = _message(verb, claim)
         if claim.lease_seconds is None:
-            return PostgresHold.open(self.messages, template, claim, values)
+            return PostgresHold.open(self.messages, template, claim, **more)
         try:
-            row = self.messages.first(template, values)
+            row = self.messages.first(template, {**claim_values(claim), **more})
         except (StoreUnavailable, TransactionConflict) as error:
             if sqlstate(error.__cause__) not in NOT_OURS:
                 raise
