@@ -78,25 +78,24 @@ class PostgresRecords:
 
     def wait(self, key: bytes, seconds: float) -> None:
         """Wait for the row's lock in the server."""
-        try:
-            self.messages.fetch(
-                statements.WAIT, {"key": key, "milliseconds": max(1, int(seconds * 1000))}
-            )
-        except (StoreUnavailable, TransactionConflict) as error:
-            if sqlstate(error.__cause__) not in _WAIT_IS_OVER:
-                raise
+        milliseconds = max(1, int(seconds * 1000))
+        self._rows(_WAIT_IS_OVER, statements.WAIT, {"key": key, "milliseconds": milliseconds})
 
     def _begin(self, verb: str, claim: Claim, **more: Any) -> PostgresHold | PostgresLease | None:
         template = _message(verb, claim)
         if claim.lease_seconds is None:
             return PostgresHold.open(self.messages, template, claim, **more)
+        rows = self._rows(NOT_OURS, template, {**claim_values(claim), **more})
+        return PostgresLease(self.messages, claim, attempt=rows[0][0]) if rows else None
+
+    def _rows(self, none: frozenset[str], template: str, values: dict[str, Any]) -> list[Any]:
+        """The rows of a statement; none if it fails with one of these SQLSTATEs."""
         try:
-            row = self.messages.first(template, {**claim_values(claim), **more})
+            return self.messages.fetch(template, values)
         except (StoreUnavailable, TransactionConflict) as error:
-            if sqlstate(error.__cause__) not in NOT_OURS:
+            if sqlstate(error.__cause__) not in none:
                 raise
-            return None
-        return None if row is None else PostgresLease(self.messages, claim, attempt=row[0])
+            return []
 
 
 def _message(verb: str, claim: Claim) -> str:

@@ -35,12 +35,13 @@ EXPIRED = "(expires_at <= clock_timestamp() AND lease_expires_at IS NULL)"
 # Whoever comes after that begins the operation anew. Whoever resumes it never does.
 AFRESH = f"({EXPIRED} AND %(resumes)s::text IS NULL)"
 
-# One array in place of ten columns, here and below: psycopg2 decodes the name of each column in Python,
-# which takes longer than all values.
+# What the array below holds, by the names of ``core.rows``.
 FIELDS = (
     "name", "state", "owner", "headers", "version", "attempt", "expired", "lease_left", "status",
     "tries",
 )  # fmt: skip
+# One array in place of ten columns, here and below: psycopg2 decodes the name of each column in Python,
+# which takes longer than all values.
 COLUMNS = f"""ARRAY[name, state, owner, headers::text, fingerprint_version::text, attempt::text,
        {EXPIRED}::int::text,
        extract(epoch FROM lease_expires_at - clock_timestamp())::float8::text, status::text,
