@@ -51,17 +51,10 @@ def response_values(response: StoredResponse) -> dict[str, Any]:
 def record_of(key: bytes, fields: Mapping[str, Any]) -> Record:
     """The record whose fields these are, a fingerprint's and a response's one by one.
 
-    Numbers may be texts. What is missing is null, but every record has the first six. Raises
-    ``RecordBroken``.
+    Numbers may be texts. Raises ``RecordBroken``.
     """
-    value = fields.get
     try:
-        left, tries, status, body = value("lease_left"), value("tries"), value("status"), value("body")
-        response = None
-        if status is not None:
-            response = StoredResponse(
-                int(status), _headers_of(value("headers")), None if body is None else bytes(body)
-            )
+        left, tries = fields["lease_left"], fields["tries"]
         return Record(
             bytes(key),
             fields["name"],
@@ -69,13 +62,21 @@ def record_of(key: bytes, fields: Mapping[str, Any]) -> Record:
             Fingerprint(int(fields["version"]), bytes(fields["digest"])),
             int(fields["attempt"]),
             fields["owner"],
-            expired=value("expired") in (1, "1"),
+            expired=fields["expired"] in (1, "1"),
             lease_left=None if left is None else finite(float(left)),
-            response=response,
+            response=_response_of(fields),
             tries=None if tries is None else int(tries),
         )
     except _UNREADABLE as error:
         raise RecordBroken(CANNOT_BE_READ) from error
+
+
+def _response_of(fields: Mapping[str, Any]) -> StoredResponse | None:
+    status, body = fields["status"], fields["body"]
+    if status is None:
+        return None
+    headers = _headers_of(fields["headers"])
+    return StoredResponse(int(status), headers, None if body is None else bytes(body))
 
 
 def _headers_of(text: Any) -> Headers | None:

@@ -17,7 +17,8 @@ CREATED: Headers = (*JSON, ("Location", "/payments/1"))
 def stored_and_read(response: StoredResponse) -> Record:
     """A completed record of the response, as a store reads it."""
     values = {**claim_values(CLAIM), **response_values(response)}
-    return record_of(CLAIM.key, {**values, "state": "completed", "attempt": 1})
+    more = {"state": "completed", "attempt": 1, "expired": 0, "lease_left": None, "tries": None}
+    return record_of(CLAIM.key, {**values, **more})
 
 
 @pytest.mark.parametrize("headers", [JSON, HTML, CREATED, JSON + JSON, (), None])

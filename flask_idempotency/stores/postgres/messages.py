@@ -66,7 +66,8 @@ class Messages:
 
     def first(self, template: str, values: dict[str, Any]) -> tuple[Any, ...] | None:
         """The first row of :meth:`fetch`, if there is any."""
-        return next(iter(self.fetch(template, values)), None)
+        rows, _ = self._send(template, values)
+        return rows[0] if rows else None
 
     def fetch(self, template: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
         """Send statements of our own in one message; the last one's rows.

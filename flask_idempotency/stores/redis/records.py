@@ -151,8 +151,7 @@ class RedisRecords:
     def look(self, key: bytes) -> Record | None:
         """The record."""
         now, values = self.run(LOOK, key)
-        fields = zip(_FIELDS, values, strict=True)
-        return _record(key, int(now), {name: value for name, value in fields if value is not None})
+        return _record(key, int(now), dict(zip(_FIELDS, values, strict=True)))
 
     def claim(self, claim: Claim) -> RedisLease | None:
         """Insert the record, if it is not there."""
@@ -292,14 +291,16 @@ def _batches(steps: Iterable[tuple[bytes, int, bytes]]) -> Iterator[list[bytes]]
         yield names
 
 
-def _record(key: bytes, now: int, fields: dict[str, bytes]) -> Record | None:
+def _record(key: bytes, now: int, fields: dict[str, Any]) -> Record | None:
     """Raises ``RecordBroken``."""
-    if not fields:
+    lease, attempt, before = fields["lease"], fields["attempt"], fields["before"]
+    if set(fields.values()) == {None}:
         return None
     with legible():
-        known: dict[str, Any] = {name: fields[name].decode() for name in ("name", "state", "owner")}
-        if "lease" in fields:
-            known["lease_left"] = (float(fields["lease"]) - now) / 1000
-        if "before" in fields:
-            known["tries"] = int(fields["attempt"]) - int(fields["before"])
-        return record_of(key, {**fields, **known})
+        known = {name: str(fields[name], "utf-8") for name in ("name", "state", "owner")}
+        times = {
+            "expired": False,
+            "lease_left": None if lease is None else (float(lease) - now) / 1000,
+            "tries": None if before is None else int(attempt) - int(before),
+        }
+        return record_of(key, {**fields, **known, **times})
