@@ -21,8 +21,8 @@ from flask import Flask, current_app, g, request, url_for
 from itsdangerous import BadData, URLSafeTimedSerializer
 from werkzeug.wrappers import Response
 
-from flask_idempotency.cli.group import LONGEST_NAME, one_line
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError
+from flask_idempotency.operate.words import LONGEST_NAME, one_line
 from flask_idempotency.web.request.forms import signing_keys
 
 COOKIE = "idempotency_console"

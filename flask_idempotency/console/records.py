@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -11,8 +12,12 @@ import flask
 from flask import redirect, request, url_for
 from werkzeug.wrappers import Response
 
-from flask_idempotency.cli.advice import advise
-from flask_idempotency.cli.decisions import (
+from flask_idempotency.core import keys
+from flask_idempotency.core.errors import IdempotencyError, RecordBroken, SealBroken, UnknownRecord
+from flask_idempotency.core.logs import log
+from flask_idempotency.core.records import Record
+from flask_idempotency.core.storable import storable
+from flask_idempotency.operate.decide import (
     LONGEST_WHY,
     SAY_WHY,
     check_sealer,
@@ -23,21 +28,17 @@ from flask_idempotency.cli.decisions import (
     overtaken,
     settle,
 )
-from flask_idempotency.cli.erasure import erase
-from flask_idempotency.cli.group import admin, is_legible, printable, require
-from flask_idempotency.cli.records import derived_rows, find, find_audit, step_rows
-from flask_idempotency.core import keys
-from flask_idempotency.core.errors import IdempotencyError, RecordBroken, SealBroken, UnknownRecord
-from flask_idempotency.core.logs import log
-from flask_idempotency.core.records import Record
-from flask_idempotency.core.storable import storable
-from flask_idempotency.stores.admin import Admin, Line
+from flask_idempotency.operate.erase import Erasable, erase
+from flask_idempotency.operate.find import admin, find, require
+from flask_idempotency.operate.show import Found, derived, key_of, shown_steps
+from flask_idempotency.operate.words import is_legible, printable
+from flask_idempotency.stores.admin import Line
 from flask_idempotency.web.request.response import FLASHES
 from flask_idempotency.web.setup.state import AppState
 
 from . import access
 from .pages import checked, console, page
-from .timeline import SHOWN, Found, moments
+from .timeline import SHOWN, moments
 
 MOST_SHOWN = 100_000
 """Bytes of a body on a page: more is for a program to read, not for a person."""
@@ -119,7 +120,7 @@ def body(digits: str) -> Response:
     """The same with the body of its response and the results of its steps, which the record notes."""
     found, store = _found(digits), admin(console().state)
     require(store, "note")
-    if not store.note(_key(store, found), noted(SHOWN, "", access.who())):
+    if not store.note(_key(found), noted(SHOWN, "", access.who())):
         raise IdempotencyError("This record is in use just now: nothing was shown.")
     _log("the stored body was shown to", found)
     return _page(_found(digits), with_body=True)
@@ -133,15 +134,14 @@ def _log(what: str, found: Found) -> None:
 
 def _found(digits: str) -> Found:
     store = admin(console().state)
-    line = find(store, checked(digits))
-    return Found(line, store.steps(bytes.fromhex(line.key)), find_audit(store, line.key))
+    return Found.of(store, find(store, checked(digits)))
 
 
 def _page(found: Found, *, with_body: bool = False) -> Response:
     state = console().state
-    key = _key(admin(state), found)
+    key = _key(found)
     row, broken = _row(state, key)
-    steps, unreadable = step_rows(state, key, found.steps)
+    steps, unreadable = shown_steps(state, key, found.steps)
     names = tuple(name for name in request.args.getlist("derive") if name)
     stored = row.response if row else None
     headers = storable(stored.headers or (), frozenset({FLASHES})) if stored else ()
@@ -151,9 +151,9 @@ def _page(found: Found, *, with_body: bool = False) -> Response:
         line=found.line,
         moments=moments(found, row),
         steps=steps,
-        derived=derived_rows(key, names),
+        derived=derived(key, names),
         unreadable=unreadable if with_body else "",
-        advice=advise(found.line, found.steps),
+        advice=found.advice,
         with_results=with_body,
         is_leased=row is not None and row.lease_left is not None,
         stored=stored,
@@ -180,8 +180,8 @@ def _row(state: AppState, key: bytes) -> tuple[Record | None, str]:
     return record, ""
 
 
-def _key(store: Admin, found: Found) -> bytes:
-    key = store.key(bytes.fromhex(found.line.key))
+def _key(found: Found) -> bytes:
+    key = key_of(console().state, found)
     if key is None:
         raise UnknownRecord("The record has just been deleted.")
     return key
@@ -228,17 +228,16 @@ def act(digits: str, action: str) -> Response:
         return _form(chosen, found, form)
     if not chosen.noted:
         return _forget(state, found)
-    store, entry = admin(state), noted(chosen.noted, form.why.strip(), access.who())
-    require(store, "settle")
-    settle(state, store, found.line, entry, response)
+    require(admin(state), "settle")
+    entry = noted(chosen.noted, form.why.strip(), access.who())
+    settle(state, found.line, entry, response)
     where = url_for(f"{request.blueprint}.record", digits=found.line.key)
     return access.say(redirect(where, 303), chosen.name, found.line.key)
 
 
 def _forget(state: AppState, found: Found) -> Response:
-    store = admin(state)
-    batch = [_key(store, found)], found.line.version
-    if not erase(state, store, batch, found.line.operation, access.who()):
+    mine = Erasable([([_key(found)], found.line.version)], Counter(), found.line.operation)
+    if not sum(erase(state, mine, access.who())):
         raise IdempotencyError("This record is in use just now: nothing was erased.")
     _log("its record was erased by", found)
     return access.say(redirect(url_for(f"{request.blueprint}.records"), 303), "forget")
@@ -292,6 +291,6 @@ def _form(action: Action, found: Found, form: Form) -> Response:
         action=action,
         line=found.line,
         seen=_seen(found.line),
-        advice=advise(found.line, found.steps),
+        advice=found.advice,
         form=form,
     )

@@ -6,7 +6,7 @@ asking again later is safe.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
@@ -262,6 +262,14 @@ class Lock(Protocol):
         """
         ...
 
+    def forget(self, keys: Iterable[bytes]) -> object:
+        """Delete what there is of some keys: of records that an operator erases."""
+        ...
+
+    def examine(self) -> Iterator[Any]:
+        """Check the lock for an operator, and tell each finding; nothing where there is no lock."""
+        ...
+
 
 class NoLock:
     """No lock at all: the records decide alone (the ``postgres`` store)."""
@@ -276,6 +284,13 @@ class NoLock:
     def finish(self, claim: Claim) -> Callable[[], object]:  # noqa: ARG002
         """Leaves no marker."""
         return bool
+
+    def forget(self, keys: Iterable[bytes]) -> object:
+        """Has nothing to delete."""
+
+    def examine(self) -> Iterator[Any]:
+        """Has nothing to check."""
+        return iter(())
 
 
 class Plain:

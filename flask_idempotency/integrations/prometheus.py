@@ -19,10 +19,10 @@ from weakref import WeakKeyDictionary
 
 from flask import Flask
 
-from flask_idempotency.cli.stores import admin_of
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, StoreUnavailable
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.ports import Lock, NoLock, Records
+from flask_idempotency.operate.watch import overview_of
 from flask_idempotency.web import signals
 from flask_idempotency.web.background.threads import aside
 from flask_idempotency.web.setup.state import app_state, engine_on, one_state
@@ -248,7 +248,7 @@ class RecordsCollector:
         self._app, self._clock = app, clock
         state = one_state(app, "RecordsCollector", "give it bind_key=...", bind_key)
         try:
-            self._overview = admin_of(state.own_records, state.settings.store).overview
+            self._overview = overview_of(state)
         except (IdempotencyError, AttributeError) as error:
             raise ConfigurationError(
                 "the store of this application cannot tell what its records are like, so it has no"

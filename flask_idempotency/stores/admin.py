@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from sqlalchemy import exc
 
@@ -46,6 +46,10 @@ REJECTS = (
 
 class NothingToDo(IdempotencyError):
     """A store does this by itself. That is no failure: the command says so and succeeds."""
+
+
+class OutOfReach(IdempotencyError):
+    """The records are in another process than the operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,9 +253,11 @@ def finding(
 class Admin(Protocol):
     """A store as an operator needs it, outside of any request.
 
-    A store of an application's own may lack some: then the commands that need them say so. ``start`` is
-    the beginning of a key's hash, or all of it. Everything may raise ``StoreUnavailable``,
-    ``ConfigurationError``, and :class:`NothingToDo` where the store needs no such thing.
+    A store of an application's own may lack some: then the commands that need them say so. It may have
+    ``purge_alone(batch)``, which the background purge calls in place of :meth:`purge`; None where there
+    is nothing to purge. ``start`` is the beginning of a key's hash, or all of it. Everything may raise
+    ``StoreUnavailable``, ``ConfigurationError``, and :class:`NothingToDo` where the store needs no such
+    thing.
     """
 
     remedy: str
@@ -370,6 +376,29 @@ class Admin(Protocol):
         Yields the transaction in which a view would run; None if the store has leases only.
         """
         ...
+
+
+def admin_of(records: Records, store: object) -> Admin:
+    """Return a store's operator's side; ``store`` is its setting.
+
+    Raises ``IdempotencyError`` for a store of the application's own without ``admin()``.
+    """
+    if not hasattr(records, "admin"):
+        raise IdempotencyError(
+            f"IDEMPOTENCY_STORE is {store!r}, which has no commands; a store of your own has them if it"
+            " has a method admin(), see flask_idempotency.stores.admin"
+        )
+    return cast("Admin", records.admin())
+
+
+def purge_of(records: Records) -> Callable[[int], Iterator[int]] | None:
+    """Return what deletes expired records in batches in the background; None if nothing does."""
+    if not hasattr(records, "admin"):
+        return None
+    store, alone = records.admin(), "purge_alone"
+    purge: Callable[[int], Iterator[int]] | None
+    purge = getattr(store, alone) if hasattr(store, alone) else store.purge
+    return purge
 
 
 TRIAL = "flask idempotency check"

@@ -27,9 +27,10 @@ ROOMS = {
     "client": {"core"},
     "extension": {"core", "drivers", "session", "stores", "web", "console"},
     "outcomes": {"core", "session", "web"},
-    "cli": {"core", "session", "stores", "web"},
-    "console": {"core", "stores", "web", "cli"},
-    "integrations": {"cli", "core", "web"},
+    "operate": {"core", "session", "stores", "web"},
+    "cli": {"core", "operate", "stores", "web"},
+    "console": {"core", "operate", "stores", "web"},
+    "integrations": {"core", "operate", "web"},
     "testing": {"core", "drivers", "session", "stores", "web"},
     "__init__": {"core", "session", "web", "extension"},
 }
@@ -66,7 +67,8 @@ PACKAGES = {
     "client": {"requests", "urllib3", "httpx", "anyio", "typing_extensions"},
     "extension": {"flask", "flask_sqlalchemy", "sqlalchemy", "redis", "typing_extensions"},
     "outcomes": {"flask"},
-    "cli": {"flask", "click", "werkzeug"},
+    "operate": {"flask", "werkzeug"},
+    "cli": {"flask", "click"},
     "console": {"flask", "werkzeug", "jinja2", "itsdangerous", "markupsafe"},
     "integrations": {
         "flask",

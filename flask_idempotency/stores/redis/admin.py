@@ -43,7 +43,7 @@ from flask_idempotency.stores.admin import (
 )
 
 from .client import cause, milliseconds
-from .records import AT_ONCE, NOW, RESULTS, STEPS, RedisRecords, is_observed
+from .scripts import AT_ONCE, NOW, RESULTS, STEPS, is_observed
 
 _VERSION = """
 local function version(key)
@@ -134,8 +134,9 @@ class RedisAdmin:
     """The records in Redis, for an operator."""
 
     remedy = "connect to a primary that takes writes, and allow its user EVAL and SCAN on our prefix"
+    purge_alone = None  # Redis does it
 
-    def __init__(self, records: RedisRecords) -> None:
+    def __init__(self, records: Any) -> None:
         self._records = records
 
     def stats(self) -> list[Group]:

@@ -1,8 +1,7 @@
-"""What is protected, and how: the command that lists it, and what `check` says of it."""
+"""What is protected, and how; and what `check` says of it."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -11,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import click
-from flask import Blueprint, Flask, current_app, request, request_started
+from flask import Blueprint, Flask, request, request_started
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.fingerprint import Named, Pointer
@@ -39,9 +37,7 @@ from flask_idempotency.web.setup.routes import (
     refuse_unsupported,
     route_of,
 )
-from flask_idempotency.web.setup.state import AppState, app_state, states
-
-from .group import as_json_option, cli, write_rows
+from flask_idempotency.web.setup.state import AppState, states
 
 HERE = {"REMOTE_ADDR": "127.0.0.1"}
 """Whom a request of ours comes from."""
@@ -87,30 +83,15 @@ def _is_console(blueprint: Any) -> bool:
     return blueprint is not None and blueprint.import_name == "flask_idempotency.console.blueprint"
 
 
-@cli.command("routes")
-@as_json_option
-def list_routes(as_json: bool) -> None:
-    """List every route that changes something, and how it is protected.
-
-    These are the routes with POST, PUT, PATCH or DELETE, without the operator's page. "protected by" is
-    "decorator" for @idempotent, "protect" for Idempotency.protect, and "not" (null in JSON) without
-    protection; "observed" is added where it only observes (in JSON, "enforce" is false). Shows the
-    options that differ from their defaults; in JSON all of them, with the application's settings filled
-    in, and callables by name. Needs neither database nor Redis.
-    """
-    state = app_state(current_app)
-    rows = [_row(state, each, as_json) for each in write_routes(state)]
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
-    else:
-        write_rows(rows, as_json, "no route has POST, PUT, PATCH or DELETE")
+def as_json(state: AppState, each: WriteRoute) -> dict[str, Any]:
+    """Return a route with all its options, the application's settings filled in."""
+    row = {"endpoint": each.endpoint, "methods": each.methods, "rule": each.rule}
+    return {**row, "protected_by": each.protected_by, **_options(state, each)}
 
 
-def _row(state: AppState, each: WriteRoute, as_json: bool) -> dict[str, Any]:
+def as_row(state: AppState, each: WriteRoute) -> dict[str, Any]:
+    """Return a route with the options that differ from their defaults."""
     options = _options(state, each)
-    if as_json:
-        row = {"endpoint": each.endpoint, "methods": each.methods, "rule": each.rule}
-        return {**row, "protected_by": each.protected_by, **options}
     given = [f"{name}={_text(options[name])}" for name in options if _is_given(each.route, name)]
     by = each.protected_by or "not"
     return {
