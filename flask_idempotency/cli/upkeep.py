@@ -204,7 +204,7 @@ def list_routes(as_json: bool) -> None:
     """
     state = app_state(current_app)
     if as_json:
-        click.echo(json.dumps([route_as_json(state, each) for each in write_routes(state)], indent=2))
+        click.echo(json.dumps([route_as_json(each) for each in write_routes(state)], indent=2))
     else:
-        rows = [as_row(state, each) for each in write_routes(state)]
+        rows = [as_row(each) for each in write_routes(state)]
         write_rows(rows, as_json, "no route has POST, PUT, PATCH or DELETE")

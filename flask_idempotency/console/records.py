@@ -44,71 +44,18 @@ MOST_SHOWN = 100_000
 """Bytes of a body on a page: more is for a program to read, not for a person."""
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
-    """What can be done about a record in one of ``states``; ``done`` is said afterwards.
+_STUCK = ("interrupted", "failed")
 
-    ``noted`` is what the record notes, with who and why; empty if the record is gone then.
-    """
-
-    name: str
-    button: str
-    title: str
-    states: frozenset[str]
-    effect: str
-    done: str
-    noted: str
-    style: str = "main"
-
-
-_STUCK = frozenset({"interrupted", "failed"})
-
-ACTIONS = {
-    action.name: action
-    for action in (
-        Action(
-            "release",
-            "Release",
-            "Let it run again",
-            _STUCK,
-            "The next retry runs the view again, without its finished steps. What else did happen may"
-            " then happen a second time.",
-            "Released: its next retry runs the view again.",
-            "released",
-        ),
-        Action(
-            "resolve",
-            "Resolve",
-            "Give it its response",
-            _STUCK,
-            "Every retry gets the response that you give here. The view never runs again, and a worker"
-            " that is still at it can store nothing.",
-            "Resolved: every retry gets this response.",
-            "resolved",
-        ),
-        Action(
-            "fail",
-            "Fail",
-            "Fail it for good",
-            frozenset({"interrupted"}),
-            "Every retry gets a 500 of the type operation-failed. The view never runs again.",
-            "Failed: it will not run again.",
-            "failed",
-            "danger",
-        ),
-        Action(
-            "forget",
-            "Forget",
-            "Erase it",
-            frozenset({"completed", "failed", "released"}),
-            "The record, its response and its steps are erased. A retry runs the view again, like a"
-            " first request. That you did it is recorded.",
-            "The record was erased.",
-            "",
-            "danger",
-        ),
-    )
+STATES_OF = {
+    "release": _STUCK,
+    "resolve": _STUCK,
+    "fail": ("interrupted",),
+    "forget": ("completed", "failed", "released"),
 }
+"""What can be done about a record, in which states. ``parts.html`` has the words."""
+
+NOTED = {"release": "released", "resolve": "resolved", "fail": "failed"}
+"""What the record notes, with who and why; nothing if the record is gone then."""
 
 
 def record(digits: str) -> Response:
@@ -132,7 +79,9 @@ def _log(what: str, found: Found) -> None:
     log.info(f"operation %(operation)s: {what} %(by)s, id %(id)s", facts, extra=facts)  # noqa: G004
 
 
-def _found(digits: str) -> Found:
+def _found(digits: str, action: str = "release") -> Found:
+    if action not in STATES_OF:
+        raise UnknownRecord("There is no such action.")
     store = admin(console().state)
     return Found.of(store, find(store, checked(digits)))
 
@@ -145,7 +94,6 @@ def _page(found: Found, *, with_body: bool = False) -> Response:
     names = tuple(name for name in request.args.getlist("derive") if name)
     stored = row.response if row else None
     headers = storable(stored.headers or (), frozenset({FLASHES})) if stored else ()
-    done = ACTIONS.get(access.said(found.line.key))
     return page(
         "record.html",
         line=found.line,
@@ -161,8 +109,8 @@ def _page(found: Found, *, with_body: bool = False) -> Response:
         broken=broken,
         body=_shown(stored.body) if with_body and stored and stored.body is not None else None,
         most=MOST_SHOWN,
-        actions=[action for action in ACTIONS.values() if found.line.state in action.states],
-        done=done.done if done else "",
+        actions=[action for action, states in STATES_OF.items() if found.line.state in states],
+        done=access.said(found.line.key),
     )
 
 
@@ -206,33 +154,32 @@ class Form:
 
 def confirm(digits: str, action: str) -> Response:
     """Show what an action would do, and its form."""
-    chosen, found = _chosen(action), _found(digits)
-    _check_state(chosen, found)
-    return _form(chosen, found, Form())
+    found = _found(digits, action)
+    _check_state(action, found)
+    return _form(action, found, Form())
 
 
 def act(digits: str, action: str) -> Response:
     """Do it, and show the record; or the form again with what is wrong."""
-    chosen, found = _chosen(action), _found(digits)
+    found = _found(digits, action)
     if request.form.get("seen") != _seen(found.line):
         raise overtaken(found.line)
-    _check_state(chosen, found)
+    _check_state(action, found)
     names = ("status", "content_type", "body", "empty", "why")
     given = {name: request.form[name] for name in names if name in request.form}
     form = Form(**given)  # type: ignore[arg-type]
-    if chosen.noted and not is_legible(form.why, LONGEST_WHY):
+    if action in NOTED and not is_legible(form.why, LONGEST_WHY):
         form.errors["why"] = SAY_WHY
     state = console().state
-    response = _response(state, chosen, form)
+    response = _response(state, action, form)
     if form.errors:
-        return _form(chosen, found, form)
-    if not chosen.noted:
+        return _form(action, found, form)
+    if action not in NOTED:
         return _forget(state, found)
     require(admin(state), "settle")
-    entry = noted(chosen.noted, form.why.strip(), access.who())
-    settle(state, found.line, entry, response)
+    settle(state, found.line, noted(NOTED[action], form.why.strip(), access.who()), response)
     where = url_for(f"{request.blueprint}.record", digits=found.line.key)
-    return access.say(redirect(where, 303), chosen.name, found.line.key)
+    return access.say(redirect(where, 303), action, found.line.key)
 
 
 def _forget(state: AppState, found: Found) -> Response:
@@ -243,11 +190,11 @@ def _forget(state: AppState, found: Found) -> Response:
     return access.say(redirect(url_for(f"{request.blueprint}.records"), 303), "forget")
 
 
-def _response(state: AppState, action: Action, form: Form) -> flask.Response | None:
+def _response(state: AppState, action: str, form: Form) -> flask.Response | None:
     """The response to store; None, with ``form.errors``, if there is none."""
-    if action.name == "fail":
+    if action == "fail":
         return failure(state)
-    if action.name != "resolve":
+    if action != "resolve":
         return None
     if not re.fullmatch("[2-5][0-9]{2}", form.status):
         form.errors["status"] = "A status is a number from 200 to 599."
@@ -267,16 +214,10 @@ def _response(state: AppState, action: Action, form: Form) -> flask.Response | N
 _JSON = ("", "application/json")
 
 
-def _chosen(action: str) -> Action:
-    if action not in ACTIONS:
-        raise UnknownRecord("There is no such action.")
-    return ACTIONS[action]
-
-
-def _check_state(action: Action, found: Found) -> None:
-    if found.line.state not in action.states:
+def _check_state(action: str, found: Found) -> None:
+    if found.line.state not in STATES_OF[action]:
         words = found.line.state.replace("_", " ")
-        raise IdempotencyError(f"This record is {words}: there is nothing to {action.name}.")
+        raise IdempotencyError(f"This record is {words}: there is nothing to {action}.")
 
 
 def _seen(line: Line) -> str:
@@ -284,11 +225,12 @@ def _seen(line: Line) -> str:
     return hashlib.sha256(f"{line.version} {line.state} {line.attempt}".encode()).hexdigest()[:16]
 
 
-def _form(action: Action, found: Found, form: Form) -> Response:
+def _form(action: str, found: Found, form: Form) -> Response:
     return page(
         "confirm.html",
         400 if form.errors else 200,
         action=action,
+        is_noted=action in NOTED,
         line=found.line,
         seen=_seen(found.line),
         advice=found.advice,

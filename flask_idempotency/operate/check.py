@@ -45,14 +45,11 @@ def examine(state: AppState) -> Iterator[Finding]:
 
 
 def _examine_servers(state: AppState) -> Iterator[Finding]:
-    ready = True
-    store, subjects, well = admin(state), set[str](), set[str]()
+    store, ready, told = admin(state), True, dict[str, str]()
     try:
         for finding in store.examine():
             ready = ready and (finding.level != "FAILED" or finding.subject in _NEEDED_LESS)
-            subjects.add(finding.subject)
-            if finding.level == "ok":
-                well.add(finding.subject)
+            told[finding.subject] = finding.level
             yield finding
     except IdempotencyError:
         raise
@@ -63,7 +60,7 @@ def _examine_servers(state: AppState) -> Iterator[Finding]:
     if ready:
         yield from _examine_keys(state, store)
         yield from _examine_claim(state, store)
-        yield from _examine_threads(state, store, well)
+        yield from _examine_threads(state, store, has_counts=told.get("counts") == "ok")
     errors: list[BaseException | None] = []
 
     def note(_sender: object, event: Event) -> None:
@@ -71,9 +68,9 @@ def _examine_servers(state: AppState) -> Iterator[Finding]:
 
     with store_failed.connected_to(note, state.app):
         for finding in state.lock.examine():
-            subjects.add(finding.subject)
+            told[finding.subject] = finding.level
             yield replace(finding, text=f"{finding.text}: {errors[0]}") if errors else finding
-    if "Redis" not in subjects:  # neither as a lock nor for the records
+    if "Redis" not in told:  # neither as a lock nor for the records
         yield Finding("ok", "Redis", "not used")
 
 
@@ -129,9 +126,9 @@ def _examine_session(state: AppState, hold: Any) -> Finding:
     return Finding("ok", subject, "joins the operation's transaction")
 
 
-def _examine_threads(state: AppState, store: Admin, well: set[str]) -> Iterator[Finding]:
+def _examine_threads(state: AppState, store: Admin, *, has_counts: bool) -> Iterator[Finding]:
     """Try once what threads of ours will do here, in a thread and on a connection such as they use."""
-    for what, work in _threads(state, store, well):
+    for what, work in _threads(state, store, has_counts):
         try:
             reply(aside(state.app, work), PATIENCE_SECONDS)
         except Exception as error:  # a listener may raise anything
@@ -141,9 +138,9 @@ def _examine_threads(state: AppState, store: Admin, well: set[str]) -> Iterator[
 
 
 def _threads(
-    state: AppState, store: Admin, well: set[str]
+    state: AppState, store: Admin, has_counts: bool
 ) -> Iterator[tuple[str, Callable[[], object]]]:
-    """The threads that this application has; not those whose tables are known not to be ``well``."""
+    """The threads that this application has; that of the counts if their table is as it should be."""
     if not state.settings.has_table:  # elsewhere nobody listens
         return
     routes = [each.route for each in write_routes(state) if each.route is not None]
@@ -151,9 +148,9 @@ def _threads(
         yield "the heartbeat", partial(_renew, state, store)
     if state.purge is not None:
         yield "the background purge", state.purge.attempt
-    if not all(route.resolved(state.settings, state.scope).enforce for route in routes):
+    if not all(route.enforce for route in routes):
         yield "observing", partial(state.own_records.look, trial_claim().key)
-    if "counts" in well and (counts := defined_counts(state.table)) is not None:
+    if has_counts and (counts := defined_counts(state.table)) is not None:
         yield "the console's counts", Counts(state.own_engine, counts).attempt
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, Index, Inspector, Table, inspect
@@ -28,6 +28,7 @@ from .admin import (
     Overview,
     StepLine,
     Tally,
+    Time,
     Verdict,
     Waiting,
     finding,
@@ -41,35 +42,6 @@ from .table import IS_OBSERVED, NO_LEASE, TIMES, VERSION, defined_counts
 FORGET = "DELETE FROM {table} WHERE key = %(key)s AND owner = %(owner)s"
 
 T = TypeVar("T", Group, Line, StepLine)
-
-_TIMES = ("oldest", "created", "completed", "expires", "finished")
-_NUMBERS = ("attempt", "status", "bytes")
-
-
-@dataclass(frozen=True, slots=True)
-class AdminStatements:
-    """The statements of one dialect, with the placeholders of PostgreSQL's."""
-
-    stats: str
-    tally: str
-    leases: str
-    expired: str
-    newest: str
-    of_scope: str
-    leased: str
-    starting: str
-    steps: str
-    key: str
-    latest: str
-    audit: str
-    note: str
-    erasure: str
-    settle: str
-    belonging: str
-    left: str
-    waiting: str
-    before: str
-    older: str
 
 
 _CHANCE = 0.15
@@ -99,116 +71,121 @@ class Size:
         return known if self.pages_for_one > 1 and is_likely else self.pages_for_one
 
 
-def admin_statements(
-    *,
-    now: str,
-    in_ttl: str,
-    later: str,
-    digits: str,
-    age: str,
-    before: str,
-    entry: str,
-    audit: str,
-    first: str,
-    count: str = "%(why)s",
-    durable: str = "",
-    lock: str = "",
-    time: str = "{}",
-    bounded: str = "",
-    sample: str = "",
-) -> AdminStatements:
-    """Fill in a dialect's present time, the time in ``ttl`` seconds and the later of two times.
+class AdminStatements:
+    """The statements of one dialect, with the placeholders of PostgreSQL's."""
 
-    ``digits`` are the first 16 of a key's hash, ``time`` makes text of a time, in UTC, ``age`` are the
-    seconds since the earliest, ``before`` is the time ``older`` seconds ago as text. ``entry`` is one
-    of the audit with a placeholder for ``why``, ``audit`` is the list with another, ``first`` one of
-    its own, ``count`` says how many were erased. ``durable`` makes a commit wait for the disk, ``lock``
-    passes by rows that others hold. For an overview ``bounded`` limits the time, ``sample`` what it
-    reads.
-    """
-    expired = f"(expires_at <= {now} AND lease_expires_at IS NULL)"
-    # Who runs an operation has a lease, or has nothing written of an end (completed_at is null).
-    state = f"""CASE WHEN {IS_OBSERVED} THEN 'observed' WHEN owner = '{ERASED}' THEN 'erased'
+    def __init__(
+        self,
+        *,
+        now: str,
+        in_ttl: str,
+        later: str,
+        digits: str,
+        age: str,
+        before: str,
+        entry: str,
+        audit: str,
+        first: str,
+        count: str = "%(why)s",
+        durable: str = "",
+        lock: str = "",
+        time: str = "{}",
+        bounded: str = "",
+        sample: str = "",
+    ) -> None:
+        """Fill in a dialect's present time, the time in ``ttl`` seconds and the later of two times.
+
+        ``digits`` are the first 16 of a key's hash, ``time`` makes text of a time, in UTC, ``age`` are
+        the seconds since the earliest, ``before`` is the time ``older`` seconds ago as text. ``entry``
+        is one of the audit with a placeholder for ``why``, ``audit`` is the list with another,
+        ``first`` one of its own, ``count`` says how many were erased. ``durable`` makes a commit wait
+        for the disk, ``lock`` passes by rows that others hold. For an overview ``bounded`` limits the
+        time, ``sample`` what it reads.
+        """
+        expired = f"(expires_at <= {now} AND lease_expires_at IS NULL)"
+        # Who runs an operation has a lease, or has nothing written of an end (completed_at is null).
+        state = f"""CASE WHEN {IS_OBSERVED} THEN 'observed' WHEN owner = '{ERASED}' THEN 'erased'
        WHEN state <> 'in_progress' THEN state
        WHEN lease_expires_at <= {now} THEN 'interrupted'
        WHEN lease_expires_at IS NULL AND completed_at IS NOT NULL THEN 'released'
        ELSE state END"""
-    group = f"CAST(name AS text), CAST({state} AS text)"  # in SQLite they may be anything
-    line = f"""SELECT {digits}, {group}, attempt, status, length(body),
+        group = f"CAST(name AS text), CAST({state} AS text)"  # in SQLite they may be anything
+        line = f"""SELECT {digits}, {group}, attempt, status, length(body),
        {time.format("created_at")},
        CASE WHEN state <> 'in_progress' THEN {time.format("completed_at")} END,
        CASE WHEN lease_expires_at IS NULL THEN {time.format("expires_at")} END, {expired},
        {VERSION}
   FROM"""
-    starting = "key BETWEEN %(low)s AND %(high)s"
-    of_scope = f"substr(key, {KEY_BYTES - SCOPE_BYTES + 1}) = %(tail)s"
-    # Sorted inside, so that texts are made of a few records only. The third condition says nothing new,
-    # but it shows the planner that interrupted ones are in the partial index.
-    newest, of_scope_newest = (
-        f"""{line} (SELECT * FROM {{table}}
+        starting = "key BETWEEN %(low)s AND %(high)s"
+        of_scope = f"substr(key, {KEY_BYTES - SCOPE_BYTES + 1}) = %(tail)s"
+        # Sorted inside, so that texts are made of a few records only. The third condition says nothing
+        # new, but it shows the planner that interrupted ones are in the partial index.
+        newest, of_scope_newest = (
+            f"""{line} (SELECT * FROM {{table}}
  WHERE {which}(CAST(%(name)s AS text) IS NULL OR name = %(name)s)
    AND (CAST(%(state)s AS text) IS NULL OR {state} = %(state)s)
    AND (coalesce(%(state)s, '') <> 'interrupted' OR lease_expires_at <= (SELECT {now}))
  ORDER BY created_at DESC LIMIT %(limit)s) AS newest ORDER BY created_at DESC"""
-        for which in ("", f"{of_scope} AND ")
-    )
-    mine = f"""SELECT key FROM {{table}}
+            for which in ("", f"{of_scope} AND ")
+        )
+        mine = f"""SELECT key FROM {{table}}
    WHERE key = %(key)s AND {VERSION} = %(seen)s
      AND {state} IN ('interrupted', 'failed'){lock}"""
-    return AdminStatements(
-        stats=f"""SELECT {group}, count(*), count(CASE WHEN {expired} THEN 1 END),
+        self.stats = f"""SELECT {group}, count(*), count(CASE WHEN {expired} THEN 1 END),
        CAST(coalesce(sum(length(body)), 0) AS bigint), {time.format("min(created_at)")}
-  FROM {{table}} GROUP BY 1, 2 ORDER BY 1, 2""",
-        tally=f"""{bounded}SELECT {group}, count(*) FROM {{table}} {sample}
- WHERE lease_expires_at IS NULL GROUP BY 1, 2""",
+  FROM {{table}} GROUP BY 1, 2 ORDER BY 1, 2"""
+        self.tally = f"""{bounded}SELECT {group}, count(*) FROM {{table}} {sample}
+ WHERE lease_expires_at IS NULL GROUP BY 1, 2"""
         # Few, and those that matter: never estimated. The partial index has no others.
-        leases=f"""{bounded}SELECT {group}, count(*), {age.format("lease_expires_at")}
+        self.leases = f"""{bounded}SELECT {group}, count(*), {age.format("lease_expires_at")}
   FROM (SELECT * FROM {{table}} WHERE lease_expires_at IS NOT NULL
-         ORDER BY lease_expires_at LIMIT {CAPPED}) AS leased GROUP BY 1, 2""",
-        expired=f"""{bounded}SELECT count(*), {age.format("expires_at")}
+         ORDER BY lease_expires_at LIMIT {CAPPED}) AS leased GROUP BY 1, 2"""
+        self.expired = f"""{bounded}SELECT count(*), {age.format("expires_at")}
   FROM (SELECT expires_at FROM {{table}}
          WHERE expires_at <= (SELECT {now}) AND lease_expires_at IS NULL
-         ORDER BY expires_at LIMIT {CAPPED}) AS expired""",
-        newest=newest,
-        of_scope=of_scope_newest,
-        leased=f"""{line} (SELECT * FROM {{table}}
+         ORDER BY expires_at LIMIT {CAPPED}) AS expired"""
+        self.newest = newest
+        self.of_scope = of_scope_newest
+        self.leased = f"""{line} (SELECT * FROM {{table}}
  WHERE lease_expires_at IS NOT NULL AND {state} = %(state)s
- ORDER BY created_at LIMIT %(limit)s) AS leased ORDER BY created_at""",
-        starting=f"{line} {{table}} WHERE {starting} LIMIT 2",
-        steps=f"""SELECT name, attempt, length(result), {time.format("created_at")}, result
-  FROM {{steps}} WHERE {starting} ORDER BY created_at""",
-        key=f"SELECT key FROM {{table}} WHERE {starting} LIMIT 2",
-        latest=f"SELECT key FROM {{table}} WHERE owner <> '{ERASED}' ORDER BY expires_at DESC LIMIT 1",
-        audit=f"""SELECT CAST(audit AS text), {time.format("created_at")}
-  FROM {{table}} WHERE {starting} LIMIT 1""",
-        note=f"""{durable}UPDATE {{table}} SET audit = {audit.format(entry.format("%(why)s"))}
- WHERE key = (SELECT key FROM {{table}} WHERE key = %(key)s{lock})""",
+ ORDER BY created_at LIMIT %(limit)s) AS leased ORDER BY created_at"""
+        self.starting = f"{line} {{table}} WHERE {starting} LIMIT 2"
+        self.steps = f"""SELECT name, attempt, length(result), {time.format("created_at")}, result
+  FROM {{steps}} WHERE {starting} ORDER BY created_at"""
+        self.key = f"SELECT key FROM {{table}} WHERE {starting} LIMIT 2"
+        self.latest = (
+            f"SELECT key FROM {{table}} WHERE owner <> '{ERASED}' ORDER BY expires_at DESC LIMIT 1"
+        )
+        self.audit = f"""SELECT CAST(audit AS text), {time.format("created_at")}
+  FROM {{table}} WHERE {starting} LIMIT 1"""
+        self.note = f"""{durable}UPDATE {{table}} SET audit = {audit.format(entry.format("%(why)s"))}
+ WHERE key = (SELECT key FROM {{table}} WHERE key = %(key)s{lock})"""
         # It looks like what was rolled back; its owner tells it apart.
-        erasure=f"""INSERT INTO {{table}} (key, expires_at, created_at, attempt, fingerprint_version,
-       state, owner, name, fingerprint, audit)
+        self.erasure = f"""INSERT INTO {{table}} (key, expires_at, created_at, attempt,
+       fingerprint_version, state, owner, name, fingerprint, audit)
 SELECT %(note)s, {in_ttl}, {now}, 0, 0, 'in_progress', '{ERASED}', %(name)s, %(note)s,
-       {first.format(entry.format(count))}""",
+       {first.format(entry.format(count))}"""
         # Another owner: whoever held it before writes nothing more. The retention begins again, for
         # the sake of the finished steps, and so do the tries of ``resume``.
-        settle=f"""{durable}UPDATE {{table}} SET state = %(state)s, owner = %(owner)s,
+        self.settle = f"""{durable}UPDATE {{table}} SET state = %(state)s, owner = %(owner)s,
        lease_expires_at = NULL, completed_at = {now}, expires_at = {later}(expires_at, {in_ttl}),
        status = %(status)s, headers = %(headers)s, body = %(body)s,
        request = CASE WHEN %(state)s = 'in_progress' THEN request END, tries = 0, tried_at = NULL,
        audit = {audit.format(entry.format("%(why)s"))}
- WHERE key = ({mine})""",
-        belonging=f"""SELECT key, CAST(name AS text) FROM {{table}}
- WHERE {of_scope} AND (CAST(%(name)s AS text) IS NULL OR name = %(name)s) AND {NO_LEASE}""",
-        left=f"""SELECT {state}, count(*) FROM {{table}}
+ WHERE key = ({mine})"""
+        self.belonging = f"""SELECT key, CAST(name AS text) FROM {{table}}
+ WHERE {of_scope} AND (CAST(%(name)s AS text) IS NULL OR name = %(name)s) AND {NO_LEASE}"""
+        self.left = f"""SELECT {state}, count(*) FROM {{table}}
  WHERE {of_scope} AND (CAST(%(name)s AS text) IS NULL OR name = %(name)s)
-   AND lease_expires_at IS NOT NULL AND NOT {IS_OBSERVED} GROUP BY 1""",
-        waiting=f"""SELECT count(CASE WHEN NOT {expired} AND {TIMES} < %(max_attempts)s THEN 1 END),
+   AND lease_expires_at IS NOT NULL AND NOT {IS_OBSERVED} GROUP BY 1"""
+        self.waiting = f"""SELECT
+       count(CASE WHEN NOT {expired} AND {TIMES} < %(max_attempts)s THEN 1 END),
        count(CASE WHEN NOT {expired} AND {TIMES} >= %(max_attempts)s THEN 1 END),
        count(CASE WHEN {expired} THEN 1 END)
-  FROM {{table}} WHERE request IS NOT NULL AND state = 'in_progress'""",
-        before=f"SELECT {before}",
-        older=f"""SELECT count(*) FROM {{table}}
- WHERE state <> 'in_progress' AND completed_at <= %(before)s AND expires_at > (SELECT {now})""",
-    )
+  FROM {{table}} WHERE request IS NOT NULL AND state = 'in_progress'"""
+        self.before = f"SELECT {before}"
+        self.older = f"""SELECT count(*) FROM {{table}}
+ WHERE state <> 'in_progress' AND completed_at <= %(before)s AND expires_at > (SELECT {now})"""
 
 
 class TableAdmin:
@@ -221,7 +198,7 @@ class TableAdmin:
 
     def stats(self) -> list[Group]:
         """The records counted."""
-        return [_tidy(Group(*row)) for row in self._fetch(self.sql.stats, {})]
+        return [_read(Group, row) for row in self._fetch(self.sql.stats, {})]
 
     def overview(self) -> Overview:
         """Return what there is at a glance."""
@@ -262,7 +239,7 @@ class TableAdmin:
         return self._lines(self.sql.of_scope, tail=tail, name=name, state=state, limit=limit)
 
     def _lines(self, template: str, **values: Any) -> list[Line]:
-        return [_tidy(Line(*row)) for row in self._fetch(template, values)]
+        return [_read(Line, row) for row in self._fetch(template, values)]
 
     def leased(self, state: str, limit: int) -> list[Line]:
         """The oldest records with a lease."""
@@ -274,8 +251,7 @@ class TableAdmin:
 
     def steps(self, start: bytes) -> list[StepLine]:
         """The finished steps."""
-        rows = self._fetch(self.sql.steps, between(start))
-        return [_tidy(StepLine(*row)) for row in rows]
+        return [_read(StepLine, row) for row in self._fetch(self.sql.steps, between(start))]
 
     def key(self, start: bytes) -> bytes | None:
         """The whole key."""
@@ -374,24 +350,28 @@ def erasure_values(erasure: Erasure) -> dict[str, Any]:
     return values | _entry_values(erasure.entry)
 
 
-def _tidy(found: T) -> T:
-    """With aware times, which the database gives as text, and booleans, where it has none.
+def _time(text: str | None) -> Time | None:
+    return None if text is None else read_time(text)
 
-    What is no number, as somebody else wrote it, becomes text.
-    """
-    times = {name: getattr(found, name, None) for name in _TIMES}
-    changed: dict[str, Any] = {
-        name: read_time(text) for name, text in times.items() if text is not None
-    }
-    for name in _NUMBERS:
-        number = getattr(found, name, None)
-        if not isinstance(number, int | None):  # in SQLite it may be anything
-            changed[name] = str(number)
-    if isinstance(found, Line):
-        changed["expired"] = bool(found.expired)
-    if isinstance(found, StepLine):
-        changed["result"] = bytes(found.result or b"")  # psycopg2 gives a memoryview
-    return replace(found, **changed)
+
+def _number(number: Any) -> Any:
+    return number if isinstance(number, int | None) else str(number)
+
+
+_READ: dict[Any, Callable[[Any], Any]] = {
+    "Time": _time,
+    "Time | None": _time,
+    "int": _number,
+    "int | None": _number,
+    "bool": bool,  # which SQLite has not
+    "Stored | None": lambda result: bytes(result or b""),  # psycopg2 gives a memoryview
+}
+
+
+def _read(kind: type[T], row: Sequence[Any]) -> T:
+    """Make a value of a row. Times are text there, and in SQLite everything may be anything."""
+    read = (_READ.get(field.type, lambda value: value) for field in fields(kind))
+    return kind(*(convert(value) for convert, value in zip(read, row, strict=True)))
 
 
 def between(start: bytes) -> dict[str, bytes]:

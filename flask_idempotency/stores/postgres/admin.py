@@ -24,9 +24,9 @@ from flask_idempotency.stores.admin import (
 )
 from flask_idempotency.stores.table_admin import (
     FORGET,
+    AdminStatements,
     Size,
     TableAdmin,
-    admin_statements,
     erasure_values,
 )
 
@@ -49,7 +49,7 @@ def _escaped(name: str) -> str:
 class PostgresAdmin(TableAdmin):
     """The records in PostgreSQL, for an operator."""
 
-    sql = admin_statements(
+    sql = AdminStatements(
         now="clock_timestamp()",
         in_ttl="clock_timestamp() + %(ttl)s * interval '1 second'",
         later="greatest",

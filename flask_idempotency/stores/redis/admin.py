@@ -36,7 +36,6 @@ from flask_idempotency.stores.admin import (
     Tally,
     Time,
     Verdict,
-    Waiting,
     finding,
     read_audit,
     trying,
@@ -229,17 +228,6 @@ class RedisAdmin:
             "the store 'redis' stores no requests, so no route is resumable there; use 'hybrid',"
             " 'postgres' or 'sql'"
         )
-
-    def count_try(self, due: Due) -> bool:  # noqa: ARG002
-        """Nothing is tried where nothing is resumed."""
-        return False
-
-    def waiting(self, max_attempts: int) -> Waiting:  # noqa: ARG002
-        """Nothing waits."""
-        return Waiting(0, 0, 0)
-
-    def postpone(self, key: bytes) -> None:
-        """Nothing is put off."""
 
     def belonging(self, tail: bytes, name: str | None) -> Belongings:
         """The records of a scope."""

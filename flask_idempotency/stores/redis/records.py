@@ -30,7 +30,6 @@ from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import Claim, Record, State, StoredResponse
 from flask_idempotency.core.rows import finite, legible, pairs_of
-from flask_idempotency.stores.admin import Admin
 
 from .client import Client, cause, milliseconds
 from .scripts import AT_ONCE, NOW, RESULTS, STEPS, is_observed
@@ -124,7 +123,7 @@ class RedisRecords:
         self.connected = cache(client)
         self._wire = cache(lambda: wire_of(self.connected()))
 
-    def admin(self) -> Admin:
+    def admin(self) -> Any:
         """Return the operator's side."""
         from .admin import RedisAdmin  # only operators need it
 

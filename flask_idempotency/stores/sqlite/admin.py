@@ -15,8 +15,8 @@ from flask_idempotency.stores.admin import ADD, REBUILD, Due, Erasure, Finding, 
 from flask_idempotency.stores.table import defined_counts
 from flask_idempotency.stores.table_admin import (
     FORGET,
+    AdminStatements,
     TableAdmin,
-    admin_statements,
     erasure_values,
     examine_counts,
     missing_columns,
@@ -30,7 +30,7 @@ from .messages import Messages
 class SqliteAdmin(TableAdmin):
     """The records in SQLite, for an operator."""
 
-    sql = admin_statements(
+    sql = AdminStatements(
         now=statements.NOW,
         in_ttl=statements.IN_TTL,
         later="max",
