@@ -27,9 +27,10 @@ from flask_idempotency.stores.admin import Line
 from flask_idempotency.web.setup.state import AppState
 
 from .group import (
-    as_json_option,
+    as_json,
     cli,
     current_state,
+    json_option,
     key_option,
     namespace_option,
     operation_option,
@@ -67,10 +68,8 @@ def _check_why(_context: click.Context, _option: click.Parameter, why: str | Non
 @_attempt_option
 @click.option("--why", metavar="TEXT", callback=_check_why, help="The reason, which `show` shows.")
 @by_option
-@as_json_option
-def release(
-    digits: str, fail: bool, attempt: int | None, why: str, by: str | None, as_json: bool
-) -> None:
+@json_option
+def release(digits: str, fail: bool, attempt: int | None, why: str, by: str | None) -> None:
     """Let an operation that was interrupted, or has failed, be run again.
 
     DIGITS are the 8 digits that `list` shows; `list --key` finds those of a client's key. First find
@@ -84,7 +83,7 @@ def release(
     seen = undecided(state, checked(digits), attempt)
     response = failure(state) if fail else None
     settle(state, seen, noted("failed" if fail else "released", why, by), response)
-    _write_settled(state, seen, "failed for good" if fail else "may be run again", as_json)
+    _write_settled(state, seen, "failed for good" if fail else "may be run again")
 
 
 @cli.command()
@@ -101,7 +100,7 @@ def release(
               help="The reason, which `show` shows.")  # fmt: skip
 @by_option
 @yes_option
-@as_json_option
+@json_option
 def resolve(
     digits: str,
     status: int,
@@ -113,7 +112,6 @@ def resolve(
     why: str,
     by: str | None,
     yes: bool,
-    as_json: bool,
 ) -> None:
     """Store the response that an interrupted or failed operation should have had.
 
@@ -126,7 +124,7 @@ def resolve(
     """
     if body is not None and body_file is not None:
         raise click.UsageError("give --body or --body-file, not both")
-    if not yes and (as_json or body_file == "-"):
+    if not yes and (as_json() or body_file == "-"):
         raise click.UsageError("with --json, and with a body from standard input, --yes is needed")
     state = current_state()
     digits, data = checked(digits), _content(body, body_file)
@@ -139,7 +137,7 @@ def resolve(
         gets = f"an empty {status}" if is_empty(response) else "this response"
         click.confirm(f"Every retry will get {gets}. Store it?", abort=True)
     settle(state, seen, noted("resolved", why, by), response)
-    _write_settled(state, seen, f"every retry gets this {status}", as_json)
+    _write_settled(state, seen, f"every retry gets this {status}")
 
 
 def _content(body: str | None, body_file: str | None) -> bytes:
@@ -165,9 +163,9 @@ def _write_response(response: Response) -> None:
     click.echo()
 
 
-def _write_settled(state: AppState, seen: Line, done: str, as_json: bool) -> None:
-    if as_json:
-        write_rows([row(find(admin(state), seen.key))], as_json)
+def _write_settled(state: AppState, seen: Line, done: str) -> None:
+    if as_json():
+        write_rows([row(find(admin(state), seen.key))])
     else:
         click.echo(f"{seen.key[:SHOWN]}: {done}")
 
@@ -179,11 +177,9 @@ def _write_settled(state: AppState, seen: Line, done: str, as_json: bool) -> Non
 @namespace_option
 @by_option
 @yes_option
-@as_json_option
+@json_option
 @click.pass_context
-def forget(
-    context: click.Context, /, by: str | None, yes: bool, as_json: bool, **which: str | None
-) -> None:
+def forget(context: click.Context, /, by: str | None, yes: bool, **which: str | None) -> None:
     """Erase what is stored about a user: responses, steps, stored requests, and the records themselves.
 
     Counts first, and asks; shows the record of a --key, and erases it only as it was shown. Never
@@ -195,25 +191,25 @@ def forget(
     """
     if which["scope" if which["key"] is None else "operation"] is None:
         raise click.UsageError("give --scope; or --key and --operation, with their --scope")
-    if as_json and not yes:
+    if as_json() and not yes:
         raise click.UsageError("with --json, --yes is needed")
     state, wanted = current_state(), sought(**which)
     found = erasable(state, wanted)
     left, was_found = found.left, bool(found.count or found.left.total())
     if found.count and not yes:
         if found.lines:
-            write_rows([row(line) for line in found.lines], as_json)
+            write_rows([row(line) for line in found.lines])
         write(f"{records(found.count)} to erase. Retries of these requests will run again.")
         _write_left(left)
         click.confirm("Erase?", abort=True)
-    erased, show = 0, progress(as_json)
+    erased, show = 0, progress()
     for count in erase(state, found, by):
         erased += count
         show(f"{erased:,} of {found.count:,} erased")
     show("")
     left["in_progress"] += found.count - erased
-    if as_json:
-        write_rows([{"erased": erased, **{state: left[state] for state in _WHY}}], as_json)
+    if as_json():
+        write_rows([{"erased": erased, **{state: left[state] for state in _WHY}}])
     elif was_found:
         write(f"{records(erased)} erased")
         _write_left(left)

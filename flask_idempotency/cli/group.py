@@ -35,7 +35,7 @@ class _Group(AppGroup):
             raise click.ClickException(printable(explain(error))) from error
 
 
-_BIND = "flask_idempotency.bind"
+_BIND, _JSON = "flask_idempotency.bind", "flask_idempotency.json"
 
 
 @click.group(cls=_Group)
@@ -59,7 +59,17 @@ def current_state() -> AppState:
     return names[bind]
 
 
-as_json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON, times in UTC.")
+def _note_json(context: click.Context, _option: click.Parameter, as_json: bool) -> None:
+    context.meta[_JSON] = as_json
+
+
+def as_json() -> bool:
+    """Return True if the present command writes JSON."""
+    return bool(click.get_current_context().meta[_JSON])
+
+
+json_option = click.option("--json", is_flag=True, expose_value=False, callback=_note_json,
+                           help="Write JSON, times in UTC.")  # fmt: skip
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 key_option = click.option("--key", metavar="KEY", help="Only the record of this key, as the client sent"
                           " it; needs --operation, and --scope unless there is one"
@@ -152,19 +162,19 @@ def write(text: str, *, err: bool = False) -> None:
     click.echo(printable(text), err=err)
 
 
-def progress(as_json: bool) -> Callable[[str], None]:
+def progress() -> Callable[[str], None]:
     """Show how far long work has come, in one line on standard error; no text removes the line.
 
     Shows nothing where that is no terminal, and never beside JSON.
     """
-    if as_json or not sys.stderr.isatty():
+    if as_json() or not sys.stderr.isatty():
         return lambda _: None
     return lambda text: click.echo(f"\r\x1b[K{text}", err=True, nl=False)
 
 
-def write_rows(rows: list[dict[str, Any]], as_json: bool, none: str = "no records") -> None:
+def write_rows(rows: list[dict[str, Any]], none: str = "no records") -> None:
     """Write rows as a table, numbers to the right, or as JSON."""
-    if as_json:
+    if as_json():
         click.echo(json.dumps(rows, indent=2, default=lambda time: as_utc(time, "T")))
     elif not rows:
         write(none)

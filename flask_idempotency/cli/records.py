@@ -13,9 +13,10 @@ from flask_idempotency.web.setup.state import AppState
 
 from .group import (
     MANY,
-    as_json_option,
+    as_json,
     cli,
     current_state,
+    json_option,
     key_option,
     namespace_option,
     operation_option,
@@ -30,8 +31,8 @@ LONGEST_RESULT = 80
 
 
 @cli.command("create-table")
-@as_json_option
-def create_table(as_json: bool) -> None:
+@json_option
+def create_table() -> None:
     """Create the table of the records and that of their steps, with indexes and fill factor.
 
     With the operator's page, creates the table of its counts, too, and none of the application's own.
@@ -42,22 +43,22 @@ def create_table(as_json: bool) -> None:
     """
     state = current_state()
     done, name = admin(state).create(), state.table.fullname
-    if as_json:
-        write_rows([{"table": name, "done": each} for each in done], as_json)
+    if as_json():
+        write_rows([{"table": name, "done": each} for each in done])
         return
     for line in done or ["nothing to do"]:
         write(f"{name}: {line}")
 
 
 @cli.command()
-@as_json_option
-def stats(as_json: bool) -> None:
+@json_option
+def stats() -> None:
     """Count the records of each operation.
 
     For each operation and state: how many records there are, how many of them have expired and wait
     for a purge, the bytes of their response bodies, and when the oldest began. Reads the whole table.
     """
-    write_rows([asdict(group) for group in admin(current_state()).stats()], as_json)
+    write_rows([asdict(group) for group in admin(current_state()).stats()])
 
 
 @cli.command("list")
@@ -69,11 +70,9 @@ def stats(as_json: bool) -> None:
 @click.option("--scope", metavar="SCOPE", help="Only the records of this tenant or user, or whose --key"
               " it is.")  # fmt: skip
 @namespace_option
-@as_json_option
+@json_option
 @click.pass_context
-def list_records(
-    context: click.Context, /, state: str | None, limit: int, as_json: bool, **which: str | None
-) -> None:
+def list_records(context: click.Context, /, state: str | None, limit: int, **which: str | None) -> None:
     """List the newest records, or those of a scope, or find that of a key.
 
     Never shows a key or a response: the first column has the first 8 digits of the hash that stands for
@@ -86,12 +85,12 @@ def list_records(
     app, wanted = current_state(), sought(**which)
     if {wanted.key, wanted.scope, wanted.namespace} == {None}:
         found = admin(app).newest(wanted.operation, state, limit)
-        write_rows([row(line) for line in found], as_json)
+        write_rows([row(line) for line in found])
         return
     lines = wanted.lines(app, state, limit)
     if lines is None:
         raise click.UsageError("a record is found by --key and --operation, with its --scope")
-    write_rows([row(line) for line in lines], as_json, wanted.nothing_found(app))
+    write_rows([row(line) for line in lines], wanted.nothing_found(app))
     context.exit(0 if lines else 1)
 
 
@@ -99,8 +98,8 @@ def list_records(
 @click.argument("digits")
 @click.option("--derive", "names", multiple=True, metavar="NAME",
               help="Show derive_key(NAME) of the operation, too.")  # fmt: skip
-@as_json_option
-def show(digits: str, names: tuple[str, ...], as_json: bool) -> None:
+@json_option
+def show(digits: str, names: tuple[str, ...]) -> None:
     """Show one record, its finished steps with their results, and what operators did to it.
 
     DIGITS are the 8 digits that `list` shows; `list --key` finds those of a client's key. Shows no key
@@ -111,12 +110,10 @@ def show(digits: str, names: tuple[str, ...], as_json: bool) -> None:
     """
     state = current_state()
     store = admin(state)
-    write_found(state, Found.of(store, find(store, checked(digits))), names, as_json)
+    write_found(state, Found.of(store, find(store, checked(digits))), names)
 
 
-def write_found(
-    state: AppState, found: Found, names: tuple[str, ...] = (), as_json: bool = False
-) -> None:
+def write_found(state: AppState, found: Found, names: tuple[str, ...] = ()) -> None:
     """Write a record and what belongs to it, one table below the other, and the advice."""
     key = key_of(state, found) if found.steps or names else None
     steps, why = shown_steps(state, key, found.steps)
@@ -124,9 +121,9 @@ def write_found(
         write(f"a step's result cannot be read: {why}", err=True)
     audit = [{"at": each.at, **asdict(each)} for each in found.audit]
     line, more = row(found.line), derived(key, names)
-    if as_json:
+    if as_json():
         whole = {**line, "steps": steps, "audit": audit, **({"derived": more} if names else {})}
-        write_rows([whole], as_json)
+        write_rows([whole])
         return
     for step in steps:
         if len(step["result"] or "") > LONGEST_RESULT:

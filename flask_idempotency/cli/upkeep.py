@@ -15,8 +15,7 @@ from flask_idempotency.operate import purge as purging
 from flask_idempotency.operate.check import examine
 from flask_idempotency.operate.find import admin, require
 from flask_idempotency.operate.resume import resume
-from flask_idempotency.operate.routes import as_json as route_as_json
-from flask_idempotency.operate.routes import as_row, write_routes
+from flask_idempotency.operate.routes import all_options, as_row, write_routes
 from flask_idempotency.operate.words import duration, explain, records
 from flask_idempotency.stores.admin import Admin
 from flask_idempotency.web.setup.state import app_state
@@ -24,9 +23,10 @@ from flask_idempotency.web.setup.state import app_state
 from .group import (
     MANY,
     Seconds,
-    as_json_option,
+    as_json,
     cli,
     current_state,
+    json_option,
     progress,
     read_age,
     repeat,
@@ -50,14 +50,13 @@ from .group import (
 @click.option("--older-than", callback=read_age, metavar="AGE", help="Delete also what ended so long"
               " ago and has not expired: 12h, 7d, or seconds.")  # fmt: skip
 @click.option("--yes", is_flag=True, help="Do not ask about --older-than.")
-@as_json_option
+@json_option
 def purge(
     batch: int,
     rate: int | None,
     every: float | None,
     older_than: int | None,
     yes: bool,
-    as_json: bool,
 ) -> None:
     """Delete the records that have expired.
 
@@ -69,13 +68,13 @@ def purge(
     """
     store = admin(current_state())
     if older_than is not None and not yes:
-        if as_json:
+        if as_json():
             raise click.UsageError("with --json, --older-than needs --yes")
         _ask(store, older_than)
     what = "expired" if older_than is None else "expired or old"
 
     def once(stop: threading.Event) -> None:
-        deleted, show = 0, progress(as_json)
+        deleted, show = 0, progress()
         try:
             for deleted in purging.purge(store, stop, batch, older_than, rate):
                 show(f"{deleted:,} deleted")
@@ -85,8 +84,8 @@ def purge(
             write(f"Error: {explain(error)}", err=True)
         finally:
             show("")
-        if as_json:
-            write_rows([{"deleted": deleted}], as_json)
+        if as_json():
+            write_rows([{"deleted": deleted}])
         elif deleted or every is None:
             click.echo(f"{deleted} {what} {'record' if deleted == 1 else 'records'} deleted")
 
@@ -111,10 +110,8 @@ def _ask(store: Admin, seconds: int) -> None:
               " after each.")  # fmt: skip
 @click.option("--every", type=Seconds(1), metavar="SECONDS",
               help="Go on, with this pause, until SIGINT or SIGTERM.")  # fmt: skip
-@as_json_option
-def resume_operations(
-    limit: int, max_attempts: int, backoff: float, every: float | None, as_json: bool
-) -> None:
+@json_option
+def resume_operations(limit: int, max_attempts: int, backoff: float, every: float | None) -> None:
     """Finish operations that were abandoned, as their client would.
 
     Routes with resumable=True store each request until its operation ends. This command re-sends,
@@ -137,18 +134,18 @@ def resume_operations(
                     break
         finally:  # also what was done before an error, or a second signal
             if done:
-                write_rows(done, as_json)
+                write_rows(done)
         if done or every is None:
-            _write_waiting(store, max_attempts, as_json, is_none=not done)
+            _write_waiting(store, max_attempts, is_none=not done)
 
     repeat(every, once)
 
 
-def _write_waiting(store: Admin, max_attempts: int, as_json: bool, *, is_none: bool) -> None:
+def _write_waiting(store: Admin, max_attempts: int, *, is_none: bool) -> None:
     """Say if nothing was due, and what still waits. JSON has rows only."""
     if is_none:
-        write_rows([], as_json, "nothing to resume")
-    if as_json:
+        write_rows([], "nothing to resume")
+    if as_json():
         return
     waiting = store.waiting(max_attempts)
     for count, one, many in (
@@ -165,9 +162,9 @@ def _write_waiting(store: Admin, max_attempts: int, as_json: bool, *, is_none: b
 
 
 @cli.command()
-@as_json_option
+@json_option
 @click.pass_context
-def check(context: click.Context, as_json: bool) -> None:
+def check(context: click.Context) -> None:
     """Check that everything the guarantees depend on is in place.
 
     Prints one line for each check: ok, advice (works, but could be better) or FAILED, with what to do.
@@ -182,18 +179,18 @@ def check(context: click.Context, as_json: bool) -> None:
     found, state = [], current_state()
     for finding in examine(state):
         found.append(finding)
-        if not as_json:
+        if not as_json():
             write(f"{finding.level:<8}{finding.subject:<14}{finding.text}")
             if finding.remedy:
                 write(f"{'':<22}-> {finding.remedy}")
-    if as_json:
-        write_rows([asdict(finding) for finding in found], as_json)
+    if as_json():
+        write_rows([asdict(finding) for finding in found])
     context.exit(1 if any(finding.level == "FAILED" for finding in found) else 0)
 
 
 @cli.command("routes")
-@as_json_option
-def list_routes(as_json: bool) -> None:
+@json_option
+def list_routes() -> None:
     """List every route that changes something, and how it is protected.
 
     These are the routes with POST, PUT, PATCH or DELETE, without the operator's page. "protected by" is
@@ -203,8 +200,8 @@ def list_routes(as_json: bool) -> None:
     in, and callables by name. Needs neither database nor Redis.
     """
     state = app_state(current_app)
-    if as_json:
-        click.echo(json.dumps([route_as_json(each) for each in write_routes(state)], indent=2))
+    if as_json():
+        click.echo(json.dumps([all_options(each) for each in write_routes(state)], indent=2))
     else:
         rows = [as_row(each) for each in write_routes(state)]
-        write_rows(rows, as_json, "no route has POST, PUT, PATCH or DELETE")
+        write_rows(rows, "no route has POST, PUT, PATCH or DELETE")

@@ -21,7 +21,7 @@ from flask_idempotency.operate.watch import Look, look
 from flask_idempotency.operate.words import duration, printable, records
 from flask_idempotency.stores.admin import CAPPED
 
-from .group import Seconds, as_json_option, cli, current_state, table, until_signal
+from .group import Seconds, as_json, cli, current_state, json_option, table, until_signal
 
 try:
     import termios
@@ -43,8 +43,8 @@ _KEY_SECONDS = 0.2
 @click.option("--every", type=Seconds(0.5), default=2.0, show_default=True, metavar="SECONDS",
               help="The time between two looks.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Look once, and end.")
-@as_json_option
-def watch(every: float, once: bool, as_json: bool) -> None:
+@json_option
+def watch(every: float, once: bool) -> None:
     """Show what there is and what happens, until q or Ctrl-C.
 
     For each operation and state: about how many records there are. Then how many begin and are deleted
@@ -55,12 +55,12 @@ def watch(every: float, once: bool, as_json: bool) -> None:
     """
     state = current_state()
     require(admin(state), "overview")
-    before, is_live = None, sys.stdout.isatty() and not (once or as_json)
+    before, is_live = None, sys.stdout.isatty() and not (once or as_json())
     with until_signal() as stop, _screen(stop, is_live) as (draw, wait):
         while True:
             seen = look(state, before)
             text = text_of(seen, state.settings.table) + ("" if once or is_live else "\n")
-            draw(json.dumps(_row(seen)) if as_json else text)
+            draw(json.dumps(_row(seen)) if as_json() else text)
             if once:
                 click.get_current_context().exit(1 if seen.error else 0)
             wait(every)

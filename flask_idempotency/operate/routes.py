@@ -93,7 +93,7 @@ def _is_console(blueprint: Any) -> bool:
     return blueprint is not None and blueprint.import_name == "flask_idempotency.console.blueprint"
 
 
-def as_json(each: WriteRoute) -> dict[str, Any]:
+def all_options(each: WriteRoute) -> dict[str, Any]:
     """Return a route with all its options, the application's settings filled in."""
     row = {"endpoint": each.endpoint, "methods": each.methods, "rule": each.rule}
     return {**row, "protected_by": each.protected_by, **_options(each.route)}

@@ -179,6 +179,18 @@ def test_a_dot_means_the_same_folder_and_the_full_name_another(name):
                 assert found.name == "__init__.py" or found.parent != path.parent, f"line {node.lineno}"
 
 
+WHICH_STORE = re.compile(
+    r"isinstance\([^()]*(?:Records|Lock)\)|case \w*(?:Records|Lock)\(|store (?:(?:not )?in \(|== \")"
+)
+
+
+def test_only_where_a_store_is_made_is_it_asked_which_it_is():
+    """Whoever uses one asks what it can do. A series of the lock is there only if there is a lock."""
+    made = {"extension", "web.setup.settings", "web.setup.environment"}
+    asking = {name for name in FILES if WHICH_STORE.search(FILES[name].read_text())}
+    assert asking == made | {"integrations.prometheus", "testing.external"}
+
+
 def test_the_house_has_these_rooms():
     entries = {entry.stem for entry in ROOT.iterdir() if entry.name not in {"__pycache__", "py.typed"}}
     assert entries == set(ROOMS)

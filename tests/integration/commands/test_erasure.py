@@ -241,20 +241,26 @@ def test_requests_and_erasures_of_one_scope_do_not_disturb_each_other(shop):
 def test_many_records_are_erased_in_batches_with_progress_on_a_terminal(shop, monkeypatch):
     monkeypatch.setattr(erasure, "BATCH", 2)
     shown = list[str]()
-    monkeypatch.setattr(decisions, "progress", lambda as_json: shown.append)
+    monkeypatch.setattr(decisions, "progress", lambda: shown.append)
     for number in range(5):
         shop.world.post("/payments", f"key-{number}")
     assert shop.forget("--scope", "alice")["erased"] == 5
     assert shown == ["2 of 5 erased", "4 of 5 erased", "5 of 5 erased", ""]
 
 
+def progress(as_json):
+    with click.Context(cli) as context:
+        context.meta["flask_idempotency.json"] = as_json
+        return group.progress()
+
+
 def test_progress_is_shown_on_a_terminal_only_and_never_beside_json(monkeypatch, capsys):
-    group.progress(as_json=False)("1 deleted")
+    progress(as_json=False)("1 deleted")
     assert capsys.readouterr().err == "", "no terminal"
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    group.progress(as_json=True)("1 deleted")
+    progress(as_json=True)("1 deleted")
     assert capsys.readouterr().err == ""
-    show = group.progress(as_json=False)
+    show = progress(as_json=False)
     show("1 deleted")
     show("")
     assert "1 deleted" in capsys.readouterr().err
