@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, Index, Inspector, Table, inspect
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.keys import KEY_BYTES, SCOPE_BYTES
-from flask_idempotency.core.records import ERASED
+from flask_idempotency.core.records import ERASED, Claim
 from flask_idempotency.core.rows import response_values
 
 from .admin import (
@@ -21,6 +21,7 @@ from .admin import (
     REBUILD,
     AuditEntry,
     Belongings,
+    Due,
     Erasure,
     Finding,
     Group,
@@ -39,9 +40,9 @@ from .admin import (
 from .counts import Counts, CountsUnavailable
 from .table import IS_OBSERVED, NO_LEASE, TIMES, VERSION, defined_counts
 
-FORGET = "DELETE FROM {table} WHERE key = %(key)s AND owner = %(owner)s"
+_FORGET = "DELETE FROM {table} WHERE key = %(key)s AND owner = %(owner)s"
 
-T = TypeVar("T", Group, Line, StepLine)
+T = TypeVar("T", Due, Group, Line, StepLine)
 
 
 _CHANCE = 0.15
@@ -192,13 +193,15 @@ class TableAdmin:
     """The half of an ``Admin`` that two dialects share."""
 
     sql: AdminStatements
+    _statements: Any
+    """The module of the dialect's other statements."""
 
     def __init__(self, records: Any) -> None:
         self._records, self._messages = records, records.messages
 
     def stats(self) -> list[Group]:
         """The records counted."""
-        return [_read(Group, row) for row in self._fetch(self.sql.stats, {})]
+        return [read_row(Group, row) for row in self._fetch(self.sql.stats, {})]
 
     def overview(self) -> Overview:
         """Return what there is at a glance."""
@@ -239,7 +242,7 @@ class TableAdmin:
         return self._lines(self.sql.of_scope, tail=tail, name=name, state=state, limit=limit)
 
     def _lines(self, template: str, **values: Any) -> list[Line]:
-        return [_read(Line, row) for row in self._fetch(template, values)]
+        return [read_row(Line, row) for row in self._fetch(template, values)]
 
     def leased(self, state: str, limit: int) -> list[Line]:
         """The oldest records with a lease."""
@@ -251,7 +254,7 @@ class TableAdmin:
 
     def steps(self, start: bytes) -> list[StepLine]:
         """The finished steps."""
-        return [_read(StepLine, row) for row in self._fetch(self.sql.steps, between(start))]
+        return [read_row(StepLine, row) for row in self._fetch(self.sql.steps, between(start))]
 
     def key(self, start: bytes) -> bytes | None:
         """The whole key."""
@@ -299,6 +302,18 @@ class TableAdmin:
     def _before(self, seconds: float) -> str:
         """The time so many seconds ago, by the database's clock, as its own text."""
         return str(self._fetch(self.sql.before, {"older": seconds})[0][0])
+
+    def count_try(self, due: Due) -> bool:
+        """Count a try of an operation that nobody holds."""
+        values = {"key": due.key, "owner": due.owner}
+        return self._change(self._statements.COUNT_TRY, values) == 1
+
+    def postpone(self, key: bytes) -> None:
+        """Put off an operation that nobody holds."""
+        self._change(self._statements.PUT_OFF, {"key": key})
+
+    def _forget(self, claim: Claim) -> None:
+        self._change(_FORGET, {"key": claim.key, "owner": claim.owner})
 
     def waiting(self, max_attempts: int) -> Waiting:
         """The resumable operations counted."""
@@ -363,12 +378,13 @@ _READ: dict[Any, Callable[[Any], Any]] = {
     "Time | None": _time,
     "int": _number,
     "int | None": _number,
+    "bytes": bytes,  # where psycopg2 gives a memoryview
     "bool": bool,  # which SQLite has not
-    "Stored | None": lambda result: bytes(result or b""),  # psycopg2 gives a memoryview
+    "Stored | None": lambda result: bytes(result or b""),
 }
 
 
-def _read(kind: type[T], row: Sequence[Any]) -> T:
+def read_row(kind: type[T], row: Sequence[Any]) -> T:
     """Make a value of a row. Times are text there, and in SQLite everything may be anything."""
     read = (_READ.get(field.type, lambda value: value) for field in fields(kind))
     return kind(*(convert(value) for convert, value in zip(read, row, strict=True)))
