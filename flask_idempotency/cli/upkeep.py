@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from dataclasses import asdict
 from typing import Any
@@ -36,14 +35,8 @@ from .group import (
 
 
 @cli.command()
-@click.option(
-    "--batch",
-    type=click.IntRange(1, 100_000),
-    default=1000,
-    show_default=True,
-    metavar="N",
-    help="The most records to delete in one transaction.",
-)
+@click.option("--batch", type=click.IntRange(1, 100_000), default=1000, show_default=True, metavar="N",
+              help="The most records to delete in one transaction.")  # fmt: skip
 @click.option("--rate", type=MANY, metavar="N", help="The most records to delete a second, on average.")
 @click.option("--every", type=Seconds(1), metavar="SECONDS",
               help="Go on, with this pause after each purge, until SIGINT or SIGTERM.")  # fmt: skip
@@ -51,13 +44,7 @@ from .group import (
               " ago and has not expired: 12h, 7d, or seconds.")  # fmt: skip
 @click.option("--yes", is_flag=True, help="Do not ask about --older-than.")
 @json_option
-def purge(
-    batch: int,
-    rate: int | None,
-    every: float | None,
-    older_than: int | None,
-    yes: bool,
-) -> None:
+def purge(batch: int, rate: int | None, every: float | None, older_than: int | None, yes: bool) -> None:
     """Delete the records that have expired.
 
     Uses small transactions that nothing waits for, so it may run at any time, and several at once.
@@ -127,8 +114,9 @@ def resume_operations(limit: int, max_attempts: int, backoff: float, every: floa
     def once(stop: threading.Event) -> None:
         done: list[dict[str, Any]] = []
         try:
-            how: dict[str, Any] = {"max_attempts": max_attempts, "backoff_seconds": backoff}
-            for resumed in resume(state, limit=limit, **how):
+            for resumed in resume(
+                state, limit=limit, max_attempts=max_attempts, backoff_seconds=backoff
+            ):
                 done.append(asdict(resumed))
                 if stop.is_set():
                     break
@@ -200,8 +188,6 @@ def list_routes() -> None:
     in, and callables by name. Needs neither database nor Redis.
     """
     state = app_state(current_app)
-    if as_json():
-        click.echo(json.dumps([all_options(each) for each in write_routes(state)], indent=2))
-    else:
-        rows = [as_row(each) for each in write_routes(state)]
-        write_rows(rows, "no route has POST, PUT, PATCH or DELETE")
+    shown = all_options if as_json() else as_row
+    rows = [shown(each) for each in write_routes(state)]
+    write_rows(rows, "no route has POST, PUT, PATCH or DELETE")

@@ -66,10 +66,8 @@ def admit(authorize: Callable[[], object]) -> Response | None:
         case Response():
             g.idempotency_is_theirs = True
             return found
-        case True:
-            name = SOMEBODY
-        case False | None:
-            name = ""
+        case True | False | None:
+            name = SOMEBODY if found else ""
         case str():
             name = one_line(found)
         case _:  # ("no", 401) would be true
