@@ -120,7 +120,7 @@ def read_age(_context: click.Context, _option: click.Parameter, text: str | None
 
 @contextmanager
 def until_signal() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set; a second signal ends the process as usual."""
+    """Yield an event that SIGINT and SIGTERM set; a second signal ends the process as usual."""
     stop = threading.Event()
 
     def handle(number: int, _frame: object) -> None:
@@ -184,7 +184,7 @@ def write_rows(rows: list[dict[str, Any]], none: str = "no records") -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """The lines of a table, its head first, numbers to the right."""
+    """Return the lines of a table, its head first, numbers to the right."""
     columns = [[name, *map(_cell, values)] for name, values in _columns(rows)]
     widths = [max(map(len, column)) for column in columns]
     right = [any(isinstance(value, int) for value in values) for _, values in _columns(rows)]
@@ -208,5 +208,5 @@ def _cell(value: Any) -> str:
 
 
 def sought(operation: str | None, key: str | None, scope: str | None, namespace: str | None) -> Sought:
-    """What the options say of records. Raises ``UnknownRecord`` for what names no operation."""
+    """Return what the options say of records. Raises ``UnknownRecord`` for what names no operation."""
     return Sought(operation_name(operation), key, scope, namespace)

@@ -137,7 +137,7 @@ def write_found(state: AppState, found: Found, names: tuple[str, ...] = ()) -> N
 
 
 def checked(digits: str) -> str:
-    """Digits as an operator typed them. Raises ``UnknownRecord`` for anything else."""
+    """Return digits as an operator typed them. Raises ``UnknownRecord`` for anything else."""
     if not DIGITS.fullmatch(digits):  # not repeated: it may be a client's key
         raise UnknownRecord(
             "DIGITS are the 8 digits, 0 to 9 and a to f, that `flask idempotency list` shows, not the"

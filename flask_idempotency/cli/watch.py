@@ -70,14 +70,14 @@ def watch(every: float, once: bool) -> None:
 
 
 def _row(look: Look) -> dict[str, Any]:
-    """One look as JSON has it."""
+    """Return one look as JSON has it."""
     found = {} if look.overview is None else asdict(look.overview)
     found |= {"inserted_per_second": look.inserted, "deleted_per_second": look.deleted}
     return {"at": f"{look.at:%Y-%m-%dT%H:%M:%SZ}", "error": look.error, "redis": look.redis, **found}
 
 
 def text_of(look: Look, name: str) -> str:
-    """One look as a terminal shows it, for the table ``name``."""
+    """Return one look as a terminal shows it, for the table ``name``."""
     lines = [f"{look.at:%Y-%m-%d %H:%M:%SZ}  {name}", ""]
     redis = f"Redis         {look.redis}"
     found = look.overview

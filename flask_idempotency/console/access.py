@@ -101,7 +101,7 @@ def who() -> str:
 
 
 def token() -> str:
-    """The value of a form's field."""
+    """Return the value of a form's field."""
     return _signed()
 
 

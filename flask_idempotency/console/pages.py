@@ -137,7 +137,7 @@ def _by_operation(glance: Overview | None) -> dict[str, Counter[str]]:
 
 
 def records() -> Response:
-    """The newest records, of one operation and in one state if these are given."""
+    """Show the newest records, of one operation and in one state if these are given."""
     state = console().state
     operation = operation_name(request.args.get("operation") or None)
     chosen = request.args.get("state") or None
@@ -207,7 +207,7 @@ def _record_url(line: Line) -> str:
 
 
 def checked(digits: str) -> str:
-    """Digits as they are compared. Raises ``UnknownRecord`` for anything else."""
+    """Return digits as they are compared. Raises ``UnknownRecord`` for anything else."""
     if not DIGITS.fullmatch(digits):  # not repeated: it may be a key
         raise UnknownRecord("The digits of a record are 8 or 16 of 0 to 9 and a to f.")
     return digits.lower()

@@ -59,7 +59,7 @@ NOTED = {"release": "released", "resolve": "resolved", "fail": "failed"}
 
 
 def record(digits: str) -> Response:
-    """One record: its facts, what happened, and its response without the body."""
+    """Show one record: its facts, what happened, and its response without the body."""
     return _page(_found(digits))
 
 
@@ -115,7 +115,7 @@ def _page(found: Found, *, with_body: bool = False) -> Response:
 
 
 def _row(state: AppState, key: bytes) -> tuple[Record | None, str]:
-    """The record with its response decrypted; or without it, and why no retry gets it."""
+    """Return the record with its response decrypted; or without it, and why no retry gets it."""
     try:
         record = state.engine.look(key)
         if record is not None:
@@ -136,7 +136,7 @@ def _key(found: Found) -> bytes:
 
 
 def _shown(content: bytes) -> str:
-    """A body as text. What is no text stays legible."""
+    """Return a body as text. What is no text stays legible."""
     return content[:MOST_SHOWN].decode(errors="backslashreplace")
 
 
@@ -191,7 +191,7 @@ def _forget(state: AppState, found: Found) -> Response:
 
 
 def _response(state: AppState, action: str, form: Form) -> flask.Response | None:
-    """The response to store; None, with ``form.errors``, if there is none."""
+    """Return the response to store; None, with ``form.errors``, if there is none."""
     if action == "fail":
         return failure(state)
     if action != "resolve":

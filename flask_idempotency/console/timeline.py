@@ -66,7 +66,7 @@ def _told(found: Found, record: Record | None, now: datetime) -> Iterator[Moment
 
 
 def _after(now: datetime, seconds: float) -> Time:
-    """The time in so many seconds; in words where Python has none, as somebody else wrote it."""
+    """Return the time in so many seconds; in words where Python has none, as somebody else wrote it."""
     try:
         return now + timedelta(seconds=seconds)
     except OverflowError:

@@ -256,7 +256,7 @@ def _up(is_up: bool | None = None) -> Metric:
 
 
 def _families(found: Any = None) -> Iterator[Metric]:
-    """The series about the records: what an ``Overview`` says, or (None) without samples."""
+    """Yield the series about the records: what an ``Overview`` says, or (None) without samples."""
     records = GaugeMetricFamily(
         "idempotency_records", "Records; in a large table, estimated", labels=("operation", "state")
     )

@@ -70,7 +70,7 @@ def resume(
 
 
 def _try(state: AppState, due: Due) -> int:
-    """The status of the response to a stored request; 500 if it cannot be sent."""
+    """Return the status of the response to a stored request; 500 if it cannot be sent."""
     try:
         head, _, body = state.sealer.open_bytes(due.request, due.key, REQUEST).partition(b"\n")
         return _send(state, due, json.loads(head), body)

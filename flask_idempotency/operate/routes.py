@@ -70,7 +70,7 @@ class WriteRoute:
 
 
 def write_routes(state: AppState) -> Iterator[WriteRoute]:
-    """Every route that changes something, in the order of the URL map, but the console's."""
+    """Yield every route that changes something, in the order of the URL map, but the console's."""
     for rule in state.app.url_map.iter_rules():
         if _is_console(state.app.blueprints.get(rule.endpoint.rpartition(".")[0])):
             continue
@@ -118,7 +118,7 @@ _OPTIONS = (*OPTIONS, "skip")
 
 
 def _options(route: Route | None) -> dict[str, Any]:
-    """All options of a resolved route as JSON; all None without a route."""
+    """Return all options of a resolved route as JSON; all None without a route."""
     if route is None:
         return dict.fromkeys(_OPTIONS)
     values = {name: getattr(route, name) for name in _OPTIONS}
@@ -222,7 +222,7 @@ def _refuse(state: AppState, each: WriteRoute) -> None:
 
 
 def _examine_targets(state: AppState) -> Iterator[Finding]:
-    """Arguments of ``protect`` and ``exempt`` that are not registered."""
+    """Find arguments of ``protect`` and ``exempt`` that are not registered."""
     protections = state.protections
     mine = [each for each in states() if each.protections is protections]
 
@@ -243,7 +243,7 @@ def _examine_targets(state: AppState) -> Iterator[Finding]:
 
 
 def _examine_foreign(state: AppState, found: list[WriteRoute]) -> Iterator[Finding]:
-    """Views of installed packages that ``protect`` covers: their forms send no key."""
+    """Find views of installed packages that ``protect`` covers: their forms send no key."""
     packages: dict[str, set[str]] = defaultdict(set)
     mine = state.app.import_name.partition(".")[0]
     for each in found:

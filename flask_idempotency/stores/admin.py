@@ -264,7 +264,7 @@ class Admin(Protocol):
     """What to do if the trial finds the store unavailable."""
 
     def stats(self) -> list[Group]:
-        """The records counted, by operation and state, in this order. Reads all of them."""
+        """Return the records counted, by operation and state, in this order. Reads all of them."""
         ...
 
     def overview(self) -> Overview:
@@ -272,27 +272,27 @@ class Admin(Protocol):
         ...
 
     def newest(self, name: str | None, state: str | None, limit: int) -> list[Line]:
-        """The ``limit`` newest records, of one operation and in one state if these are given."""
+        """Return the ``limit`` newest records, of one operation and in one state if these are given."""
         ...
 
     def of_scope(self, tail: bytes, name: str | None, state: str | None, limit: int) -> list[Line]:
-        """The same of the records whose key ends with ``tail``: see :meth:`belonging`."""
+        """Return the same of the records whose key ends with ``tail``: see :meth:`belonging`."""
         ...
 
     def leased(self, state: str, limit: int) -> list[Line]:
-        """The ``limit`` oldest records with a lease: ``"in_progress"``, or ``"interrupted"``."""
+        """Return the ``limit`` oldest records with a lease: ``"in_progress"``, or ``"interrupted"``."""
         ...
 
     def starting(self, start: bytes) -> list[Line]:
-        """The records whose key's hash starts so, at most two: two are already ambiguous."""
+        """Return the records whose key's hash starts so, at most two: two are already ambiguous."""
         ...
 
     def steps(self, start: bytes) -> list[StepLine]:
-        """The finished steps of such a record, the earliest first, with their results."""
+        """Return the finished steps of such a record, the earliest first, with their results."""
         ...
 
     def key(self, start: bytes) -> bytes | None:
-        """The whole key of such a record."""
+        """Return the whole key of such a record."""
         ...
 
     def latest(self) -> bytes | None:
@@ -335,7 +335,7 @@ class Admin(Protocol):
         ...
 
     def belonging(self, tail: bytes, name: str | None) -> Belongings:
-        """The records whose key ends with ``tail``, of one operation if it is given.
+        """Return the records whose key ends with ``tail``, of one operation if it is given.
 
         Reads all of the table's keys: a scope has no index.
         """
@@ -351,7 +351,7 @@ class Admin(Protocol):
         ...
 
     def count_older(self, seconds: float) -> int:
-        """How many records ended so long ago and have not expired. Reads the whole table."""
+        """Return how many records ended so long ago and have not expired. Reads the whole table."""
         ...
 
     def purge(self, batch: int, older_than_seconds: float | None = None) -> Iterator[int]:
@@ -408,7 +408,7 @@ _TRIAL_SECONDS = 60.0  # a check that is killed leaves a record, which a purge d
 
 
 def trial_claim() -> Claim:
-    """A short-lived claim to a key that nobody else uses."""
+    """Return a short-lived claim to a key that nobody else uses."""
     key, owner = secrets.token_bytes(KEY_BYTES), secrets.token_urlsafe(16)
     return Claim(key, TRIAL, Fingerprint(0, bytes(16)), owner, _TRIAL_SECONDS)
 
@@ -463,7 +463,7 @@ def read_time(text: Any) -> Time:
 
 
 def original(error: BaseException | None) -> BaseException | None:
-    """The driver's error inside SQLAlchemy's."""
+    """Return the driver's error inside SQLAlchemy's."""
     return error.orig if isinstance(error, exc.DBAPIError) else error
 
 

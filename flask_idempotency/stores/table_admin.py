@@ -62,7 +62,7 @@ class Size:
     deleted: int | None = None
 
     def factor(self, sampled: int) -> float:
-        """How many records each of so many in a sample stands for.
+        """Return how many records each of so many in a sample stands for.
 
         The number of pages in a sample varies by a few percent. The database has counted better when it
         last read them all; but if the two differ by more than chance does, much has changed since.
@@ -200,7 +200,7 @@ class TableAdmin:
         self._records, self._messages = records, records.messages
 
     def stats(self) -> list[Group]:
-        """The records counted."""
+        """Return the records counted."""
         return [read_row(Group, row) for row in self._fetch(self.sql.stats, {})]
 
     def overview(self) -> Overview:
@@ -230,39 +230,39 @@ class TableAdmin:
         )
 
     def _size(self) -> Size:
-        """How large the table is."""
+        """Return how large the table is."""
         return Size()
 
     def newest(self, name: str | None, state: str | None, limit: int) -> list[Line]:
-        """The newest records."""
+        """Return the newest records."""
         return self._lines(self.sql.newest, name=name, state=state, limit=limit)
 
     def of_scope(self, tail: bytes, name: str | None, state: str | None, limit: int) -> list[Line]:
-        """The newest records of a scope."""
+        """Return the newest records of a scope."""
         return self._lines(self.sql.of_scope, tail=tail, name=name, state=state, limit=limit)
 
     def _lines(self, template: str, **values: Any) -> list[Line]:
         return [read_row(Line, row) for row in self._fetch(template, values)]
 
     def leased(self, state: str, limit: int) -> list[Line]:
-        """The oldest records with a lease."""
+        """Return the oldest records with a lease."""
         return self._lines(self.sql.leased, state=state, limit=limit)
 
     def starting(self, start: bytes) -> list[Line]:
-        """The records whose key's hash starts so."""
+        """Return the records whose key's hash starts so."""
         return self._lines(self.sql.starting, **between(start))
 
     def steps(self, start: bytes) -> list[StepLine]:
-        """The finished steps."""
+        """Return the finished steps."""
         return [read_row(StepLine, row) for row in self._fetch(self.sql.steps, between(start))]
 
     def key(self, start: bytes) -> bytes | None:
-        """The whole key."""
+        """Return the whole key."""
         rows = self._fetch(self.sql.key, between(start))
         return bytes(rows[0][0]) if len(rows) == 1 else None
 
     def latest(self) -> bytes | None:
-        """The key of the record that expires last, so of a young one: found by the index."""
+        """Return the key of the record that expires last, so of a young one: found by the index."""
         return next((bytes(key) for (key,) in self._fetch(self.sql.latest, {})), None)
 
     def audit(self, start: bytes) -> list[AuditEntry]:
@@ -289,18 +289,18 @@ class TableAdmin:
         return self._change(self.sql.settle, values) == 1
 
     def belonging(self, tail: bytes, name: str | None) -> Belongings:
-        """The records of a scope."""
+        """Return the records of a scope."""
         values = {"tail": tail, "name": name}
         found = self._fetch(self.sql.belonging, values)
         left = dict(map(tuple, self._fetch(self.sql.left, values)))
         return Belongings([bytes(key) for key, _ in found], left, frozenset(name for _, name in found))
 
     def count_older(self, seconds: float) -> int:
-        """How many ended so long ago and have not expired."""
+        """Return how many ended so long ago and have not expired."""
         return int(self._fetch(self.sql.older, {"before": self._before(seconds)})[0][0])
 
     def _before(self, seconds: float) -> str:
-        """The time so many seconds ago, by the database's clock, as its own text."""
+        """Return the time so many seconds ago, by the database's clock, as its own text."""
         return str(self._fetch(self.sql.before, {"older": seconds})[0][0])
 
     def count_try(self, due: Due) -> bool:
@@ -316,7 +316,7 @@ class TableAdmin:
         self._change(_FORGET, {"key": claim.key, "owner": claim.owner})
 
     def waiting(self, max_attempts: int) -> Waiting:
-        """The resumable operations counted."""
+        """Return the resumable operations counted."""
         return Waiting(*self._fetch(self.sql.waiting, {"max_attempts": max_attempts})[0])
 
     def _create(self, connection: Connection) -> Iterator[str]:
@@ -347,11 +347,11 @@ class TableAdmin:
                     yield f"created the index {index.name}"
 
     def _fetch(self, template: str, values: dict[str, Any]) -> list[Any]:
-        """The rows of a statement that only reads."""
+        """Return the rows of a statement that only reads."""
         raise NotImplementedError
 
     def _change(self, template: str, values: dict[str, Any]) -> int:
-        """How many rows a statement has changed, committed."""
+        """Return how many rows a statement has changed, committed."""
         raise NotImplementedError
 
 
@@ -391,7 +391,7 @@ def read_row(kind: type[T], row: Sequence[Any]) -> T:
 
 
 def between(start: bytes) -> dict[str, bytes]:
-    """The first and the last key that start so."""
+    """Return the first and the last key that start so."""
     return {"low": start.ljust(KEY_BYTES, b"\0"), "high": start.ljust(KEY_BYTES, b"\xff")}
 
 

@@ -41,7 +41,7 @@ _IMPATIENTLY = text("SET LOCAL lock_timeout = '100ms'")
 
 
 def _escaped(name: str) -> str:
-    """A name as part of a template."""
+    """Return a name as part of a template."""
     return name.replace("%", "%%").replace("{", "{{").replace("}", "}}")
 
 

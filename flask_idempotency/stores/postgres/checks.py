@@ -99,7 +99,7 @@ def _examine_server(
 
 
 def _flaws(table: Table, shape: Shape | None, stores: str, twice: str) -> Iterator[Finding]:
-    """What keeps one of our tables from doing its part: what it ``stores``, and not ``twice``."""
+    """Yield what keeps one of our tables from doing its part: what it ``stores``, and not ``twice``."""
     name = table.fullname
     if shape is None:
         yield Finding("FAILED", "table", f"{name} is missing{stores}", ADD)
