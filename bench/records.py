@@ -11,8 +11,8 @@ import psycopg2
 from sqlalchemy import DateTime, MetaData
 
 import servers
-from flask_idempotency.cli.stores import admin_of
 from flask_idempotency.core.keys import KEY_BYTES
+from flask_idempotency.stores.admin import admin_of
 from flask_idempotency.stores.table import define_table
 
 from .app import make_client

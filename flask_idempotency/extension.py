@@ -32,6 +32,7 @@ from flask_idempotency.session.databases import most_connections
 from flask_idempotency.session.operation import forget_parents
 from flask_idempotency.session.sources import Sessions, sessions_of
 from flask_idempotency.stores import engine_transaction
+from flask_idempotency.stores.admin import purge_of
 from flask_idempotency.stores.memory import MemoryRecords
 from flask_idempotency.stores.postgres.records import PostgresRecords
 from flask_idempotency.stores.redis.client import client_from_url
@@ -383,10 +384,10 @@ def _compose(
         prefix = f"{prefix}{bind_key}:"
     if not prefix and settings.store in ("hybrid", "redis"):
         prefix = default_prefix(sessions, bind_key, settings.table, settings.store)
-    in_sql = settings.store in ("hybrid", "postgres", "sql")
     # Elsewhere there is no table, but something must stand for the bind whose writes are atomic.
     metadata = sessions.metadata_of(bind_key)
-    table = define_table(metadata if in_sql else MetaData(info=metadata.info), settings.table)
+    there = metadata if settings.has_table else MetaData(info=metadata.info)
+    table = define_table(there, settings.table)
     records = _records(settings.store, database, table, make_client, prefix)
     lock: Lock = NoLock()
     if settings.store == "hybrid":
@@ -405,7 +406,7 @@ def _compose(
     if isinstance(records, PostgresRecords):
         own, own_engine = records.apart(), records.messages.own.engine
     observer = None
-    if isinstance(records, (PostgresRecords, RedisRecords, MemoryRecords)):
+    if getattr(records, "can_observe", False):
         observer = Observer(app, IdempotencyEngine(own, NoLock(), sealer, time), time)
     elif not settings.enforce:
         raise ConfigurationError(routes.CANNOT_OBSERVE.format("IDEMPOTENCY_ENFORCE is False"))
@@ -454,9 +455,6 @@ def _records(
 def _background_purge(app: Flask, records: Records, settings: Settings) -> BackgroundPurge | None:
     if settings.purge_interval is None:
         return None
-    # Only here: the administration of every store need not be imported by those that never purge.
-    from flask_idempotency.stores.purging import purge_of
-
     purge = purge_of(records)
     return None if purge is None else BackgroundPurge(app, purge, settings.purge_interval)
 

@@ -1,166 +1,46 @@
-"""Commands with which an operator decides what becomes of an interrupted or failed operation.
-
-The page for operators uses :func:`settle`, too.
-"""
+"""Commands with which an operator decides what becomes of operations, and of what is stored of them."""
 
 from __future__ import annotations
 
-import getpass
-import secrets
-from codecs import BOM_UTF8
-from contextlib import suppress
-from dataclasses import replace
+from collections import Counter
 
 import click
 from flask import Response
-from werkzeug.datastructures import Headers
 
-from flask_idempotency.core.errors import (
-    BodyMalformed,
-    IdempotencyError,
-    OperationFailed,
-    RecordBroken,
-    SealBroken,
-    UnknownRecord,
-)
-from flask_idempotency.core.fingerprint import parse_json
+from flask_idempotency.core.errors import IdempotencyError
 from flask_idempotency.core.keys import SHOWN
-from flask_idempotency.core.ports import Plain
-from flask_idempotency.core.records import Claim, Record
-from flask_idempotency.core.storable import storable
-from flask_idempotency.stores.admin import Admin, AuditEntry, Line, Verdict
-from flask_idempotency.web.request.response import capture, lasting_response
+from flask_idempotency.operate.decide import (
+    LONGEST_WHY,
+    SAY_WHY,
+    failure,
+    given_response,
+    is_empty,
+    noted,
+    settle,
+    undecided,
+)
+from flask_idempotency.operate.erase import erasable, erase
+from flask_idempotency.operate.find import admin, find
+from flask_idempotency.operate.show import Found, row
+from flask_idempotency.operate.words import LONGEST_NAME, is_legible, one_line, records
+from flask_idempotency.stores.admin import Line
 from flask_idempotency.web.setup.state import AppState
 
 from .group import (
-    LONGEST_NAME,
-    admin,
-    as_json_option,
+    as_json,
     cli,
     current_state,
-    is_legible,
-    one_line,
-    require,
+    json_option,
+    key_option,
+    namespace_option,
+    operation_option,
+    progress,
+    sought,
     write,
     write_rows,
+    yes_option,
 )
-from .records import Shown, checked, find, row
-
-
-def undecided(store: Admin, digits: str, attempt: int | None = None) -> Line:
-    """The record that an operator is about to decide about, as it is now.
-
-    :param digits: 8 or 16 hex digits, the first of the key's hash.
-    :param attempt: the attempt that the operator has looked into, if it was said.
-    :raises UnknownRecord: if there is no such record, or more than one.
-    :raises IdempotencyError: if it is neither interrupted nor failed, or in another attempt.
-    """
-    require(store, "settle")
-    line = find(store, digits)
-    if attempt not in (None, line.attempt):
-        raise overtaken(line)
-    if line.state not in ("interrupted", "failed"):
-        raise _refusal(line)
-    return line
-
-
-def settle(
-    state: AppState, store: Admin, seen: Line, entry: AuditEntry, response: Response | None = None
-) -> None:
-    """Release an interrupted or failed operation, or store ``response`` as its response.
-
-    :param seen: the record as the operator has seen it.
-    :param entry: what is noted in the record.
-    :raises UnknownRecord: if the record is gone.
-    :raises IdempotencyError: if it has changed since, or somebody works on it. Then nothing is done.
-    """
-    key = store.key(bytes.fromhex(seen.key))
-    if key is None:
-        raise UnknownRecord(f"{seen.key[:SHOWN]} has just been deleted")
-    verdict = Verdict(key, secrets.token_urlsafe(16), state.settings.ttl, entry, seen.version)
-    if response is not None:
-        verdict = _with_response(state, verdict, response)
-    # A statement whose reply was lost is sent twice: then it was done all the same.
-    if not store.settle(verdict) and not _is_done(state, verdict):
-        now = find(store, seen.key)
-        if now.version != seen.version:
-            raise overtaken(now)
-        raise IdempotencyError(f"{seen.key[:SHOWN]} was in use just now: look at it again")
-
-
-def overtaken(now: Line) -> IdempotencyError:
-    """The error for a decision about a record that has changed since the operator saw it."""
-    return IdempotencyError(
-        f"somebody was first: {now.key[:SHOWN]} is {now.state.replace('_', ' ')} now, in attempt"
-        f" {now.attempt}. Nothing was done: look at it again"
-    )
-
-
-def _with_response(state: AppState, verdict: Verdict, response: Response) -> Verdict:
-    """The verdict with a response, sealed for the record as it is now."""
-    record = state.records.look(verdict.key)
-    if record is None:
-        raise UnknownRecord(f"{verdict.key.hex()[:SHOWN]} has just been deleted")
-    check_sealer(state, record)
-    claim = Claim(verdict.key, record.name, record.fingerprint, verdict.owner, verdict.ttl_seconds)
-    sealed = state.sealer.seal(capture(response, state.settings), claim)
-    return replace(verdict, response=sealed)
-
-
-def check_sealer(state: AppState, record: Record) -> None:
-    """Raise ``SealBroken`` if the record's application encrypts, and this process has no keys."""
-    if record.fingerprint.is_keyed and isinstance(state.sealer, Plain):
-        raise SealBroken(
-            "the application encrypts what it stores, but IDEMPOTENCY_ENCRYPTION_KEYS is empty here: it"
-            " would reject each retry. Give this process the application's keys"
-        )
-
-
-def _is_done(state: AppState, verdict: Verdict) -> bool:
-    with suppress(RecordBroken):
-        record = state.records.look(verdict.key)
-        return record is not None and record.owner == verdict.owner
-    return False
-
-
-def _refusal(line: Line) -> IdempotencyError:
-    key = line.key[:SHOWN]
-    if line.state == "released":
-        return IdempotencyError(f"{key} has been released: its next retry runs the view again")
-    return IdempotencyError(
-        f"{key} is {line.state.replace('_', ' ')}: only what is interrupted or failed can be released"
-        " or resolved"
-    )
-
-
-def failure(state: AppState) -> Response:
-    """The response of an operation that shall not run again."""
-    problem = OperationFailed("The operation was interrupted, and will not be run again.")
-    return lasting_response(state.app, problem, state.settings)
-
-
-def noted(did: str, why: str, by: str | None) -> AuditEntry:
-    """Return what is noted in a record: ``by`` whom (or the user who has logged in), and ``why``."""
-    return AuditEntry(one_line(by or "") or one_line(_user()), did, _plain(why))
-
-
-def _plain(text: str) -> str:
-    """Text that every store takes: no NUL, no lone surrogate."""
-    return text.replace("\0", "").encode(errors="replace").decode()
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return "unknown"
-
-
-LONGEST_WHY = 500
-"""Characters of a reason: `show` has it in one line of a table."""
-
-SAY_WHY = f"Say why, in at most {LONGEST_WHY} characters: the next operator reads it."
-
+from .records import checked, write_found
 
 _attempt_option = click.option("--attempt", type=int, metavar="N", help="The attempt that you"
                                " have looked into; does nothing after another one.")  # fmt: skip
@@ -188,10 +68,8 @@ def _check_why(_context: click.Context, _option: click.Parameter, why: str | Non
 @_attempt_option
 @click.option("--why", metavar="TEXT", callback=_check_why, help="The reason, which `show` shows.")
 @by_option
-@as_json_option
-def release(
-    digits: str, fail: bool, attempt: int | None, why: str, by: str | None, as_json: bool
-) -> None:
+@json_option
+def release(digits: str, fail: bool, attempt: int | None, why: str, by: str | None) -> None:
     """Let an operation that was interrupted, or has failed, be run again.
 
     DIGITS are the 8 digits that `list` shows; `list --key` finds those of a client's key. First find
@@ -202,11 +80,10 @@ def release(
     nothing, as their next retry takes over, unless they have used up max_attempts.
     """
     state = current_state()
-    store, digits = admin(state), checked(digits)
-    seen = undecided(store, digits, attempt)
+    seen = undecided(state, checked(digits), attempt)
     response = failure(state) if fail else None
-    settle(state, store, seen, noted("failed" if fail else "released", why, by), response)
-    _write_settled(store, seen, "failed for good" if fail else "may be run again", as_json)
+    settle(state, seen, noted("failed" if fail else "released", why, by), response)
+    _write_settled(state, seen, "failed for good" if fail else "may be run again")
 
 
 @cli.command()
@@ -222,8 +99,8 @@ def release(
 @click.option("--why", metavar="TEXT", required=True, callback=_check_why,
               help="The reason, which `show` shows.")  # fmt: skip
 @by_option
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@as_json_option
+@yes_option
+@json_option
 def resolve(
     digits: str,
     status: int,
@@ -235,7 +112,6 @@ def resolve(
     why: str,
     by: str | None,
     yes: bool,
-    as_json: bool,
 ) -> None:
     """Store the response that an interrupted or failed operation should have had.
 
@@ -248,21 +124,20 @@ def resolve(
     """
     if body is not None and body_file is not None:
         raise click.UsageError("give --body or --body-file, not both")
-    if not yes and (as_json or body_file == "-"):
+    if not yes and (as_json() or body_file == "-"):
         raise click.UsageError("with --json, and with a body from standard input, --yes is needed")
     state = current_state()
-    store, digits = admin(state), checked(digits)
-    data = _content(body, body_file)
+    digits, data = checked(digits), _content(body, body_file)
     response = given_response(state, status, data, headers, content_type)
-    seen = undecided(store, digits, attempt)
+    seen = undecided(state, digits, attempt)
     if not yes:
-        Shown.of(state, store, seen).write()
+        write_found(state, Found.of(admin(state), seen))
         click.echo()
         _write_response(response)
         gets = f"an empty {status}" if is_empty(response) else "this response"
         click.confirm(f"Every retry will get {gets}. Store it?", abort=True)
-    settle(state, store, seen, noted("resolved", why, by), response)
-    _write_settled(store, seen, f"every retry gets this {status}", as_json)
+    settle(state, seen, noted("resolved", why, by), response)
+    _write_settled(state, seen, f"every retry gets this {status}")
 
 
 def _content(body: str | None, body_file: str | None) -> bytes:
@@ -278,57 +153,6 @@ def _content(body: str | None, body_file: str | None) -> bytes:
         raise IdempotencyError("the body is not UTF-8 text: give it with --body-file") from error
 
 
-def given_response(
-    state: AppState,
-    status: int,
-    body: bytes,
-    headers: tuple[str, ...] = (),
-    content_type: str | None = None,
-) -> Response:
-    """The response that an operator gives; ``headers`` are lines, ``Name: value``.
-
-    Raises ``IdempotencyError`` for one that could not be stored whole, or is not what it says.
-    """
-    given = (*headers, f"Content-Type: {content_type}") if content_type else headers
-    lines = Headers()
-    for line in given:
-        name, colon, value = line.partition(":")
-        pair = name.strip(), value.strip()
-        if not colon or not storable([pair], state.settings.unstored_headers):
-            raise IdempotencyError(f"the header {name!r} is malformed, or one that is never stored")
-        lines.add(*pair)
-    if len(lines.getlist("Content-Type")) > 1:
-        raise IdempotencyError("a response has one Content-Type")
-    if body and status in _WITHOUT_BODY:
-        raise IdempotencyError(f"a response with the status {status} has no body")
-    if len(body) > state.settings.max_response_bytes:
-        raise IdempotencyError("the body is larger than IDEMPOTENCY_MAX_RESPONSE_BYTES")
-    if body and "Content-Type" not in lines:
-        _check_json(body)
-        lines.add("Content-Type", "application/json")
-    response: Response = state.app.response_class(body, status)
-    response.headers = lines
-    return response
-
-
-def is_empty(response: Response) -> bool:
-    """Return True if a response lacks a body that one of its status usually has."""
-    return not response.get_data() and response.status_code not in _WITHOUT_BODY
-
-
-_WITHOUT_BODY = (204, 205, 304)
-
-
-def _check_json(body: bytes) -> None:
-    if body.startswith(BOM_UTF8):  # a request may have one; RFC 8259 lets no sender add it
-        raise IdempotencyError("the body begins with a byte order mark, which JSON has not: remove it")
-    try:
-        parse_json(body)
-    except BodyMalformed as error:
-        text = f"the body is not JSON: correct it, or give --content-type ({error.detail})"
-        raise IdempotencyError(text) from error
-
-
 def _write_response(response: Response) -> None:
     write(f"HTTP {response.status}")
     for name, value in response.headers:
@@ -339,8 +163,68 @@ def _write_response(response: Response) -> None:
     click.echo()
 
 
-def _write_settled(store: Admin, seen: Line, done: str, as_json: bool) -> None:
-    if as_json:
-        write_rows([row(find(store, seen.key))], as_json)
+def _write_settled(state: AppState, seen: Line, done: str) -> None:
+    if as_json():
+        write_rows([row(find(admin(state), seen.key))])
     else:
         click.echo(f"{seen.key[:SHOWN]}: {done}")
+
+
+@cli.command()
+@click.option("--scope", metavar="SCOPE", help="Whose records: the id of a tenant or user.")
+@operation_option
+@key_option
+@namespace_option
+@by_option
+@yes_option
+@json_option
+@click.pass_context
+def forget(context: click.Context, /, by: str | None, yes: bool, **which: str | None) -> None:
+    """Erase what is stored about a user: responses, steps, stored requests, and the records themselves.
+
+    Counts first, and asks; shows the record of a --key, and erases it only as it was shown. Never
+    erases what is in progress, and says how many were left and why. Uses small transactions, so it may
+    run at any time. Afterwards a retry of what was erased runs the view again, like a first request.
+    One row stays for each thousand records: who erased how many, and when, but nothing of them. Reads
+    the whole table, unless there is a --key. The exit code is 1 if there is nothing to erase and
+    nothing was left: the options may be mistyped.
+    """
+    if which["scope" if which["key"] is None else "operation"] is None:
+        raise click.UsageError("give --scope; or --key and --operation, with their --scope")
+    if as_json() and not yes:
+        raise click.UsageError("with --json, --yes is needed")
+    state, wanted = current_state(), sought(**which)
+    found = erasable(state, wanted)
+    left, was_found = found.left, bool(found.count or found.left.total())
+    if found.count and not yes:
+        if found.lines:
+            write_rows([row(line) for line in found.lines])
+        write(f"{records(found.count)} to erase. Retries of these requests will run again.")
+        _write_left(left)
+        click.confirm("Erase?", abort=True)
+    erased, show = 0, progress()
+    for count in erase(state, found, by):
+        erased += count
+        show(f"{erased:,} of {found.count:,} erased")
+    show("")
+    left["in_progress"] += found.count - erased
+    if as_json():
+        write_rows([{"erased": erased, **{state: left[state] for state in _WHY}}])
+    elif was_found:
+        write(f"{records(erased)} erased")
+        _write_left(left)
+    else:
+        write(wanted.nothing_found(state))
+    context.exit(0 if was_found else 1)
+
+
+_WHY = {
+    "in_progress": "in progress, or changed since it was counted: run this again later",
+    "interrupted": "interrupted: release or resolve it, then run this again",
+}
+
+
+def _write_left(left: Counter[str]) -> None:
+    for state, why in _WHY.items():
+        if left[state]:
+            write(f"{records(left[state])} left, {why}")

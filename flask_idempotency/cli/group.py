@@ -1,24 +1,26 @@
-"""The group, and what its commands share: the application's records, errors and output."""
+"""The group, and what its commands share: the application's state, options, errors and output."""
 
 from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
-from collections.abc import Callable
-from datetime import datetime, timezone
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
 from typing import Any
-from unicodedata import category
 
 import click
 from flask import current_app
 from flask.cli import AppGroup
 
-from flask_idempotency.core.errors import IdempotencyError, Problem
-from flask_idempotency.stores.admin import Admin, NothingToDo, reason
+from flask_idempotency.core.errors import IdempotencyError, StoreUnavailable
+from flask_idempotency.operate.find import Sought, operation_name
+from flask_idempotency.operate.words import as_utc, explain, printable
+from flask_idempotency.stores.admin import NothingToDo
 from flask_idempotency.web.setup.state import AppState, app_state
-
-from .stores import admin_of
 
 
 class _Group(AppGroup):
@@ -33,7 +35,7 @@ class _Group(AppGroup):
             raise click.ClickException(printable(explain(error))) from error
 
 
-_BIND = "flask_idempotency.bind"
+_BIND, _JSON = "flask_idempotency.bind", "flask_idempotency.json"
 
 
 @click.group(cls=_Group)
@@ -45,7 +47,37 @@ def cli(context: click.Context, bind: str | None) -> None:
     context.meta[_BIND] = bind
 
 
-as_json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON, times in UTC.")
+def current_state() -> AppState:
+    """Return the state of the application, and of the database, that a command runs for."""
+    state, bind = app_state(current_app), click.get_current_context().meta[_BIND]
+    names = {"default" if key is None else key: each for key, each in state.binds.items()}
+    if bind is None and len(names) == 1:
+        return state
+    if bind not in names:
+        text = "which database? Several have records" if bind is None else f"no records in {bind!r}"
+        raise click.UsageError(f"{text}: write flask idempotency --bind {{{'|'.join(names)}}} ...")
+    return names[bind]
+
+
+def _note_json(context: click.Context, _option: click.Parameter, as_json: bool) -> None:
+    context.meta[_JSON] = as_json
+
+
+def as_json() -> bool:
+    """Return True if the present command writes JSON."""
+    return bool(click.get_current_context().meta[_JSON])
+
+
+json_option = click.option("--json", is_flag=True, expose_value=False, callback=_note_json,
+                           help="Write JSON, times in UTC.")  # fmt: skip
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+key_option = click.option("--key", metavar="KEY", help="Only the record of this key, as the client sent"
+                          " it; needs --operation, and --scope unless there is one"
+                          " tenant.")  # fmt: skip
+namespace_option = click.option("--namespace", metavar="NAMESPACE", help="The namespace of --key, if it"
+                                " is not that of the route or the application.")  # fmt: skip
+operation_option = click.option("--operation", metavar="NAME",
+                                help="Only this operation, such as an endpoint.")  # fmt: skip
 
 
 MANY = click.IntRange(1, 1_000_000_000)
@@ -69,7 +101,6 @@ class Seconds(click.FloatRange):
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _MOST_AGE = 100 * 365 * 86_400
 """No record is older. PostgreSQL cannot count back for ever."""
-_SHOWN_UNITS = {"d": 86_400, "h": 3600, "min": 60, "s": 1}
 
 
 def read_age(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
@@ -87,45 +118,43 @@ def read_age(_context: click.Context, _option: click.Parameter, text: str | None
     return age
 
 
-def duration(seconds: float) -> str:
-    """Seconds in their one or two largest units: ``"3 min 20 s"``, ``"2 d 4 h"``."""
-    left, parts = int(abs(seconds)), list[str]()
-    for unit, size in _SHOWN_UNITS.items():
-        count, left = divmod(left, size)
-        if count or parts:
-            parts.append(f"{count} {unit}")
-    return " ".join(part for part in parts[:2] if not part.startswith("0 ")) or "0 s"
+@contextmanager
+def until_signal() -> Iterator[threading.Event]:
+    """Yield an event that SIGINT and SIGTERM set; a second signal ends the process as usual."""
+    stop = threading.Event()
+
+    def handle(number: int, _frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+        stop.set()
+
+    before = {}
+    with suppress(ValueError):  # only the main thread may, and only it is sent signals
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, handle)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def current_state() -> AppState:
-    """Return the state of the application, and of the database, that a command runs for."""
-    state, bind = app_state(current_app), click.get_current_context().meta[_BIND]
-    names = {"default" if key is None else key: each for key, each in state.binds.items()}
-    if bind is None and len(names) == 1:
-        return state
-    if bind not in names:
-        text = "which database? Several have records" if bind is None else f"no records in {bind!r}"
-        raise click.UsageError(f"{text}: write flask idempotency --bind {{{'|'.join(names)}}} ...")
-    return names[bind]
+def repeat(every: float | None, once: Callable[[threading.Event], object]) -> None:
+    """Do something once; or, with a pause of ``every`` seconds, until a signal.
 
-
-def admin(state: AppState) -> Admin:
-    """Return what the commands need of the application's store. Raises what :func:`admin_of` does."""
-    return admin_of(state.records, state.settings.store)
-
-
-def require(store: Admin, verb: str) -> None:
-    """Raise ``IdempotencyError`` if a store of the application's own lacks a verb."""
-    if not hasattr(store, verb):
-        raise IdempotencyError(
-            f"the application's own store cannot do this: its admin() has no {verb}(), see"
-            " flask_idempotency.stores.admin.Admin"
-        )
-
-
-def explain(error: IdempotencyError) -> str:
-    """The error for an operator: in the driver's words, where a client only reads to try again."""
-    return reason(error) if isinstance(error, Problem) else error.detail
+    Then it goes on, and says so, while the store is away.
+    """
+    with until_signal() as stop:
+        while not stop.is_set():
+            try:
+                once(stop)
+            except StoreUnavailable as error:
+                if every is None:
+                    raise
+                write(f"Error: {explain(error)}", err=True)
+            if every is None:
+                return
+            stop.wait(every)
 
 
 def write(text: str, *, err: bool = False) -> None:
@@ -133,49 +162,20 @@ def write(text: str, *, err: bool = False) -> None:
     click.echo(printable(text), err=err)
 
 
-def printable(text: str) -> str:
-    """Text without instructions to the terminal: whoever writes to the table is not trusted."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
-LONGEST_NAME = 200
-"""Characters of a person's name."""
-
-_BLANK = "\u115f\u1160\u2800\u3164\uffa0"
-"""Letters and a symbol that are drawn as nothing."""
-
-
-def is_legible(text: str, longest: int) -> bool:
-    """Return True if a name or a reason can be seen, and has at most so many characters."""
-    seen = (c for c in text if c.isprintable() and category(c)[0] not in "MZ" and c not in _BLANK)
-    return len(text.strip()) <= longest and any(seen)
-
-
-def one_line(name: str) -> str:
-    """A person's name as it is noted, on one line; nothing if nothing of it can be seen."""
-    line = "".join(c if c.isprintable() else " " for c in name).strip()
-    return line if is_legible(line, len(line)) else ""
-
-
-def records(count: int) -> str:
-    """So many records, in words."""
-    return "1 record" if count == 1 else f"{count:,} records"
-
-
-def progress(as_json: bool) -> Callable[[str], None]:
+def progress() -> Callable[[str], None]:
     """Show how far long work has come, in one line on standard error; no text removes the line.
 
     Shows nothing where that is no terminal, and never beside JSON.
     """
-    if as_json or not sys.stderr.isatty():
+    if as_json() or not sys.stderr.isatty():
         return lambda _: None
     return lambda text: click.echo(f"\r\x1b[K{text}", err=True, nl=False)
 
 
-def write_rows(rows: list[dict[str, Any]], as_json: bool, none: str = "no records") -> None:
+def write_rows(rows: list[dict[str, Any]], none: str = "no records") -> None:
     """Write rows as a table, numbers to the right, or as JSON."""
-    if as_json:
-        click.echo(json.dumps([in_utc(row) for row in rows], indent=2))
+    if as_json():
+        click.echo(json.dumps(rows, indent=2, default=lambda time: as_utc(time, "T")))
     elif not rows:
         write(none)
     else:
@@ -184,39 +184,29 @@ def write_rows(rows: list[dict[str, Any]], as_json: bool, none: str = "no record
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """The lines of a table, its head first, numbers to the right."""
-    cells = [[_cell(_time(value, " ")) for value in row.values()] for row in rows]
-    lines = [list(rows[0]), *cells]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    values = zip(*(row.values() for row in rows), strict=True)
-    right = [any(isinstance(value, int) for value in column) for column in values]
-    return [_aligned(line, widths, right) for line in lines]
-
-
-def _aligned(cells: list[str], widths: list[int], right: list[bool]) -> str:
+    """Return the lines of a table, its head first, numbers to the right."""
+    columns = [[name, *map(_cell, values)] for name, values in _columns(rows)]
+    widths = [max(map(len, column)) for column in columns]
+    right = [any(isinstance(value, int) for value in values) for _, values in _columns(rows)]
     padded = (
-        cell.rjust(width) if is_right else cell.ljust(width)
-        for cell, width, is_right in zip(cells, widths, right, strict=True)
+        [cell.rjust(width) if is_right else cell.ljust(width) for cell in column]
+        for column, width, is_right in zip(columns, widths, right, strict=True)
     )
-    return "  ".join(padded).rstrip()
+    return ["  ".join(cells).rstrip() for cells in zip(*padded, strict=True)]
 
 
-def in_utc(row: dict[str, Any]) -> dict[str, Any]:
-    """A row as it is written as JSON."""
-    return {name: _time(value, "T") for name, value in row.items()}
-
-
-def _time(value: Any, between: str) -> Any:
-    """A time in UTC, as text; anything else as it is."""
-    return as_utc(value, between) if isinstance(value, datetime) else value
-
-
-def as_utc(time: datetime, between: str) -> str:
-    """A time in UTC, as text with milliseconds: to be compared with what another service has logged."""
-    return time.astimezone(timezone.utc).isoformat(between, "milliseconds").replace("+00:00", "Z")
+def _columns(rows: list[dict[str, Any]]) -> list[tuple[str, list[Any]]]:
+    return [(name, [row[name] for row in rows]) for name in rows[0]]
 
 
 def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, datetime):
+        return as_utc(value, " ")
     return "-" if value is None else printable(str(value))
+
+
+def sought(operation: str | None, key: str | None, scope: str | None, namespace: str | None) -> Sought:
+    """Return what the options say of records. Raises ``UnknownRecord`` for what names no operation."""
+    return Sought(operation_name(operation), key, scope, namespace)

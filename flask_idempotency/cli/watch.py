@@ -11,31 +11,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from dataclasses import asdict
 from typing import Any
 
 import click
 
-from flask_idempotency.core.errors import StoreUnavailable
-from flask_idempotency.stores.admin import CAPPED, Admin, Overview
-from flask_idempotency.stores.redis.lock import RedisLock
-from flask_idempotency.web.setup.state import AppState
+from flask_idempotency.operate.find import admin, require
+from flask_idempotency.operate.watch import Look, look
+from flask_idempotency.operate.words import duration, printable, records
+from flask_idempotency.stores.admin import CAPPED
 
-from .group import (
-    Seconds,
-    admin,
-    as_json_option,
-    cli,
-    current_state,
-    duration,
-    explain,
-    printable,
-    records,
-    require,
-    table,
-)
-from .upkeep import until_signal
+from .group import Seconds, as_json, cli, current_state, json_option, table, until_signal
 
 try:
     import termios
@@ -57,8 +43,8 @@ _KEY_SECONDS = 0.2
 @click.option("--every", type=Seconds(0.5), default=2.0, show_default=True, metavar="SECONDS",
               help="The time between two looks.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Look once, and end.")
-@as_json_option
-def watch(every: float, once: bool, as_json: bool) -> None:
+@json_option
+def watch(every: float, once: bool) -> None:
     """Show what there is and what happens, until q or Ctrl-C.
 
     For each operation and state: about how many records there are. Then how many begin and are deleted
@@ -68,107 +54,45 @@ def watch(every: float, once: bool, as_json: bool) -> None:
     for each look. With --once it looks once; the exit code is 1 if the database is away.
     """
     state = current_state()
-    store = admin(state)
-    require(store, "overview")
-    before, is_live = None, sys.stdout.isatty() and not (once or as_json)
+    require(admin(state), "overview")
+    before, is_live = None, sys.stdout.isatty() and not (once or as_json())
     with until_signal() as stop, _screen(stop, is_live) as (draw, wait):
         while True:
-            look = _look(state, store, before)
-            text = look.text(state.settings.table) + ("" if once or is_live else "\n")
-            draw(json.dumps(look.row()) if as_json else text)
+            seen = look(state, before)
+            text = text_of(seen, state.settings.table) + ("" if once or is_live else "\n")
+            draw(json.dumps(_row(seen)) if as_json() else text)
             if once:
-                click.get_current_context().exit(1 if look.error else 0)
+                click.get_current_context().exit(1 if seen.error else 0)
             wait(every)
             if stop.is_set():
                 return
-            before = look
+            before = seen
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What one look has found. ``monotonic`` is when, in seconds, for the rates of the next one."""
-
-    at: datetime
-    monotonic: float
-    overview: Overview | None
-    error: str | None
-    redis: str
-    inserted: float | None = None
-    deleted: float | None = None
-
-    def row(self) -> dict[str, Any]:
-        """As JSON has it."""
-        found = {} if self.overview is None else asdict(self.overview)
-        found |= {"inserted_per_second": self.inserted, "deleted_per_second": self.deleted}
-        return {
-            "at": f"{self.at:%Y-%m-%dT%H:%M:%SZ}",
-            "error": self.error,
-            "redis": self.redis,
-            **found,
-        }
-
-    def text(self, name: str) -> str:
-        """As a terminal shows it, for the table ``name``."""
-        lines = [f"{self.at:%Y-%m-%d %H:%M:%SZ}  {name}", ""]
-        if self.overview is None:
-            return "\n".join(
-                [*lines, f"the records cannot be reached: {self.error}", "", self._redis()]
-            )
-        return "\n".join([*lines, *self._tallies(self.overview), "", *self._facts(self.overview)])
-
-    def _tallies(self, overview: Overview) -> list[str]:
-        about = "about " if overview.estimated else ""
-        rows = [
-            {"operation": t.operation, "state": t.state, "records": t.count} for t in overview.tallies
-        ]
-        return [*table(rows), f"{about}{records(overview.total)}"] if rows else ["no records"]
-
-    def _facts(self, overview: Overview) -> list[str]:
-        rates = f"{_rate(self.inserted)} begun, {_rate(self.deleted)} deleted"
-        interrupted, expired = _count(overview.interrupted), _count(overview.expired)
-        return [
-            f"each second   {rates}",
-            f"leases        {_count(overview.running)} running",
-            f"interrupted   {interrupted}{_since(overview.interrupted_seconds)}",
-            f"to purge      {expired}{_since(overview.expired_seconds)}",
-            self._redis(),
-        ]
-
-    def _redis(self) -> str:
-        return f"Redis         {self.redis}"
+def _row(look: Look) -> dict[str, Any]:
+    """Return one look as JSON has it."""
+    found = {} if look.overview is None else asdict(look.overview)
+    found |= {"inserted_per_second": look.inserted, "deleted_per_second": look.deleted}
+    return {"at": f"{look.at:%Y-%m-%dT%H:%M:%SZ}", "error": look.error, "redis": look.redis, **found}
 
 
-def _look(state: AppState, store: Admin, before: Look | None) -> Look:
-    """Look once, and compare with the look before."""
-    overview, error = None, None
-    rates: tuple[float | None, float | None] = None, None
-    try:
-        overview = store.overview()
-    except StoreUnavailable as unavailable:
-        error = explain(unavailable)
-    now = time.monotonic()
-    if before is not None and before.overview is not None and overview is not None:
-        seconds = now - before.monotonic
-        rates = (
-            _per_second(before.overview.inserted, overview.inserted, seconds),
-            _per_second(before.overview.deleted, overview.deleted, seconds),
-        )
-    return Look(datetime.now(timezone.utc), now, overview, error, _redis_of(state), *rates)
-
-
-def _per_second(before: int | None, after: int | None, seconds: float) -> float | None:
-    """None also if the database has reset its counters."""
-    if before is None or after is None or after < before:
-        return None
-    return round((after - before) / seconds, 1)
-
-
-def _redis_of(state: AppState) -> str:
-    """How the lock is, in a few words."""
-    if not isinstance(state.lock, RedisLock):
-        return "not used as a lock"
-    found = next(state.lock.examine())
-    return "works" if found.level == "ok" else found.text
+def text_of(look: Look, name: str) -> str:
+    """Return one look as a terminal shows it, for the table ``name``."""
+    lines = [f"{look.at:%Y-%m-%d %H:%M:%SZ}  {name}", ""]
+    redis = f"Redis         {look.redis}"
+    found = look.overview
+    if found is None:
+        return "\n".join([*lines, f"the records cannot be reached: {look.error}", "", redis])
+    rows = [{"operation": t.operation, "state": t.state, "records": t.count} for t in found.tallies]
+    about = "about " if found.estimated else ""
+    tallies = [*table(rows), f"{about}{records(found.total)}"] if rows else ["no records"]
+    facts = [
+        f"each second   {_rate(look.inserted)} begun, {_rate(look.deleted)} deleted",
+        f"leases        {_count(found.running)} running",
+        f"interrupted   {_count(found.interrupted)}{_since(found.interrupted_seconds)}",
+        f"to purge      {_count(found.expired)}{_since(found.expired_seconds)}",
+    ]
+    return "\n".join([*lines, *tallies, "", *facts, redis])
 
 
 def _rate(rate: float | None) -> str:

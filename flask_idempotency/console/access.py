@@ -21,8 +21,8 @@ from flask import Flask, current_app, g, request, url_for
 from itsdangerous import BadData, URLSafeTimedSerializer
 from werkzeug.wrappers import Response
 
-from flask_idempotency.cli.group import LONGEST_NAME, one_line
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError
+from flask_idempotency.operate.words import LONGEST_NAME, one_line
 from flask_idempotency.web.request.forms import signing_keys
 
 COOKIE = "idempotency_console"
@@ -62,24 +62,27 @@ def admit(authorize: Callable[[], object]) -> Response | None:
     ``SECRET_KEY``.
     """
     found = current_app.ensure_sync(authorize)()
-    if isinstance(found, str):
-        found = one_line(found)
-    if isinstance(found, Response):
-        g.idempotency_is_theirs = True
-        return found
-    if found is False or found is None or found == "":
+    match found:
+        case Response():
+            g.idempotency_is_theirs = True
+            return found
+        case True | False | None:
+            name = SOMEBODY if found else ""
+        case str():
+            name = one_line(found)
+        case _:  # ("no", 401) would be true
+            raise ConfigurationError(
+                f"authorize returned a {type(found).__name__}; allowed: True, or a text that says who"
+                " acts, to let in; False or None to refuse; a response object to send that"
+            )
+    if not name:
         return Response("You may not operate this application.\n", 403, mimetype="text/plain")
-    if found is not True and not isinstance(found, str):  # ("no", 401) would be true
+    if len(name) > LONGEST_NAME:
         raise ConfigurationError(
-            f"authorize returned a {type(found).__name__}; allowed: True, or a text that says who acts,"
-            " to let in; False or None to refuse; a response object to send that"
-        )
-    if isinstance(found, str) and len(found) > LONGEST_NAME:
-        raise ConfigurationError(
-            f"authorize returned a name of {len(found):,} characters; at most {LONGEST_NAME} are noted"
+            f"authorize returned a name of {len(name):,} characters; at most {LONGEST_NAME} are noted"
         )
     serializer = _serializer(current_app)  # first of all: without a key, no page promises a form
-    g.idempotency_who = found if isinstance(found, str) else SOMEBODY
+    g.idempotency_who = name
     g.idempotency_cookie = request.cookies.get(COOKIE) or secrets.token_urlsafe(16)
     if request.method == "POST":
         _check(serializer)
@@ -98,15 +101,13 @@ def who() -> str:
 
 
 def token() -> str:
-    """The value of a form's field."""
-    value = _serializer(current_app).dumps(_bound())
-    return value if isinstance(value, str) else value.decode()
+    """Return the value of a form's field."""
+    return _signed()
 
 
 def say(response: Response, what: str, digits: str = "") -> Response:
     """Let the next page of a record, or the list, say once what has been done."""
-    value = _serializer(current_app).dumps([*_bound(), what, digits])
-    _set_cookie(response, SAID, value if isinstance(value, str) else value.decode(), SAID_SECONDS)
+    _set_cookie(response, SAID, _signed(what, digits), SAID_SECONDS)
     return response
 
 
@@ -156,6 +157,10 @@ def _check(serializer: URLSafeTimedSerializer) -> None:
         bound = None
     if bound != _bound():
         raise FormRefused
+
+
+def _signed(*values: str) -> str:
+    return str(_serializer(current_app).dumps([*_bound(), *values]))
 
 
 def _bound() -> list[str]:

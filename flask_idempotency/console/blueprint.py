@@ -70,7 +70,6 @@ def _set_up(bind_key: str | None, setup: BlueprintSetupState) -> None:
 
 
 def _counts(state: AppState) -> Counts | None:
-    """The table of the counts, if the records are in a table of ours too."""
-    if state.settings.store not in ("hybrid", "postgres", "sql"):
-        return None
-    return Counts(state.own_engine, define_counts(state.table))
+    """Return the table of the counts, if the records are in a table of ours too."""
+    has_table = state.settings.has_table
+    return Counts(state.own_engine, define_counts(state.table)) if has_table else None

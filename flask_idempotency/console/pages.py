@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +12,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from werkzeug.wrappers import Response
 
-from flask_idempotency.cli.group import admin, duration, explain, printable
-from flask_idempotency.cli.keys import find_by_key, find_of_scope, operation_name
-from flask_idempotency.cli.records import DIGITS, STATES, find
 from flask_idempotency.core.errors import (
     ConfigurationError,
     IdempotencyError,
@@ -21,10 +19,19 @@ from flask_idempotency.core.errors import (
     UnknownRecord,
 )
 from flask_idempotency.core.keys import SHOWN
-from flask_idempotency.stores.admin import Finding, Line, Overview
+from flask_idempotency.operate.find import (
+    DIGITS,
+    STATES,
+    Sought,
+    admin,
+    find,
+    operation_name,
+    operations,
+)
+from flask_idempotency.operate.watch import lock_of
+from flask_idempotency.operate.words import duration, explain, printable
+from flask_idempotency.stores.admin import Line, OutOfReach, Overview
 from flask_idempotency.stores.counts import CountsUnavailable
-from flask_idempotency.stores.redis.lock import RedisLock
-from flask_idempotency.web.setup.routes import protected_routes
 from flask_idempotency.web.setup.state import AppState
 
 from . import access, words
@@ -100,10 +107,9 @@ def overview() -> Response:
         hour = Hour(console().rates.last_hour())
     except CountsUnavailable as error:
         no_hour = error.detail
-    if state.settings.store == "memory":
-        glance, interrupted, running = None, [], []
-    else:
-        store = admin(state)
+    glance, store = None, admin(state)
+    interrupted, running = list[Line](), list[Line]()
+    with suppress(OutOfReach):
         glance = store.overview()
         interrupted = store.leased("interrupted", FEW) if glance.interrupted else []
         running = store.leased("in_progress", FEW) if glance.running else []
@@ -118,14 +124,9 @@ def overview() -> Response:
         state_names=[name for name in _STATES if glance and glance.by_state.get(name)],
         interrupted=interrupted,
         running=running,
-        operations=_operations(state),
-        redis=_redis(state),
+        operations=operations(state),
+        redis=lock_of(state),
     )
-
-
-def _redis(state: AppState) -> Finding | None:
-    """Return True if Redis does its part; None where it has none."""
-    return next(state.lock.examine()) if isinstance(state.lock, RedisLock) else None
 
 
 def _by_operation(glance: Overview | None) -> dict[str, Counter[str]]:
@@ -136,7 +137,7 @@ def _by_operation(glance: Overview | None) -> dict[str, Counter[str]]:
 
 
 def records() -> Response:
-    """The newest records, of one operation and in one state if these are given."""
+    """Show the newest records, of one operation and in one state if these are given."""
     state = console().state
     operation = operation_name(request.args.get("operation") or None)
     chosen = request.args.get("state") or None
@@ -156,7 +157,7 @@ def records() -> Response:
         chosen=chosen,
         erased=access.said() == "forget",
         states=STATES,
-        operations=_operations(state),
+        operations=operations(state),
     )
 
 
@@ -170,15 +171,10 @@ def search() -> Response:
     if digits:
         line = find(admin(state), checked(digits))
         return redirect(_record_url(line), 303)
-    key, operation, whose, namespace = (
-        request.form.get(name, "").strip() or None
-        for name in ("key", "operation", "scope", "namespace")
-    )
-    if key is not None and operation is not None:
-        shown = [*find_by_key(state, admin(state), key, operation, whose, namespace).values()]
-    elif key is namespace is None and whose is not None:
-        shown = find_of_scope(admin(state), whose, operation, None, PAGE)
-    else:
+    names = ("operation", "key", "scope", "namespace")
+    sought = Sought(*(request.form.get(name, "").strip() or None for name in names))
+    shown = sought.lines(state, None, PAGE)
+    if shown is None:
         raise UnknownRecord(
             "A record is found by its digits, by its key and operation, or by its scope."
         )
@@ -186,7 +182,7 @@ def search() -> Response:
         return redirect(_record_url(shown[0]), 303)
     if not shown:
         raise UnknownRecord("There is no record of this key, operation and scope.")
-    return page("found.html", shown=shown, of_scope=key is None, most=PAGE)
+    return page("found.html", shown=shown, of_scope=sought.key is None, most=PAGE)
 
 
 def refused(error: IdempotencyError) -> Response:
@@ -211,11 +207,7 @@ def _record_url(line: Line) -> str:
 
 
 def checked(digits: str) -> str:
-    """Digits as they are compared. Raises ``UnknownRecord`` for anything else."""
+    """Return digits as they are compared. Raises ``UnknownRecord`` for anything else."""
     if not DIGITS.fullmatch(digits):  # not repeated: it may be a key
         raise UnknownRecord("The digits of a record are 8 or 16 of 0 to 9 and a to f.")
     return digits.lower()
-
-
-def _operations(state: AppState) -> list[str]:
-    return sorted({found.route.name for found in protected_routes(state)})

@@ -119,7 +119,7 @@ class Rates(Worker):
                     self._seen += self._recent(seen)
 
     def last_hour(self) -> list[Count]:
-        """The counts, whose ages are in minutes. Raises :class:`CountsUnavailable`, soon.
+        """Return the counts, whose ages are in minutes. Raises :class:`CountsUnavailable`, soon.
 
         What hangs is not asked again before it has ended.
         """

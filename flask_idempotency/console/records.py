@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -11,8 +12,12 @@ import flask
 from flask import redirect, request, url_for
 from werkzeug.wrappers import Response
 
-from flask_idempotency.cli.advice import advise
-from flask_idempotency.cli.decisions import (
+from flask_idempotency.core import keys
+from flask_idempotency.core.errors import IdempotencyError, RecordBroken, SealBroken, UnknownRecord
+from flask_idempotency.core.logs import log
+from flask_idempotency.core.records import Record
+from flask_idempotency.core.storable import storable
+from flask_idempotency.operate.decide import (
     LONGEST_WHY,
     SAY_WHY,
     check_sealer,
@@ -23,95 +28,38 @@ from flask_idempotency.cli.decisions import (
     overtaken,
     settle,
 )
-from flask_idempotency.cli.erasure import erase
-from flask_idempotency.cli.group import admin, is_legible, printable, require
-from flask_idempotency.cli.records import derived_rows, find, find_audit, step_rows
-from flask_idempotency.core import keys
-from flask_idempotency.core.errors import IdempotencyError, RecordBroken, SealBroken, UnknownRecord
-from flask_idempotency.core.logs import log
-from flask_idempotency.core.records import Record
-from flask_idempotency.core.storable import storable
-from flask_idempotency.stores.admin import Admin, Line
+from flask_idempotency.operate.erase import Erasable, erase
+from flask_idempotency.operate.find import admin, find, require
+from flask_idempotency.operate.show import Found, derived, key_of, shown_steps
+from flask_idempotency.operate.words import is_legible, printable
+from flask_idempotency.stores.admin import Line
 from flask_idempotency.web.request.response import FLASHES
 from flask_idempotency.web.setup.state import AppState
 
 from . import access
 from .pages import checked, console, page
-from .timeline import SHOWN, Found, moments
+from .timeline import SHOWN, moments
 
 MOST_SHOWN = 100_000
 """Bytes of a body on a page: more is for a program to read, not for a person."""
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
-    """What can be done about a record in one of ``states``; ``done`` is said afterwards.
+_STUCK = ("interrupted", "failed")
 
-    ``noted`` is what the record notes, with who and why; empty if the record is gone then.
-    """
-
-    name: str
-    button: str
-    title: str
-    states: frozenset[str]
-    effect: str
-    done: str
-    noted: str
-    style: str = "main"
-
-
-_STUCK = frozenset({"interrupted", "failed"})
-
-ACTIONS = {
-    action.name: action
-    for action in (
-        Action(
-            "release",
-            "Release",
-            "Let it run again",
-            _STUCK,
-            "The next retry runs the view again, without its finished steps. What else did happen may"
-            " then happen a second time.",
-            "Released: its next retry runs the view again.",
-            "released",
-        ),
-        Action(
-            "resolve",
-            "Resolve",
-            "Give it its response",
-            _STUCK,
-            "Every retry gets the response that you give here. The view never runs again, and a worker"
-            " that is still at it can store nothing.",
-            "Resolved: every retry gets this response.",
-            "resolved",
-        ),
-        Action(
-            "fail",
-            "Fail",
-            "Fail it for good",
-            frozenset({"interrupted"}),
-            "Every retry gets a 500 of the type operation-failed. The view never runs again.",
-            "Failed: it will not run again.",
-            "failed",
-            "danger",
-        ),
-        Action(
-            "forget",
-            "Forget",
-            "Erase it",
-            frozenset({"completed", "failed", "released"}),
-            "The record, its response and its steps are erased. A retry runs the view again, like a"
-            " first request. That you did it is recorded.",
-            "The record was erased.",
-            "",
-            "danger",
-        ),
-    )
+STATES_OF = {
+    "release": _STUCK,
+    "resolve": _STUCK,
+    "fail": ("interrupted",),
+    "forget": ("completed", "failed", "released"),
 }
+"""What can be done about a record, in which states. ``parts.html`` has the words."""
+
+NOTED = {"release": "released", "resolve": "resolved", "fail": "failed"}
+"""What the record notes, with who and why; nothing if the record is gone then."""
 
 
 def record(digits: str) -> Response:
-    """One record: its facts, what happened, and its response without the body."""
+    """Show one record: its facts, what happened, and its response without the body."""
     return _page(_found(digits))
 
 
@@ -119,7 +67,7 @@ def body(digits: str) -> Response:
     """The same with the body of its response and the results of its steps, which the record notes."""
     found, store = _found(digits), admin(console().state)
     require(store, "note")
-    if not store.note(_key(store, found), noted(SHOWN, "", access.who())):
+    if not store.note(_key(found), noted(SHOWN, "", access.who())):
         raise IdempotencyError("This record is in use just now: nothing was shown.")
     _log("the stored body was shown to", found)
     return _page(_found(digits), with_body=True)
@@ -131,29 +79,29 @@ def _log(what: str, found: Found) -> None:
     log.info(f"operation %(operation)s: {what} %(by)s, id %(id)s", facts, extra=facts)  # noqa: G004
 
 
-def _found(digits: str) -> Found:
+def _found(digits: str, action: str = "release") -> Found:
+    if action not in STATES_OF:
+        raise UnknownRecord("There is no such action.")
     store = admin(console().state)
-    line = find(store, checked(digits))
-    return Found(line, store.steps(bytes.fromhex(line.key)), find_audit(store, line.key))
+    return Found.of(store, find(store, checked(digits)))
 
 
 def _page(found: Found, *, with_body: bool = False) -> Response:
     state = console().state
-    key = _key(admin(state), found)
+    key = _key(found)
     row, broken = _row(state, key)
-    steps, unreadable = step_rows(state, key, found.steps)
+    steps, unreadable = shown_steps(state, key, found.steps)
     names = tuple(name for name in request.args.getlist("derive") if name)
     stored = row.response if row else None
     headers = storable(stored.headers or (), frozenset({FLASHES})) if stored else ()
-    done = ACTIONS.get(access.said(found.line.key))
     return page(
         "record.html",
         line=found.line,
         moments=moments(found, row),
         steps=steps,
-        derived=derived_rows(key, names),
+        derived=derived(key, names),
         unreadable=unreadable if with_body else "",
-        advice=advise(found.line, found.steps),
+        advice=found.advice,
         with_results=with_body,
         is_leased=row is not None and row.lease_left is not None,
         stored=stored,
@@ -161,13 +109,13 @@ def _page(found: Found, *, with_body: bool = False) -> Response:
         broken=broken,
         body=_shown(stored.body) if with_body and stored and stored.body is not None else None,
         most=MOST_SHOWN,
-        actions=[action for action in ACTIONS.values() if found.line.state in action.states],
-        done=done.done if done else "",
+        actions=[action for action, states in STATES_OF.items() if found.line.state in states],
+        done=access.said(found.line.key),
     )
 
 
 def _row(state: AppState, key: bytes) -> tuple[Record | None, str]:
-    """The record with its response decrypted; or without it, and why no retry gets it."""
+    """Return the record with its response decrypted; or without it, and why no retry gets it."""
     try:
         record = state.engine.look(key)
         if record is not None:
@@ -180,15 +128,15 @@ def _row(state: AppState, key: bytes) -> tuple[Record | None, str]:
     return record, ""
 
 
-def _key(store: Admin, found: Found) -> bytes:
-    key = store.key(bytes.fromhex(found.line.key))
+def _key(found: Found) -> bytes:
+    key = key_of(console().state, found)
     if key is None:
         raise UnknownRecord("The record has just been deleted.")
     return key
 
 
 def _shown(content: bytes) -> str:
-    """A body as text. What is no text stays legible."""
+    """Return a body as text. What is no text stays legible."""
     return content[:MOST_SHOWN].decode(errors="backslashreplace")
 
 
@@ -206,49 +154,47 @@ class Form:
 
 def confirm(digits: str, action: str) -> Response:
     """Show what an action would do, and its form."""
-    chosen, found = _chosen(action), _found(digits)
-    _check_state(chosen, found)
-    return _form(chosen, found, Form())
+    found = _found(digits, action)
+    _check_state(action, found)
+    return _form(action, found, Form())
 
 
 def act(digits: str, action: str) -> Response:
     """Do it, and show the record; or the form again with what is wrong."""
-    chosen, found = _chosen(action), _found(digits)
+    found = _found(digits, action)
     if request.form.get("seen") != _seen(found.line):
         raise overtaken(found.line)
-    _check_state(chosen, found)
+    _check_state(action, found)
     names = ("status", "content_type", "body", "empty", "why")
     given = {name: request.form[name] for name in names if name in request.form}
     form = Form(**given)  # type: ignore[arg-type]
-    if chosen.noted and not is_legible(form.why, LONGEST_WHY):
+    if action in NOTED and not is_legible(form.why, LONGEST_WHY):
         form.errors["why"] = SAY_WHY
     state = console().state
-    response = _response(state, chosen, form)
+    response = _response(state, action, form)
     if form.errors:
-        return _form(chosen, found, form)
-    if not chosen.noted:
+        return _form(action, found, form)
+    if action not in NOTED:
         return _forget(state, found)
-    store, entry = admin(state), noted(chosen.noted, form.why.strip(), access.who())
-    require(store, "settle")
-    settle(state, store, found.line, entry, response)
+    require(admin(state), "settle")
+    settle(state, found.line, noted(NOTED[action], form.why.strip(), access.who()), response)
     where = url_for(f"{request.blueprint}.record", digits=found.line.key)
-    return access.say(redirect(where, 303), chosen.name, found.line.key)
+    return access.say(redirect(where, 303), action, found.line.key)
 
 
 def _forget(state: AppState, found: Found) -> Response:
-    store = admin(state)
-    batch = [_key(store, found)], found.line.version
-    if not erase(state, store, batch, found.line.operation, access.who()):
+    mine = Erasable([([_key(found)], found.line.version)], Counter(), found.line.operation)
+    if not sum(erase(state, mine, access.who())):
         raise IdempotencyError("This record is in use just now: nothing was erased.")
     _log("its record was erased by", found)
     return access.say(redirect(url_for(f"{request.blueprint}.records"), 303), "forget")
 
 
-def _response(state: AppState, action: Action, form: Form) -> flask.Response | None:
-    """The response to store; None, with ``form.errors``, if there is none."""
-    if action.name == "fail":
+def _response(state: AppState, action: str, form: Form) -> flask.Response | None:
+    """Return the response to store; None, with ``form.errors``, if there is none."""
+    if action == "fail":
         return failure(state)
-    if action.name != "resolve":
+    if action != "resolve":
         return None
     if not re.fullmatch("[2-5][0-9]{2}", form.status):
         form.errors["status"] = "A status is a number from 200 to 599."
@@ -268,16 +214,10 @@ def _response(state: AppState, action: Action, form: Form) -> flask.Response | N
 _JSON = ("", "application/json")
 
 
-def _chosen(action: str) -> Action:
-    if action not in ACTIONS:
-        raise UnknownRecord("There is no such action.")
-    return ACTIONS[action]
-
-
-def _check_state(action: Action, found: Found) -> None:
-    if found.line.state not in action.states:
+def _check_state(action: str, found: Found) -> None:
+    if found.line.state not in STATES_OF[action]:
         words = found.line.state.replace("_", " ")
-        raise IdempotencyError(f"This record is {words}: there is nothing to {action.name}.")
+        raise IdempotencyError(f"This record is {words}: there is nothing to {action}.")
 
 
 def _seen(line: Line) -> str:
@@ -285,13 +225,14 @@ def _seen(line: Line) -> str:
     return hashlib.sha256(f"{line.version} {line.state} {line.attempt}".encode()).hexdigest()[:16]
 
 
-def _form(action: Action, found: Found, form: Form) -> Response:
+def _form(action: str, found: Found, form: Form) -> Response:
     return page(
         "confirm.html",
         400 if form.errors else 200,
         action=action,
+        is_noted=action in NOTED,
         line=found.line,
         seen=_seen(found.line),
-        advice=advise(found.line, found.steps),
+        advice=found.advice,
         form=form,
     )

@@ -7,21 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
 from flask_idempotency.core.records import Record
-from flask_idempotency.stores.admin import AuditEntry, Line, StepLine, Time
+from flask_idempotency.operate.show import Found
+from flask_idempotency.stores.admin import Time
 
 from . import words
 
 SHOWN = "shown"
 """What the audit says of a body and results that an operator has looked at."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A record, its finished steps, and what operators did to it."""
-
-    line: Line
-    steps: list[StepLine]
-    audit: list[AuditEntry]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +66,7 @@ def _told(found: Found, record: Record | None, now: datetime) -> Iterator[Moment
 
 
 def _after(now: datetime, seconds: float) -> Time:
-    """The time in so many seconds; in words where Python has none, as somebody else wrote it."""
+    """Return the time in so many seconds; in words where Python has none, as somebody else wrote it."""
     try:
         return now + timedelta(seconds=seconds)
     except OverflowError:

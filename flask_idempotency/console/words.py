@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 from markupsafe import Markup, escape
 
-from flask_idempotency.cli.group import as_utc, duration
+from flask_idempotency.operate.words import as_utc, duration
 from flask_idempotency.stores.admin import Time
 
 NONE = "\N{EN DASH}"

@@ -6,7 +6,7 @@ asking again later is safe.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
@@ -228,6 +228,14 @@ class Lock(Protocol):
         stored: then the trip costs no time, and a client that has its response meets no lock.
         """
 
+    def forget(self, keys: Iterable[bytes]) -> object:
+        """Delete what there is of some keys: of records that an operator erases."""
+        ...
+
+    def examine(self) -> Iterator[Any]:
+        """Check the lock for an operator, and tell each finding; nothing where there is no lock."""
+        ...
+
 
 class NoLock:
     """No lock at all: the records decide alone (the ``postgres`` store)."""
@@ -242,6 +250,13 @@ class NoLock:
     def finish(self, claim: Claim) -> Callable[[], object]:  # noqa: ARG002
         """Leaves no marker."""
         return bool
+
+    def forget(self, keys: Iterable[bytes]) -> object:
+        """Has nothing to delete."""
+
+    def examine(self) -> Iterator[Any]:
+        """Has nothing to check."""
+        return iter(())
 
 
 class Plain:

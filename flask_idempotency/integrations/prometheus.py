@@ -13,16 +13,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from functools import cache
+from functools import cache, partial
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from flask import Flask
 
-from flask_idempotency.cli.stores import admin_of
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, StoreUnavailable
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.ports import Lock, NoLock, Records
+from flask_idempotency.operate.watch import overview_of
 from flask_idempotency.web import signals
 from flask_idempotency.web.background.threads import aside
 from flask_idempotency.web.setup.state import app_state, engine_on, one_state
@@ -89,62 +89,30 @@ class _Series:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         of: dict[str, Any] = {"namespace": "idempotency", "registry": registry}
-        self.requests = Counter(
-            "requests",
-            "Requests to protected views, by what became of them",
-            ("operation", "outcome", "problem"),
-            **of,
-        )
-        self.observed = Counter(
-            "observed",
+        counter: Callable[..., Counter] = partial(Counter, **of)
+        gauge: Callable[..., Gauge] = partial(Gauge, multiprocess_mode="livesum", **of)
+        histogram: Callable[..., Histogram] = partial(Histogram, **of)
+        operation = ("operation",)
+        what = "Requests to protected views, by what became of them"
+        self.requests = counter("requests", what, (*operation, "outcome", "problem"))
+        what = (
             "Observed requests, by the outcome that they would have had, and for what would have been a"
-            " replay whether the view's new response has the same status",
-            ("operation", "would", "problem", "status"),
-            **of,
+            " replay whether the view's new response has the same status"
         )
-        self.execution_seconds = Histogram(
-            "execution_seconds",
-            "How long the attempts at an operation took, from the claim to the end",
-            ("operation",),
-            buckets=SECONDS,
-            **of,
-        )
-        self.response_seconds = Histogram(
-            "response_seconds",
-            "How long replays and rejections took",
-            ("operation",),
-            buckets=SECONDS,
-            **of,
-        )
-        self.in_progress = Gauge(
-            "in_progress",
-            "Attempts that are running",
-            ("operation",),
-            multiprocess_mode="livesum",
-            **of,
-        )
-        self.takeovers = Counter(
-            "takeovers",
-            "Operations that were run again because they were begun and not finished",
-            ("operation",),
-            **of,
-        )
-        self.store_seconds = Histogram(
-            "store_seconds",
-            "How long the verbs of the lock and of the records took",
-            ("part", "verb"),
-            buckets=STORE_SECONDS,
-            **of,
-        )
-        self.store_failures = Counter(
-            "store_failures", "How often the lock or the records failed", ("part",), **of
-        )
-        self.lock_paused = Gauge(
-            "lock_paused",
-            "Applications, each counted in every process, that leave Redis alone because it failed",
-            multiprocess_mode="livesum",
-            **of,
-        )
+        self.observed = counter("observed", what, (*operation, "would", "problem", "status"))
+        what = "How long the attempts at an operation took, from the claim to the end"
+        self.execution_seconds = histogram("execution_seconds", what, operation, buckets=SECONDS)
+        what = "How long replays and rejections took"
+        self.response_seconds = histogram("response_seconds", what, operation, buckets=SECONDS)
+        self.in_progress = gauge("in_progress", "Attempts that are running", operation)
+        what = "Operations that were run again because they were begun and not finished"
+        self.takeovers = counter("takeovers", what, operation)
+        what, labels = "How long the verbs of the lock and of the records took", ("part", "verb")
+        self.store_seconds = histogram("store_seconds", what, labels, buckets=STORE_SECONDS)
+        what = "How often the lock or the records failed"
+        self.store_failures = counter("store_failures", what, ("part",))
+        what = "Applications, each counted in every process, that leave Redis alone because it failed"
+        self.lock_paused = gauge("lock_paused", what)
         for part in ("lock", "records"):
             self.store_failures.labels(part)
         # prometheus_client looks a child up in ten calls.
@@ -165,8 +133,10 @@ class _Receiver:
             signal.connect(self.count, app)
         signals.operation_taken_over.connect(self.count_takeover, app)
         signals.store_failed.connect(self.count_failure, app)
-        signals.lock_paused.connect(self.note_pause, app)
-        signals.lock_resumed.connect(self.note_resume, app)
+        # Kept, as signals keep none of their receivers.
+        self._heard = [partial(self.count_pause, is_paused) for is_paused in (True, False)]
+        signals.lock_paused.connect(self._heard[0], app)
+        signals.lock_resumed.connect(self._heard[1], app)
 
     def count(self, _app: Flask, event: Event) -> None:
         """A request to a protected view has its outcome."""
@@ -190,15 +160,7 @@ class _Receiver:
         """The lock, whose events name no operation, or the records failed."""
         self._series.store_failures.labels("records" if event.operation else "lock").inc()
 
-    def note_pause(self, _app: Flask, **_event: Event) -> None:
-        """Redis is left alone."""
-        self._count_pause(is_paused=True)
-
-    def note_resume(self, _app: Flask, **_event: Event) -> None:
-        """Redis works again."""
-        self._count_pause(is_paused=False)
-
-    def _count_pause(self, *, is_paused: bool) -> None:
+    def count_pause(self, is_paused: bool, _app: Flask, **_event: Event) -> None:
         """Count this application once: it shares the gauge with others."""
         with self._turn:
             self._series.lock_paused.inc(is_paused - self._is_paused)
@@ -248,7 +210,7 @@ class RecordsCollector:
         self._app, self._clock = app, clock
         state = one_state(app, "RecordsCollector", "give it bind_key=...", bind_key)
         try:
-            self._overview = admin_of(state.own_records, state.settings.store).overview
+            self._overview = overview_of(state)
         except (IdempotencyError, AttributeError) as error:
             raise ConfigurationError(
                 "the store of this application cannot tell what its records are like, so it has no"
@@ -294,7 +256,7 @@ def _up(is_up: bool | None = None) -> Metric:
 
 
 def _families(found: Any = None) -> Iterator[Metric]:
-    """The series about the records: what an ``Overview`` says, or (None) without samples."""
+    """Yield the series about the records: what an ``Overview`` says, or (None) without samples."""
     records = GaugeMetricFamily(
         "idempotency_records", "Records; in a large table, estimated", labels=("operation", "state")
     )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from sqlalchemy import exc
 
@@ -46,6 +46,10 @@ REJECTS = (
 
 class NothingToDo(IdempotencyError):
     """A store does this by itself. That is no failure: the command says so and succeeds."""
+
+
+class OutOfReach(IdempotencyError):
+    """The records are in another process than the operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,16 +253,18 @@ def finding(
 class Admin(Protocol):
     """A store as an operator needs it, outside of any request.
 
-    A store of an application's own may lack some: then the commands that need them say so. ``start`` is
-    the beginning of a key's hash, or all of it. Everything may raise ``StoreUnavailable``,
-    ``ConfigurationError``, and :class:`NothingToDo` where the store needs no such thing.
+    A store of an application's own may lack some: then the commands that need them say so. It may have
+    ``purge_alone(batch)``, which the background purge calls in place of :meth:`purge`; None where there
+    is nothing to purge. ``start`` is the beginning of a key's hash, or all of it. Everything may raise
+    ``StoreUnavailable``, ``ConfigurationError``, and :class:`NothingToDo` where the store needs no such
+    thing.
     """
 
     remedy: str
     """What to do if the trial finds the store unavailable."""
 
     def stats(self) -> list[Group]:
-        """The records counted, by operation and state, in this order. Reads all of them."""
+        """Return the records counted, by operation and state, in this order. Reads all of them."""
         ...
 
     def overview(self) -> Overview:
@@ -266,27 +272,27 @@ class Admin(Protocol):
         ...
 
     def newest(self, name: str | None, state: str | None, limit: int) -> list[Line]:
-        """The ``limit`` newest records, of one operation and in one state if these are given."""
+        """Return the ``limit`` newest records, of one operation and in one state if these are given."""
         ...
 
     def of_scope(self, tail: bytes, name: str | None, state: str | None, limit: int) -> list[Line]:
-        """The same of the records whose key ends with ``tail``: see :meth:`belonging`."""
+        """Return the same of the records whose key ends with ``tail``: see :meth:`belonging`."""
         ...
 
     def leased(self, state: str, limit: int) -> list[Line]:
-        """The ``limit`` oldest records with a lease: ``"in_progress"``, or ``"interrupted"``."""
+        """Return the ``limit`` oldest records with a lease: ``"in_progress"``, or ``"interrupted"``."""
         ...
 
     def starting(self, start: bytes) -> list[Line]:
-        """The records whose key's hash starts so, at most two: two are already ambiguous."""
+        """Return the records whose key's hash starts so, at most two: two are already ambiguous."""
         ...
 
     def steps(self, start: bytes) -> list[StepLine]:
-        """The finished steps of such a record, the earliest first, with their results."""
+        """Return the finished steps of such a record, the earliest first, with their results."""
         ...
 
     def key(self, start: bytes) -> bytes | None:
-        """The whole key of such a record."""
+        """Return the whole key of such a record."""
         ...
 
     def latest(self) -> bytes | None:
@@ -329,7 +335,7 @@ class Admin(Protocol):
         ...
 
     def belonging(self, tail: bytes, name: str | None) -> Belongings:
-        """The records whose key ends with ``tail``, of one operation if it is given.
+        """Return the records whose key ends with ``tail``, of one operation if it is given.
 
         Reads all of the table's keys: a scope has no index.
         """
@@ -345,7 +351,7 @@ class Admin(Protocol):
         ...
 
     def count_older(self, seconds: float) -> int:
-        """How many records ended so long ago and have not expired. Reads the whole table."""
+        """Return how many records ended so long ago and have not expired. Reads the whole table."""
         ...
 
     def purge(self, batch: int, older_than_seconds: float | None = None) -> Iterator[int]:
@@ -372,6 +378,29 @@ class Admin(Protocol):
         ...
 
 
+def admin_of(records: Records, store: object) -> Admin:
+    """Return a store's operator's side; ``store`` is its setting.
+
+    Raises ``IdempotencyError`` for a store of the application's own without ``admin()``.
+    """
+    if not hasattr(records, "admin"):
+        raise IdempotencyError(
+            f"IDEMPOTENCY_STORE is {store!r}, which has no commands; a store of your own has them if it"
+            " has a method admin(), see flask_idempotency.stores.admin"
+        )
+    return cast("Admin", records.admin())
+
+
+def purge_of(records: Records) -> Callable[[int], Iterator[int]] | None:
+    """Return what deletes expired records in batches in the background; None if nothing does."""
+    if not hasattr(records, "admin"):
+        return None
+    store, alone = records.admin(), "purge_alone"
+    purge: Callable[[int], Iterator[int]] | None
+    purge = getattr(store, alone) if hasattr(store, alone) else store.purge
+    return purge
+
+
 TRIAL = "flask idempotency check"
 """The name of the record that a check claims."""
 
@@ -379,7 +408,7 @@ _TRIAL_SECONDS = 60.0  # a check that is killed leaves a record, which a purge d
 
 
 def trial_claim() -> Claim:
-    """A short-lived claim to a key that nobody else uses."""
+    """Return a short-lived claim to a key that nobody else uses."""
     key, owner = secrets.token_bytes(KEY_BYTES), secrets.token_urlsafe(16)
     return Claim(key, TRIAL, Fingerprint(0, bytes(16)), owner, _TRIAL_SECONDS)
 
@@ -434,7 +463,7 @@ def read_time(text: Any) -> Time:
 
 
 def original(error: BaseException | None) -> BaseException | None:
-    """The driver's error inside SQLAlchemy's."""
+    """Return the driver's error inside SQLAlchemy's."""
     return error.orig if isinstance(error, exc.DBAPIError) else error
 
 

@@ -7,11 +7,12 @@ the console's overview, a moment; nothing depends on it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Engine, Table, exc, text
+from sqlalchemy import Connection, Engine, Table, exc, text
 
 from flask_idempotency.core.errors import IdempotencyError
 
@@ -74,32 +75,31 @@ class Counts:
 
         Raises :class:`CountsUnavailable`; then nothing was added.
         """
-        try:
-            with self._engine.begin() as connection:
-                connection.execute(self._limits)
-                now = connection.execute(self._now).scalar_one()
-                connection.execute(self._add, _rows(counts, now))
-                connection.execute(self._delete)
-        except exc.SQLAlchemyError as error:
-            raise CountsUnavailable(reason(error)) from error
+        with self._open() as connection:
+            now = connection.execute(self._now).scalar_one()
+            connection.execute(self._add, _rows(counts, now))
+            connection.execute(self._delete)
+            connection.commit()
 
     def attempt(self) -> None:
         """Do all that the console does, and roll it back. Raises :class:`CountsUnavailable`."""
-        try:
-            with self._engine.connect() as connection:
-                connection.execute(self._limits)
-                connection.execute(self._add, _rows([Count(0, TRIAL, "check", 1)], 0))
-                connection.execute(self._delete)
-                connection.execute(self._last)
-        except exc.SQLAlchemyError as error:
-            raise CountsUnavailable(reason(error)) from error
+        with self._open() as connection:
+            connection.execute(self._add, _rows([Count(0, TRIAL, "check", 1)], 0))
+            connection.execute(self._delete)
+            connection.execute(self._last)
 
     def last_hour(self) -> list[Count]:
         """The counts of the last hour, whose ages are in minutes. Raises :class:`CountsUnavailable`."""
+        with self._open() as connection:
+            return [Count(*row) for row in connection.execute(self._last)]
+
+    @contextmanager
+    def _open(self) -> Iterator[Connection]:
+        """Yield a transaction that waits for others a moment at most."""
         try:
             with self._engine.connect() as connection:
                 connection.execute(self._limits)
-                return [Count(*row) for row in connection.execute(self._last)]
+                yield connection
         except exc.SQLAlchemyError as error:
             raise CountsUnavailable(reason(error)) from error
 

@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from sqlalchemy import Connection, Engine
 
@@ -19,6 +19,7 @@ from flask_idempotency.core.errors import KeyExpired, LeaseLost
 from flask_idempotency.core.machine import Situation, situation
 from flask_idempotency.core.records import Claim, Record, State, StoredResponse
 
+from .admin import OutOfReach
 from .engine_transaction import BorrowedTransaction
 
 Clock = Callable[[], float]
@@ -39,17 +40,35 @@ class _Entry:
         return holder is not None and holder.is_open
 
 
+class MemoryAdmin:
+    """What an operator, who is in another process, can do with records in memory: nothing."""
+
+    def __init__(self, records: MemoryRecords) -> None:
+        self.purge_alone = records.purge
+
+    def __getattr__(self, verb: str) -> NoReturn:
+        raise OutOfReach(
+            "the store 'memory' keeps its records in the process that serves the requests, where a"
+            " command, which is another process, cannot reach them: set IDEMPOTENCY_STORE"
+        )
+
+
 class MemoryRecords:
     """The records of one process. ``clock`` gives seconds that never go back."""
 
     atomic = True
     takes_resumable = True
     """So that such routes can be tested: nothing is resumed, as nothing outlives the process."""
+    can_observe = True
 
     def __init__(self, engine: Engine, clock: Clock = time.monotonic) -> None:
         self.engine, self.clock, self._epoch = engine, clock, time.time() - clock()
         self._entries: dict[bytes, _Entry] = {}
         self.changed = threading.Condition()
+
+    def admin(self) -> Any:
+        """Return the operator's side."""
+        return MemoryAdmin(self)
 
     def look(self, key: bytes) -> Record | None:
         """The record."""

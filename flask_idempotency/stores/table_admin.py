@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, Index, Inspector, Table, inspect
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.keys import KEY_BYTES, SCOPE_BYTES
-from flask_idempotency.core.records import ERASED
+from flask_idempotency.core.records import ERASED, Claim
 from flask_idempotency.core.rows import response_values
 
 from .admin import (
@@ -21,6 +21,7 @@ from .admin import (
     REBUILD,
     AuditEntry,
     Belongings,
+    Due,
     Erasure,
     Finding,
     Group,
@@ -28,6 +29,7 @@ from .admin import (
     Overview,
     StepLine,
     Tally,
+    Time,
     Verdict,
     Waiting,
     finding,
@@ -38,38 +40,9 @@ from .admin import (
 from .counts import Counts, CountsUnavailable
 from .table import IS_OBSERVED, NO_LEASE, TIMES, VERSION, defined_counts
 
-FORGET = "DELETE FROM {table} WHERE key = %(key)s AND owner = %(owner)s"
+_FORGET = "DELETE FROM {table} WHERE key = %(key)s AND owner = %(owner)s"
 
-T = TypeVar("T", Group, Line, StepLine)
-
-_TIMES = ("oldest", "created", "completed", "expires", "finished")
-_NUMBERS = ("attempt", "status", "bytes")
-
-
-@dataclass(frozen=True, slots=True)
-class AdminStatements:
-    """The statements of one dialect, with the placeholders of PostgreSQL's."""
-
-    stats: str
-    tally: str
-    leases: str
-    expired: str
-    newest: str
-    of_scope: str
-    leased: str
-    starting: str
-    steps: str
-    key: str
-    latest: str
-    audit: str
-    note: str
-    erasure: str
-    settle: str
-    belonging: str
-    left: str
-    waiting: str
-    before: str
-    older: str
+T = TypeVar("T", Due, Group, Line, StepLine)
 
 
 _CHANCE = 0.15
@@ -89,7 +62,7 @@ class Size:
     deleted: int | None = None
 
     def factor(self, sampled: int) -> float:
-        """How many records each of so many in a sample stands for.
+        """Return how many records each of so many in a sample stands for.
 
         The number of pages in a sample varies by a few percent. The database has counted better when it
         last read them all; but if the two differ by more than chance does, much has changed since.
@@ -99,129 +72,136 @@ class Size:
         return known if self.pages_for_one > 1 and is_likely else self.pages_for_one
 
 
-def admin_statements(
-    *,
-    now: str,
-    in_ttl: str,
-    later: str,
-    digits: str,
-    age: str,
-    before: str,
-    entry: str,
-    audit: str,
-    first: str,
-    count: str = "%(why)s",
-    durable: str = "",
-    lock: str = "",
-    time: str = "{}",
-    bounded: str = "",
-    sample: str = "",
-) -> AdminStatements:
-    """Fill in a dialect's present time, the time in ``ttl`` seconds and the later of two times.
+class AdminStatements:
+    """The statements of one dialect, with the placeholders of PostgreSQL's."""
 
-    ``digits`` are the first 16 of a key's hash, ``time`` makes text of a time, in UTC, ``age`` are the
-    seconds since the earliest, ``before`` is the time ``older`` seconds ago as text. ``entry`` is one
-    of the audit with a placeholder for ``why``, ``audit`` is the list with another, ``first`` one of
-    its own, ``count`` says how many were erased. ``durable`` makes a commit wait for the disk, ``lock``
-    passes by rows that others hold. For an overview ``bounded`` limits the time, ``sample`` what it
-    reads.
-    """
-    expired = f"(expires_at <= {now} AND lease_expires_at IS NULL)"
-    # Who runs an operation has a lease, or has nothing written of an end (completed_at is null).
-    state = f"""CASE WHEN {IS_OBSERVED} THEN 'observed' WHEN owner = '{ERASED}' THEN 'erased'
+    def __init__(
+        self,
+        *,
+        now: str,
+        in_ttl: str,
+        later: str,
+        digits: str,
+        age: str,
+        before: str,
+        entry: str,
+        audit: str,
+        first: str,
+        count: str = "%(why)s",
+        durable: str = "",
+        lock: str = "",
+        time: str = "{}",
+        bounded: str = "",
+        sample: str = "",
+    ) -> None:
+        """Fill in a dialect's present time, the time in ``ttl`` seconds and the later of two times.
+
+        ``digits`` are the first 16 of a key's hash, ``time`` makes text of a time, in UTC, ``age`` are
+        the seconds since the earliest, ``before`` is the time ``older`` seconds ago as text. ``entry``
+        is one of the audit with a placeholder for ``why``, ``audit`` is the list with another,
+        ``first`` one of its own, ``count`` says how many were erased. ``durable`` makes a commit wait
+        for the disk, ``lock`` passes by rows that others hold. For an overview ``bounded`` limits the
+        time, ``sample`` what it reads.
+        """
+        expired = f"(expires_at <= {now} AND lease_expires_at IS NULL)"
+        # Who runs an operation has a lease, or has nothing written of an end (completed_at is null).
+        state = f"""CASE WHEN {IS_OBSERVED} THEN 'observed' WHEN owner = '{ERASED}' THEN 'erased'
        WHEN state <> 'in_progress' THEN state
        WHEN lease_expires_at <= {now} THEN 'interrupted'
        WHEN lease_expires_at IS NULL AND completed_at IS NOT NULL THEN 'released'
        ELSE state END"""
-    group = f"CAST(name AS text), CAST({state} AS text)"  # in SQLite they may be anything
-    line = f"""SELECT {digits}, {group}, attempt, status, length(body),
+        group = f"CAST(name AS text), CAST({state} AS text)"  # in SQLite they may be anything
+        line = f"""SELECT {digits}, {group}, attempt, status, length(body),
        {time.format("created_at")},
        CASE WHEN state <> 'in_progress' THEN {time.format("completed_at")} END,
        CASE WHEN lease_expires_at IS NULL THEN {time.format("expires_at")} END, {expired},
        {VERSION}
   FROM"""
-    starting = "key BETWEEN %(low)s AND %(high)s"
-    of_scope = f"substr(key, {KEY_BYTES - SCOPE_BYTES + 1}) = %(tail)s"
-    # Sorted inside, so that texts are made of a few records only. The third condition says nothing new,
-    # but it shows the planner that interrupted ones are in the partial index.
-    newest, of_scope_newest = (
-        f"""{line} (SELECT * FROM {{table}}
+        starting = "key BETWEEN %(low)s AND %(high)s"
+        of_scope = f"substr(key, {KEY_BYTES - SCOPE_BYTES + 1}) = %(tail)s"
+        # Sorted inside, so that texts are made of a few records only. The third condition says nothing
+        # new, but it shows the planner that interrupted ones are in the partial index.
+        newest, of_scope_newest = (
+            f"""{line} (SELECT * FROM {{table}}
  WHERE {which}(CAST(%(name)s AS text) IS NULL OR name = %(name)s)
    AND (CAST(%(state)s AS text) IS NULL OR {state} = %(state)s)
    AND (coalesce(%(state)s, '') <> 'interrupted' OR lease_expires_at <= (SELECT {now}))
  ORDER BY created_at DESC LIMIT %(limit)s) AS newest ORDER BY created_at DESC"""
-        for which in ("", f"{of_scope} AND ")
-    )
-    mine = f"""SELECT key FROM {{table}}
+            for which in ("", f"{of_scope} AND ")
+        )
+        mine = f"""SELECT key FROM {{table}}
    WHERE key = %(key)s AND {VERSION} = %(seen)s
      AND {state} IN ('interrupted', 'failed'){lock}"""
-    return AdminStatements(
-        stats=f"""SELECT {group}, count(*), count(CASE WHEN {expired} THEN 1 END),
+        self.stats = f"""SELECT {group}, count(*), count(CASE WHEN {expired} THEN 1 END),
        CAST(coalesce(sum(length(body)), 0) AS bigint), {time.format("min(created_at)")}
-  FROM {{table}} GROUP BY 1, 2 ORDER BY 1, 2""",
-        tally=f"""{bounded}SELECT {group}, count(*) FROM {{table}} {sample}
- WHERE lease_expires_at IS NULL GROUP BY 1, 2""",
+  FROM {{table}} GROUP BY 1, 2 ORDER BY 1, 2"""
+        self.tally = f"""{bounded}SELECT {group}, count(*) FROM {{table}} {sample}
+ WHERE lease_expires_at IS NULL GROUP BY 1, 2"""
         # Few, and those that matter: never estimated. The partial index has no others.
-        leases=f"""{bounded}SELECT {group}, count(*), {age.format("lease_expires_at")}
+        self.leases = f"""{bounded}SELECT {group}, count(*), {age.format("lease_expires_at")}
   FROM (SELECT * FROM {{table}} WHERE lease_expires_at IS NOT NULL
-         ORDER BY lease_expires_at LIMIT {CAPPED}) AS leased GROUP BY 1, 2""",
-        expired=f"""{bounded}SELECT count(*), {age.format("expires_at")}
+         ORDER BY lease_expires_at LIMIT {CAPPED}) AS leased GROUP BY 1, 2"""
+        self.expired = f"""{bounded}SELECT count(*), {age.format("expires_at")}
   FROM (SELECT expires_at FROM {{table}}
          WHERE expires_at <= (SELECT {now}) AND lease_expires_at IS NULL
-         ORDER BY expires_at LIMIT {CAPPED}) AS expired""",
-        newest=newest,
-        of_scope=of_scope_newest,
-        leased=f"""{line} (SELECT * FROM {{table}}
+         ORDER BY expires_at LIMIT {CAPPED}) AS expired"""
+        self.newest = newest
+        self.of_scope = of_scope_newest
+        self.leased = f"""{line} (SELECT * FROM {{table}}
  WHERE lease_expires_at IS NOT NULL AND {state} = %(state)s
- ORDER BY created_at LIMIT %(limit)s) AS leased ORDER BY created_at""",
-        starting=f"{line} {{table}} WHERE {starting} LIMIT 2",
-        steps=f"""SELECT name, attempt, length(result), {time.format("created_at")}, result
-  FROM {{steps}} WHERE {starting} ORDER BY created_at""",
-        key=f"SELECT key FROM {{table}} WHERE {starting} LIMIT 2",
-        latest=f"SELECT key FROM {{table}} WHERE owner <> '{ERASED}' ORDER BY expires_at DESC LIMIT 1",
-        audit=f"""SELECT CAST(audit AS text), {time.format("created_at")}
-  FROM {{table}} WHERE {starting} LIMIT 1""",
-        note=f"""{durable}UPDATE {{table}} SET audit = {audit.format(entry.format("%(why)s"))}
- WHERE key = (SELECT key FROM {{table}} WHERE key = %(key)s{lock})""",
+ ORDER BY created_at LIMIT %(limit)s) AS leased ORDER BY created_at"""
+        self.starting = f"{line} {{table}} WHERE {starting} LIMIT 2"
+        self.steps = f"""SELECT name, attempt, length(result), {time.format("created_at")}, result
+  FROM {{steps}} WHERE {starting} ORDER BY created_at"""
+        self.key = f"SELECT key FROM {{table}} WHERE {starting} LIMIT 2"
+        self.latest = (
+            f"SELECT key FROM {{table}} WHERE owner <> '{ERASED}' ORDER BY expires_at DESC LIMIT 1"
+        )
+        self.audit = f"""SELECT CAST(audit AS text), {time.format("created_at")}
+  FROM {{table}} WHERE {starting} LIMIT 1"""
+        self.note = f"""{durable}UPDATE {{table}} SET audit = {audit.format(entry.format("%(why)s"))}
+ WHERE key = (SELECT key FROM {{table}} WHERE key = %(key)s{lock})"""
         # It looks like what was rolled back; its owner tells it apart.
-        erasure=f"""INSERT INTO {{table}} (key, expires_at, created_at, attempt, fingerprint_version,
-       state, owner, name, fingerprint, audit)
+        self.erasure = f"""INSERT INTO {{table}} (key, expires_at, created_at, attempt,
+       fingerprint_version, state, owner, name, fingerprint, audit)
 SELECT %(note)s, {in_ttl}, {now}, 0, 0, 'in_progress', '{ERASED}', %(name)s, %(note)s,
-       {first.format(entry.format(count))}""",
+       {first.format(entry.format(count))}"""
         # Another owner: whoever held it before writes nothing more. The retention begins again, for
         # the sake of the finished steps, and so do the tries of ``resume``.
-        settle=f"""{durable}UPDATE {{table}} SET state = %(state)s, owner = %(owner)s,
+        self.settle = f"""{durable}UPDATE {{table}} SET state = %(state)s, owner = %(owner)s,
        lease_expires_at = NULL, completed_at = {now}, expires_at = {later}(expires_at, {in_ttl}),
        status = %(status)s, headers = %(headers)s, body = %(body)s,
        request = CASE WHEN %(state)s = 'in_progress' THEN request END, tries = 0, tried_at = NULL,
        audit = {audit.format(entry.format("%(why)s"))}
- WHERE key = ({mine})""",
-        belonging=f"""SELECT key, CAST(name AS text) FROM {{table}}
- WHERE {of_scope} AND (CAST(%(name)s AS text) IS NULL OR name = %(name)s) AND {NO_LEASE}""",
-        left=f"""SELECT {state}, count(*) FROM {{table}}
+ WHERE key = ({mine})"""
+        self.belonging = f"""SELECT key, CAST(name AS text) FROM {{table}}
+ WHERE {of_scope} AND (CAST(%(name)s AS text) IS NULL OR name = %(name)s) AND {NO_LEASE}"""
+        self.left = f"""SELECT {state}, count(*) FROM {{table}}
  WHERE {of_scope} AND (CAST(%(name)s AS text) IS NULL OR name = %(name)s)
-   AND lease_expires_at IS NOT NULL AND NOT {IS_OBSERVED} GROUP BY 1""",
-        waiting=f"""SELECT count(CASE WHEN NOT {expired} AND {TIMES} < %(max_attempts)s THEN 1 END),
+   AND lease_expires_at IS NOT NULL AND NOT {IS_OBSERVED} GROUP BY 1"""
+        self.waiting = f"""SELECT
+       count(CASE WHEN NOT {expired} AND {TIMES} < %(max_attempts)s THEN 1 END),
        count(CASE WHEN NOT {expired} AND {TIMES} >= %(max_attempts)s THEN 1 END),
        count(CASE WHEN {expired} THEN 1 END)
-  FROM {{table}} WHERE request IS NOT NULL AND state = 'in_progress'""",
-        before=f"SELECT {before}",
-        older=f"""SELECT count(*) FROM {{table}}
- WHERE state <> 'in_progress' AND completed_at <= %(before)s AND expires_at > (SELECT {now})""",
-    )
+  FROM {{table}} WHERE request IS NOT NULL AND state = 'in_progress'"""
+        self.before = f"SELECT {before}"
+        self.older = f"""SELECT count(*) FROM {{table}}
+ WHERE state <> 'in_progress' AND completed_at <= %(before)s AND expires_at > (SELECT {now})"""
 
 
 class TableAdmin:
     """The half of an ``Admin`` that two dialects share."""
 
     sql: AdminStatements
+    _statements: Any
+    """The module of the dialect's other statements."""
 
     def __init__(self, records: Any) -> None:
         self._records, self._messages = records, records.messages
 
     def stats(self) -> list[Group]:
-        """The records counted."""
-        return [_tidy(Group(*row)) for row in self._fetch(self.sql.stats, {})]
+        """Return the records counted."""
+        return [read_row(Group, row) for row in self._fetch(self.sql.stats, {})]
 
     def overview(self) -> Overview:
         """Return what there is at a glance."""
@@ -250,40 +230,39 @@ class TableAdmin:
         )
 
     def _size(self) -> Size:
-        """How large the table is."""
+        """Return how large the table is."""
         return Size()
 
     def newest(self, name: str | None, state: str | None, limit: int) -> list[Line]:
-        """The newest records."""
+        """Return the newest records."""
         return self._lines(self.sql.newest, name=name, state=state, limit=limit)
 
     def of_scope(self, tail: bytes, name: str | None, state: str | None, limit: int) -> list[Line]:
-        """The newest records of a scope."""
+        """Return the newest records of a scope."""
         return self._lines(self.sql.of_scope, tail=tail, name=name, state=state, limit=limit)
 
     def _lines(self, template: str, **values: Any) -> list[Line]:
-        return [_tidy(Line(*row)) for row in self._fetch(template, values)]
+        return [read_row(Line, row) for row in self._fetch(template, values)]
 
     def leased(self, state: str, limit: int) -> list[Line]:
-        """The oldest records with a lease."""
+        """Return the oldest records with a lease."""
         return self._lines(self.sql.leased, state=state, limit=limit)
 
     def starting(self, start: bytes) -> list[Line]:
-        """The records whose key's hash starts so."""
+        """Return the records whose key's hash starts so."""
         return self._lines(self.sql.starting, **between(start))
 
     def steps(self, start: bytes) -> list[StepLine]:
-        """The finished steps."""
-        rows = self._fetch(self.sql.steps, between(start))
-        return [_tidy(StepLine(*row)) for row in rows]
+        """Return the finished steps."""
+        return [read_row(StepLine, row) for row in self._fetch(self.sql.steps, between(start))]
 
     def key(self, start: bytes) -> bytes | None:
-        """The whole key."""
+        """Return the whole key."""
         rows = self._fetch(self.sql.key, between(start))
         return bytes(rows[0][0]) if len(rows) == 1 else None
 
     def latest(self) -> bytes | None:
-        """The key of the record that expires last, so of a young one: found by the index."""
+        """Return the key of the record that expires last, so of a young one: found by the index."""
         return next((bytes(key) for (key,) in self._fetch(self.sql.latest, {})), None)
 
     def audit(self, start: bytes) -> list[AuditEntry]:
@@ -310,22 +289,34 @@ class TableAdmin:
         return self._change(self.sql.settle, values) == 1
 
     def belonging(self, tail: bytes, name: str | None) -> Belongings:
-        """The records of a scope."""
+        """Return the records of a scope."""
         values = {"tail": tail, "name": name}
         found = self._fetch(self.sql.belonging, values)
         left = dict(map(tuple, self._fetch(self.sql.left, values)))
         return Belongings([bytes(key) for key, _ in found], left, frozenset(name for _, name in found))
 
     def count_older(self, seconds: float) -> int:
-        """How many ended so long ago and have not expired."""
+        """Return how many ended so long ago and have not expired."""
         return int(self._fetch(self.sql.older, {"before": self._before(seconds)})[0][0])
 
     def _before(self, seconds: float) -> str:
-        """The time so many seconds ago, by the database's clock, as its own text."""
+        """Return the time so many seconds ago, by the database's clock, as its own text."""
         return str(self._fetch(self.sql.before, {"older": seconds})[0][0])
 
+    def count_try(self, due: Due) -> bool:
+        """Count a try of an operation that nobody holds."""
+        values = {"key": due.key, "owner": due.owner}
+        return self._change(self._statements.COUNT_TRY, values) == 1
+
+    def postpone(self, key: bytes) -> None:
+        """Put off an operation that nobody holds."""
+        self._change(self._statements.PUT_OFF, {"key": key})
+
+    def _forget(self, claim: Claim) -> None:
+        self._change(_FORGET, {"key": claim.key, "owner": claim.owner})
+
     def waiting(self, max_attempts: int) -> Waiting:
-        """The resumable operations counted."""
+        """Return the resumable operations counted."""
         return Waiting(*self._fetch(self.sql.waiting, {"max_attempts": max_attempts})[0])
 
     def _create(self, connection: Connection) -> Iterator[str]:
@@ -356,11 +347,11 @@ class TableAdmin:
                     yield f"created the index {index.name}"
 
     def _fetch(self, template: str, values: dict[str, Any]) -> list[Any]:
-        """The rows of a statement that only reads."""
+        """Return the rows of a statement that only reads."""
         raise NotImplementedError
 
     def _change(self, template: str, values: dict[str, Any]) -> int:
-        """How many rows a statement has changed, committed."""
+        """Return how many rows a statement has changed, committed."""
         raise NotImplementedError
 
 
@@ -374,28 +365,33 @@ def erasure_values(erasure: Erasure) -> dict[str, Any]:
     return values | _entry_values(erasure.entry)
 
 
-def _tidy(found: T) -> T:
-    """With aware times, which the database gives as text, and booleans, where it has none.
+def _time(text: str | None) -> Time | None:
+    return None if text is None else read_time(text)
 
-    What is no number, as somebody else wrote it, becomes text.
-    """
-    times = {name: getattr(found, name, None) for name in _TIMES}
-    changed: dict[str, Any] = {
-        name: read_time(text) for name, text in times.items() if text is not None
-    }
-    for name in _NUMBERS:
-        number = getattr(found, name, None)
-        if not isinstance(number, int | None):  # in SQLite it may be anything
-            changed[name] = str(number)
-    if isinstance(found, Line):
-        changed["expired"] = bool(found.expired)
-    if isinstance(found, StepLine):
-        changed["result"] = bytes(found.result or b"")  # psycopg2 gives a memoryview
-    return replace(found, **changed)
+
+def _number(number: Any) -> Any:
+    return number if isinstance(number, int | None) else str(number)
+
+
+_READ: dict[Any, Callable[[Any], Any]] = {
+    "Time": _time,
+    "Time | None": _time,
+    "int": _number,
+    "int | None": _number,
+    "bytes": bytes,  # where psycopg2 gives a memoryview
+    "bool": bool,  # which SQLite has not
+    "Stored | None": lambda result: bytes(result or b""),
+}
+
+
+def read_row(kind: type[T], row: Sequence[Any]) -> T:
+    """Make a value of a row. Times are text there, and in SQLite everything may be anything."""
+    read = (_READ.get(field.type, lambda value: value) for field in fields(kind))
+    return kind(*(convert(value) for convert, value in zip(read, row, strict=True)))
 
 
 def between(start: bytes) -> dict[str, bytes]:
-    """The first and the last key that start so."""
+    """Return the first and the last key that start so."""
     return {"low": start.ljust(KEY_BYTES, b"\0"), "high": start.ljust(KEY_BYTES, b"\xff")}
 
 

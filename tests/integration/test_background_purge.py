@@ -16,7 +16,7 @@ from flask_sqlalchemy import SQLAlchemy
 import servers
 from flask_idempotency import Idempotency, idempotent
 from flask_idempotency.core.errors import StoreUnavailable
-from flask_idempotency.stores.purging import purge_of
+from flask_idempotency.stores.admin import purge_of
 from flask_idempotency.testing import Clock
 from flask_idempotency.web.background.purging import BATCH, REST_SECONDS, BackgroundPurge
 from tests.integration.commands.purging import FILL, outside

@@ -9,8 +9,8 @@ import pytest
 import redis
 
 import servers
-from flask_idempotency.cli.stores import admin_of
 from flask_idempotency.core.records import StoredResponse
+from flask_idempotency.stores.admin import admin_of
 from flask_idempotency.stores.redis.records import RedisRecords
 from flask_idempotency.testing.claims import a_claim, again, stored_record
 from tests.waiting import wait_until

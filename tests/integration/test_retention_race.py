@@ -16,7 +16,7 @@ from flask import request
 
 from flask_idempotency import KeyExpired, idempotent
 from flask_idempotency.core.keys import uuid7
-from flask_idempotency.stores.purging import purge_of
+from flask_idempotency.stores.admin import purge_of
 from flask_idempotency.testing.claims import RESPONSE, a_claim, again
 from flask_idempotency.web.request import identity
 from tests.drivers import EACH

@@ -27,9 +27,10 @@ ROOMS = {
     "client": {"core"},
     "extension": {"core", "drivers", "session", "stores", "web", "console"},
     "outcomes": {"core", "session", "web"},
-    "cli": {"core", "session", "stores", "web"},
-    "console": {"core", "stores", "web", "cli"},
-    "integrations": {"cli", "core", "web"},
+    "operate": {"core", "session", "stores", "web"},
+    "cli": {"core", "operate", "stores", "web"},
+    "console": {"core", "operate", "stores", "web"},
+    "integrations": {"core", "operate", "web"},
     "testing": {"core", "drivers", "session", "stores", "web"},
     "__init__": {"core", "session", "web", "extension"},
 }
@@ -66,7 +67,8 @@ PACKAGES = {
     "client": {"requests", "urllib3", "httpx", "anyio", "typing_extensions"},
     "extension": {"flask", "flask_sqlalchemy", "sqlalchemy", "redis", "typing_extensions"},
     "outcomes": {"flask"},
-    "cli": {"flask", "click", "werkzeug"},
+    "operate": {"flask", "werkzeug"},
+    "cli": {"flask", "click"},
     "console": {"flask", "werkzeug", "jinja2", "itsdangerous", "markupsafe"},
     "integrations": {
         "flask",
@@ -175,6 +177,18 @@ def test_a_dot_means_the_same_folder_and_the_full_name_another(name):
             if not node.level and str(node.module).startswith("flask_idempotency."):
                 found = FILES[str(node.module).partition(".")[2]]
                 assert found.name == "__init__.py" or found.parent != path.parent, f"line {node.lineno}"
+
+
+WHICH_STORE = re.compile(
+    r"isinstance\([^()]*(?:Records|Lock)\)|case \w*(?:Records|Lock)\(|store (?:(?:not )?in \(|== \")"
+)
+
+
+def test_only_where_a_store_is_made_is_it_asked_which_it_is():
+    """Whoever uses one asks what it can do. A series of the lock is there only if there is a lock."""
+    made = {"extension", "web.setup.settings", "web.setup.environment"}
+    asking = {name for name in FILES if WHICH_STORE.search(FILES[name].read_text())}
+    assert asking == made | {"integrations.prometheus", "testing.external"}
 
 
 def test_the_house_has_these_rooms():

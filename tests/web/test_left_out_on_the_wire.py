@@ -8,8 +8,7 @@ import pytest
 from flask import request
 
 from flask_idempotency import idempotent
-from flask_idempotency.cli.resume import resume
-from flask_idempotency.cli.stores import admin_of
+from flask_idempotency.operate.resume import resume
 from tests.stores import BOTH
 from tests.web.observed.heard import of
 
@@ -221,9 +220,7 @@ def test_an_operation_is_resumed_with_the_headers_that_are_compared(make_world):
     world.sql("update idempotency_record set created_at = created_at - interval '1 hour'")
     with world.app.app_context():
         state = world.app.extensions["idempotency"]
-        lines = [
-            *resume(state, admin_of(state.records, ""), limit=9, max_attempts=9, backoff_seconds=1)
-        ]
+        lines = [*resume(state, limit=9, max_attempts=9, backoff_seconds=1)]
     assert [line.status for line in lines] == [201]
 
 

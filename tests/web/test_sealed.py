@@ -8,9 +8,8 @@ import pytest
 from flask import Response
 
 from flask_idempotency import idempotent
-from flask_idempotency.cli.resume import resume
-from flask_idempotency.cli.stores import admin_of
 from flask_idempotency.core.fingerprint import Fingerprint, RequestParts, by_request
+from flask_idempotency.operate.resume import resume
 
 OLD, NEW = secrets.token_bytes(32), secrets.token_urlsafe(32)
 
@@ -225,8 +224,6 @@ def test_a_request_that_cannot_be_unsealed_keeps_no_other_from_being_resumed(mak
     state = new.app.extensions["idempotency"]
     new.sql("update idempotency_record set created_at = created_at - interval '1 minute'")
     with new.app.app_context():
-        done = list(
-            resume(state, admin_of(state.records, ""), limit=9, max_attempts=9, backoff_seconds=1)
-        )
+        done = list(resume(state, limit=9, max_attempts=9, backoff_seconds=1))
     assert [line.status for line in done] == [500, 201]
     assert "put that key back" in caplog.text

@@ -12,7 +12,6 @@ from typing import Any, cast
 from sqlalchemy import exc, text
 
 from flask_idempotency.core.errors import ConfigurationError, sqlstate
-from flask_idempotency.core.records import Claim
 from flask_idempotency.stores.admin import (
     Due,
     Erasure,
@@ -23,11 +22,11 @@ from flask_idempotency.stores.admin import (
     trying,
 )
 from flask_idempotency.stores.table_admin import (
-    FORGET,
+    AdminStatements,
     Size,
     TableAdmin,
-    admin_statements,
     erasure_values,
+    read_row,
 )
 
 from . import checks, statements
@@ -42,14 +41,14 @@ _IMPATIENTLY = text("SET LOCAL lock_timeout = '100ms'")
 
 
 def _escaped(name: str) -> str:
-    """A name as part of a template."""
+    """Return a name as part of a template."""
     return name.replace("%", "%%").replace("{", "{{").replace("}", "}}")
 
 
 class PostgresAdmin(TableAdmin):
     """The records in PostgreSQL, for an operator."""
 
-    sql = admin_statements(
+    sql = AdminStatements(
         now="clock_timestamp()",
         in_ttl="clock_timestamp() + %(ttl)s * interval '1 second'",
         later="greatest",
@@ -76,24 +75,13 @@ class PostgresAdmin(TableAdmin):
     )
 
     _messages: Messages
+    _statements = statements
     remedy = checks.POOLER
 
     def resumable(self, limit: int, max_attempts: int, backoff_seconds: float) -> list[Due]:
         """Return the operations to resume now, and put off their next try."""
         values = {"limit": limit, "max_attempts": max_attempts, "backoff": backoff_seconds}
-        rows = self._fetch(statements.RESUMABLE, values)
-        return [
-            Due(bytes(key), name, attempt, owner, bytes(request))
-            for key, name, attempt, owner, request in rows
-        ]
-
-    def count_try(self, due: Due) -> bool:
-        """Count a try of an operation that nobody holds."""
-        return self._change(statements.COUNT_TRY, {"key": due.key, "owner": due.owner}) == 1
-
-    def postpone(self, key: bytes) -> None:
-        """Put off an operation that nobody holds."""
-        self._change(statements.PUT_OFF, {"key": key})
+        return [read_row(Due, row) for row in self._fetch(statements.RESUMABLE, values)]
 
     def erase(self, keys: list[bytes], seen: str | None = None, erasure: Erasure | None = None) -> int:
         """Delete what nobody works on."""
@@ -148,12 +136,8 @@ class PostgresAdmin(TableAdmin):
     @contextmanager
     def trial(self) -> Iterator[PostgresHold]:
         """Claim a record of its own. Raises ``ConfigurationError`` if the table rejects it."""
-
-        def forget(claim: Claim) -> None:
-            self._change(FORGET, {"key": claim.key, "owner": claim.owner})
-
         try:
-            with trying(self._records, forget) as (claim, hold):
+            with trying(self._records, self._forget) as (claim, hold):
                 mine = cast("PostgresHold", hold)
                 checks.change(self._messages.table, mine, claim)
                 yield mine

@@ -59,12 +59,13 @@ def examine(messages: Messages) -> Iterator[Finding]:
     dialect = messages.engine.dialect
     version = dialect.loaded_dbapi.__version__.split()[0]
     yield from _examine_server(f"{dialect.driver} {version}", *server)
-    yield from _examine_table(messages, shape)
+    yield from _examine_table(messages.table, shape)
     writable = not (server[4] or server[5])
     if shape is not None:
         yield _examine_steps(messages, steps, writable=writable)
     if writable and (counts := defined_counts(messages.table)) is not None:
-        is_whole = _is_whole(shape_of(messages, counts))
+        flaws = _flaws(counts, shape_of(messages, counts), "", "")
+        is_whole = all(flaw.subject == "unlogged" for flaw in flaws)
         yield examine_counts(messages.engine, counts, is_whole=is_whole)
 
 
@@ -97,20 +98,36 @@ def _examine_server(
         yield Finding("advice", "durability", lossy, "turn synchronous_commit on")
 
 
-def _examine_table(messages: Messages, shape: Shape | None) -> Iterator[Finding]:
-    name = messages.table.fullname
+def _flaws(table: Table, shape: Shape | None, stores: str, twice: str) -> Iterator[Finding]:
+    """Yield what keeps one of our tables from doing its part: what it ``stores``, and not ``twice``."""
+    name = table.fullname
     if shape is None:
-        yield Finding("FAILED", "table", f"{name} is missing", ADD)
+        yield Finding("FAILED", "table", f"{name} is missing{stores}", ADD)
         return
     if remedy := _set(shape, lambda piece: piece.unlogged, "LOGGED"):
-        yield Finding("FAILED", "table", f"{name} is unlogged, so a crash empties it", remedy)
-    yield _examine_columns(shape)
-    bad = "nothing prevents two records of one key"
-    yield finding(
-        shape.has_key(), "primary key", "key", bad, f"ALTER TABLE {name} ADD PRIMARY KEY (key)"
-    )
+        yield Finding("FAILED", "unlogged", f"{name} is unlogged, so a crash empties it", remedy)
+    if wrong := shape.missing_columns() + shape.other_columns():
+        bad = f"missing in {name} or of another type: {listed(wrong)}"
+        yield Finding("FAILED", "columns", bad, REBUILD)
+    if not shape.has_key():
+        key = ", ".join(column.name for column in table.primary_key)
+        yield Finding("FAILED", "primary key", twice, f"ALTER TABLE {name} ADD PRIMARY KEY ({key})")
+
+
+def _examine_table(table: Table, shape: Shape | None) -> Iterator[Finding]:
+    flaws = {flaw.subject: flaw for flaw in _flaws(table, shape, "", _TWICE)}
+    if shape is None or "unlogged" in flaws:
+        yield replace(next(iter(flaws.values())), subject="table")
+    if shape is None:
+        return
+    all_of_it = f"all {len(table.columns)} of {table.fullname}"
+    yield flaws.get("columns") or Finding("ok", "columns", all_of_it)
+    yield flaws.get("primary key") or Finding("ok", "primary key", "key")
     yield from _examine_indexes(shape)
     yield _examine_fill_factor(shape)
+
+
+_TWICE = "nothing prevents two records of one key"
 
 
 def _set(shape: Shape, is_wrong: Callable[[Piece], bool], what: str) -> str:
@@ -118,13 +135,6 @@ def _set(shape: Shape, is_wrong: Callable[[Piece], bool], what: str) -> str:
     return "; ".join(
         f"ALTER TABLE {piece.name} SET {what}" for piece in shape.pieces if is_wrong(piece)
     )
-
-
-def _examine_columns(shape: Shape) -> Finding:
-    wrong, name = shape.missing_columns() + shape.other_columns(), shape.table.fullname
-    text = f"all {len(shape.table.columns)} of {name}"
-    bad = f"missing in {name} or of another type: {listed(wrong)}"
-    return finding(not wrong, "columns", text, bad, REBUILD)
 
 
 _WITHOUT: dict[str, tuple[Literal["advice", "FAILED"], str]] = {
@@ -161,27 +171,13 @@ def _examine_fill_factor(shape: Shape) -> Finding:
 def _examine_steps(messages: Messages, shape: Shape | None, *, writable: bool) -> Finding:
     """Check the table of steps, which every purge uses. Without it attempts repeat their steps."""
     name = messages.steps.fullname
-    if shape is None:
-        bad = f"{name} is missing: it stores the steps of operations, and a purge deletes them"
-        return Finding("FAILED", "steps", bad, ADD)
-    if remedy := _set(shape, lambda piece: piece.unlogged, "LOGGED"):
-        return Finding("FAILED", "steps", f"{name} is unlogged, so a crash empties it", remedy)
-    columns = _examine_columns(shape)
-    if columns.level == "FAILED":
-        return replace(columns, subject="steps")
-    if not shape.has_key():
-        bad = f"nothing prevents two results of one step in {name}"
-        return Finding("FAILED", "steps", bad, f"ALTER TABLE {name} ADD PRIMARY KEY (key, name)")
+    stores = ": it stores the steps of operations, and a purge deletes them"
+    twice = f"nothing prevents two results of one step in {name}"
+    for flaw in _flaws(messages.steps, shape, stores, twice):
+        return replace(flaw, subject="steps")
     if writable:
         return _try_steps(messages)
-    return Finding("ok", "steps", f"all {len(shape.table.columns)} columns of {name}")
-
-
-def _is_whole(shape: Shape | None) -> bool:
-    """Return True if a table is there, with its columns and its key."""
-    if shape is None or not shape.has_key():
-        return False
-    return not (shape.missing_columns() or shape.other_columns())
+    return Finding("ok", "steps", f"all {len(messages.steps.columns)} columns of {name}")
 
 
 def _try_steps(messages: Messages) -> Finding:

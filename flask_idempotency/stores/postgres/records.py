@@ -18,6 +18,7 @@ from flask_idempotency.core.errors import StoreUnavailable, TransactionConflict,
 from flask_idempotency.core.records import Claim, Record
 from flask_idempotency.core.rows import claim_values
 from flask_idempotency.drivers.raw_connection import RawConnection
+from flask_idempotency.stores.admin import Admin
 
 from . import lease_statements, statements
 from .holds import NOT_OURS, PostgresHold, PostgresLease, record_in
@@ -34,9 +35,16 @@ class PostgresRecords:
 
     atomic = True
     takes_resumable = True
+    can_observe = True
 
     def __init__(self, engine: Engine, table: Table, steps: Table) -> None:
         self.messages = Messages(engine, table, steps)
+
+    def admin(self) -> Admin:
+        """Return the operator's side."""
+        from .admin import PostgresAdmin  # only operators need it
+
+        return PostgresAdmin(self)
 
     def apart(self) -> PostgresRecords:
         """The same records for threads of ours, past the pool of the application."""

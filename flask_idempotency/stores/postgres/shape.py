@@ -71,11 +71,11 @@ class Shape:
     partitioned: bool
 
     def missing_columns(self) -> list[Column[Any]]:
-        """The columns that are not there."""
+        """Return the columns that are not there."""
         return [column for column in self.table.columns if column.name not in self.columns]
 
     def other_columns(self) -> list[Column[Any]]:
-        """The columns that are there, but of another type."""
+        """Return the columns that are there, but of another type."""
         there = [column for column in self.table.columns if column.name in self.columns]
         return [column for column in there if self.columns[column.name] != _type(column)]
 
@@ -88,7 +88,7 @@ class Shape:
         )
 
     def missing_indexes(self) -> list[Index]:
-        """The indexes of ours, by name, for which no valid one serves."""
+        """Return the indexes of ours, by name, for which no valid one serves."""
         valid = [found for found in self.indexes if found.valid]
         wanted = sorted(self.table.indexes, key=lambda index: str(index.name))
         return [index for index in wanted if not any(found.serves_as(index) for found in valid)]
@@ -106,7 +106,7 @@ class Shape:
 
 
 def shape_of(messages: Messages, table: Table) -> Shape | None:
-    """One of the two tables as it is in the database, or None."""
+    """Return one of the two tables as it is in the database, or None."""
     rows, _ = messages.operate(_TABLE, {"table": _DIALECT.identifier_preparer.format_table(table)})
     if not rows:
         return None
@@ -129,13 +129,13 @@ def listed(columns: list[Column[Any]]) -> str:
 
 
 def _type(column: Column[Any]) -> str:
-    """A column's type, in PostgreSQL's own spelling."""
+    """Return a column's type, in PostgreSQL's own spelling."""
     text: str = column.type.compile(_DIALECT).lower()
     return text.replace("varchar", "character varying")
 
 
 def _where(index: Index) -> str:
-    """The condition of a partial index, in PostgreSQL's own spelling."""
+    """Return the condition of a partial index, in PostgreSQL's own spelling."""
     where = index.dialect_options["postgresql"]["where"]
     if where is None:
         return ""

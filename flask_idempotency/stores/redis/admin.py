@@ -36,14 +36,13 @@ from flask_idempotency.stores.admin import (
     Tally,
     Time,
     Verdict,
-    Waiting,
     finding,
     read_audit,
     trying,
 )
 
 from .client import cause, milliseconds
-from .records import AT_ONCE, NOW, RESULTS, STEPS, RedisRecords, is_observed
+from .scripts import AT_ONCE, NOW, RESULTS, STEPS, is_observed
 
 _VERSION = """
 local function version(key)
@@ -134,12 +133,13 @@ class RedisAdmin:
     """The records in Redis, for an operator."""
 
     remedy = "connect to a primary that takes writes, and allow its user EVAL and SCAN on our prefix"
+    purge_alone = None  # Redis does it
 
-    def __init__(self, records: RedisRecords) -> None:
+    def __init__(self, records: Any) -> None:
         self._records = records
 
     def stats(self) -> list[Group]:
-        """The records counted."""
+        """Return the records counted."""
         groups: dict[tuple[str, str], Group] = {}
         for line in self._lines():
             at = line.operation, line.state
@@ -161,11 +161,11 @@ class RedisAdmin:
         return Overview(tallies, False, running, len(ended), max(ended, default=None), 0, None)
 
     def newest(self, name: str | None, state: str | None, limit: int) -> list[Line]:
-        """The newest records."""
+        """Return the newest records."""
         return self.of_scope(b"", name, state, limit)
 
     def of_scope(self, tail: bytes, name: str | None, state: str | None, limit: int) -> list[Line]:
-        """The newest records of a scope."""
+        """Return the newest records of a scope."""
         fitting = (
             line
             for _, line, _ in self._seen(end=tail)
@@ -174,16 +174,16 @@ class RedisAdmin:
         return nlargest(limit, fitting, key=lambda line: str(line.created))
 
     def leased(self, state: str, limit: int) -> list[Line]:
-        """The oldest records with a lease."""
+        """Return the oldest records with a lease."""
         fitting = (line for line in self._lines() if line.state == state)
         return nsmallest(limit, fitting, key=lambda line: str(line.created))
 
     def starting(self, start: bytes) -> list[Line]:
-        """The records whose key's hash starts so."""
+        """Return the records whose key's hash starts so."""
         return list(islice(self._lines(start), 2))
 
     def steps(self, start: bytes) -> list[StepLine]:
-        """The finished steps."""
+        """Return the finished steps."""
         found = []
         for key in self._keys(start):
             for name, size, end in self._records.run(STEPS, key):
@@ -194,12 +194,12 @@ class RedisAdmin:
         return sorted(found, key=lambda step: str(step.finished))
 
     def key(self, start: bytes) -> bytes | None:
-        """The whole key."""
+        """Return the whole key."""
         found = list(islice(self._keys(start), 2))
         return found[0] if len(found) == 1 else None
 
     def latest(self) -> bytes | None:
-        """The key of the youngest of some thousand records."""
+        """Return the key of the youngest of some thousand records."""
         some = (seen for seen in islice(self._seen(), AT_ONCE) if seen[1].state != "erased")
         youngest = max(some, key=lambda seen: str(seen[1].created), default=None)
         return None if youngest is None else youngest[0]
@@ -229,19 +229,8 @@ class RedisAdmin:
             " 'postgres' or 'sql'"
         )
 
-    def count_try(self, due: Due) -> bool:  # noqa: ARG002
-        """Nothing is tried where nothing is resumed."""
-        return False
-
-    def waiting(self, max_attempts: int) -> Waiting:  # noqa: ARG002
-        """Nothing waits."""
-        return Waiting(0, 0, 0)
-
-    def postpone(self, key: bytes) -> None:
-        """Nothing is put off."""
-
     def belonging(self, tail: bytes, name: str | None) -> Belongings:
-        """The records of a scope."""
+        """Return the records of a scope."""
         keys, left, names = list[bytes](), Counter[str](), set[str]()
         for key, line, _ in self._seen(end=tail):
             if name not in (None, line.operation):
@@ -331,7 +320,7 @@ class RedisAdmin:
             yield None
 
     def _keys(self, start: bytes = b"", end: bytes = b"") -> Iterator[bytes]:
-        """The keys that start and end so. Raises ``StoreUnavailable``."""
+        """Yield the keys that start and end so. Raises ``StoreUnavailable``."""
         prefix, as_seen = self._records.prefix, set()
         pattern = re.sub(r"([\\*?\[\]])", r"\\\1", prefix) + start.hex() + "*" + end.hex()
         try:
@@ -346,7 +335,7 @@ class RedisAdmin:
             raise StoreUnavailable from error
 
     def _lines(self, start: bytes = b"") -> Iterator[Line]:
-        """The records whose key's hash starts so."""
+        """Yield the records whose key's hash starts so."""
         return (line for _, line, _ in self._seen(start))
 
     def _seen(self, start: bytes = b"", end: bytes = b"") -> Iterator[tuple[bytes, Line, float | None]]:
@@ -391,7 +380,7 @@ def _state(lease: str | bool, now: int) -> str:
 
 
 def _left(lease: str | bool, now: int) -> float | None:
-    """The seconds that a lease has left; None without one, or if it is no number."""
+    """Return the seconds that a lease has left; None without one, or if it is no number."""
     with suppress(ValueError):
         return finite((float(lease) - now) / 1000) if lease else None
     return None

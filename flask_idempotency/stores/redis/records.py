@@ -27,22 +27,12 @@ from flask_idempotency.core.errors import (
     StoreUnavailable,
 )
 from flask_idempotency.core.logs import log
-from flask_idempotency.core.records import OBSERVED, Claim, Record, State, StoredResponse
+from flask_idempotency.core.records import Claim, Record, State, StoredResponse
 from flask_idempotency.core.rows import legible, record_of
 
 from .client import Client, cause, milliseconds
+from .scripts import AT_ONCE, NOW, RESULTS, STEPS, is_observed
 from .wire import wire_of
-
-NOW = """
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-"""
-
-
-def is_observed(owner: str) -> str:
-    """Make the Lua for: this was only observed. ``owner`` is an expression for its owner."""
-    return f"string.sub({owner}, 1, {len(OBSERVED)}) == '{OBSERVED}'"
-
 
 _FIELDS = (
     "name", "state", "version", "digest", "attempt", "owner", "lease", "status", "headers", "body",
@@ -51,26 +41,9 @@ _FIELDS = (
 # -> the server's time in milliseconds, and the values of these fields: not those of the steps
 LOOK = NOW + f"return {{now, redis.call('HMGET', KEYS[1], {str(_FIELDS)[1:-1]})}}"
 
-# -> name, length and end of each finished step
-STEPS = """
-local found = {}
-for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
-  if string.sub(field, 1, 5) == 'step:' then
-    local name = string.sub(field, 6)
-    local size = #redis.call('HGET', KEYS[1], field)
-    found[#found + 1] = {name, size, redis.call('HGET', KEYS[1], 'end:' .. name) or ''}
-  end
-end
-return found"""
-
-RESULTS = "return redis.call('HMGET', KEYS[1], unpack(ARGV))"
-
 AT_ONCE_BYTES = 1024 * 1024
 """How many bytes of steps' results are fetched at once. A server needs longer for tens of megabytes
 than its client waits."""
-
-AT_ONCE = 1000
-"""How many records or steps to ask for at once: some milliseconds of the server's time."""
 
 # What was only observed needs nobody's decision: it expires even if it never ends.
 _BEGIN = f"""
@@ -142,11 +115,18 @@ class RedisRecords:
     """Records in Redis. ``client`` is called once, at the first use."""
 
     atomic = False
+    can_observe = True
 
     def __init__(self, client: Callable[[], Client], prefix: str) -> None:
         self.prefix = f"{prefix}record:"
         self.connected = cache(client)
         self._wire = cache(lambda: wire_of(self.connected()))
+
+    def admin(self) -> Any:
+        """Return the operator's side."""
+        from .admin import RedisAdmin  # only operators need it
+
+        return RedisAdmin(self)
 
     def look(self, key: bytes) -> Record | None:
         """The record."""

@@ -10,17 +10,16 @@ from typing import Any, cast
 from sqlalchemy import exc, inspect
 
 from flask_idempotency.core.ports import Transaction
-from flask_idempotency.core.records import Claim
 from flask_idempotency.stores.admin import ADD, REBUILD, Due, Erasure, Finding, finding, reason, trying
 from flask_idempotency.stores.table import defined_counts
 from flask_idempotency.stores.table_admin import (
-    FORGET,
+    AdminStatements,
     TableAdmin,
-    admin_statements,
     erasure_values,
     examine_counts,
     missing_columns,
     missing_indexes,
+    read_row,
 )
 
 from . import statements
@@ -30,7 +29,7 @@ from .messages import Messages
 class SqliteAdmin(TableAdmin):
     """The records in SQLite, for an operator."""
 
-    sql = admin_statements(
+    sql = AdminStatements(
         now=statements.NOW,
         in_ttl=statements.IN_TTL,
         later="max",
@@ -43,27 +42,17 @@ class SqliteAdmin(TableAdmin):
     )
 
     _messages: Messages
+    _statements = statements
     remedy = "check that the file is writable and that nobody writes to it for long"
 
     def resumable(self, limit: int, max_attempts: int, backoff_seconds: float) -> list[Due]:
         """Return what to resume now, and put off its next try. While this writes, no view runs."""
         values = {"limit": limit, "max_attempts": max_attempts, "backoff": backoff_seconds}
         with self._messages.writing() as run:
-            found = [Due(bytes(row[0]), *row[1:]) for row in run(statements.RESUMABLE, values)]
+            found = [read_row(Due, row) for row in run(statements.RESUMABLE, values)]
             for due in found:
                 run(statements.PICKED, {"key": due.key})
         return found
-
-    def count_try(self, due: Due) -> bool:
-        """Count a try."""
-        values = {"key": due.key, "owner": due.owner}
-        with self._messages.writing() as run:
-            return bool(run(statements.COUNT_TRY, values).rowcount)
-
-    def postpone(self, key: bytes) -> None:
-        """Put one off."""
-        with self._messages.writing() as run:
-            run(statements.PUT_OFF, {"key": key})
 
     def erase(self, keys: list[bytes], seen: str | None = None, erasure: Erasure | None = None) -> int:
         """Delete what has no lease. While this writes, no view runs."""
@@ -128,12 +117,7 @@ class SqliteAdmin(TableAdmin):
     @contextmanager
     def trial(self) -> Iterator[Transaction]:
         """Claim a record; roll back and delete it at the end."""
-
-        def forget(claim: Claim) -> None:
-            with self._messages.writing() as run:
-                run(FORGET, {"key": claim.key, "owner": claim.owner})
-
-        with trying(self._records, forget) as (_claim, hold):
+        with trying(self._records, self._forget) as (_claim, hold):
             yield cast("Transaction", hold)
 
     def _fetch(self, template: str, values: dict[str, Any]) -> list[Any]:

@@ -16,6 +16,7 @@ from sqlalchemy import Engine, Table
 from flask_idempotency.core.errors import KeyExpired, StoreUnavailable
 from flask_idempotency.core.records import Claim, Record, State
 from flask_idempotency.core.rows import claim_values
+from flask_idempotency.stores.admin import Admin
 from flask_idempotency.stores.engine_transaction import BorrowedTransaction
 
 from . import statements
@@ -38,6 +39,12 @@ class SqliteRecords:
 
     def __init__(self, engine: Engine, table: Table, steps: Table) -> None:
         self.messages = Messages(engine, table, steps)
+
+    def admin(self) -> Admin:
+        """Return the operator's side."""
+        from .admin import SqliteAdmin  # only operators need it
+
+        return SqliteAdmin(self)
 
     def look(self, key: bytes) -> Record | None:
         """The record, in one plain read."""

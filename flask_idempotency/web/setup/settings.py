@@ -298,6 +298,11 @@ class Settings:
         " are not remembered. For tests, and to rule the extension out when you look for a fault.")
 # fmt: on
 
+    @property
+    def has_table(self) -> bool:
+        """True if the records are in a table of ours, in the application's database."""
+        return self.store in ("hybrid", "postgres", "sql")
+
 
 SETTINGS = tuple(Setting(each.name.upper(), each.default, **each.metadata) for each in fields(Settings))
 """The rows of the table."""

@@ -7,12 +7,12 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from flask_idempotency.cli.stores import admin_of
 from flask_idempotency.core.engine import Claimed, Engine, InProgress, Mismatch, Replay
 from flask_idempotency.core.errors import NotAtomic, RequestInProgress, StoreUnavailable
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.ports import NoLock, Plain
 from flask_idempotency.core.records import Claim, State, StoredResponse
+from flask_idempotency.stores.admin import admin_of
 from flask_idempotency.stores.redis.lock import RedisLock
 from tests.drivers import own_cursor
 from tests.faults.explore.schedules import Actor, Choice, Kind, Stage, Violation

@@ -10,7 +10,7 @@ import psycopg2
 
 import servers
 from flask_idempotency.cli import cli
-from flask_idempotency.cli.stores import admin_of
+from flask_idempotency.stores.admin import admin_of
 from flask_idempotency.stores.postgres import statements
 
 EXPIRE = "update idempotency_record set expires_at = clock_timestamp()"

@@ -13,9 +13,9 @@ from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency, idempotent
 from flask_idempotency.cli import cli
-from flask_idempotency.cli.stores import admin_of
 from flask_idempotency.core.keys import scope_tail
 from flask_idempotency.stores import admin
+from flask_idempotency.stores.admin import admin_of
 from tests.integration.commands.running import runner
 from tests.killed import Killed
 

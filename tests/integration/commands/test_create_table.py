@@ -10,7 +10,7 @@ from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import Idempotency
-from flask_idempotency.cli.stores import admin_of
+from flask_idempotency.stores.admin import admin_of
 from tests.drivers import EACH
 from tests.integration.commands.purging import outside
 from tests.integration.commands.running import build, build_console, not_ok, once, runner

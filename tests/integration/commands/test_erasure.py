@@ -12,9 +12,11 @@ import redis
 from flask import request
 
 from flask_idempotency import Retryable, current_operation, idempotent
-from flask_idempotency.cli import cli, erasure, group
-from flask_idempotency.cli.stores import admin_of
+from flask_idempotency.cli import cli, decisions, group
 from flask_idempotency.core.keys import scope_tail
+from flask_idempotency.operate import erase as erasure
+from flask_idempotency.operate.find import Sought, scope_tails
+from flask_idempotency.stores.admin import admin_of
 from tests.integration.commands.running import runner
 from tests.killed import Killed
 from tests.stores import BOTH
@@ -114,7 +116,7 @@ def test_who_finds_nothing_is_told_what_may_be_mistyped(shop):
 
 
 def test_a_scope_is_a_text_a_number_or_a_uuid():
-    tails = [tail.hex() for tail in erasure.scope_tails("42")]
+    tails = [tail.hex() for tail in scope_tails("42")]
     assert tails == [scope_tail("42").hex(), scope_tail(42).hex()]
 
 
@@ -218,10 +220,9 @@ def test_requests_and_erasures_of_one_scope_do_not_disturb_each_other(shop):
         try:
             with app.app_context():
                 state = app.extensions["idempotency"]
-                store = admin_of(state.records, None)
                 while not stop.is_set():
-                    for keys, _ in erasure.of_scope(store, "alice", None)[0]:
-                        erased[0] += erasure.erase(state, store, (keys, None), None)
+                    found = erasure.erasable(state, Sought(scope="alice"))
+                    erased[0] += sum(erasure.erase(state, found))
         except BaseException as error:
             errors.append(error)
 
@@ -240,20 +241,26 @@ def test_requests_and_erasures_of_one_scope_do_not_disturb_each_other(shop):
 def test_many_records_are_erased_in_batches_with_progress_on_a_terminal(shop, monkeypatch):
     monkeypatch.setattr(erasure, "BATCH", 2)
     shown = list[str]()
-    monkeypatch.setattr(erasure, "progress", lambda as_json: shown.append)
+    monkeypatch.setattr(decisions, "progress", lambda: shown.append)
     for number in range(5):
         shop.world.post("/payments", f"key-{number}")
     assert shop.forget("--scope", "alice")["erased"] == 5
     assert shown == ["2 of 5 erased", "4 of 5 erased", "5 of 5 erased", ""]
 
 
+def progress(as_json):
+    with click.Context(cli) as context:
+        context.meta["flask_idempotency.json"] = as_json
+        return group.progress()
+
+
 def test_progress_is_shown_on_a_terminal_only_and_never_beside_json(monkeypatch, capsys):
-    group.progress(as_json=False)("1 deleted")
+    progress(as_json=False)("1 deleted")
     assert capsys.readouterr().err == "", "no terminal"
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    group.progress(as_json=True)("1 deleted")
+    progress(as_json=True)("1 deleted")
     assert capsys.readouterr().err == ""
-    show = group.progress(as_json=False)
+    show = progress(as_json=False)
     show("1 deleted")
     show("")
     assert "1 deleted" in capsys.readouterr().err
@@ -301,8 +308,8 @@ def test_what_has_expired_is_not_counted_as_old(shop):
 @pytest.mark.parametrize("text", ["0_7", "07", "+7", " 7", "\u0667"])
 def test_a_scope_is_compared_as_it_is_written(text):
     """Python reads all of these as 7."""
-    assert erasure.scope_tails(text) == [scope_tail(text)]
-    assert scope_tail(7) in erasure.scope_tails("7")
+    assert scope_tails(text) == [scope_tail(text)]
+    assert scope_tail(7) in scope_tails("7")
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("1", 1), ("90", 90), ("90m", 5400), ("4w", 2_419_200)])

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from flask_idempotency import idempotent
-from flask_idempotency.cli.group import admin
 from flask_idempotency.core.keys import SHOWN
+from flask_idempotency.operate.find import admin
 from flask_idempotency.web.background import observer
 from flask_idempotency.web.setup.state import app_state
 from tests.integration.commands.running import not_ok, runner

@@ -16,10 +16,9 @@ from flask_sqlalchemy import SQLAlchemy
 import servers
 from flask_idempotency import Idempotency, Retryable, current_operation, idempotent
 from flask_idempotency.cli import cli
-from flask_idempotency.cli.stores import admin_of
 from flask_idempotency.core.keys import scope_tail
 from flask_idempotency.core.records import StoredResponse
-from flask_idempotency.stores.admin import AuditEntry, Line, Tally, Verdict
+from flask_idempotency.stores.admin import AuditEntry, Line, Tally, Verdict, admin_of
 from tests.integration.commands.running import ANSWER, findings, not_ok, runner
 from tests.killed import Killed
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from flask_idempotency.cli.stores import admin_of
-from flask_idempotency.stores.admin import CAPPED, Overview, Tally
+from flask_idempotency.stores.admin import CAPPED, Overview, Tally, admin_of
 from flask_idempotency.stores.postgres import statements
 from flask_idempotency.stores.postgres.admin import PostgresAdmin
 

@@ -19,7 +19,8 @@ import pytest
 import sqlalchemy as sa
 
 import servers
-from flask_idempotency.cli import watch
+from flask_idempotency.cli.watch import text_of
+from flask_idempotency.operate import watch
 from flask_idempotency.stores.admin import CAPPED, Overview, Tally
 from tests.integration.commands.running import PROGRAM, ROOT, build, once
 from tests.integration.commands.test_overview import fill
@@ -54,7 +55,7 @@ def test_one_look_shows_what_there_is(world, run):
 def test_an_estimate_and_a_limit_are_told_as_such():
     overview = Overview([Tally("pay", "completed", 1_000_000)], True, 0, CAPPED, 5.0, 0, None)
     look = watch.Look(watch.datetime.now(), 0.0, overview, None, "works", 12.5, 0.0)
-    text = look.text("idempotency_record")
+    text = text_of(look, "idempotency_record")
     assert "about 1,000,000 records" in text
     assert "interrupted   10,000 or more, the oldest for 5 s" in text
     assert "each second   12.5 begun, 0.0 deleted" in text
@@ -64,7 +65,7 @@ def test_an_estimate_and_a_limit_are_told_as_such():
     ("before", "after", "rate"), [(10, 25, 7.5), (10, 5, None), (None, 5, None), (5, None, None)]
 )
 def test_a_rate_needs_two_counts_that_go_up(before, after, rate):
-    assert watch._per_second(before, after, 2.0) == rate
+    assert watch.per_second(before, after, 2.0) == rate
 
 
 def test_a_database_that_is_away_is_told_and_so_is_a_dead_redis():

@@ -278,8 +278,8 @@ def test_an_hour_without_requests_has_no_bars():
 def test_the_words_for_times():
     from datetime import datetime, timedelta, timezone
 
-    from flask_idempotency.cli.group import duration
     from flask_idempotency.console.words import ago, moment, size
+    from flask_idempotency.operate.words import duration
 
     assert [duration(each) for each in (0, 59, 60, 3661, 90_000, 86_400 * 3)] == [
         "0 s", "59 s", "1 min", "1 h 1 min", "1 d 1 h", "3 d"]  # fmt: skip

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from flask_idempotency import ConfigurationError, LeaseLost, current_operation
-from flask_idempotency.cli.stores import admin_of
+from flask_idempotency.stores.admin import admin_of
 from tests.web.leased.records import end_lease
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flask_idempotency import Retryable, StepError, StoreUnavailable, current_operation, idempotent
-from flask_idempotency.cli.stores import admin_of
+from flask_idempotency.stores.admin import admin_of
 from tests.web.leased.records import steps
 
 

@@ -1,18 +1,16 @@
-"""What is protected, and how: the command that lists it, and what `check` says of it."""
+"""What is protected, and how; and what `check` says of it."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
-from flask import Blueprint, Flask, current_app, request, request_started
+from flask import Blueprint, Flask, request, request_started
 
 from flask_idempotency.core.errors import ConfigurationError
 from flask_idempotency.core.fingerprint import Named, Pointer
@@ -39,9 +37,7 @@ from flask_idempotency.web.setup.routes import (
     refuse_unsupported,
     route_of,
 )
-from flask_idempotency.web.setup.state import AppState, app_state, states
-
-from .group import as_json_option, cli, write_rows
+from flask_idempotency.web.setup.state import AppState, states
 
 HERE = {"REMOTE_ADDR": "127.0.0.1"}
 """Whom a request of ours comes from."""
@@ -49,13 +45,21 @@ HERE = {"REMOTE_ADDR": "127.0.0.1"}
 
 @dataclass(frozen=True)
 class WriteRoute:
-    """The methods of one URL rule that have the same protection; ``route`` is None without any."""
+    """The methods of one URL rule that have the same protection; ``route`` is None without any.
+
+    It has the application's settings where it has none of its own.
+    """
 
     endpoint: str
     methods: list[str]
     rule: str
     route: Route | None
     is_hidden: bool
+
+    @property
+    def given(self) -> Route:
+        """The options themselves, with some left open."""
+        return (self.route and self.route.given) or Route()
 
     @property
     def protected_by(self) -> str | None:
@@ -66,19 +70,21 @@ class WriteRoute:
 
 
 def write_routes(state: AppState) -> Iterator[WriteRoute]:
-    """Every route that changes something, in the order of the URL map, but the console's."""
+    """Yield every route that changes something, in the order of the URL map, but the console's."""
     for rule in state.app.url_map.iter_rules():
         if _is_console(state.app.blueprints.get(rule.endpoint.rpartition(".")[0])):
             continue
         rows: list[WriteRoute] = []
         for method in sorted((rule.methods or set()) - SAFE_METHODS):
-            route = route_of(state, rule.endpoint, method)
-            hidden = hidden_route(state, rule.endpoint, method) if route is None else None
-            row = WriteRoute(rule.endpoint, [], rule.rule, route or hidden, hidden is not None)
-            same = next((each for each in rows if replace(each, methods=[]) == row), None)
-            if same is None:
-                rows.append(same := row)
-            same.methods.append(method)
+            own = route_of(state, rule.endpoint, method)
+            route = own or hidden_route(state, rule.endpoint, method)
+            is_hidden = route is not own
+            route = route and route.resolved(state.settings, state.scope, rule.endpoint)
+            row = WriteRoute(rule.endpoint, [], rule.rule, route, is_hidden)
+            alike = [each for each in rows if (each.route, each.given) == (row.route, row.given)]
+            if not alike:
+                rows.append(row)
+            [*alike, row][0].methods.append(method)
         yield from rows
 
 
@@ -87,31 +93,17 @@ def _is_console(blueprint: Any) -> bool:
     return blueprint is not None and blueprint.import_name == "flask_idempotency.console.blueprint"
 
 
-@cli.command("routes")
-@as_json_option
-def list_routes(as_json: bool) -> None:
-    """List every route that changes something, and how it is protected.
-
-    These are the routes with POST, PUT, PATCH or DELETE, without the operator's page. "protected by" is
-    "decorator" for @idempotent, "protect" for Idempotency.protect, and "not" (null in JSON) without
-    protection; "observed" is added where it only observes (in JSON, "enforce" is false). Shows the
-    options that differ from their defaults; in JSON all of them, with the application's settings filled
-    in, and callables by name. Needs neither database nor Redis.
-    """
-    state = app_state(current_app)
-    rows = [_row(state, each, as_json) for each in write_routes(state)]
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
-    else:
-        write_rows(rows, as_json, "no route has POST, PUT, PATCH or DELETE")
+def all_options(each: WriteRoute) -> dict[str, Any]:
+    """Return a route with all its options, the application's settings filled in."""
+    row = {"endpoint": each.endpoint, "methods": each.methods, "rule": each.rule}
+    return {**row, "protected_by": each.protected_by, **_options(each.route)}
 
 
-def _row(state: AppState, each: WriteRoute, as_json: bool) -> dict[str, Any]:
-    options = _options(state, each)
-    if as_json:
-        row = {"endpoint": each.endpoint, "methods": each.methods, "rule": each.rule}
-        return {**row, "protected_by": each.protected_by, **options}
-    given = [f"{name}={_text(options[name])}" for name in options if _is_given(each.route, name)]
+def as_row(each: WriteRoute) -> dict[str, Any]:
+    """Return a route with the options that differ from their defaults."""
+    options, usual = _options(each.route), Route()
+    differ = [name for name in options if getattr(each.given, name) != getattr(usual, name)]
+    given = [f"{name}={_text(options[name])}" for name in differ]
     by = each.protected_by or "not"
     return {
         "endpoint": each.endpoint,
@@ -125,11 +117,10 @@ def _row(state: AppState, each: WriteRoute, as_json: bool) -> dict[str, Any]:
 _OPTIONS = (*OPTIONS, "skip")
 
 
-def _options(state: AppState, each: WriteRoute) -> dict[str, Any]:
-    """All options of a route as JSON, with the settings where it has none; all None without a route."""
-    if (route := each.route) is None:
+def _options(route: Route | None) -> dict[str, Any]:
+    """Return all options of a resolved route as JSON; all None without a route."""
+    if route is None:
         return dict.fromkeys(_OPTIONS)
-    route = route.resolved(state.settings, state.scope, each.endpoint)
     values = {name: getattr(route, name) for name in _OPTIONS}
     values["resumable"] = route.resumable or route.resumable is not None
     if route.atomic:
@@ -148,10 +139,6 @@ def _shown(value: Any) -> Any:
         case float() if value.is_integer():
             return int(value)
     return name_of(value) if callable(value) else value
-
-
-def _is_given(route: Route | None, option: str) -> bool:
-    return route is not None and getattr(route, option) != getattr(Route(), option)
 
 
 def _text(value: Any) -> str:
@@ -173,7 +160,7 @@ def examine_routes(state: AppState) -> Iterator[Finding]:
     text = f"{len(covered)} of {len(endpoints)} endpoints that change something are protected"
     if by_protect:
         text += f", {len(by_protect)} of them by protect()"
-    if observed := {each.endpoint for each in found if _is_observed(state, each.route)}:
+    if observed := {each.endpoint for each in found if each.route and not each.route.enforce}:
         text += f"; {len(observed)} only observed: {', '.join(sorted(observed))}"
     bad = "IDEMPOTENCY_ENABLED is False: nothing is protected"
     remedy = "leave the setting out, or see `flask idempotency routes` for what it would protect"
@@ -205,10 +192,6 @@ def _examine_early_readers(state: AppState, found: list[WriteRoute]) -> Iterator
         yield Finding("advice", "forms", text, "let it call request.get_data() first")
 
 
-def _is_observed(state: AppState, route: Route | None) -> bool:
-    return route is not None and not route.resolved(state.settings, state.scope).enforce
-
-
 def _examine_each(state: AppState, found: list[WriteRoute]) -> Iterator[Finding]:
     said = set()
     for each in found:
@@ -230,17 +213,16 @@ def _refuse(state: AppState, each: WriteRoute) -> None:
         refuse_misplaced(state, each.endpoint)
     if each.route is None:
         return
-    route = each.route.resolved(state.settings, state.scope, each.endpoint)
-    refuse_unsupported(state, route, route.name)
+    refuse_unsupported(state, each.route, each.route.name)
     state.engines_of(each.route.other_binds)
     if each.protected_by == "protect" and (covering := covering_route(state, each.endpoint)):
         refuse_shared_name(state, covering)
         for method in each.methods:
-            refuse_hidden(state, each.endpoint, method, each.route)
+            refuse_hidden(state, each.endpoint, method, each.given)
 
 
 def _examine_targets(state: AppState) -> Iterator[Finding]:
-    """Arguments of ``protect`` and ``exempt`` that are not registered."""
+    """Find arguments of ``protect`` and ``exempt`` that are not registered."""
     protections = state.protections
     mine = [each for each in states() if each.protections is protections]
 
@@ -261,31 +243,23 @@ def _examine_targets(state: AppState) -> Iterator[Finding]:
 
 
 def _examine_foreign(state: AppState, found: list[WriteRoute]) -> Iterator[Finding]:
-    """Views of installed packages that ``protect`` covers: their forms send no key."""
+    """Find views of installed packages that ``protect`` covers: their forms send no key."""
     packages: dict[str, set[str]] = defaultdict(set)
+    mine = state.app.import_name.partition(".")[0]
     for each in found:
-        route = each.route
-        if route is None or each.protected_by != "protect" or route.skip is not None:
-            continue
-        package = _package(state.app.view_functions[each.endpoint])
-        if route.resolved(state.settings, state.scope).required and _is_installed(
-            package, state.app.import_name
-        ):
+        route, view = each.route, state.app.view_functions[each.endpoint]
+        package = str(getattr(view, "__module__", None)).partition(".")[0]
+        path = Path(getattr(sys.modules.get(package), "__file__", None) or "")
+        is_foreign = package != mine and not _INSTALLED.isdisjoint(path.parts)
+        is_covered = each.protected_by == "protect" and is_foreign
+        if route is not None and is_covered and route.required and route.skip is None:
             packages[package].add(each.endpoint)
     for package, endpoints in sorted(packages.items()):
         text = f"protect() covers views of {package}, which send no key: {', '.join(sorted(endpoints))}"
         yield Finding("advice", "protect", text, "leave them out with protect(skip=...) or exempt()")
 
 
-def _package(view: Any) -> str:
-    return str(getattr(view, "__module__", None)).partition(".")[0]
-
-
-def _is_installed(package: str, import_name: str) -> bool:
-    if package == import_name.partition(".")[0]:
-        return False
-    path = getattr(sys.modules.get(package), "__file__", None) or ""
-    return not {"site-packages", "dist-packages"}.isdisjoint(Path(path).parts)
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
 def _examine_strangers(state: AppState, found: list[WriteRoute]) -> Iterator[Finding]:
@@ -295,12 +269,10 @@ def _examine_strangers(state: AppState, found: list[WriteRoute]) -> Iterator[Fin
     """
     asked: list[Any] = []
     for each in found:
-        if each.route is None or each.protected_by != "protect" or "<" in each.rule:
+        route = each.route
+        if route is None or each.protected_by != "protect" or "<" in each.rule or route.scope in asked:
             continue
-        scope = each.route.resolved(state.settings, state.scope, each.endpoint).scope
-        if scope in asked:
-            continue
-        asked.append(scope)
+        asked.append(scope := route.scope)
         with state.app.test_request_context(each.rule, method=each.methods[0], environ_base=HERE):
             error = _ask_for_stranger(state.app, scope)
         if error is not None:
@@ -340,8 +312,7 @@ def _examine_scope(state: AppState, found: list[WriteRoute]) -> Finding:
         return Finding("advice", "scope", text, remedy)
     if state.scope is None:
         return Finding("ok", "scope", "one tenant")
-    routes = ((each.endpoint, each.route) for each in found if each.route is not None)
-    shared = sorted({name for name, route in routes if route.scope is None})
+    shared = sorted({each.endpoint for each in found if each.route and each.given.scope is None})
     text = f"asked of {name_of(state.scope)}" + (
         f"; one tenant at {', '.join(shared)}" if shared else ""
     )

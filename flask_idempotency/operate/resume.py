@@ -20,10 +20,12 @@ from werkzeug.test import EnvironBuilder, run_wsgi_app
 from flask_idempotency.core.errors import ConfigurationError, SealBroken
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import State
-from flask_idempotency.stores.admin import Admin, Due
+from flask_idempotency.stores.admin import Due
 from flask_idempotency.web.request.body import REQUEST
 from flask_idempotency.web.request.state import RESUMED, Resuming
 from flask_idempotency.web.setup.state import AppState
+
+from .find import admin
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Resumed:
 
 
 def resume(
-    state: AppState, store: Admin, *, limit: int, max_attempts: int, backoff_seconds: float
+    state: AppState, *, limit: int, max_attempts: int, backoff_seconds: float
 ) -> Iterator[Resumed]:
     """Re-send the requests of at most ``limit`` operations that have no active worker.
 
@@ -55,6 +57,7 @@ def resume(
         raise ConfigurationError(
             "IDEMPOTENCY_ENABLED is False: what is sent again would run unprotected, so nothing is sent"
         )
+    store = admin(state)
     for due in store.resumable(limit, max_attempts, backoff_seconds):
         if not store.count_try(due):
             continue
@@ -67,7 +70,7 @@ def resume(
 
 
 def _try(state: AppState, due: Due) -> int:
-    """The status of the response to a stored request; 500 if it cannot be sent."""
+    """Return the status of the response to a stored request; 500 if it cannot be sent."""
     try:
         head, _, body = state.sealer.open_bytes(due.request, due.key, REQUEST).partition(b"\n")
         return _send(state, due, json.loads(head), body)

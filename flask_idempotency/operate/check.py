@@ -1,0 +1,164 @@
+"""Whether everything the guarantees depend on is in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+from flask_idempotency.core.errors import IdempotencyError, Problem, SealBroken
+from flask_idempotency.core.ports import Lease
+from flask_idempotency.session.databases import most_connections
+from flask_idempotency.session.operation import Operation
+from flask_idempotency.session.transaction_scope import Joined
+from flask_idempotency.stores.admin import TRIAL, Admin, Finding, reason, trial_claim
+from flask_idempotency.stores.counts import Counts
+from flask_idempotency.stores.table import defined_counts
+from flask_idempotency.web.background.threads import aside, reply
+from flask_idempotency.web.setup.state import AppState
+from flask_idempotency.web.signals import Event, store_failed
+
+from .decide import check_sealer
+from .find import admin
+from .routes import examine_routes, write_routes
+from .words import explain
+
+PATIENCE_SECONDS = 10.0
+"""How long a thread of ours may take for one try."""
+
+FOR_LISTENERS = (
+    "commands and our threads have the application's context, but no request and an empty flask.g: let"
+    " listeners on the engine do without, as with g.get(...). Of the engine's, our threads' own"
+    " connections are told to those for connect alone: set there what the tables need, such as a role"
+)
+"""What to do where a listener of the application keeps us from the tables."""
+
+_NEEDED_LESS = ("index", "memory", "steps")
+"""What a claim works without."""
+
+
+def examine(state: AppState) -> Iterator[Finding]:
+    """Check that everything the guarantees depend on is in place: servers, threads and routes."""
+    yield from _examine_servers(state)
+    yield from examine_routes(state)
+
+
+def _examine_servers(state: AppState) -> Iterator[Finding]:
+    store, ready, told = admin(state), True, dict[str, str]()
+    try:
+        for finding in store.examine():
+            ready = ready and (finding.level != "FAILED" or finding.subject in _NEEDED_LESS)
+            told[finding.subject] = finding.level
+            yield finding
+    except IdempotencyError:
+        raise
+    except Exception as error:  # a listener's
+        ready, bad = False, f"a listener on the engine raised {type(error).__name__}: {reason(error)}"
+        yield Finding("FAILED", "listener", bad, FOR_LISTENERS)
+    yield from _examine_waiters(state)
+    if ready:
+        yield from _examine_keys(state, store)
+        yield from _examine_claim(state, store)
+        yield from _examine_threads(state, store, has_counts=told.get("counts") == "ok")
+    errors: list[BaseException | None] = []
+
+    def note(_sender: object, event: Event) -> None:
+        errors.append(event.error)
+
+    with store_failed.connected_to(note, state.app):
+        for finding in state.lock.examine():
+            told[finding.subject] = finding.level
+            yield replace(finding, text=f"{finding.text}: {errors[0]}") if errors else finding
+    if "Redis" not in told:  # neither as a lock nor for the records
+        yield Finding("ok", "Redis", "not used")
+
+
+def _examine_waiters(state: AppState) -> Iterator[Finding]:
+    """Advise if those that wait for others may take too many of the pool's connections."""
+    chosen, most = state.settings.max_waiters, most_connections(state.database)
+    if chosen is not None and most is not None and chosen > most // 2:
+        text = f"IDEMPOTENCY_MAX_WAITERS is {chosen}, and the engine's pool opens {most} connections"
+        remedy = "make it at most half of them: all other requests need the rest"
+        yield Finding("advice", "waiters", text, remedy)
+
+
+def _examine_keys(state: AppState, store: Admin) -> Iterator[Finding]:
+    """Advise if other processes encrypt, and this one does not."""
+    try:
+        key = store.latest() if hasattr(store, "latest") else None  # a store of one's own may lack it
+        if key is not None and (record := state.records.look(key)) is not None:
+            check_sealer(state, record)
+    except SealBroken as error:
+        remedy = "set IDEMPOTENCY_ENCRYPTION_KEYS as the other processes have it"
+        yield Finding("advice", "encryption", error.detail, remedy)
+    except IdempotencyError:  # told elsewhere
+        return
+
+
+def _examine_claim(state: AppState, store: Admin) -> Iterator[Finding]:
+    """Claim, and join a session of the application to the claim's transaction, as a view's is."""
+    subject = "claim"
+    try:
+        with store.trial() as hold:
+            if hold is None:
+                yield Finding("ok", subject, "a record was claimed")
+                return
+            yield Finding("ok", subject, "a record was claimed and its row locked")
+            subject = "db.session"
+            yield _examine_session(state, hold)
+            subject = "deletion"
+    except IdempotencyError as error:
+        remedy = store.remedy if isinstance(error, Problem) else ""
+        yield Finding("FAILED", subject, explain(error), remedy)
+
+
+def _examine_session(state: AppState, hold: Any) -> Finding:
+    """Join a session to a claim's transaction. Raises ``IdempotencyError`` if it does not join."""
+    subject = "db.session"
+    try:
+        Joined(state, Operation(TRIAL, "", None, "", hold.attempt), hold).end()
+    except Exception as error:  # also of a get_bind() that asks the request for its tenant
+        if isinstance(error, IdempotencyError) and state.settings.binds is None:
+            raise
+        text = f"does not join outside of a request: {type(error).__name__}: {reason(error)}"
+        return Finding("advice", subject, text, "the first request tries again, and is refused if not")
+    return Finding("ok", subject, "joins the operation's transaction")
+
+
+def _examine_threads(state: AppState, store: Admin, *, has_counts: bool) -> Iterator[Finding]:
+    """Try once what threads of ours will do here, in a thread and on a connection such as they use."""
+    for what, work in _threads(state, store, has_counts):
+        try:
+            reply(aside(state.app, work), PATIENCE_SECONDS)
+        except Exception as error:  # a listener may raise anything
+            yield Finding("FAILED", "threads", f"{what} would fail: {reason(error)}", FOR_LISTENERS)
+        else:
+            yield Finding("ok", "threads", f"{what} works")
+
+
+def _threads(
+    state: AppState, store: Admin, has_counts: bool
+) -> Iterator[tuple[str, Callable[[], object]]]:
+    """The threads that this application has; that of the counts if their table is as it should be."""
+    if not state.settings.has_table:  # elsewhere nobody listens
+        return
+    routes = [each.route for each in write_routes(state) if each.route is not None]
+    if any(route.heartbeat for route in routes):
+        yield "the heartbeat", partial(_renew, state, store)
+    if state.purge is not None:
+        yield "the background purge", state.purge.attempt
+    if not all(route.enforce for route in routes):
+        yield "observing", partial(state.own_records.look, trial_claim().key)
+    if has_counts and (counts := defined_counts(state.table)) is not None:
+        yield "the console's counts", Counts(state.own_engine, counts).attempt
+
+
+def _renew(state: AppState, store: Admin) -> None:
+    claim = replace(trial_claim(), lease_seconds=PATIENCE_SECONDS)
+    lease = cast("Lease", state.own_records.claim(claim))
+    try:
+        lease.extend(PATIENCE_SECONDS)
+    finally:
+        lease.release()
+        store.erase([claim.key])

@@ -1,0 +1,71 @@
+"""Erasing what is stored about a user."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from flask_idempotency.stores.admin import Erasure, Line
+from flask_idempotency.web.setup.state import AppState
+
+from .decide import noted
+from .find import Sought, admin, require, scope_tails
+
+BATCH = 1000
+"""How many records are erased in one transaction: a few milliseconds, for which nothing waits."""
+
+SEVERAL = "several operations"
+"""The name in place of an operation's, where records of more than one were erased."""
+
+
+@dataclass(frozen=True, slots=True)
+class Erasable:
+    """What there is to erase, in ``batches``: keys, and for one key the version that was seen.
+
+    ``left`` counts by state what is not to be erased, ``operation`` is that of all, if it is one, and
+    ``lines`` are the records of a key.
+    """
+
+    batches: list[tuple[list[bytes], str | None]]
+    left: Counter[str]
+    operation: str | None
+    lines: list[Line] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """How many records there are to erase."""
+        return sum(len(keys) for keys, _ in self.batches)
+
+
+def erasable(state: AppState, sought: Sought) -> Erasable:
+    """Find what there is to erase of a key, of a scope, or of one operation of it."""
+    store = admin(state)
+    require(store, "belonging")
+    if sought.key is not None:
+        lines = sought.by_key(state)
+        batches = [([key], line.version) for key, line in lines.items() if line.state != "interrupted"]
+        left = Counter(interrupted=len(lines) - len(batches))
+        return Erasable([*batches], left, sought.operation, [*lines.values()])
+    found = [store.belonging(tail, sought.operation) for tail in scope_tails(sought.scope or "")]
+    keys = [key for each in found for key in each.keys]
+    names = {name for each in found for name in each.names}
+    return Erasable(
+        [(keys[start : start + BATCH], None) for start in range(0, len(keys), BATCH)],
+        sum((Counter(each.left) for each in found), Counter[str]()),
+        next(iter(names)) if len(names) == 1 else sought.operation,
+    )
+
+
+def erase(state: AppState, found: Erasable, by: str | None = None) -> Iterator[int]:
+    """Erase records with their steps, and their markers in Redis; yield how many, after each batch.
+
+    One row of a batch stays, which says who did it. See :meth:`Admin.erase`.
+    """
+    store = admin(state)
+    require(store, "erase", "note")  # a store that notes nothing loses the trail
+    for keys, seen in found.batches:
+        erasure = Erasure(found.operation or SEVERAL, noted("erased", "", by))
+        erased = store.erase(keys, seen, erasure)
+        state.lock.forget(keys)
+        yield erased

@@ -1,0 +1,27 @@
+"""Deleting what has expired, and what ended long ago."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+from flask_idempotency.stores.admin import Admin
+
+
+def purge(
+    store: Admin, stop: threading.Event, batch: int, older_than: int | None, rate: int | None
+) -> Iterator[int]:
+    """Purge once, until ``stop``, at most ``rate`` records a second on average.
+
+    Deletes also what ended ``older_than`` seconds ago. Yields how many records are gone after each
+    transaction.
+    """
+    deleted, began = 0, time.monotonic()
+    age = () if older_than is None else (older_than,)  # a store of one's own need not know it
+    for count in store.purge(batch, *age):
+        deleted += count
+        yield deleted
+        due = began + deleted / rate if rate else 0.0
+        if stop.wait(max(due - time.monotonic(), 0.0)):
+            return
