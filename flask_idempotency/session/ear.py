@@ -1,8 +1,14 @@
-"""What a request's statements do before its view: the operation must know, and nobody can ask later.
+"""The one ear for what is sent past an operation: before its view, or on another connection.
 
-A database does not tell which settings a transaction has changed, least of all an application's own
-(``app.tenant``). So their names are read from the statements: from SQLAlchemy's as they pass the
-dialect, and from those of the driver's own cursors once somebody asks the session for its connection.
+It hears SQLAlchemy's statements as they pass the dialect, and those of the driver's own cursors once
+somebody asks the session for its connection. Two things depend on it:
+
+* The operation must know what a request's statements do before its view, and nobody can ask later. A
+  database does not tell which settings a transaction has changed, least of all an application's own
+  (``app.tenant``). So their names are read from the statements.
+* What the view writes elsewhere is refused (:mod:`.stray_writes`).
+
+On the operation's own connection the units hear (:meth:`.postgres_units.PostgresUnits.admit`).
 """
 
 from __future__ import annotations
@@ -12,10 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, Engine, event
+from sqlalchemy import Connection, Engine, ExecutionContext, event
 
 from flask_idempotency.drivers import known_driver
-from flask_idempotency.drivers.port import Hear
+from flask_idempotency.drivers.cursors import text_of
 from flask_idempotency.drivers.sqltext import (
     CONSTRAINTS,
     CURSOR,
@@ -24,87 +30,136 @@ from flask_idempotency.drivers.sqltext import (
     SAVEPOINT,
     SETS,
     SIGNALS,
+    SUSPECT,
     TRAITS,
     UNSURE,
     chooses_isolation,
+    may_write,
     savepoint_of,
     settings_of,
 )
 
+from .operation import OpenTransaction, innermost
+from .stray_writes import refuse_stray_write
+from .undone import watched
 from .units import StandIn
 
-NOTABLE = SETS | LOCKS | SIGNALS | CONSTRAINTS | UNSURE | SAVEPOINT
+_NOTABLE = SETS | LOCKS | SIGNALS | CONSTRAINTS | UNSURE | SAVEPOINT
 
 
-@dataclass
+@dataclass(eq=False)
 class Noted:
     """What a connection's statements may have done besides reading and writing tables.
 
     Of savepoints, only whether one was rolled back to.
     """
 
-    dialect: Dialect
+    engine: Engine
     traits: int = READS
     for_connection: set[str] = field(default_factory=set)
     for_transaction: set[str] = field(default_factory=set)
 
     def hear(self, cursor: Any, statement: Any, parameters: Any = None) -> None:
-        """Keep account of a statement that ``cursor`` is about to execute, if it is notable."""
-        if traits := TRAITS[text_of(statement, cursor)] & NOTABLE:
-            self.note(traits, cursor, statement, parameters)
+        """``cursor`` is about to send a statement: keep account of it, or refuse it."""
+        text = text_of(statement, cursor)
+        if traits := TRAITS[text] & _NOTABLE:
+            self._note(traits, text, (cursor, statement, parameters))
+        if innermost.get() is not None:
+            refuse_stray_write(self.engine, text)
 
-    def note(self, traits: int, cursor: Any, statement: Any, parameters: Any) -> None:
-        """Keep account of a statement that has these notable ``traits``."""
+    def _note(self, traits: int, text: str, sent: tuple[Any, Any, Any]) -> None:
         if traits & SAVEPOINT:
-            verb, _ = savepoint_of(text_of(statement, cursor)) or ("", "")
+            verb, _ = savepoint_of(text) or ("", "")
             traits &= ~SAVEPOINT if verb != "ROLLBACK" else traits
         self.traits |= traits
-        if traits & SETS and (driver := known_driver(self.dialect)):
-            sent = driver.bound(cursor, statement, parameters)
-            for_connection, for_transaction = settings_of(sent)
+        if traits & SETS and (driver := known_driver(self.engine.dialect)):
+            bound = driver.bound(*sent)
+            for_connection, for_transaction = settings_of(bound)
             unclear = not for_connection | for_transaction and not traits & UNSURE
-            if chooses_isolation(sent) or unclear or "*" in for_transaction:
+            if chooses_isolation(bound) or unclear or "*" in for_transaction:
                 self.traits |= CURSOR  # stands for what cannot be carried
             self.for_connection |= for_connection
             self.for_transaction |= for_transaction
 
 
-def text_of(statement: Any, cursor: Any) -> str:
-    """A statement that is given to the driver: text, bytes, or SQL composed with its help."""
-    if isinstance(statement, bytes):
-        return statement.decode("latin-1")
-    return str(statement.as_string(cursor) if hasattr(statement, "as_string") else statement)
-
-
 _noted: weakref.WeakKeyDictionary[Connection, Noted] = weakref.WeakKeyDictionary()
-
-
-def listen(target: Any, name: str, function: Callable[..., None]) -> None:
-    """Let a function hear of an event, once.
-
-    Not by ``event.contains``: that knows a target by its address, which is another one's by and by.
-    """
-    if function not in getattr(target.dispatch, name):
-        event.listen(target, name, function)
 
 
 def noted(connection: Connection) -> Noted:
     """Return what was noted of a connection; more may come."""
-    return _noted.setdefault(connection, Noted(connection.dialect))
+    return _noted.setdefault(connection, Noted(connection.engine))
 
 
-def note_cursors(connection: Connection) -> None:
-    """Note also the statements of the driver's own cursors."""
-    hear_cursors(connection, noted(connection).hear)
+def hear_engine(engine: Engine) -> None:
+    """Hear what SQLAlchemy sends on an engine.
+
+    The events are the dialect's: a listener on the engine would cost every connection of the
+    application some 200 function calls.
+    """
+    hearing: dict[str, Callable[..., None]] = {
+        "do_execute": _hear,
+        "do_executemany": _hear,
+        "do_execute_no_params": _hear_without_parameters,
+    }
+    # A listener for all engines may send statements itself. Then those for one are not asked.
+    if any(getattr(engine.dialect.dispatch, name).parent_listeners for name in hearing):
+        _listen(engine, "before_cursor_execute", _hear_before)
+        return
+    for name, hear in hearing.items():
+        _listen(engine.dialect, name, hear)
 
 
-def hear_cursors(connection: Connection, hear: Hear) -> None:
-    """Tell ``hear`` of all that the driver's own cursors are about to send on a connection."""
+def hear_cursors(connection: Connection) -> None:
+    """Hear also what the driver's own cursors send on a connection."""
     if not (connection.invalidated or isinstance(connection.connection, StandIn)):
-        hear_driver(connection.engine, connection.connection.dbapi_connection, hear)
+        driver = connection.connection.dbapi_connection
+        _hear_driver(connection.engine, driver, noted(connection))
 
 
-def hear_driver(engine: Engine, connection: Any, hear: Hear) -> None:
-    """Tell ``hear`` of all that the cursors of a driver's connection are about to send."""
+def hear_cursors_of_engine(engine: Engine) -> None:
+    """Hear also what operations of another database send with the driver's own cursors."""
+
+    def take(driver: Any, _record: Any, _pooled: Any) -> None:
+        running = innermost.get()
+        if isinstance(running, OpenTransaction) and running.units.engine.pool is not engine.pool:
+            _hear_driver(engine, driver, Noted(engine))
+
+    event.listen(engine, "checkout", take)
+
+
+def _hear_driver(engine: Engine, connection: Any, to: Noted) -> None:
     if driver := known_driver(engine.dialect):
-        driver.hear(engine.pool, connection, hear)
+        driver.hear(engine.pool, connection, to.hear)
+
+
+def _listen(target: Any, name: str, function: Callable[..., None]) -> None:
+    # Not by event.contains: that knows a target by its address, which is another one's by and by.
+    if function not in getattr(target.dispatch, name):
+        event.listen(target, name, function)
+
+
+def _hear_before(
+    _connection: Connection,
+    cursor: Any,
+    statement: Any,
+    parameters: Any,
+    context: ExecutionContext,
+    _many: bool,
+) -> None:
+    _hear(cursor, statement, parameters, context)
+
+
+def _hear_without_parameters(cursor: Any, statement: Any, context: ExecutionContext) -> None:
+    _hear(cursor, statement, None, context)
+
+
+def _hear(cursor: Any, statement: Any, parameters: Any, context: ExecutionContext) -> None:
+    text = statement if type(statement) is str else text_of(statement, cursor)
+    if TRAITS[text] & ~SUSPECT == READS:
+        return
+    connection, is_running = context.root_connection, innermost.get() is not None
+    if is_running and isinstance(connection.connection, StandIn):
+        return
+    noted(connection).hear(cursor, statement, parameters)
+    if not is_running and (commits := watched.get()) is not None and may_write(text):
+        commits.note_write(connection)
