@@ -95,19 +95,13 @@ def text_of(statement: Any, context: Any) -> str:
 def sending(units: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Send something; what waited in front of it has then reached the server."""
     try:
-        return noting(units, call, *args, **kwargs)
-    finally:
-        units.sent()
-
-
-def noting(units: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Let the units know if the driver raises an error."""
-    try:
         return call(*args, **kwargs)
     except Exception as error:
         if base_of(error) is not None:
             units.note(error)
         raise
+    finally:
+        units.sent()
 
 
 def in_its_unit(fetch: Any, ended: Callable[[Any], Exception]) -> Callable[..., Any]:
@@ -120,7 +114,12 @@ def in_its_unit(fetch: Any, ended: Callable[[Any], Exception]) -> Callable[..., 
                 raise NotAtomic(INHERITED)
             if not is_open(cursor):
                 raise ended(cursor)
-            return noting(units, fetch, cursor, *args, **kwargs)
+            try:
+                return fetch(cursor, *args, **kwargs)
+            except Exception as error:
+                if base_of(error) is not None:
+                    units.note(error)
+                raise
 
     return fetch_or_refuse
 

@@ -256,7 +256,7 @@ def send(
     encoding = _encoding(connection)
     message = [_Statement(each.encode(encoding)) for each in first]
     message += _statements(text, has_values=values is not None, encoding=encoding)
-    given = _given(connection, values) if values else _NO_VALUES
+    given = _given(connection, values or {}, encoding)
     with connection.lock:
         is_idle = connection.pgconn.transaction_status == IDLE
         takes_no_others = b" INDEX CONCURRENTLY " in message[0].sql  # it may be in no transaction
@@ -390,14 +390,23 @@ def _answers(pgconn: Any) -> Generator[Any, Any, list[Any]]:
             return results
 
 
-def _given(connection: Connection, values: dict[str, Any]) -> _Given:
-    formats = {name: int(type(value) is bytes) for name, value in values.items()}
-    transformer = Transformer(_AsItCame(connection))
-    sent: Any = transformer.dump_sequence(
-        [list(value) if type(value) is tuple else value for value in values.values()],
-        [PyFormat.BINARY if is_binary else PyFormat.TEXT for is_binary in formats.values()],
-    )
-    return dict(zip(values, sent, strict=True)), formats
+def _given(connection: Connection, values: dict[str, Any], encoding: str) -> _Given:
+    sent: dict[str, Any] = {}
+    formats: dict[str, int] = {}
+    for name, value in values.items():
+        kind = type(value)
+        formats[name] = int(kind is bytes)
+        if value is None or kind is bytes:
+            sent[name] = value
+        elif kind is int:
+            sent[name] = b"%d" % value
+        elif kind is str and "\0" not in value:
+            sent[name] = value.encode(encoding)
+        else:  # what may be told off, too
+            transformer = Transformer(_AsItCame(connection))
+            given = [*value] if kind is tuple else value
+            sent[name] = transformer.dump_sequence([given], [PyFormat.TEXT])[0]
+    return sent, formats
 
 
 # The application's statements.

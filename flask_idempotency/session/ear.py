@@ -63,11 +63,12 @@ class Noted:
         """``cursor`` is about to send a statement: keep account of it, or refuse it."""
         text = text_of(statement, cursor)
         if traits := TRAITS[text] & _NOTABLE:
-            self._note(traits, text, (cursor, statement, parameters))
+            self.note(traits, text, (cursor, statement, parameters))
         if innermost.get() is not None:
             refuse_stray_write(self.engine, text)
 
-    def _note(self, traits: int, text: str, sent: tuple[Any, Any, Any]) -> None:
+    def note(self, traits: int, text: str, sent: tuple[Any, Any, Any]) -> None:
+        """Keep account of a text with these notable ``traits``, which is about to be ``sent``."""
         if traits & SAVEPOINT:
             verb, _ = savepoint_of(text) or ("", "")
             traits &= ~SAVEPOINT if verb != "ROLLBACK" else traits
@@ -155,11 +156,15 @@ def _hear_without_parameters(cursor: Any, statement: Any, context: ExecutionCont
 
 def _hear(cursor: Any, statement: Any, parameters: Any, context: ExecutionContext) -> None:
     text = statement if type(statement) is str else text_of(statement, cursor)
-    if TRAITS[text] & ~SUSPECT == READS:
+    traits = TRAITS[text]
+    if traits & ~SUSPECT == READS:
         return
     connection, is_running = context.root_connection, innermost.get() is not None
     if is_running and isinstance(connection.connection, StandIn):
         return
-    noted(connection).hear(cursor, statement, parameters)
-    if not is_running and (commits := watched.get()) is not None and may_write(text):
+    if notable := traits & _NOTABLE:
+        noted(connection).note(notable, text, (cursor, statement, parameters))
+    if is_running:
+        refuse_stray_write(connection.engine, text)
+    elif (commits := watched.get()) is not None and may_write(text):
         commits.note_write(connection)

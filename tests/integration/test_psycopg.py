@@ -306,7 +306,7 @@ def test_a_savepoint_that_waits_is_not_lost_by_reading_on(make_world, add_view):
         numbers = sa.text("select generate_series(1, 4)").execution_options(yield_per=1)
         rows = session.execute(numbers)
         next(rows)
-        savepoint = session.begin_nested()
+        savepoint = session.connection().begin_nested()
         assert [row[0] for row in rows] == [2, 3, 4]
         session.add(world.Payment(amount=7))
         session.flush()
