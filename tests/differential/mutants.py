@@ -669,6 +669,7 @@ def read_only_before_the_view_lost(knife: Knife) -> None:
         "'on' IN (current_setting('transaction_read_only'), current_setting('transaction_deferrable'))"
     )
     knife.rewrite(sql, old, "false", "EARLIER")
+    knife.replace(before_view, "CURSOR", 0)
 
 
 @shown_by("a write before the view, committed after it")
@@ -727,10 +728,10 @@ def commit_as_text_sent(knife: Knife) -> None:
 
 @shown_by(
     driver="psycopg2",
-    the_driver_commits_for_itself=Program(view=(INSERT, do("call the driver", "tpc_commit"), COMMIT)),
+    a_large_object=Program(view=(INSERT, do("call the driver", "lobject", 0, "w"), COMMIT)),
 )
 def doors_of_the_driver_open(knife: Knife) -> None:
-    """The driver's own ways to end a transaction are there."""
+    """The driver's own ways past its cursors are there."""
     knife.replace(psycopg2, "REFUSED", frozenset())
 
 
