@@ -26,7 +26,7 @@ from flask_idempotency.core.keys import Scope
 from flask_idempotency.core.ports import Lock, NoLock, Plain, Records
 from flask_idempotency.core.process import here
 from flask_idempotency.drivers import NAMES, inherited
-from flask_idempotency.session import session_class, stray_writes
+from flask_idempotency.session import ear, session_class
 from flask_idempotency.session.after_commit import after_commit
 from flask_idempotency.session.databases import most_connections
 from flask_idempotency.session.operation import forget_parents
@@ -142,9 +142,9 @@ class Idempotency:
         state = binds[keys[0]]
         session_class.install(sessions)
         for engine in state.engines.values():
-            stray_writes.watch(engine)
+            ear.hear_engine(engine)
             if engine is not state.database or len(binds) > 1:
-                stray_writes.watch_cursors(engine)
+                ear.hear_cursors_of_engine(engine)
         hooks.register(app, state, timeout)
         watch_flashes(app)
         app.add_template_global(idempotency_field)

@@ -23,6 +23,11 @@ def innermost(connection: Any) -> Any:
     return connection
 
 
+def methods_of(kind: type) -> set[str]:
+    """All that a class has by name, but for DB-API's classes of errors."""
+    return {name for name in dir(kind) if not isinstance(getattr(kind, name), type)}
+
+
 KINDS = 32
 """How many of an application's classes are remembered, of cursors for example, for which one of ours
 was made. Few have more than three; one that makes its own in each request must not fill the memory."""
@@ -40,11 +45,11 @@ class Driver(Protocol):
     ANSWERS_EACH: bool
     """Whether the rows of a statement can be had if another one follows it in the same message."""
 
-    STATE: Set[str]
-    """What may be asked of its connection at any time."""
+    REFUSED: Set[str]
+    """What an operation does not let a view use of its connection: all but what asks for its state.
 
-    ENDINGS: Set[str]
-    """Its connection's methods that would end the operation's transaction, or change what it is."""
+    An application's own class of connections may have more.
+    """
 
     LEVELS: Mapping[Any, str]
     """What a connection's ``isolation_level`` stands for, as after BEGIN; empty for none."""
@@ -79,7 +84,7 @@ class Driver(Protocol):
     def give_back(self, connection: Any, autocommit: bool) -> None:
         """Undo :meth:`take`, for a connection that was in ``autocommit`` mode or not.
 
-        Undo also what the driver was shown of our transaction (:meth:`show`), which is over.
+        Undo also what the driver was shown of our transaction, which is over.
         """
         ...
 
@@ -93,10 +98,6 @@ class Driver(Protocol):
 
     def hear(self, pool: Any, connection: Any, hear: Hear) -> None:
         """Tell ``hear`` of all that a connection's cursors are about to send, until it is returned."""
-        ...
-
-    def show(self, connection: Any) -> None:
-        """Let the driver see that a transaction is open that it has not begun, if it has to."""
         ...
 
     def cursors(self, units: Any) -> Cursors:

@@ -20,7 +20,6 @@ import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import lru_cache, partial
 from hashlib import sha256
 from itertools import count
@@ -29,32 +28,27 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import generators, pq
-from psycopg.adapt import AdaptersMap, Transformer
+from psycopg.adapt import AdaptersMap, PyFormat, Transformer
 from psycopg.errors import error_from_result
 from psycopg.waiting import Ready, Wait
 from sqlalchemy import Pool
 
-from flask_idempotency.core.errors import NotAtomic, sqlstate
-from flask_idempotency.core.process import INHERITED
+from flask_idempotency.core.errors import sqlstate
 
-from .heard import listen
-from .port import IDLE, KINDS, Hear, innermost
+from .cursors import in_its_unit, is_open, listen, sending, text_of
+from .port import IDLE, KINDS, Hear, innermost, methods_of
 from .sqltext import CURSOR, READS
 
 Error = psycopg.Error
 Connection = psycopg.Connection[Any]
 
-STATE = {
+_STATE = {
     *("info", "closed", "broken", "autocommit", "isolation_level", "read_only", "deferrable", "fileno"),
     *("adapters", "row_factory", "prepare_threshold", "prepared_max", "xid", "cancel", "cancel_safe"),
     *("add_notice_handler", "remove_notice_handler", "add_notify_handler", "remove_notify_handler"),
     *("notifies",),
 }
-ENDINGS = {
-    *("set_autocommit", "set_read_only", "set_deferrable"),
-    *("tpc_begin", "tpc_prepare", "tpc_commit", "tpc_rollback", "tpc_recover"),
-    *("transaction", "pipeline"),
-}
+REFUSED = {"pgconn", "lock"} | methods_of(psycopg.Connection) - _STATE
 LEVELS: dict[Any, str] = {
     None: "",
     **{each: each.name.replace("_", " ") for each in psycopg.IsolationLevel},
@@ -77,6 +71,8 @@ _MOST_RENEWALS = 20
 _Given = tuple[dict[str, bytes | None], dict[str, int]]
 """Values by name as libpq takes them, and whether they are in its binary format."""
 
+_NO_VALUES: _Given = {}, {}
+
 _NOT_AS_PREPARED = {"26000", "42P05", "0A000"}
 """A statement is not there, is there already, or returns something else since a migration."""
 
@@ -92,10 +88,6 @@ def take(connection: Connection) -> tuple[Callable[[], int], bool]:
 
 def give_back(connection: Connection, autocommit: bool) -> None:
     """See :class:`.port.Driver`: nothing was changed."""
-
-
-def show(connection: Connection) -> None:
-    """See :class:`.port.Driver`: psycopg sees it."""
 
 
 def question(pooled: Any) -> Any:
@@ -210,7 +202,7 @@ def _book(connection: Connection) -> _Book | None:
 
 
 class _AsItCame:
-    """What rows of ours are read with: the connection's encoding, and no adapters of an application."""
+    """What our values are converted with: the connection's encoding, no adapters of an application."""
 
     adapters = AdaptersMap(psycopg.adapters)
 
@@ -264,7 +256,7 @@ def send(
     encoding = _encoding(connection)
     message = [_Statement(each.encode(encoding)) for each in first]
     message += _statements(text, has_values=values is not None, encoding=encoding)
-    given = _given(values or {}, encoding)
+    given = _given(connection, values or {}, encoding)
     with connection.lock:
         is_idle = connection.pgconn.transaction_status == IDLE
         takes_no_others = b" INDEX CONCURRENTLY " in message[0].sql  # it may be in no transaction
@@ -287,7 +279,7 @@ def send(
             if not is_idle:
                 raise
             if connection.pgconn.transaction_status != IDLE:
-                _exchange(connection, [_Statement(b"ROLLBACK")], ({}, {}), None)
+                _exchange(connection, [_Statement(b"ROLLBACK")], _NO_VALUES, None)
             results = _exchange(connection, message, given, None)
         if asks is not None:
             asks.is_direct = int(results.pop().get_value(0, 0)) == connection.pgconn.backend_pid
@@ -310,7 +302,7 @@ def _forget_prepared(connection: Connection) -> None:
                 connection.wait(manager.maintain_gen(connection))
                 return
             for command in manager.get_maintenance_commands():  # before 3.2
-                _exchange(connection, [_Statement(command)], ({}, {}), None)
+                _exchange(connection, [_Statement(command)], _NO_VALUES, None)
 
 
 def _encoding(connection: Connection) -> str:
@@ -398,40 +390,23 @@ def _answers(pgconn: Any) -> Generator[Any, Any, list[Any]]:
             return results
 
 
-def _given(values: dict[str, Any], encoding: str) -> _Given:
-    sent: dict[str, bytes | None] = {}
+def _given(connection: Connection, values: dict[str, Any], encoding: str) -> _Given:
+    sent: dict[str, Any] = {}
     formats: dict[str, int] = {}
     for name, value in values.items():
-        formats[name] = 0
-        if value is None:
-            sent[name] = None
-        elif type(value) is bytes:
+        kind = type(value)
+        formats[name] = int(kind is bytes)
+        if value is None or kind is bytes:
             sent[name] = value
-            formats[name] = 1
-        elif type(value) is int:
+        elif kind is int:
             sent[name] = b"%d" % value
-        else:
-            given = (value if type(value) is str else _text_of(value)).encode(encoding)
-            sent[name] = given
-            if b"\0" in given:
-                raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
+        elif kind is str and "\0" not in value:
+            sent[name] = value.encode(encoding)
+        else:  # what may be told off, too
+            transformer = Transformer(_AsItCame(connection))
+            given = [*value] if kind is tuple else value
+            sent[name] = transformer.dump_sequence([given], [PyFormat.TEXT])[0]
     return sent, formats
-
-
-def _text_of(value: Any) -> str:
-    if isinstance(value, (bytes, memoryview)):
-        return "\\x" + value.hex()
-    if isinstance(value, timedelta):
-        return f"{value.days} days {value.seconds}.{value.microseconds:06} seconds"
-    if isinstance(value, (list, tuple)):
-        return "{" + ",".join(map(_element, value)) + "}"
-    return str(value)
-
-
-def _element(value: Any) -> str:
-    if value is None:
-        return "NULL"
-    return '"' + _text_of(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 # The application's statements.
@@ -531,11 +506,11 @@ def _subclass(base: Any) -> Any:  # noqa: C901 -- a class, each method short
                 if _DEALLOCATES(text):
                     _books.pop(units.driver, None)
                 if not units.waiting:
-                    return _noting(units, super().execute, query, params, **how)
+                    return sending(units, super().execute, query, params, **how)
                 if ";" in text or units.is_failed():  # several statements cannot be pipelined
                     units.flush()
-                    return _noting(units, super().execute, query, params, **how)
-                return _noting(units, _behind, units, partial(super().execute, query, params, **how))
+                    return sending(units, super().execute, query, params, **how)
+                return sending(units, _behind, units, partial(super().execute, query, params, **how))
 
         def executemany(self, query: Any, params_seq: Any, **how: Any) -> Any:
             with self.units.lock:
@@ -543,7 +518,7 @@ def _subclass(base: Any) -> Any:  # noqa: C901 -- a class, each method short
                 in_front = vars(self.units.driver)
                 refusal = in_front.pop("pipeline", None)  # before 3.3 psycopg itself calls it here
                 try:
-                    return _noting(self.units, super().executemany, query, params_seq, **how)
+                    return sending(self.units, super().executemany, query, params_seq, **how)
                 finally:
                     if refusal is not None:
                         in_front["pipeline"] = refusal
@@ -551,13 +526,11 @@ def _subclass(base: Any) -> Any:  # noqa: C901 -- a class, each method short
         def stream(self, query: Any, params: Any = None, **how: Any) -> Iterator[Any]:
             with self.units.lock:
                 self._admit(query, params)
-            try:
-                yield from super().stream(query, params, **how)
-            except Error as error:
-                self.units.note(error)
-                raise
-            finally:
-                _end_single_rows(self.units.driver)
+                if self.units.present is not None:  # libpq would read our next rows one by one, too
+                    self.units.refuse(
+                        "the view called stream() of psycopg's cursor: use yield_per, or a named cursor"
+                    )
+            yield from super().stream(query, params, **how)
 
         @contextmanager
         def copy(self, statement: Any, params: Any = None, **how: Any) -> Iterator[Any]:
@@ -580,27 +553,10 @@ def _subclass(base: Any) -> Any:  # noqa: C901 -- a class, each method short
     return OperationCursor
 
 
-def _end_single_rows(connection: Connection) -> None:
-    """Let libpq forget that it reads row by row: it would read our next pipeline's rows so, too.
-
-    It does that with any statement outside of a pipeline.
-    """
-    with connection.lock:
-        if not connection.closed:
-            connection.pgconn.send_query(b"")
-            connection.wait(generators.execute(connection.pgconn))
-
-
-def _in_its_unit(fetch: Any) -> Callable[..., Any]:
-    def fetch_or_refuse(cursor: Any, *args: Any, **kwargs: Any) -> Any:
-        with cursor.units.lock:
-            if cursor.units.is_parents:
-                raise NotAtomic(INHERITED)
-            if not cursor.withhold and not cursor.units.is_current(cursor.owner, cursor.unit):
-                raise psycopg.errors.InvalidCursorName(f'cursor "{cursor.name}" does not exist')
-            return _noting(cursor.units, fetch, cursor, *args, **kwargs)
-
-    return fetch_or_refuse
+def _ended(cursor: Any) -> Exception:
+    if cursor.units.is_failed():
+        return psycopg.errors.InFailedSqlTransaction("current transaction is aborted")
+    return psycopg.errors.InvalidCursorName(f'cursor "{cursor.name}" does not exist')
 
 
 @lru_cache(KINDS)
@@ -614,20 +570,20 @@ def _named(base: Any) -> Any:
             units = self.units
             with units.lock:
                 self._admit(query, params, READS if self.withhold else CURSOR)
-                result = _noting(units, partial(base.execute, self), query, params, **how)
+                result = sending(units, partial(base.execute, self), query, params, **how)
                 self.unit = units.begun
                 return result
 
         def close(self) -> None:
             with self.units.lock:
-                if self.withhold or not self.unit or self.units.is_current(self.owner, self.unit):
+                if not self.unit or is_open(self):
                     super().close()
                 else:  # it ended with its unit, and psycopg's CLOSE would fail the transaction
                     psycopg.Cursor.close(self)
 
     for name in ("fetchone", "fetchmany", "fetchall", "__next__", "scroll"):
         if hasattr(base, name):  # before 3.3 it has no __next__
-            setattr(NamedCursor, name, _in_its_unit(getattr(base, name)))
+            setattr(NamedCursor, name, in_its_unit(getattr(base, name), _ended))
     return NamedCursor
 
 
@@ -659,26 +615,11 @@ def _behind(units: Any, execute: Callable[[], Any]) -> Any:
         return execute()
 
 
-def _noting(units: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Send something; what waited in front of it has then reached the server."""
-    try:
-        return call(*args, **kwargs)
-    except Error as error:
-        units.note(error)
-        raise
-    finally:
-        units.sent()
-
-
 def _text(query: Any, connection: Connection) -> str:
-    """The query as the view wrote it, without the values, which are a client's."""
-    if isinstance(query, str):
-        return query
-    if isinstance(query, bytes):
-        return query.decode("latin-1")
-    if isinstance(query, psycopg.sql.Composable):
-        return query.as_string(connection)
-    return str(psycopg.sql.as_string(query, connection))  # a template, with its values
+    """As :func:`text_of`, also of a template string, with its values."""
+    if type(query).__name__ == "Template":
+        return str(psycopg.sql.as_string(query, connection))
+    return text_of(query, connection)
 
 
 # Before the view.

@@ -19,30 +19,26 @@ import psycopg2
 from psycopg2 import extensions
 from sqlalchemy import Pool
 
-from flask_idempotency.core.errors import NotAtomic, sqlstate
-from flask_idempotency.core.process import INHERITED
+from flask_idempotency.core.errors import sqlstate
 
-from .heard import listen
+from .cursors import in_its_unit, is_open, listen, sending, text_of
 from .parsed import Text, note_parsed, parsed, shape_of
-from .port import KINDS, Hear, innermost
+from .port import KINDS, Hear, innermost, methods_of
 from .sqltext import CURSOR, READS, WRITES
 
 Error = psycopg2.Error
 Connection = extensions.connection
 Cursor = extensions.cursor
 
-STATE = {
+_STATE = {
     *("notices", "notifies", "encoding", "info", "closed", "dsn", "server_version", "log", "filter"),
     *("get_transaction_status", "get_parameter_status", "get_backend_pid", "get_dsn_parameters"),
     *("isolation_level", "readonly", "deferrable", "cursor_factory", "protocol_version"),
 }
+REFUSED = methods_of(Connection) - _STATE
 FACTORIES = {"cursor_factory"}
 DOORS: set[str] = set()
 ANSWERS_EACH = False
-ENDINGS = {
-    *("set_session", "reset", "set_client_encoding"),
-    *("tpc_begin", "tpc_prepare", "tpc_commit", "tpc_rollback", "tpc_recover"),
-}
 
 _UNREAD = {"42601", "22021", "22P05", None}
 """A syntax error, characters the server cannot take, or nothing to run: perhaps no statement of the
@@ -100,10 +96,10 @@ def _encoding(connection: Connection) -> str:
     return extensions.encodings.get(connection.encoding, "utf-8")
 
 
-def show(connection: Connection) -> None:
+def _show(connection: Connection) -> None:
     """Let psycopg2 see the transaction, as one of two phases, of which it commits no part itself.
 
-    In autocommit mode it refuses named cursors and large objects. It sends a BEGIN of its own,
+    In autocommit mode it refuses named cursors. It sends a BEGIN of its own,
     which changes nothing (the server warns).
     """
     if connection.autocommit:
@@ -206,53 +202,55 @@ def _subclass(base: type[Cursor]) -> type[Cursor]:  # noqa: C901 -- a class, eac
         def execute(self, query: Any, vars: Any = None) -> Any:  # noqa: A002
             units = self.units
             with units.lock:
-                text = query if type(query) is str else _text(query, units.driver)
+                text = query if type(query) is str else text_of(query, units.driver)
                 if "SAVEPOINT" in text and self.name is None and units.savepoint(self.owner, text):
                     return None
                 if self.name is not None:
                     self._admit(text, READS if self.withhold else CURSOR)
                     if units.is_failed():  # the server says so; psycopg2 would say another thing
                         declared = b"DECLARE failed CURSOR FOR " + self.mogrify(query, vars)
-                        return _noting(units, Cursor(units.driver).execute, declared)
-                    units.show()
-                    return _noting(units, super().execute, query, vars)
+                        return sending(units, Cursor(units.driver).execute, declared)
+                    if units.present is not None:
+                        _show(units.driver)
+                    return sending(units, super().execute, query, vars)
                 message: bytes = self.mogrify(query, vars)  # bound first: this may fail
                 units.admit(self.owner, text, (self, query, vars))
                 if is_own:  # it may tell a trace what it is given: the view's text, and no values
                     units.flush()
-                    return _noting(units, super().execute, query, vars)
+                    return sending(units, super().execute, query, vars)
                 sent = text, shape_of(vars)
                 if units.waiting:
                     message = _prefix(units, sent, message) + message
-                new = None if sent in parsed else sent
-                return _noting(units, super().execute, message, new=new)
+                if sent in parsed:
+                    return sending(units, super().execute, message)
+                return _learning(units, super().execute, message, sent)
 
         def executemany(self, query: Any, vars_list: Any) -> Any:
             with self.units.lock:
-                self._admit(_text(query, self.units.driver))
-                return _noting(self.units, super().executemany, query, vars_list)
+                self._admit(text_of(query, self.units.driver))
+                return sending(self.units, super().executemany, query, vars_list)
 
         def callproc(self, procname: Any, parameters: Any = None) -> Any:
             with self.units.lock:
                 values = () if isinstance(parameters, dict) else parameters or ()
                 marks = ", ".join(["%s"] * len(values))
                 self._admit(f"SELECT {procname}({marks})", WRITES, values)
-                return _noting(self.units, super().callproc, procname, parameters)
+                return sending(self.units, super().callproc, procname, parameters)
 
         def copy_expert(self, sql: Any, *args: Any, **kwargs: Any) -> Any:
             with self.units.lock:
-                self._admit(_text(sql, self.units.driver))
-                return _noting(self.units, super().copy_expert, sql, *args, **kwargs)
+                self._admit(text_of(sql, self.units.driver))
+                return sending(self.units, super().copy_expert, sql, *args, **kwargs)
 
         def copy_from(self, *args: Any, **kwargs: Any) -> Any:
             with self.units.lock:
                 self._admit("copy")
-                return _noting(self.units, super().copy_from, *args, **kwargs)
+                return sending(self.units, super().copy_from, *args, **kwargs)
 
         def copy_to(self, *args: Any, **kwargs: Any) -> Any:
             with self.units.lock:
                 self._admit("select")
-                return _noting(self.units, super().copy_to, *args, **kwargs)
+                return sending(self.units, super().copy_to, *args, **kwargs)
 
         def _admit(self, text: str, traits: int = READS, values: Any = None) -> None:
             """For calls that cannot carry a prefix."""
@@ -263,16 +261,8 @@ def _subclass(base: type[Cursor]) -> type[Cursor]:  # noqa: C901 -- a class, eac
     return OperationCursor
 
 
-def _in_its_unit(fetch: Any) -> Callable[..., Any]:
-    def fetch_or_refuse(cursor: Any, *args: Any, **kwargs: Any) -> Any:
-        with cursor.units.lock:
-            if cursor.units.is_parents:
-                raise NotAtomic(INHERITED)
-            if not cursor.withhold and not cursor.units.is_current(cursor.owner, cursor.unit):
-                raise psycopg2.ProgrammingError("named cursor isn't valid anymore")
-            return fetch(cursor, *args, **kwargs)
-
-    return fetch_or_refuse
+def _ended(_cursor: Any) -> Exception:
+    return psycopg2.ProgrammingError("named cursor isn't valid anymore")
 
 
 @lru_cache(KINDS)
@@ -287,13 +277,14 @@ def _named(base: type[Cursor]) -> type[Cursor]:
             self.unit = self.units.begun
             return result
 
-        fetchone, fetchmany, fetchall, __next__ = map(
-            _in_its_unit, (base.fetchone, base.fetchmany, base.fetchall, base.__next__)
-        )
+        fetchone = in_its_unit(base.fetchone, _ended)
+        fetchmany = in_its_unit(base.fetchmany, _ended)
+        fetchall = in_its_unit(base.fetchall, _ended)
+        __next__ = in_its_unit(base.__next__, _ended)
 
         def close(self) -> None:
             with self.units.lock:
-                if self.withhold or not self.unit or self.units.is_current(self.owner, self.unit):
+                if not self.unit or is_open(self):
                     super().close()
             # Otherwise it ended with its unit, and psycopg2's CLOSE would fail the transaction.
 
@@ -313,35 +304,13 @@ def _speaks_utf8(connection: Connection) -> bool:
     return ask("server_encoding") == ask("client_encoding") == "UTF8"
 
 
-def _noting(
-    units: Any,
-    call: Callable[..., Any],
-    *args: Any,
-    new: Text | None = None,
-    **kwargs: Any,
-) -> Any:
-    """Send something; what waited in front of it has then reached the server.
-
-    ``new`` is the text, if it is not known yet to be one that the server can parse.
-    """
+def _learning(units: Any, call: Callable[..., Any], message: bytes, text: Text) -> Any:
+    """Send something, and note whether it is a text that the server can parse."""
     try:
-        result = call(*args, **kwargs)
+        result = sending(units, call, message)
     except Error as error:
-        units.note(error)
-        units.sent()
-        if new is not None and sqlstate(error) not in _UNREAD:
-            note_parsed(new)
+        if sqlstate(error) not in _UNREAD:
+            note_parsed(text)
         raise
-    units.sent()
-    if new is not None:
-        note_parsed(new)
+    note_parsed(text)
     return result
-
-
-def _text(query: Any, driver: Connection) -> str:
-    """The query as the view wrote it, without the values, which are a client's."""
-    if isinstance(query, str):
-        return query
-    if isinstance(query, bytes):
-        return query.decode("latin-1")
-    return str(query.as_string(driver))  # psycopg2.sql

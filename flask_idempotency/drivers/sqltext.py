@@ -34,9 +34,7 @@ SIGNALS = 128
 """``NOTIFY``, ``LISTEN`` or ``UNLISTEN``."""
 SAVEPOINT = 256
 """Sets, releases or rolls back to a savepoint."""
-READ_ONLY = 512
-"""Says whether the transaction may write. A savepoint has its own: what is said ends with it."""
-SUSPECT = 1024
+SUSPECT = 512
 """Contains a word that could end a transaction: ask :func:`ends_transaction`. Nearly always false."""
 
 LONG = 10_000
@@ -58,9 +56,6 @@ _ENDS = _sql(
     r"(?:COMMIT|END|ABORT|BEGIN|START\s+TRANSACTION|PREPARE\s+TRANSACTION"
     r"|ROLLBACK(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b))\b"
 )
-# CREATE FUNCTION ... BEGIN ATOMIC ...; ... END: its semicolons and its END are part of the definition.
-_ATOMIC_BODY = _sql(r"\bBEGIN\s+ATOMIC\b")
-_BLOCK = _sql(r"\b(?:BEGIN\s+ATOMIC|CASE|END)\b")
 _READS = _sql(
     r"[\s(]*(?:SELECT|SHOW|EXPLAIN|VALUES|TABLE|SET|RESET|DECLARE|FETCH|MOVE|CLOSE|PRAGMA"
     r"|SAVEPOINT|RELEASE|ROLLBACK|COMMIT|BEGIN|START|WITH(?!.*\b(?:INSERT|UPDATE|DELETE|MERGE)\b))\b"
@@ -79,7 +74,6 @@ _TRAITS = _sql(
 )
 _BY_FIRST_WORD = (
     (_sql(r"SET\s+CONSTRAINTS\b"), CONSTRAINTS),
-    (_sql(r"SET\s+(?:LOCAL\s+)?TRANSACTION\b(?!.*(?:ISOLATION|SNAPSHOT|DEFERR))"), READ_ONLY),
     (_sql(r"(?:SET|RESET|DISCARD\s+ALL)\b"), SETS),
     (_sql(r"LOCK\b"), LOCKS),
     (_sql(r"(?:NOTIFY|LISTEN|UNLISTEN)\b"), SIGNALS),
@@ -141,7 +135,7 @@ _SET_CONFIG = _sql(
 )
 _ANY_SET_CONFIG = _sql(r"\bset_config\s*\(")
 _ISOLATION = _sql(
-    r"SET\s+(?:LOCAL\s+|SESSION\s+)?(?:TRANSACTION\b.*(?:ISOLATION|SNAPSHOT|DEFERRABLE)"
+    r"SET\s+(?:LOCAL\s+|SESSION\s+)?(?:TRANSACTION\b"
     r"|CHARACTERISTICS\b|TRANSACTION_(?:ISOLATION|DEFERRABLE)\b|DEFAULT_TRANSACTION_\w+)"
 )
 _FALSE = frozenset({"f", "false", "n", "no", "off", "0", "of", "fa", "fal", "fals"})
@@ -188,32 +182,16 @@ def without_noise(text: str, *, backslashes: bool = False) -> str:
 
 
 def _statements(text: str, *, backslashes: bool = False) -> list[str]:
-    plain = without_noise(text, backslashes=backslashes)
-    if _ATOMIC_BODY.search(plain) is not None:
-        plain = _without_bodies(plain)
-    return [part.strip() for part in plain.split(";") if part.strip()]
-
-
-def _without_bodies(text: str) -> str:
-    """The text without the bodies of SQL-standard functions (``BEGIN ATOMIC ... END``)."""
-    kept, place, depth = [], 0, 0
-    for word in _BLOCK.finditer(text):
-        opens = not word.group().upper().startswith("END")
-        if depth == 0 and (not opens or word.group().upper() == "CASE"):
-            continue
-        if depth == 0:
-            kept.append(text[place : word.start()])
-        depth += 1 if opens else -1
-        place = word.end()
-    kept.append(text[place:] if depth == 0 else "")
-    return " ".join(kept)
+    parts = without_noise(text, backslashes=backslashes).split(";")
+    return [part.strip() for part in parts if part.strip()]
 
 
 def ends_transaction(text: str, *, backslashes: bool = False) -> bool:
     """Return True if a statement of the message begins, ends or prepares a transaction.
 
-    ``ROLLBACK TO`` a savepoint does not. ``backslashes`` says that a backslash escapes in every
-    literal, as on a server with ``standard_conforming_strings = off``.
+    ``ROLLBACK TO`` a savepoint does not. The ``END`` of a function's ``BEGIN ATOMIC`` counts, as no
+    application was seen to create such a function in a request. ``backslashes`` says that a backslash
+    escapes in every literal, as on a server with ``standard_conforming_strings = off``.
     """
     if _SUSPECT.search(text) is None:
         return False
@@ -332,7 +310,7 @@ def settings_of(text: str) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def chooses_isolation(text: str) -> bool:
-    """Return True if the message chooses its transaction's isolation, snapshot or DEFERRABLE."""
+    """Return True if the message chooses how its transaction is isolated, or that it only reads."""
     return any(_ISOLATION.match(statement) for statement in _statements(text))
 
 

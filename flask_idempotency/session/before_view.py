@@ -19,7 +19,7 @@ from flask_idempotency.drivers.sqlstates import ABORTED
 from flask_idempotency.drivers.sqltext import CONSTRAINTS, CURSOR, LOCKS, SAVEPOINT, SIGNALS, UNSURE
 
 from . import statements as sql
-from .statement_log import note_cursors, noted
+from .ear import hear_cursors, noted
 from .units import StandIn, Units
 
 WRITTEN = (
@@ -101,7 +101,7 @@ class _Returned(StandsUnder):
             if self.settings is not None:
                 with closing(_cursor(connection)) as cursor:
                     cursor.execute(self.settings.everything)
-            note_cursors(connection)
+            hear_cursors(connection)
         return connection.connection
 
 

@@ -96,8 +96,8 @@ class PostgresUnits(Units):
         self._kept: set[str] = set()
         self._checks_out = wire.has_listener
         self._checking_out = False
-        self._temporary: list[str] = []
-        self._making: list[str] = []  # those of the statement that is being sent
+        self._temporary: list[str] = []  # what each commit does to temporary tables
+        self._ending: list[str] = []  # the same to those of the open unit
         self._constraints_are_set = False
         self._every = UNSURE if facts.reads_may_write else READS  # what every statement may do
         may_defer = facts.functions_defer and (facts.deferred or facts.deferrable)
@@ -143,7 +143,6 @@ class PostgresUnits(Units):
         traits = traits & ~SUSPECT | self._every
         if traits & UNSURE:
             traits |= self._unsure
-        self._making = []
         if not self._checking_out:
             self._take_turn(owner, traits)
         if traits & SAVEPOINT:
@@ -159,8 +158,8 @@ class PostgresUnits(Units):
         if traits & SETS:
             if sqltext.chooses_isolation(text):
                 self.refuse(
-                    "the view chose the isolation of its transaction, which has begun already: choose"
-                    " it on the engine (SQLALCHEMY_ENGINE_OPTIONS)"
+                    "the view chose the isolation of its transaction, or that it only reads, and it has"
+                    " begun already: choose it on the engine (SQLALCHEMY_ENGINE_OPTIONS)"
                 )
             for_connection, for_transaction = sqltext.settings_of(text)
             if both := for_connection & for_transaction:
@@ -188,12 +187,11 @@ class PostgresUnits(Units):
                     "the view made a temporary table ON COMMIT in a way that cannot be read:"
                     " make it in a statement of its own"
                 )
-            self._making = endings
-            self._temporary += endings
-        if traits & CONSTRAINTS and self._is_nested:
+            self._ending += endings
+        if traits & (CONSTRAINTS | ON_COMMIT) and self._is_nested:
             self.refuse(
-                "the view sent SET CONSTRAINTS, or made a deferrable one, in begin_nested():"
-                " do so outside of it"
+                "the view sent SET CONSTRAINTS, or made a deferrable one, or a temporary table"
+                " ON COMMIT, in begin_nested(): do so outside of it"
             )
         if self._constraints_are_set and traits & (WRITES | UNSURE):
             self.refuse(
@@ -216,8 +214,7 @@ class PostgresUnits(Units):
 
     def _begin(self, owner: StandIn) -> None:
         self._remembered, self._kept = set(), set()
-        if self._temporary:
-            self._temporary = [each for each in self._temporary if each.startswith("TRUNCATE")]
+        self._ending = []
         if self.waiting:
             self._before_units()  # what waits is part of no unit
         self._savepoint = self._early or f"SAVEPOINT {NAME}{self.begun}"
@@ -267,7 +264,8 @@ class PostgresUnits(Units):
             self.waiting.append(sql.CLOSE_CURSORS)
         if self.traits & CURSOR or back & _AT_ONCE:
             self.flush()  # what reads on asks the server itself, and a time-out does not wait
-        endings = [*self._temporary]
+        endings = [*self._temporary, *self._ending]
+        self._temporary = [each for each in endings if each.startswith("TRUNCATE")]
         if self.traits & (WRITES | UNSURE):
             endings += self.facts.ended_in_functions
         if endings:
@@ -376,8 +374,6 @@ class PostgresUnits(Units):
     def note(self, error: Exception) -> None:
         """A statement on the operation's connection has failed."""
         self._ours = error
-        for name in self._making:
-            self._temporary.remove(name)
         code = sqlstate(error)
         if code == NO_SAVEPOINT and NAME in str(error):
             self.broken = NotAtomic(
@@ -407,21 +403,6 @@ class PostgresUnits(Units):
     def door(self, owner: StandIn) -> DriverDoor:
         """The driver's own connection."""
         return DriverDoor(self, owner)
-
-    def reach(self, owner: StandIn) -> None:
-        """Somebody uses the driver in a way that does not pass here: a large object, for example."""
-        if self.is_failed():  # without us the server would refuse it, each driver in its own way
-            self.refuse(
-                "the view used more of the driver's connection than its cursors, after a statement of"
-                " the transaction had failed: call rollback() first"
-            )
-        self._take_turn(owner, WRITES)
-        self.flush()
-        self.show()
-
-    def show(self) -> None:
-        """Let the driver see the transaction, which has not failed: the server would refuse that."""
-        self.port.show(self.driver)
 
     def check_mode(self, name: str, value: Any) -> None:
         """Refuse what a transaction is to be like, if the operation's, which has begun, is not."""
@@ -492,14 +473,12 @@ class DriverDoor:
 
     def __getattr__(self, name: str) -> Any:
         units = self._units
-        if name in units.port.ENDINGS:
-            units.refuse(f"the view called {name}() of the driver's connection")
         if name in units.port.FACTORIES:
             return getattr(units.cursors, name)
         if name in units.port.DOORS:
             return partial(getattr(units.cursors, name), self._owner)
-        if name not in units.port.STATE:
-            units.reach(self._owner)
+        if name in units.port.REFUSED:
+            units.refuse(f"the view used {name} of the driver's connection")
         return getattr(units.driver, name)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Engine
@@ -25,10 +24,9 @@ from flask_idempotency.core.process import INHERITED
 from flask_idempotency.drivers.sqlalchemy_private import connection_to
 
 from .databases import IN_A_TEST, Databases, bind_keys_of
+from .ear import hear_cursors, hear_engine
 from .operation import OpenTransaction, innermost
 from .sources import Sessions
-from .statement_log import hear_cursors, note_cursors
-from .stray_writes import notice_cursor, watch
 
 _parents: dict[Any, Any] = {}
 """In a child that was forked in a view: the sessions there, each with its transaction at that time."""
@@ -54,7 +52,7 @@ class JoiningSession:
         engine = bind.engine
         if engine.pool is not joined.units.engine.pool:
             if joined.is_in_context() and not bind_keys_of(engine, joined.engines):
-                watch(engine)
+                hear_engine(engine)
                 joined.others.add(engine.pool)
             return bind
         joined.sessions[session] = None
@@ -73,11 +71,7 @@ class JoiningSession:
     def connection(self, *args: Any, **kwargs: Any) -> Connection:
         """The session's connection. What the driver's own cursors do on it is noticed, too."""
         connection: Connection = super().connection(*args, **kwargs)  # type: ignore[misc]
-        running = innermost.get()
-        if running is None or not isinstance(running, OpenTransaction):
-            note_cursors(connection)
-        else:
-            hear_cursors(connection, partial(notice_cursor, connection.engine))
+        hear_cursors(connection)
         return connection
 
 

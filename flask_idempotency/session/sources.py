@@ -11,80 +11,62 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 from flask import Flask, current_app, g, has_app_context
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import Engine, MetaData
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
 
 from flask_idempotency.core.errors import ConfigurationError, shown
 
 from .flask_context import copy_g
 
 
-class Sessions(Protocol):
-    """An application's sessions, the engines that they work on, and the metadata of its tables."""
+class Sessions:
+    """An application's sessions, the engines that they work on, and the metadata of its tables.
 
+    These are of a ``scoped_session``, which ``holder.session`` is; the others differ in parts.
+    ``factory`` is what makes the sessions, whose class is its own. ``usual`` is the name of the engine
+    that has the records where no setting says otherwise. ``one_metadata`` says whether one ``MetaData``
+    is for all engines; otherwise each has its own.
+    """
+
+    usual: str | None = None
+    one_metadata = True
     factory: sessionmaker[Any]
-    """What makes the sessions. Their class is its own."""
-    usual: str | None
-    """The name of the engine that has the records where no setting says otherwise."""
-    one_metadata: bool
-    """Whether one ``MetaData`` is for all engines; otherwise each has its own."""
+
+    def __init__(
+        self, holder: Any, engines: Mapping[str | None, Engine], metadata: MetaData | None
+    ) -> None:
+        self._holder, self._engines, self._metadata = holder, engines, metadata
+        self.factory = _factory_of(holder.session)
 
     @property
     def engines(self) -> Mapping[str | None, Engine]:
         """The engines by name."""
+        return self._engines
 
     def is_replaced(self) -> bool:
         """Return True if something else, such as a test's double, makes the sessions by now."""
-
-    def present(self) -> Session | None:
-        """The session of the present application context, if it has been used."""
-
-    def current(self) -> Session:
-        """The same, made if need be."""
-
-    def apart(self) -> Any:
-        """A context manager in a copy of an application context: it has a session of its own there."""
-
-    def metadata_of(self, name: str | None) -> MetaData:
-        """The metadata of the tables that one engine has."""
-
-    def setting_of(self, name: str | None) -> str:
-        """Where one engine's URL was set, for messages."""
-
-    def options_of(self, name: str | None) -> Mapping[str, Any]:
-        """Return what one engine was made with, besides its URL, if it decides where that connects."""
-
-
-class _Scoped:
-    """Sessions of a ``scoped_session``, which ``holder.session`` is."""
-
-    usual: str | None = None
-
-    def __init__(self, holder: Any, engines: Mapping[str | None, Engine]):
-        self._holder, self.engines = holder, engines
-        self.factory = _factory_of(holder.session)
-
-    def is_replaced(self) -> bool:
-        """See :class:`Sessions`."""
         return getattr(self._holder.session, "session_factory", None) is not self.factory
 
     def present(self) -> Session | None:
-        """See :class:`Sessions`."""
+        """The session of the present application context, if it has been used."""
         registry = self._holder.session.registry
         return registry() if registry.has() else None
 
     def current(self) -> Session:
-        """See :class:`Sessions`."""
+        """The same, made if need be."""
         session: Session = self._holder.session()
         return session
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """See :class:`Sessions`. Where each thread has its own anyway, it is that."""
+        """In a copy of an application context: it has a session of its own there.
+
+        Where each thread has its own anyway, it is that.
+        """
         was_used = self._holder.session.registry.has()
         try:
             yield
@@ -92,15 +74,31 @@ class _Scoped:
             if not was_used:
                 self._holder.session.remove()
 
+    def metadata_of(self, _name: str | None) -> MetaData:
+        """The metadata of the tables that one engine has."""
+        metadata: Any = self._metadata
+        return metadata  # type: ignore[no-any-return]
 
-class FlaskSQLAlchemySessions(_Scoped):
+    def setting_of(self, _name: str | None) -> str:
+        """Where one engine's URL was set, for messages."""
+        return "the URL of the session's engine"
+
+    def options_of(self, _name: str | None) -> Mapping[str, Any]:
+        """Return what one engine was made with, besides its URL, if it decides where that connects.
+
+        An engine itself does not tell.
+        """
+        return {"creator": None}
+
+
+class FlaskSQLAlchemySessions(Sessions):
     """Those of Flask-SQLAlchemy 3: ``db.session``, with a metadata for each bind key."""
 
     one_metadata = False
 
     def __init__(self, app: Flask, db: SQLAlchemy):
         with app.app_context():
-            super().__init__(db, db.engines)
+            super().__init__(db, db.engines, None)
         self._app, self._db = app, db
 
     def metadata_of(self, name: str | None) -> MetaData:
@@ -122,39 +120,15 @@ class FlaskSQLAlchemySessions(_Scoped):
         return _options(self._db, own)
 
 
-class PlainSessions(_Scoped):
-    """Those of SQLAlchemy's own ``scoped_session(sessionmaker(engine))``."""
-
-    one_metadata = True
-
-    def __init__(self, session: scoped_session[Any], engine: Engine, metadata: MetaData):
-        super().__init__(SimpleNamespace(session=session), {None: engine})
-        self._metadata = metadata
-
-    def metadata_of(self, _name: str | None) -> MetaData:
-        """See :class:`Sessions`."""
-        return self._metadata
-
-    def setting_of(self, _name: str | None) -> str:
-        """See :class:`Sessions`."""
-        return "the URL of the session's engine"
-
-    def options_of(self, _name: str | None) -> Mapping[str, Any]:
-        """See :class:`Sessions`. An engine does not tell how it connects."""
-        return {"creator": None}
-
-
-class LiteSessions:
+class LiteSessions(Sessions):
     """Those of Flask-SQLAlchemy-Lite: ``db.session`` in ``flask.g``, and others by name."""
 
     usual: str | None = "default"
-    one_metadata = True
 
     def __init__(self, app: Flask, db: Any, metadata: MetaData):
         self._app, self._db, self._metadata = app, db, metadata
         with app.app_context():
-            self._engines: Mapping[str | None, Engine] = db.engines
-            self.factory: sessionmaker[Any] = db.sessionmaker
+            self._engines, self.factory = db.engines, db.sessionmaker
 
     @property
     def engines(self) -> Mapping[str | None, Engine]:
@@ -186,10 +160,6 @@ class LiteSessions:
             for session in g.pop(_LITE_SESSIONS, {}).values():
                 session.close()
 
-    def metadata_of(self, _name: str | None) -> MetaData:
-        """See :class:`Sessions`."""
-        return self._metadata
-
     def setting_of(self, name: str | None) -> str:
         """See :class:`Sessions`."""
         return f"SQLALCHEMY_ENGINES[{name!r}]"
@@ -219,7 +189,9 @@ def sessions_of(app: Flask, db: Any, session: Any, metadata: Any) -> Sessions:
         raise ConfigurationError("both db and session were given; allowed: one of them")
     if session is not None:
         factory = _factory_of(session)
-        return PlainSessions(session, _bind_of(factory), _checked(metadata, "session=session"))
+        engines: dict[str | None, Engine] = {None: _bind_of(factory)}
+        metadata = _checked(metadata, "session=session")
+        return Sessions(SimpleNamespace(session=session), engines, metadata)
     registered = app.extensions.get("sqlalchemy")
     db = db or registered
     lite = getattr(sys.modules.get("flask_sqlalchemy_lite"), "SQLAlchemy", ())

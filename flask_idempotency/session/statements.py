@@ -254,23 +254,19 @@ class Carried:
     @property
     def everything(self) -> str:
         """A statement that sets all of it."""
-        return carried(self.settings, self.for_connection)
+        return self._set(self.settings)
 
     @property
     def lasting(self) -> str:
         """A statement that sets what outlives a commit; empty if nothing does."""
-        left = {name: self.settings[name] for name in self.settings if name in self.for_connection}
-        return carried(left, self.for_connection) if left else ""
+        return self._set(self.for_connection)
 
-
-def carried(settings: Mapping[str, str], for_connection: frozenset[str]) -> str:
-    """A statement that sets what another transaction had set; the role last: it may forbid others.
-
-    What is as it was is left alone, as nobody may be allowed to set it.
-    """
-    calls = [
-        f"CASE WHEN {literal(value)} <> {_present(name)} THEN"
-        f" set_config({literal(name)}, {literal(value)}, {str(name not in for_connection).lower()}) END"
-        for name, value in sorted(settings.items(), key=lambda item: (item[0] == "role", item))
-    ]
-    return "SELECT " + ", ".join(calls)
+    def _set(self, names: Iterable[str]) -> str:
+        """The role last: it may forbid others. What is as it was is left alone: it may be forbidden."""
+        calls = [
+            f"CASE WHEN {literal(self.settings[name])} <> {_present(name)} THEN"
+            f" set_config({literal(name)}, {literal(self.settings[name])},"
+            f" {str(name not in self.for_connection).lower()}) END"
+            for name in sorted(names, key=lambda name: (name == "role", name))
+        ]
+        return "SELECT " + ", ".join(calls) if calls else ""

@@ -1,101 +1,20 @@
-"""Notice what a view sends past its operation: on another connection, or to another bind.
-
-Also notes what a request's statements do before its view, because the operation must know.
-"""
+"""Refuse what a view writes past its operation: on another connection, or to another bind."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import partial
-from typing import Any
 
-from sqlalchemy import Connection, Engine, ExecutionContext, event
+from sqlalchemy import Engine
 
 from flask_idempotency.core.logs import log
-from flask_idempotency.drivers.sqltext import READS, SUSPECT, TRAITS, may_write
+from flask_idempotency.drivers.sqltext import may_write
 
 from .databases import bind_keys_of
-from .operation import (
-    OpenTransaction,
-    innermost,
-    outer_transaction,
-    running_operation,
-)
-from .statement_log import NOTABLE, hear_driver, listen, noted, text_of
-from .undone import watched
-from .units import StandIn
+from .operation import OpenTransaction, outer_transaction, running_operation
 
 
-def watch(engine: Engine) -> None:
-    """Notice statements that an operation sends past its own connection.
-
-    The events are the dialect's: a listener on the engine would cost every connection of the
-    application some 200 function calls.
-    """
-    notices: dict[str, Callable[..., None]] = {
-        "do_execute": _notice,
-        "do_executemany": _notice,
-        "do_execute_no_params": _notice_without_parameters,
-    }
-    # A listener for all engines may send statements itself. Then those for one are not asked.
-    if any(getattr(engine.dialect.dispatch, name).parent_listeners for name in notices):
-        listen(engine, "before_cursor_execute", _notice_before)
-        return
-    for name, notice in notices.items():
-        listen(engine.dialect, name, notice)
-
-
-def watch_cursors(engine: Engine) -> None:
-    """Notice also what an operation writes to another bind with the driver's own cursors."""
-
-    def take(driver: Any, _record: Any, _pooled: Any) -> None:
-        running = innermost.get()
-        if isinstance(running, OpenTransaction) and running.units.engine.pool is not engine.pool:
-            hear_driver(engine, driver, partial(notice_cursor, engine))
-
-    event.listen(engine, "checkout", take)
-
-
-def notice_cursor(engine: Engine, cursor: Any, statement: Any, _parameters: Any) -> None:
-    """A cursor of the driver's is about to send something on a connection of ``engine``."""
-    if innermost.get() is not None:
-        _refuse_escape(engine, text_of(statement, cursor))
-
-
-def _notice_before(
-    _connection: Connection,
-    cursor: Any,
-    statement: Any,
-    parameters: Any,
-    context: ExecutionContext,
-    _many: bool,
-) -> None:
-    _notice(cursor, statement, parameters, context)
-
-
-def _notice_without_parameters(cursor: Any, statement: Any, context: ExecutionContext) -> None:
-    _notice(cursor, statement, None, context)
-
-
-def _notice(cursor: Any, statement: Any, parameters: Any, context: ExecutionContext) -> None:
-    if type(statement) is not str:
-        statement = text_of(statement, cursor)
-    traits = TRAITS[statement]
-    if traits & ~SUSPECT == READS:
-        return
-    connection, is_running = context.root_connection, innermost.get() is not None
-    if is_running and isinstance(connection.connection, StandIn):
-        return
-    if notable := traits & NOTABLE:
-        noted(connection).note(notable, cursor, statement, parameters)
-    if is_running:
-        _refuse_escape(connection.engine, statement)
-    elif (commits := watched.get()) is not None and may_write(statement):
-        commits.note_write(connection)
-
-
-def _refuse_escape(engine: Engine, statement: str) -> None:
+def refuse_stray_write(engine: Engine, statement: str) -> None:
+    """Refuse what may write on a connection that is not the operation's, or warn of it."""
     is_here, running = running_operation() is not None, outer_transaction()
     if running is None or not may_write(statement):
         return

@@ -30,7 +30,6 @@ from flask_idempotency.drivers.port import FAILED, KINDS
 from flask_idempotency.drivers.sqlalchemy_private import StandsUnder, put_under
 from flask_idempotency.drivers.sqltext import (
     LOCKS,
-    READ_ONLY,
     READS,
     SAVEPOINT,
     SUSPECT,
@@ -210,12 +209,12 @@ class Units:
     @property
     def may_have_work(self) -> bool:
         """True if the open unit has failed, or its texts are not all plain reads. Sends nothing."""
-        return self._open is not None and (self.traits & ~READ_ONLY != READS or self.is_failed())
+        return self._open is not None and (self.traits != READS or self.is_failed())
 
     @property
     def has_open_work(self) -> bool:
         """True if the open unit has done anything but read, or has failed."""
-        known = self.traits & ~(READ_ONLY | WRITES | UNSURE)
+        known = self.traits & ~(WRITES | UNSURE)
         return self._open is not None and (bool(known) or self.is_failed() or self._would_lose())
 
     def is_current(self, owner: StandIn, number: int) -> bool:
@@ -364,7 +363,7 @@ class Units:
 
     def _would_lose(self) -> bool:
         """Return True if a rollback of the open unit would undo anything: the server knows."""
-        return self.traits & ~READ_ONLY != READS
+        return self.traits != READS
 
     def _did_more_than_read(self) -> bool:
         """Return True if the open unit has changed or locked a row: the server knows, texts do not."""

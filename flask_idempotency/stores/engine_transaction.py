@@ -20,7 +20,6 @@ from flask_idempotency.core.errors import ConfigurationError, NotAtomic, StoreUn
 from flask_idempotency.core.process import here
 from flask_idempotency.drivers.inherited import sever
 from flask_idempotency.drivers.port import FAILED
-from flask_idempotency.drivers.sqltext import ends_transaction
 from flask_idempotency.session.units import Units
 
 _TRANSACTION = 22  # SQLITE_TRANSACTION (Python names it from 3.11 on)
@@ -82,10 +81,8 @@ class BorrowedTransaction:
 
     def guard(self) -> None:
         """From now on others may use the transaction, and only we may end it."""
-        if self._is_sqlite:
+        if self._is_sqlite:  # its units know statements and the driver's calls, not what triggers do
             self._driver.set_authorizer(self._authorize)
-        else:
-            event.listen(self.connection, "before_cursor_execute", _refuse_end)
 
     def raise_if_ended(self) -> None:
         """Raise ``NotAtomic`` if somebody has ended the transaction all the same.
@@ -194,15 +191,6 @@ def _refuse_connect(*_how: object) -> None:
         "this process was forked while its parent wrote to this SQLite database, whose locks do not"
         ' survive that: begin it with multiprocessing.get_context("spawn"), or use PostgreSQL'
     )
-
-
-def _refuse_end(_connection: Connection, _cursor: Any, statement: str, *_how: object) -> None:
-    """Do what SQLite's authorizer does, for a database that has none. The transaction goes on."""
-    if ends_transaction(statement):
-        raise NotAtomic(
-            "the view sent a statement that begins or ends a transaction; inside an atomic operation"
-            " use db.session.commit(), rollback() or begin_nested()"
-        )
 
 
 _turns: weakref.WeakKeyDictionary[Engine, threading.Lock] = weakref.WeakKeyDictionary()

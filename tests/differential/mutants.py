@@ -18,7 +18,7 @@ import wrapt
 from psycopg2 import _psycopg, extensions
 
 import servers.urls
-from flask_idempotency.drivers import heard, parsed, psycopg, psycopg2, raw_connection, sqltext
+from flask_idempotency.drivers import cursors, parsed, psycopg, psycopg2, raw_connection, sqltext
 from flask_idempotency.drivers.parsed import Text
 from flask_idempotency.session import before_view, leftovers, postgres_units, transaction_scope
 from flask_idempotency.session import statements as sql
@@ -669,6 +669,7 @@ def read_only_before_the_view_lost(knife: Knife) -> None:
         "'on' IN (current_setting('transaction_read_only'), current_setting('transaction_deferrable'))"
     )
     knife.rewrite(sql, old, "false", "EARLIER")
+    knife.replace(before_view, "CURSOR", 0)
 
 
 @shown_by("a write before the view, committed after it")
@@ -727,11 +728,11 @@ def commit_as_text_sent(knife: Knife) -> None:
 
 @shown_by(
     driver="psycopg2",
-    the_driver_commits_for_itself=Program(view=(INSERT, do("call the driver", "tpc_commit"), COMMIT)),
+    a_large_object=Program(view=(INSERT, do("call the driver", "lobject", 0, "w"), COMMIT)),
 )
 def doors_of_the_driver_open(knife: Knife) -> None:
-    """The driver's own ways to end a transaction are there."""
-    knife.replace(psycopg2, "ENDINGS", frozenset())
+    """The driver's own ways past its cursors are there."""
+    knife.replace(psycopg2, "REFUSED", frozenset())
 
 
 @shown_by(
@@ -802,5 +803,5 @@ def _register_type(kind: Any, scope: Any = None) -> None:
 )
 def a_wrapper_is_the_connection(knife: Knife) -> None:
     """Nobody looks for the driver's own connection under it."""
-    for each in (raw_connection, heard, psycopg2):
+    for each in (raw_connection, cursors, psycopg2):
         knife.replace(each, "innermost", lambda connection: connection)

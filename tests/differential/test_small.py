@@ -100,7 +100,7 @@ family.add("a block that commits", sending("do $$ begin commit; end $$"), status
 family.add("VACUUM, sent as text", sending("vacuum audit"), status=500)
 
 
-@family()
+@family(expect=Refused("begins or ends a transaction"))
 def a_function_with_an_atomic_body(world):
     world.sql(
         "create or replace function twice(a int) returns int language sql"
@@ -112,7 +112,7 @@ def a_function_with_an_atomic_body(world):
     world.commit()
 
 
-@family()
+@family(expect=Refused("begins or ends a transaction"))
 def a_procedure_with_an_atomic_body(world):
     world.sql(
         "create or replace procedure note_it() language sql"

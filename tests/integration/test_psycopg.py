@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from flask_idempotency import current_operation, idempotent
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.drivers import psycopg as port
-from flask_idempotency.drivers.heard import Listener
+from flask_idempotency.drivers.cursors import Listener
 from flask_idempotency.drivers.raw_connection import RawConnection
 from tests.drivers import PSYCOPG
 
@@ -235,11 +235,6 @@ def through_copy(connection):
     return cursor.rowcount
 
 
-def through_a_stream(connection):
-    statement = "insert into payment (amount) select generate_series(1, 3) returning amount"
-    return len(list(connection.cursor().stream(statement)))
-
-
 def through_a_named_cursor(connection):
     connection.execute("insert into payment (amount) values (7)")
     with connection.cursor("named") as cursor:
@@ -265,7 +260,6 @@ WAYS = {
     "execute": (through_execute, 1),
     "executemany": (through_executemany, 2),
     "copy": (through_copy, 1),
-    "a stream": (through_a_stream, 3),
     "a named cursor": (through_a_named_cursor, 1),
     "bytes and composed": (through_bytes_and_composed, 2),
     "several statements": (through_several_statements, 2),
@@ -288,6 +282,39 @@ def test_the_drivers_ways_to_write_are_part_of_a_unit(make_world, add_view, way,
     assert world.post().status_code == 201
     assert world.count() == 1 + (rows if ends == "commit" else 0)
     assert world.post().headers["Idempotent-Replayed"] == "true"
+
+
+def test_a_cursors_stream_is_refused_by_name(make_world, add_view):
+    world = make_world()
+    world.app.testing = True
+
+    def during():
+        connection = world.db.session.connection().connection.driver_connection
+        list(connection.cursor().stream("select amount from payment"))
+
+    add_view(world, during=during)
+    with pytest.raises(NotAtomic, match="yield_per"):
+        world.post()
+    assert world.count() == 0
+
+
+def test_a_savepoint_that_waits_is_not_lost_by_reading_on(make_world, add_view):
+    world = make_world()
+
+    def during():
+        session = world.db.session
+        numbers = sa.text("select generate_series(1, 4)").execution_options(yield_per=1)
+        rows = session.execute(numbers)
+        next(rows)
+        savepoint = session.connection().begin_nested()
+        assert [row[0] for row in rows] == [2, 3, 4]
+        session.add(world.Payment(amount=7))
+        session.flush()
+        savepoint.rollback()
+
+    add_view(world, during=during)
+    assert world.post().status_code == 201
+    assert world.count() == 1
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
-"""Cursors outside of operations, of which somebody hears what they are about to send.
+"""The one ear of a connection: its cursors tell somebody what they are about to send.
 
-They are an operation's cursors, with a listener in the place of its units.
+Each driver has subclasses of the application's cursors. In an operation they tell its units, elsewhere
+a :class:`Listener`. What the two drivers' cursors have in common is here, too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Pool, event
 
+from flask_idempotency.core.errors import NotAtomic
+from flask_idempotency.core.process import INHERITED
+
 from .port import Cursors, Hear, innermost
+from .sqlstates import base_of
 
 
 class Listener:
@@ -51,7 +56,7 @@ class Listener:
     def flush(self, *_what: object) -> None:
         """Nothing waits."""
 
-    sent = show = note = flush
+    sent = note = flush
 
 
 _heard: WeakKeyDictionary[Any, tuple[Listener, Cursors]] = WeakKeyDictionary()
@@ -72,3 +77,53 @@ def _unhook(connection: Any, _record: Any) -> None:
     connection = innermost(connection)
     if connection is not None and connection in _heard:  # None: it was invalidated
         _heard.pop(connection)[1].close()
+
+
+# What both drivers' cursors do.
+
+
+def text_of(statement: Any, context: Any) -> str:
+    """A statement as it was written, without the values, which are a client's.
+
+    It is given to the driver as text, as bytes, or composed with the driver's help (``context``).
+    """
+    if isinstance(statement, bytes):
+        return statement.decode("latin-1")
+    return str(statement.as_string(context) if hasattr(statement, "as_string") else statement)
+
+
+def sending(units: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Send something; what waited in front of it has then reached the server."""
+    try:
+        return call(*args, **kwargs)
+    except Exception as error:
+        if base_of(error) is not None:
+            units.note(error)
+        raise
+    finally:
+        units.sent()
+
+
+def in_its_unit(fetch: Any, ended: Callable[[Any], Exception]) -> Callable[..., Any]:
+    """The method of a cursor on the server, which raises what ``ended`` makes once its unit is over."""
+
+    def fetch_or_refuse(cursor: Any, *args: Any, **kwargs: Any) -> Any:
+        units = cursor.units
+        with units.lock:
+            if units.is_parents:
+                raise NotAtomic(INHERITED)
+            if not is_open(cursor):
+                raise ended(cursor)
+            try:
+                return fetch(cursor, *args, **kwargs)
+            except Exception as error:
+                if base_of(error) is not None:
+                    units.note(error)
+                raise
+
+    return fetch_or_refuse
+
+
+def is_open(cursor: Any) -> bool:
+    """Return True unless a cursor on the server has ended with its unit."""
+    return bool(cursor.withhold or cursor.units.is_current(cursor.owner, cursor.unit))
