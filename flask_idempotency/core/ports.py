@@ -21,15 +21,12 @@ class Hold(Protocol):
     @property
     def attempt(self) -> int:
         """1 for the first attempt, one more for each take-over; committed before the view runs."""
-        ...
 
     def complete(self, response: StoredResponse) -> None:
         """Store the response, durably; see the two kinds of holds for the errors."""
-        ...
 
     def abandon(self) -> None:
         """End without a response. May be called at any time, and twice."""
-        ...
 
 
 class Transaction(Hold, Protocol):
@@ -38,7 +35,6 @@ class Transaction(Hold, Protocol):
     @property
     def connection(self) -> Any:
         """The connection whose transaction holds the row."""
-        ...
 
     def complete(self, response: StoredResponse) -> None:
         """Store the response and commit it together with everything written on ``connection``.
@@ -48,15 +44,12 @@ class Transaction(Hold, Protocol):
         ``TransactionConflict`` if the database rolled it back, ``StoreUnavailable`` if the outcome is
         unknown. After an error nothing was committed, except in that last case.
         """
-        ...
 
     def abandon(self) -> None:
         """Roll everything back and return the connection clean. May be called any time, and twice."""
-        ...
 
     def explain(self, error: BaseException | None) -> Exception | None:
         """Return what an error that left the view means for the operation; None: nothing special."""
-        ...
 
 
 class ManyItems(Protocol):
@@ -70,7 +63,6 @@ class ManyItems(Protocol):
         may no longer begin (``begins_until``) has none. Nobody is waited for. ``claims`` are of one
         route, and have different keys.
         """
-        ...
 
     def complete_items(self, items: Sequence[tuple[Claim, Record, StoredResponse]]) -> None:
         """Store the responses of records that :meth:`hold_items` has locked, at the end at the latest.
@@ -78,7 +70,6 @@ class ManyItems(Protocol):
         They commit with the rest. Until then nobody who claims one of them waits for that. A record of
         another attempt becomes the next one, of its claim.
         """
-        ...
 
 
 class Lease(Hold, Protocol):
@@ -98,26 +89,21 @@ class Lease(Hold, Protocol):
 
         Changes nothing after ``complete`` and ``release``.
         """
-        ...
 
     def release(self) -> None:
         """Give the operation back without a response: the next retry runs it again.
 
         Attempts count on, steps stay, and the retention begins anew.
         """
-        ...
 
     def extend(self, seconds: float) -> None:
         """Renew the lease for at least ``seconds`` from now on."""
-        ...
 
     def steps(self) -> dict[str, bytes]:
         """The results of the recorded steps, by name."""
-        ...
 
     def record(self, step: str, result: bytes) -> None:
         """Record a finished step, durably, and renew the lease."""
-        ...
 
     def open_step(self) -> Step:
         """Open a transaction for a step whose writes commit with it.
@@ -125,7 +111,6 @@ class Lease(Hold, Protocol):
         Raises ``NotAtomic`` if the store has leases only, and ``TransactionConflict`` if other changes
         of the record come in between again and again.
         """
-        ...
 
 
 class Step(Protocol):
@@ -134,19 +119,15 @@ class Step(Protocol):
     @property
     def connection(self) -> Any:
         """The connection whose transaction this is."""
-        ...
 
     def record(self, step: str, result: bytes) -> None:
         """Record the step, renew the lease and commit it all. Errors: see ``Transaction.complete``."""
-        ...
 
     def abandon(self) -> None:
         """See :meth:`Transaction.abandon`."""
-        ...
 
     def explain(self, error: BaseException | None) -> Exception | None:
         """See :meth:`Transaction.explain`."""
-        ...
 
 
 class Records(Protocol):
@@ -162,11 +143,9 @@ class Records(Protocol):
 
         False for a store with leases only: it rejects atomic routes, so every claim names a lease.
         """
-        ...
 
     def look(self, key: bytes) -> Record | None:
         """The record, without a lock, in one plain read."""
-        ...
 
     def claim(self, claim: Claim) -> Hold | None:
         """Insert the record and hold it; None if somebody was first.
@@ -176,7 +155,6 @@ class Records(Protocol):
         record has been inserted. Read before, the store's clock would not do: a record that is there
         may still expire, and be purged.
         """
-        ...
 
     def take_over(self, claim: Claim, as_seen: Record) -> Hold | None:
         """Lock the row ``as_seen`` if nobody holds it, and make it the next attempt; None if held.
@@ -185,14 +163,12 @@ class Records(Protocol):
         ``begins_until`` is past, ``KeyExpired`` is raised. A claim that ``resumes`` gets None instead.
         Neither changes anything. A live record is taken over whatever ``begins_until`` says.
         """
-        ...
 
     def wait(self, key: bytes, seconds: float) -> None:
         """Return when the transaction that holds the record has ended, or after ``seconds``.
 
         A store with leases only may return at once: the engine looks at a lease again by itself.
         """
-        ...
 
 
 class Sealer(Protocol):
@@ -204,23 +180,18 @@ class Sealer(Protocol):
 
     def keyed(self, fingerprint: Fingerprint) -> Fingerprint:
         """A request's fingerprint as it is stored."""
-        ...
 
     def seal(self, response: StoredResponse, claim: Claim) -> StoredResponse:
         """The response as it is stored."""
-        ...
 
     def open(self, response: StoredResponse, record: Record) -> StoredResponse:
         """The response as it was."""
-        ...
 
     def seal_bytes(self, plain: bytes, key: bytes, purpose: str) -> bytes:
         """Anything else that is stored for a record, bound to its key and to a purpose."""
-        ...
 
     def open_bytes(self, stored: bytes, key: bytes, purpose: str) -> bytes:
         """Return what :meth:`seal_bytes` was given."""
-        ...
 
 
 class Clock(Protocol):
@@ -228,11 +199,9 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Seconds since some moment; never fewer than before."""
-        ...
 
     def sleep(self, seconds: float, /) -> None:
         """Return after ``seconds``."""
-        ...
 
 
 class Glance(Enum):
@@ -248,11 +217,9 @@ class Lock(Protocol):
 
     def acquire(self, claim: Claim) -> Glance:
         """Take the lock if it is free, in one round trip."""
-        ...
 
     def release(self, claim: Claim) -> None:
         """Release the lock if it is still this claim's, in one round trip."""
-        ...
 
     def finish(self, claim: Claim) -> Callable[[], object]:
         """The operation is about to have its response: retries shall go straight to the records.
@@ -260,7 +227,6 @@ class Lock(Protocol):
         Begins one round trip; what it returns waits for its end. Between the two the response is
         stored: then the trip costs no time, and a client that has its response meets no lock.
         """
-        ...
 
 
 class NoLock:

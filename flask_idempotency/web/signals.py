@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from logging import DEBUG, INFO
 from types import CoroutineType
-from typing import Any, Protocol
+from typing import Any
 
 from blinker import NamedSignal, Namespace
 from flask import Flask
@@ -106,15 +106,19 @@ EVERY_SIGNAL = tuple(_signals.values())
 """The others tell of something on the way."""
 
 
-class Told(Protocol):
-    """What a request's state says for its events."""
+class Told:
+    """What the events say of a request, or of one operation in it.
 
-    name: str
-    began: float
-    claim: Claim | None
-    decided_by: str
-    attempt: int | None
-    has_outcome: bool
+    ``began`` is when the protection began with it, by ``time.monotonic()``; 0 if it is not protected.
+    ``claim`` is what it asked the records for, ``attempt`` what it got.
+    """
+
+    name = ""
+    began = 0.0
+    claim: Claim | None = None
+    attempt: int | None = None
+    decided_by = "records"  # or "lock", of what the claim got
+    has_outcome = False  # it was told
 
 
 def _facts(event: Event) -> dict[str, Any]:
@@ -188,6 +192,8 @@ def conclude(
     """Tell the present request's outcome, unless it has one."""
     if not told.has_outcome:
         told.has_outcome = True
+        if not (signal.receivers or log.logger.isEnabledFor(level)):
+            return
         # A view that is not protected, and raises a problem of ours, has no beginning.
         facts.setdefault("seconds", time.monotonic() - told.began if told.began else None)
         note(app, signal, told, level, outcome=outcome, **facts)
