@@ -10,16 +10,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar, cast
+from typing import cast
 
 from .errors import LeaseLost, RecordBroken, StoreUnavailable
 from .fingerprint import Fingerprint
-from .machine import Comparison, Next, Situation, compare, decide, situation
+from .machine import Next, Situation, decide, situation
 from .ports import Clock, Glance, Hold, Lease, Lock, Records, Sealer
 from .process import FORKED
 from .records import Claim, Record, State, StoredResponse
-
-T = TypeVar("T")
 
 ROUNDS = 3
 """How often a record may vanish or appear between a look and a claim. Each round means that another
@@ -288,7 +286,7 @@ class Engine:
         """The decision, if the record alone makes it."""
         match step:
             case Next.REPLAY:
-                return self._replay(record, claim)
+                return self._replay(cast("Record", record), claim)
             case Next.REFUSE:
                 return Mismatch(finished=situation(record) is Situation.COMPLETED)
             case Next.ASK_ROUTE if not resume:
@@ -309,9 +307,9 @@ class Engine:
             case Next.CLAIM:
                 hold = self._records.claim(claim)
             case Next.TAKE_OVER | Next.ASK_ROUTE:
-                hold = self._records.take_over(claim, _required(record))
+                hold = self._records.take_over(claim, cast("Record", record))
             case Next.GIVE_UP:
-                return self._give_up(claim, _required(record))
+                return self._give_up(claim, cast("Record", record))
         return None if hold is None else self._claimed(hold, claim, mine, record)
 
     def _give_up(self, claim: Claim, record: Record) -> Interrupted | None:
@@ -324,9 +322,8 @@ class Engine:
         hold.abandon()
         return Interrupted(is_spent=True)
 
-    def _replay(self, record: Record | None, claim: Claim) -> Replay:
-        record = _required(record)
-        is_unknown = compare(record, claim.fingerprint) is Comparison.UNKNOWN
+    def _replay(self, record: Record, claim: Claim) -> Replay:
+        is_unknown = claim.fingerprint.matches(record.fingerprint) is None
         return Replay(self.opened(record), record.attempt, record.fingerprint if is_unknown else None)
 
     def opened(self, record: Record) -> StoredResponse:
@@ -341,10 +338,3 @@ class Engine:
         response = self._sealer.open(response, record)
         response.check()
         return response
-
-
-def _required(value: T | None) -> T:
-    """The value that the tables of ``machine`` say is there."""
-    if value is None:
-        raise RuntimeError("a record lacks what its state says it has")
-    return value

@@ -149,7 +149,6 @@ class Observed(Told):
                 self._state.app,
                 operation_observed,
                 self,
-                "observed",
                 self._level(status),
                 would=self._would,
                 status=status,

@@ -131,7 +131,7 @@ def _note_refusal(state: AppState, current: RequestState, error: Exception) -> N
         current.problem = error
     else:
         problem = TOO_LARGE if isinstance(error, RequestEntityTooLarge) else None
-        conclude(state.app, operation_rejected, current.told, "rejected", problem=problem, error=error)
+        conclude(state.app, operation_rejected, current.told, problem=problem, error=error)
 
 
 def _refuse_shared_name(current: RequestState, operation: Operation, view: object) -> None:
@@ -149,7 +149,7 @@ def _let_pass(state: AppState, current: RequestState) -> None:
     if current.resuming is not None:
         raise KeyRequired("This request has no key or is skipped: it would run anew, not resume.")
     if not current.presented.skipped:
-        conclude(state.app, operation_unprotected, current.told, "unprotected")
+        conclude(state.app, operation_unprotected, current.told)
 
 
 def claim_or_answer(
@@ -203,7 +203,7 @@ def _parked(state: AppState, _route: Route, operation: Operation) -> AbstractCon
 def _go_unprotected(state: AppState, told: Told, error: StoreUnavailable) -> None:
     """The settings let the operation run without protection while the store is unavailable."""
     tell_failure(state.app, event_of(told, error=error), *unavailable(error))
-    conclude(state.app, operation_unprotected, told, "unprotected", logging.ERROR, problem=error.type)
+    conclude(state.app, operation_unprotected, told, logging.ERROR, problem=error.type)
 
 
 def _answer(
@@ -242,14 +242,7 @@ def _answer(
                 state.tracing.link(stored)
             response = replay(state.app, stored, state.settings)
             current.is_replay = True
-            conclude(
-                state.app,
-                operation_replayed,
-                current.told,
-                "replayed",
-                attempt=attempt,
-                status=stored.status,
-            )
+            conclude(state.app, operation_replayed, current.told, attempt=attempt, status=stored.status)
             return response
         case impossible:
             assert_never(impossible)

@@ -25,7 +25,7 @@ from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.rows import legible
 from flask_idempotency.session.flask_context import copied_context, present_context
 from flask_idempotency.session.operation import Operation, innermost
-from flask_idempotency.web.attempt.attempt import raise_again
+from flask_idempotency.web.attempt.attempt import Attempt, raise_again
 from flask_idempotency.web.request.identity import new_claim, new_operation
 from flask_idempotency.web.request.state import (
     RequestState,
@@ -76,7 +76,13 @@ def run(
     current.told = begin()
     try:
         with _session_of_its_own(state):
-            return _run(state, route, current, function, args, scope, key, payload)
+            operation = new_operation(state, route, read_scope(state, "run", scope), key)
+            claim = new_claim(state, route, operation, read_fingerprint("run", payload))
+            entered = claim_or_answer(state, route, current, operation, claim)
+            if isinstance(entered, Attempt):
+                return _result(entered, state, function, args)
+            # None: the database is unavailable, and the settings allow going on without.
+            return function(*args) if entered is None else result_of(entered)
     except Problem as problem:
         reject(state.app, current.told, problem, problem.status)
         if (request := existing_request()) is not None:
@@ -110,30 +116,15 @@ def _session_of_its_own(state: AppState) -> Iterator[None]:
 _IN_USE = "_flask_idempotency_run"
 
 
-def _run(
-    state: AppState,
-    route: Route,
-    current: RequestState,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    scope: Any,
-    key: str,
-    payload: Any,
-) -> Any:
-    operation = new_operation(state, route, read_scope(state, "run", scope), key)
-    claim = new_claim(state, route, operation, read_fingerprint("run", payload))
-    entered = claim_or_answer(state, route, current, operation, claim)
-    if entered is None:  # the database is unavailable, and the settings allow going on without
-        return function(*args)
-    if isinstance(entered, Response):
-        return result_of(entered)
-    with entered:
+def _result(attempt: Attempt, state: AppState, function: Callable[..., Any], args: Any) -> Any:
+    """Call the function in the attempt."""
+    with attempt:
         try:
             response = response_of(state, function(*args))
         except Exception as error:
-            entered.note_failure(error)
+            attempt.note_failure(error)
             raise
-        return result_of(entered.respond(response, after_error=raise_again, waits=False))
+        return result_of(attempt.respond(response, after_error=raise_again, waits=False))
 
 
 def read_route(

@@ -276,14 +276,14 @@ class _Items:
         first, result = done
         if claim.fingerprint.matches(first.fingerprint) is False:
             return self._rejected(result.key, "mismatch", KeyReused(), told)
-        conclude(self._state.app, operation_replayed, told, "replayed", status=200)
+        conclude(self._state.app, operation_replayed, told, status=200)
         return replace(result, outcome="replayed")
 
     def _rejected(self, key: str, outcome: Outcome, error: IdempotencyError, told: Told) -> ItemResult:
         if isinstance(error, Problem):
             reject(self._state.app, told, error, error.status)
         else:
-            conclude(self._state.app, operation_rejected, told, "rejected", error=error)
+            conclude(self._state.app, operation_rejected, told, error=error)
         return ItemResult(key, outcome, error=error)
 
     def _replay(self, key: str, record: Record, told: Told) -> ItemResult:
@@ -292,7 +292,7 @@ class _Items:
             result = result_of(replay(app, state.engine.opened(record), state.settings))
         except IdempotencyError as error:  # it was too large, or somebody has changed it
             return self._rejected(key, "failed", error, told)
-        conclude(app, operation_replayed, told, "replayed", attempt=record.attempt, status=200)
+        conclude(app, operation_replayed, told, attempt=record.attempt, status=200)
         return ItemResult(key, "replayed", result)
 
     def _execute(self, number: int, record: Record, told: Told) -> ItemResult:
@@ -313,13 +313,13 @@ class _Items:
                 if not isinstance(error, Exception) or interrupts(error) or releases(error):
                     raise error
             attempt = operation.attempt
-            conclude(app, operation_rolled_back, told, "rolled_back", attempt=attempt, error=error)
+            conclude(app, operation_rolled_back, told, attempt=attempt, error=error)
             return ItemResult(key, "failed", error=error)
         finally:
             running.operation = outer
         running.units.end_item(savepoint, undo=False)
         self._done.append((claim, record, self._state.sealer.seal(stored, claim)))
-        tell = partial(conclude, app, operation_executed, told, "executed")
+        tell = partial(conclude, app, operation_executed, told)
         seconds = time.monotonic() - told.began
         outer.after_commit += [
             partial(tell, attempt=operation.attempt, status=stored.status, seconds=seconds)

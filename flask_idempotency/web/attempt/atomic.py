@@ -88,7 +88,6 @@ class AtomicAttempt(Attempt):
             self._state.app,
             operation_rolled_back,
             self._current.told,
-            "rolled_back",
             attempt=self._operation.attempt,
             error=self._error,
         )

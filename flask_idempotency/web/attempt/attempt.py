@@ -250,7 +250,6 @@ class Attempt:
             state.app,
             operation_executed,
             self._current.told,
-            "executed",
             attempt=operation.attempt,
             status=stored.status,
             seconds=seconds,

@@ -210,11 +210,7 @@ class LeasedAttempt(Attempt):
                 return
             self._execution.release()
             conclude(
-                self._state.app,
-                operation_released,
-                self._current.told,
-                "released",
-                attempt=self._operation.attempt,
+                self._state.app, operation_released, self._current.told, attempt=self._operation.attempt
             )
 
     def _end_view(self, failed: bool) -> None:
@@ -226,7 +222,6 @@ class LeasedAttempt(Attempt):
             self._state.app,
             operation_interrupted,
             self._current.told,
-            "interrupted",
             ERROR if self._route.on_interrupted == "hold" else INFO,
             attempt=self._operation.attempt,
             error=self._error,
