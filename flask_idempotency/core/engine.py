@@ -10,16 +10,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar, cast
+from typing import cast
 
 from .errors import LeaseLost, RecordBroken, StoreUnavailable
 from .fingerprint import Fingerprint
-from .machine import Comparison, Next, Situation, Transition, after, compare, decide, situation
+from .machine import Next, Situation, decide, situation
 from .ports import Clock, Glance, Hold, Lease, Lock, Records, Sealer
 from .process import FORKED
 from .records import Claim, Record, State, StoredResponse
-
-T = TypeVar("T")
 
 ROUNDS = 3
 """How often a record may vanish or appear between a look and a claim. Each round means that another
@@ -39,7 +37,8 @@ SETTLE_SECONDS = 0.1
 """How long an atomic operation that is to be given up is left alone first. A claim locks its row a
 moment after it has committed it, so an attempt that begins just now looks like one that has died."""
 
-_MAY_BE_HELD = (Situation.IN_PROGRESS, Situation.LEASED, Situation.INTERRUPTED, Situation.EXPIRED)
+_ONLY_TRIED = (Next.CLAIM, Next.TAKE_OVER)
+"""What no record alone settles."""
 
 
 class _Patience:
@@ -71,15 +70,18 @@ class Execution:
     """
 
     def __init__(
-        self, hold: Hold, lock: Lock, mine: bool, claim: Claim, sealer: Sealer, found: Situation
+        self,
+        hold: Hold,
+        lock: Lock,
+        mine: bool,
+        claim: Claim,
+        sealer: Sealer,
+        found: Record | None = None,
     ) -> None:
         self.hold, self.claim, self.process = hold, claim, claim.process
-        self.took_over = found in (Situation.IN_PROGRESS, Situation.INTERRUPTED)
-        self.was_interrupted = found is Situation.INTERRUPTED
+        self.took_over = found is not None and not found.expired
+        self.was_interrupted = found is not None and situation(found) is Situation.INTERRUPTED
         self._lock, self._mine, self._sealer = lock, mine, sealer
-        self._state = after(
-            found, Transition.CLAIM if found is Situation.ABSENT else Transition.TAKE_OVER
-        )
 
     def complete(self, response: StoredResponse) -> None:
         """Store the response and commit, durably, while the lock is told.
@@ -88,12 +90,11 @@ class Execution:
         """
         if self.process.is_parent:
             raise LeaseLost(FORKED)
-        completed = after(self._state, Transition.COMPLETE)
         sealed = self._sealer.seal(response, self.claim)
         lock_is_told = self._lock.finish(self.claim)
         # If this fails, the lock sends retries to the records for nothing, which costs them a look.
         self.hold.complete(sealed)
-        self._state, self._mine = completed, False
+        self._mine = False
         lock_is_told()
 
     def release(self) -> None:
@@ -198,20 +199,22 @@ class Engine:
         was forked since the claim was made: a fork copies all greenlets, and the parent's goes on.
         """
         glance = self._lock.acquire(claim)
-        patience = _Patience(wait, self._clock, self._places)
-        if glance is Glance.BUSY and patience.left() <= 0:
+        patience = _Patience(wait, self._clock, self._places) if wait > 0 else None
+        if glance is Glance.BUSY and (patience is None or patience.left() <= 0):
             return InProgress(by_lock=True)
         mine = glance is Glance.MINE
         decision: Decision | None = None
         try:
-            found = self._first_look(claim, mine)
+            # Whoever gets a free lock is most likely a first request: it claims without looking.
+            found = None if mine and claim.resumes is None else self._first_look(claim)
             if found is None or isinstance(found, Record):
                 decision = self._settle(claim, found, mine, patience, resume)
             else:
                 decision = self._claimed(found, claim, mine, None)
             return decision
         finally:
-            patience.end()
+            if patience is not None:
+                patience.end()
             if mine and not isinstance(decision, Claimed) and not claim.process.is_parent:
                 match decision:
                     case Replay() | Mismatch(finished=True):
@@ -229,32 +232,30 @@ class Engine:
             return record
         return replace(record, response=self.opened(record))
 
-    def _first_look(self, claim: Claim, mine: bool) -> Record | Hold | None:
-        """The record, if it is worth a look; or a hold, of a store that looks and claims at once."""
-        if claim.resumes is not None:
-            return self._records.look(claim.key)
-        if mine:  # whoever gets a free lock is most likely a first request: it claims without looking
-            return None
-        if self._look_or_claim is not None:
+    def _first_look(self, claim: Claim) -> Record | Hold | None:
+        """The record, or a hold, of a store that looks and claims at once."""
+        hold: Record | Hold | None = None
+        if claim.resumes is None and self._look_or_claim is not None:
             if claim.process.is_parent:
                 raise LeaseLost(FORKED)
-            # None: somebody was first, between the two. Then there is something to look at.
-            return self._look_or_claim(claim) or self._records.look(claim.key)
-        return self._records.look(claim.key)
+            hold = self._look_or_claim(claim)
+        # None: somebody was first, between the two. Then there is something to look at.
+        return hold or self._records.look(claim.key)
 
     def _claimed(self, hold: Hold, claim: Claim, mine: bool, record: Record | None) -> Claimed:
         if claim.process.is_parent:  # the hold is, too
             raise LeaseLost(FORKED)
-        return Claimed(Execution(hold, self._lock, mine, claim, self._sealer, situation(record)))
+        return Claimed(Execution(hold, self._lock, mine, claim, self._sealer, record))
 
     def _settle(
-        self, claim: Claim, record: Record | None, mine: bool, patience: _Patience, resume: bool
+        self, claim: Claim, record: Record | None, mine: bool, patience: _Patience | None, resume: bool
     ) -> Decision:
         """Claim, or find out who did. ``mine``: the lock is this claim's."""
         rounds = 0
         while True:
             step = decide(record, claim)
-            if (decision := self._settled_by(step, record, claim, resume)) is not None:
+            decision = None if step in _ONLY_TRIED else self._settled_by(step, record, claim, resume)
+            if decision is not None:
                 return decision
             if rounds == ROUNDS:
                 raise StoreUnavailable
@@ -264,19 +265,20 @@ class Engine:
             if step is not Next.LET_RUN:
                 # Not getting a hold may mean held, finished just now or gone. So look once more.
                 record = self._records.look(claim.key)
-            if tried is not None and situation(record) in _MAY_BE_HELD:
-                left = patience.left()
-                if situation(record) is Situation.EXPIRED and rounds == 0:
-                    rounds, left = 1, max(left, PURGE_SECONDS)
-                if left <= 0:
-                    return InProgress(_required(record).lease_left)
-                if situation(record) is Situation.LEASED:
-                    self._clock.sleep(min(left, POLL_SECONDS))
-                else:
-                    self._records.wait(claim.key, left)
-                record = self._records.look(claim.key)
-            else:
+            found = situation(record)
+            if tried is None or record is None or found is Situation.COMPLETED:
                 rounds += 1
+                continue
+            left = 0.0 if patience is None else patience.left()
+            if found is Situation.EXPIRED and rounds == 0:
+                rounds, left = 1, max(left, PURGE_SECONDS)
+            if left <= 0:
+                return InProgress(record.lease_left)
+            if found is Situation.LEASED:
+                self._clock.sleep(min(left, POLL_SECONDS))
+            else:
+                self._records.wait(claim.key, left)
+            record = self._records.look(claim.key)
 
     def _settled_by(
         self, step: Next, record: Record | None, claim: Claim, resume: bool
@@ -284,7 +286,7 @@ class Engine:
         """The decision, if the record alone makes it."""
         match step:
             case Next.REPLAY:
-                return self._replay(record, claim)
+                return self._replay(cast("Record", record), claim)
             case Next.REFUSE:
                 return Mismatch(finished=situation(record) is Situation.COMPLETED)
             case Next.ASK_ROUTE if not resume:
@@ -298,16 +300,16 @@ class Engine:
 
     def _try(self, step: Next, record: Record | None, claim: Claim, mine: bool) -> Decision | None:
         """Try to get hold of the operation, if that is the next step."""
-        hold: Hold | None = None
         if claim.process.is_parent:
             raise LeaseLost(FORKED)
+        hold: Hold | None = None
         match step:
             case Next.CLAIM:
                 hold = self._records.claim(claim)
             case Next.TAKE_OVER | Next.ASK_ROUTE:
-                hold = self._records.take_over(claim, _required(record))
+                hold = self._records.take_over(claim, cast("Record", record))
             case Next.GIVE_UP:
-                return self._give_up(claim, _required(record))
+                return self._give_up(claim, cast("Record", record))
         return None if hold is None else self._claimed(hold, claim, mine, record)
 
     def _give_up(self, claim: Claim, record: Record) -> Interrupted | None:
@@ -320,9 +322,8 @@ class Engine:
         hold.abandon()
         return Interrupted(is_spent=True)
 
-    def _replay(self, record: Record | None, claim: Claim) -> Replay:
-        record = _required(record)
-        is_unknown = compare(record, claim.fingerprint) is Comparison.UNKNOWN
+    def _replay(self, record: Record, claim: Claim) -> Replay:
+        is_unknown = claim.fingerprint.matches(record.fingerprint) is None
         return Replay(self.opened(record), record.attempt, record.fingerprint if is_unknown else None)
 
     def opened(self, record: Record) -> StoredResponse:
@@ -337,10 +338,3 @@ class Engine:
         response = self._sealer.open(response, record)
         response.check()
         return response
-
-
-def _required(value: T | None) -> T:
-    """The value that the tables of ``machine`` say is there."""
-    if value is None:
-        raise RuntimeError("a record lacks what its state says it has")
-    return value

@@ -1,4 +1,4 @@
-"""The state machine: two tables, and the two functions that read them.
+"""The state machines: what a request does about a record, and what follows what in an attempt.
 
 A request finds a record in one of six situations. The record is *absent*, *in progress* or *completed*
 (its response may say "failed"). Once its retention is over it is *expired*, which counts as absent,
@@ -102,31 +102,31 @@ request could contradict, and whoever gets the row's lock knows that it was roll
 keeps the row: 409."""
 
 
-class Transition(_Cell):
-    """What happens to a record."""
+class Phase(_Cell):
+    """Where one attempt at an operation is, from its claim to its end."""
 
-    CLAIM = "claim"
-    TAKE_OVER = "take over"
-    COMPLETE = "complete"
-    PURGE = "purge"
+    OPEN = "claimed: whoever finds it so, and does not go on to the view, abandons it"
+    IN_VIEW = "the view runs, or what became of it is being stored"
+    ABOVE = "an error of the view is on its way through the decorators above it"
+    WAITING = "its response waits for what the application does above the view"
+    OVER = "committed, or undone"
 
 
-AFTER: dict[tuple[Situation, Transition], Situation] = {
-    (Situation.ABSENT, Transition.CLAIM): Situation.IN_PROGRESS,
-    (Situation.IN_PROGRESS, Transition.TAKE_OVER): Situation.IN_PROGRESS,
-    (Situation.IN_PROGRESS, Transition.COMPLETE): Situation.COMPLETED,
-    (Situation.INTERRUPTED, Transition.TAKE_OVER): Situation.IN_PROGRESS,
-    (Situation.EXPIRED, Transition.TAKE_OVER): Situation.IN_PROGRESS,
-    # A holder that ran longer than the retention still completes: its lock kept everyone out.
-    (Situation.EXPIRED, Transition.COMPLETE): Situation.COMPLETED,
-    (Situation.EXPIRED, Transition.PURGE): Situation.ABSENT,
+FOLLOWS: dict[Phase, tuple[Phase, ...]] = {
+    Phase.OPEN: (Phase.IN_VIEW, Phase.WAITING, Phase.OVER),
+    Phase.IN_VIEW: (Phase.OPEN, Phase.ABOVE, Phase.WAITING, Phase.OVER),
+    Phase.ABOVE: (Phase.OPEN, Phase.IN_VIEW, Phase.OVER),
+    Phase.WAITING: (Phase.OPEN, Phase.IN_VIEW, Phase.OVER),
+    Phase.OVER: (),
 }
-"""Every other pair is illegal. A rollback is no transition: the record stays in progress. Nor is the
-end of a lease: the clock turns *leased* into *interrupted*, and both are in progress here."""
+"""What may follow a phase; the rest is illegal. Nothing follows the end. From *open* the view is
+entered, unless the route's ``on_interrupted`` has the response already. What comes back from above the
+view, an error or the end of the request, enters it once more; who abandons an attempt makes it *open*
+first, so that it is found and abandoned again if that is cut off."""
 
 
-class IllegalTransition(RuntimeError):
-    """The engine tried what the table above does not allow: a bug in this package."""
+class IllegalPhase(RuntimeError):
+    """An attempt was to go where the table above does not let it: a bug in this package."""
 
 
 def assert_never(value: NoReturn) -> NoReturn:
@@ -157,31 +157,28 @@ def compare(record: Record | None, fingerprint: Fingerprint) -> Comparison:
 
 def decide(record: Record | None, claim: Claim) -> Next:
     """Decide what a request with this claim does about this record. Nothing else decides."""
-    cell = situation(record), compare(record, claim.fingerprint)
-    step = AMENDED.get(cell, NEXT[cell]) if claim.amends else NEXT[cell]
-    if step is Next.REPLAY or step is Next.REFUSE:
-        return step
+    if record is None:
+        step = NEXT[Situation.ABSENT, Comparison.UNKNOWN]
+    else:
+        cell = situation(record), compare(record, claim.fingerprint)
+        step = AMENDED.get(cell, NEXT[cell]) if claim.amends else NEXT[cell]
+        if step is Next.REPLAY or step is Next.REFUSE:
+            return step
     if claim.resumes is not None and not _continues(claim, record):
         return Next.LEAVE
-    return SPENT.get(step, step) if _is_spent(record, claim) else step
+    if claim.max_attempts is not None and _is_spent(record, claim, claim.max_attempts):
+        return SPENT.get(step, step)
+    return step
 
 
-def _is_spent(record: Record | None, claim: Claim) -> bool:
+def _is_spent(record: Record | None, claim: Claim, most: int) -> bool:
     """Return True if the operation was begun as often as the claim allows. Expired: no."""
-    if claim.max_attempts is None or record is None or record.expired:
+    if record is None or record.expired:
         return False
     # A request that resumes is counted before it is sent.
-    return record.begun - (claim.resumes is not None) >= claim.max_attempts
+    return record.begun - (claim.resumes is not None) >= most
 
 
 def _continues(claim: Claim, record: Record | None) -> bool:
     """Return True if the record is the one that the claim resumes, and lives."""
     return record is not None and not record.expired and record.owner == claim.resumes
-
-
-def after(state: Situation, transition: Transition) -> Situation:
-    """The state a transition leads to. Raises :class:`IllegalTransition` where there is none."""
-    try:
-        return AFTER[state, transition]
-    except KeyError:
-        raise IllegalTransition(f"{transition.value} of a record that is {state.value}") from None

@@ -230,11 +230,9 @@ class Lock(Protocol):
 
     def forget(self, keys: Iterable[bytes]) -> object:
         """Delete what there is of some keys: of records that an operator erases."""
-        ...
 
     def examine(self) -> Iterator[Any]:
         """Check the lock for an operator, and tell each finding; nothing where there is no lock."""
-        ...
 
 
 class NoLock:

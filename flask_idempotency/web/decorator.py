@@ -85,7 +85,7 @@ def protected(view: View, route: Route) -> View:
                         raise
                     # An error handler may be async too, and cannot run in this thread's event loop.
                     return await in_thread(entered.fail, error)
-                return await in_thread(entered.succeed, result)
+                return await in_thread(entered.respond, result)
 
         wrapper: Callable[..., Any] = async_wrapper
     else:
@@ -102,7 +102,7 @@ def protected(view: View, route: Route) -> View:
                     if entered.hand_up():
                         raise
                     return entered.fail(error)
-                return entered.succeed(result)
+                return entered.respond(result)
 
         wrapper = sync_wrapper
     setattr(wrapper, ROUTE, route)

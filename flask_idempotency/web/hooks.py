@@ -36,6 +36,7 @@ from flask_idempotency.core.errors import (
     ScopeUnknown,
 )
 from flask_idempotency.core.logs import log
+from flask_idempotency.core.machine import Phase
 from flask_idempotency.session.flask_context import (
     functions_after_request,
     handle_error,
@@ -47,12 +48,11 @@ from flask_idempotency.web.request.identity import prepare
 from flask_idempotency.web.request.response import handle_problem, is_made_from, problem_response
 from flask_idempotency.web.request.state import (
     RESUMED,
+    Begun,
     RequestState,
     Resuming,
-    Waiting,
     begin_request,
     existing_request,
-    state_of,
     this_request,
 )
 from flask_idempotency.web.setup.environment import warn_if_short
@@ -86,16 +86,13 @@ def register(app: Flask, state: AppState, worker_timeout: float) -> None:
         if (route := getattr(view, ROUTE, None)) is not None:
             refuse_unsupported(state, route, endpoint)  # for a later view, the first request does this
 
-    def before(_endpoint: str | None, _values: dict[str, Any] | None) -> None:
-        hooks.before(present_request())
-
     # A function: in each request Flask asks whether it is async, and takes longer with a method.
     def after(response: Response) -> Response:
-        current = existing_request()
+        current: RequestState | None = getattr(present_request(), "_flask_idempotency", None)
         return response if current is None else hooks.after(current, response, after)
 
     # First: whatever a function of the application reads of the body must be kept.
-    app.url_value_preprocessors.setdefault(None, []).insert(0, before)
+    app.url_value_preprocessors.setdefault(None, []).insert(0, hooks.before)
     # Flask runs these from the last to the first, so ours comes after all others.
     app.after_request_funcs.setdefault(None, []).insert(0, after)
     got_request_exception.connect(hooks.end_waiting, app)
@@ -119,17 +116,18 @@ class Hooks:
         self._enforces = enabled and state.settings.enforce  # the views that have no say
         self._refuses = self._enforces and bool(self._profile.first_sent)
 
-    def before(self, request: Request) -> None:
+    def before(self, endpoint: str | None, _values: dict[str, Any] | None) -> None:
         """Check the request to a protected endpoint, as far as that needs no user and no store.
 
         Raises an ``HTTPException`` with a response for a request that may not be resumed here.
         """
         for purge in self._purges:
             purge.start()
+        request: Request = present_request()
         current = begin_request(request)
         # Removed: a request that the view makes with this environ is not the one to resume.
         resuming: Resuming | None = request.environ.pop(RESUMED, None)
-        route, endpoint = None, request.endpoint
+        route = None
         if endpoint is not None and self._state.settings.enabled:
             route = self._route(endpoint, request.method)
         if resuming is not None:
@@ -148,14 +146,14 @@ class Hooks:
             except Exception as error:
                 if route.enforce:
                     raise
-                current.refusal = error
+                current.presented.refusal = error
 
     def after(self, current: RequestState, response: Response, hook: AfterFunction) -> Response:
         """End an operation that waited for this; keep caches away from a replay or a problem."""
         if current.observation is not None:
             current.end_observation(response)
-        if current.waiting is not None:
-            response = self._finish(current, response, hook)
+        if (attempt := current.attempt) is not None and attempt.phase is Phase.WAITING:
+            response = self._complete(attempt, response, hook)
         problem, headers = current.problem, response.headers
         current.problem = None  # its traceback leads back here: a cycle would keep the request alive
         if self._marks:
@@ -169,7 +167,7 @@ class Hooks:
             headers.add("Retry-After", str(problem.retry_after))
         if isinstance(problem, ScopeUnknown):
             self._challenge(headers)
-        reject(self._state.app, current, problem, response.status_code)
+        reject(self._state.app, current.told, problem, response.status_code)
         return response
 
     def _refuse_unprotected(self, request: Request) -> None:
@@ -201,12 +199,12 @@ class Hooks:
         ``"rejected"``: as it is, it will never run. ``"accepted"``: it ran once, or may be sent again
         without running twice. None: nobody looked, so an earlier attempt may have run.
         """
-        if current.claim is None:
+        if current.told.claim is None:
             never_runs = current.route is None or isinstance(problem, KeyMalformed | KeyRequired)
             return "rejected" if never_runs and status >= 400 else None
         if problem is not None:
             return "rejected" if problem.type in self._profile.statuses else "accepted"
-        return None if current.attempt is None and not current.is_replay else "accepted"
+        return None if current.told.attempt is None and not current.is_replay else "accepted"
 
     def _challenge(self, headers: Headers) -> None:
         """Say how to sign in, unless the application does."""
@@ -214,17 +212,15 @@ class Hooks:
         if challenge is not None and not headers.getlist("WWW-Authenticate"):
             headers.add("WWW-Authenticate", challenge)
 
-    def _finish(self, current: RequestState, response: Response, hook: AfterFunction) -> Response:
+    def _complete(self, attempt: Begun, response: Response, hook: AfterFunction) -> Response:
         """Store the response of a view whose work was committed, or not, above it.
 
         An error of ours gets its response as if the view had raised it, and the application's
         ``after_request`` functions run again on that one; those that the view registered do not, nor
         does our own ``hook``. Other errors go to Flask, and so does one that nobody handles.
         """
-        waiting, current.waiting = current.waiting, None
         try:
-            if waiting is not None:
-                waiting.finish()
+            attempt.complete()
         except IdempotencyError as error:
             app = self._state.app
             if isinstance(error, Problem):
@@ -241,10 +237,8 @@ class Hooks:
 
     def end_waiting(self, _app: Flask, **_what: Any) -> None:
         """Do not store a waiting response: there was an error that nobody handled."""
-        current = existing_request()
-        if current is not None and current.waiting is not None:
-            waiting, current.waiting = current.waiting, None
-            waiting.end()
+        if (current := existing_request()) is not None:
+            current.abandon(Phase.WAITING)
 
     def _enveloped(self, view: Any) -> Any:
         """The view, watched for errors that leave its decorators.
@@ -256,7 +250,7 @@ class Hooks:
 
             @wraps(view)
             async def async_envelope(*args: Any, **kwargs: Any) -> Any:
-                current = state_of(present_request())
+                current = this_request()
                 current.is_dispatched = True
                 try:
                     result = await view(*args, **kwargs)
@@ -269,7 +263,7 @@ class Hooks:
 
             @wraps(view)
             def sync_envelope(*args: Any, **kwargs: Any) -> Any:
-                current = state_of(present_request())
+                current = this_request()
                 current.is_dispatched = True
                 try:
                     result = view(*args, **kwargs)
@@ -286,18 +280,15 @@ class Hooks:
         current = this_request()
         if current.observation is not None:
             current.observation.error = error
-        raised, current.raised = current.raised, None
+        attempt = current.attempt
         try:
-            if raised is not None and isinstance(error, Exception):
-                response = raised.respond_to(error)
-                if current.waiting is not None:
+            if attempt is not None and attempt.phase is Phase.ABOVE and isinstance(error, Exception):
+                response = attempt.respond_to(error)
+                if current.attempt is not None:
                     self._watch_end()
                 return response
-            self.end_waiting(self._state.app)
-            if raised is not None:
-                raised.end()
-            if current.clean_up is not None:  # an exit has struck the attempt's own end
-                current.clean_up()
+            # An open one: an exit has struck its own end.
+            current.abandon(Phase.WAITING, Phase.ABOVE, Phase.OPEN)
             raise error
         except Problem as problem:
             current.problem = problem  # no attempt has seen that of run(), or of the view itself
@@ -307,12 +298,12 @@ class Hooks:
 
     def _after_view(self, current: RequestState, result: Any) -> Any:
         """The result that left the view's decorators."""
-        if current.waiting is not None:
+        if (attempt := current.attempt) is not None:
+            if attempt.phase is Phase.ABOVE:
+                return self._after_error(current.told.name, attempt, result)
             self._watch_end()
-        if current.raised is not None:
-            return self._after_error(current, current.raised, result)
         if current.response is not None and current.response is not result:
-            self._warn_if_replaced(current.name, current.response, result)
+            self._warn_if_replaced(current.told.name, current.response, result)
         return result
 
     def _warn_if_replaced(self, name: str, stored: Response, result: Any) -> None:
@@ -333,23 +324,24 @@ class Hooks:
                 response.status_code,
             )
 
-    def _after_error(self, current: RequestState, raised: Waiting, result: Any) -> Any:
+    def _after_error(self, name: str, attempt: Begun, result: Any) -> Any:
         """Do not store a response that a decorator made of the view's error.
 
         Raises ``NotAtomic`` if it reports success although the view's commits are rolled back.
         """
-        current.raised = None
-        response = self._state.app.make_response(result)
-        has_committed = raised.has_committed()
-        raised.end()
+        try:
+            response = self._state.app.make_response(result)
+        finally:
+            has_committed = attempt.has_committed()
+            attempt.abandon()
         if response.status_code < 400 and has_committed:
             raise NotAtomic(
-                f"a decorator above the view of {current.name} responded with {response.status_code} to"
+                f"a decorator above the view of {name} responded with {response.status_code} to"
                 " an error of the view, which rolls back everything that the view committed: put the"
                 " decorator below @idempotent"
             )
         if response.status_code < 500 and has_committed:
-            warn_undone(current.name, response.status_code)
+            warn_undone(name, response.status_code)
         return response
 
     def _watch_end(self) -> None:
@@ -368,12 +360,13 @@ class Hooks:
         Without an error, a waiting response goes on waiting: what ends here is a copy of the request's
         context, in a thread that the view started.
         """
-        if error is not None:
-            self.end_waiting(self._state.app)
-        current = existing_request()
-        if current is not None and current.clean_up is not None:
-            current.clean_up()
-        if error is not None and current is not None and current.observation is not None:
+        if (current := existing_request()) is None:
+            return
+        if error is None:
+            current.abandon(Phase.OPEN)
+            return
+        current.abandon(Phase.OPEN, Phase.WAITING)
+        if current.observation is not None:
             current.observation.error = error
             current.end_observation(None)
 

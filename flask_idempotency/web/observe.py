@@ -57,7 +57,6 @@ from flask_idempotency.web.background.observer import PAUSE_SECONDS, Observer
 from flask_idempotency.web.request.body import fingerprint
 from flask_idempotency.web.request.identity import (
     identify,
-    is_skipped,
     new_claim,
     prepare,
     request_claim,
@@ -68,7 +67,7 @@ from flask_idempotency.web.request.state import RequestState, current_scope
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.state import AppState
 
-from .signals import conclude, event_of, operation_observed, tell_failure
+from .signals import Told, conclude, event_of, operation_observed, tell_failure
 
 TOO_LARGE = "body-too-large"
 """What events call the application's 413, which is no problem of ours."""
@@ -80,11 +79,11 @@ def observe(state: AppState, route: Route, current: RequestState, request: Reque
         return
     observed = Observed(state, state.observer, route, current)
     if observed.begin(request):
-        current.observation, current.has_outcome = observed, True
+        current.observation, current.told.has_outcome = observed, True
     current.body = None  # an enforced function that the view calls keeps the body in its own way
 
 
-class Observed:
+class Observed(Told):
     """What would have happened to one request. Has what its signals need.
 
     It is found out
@@ -94,10 +93,6 @@ class Observed:
     * after the view, with what they find then.
     """
 
-    decided_by = "records"
-    has_outcome = False
-    claim: Claim | None = None
-    attempt: int | None = None
     error: BaseException | None = None  # what left the view
 
     def __init__(
@@ -123,7 +118,7 @@ class Observed:
                 self._current.body = OverheardBody(request, self._state.settings)
             self._body = self._current.body
             prepare(request, self._state, self._route, self._current)
-            if self._route.skip is not None and is_skipped(self._route.skip, request, self._current):
+            if self._current.presented.skipped:
                 self._body.stop()
                 return False
             self._judge(self._body)
@@ -154,7 +149,6 @@ class Observed:
                 self._state.app,
                 operation_observed,
                 self,
-                "observed",
                 self._level(status),
                 would=self._would,
                 status=status,

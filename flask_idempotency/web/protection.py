@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
+from contextlib import AbstractContextManager
+from typing import Any
 
 from flask import Response, current_app
 from werkzeug.exceptions import RequestEntityTooLarge
@@ -33,17 +35,18 @@ from flask_idempotency.core.errors import (
     StoreUnavailable,
 )
 from flask_idempotency.core.logs import log
-from flask_idempotency.core.machine import assert_never
+from flask_idempotency.core.machine import Phase, assert_never
 from flask_idempotency.core.records import Claim
+from flask_idempotency.session.before_view import SetAside
 from flask_idempotency.session.databases import refuse_replaced_engine
-from flask_idempotency.session.flask_context import needed_request
+from flask_idempotency.session.flask_context import functions_after_request, needed_request
 from flask_idempotency.session.leftovers import blocks_records, drop
 from flask_idempotency.session.operation import Operation, running_operation
 from flask_idempotency.session.set_aside import parked, parked_inside, set_aside
 from flask_idempotency.web.attempt.atomic import AtomicAttempt
 from flask_idempotency.web.attempt.attempt import Attempt
 from flask_idempotency.web.attempt.leased import LeasedAttempt
-from flask_idempotency.web.request.identity import identify, is_skipped, prepare, request_claim
+from flask_idempotency.web.request.identity import identify, prepare, request_claim
 from flask_idempotency.web.request.response import replay
 from flask_idempotency.web.request.state import RequestState, is_outermost_request, this_request
 from flask_idempotency.web.setup.options import Route
@@ -52,6 +55,7 @@ from flask_idempotency.web.setup.state import AppState, app_state
 
 from .observe import TOO_LARGE, observe
 from .signals import (
+    Told,
     conclude,
     event_of,
     note,
@@ -75,7 +79,7 @@ def enter(route: Route, view: object) -> Attempt | Response | None:
     """
     state: AppState = current_app.extensions.get("idempotency") or app_state(current_app)
     current = this_request()
-    if current.waiting is not None or current.raised is not None:
+    if current.attempt is not None and current.attempt.phase in (Phase.ABOVE, Phase.WAITING):
         raise NotAtomic(
             "a second idempotent view was called in one request while the first one had left"
             " uncommitted changes in db.session: commit them in the first one"
@@ -94,10 +98,9 @@ def enter(route: Route, view: object) -> Attempt | Response | None:
         return None
     try:
         prepare(request, state, route, current)
-        skipped = route.skip is not None and is_skipped(route.skip, request, current)
-        operation = None if skipped else identify(request, state, route, current)
+        operation = None if current.presented.skipped else identify(request, state, route, current)
         if operation is None:
-            _let_pass(state, current, skipped)
+            _let_pass(state, current)
             return None
         _refuse_shared_name(current, operation, view)
         claim = request_claim(request, state, route, current, operation)
@@ -105,7 +108,7 @@ def enter(route: Route, view: object) -> Attempt | Response | None:
         if entered is not None:  # what runs unprotected may call others that do
             current.entered = {**current.entered, (operation.name, operation.key): view}
         if isinstance(entered, Attempt):
-            entered.watch_registered()
+            entered.watch(functions_after_request())
         return entered
     except Exception as error:
         _note_refusal(state, current, error)
@@ -128,15 +131,7 @@ def _note_refusal(state: AppState, current: RequestState, error: Exception) -> N
         current.problem = error
     else:
         problem = TOO_LARGE if isinstance(error, RequestEntityTooLarge) else None
-        conclude(state.app, operation_rejected, current, "rejected", problem=problem, error=error)
-
-
-def _let_pass(state: AppState, current: RequestState, skipped: bool) -> None:
-    """A request that ``protect(skip=...)`` leaves out, or that has no key and needs none."""
-    if current.resuming is not None:
-        raise KeyRequired("This request has no key or is skipped: it would run anew, not resume.")
-    if not skipped:
-        conclude(state.app, operation_unprotected, current, "unprotected")
+        conclude(state.app, operation_rejected, current.told, problem=problem, error=error)
 
 
 def _refuse_shared_name(current: RequestState, operation: Operation, view: object) -> None:
@@ -149,6 +144,14 @@ def _refuse_shared_name(current: RequestState, operation: Operation, view: objec
         )
 
 
+def _let_pass(state: AppState, current: RequestState) -> None:
+    """A request that ``protect(skip=...)`` leaves out, or that has no key and needs none."""
+    if current.resuming is not None:
+        raise KeyRequired("This request has no key or is skipped: it would run anew, not resume.")
+    if not current.presented.skipped:
+        conclude(state.app, operation_unprotected, current.told)
+
+
 def claim_or_answer(
     state: AppState,
     route: Route,
@@ -157,55 +160,50 @@ def claim_or_answer(
     claim: Claim,
 ) -> Attempt | Response | None:
     """Do what the engine decides: attempt, respond, or (None) let the view run unprotected."""
-    current.claim = claim
+    current.told.claim = claim
     if state.settings.binds is not None:
         state = state.of_bind(operation.bind_key)
     if state.sessions.engines[state.bind_key] is not state.database:
         refuse_replaced_engine(state)
-    if not route.atomic:
-        if blocks_records(state):
-            raise NotAtomic(
-                f"db.session had uncommitted writes when {operation.name} began. Until they are"
-                " committed, SQLite lets nobody else write, not even the record: commit them before the"
-                " operation"
-            )
-        is_outermost = is_outermost_request()
-        with parked(state) if is_outermost else parked_inside(state, operation.name):
-            decided = _decide(state, route, current, operation, claim)
-        if isinstance(decided, Attempt):
-            return decided.open()
-        return _answer(state, route, current, operation, claim, decided)
+    with (_set_aside if route.atomic else _parked)(state, route, operation) as before:
+        try:
+            decision = state.engine.decide(claim, route.wait, resume=route.on_interrupted != "hold")
+        except StoreUnavailable as error:
+            if state.settings.on_store_error == "reject" or claim.resumes is not None:
+                raise
+            _go_unprotected(state, current.told, error)
+            return None
+        if isinstance(decision, Claimed) and route.atomic:
+            return AtomicAttempt(state, route, current, operation, decision.execution).open(before)
+    if isinstance(decision, Claimed):
+        return LeasedAttempt(state, route, current, operation, decision.execution).open()
+    return _answer(state, route, current, operation, claim, decision)
+
+
+def _set_aside(
+    state: AppState, route: Route, _operation: Operation
+) -> AbstractContextManager[SetAside | None]:
     try:
-        aside = set_aside(state, route.other_binds)
+        return set_aside(state, route.other_binds)
     except NotAtomic:
         if is_outermost_request():
             drop(state.sessions.present())
         raise
-    with aside as before:
-        decided = _decide(state, route, current, operation, claim)
-        if isinstance(decided, Attempt):
-            return decided.open(before)
-    return _answer(state, route, current, operation, claim, decided)
 
 
-def _decide(
-    state: AppState, route: Route, current: RequestState, operation: Operation, claim: Claim
-) -> Attempt | Settled | None:
-    """Return what the engine decides; None: the operation runs unprotected."""
-    try:
-        decision = state.engine.decide(claim, route.wait, resume=route.on_interrupted != "hold")
-    except StoreUnavailable as error:
-        if state.settings.on_store_error == "reject" or claim.resumes is not None:
-            raise
-        tell_failure(state.app, event_of(current, error=error), *unavailable(error))
-        conclude(
-            state.app, operation_unprotected, current, "unprotected", logging.ERROR, problem=error.type
+def _parked(state: AppState, _route: Route, operation: Operation) -> AbstractContextManager[Any]:
+    if blocks_records(state):
+        raise NotAtomic(
+            f"db.session had uncommitted writes when {operation.name} began. Until they are committed,"
+            " SQLite lets nobody else write, not even the record: commit them before the operation"
         )
-        return None
-    if not isinstance(decision, Claimed):
-        return decision
-    kind = AtomicAttempt if route.atomic else LeasedAttempt
-    return kind(state, route, current, operation, decision.execution)
+    return parked(state) if is_outermost_request() else parked_inside(state, operation.name)
+
+
+def _go_unprotected(state: AppState, told: Told, error: StoreUnavailable) -> None:
+    """The settings let the operation run without protection while the store is unavailable."""
+    tell_failure(state.app, event_of(told, error=error), *unavailable(error))
+    conclude(state.app, operation_unprotected, told, logging.ERROR, problem=error.type)
 
 
 def _answer(
@@ -214,19 +212,17 @@ def _answer(
     current: RequestState,
     operation: Operation,
     claim: Claim,
-    settled: Settled | None,
-) -> Response | None:
+    settled: Settled,
+) -> Response:
     """The response about an operation that is not ours to run. Raises a :class:`Problem` otherwise."""
     match settled:
-        case None:
-            return None
         case Mismatch():
             raise route.reused()
         case InProgress(seconds, by_lock):
-            current.decided_by = "lock" if by_lock else "records"
+            current.told.decided_by = "lock" if by_lock else "records"
             raise _in_progress(claim, seconds, state.typical_seconds[operation.name])
         case Interrupted(is_spent):
-            note(state.app, operation_interrupted, current, logging.ERROR)
+            note(state.app, operation_interrupted, current.told, logging.ERROR)
             raise OperationInterrupted(_SPENT if is_spent or route.atomic else None)
         case Gone():
             raise LeaseLost("The record to resume has expired or was taken over; nothing was done.")
@@ -246,14 +242,7 @@ def _answer(
                 state.tracing.link(stored)
             response = replay(state.app, stored, state.settings)
             current.is_replay = True
-            conclude(
-                state.app,
-                operation_replayed,
-                current,
-                "replayed",
-                attempt=attempt,
-                status=stored.status,
-            )
+            conclude(state.app, operation_replayed, current.told, attempt=attempt, status=stored.status)
             return response
         case impossible:
             assert_never(impossible)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from threading import get_ident
 from typing import Any, cast
 
 from flask import Response, current_app
@@ -23,15 +21,17 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.fingerprint import Fingerprint, by_value
 from flask_idempotency.core.keys import Scope
+from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.rows import legible
 from flask_idempotency.session.flask_context import copied_context, present_context
 from flask_idempotency.session.operation import Operation, innermost
-from flask_idempotency.web.attempt.attempt import raise_again
+from flask_idempotency.web.attempt.attempt import Attempt, raise_again
 from flask_idempotency.web.request.identity import new_claim, new_operation
 from flask_idempotency.web.request.state import (
     RequestState,
+    begin,
     existing_request,
-    is_outermost_request,
+    is_in_thread_of_request,
     present_operation,
 )
 from flask_idempotency.web.setup.options import (
@@ -73,18 +73,23 @@ def run(
     if not state.settings.enabled:
         return function(*args)
     current = RequestState()  # not the request's: what happens here is not yet its response
-    current.begin()
+    current.told = begin()
     try:
         with _session_of_its_own(state):
-            return _run(state, route, current, function, args, scope, key, payload)
+            operation = new_operation(state, route, read_scope(state, "run", scope), key)
+            claim = new_claim(state, route, operation, read_fingerprint("run", payload))
+            entered = claim_or_answer(state, route, current, operation, claim)
+            if isinstance(entered, Attempt):
+                return _result(entered, state, function, args)
+            # None: the database is unavailable, and the settings allow going on without.
+            return function(*args) if entered is None else result_of(entered)
     except Problem as problem:
-        reject(state.app, current, problem, problem.status)
+        reject(state.app, current.told, problem, problem.status)
         if (request := existing_request()) is not None:
-            request.has_outcome = True  # if the problem becomes its response, that has been told
+            request.told.has_outcome = True  # if the problem becomes its response, that has been told
         raise
     finally:
-        if current.clean_up is not None:  # an exit has struck the attempt's own end
-            current.clean_up()
+        current.abandon(Phase.OPEN)  # an exit has struck the attempt's own end
 
 
 @contextmanager
@@ -96,7 +101,7 @@ def _session_of_its_own(state: AppState) -> Iterator[None]:
     gets a session that ends with the operation: the request's may end before.
     """
     context, me = present_context(), object()
-    if not _is_in_thread_of_request() and context.setdefault(_IN_USE, me) is me:
+    if not is_in_thread_of_request() and context.setdefault(_IN_USE, me) is me:
         try:
             yield
         finally:
@@ -111,41 +116,15 @@ def _session_of_its_own(state: AppState) -> Iterator[None]:
 _IN_USE = "_flask_idempotency_run"
 
 
-def _is_in_thread_of_request() -> bool:
-    """Return True if another thread than the request's runs this in the request's own context.
-
-    An async view is not: its event loop may be in a thread of its own, but the request waits for it.
-    """
-    request = existing_request()
-    if request is None or request.thread in (None, get_ident()) or not is_outermost_request():
-        return False
-    return asyncio._get_running_loop() is None  # noqa: SLF001 -- in asyncio's own __all__
-
-
-def _run(
-    state: AppState,
-    route: Route,
-    current: RequestState,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    scope: Any,
-    key: str,
-    payload: Any,
-) -> Any:
-    operation = new_operation(state, route, read_scope(state, "run", scope), key)
-    claim = new_claim(state, route, operation, read_fingerprint("run", payload))
-    entered = claim_or_answer(state, route, current, operation, claim)
-    if entered is None:  # the database is unavailable, and the settings allow going on without
-        return function(*args)
-    if isinstance(entered, Response):
-        return result_of(entered)
-    with entered:
+def _result(attempt: Attempt, state: AppState, function: Callable[..., Any], args: Any) -> Any:
+    """Call the function in the attempt."""
+    with attempt:
         try:
             response = response_of(state, function(*args))
         except Exception as error:
-            entered.note_failure(error)
+            attempt.note_failure(error)
             raise
-        return result_of(entered.succeed(response, after_error=raise_again, waits=False))
+        return result_of(attempt.respond(response, after_error=raise_again, waits=False))
 
 
 def read_route(

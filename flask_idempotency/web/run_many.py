@@ -39,11 +39,12 @@ from flask_idempotency.session.operation import OpenTransaction, Operation, runn
 
 from .request.identity import new_claim
 from .request.response import capture, replay
-from .request.state import RequestState
+from .request.state import begin
 from .run import read_fingerprint, read_route, read_scope, response_of, result_of, run
 from .setup.options import NOT_GIVEN, ManyOptions, Route
 from .setup.state import AppState, app_state
 from .signals import (
+    Told,
     conclude,
     operation_executed,
     operation_rejected,
@@ -249,8 +250,7 @@ class _Items:
 
     def _item(self, number: int, record: Record | None, held: bool) -> ItemResult:
         claim, key = self._claims[number], self._pairs[number][0]
-        told = RequestState()
-        told.begin()
+        told = begin()
         told.claim = claim
         if (done := self._before.get(claim.key)) is not None:
             return self._repeat(done, claim, told)
@@ -271,33 +271,31 @@ class _Items:
             outcome = "in_progress"
         return self._rejected(key, outcome, problem, told)
 
-    def _repeat(self, done: tuple[Claim, ItemResult], claim: Claim, told: RequestState) -> ItemResult:
+    def _repeat(self, done: tuple[Claim, ItemResult], claim: Claim, told: Told) -> ItemResult:
         """Return what this transaction has done for the key already."""
         first, result = done
         if claim.fingerprint.matches(first.fingerprint) is False:
             return self._rejected(result.key, "mismatch", KeyReused(), told)
-        conclude(self._state.app, operation_replayed, told, "replayed", status=200)
+        conclude(self._state.app, operation_replayed, told, status=200)
         return replace(result, outcome="replayed")
 
-    def _rejected(
-        self, key: str, outcome: Outcome, error: IdempotencyError, told: RequestState
-    ) -> ItemResult:
+    def _rejected(self, key: str, outcome: Outcome, error: IdempotencyError, told: Told) -> ItemResult:
         if isinstance(error, Problem):
             reject(self._state.app, told, error, error.status)
         else:
-            conclude(self._state.app, operation_rejected, told, "rejected", error=error)
+            conclude(self._state.app, operation_rejected, told, error=error)
         return ItemResult(key, outcome, error=error)
 
-    def _replay(self, key: str, record: Record, told: RequestState) -> ItemResult:
+    def _replay(self, key: str, record: Record, told: Told) -> ItemResult:
         app, state = self._state.app, self._state
         try:
             result = result_of(replay(app, state.engine.opened(record), state.settings))
         except IdempotencyError as error:  # it was too large, or somebody has changed it
             return self._rejected(key, "failed", error, told)
-        conclude(app, operation_replayed, told, "replayed", attempt=record.attempt, status=200)
+        conclude(app, operation_replayed, told, attempt=record.attempt, status=200)
         return ItemResult(key, "replayed", result)
 
-    def _execute(self, number: int, record: Record, told: RequestState) -> ItemResult:
+    def _execute(self, number: int, record: Record, told: Told) -> ItemResult:
         (key, payload), claim = self._pairs[number], self._claims[number]
         operation, running, app = self._operations[number], self._running, self._state.app
         operation.attempt = told.attempt = record.attempt + (record.owner != claim.owner)
@@ -315,13 +313,13 @@ class _Items:
                 if not isinstance(error, Exception) or interrupts(error) or releases(error):
                     raise error
             attempt = operation.attempt
-            conclude(app, operation_rolled_back, told, "rolled_back", attempt=attempt, error=error)
+            conclude(app, operation_rolled_back, told, attempt=attempt, error=error)
             return ItemResult(key, "failed", error=error)
         finally:
             running.operation = outer
         running.units.end_item(savepoint, undo=False)
         self._done.append((claim, record, self._state.sealer.seal(stored, claim)))
-        tell = partial(conclude, app, operation_executed, told, "executed")
+        tell = partial(conclude, app, operation_executed, told)
         seconds = time.monotonic() - told.began
         outer.after_commit += [
             partial(tell, attempt=operation.attempt, status=stored.status, seconds=seconds)

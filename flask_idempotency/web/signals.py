@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from logging import DEBUG, INFO
 from types import CoroutineType
-from typing import Any, Protocol
+from typing import Any
 
 from blinker import NamedSignal, Namespace
 from flask import Flask
@@ -106,15 +106,19 @@ EVERY_SIGNAL = tuple(_signals.values())
 """The others tell of something on the way."""
 
 
-class Told(Protocol):
-    """What a request's state says for its events."""
+class Told:
+    """What the events say of a request, or of one operation in it.
 
-    name: str
-    began: float
-    claim: Claim | None
-    decided_by: str
-    attempt: int | None
-    has_outcome: bool
+    ``began`` is when the protection began with it, by ``time.monotonic()``; 0 if it is not protected.
+    ``claim`` is what it asked the records for, ``attempt`` what it got.
+    """
+
+    name = ""
+    began = 0.0
+    claim: Claim | None = None
+    attempt: int | None = None
+    decided_by = "records"  # or "lock", of what the claim got
+    has_outcome = False  # it was told
 
 
 def _facts(event: Event) -> dict[str, Any]:
@@ -182,14 +186,15 @@ def note(app: Flask, signal: NamedSignal, told: Told, level: int = INFO, **facts
     send(signal, app, event)
 
 
-def conclude(
-    app: Flask, signal: NamedSignal, told: Told, outcome: str, level: int = DEBUG, **facts: Any
-) -> None:
-    """Tell the present request's outcome, unless it has one."""
+def conclude(app: Flask, signal: NamedSignal, told: Told, level: int = DEBUG, **facts: Any) -> None:
+    """Tell the present request's outcome, which ``signal`` is named for, unless it has one."""
     if not told.has_outcome:
         told.has_outcome = True
+        if not (signal.receivers or log.logger.isEnabledFor(level)):
+            return
         # A view that is not protected, and raises a problem of ours, has no beginning.
         facts.setdefault("seconds", time.monotonic() - told.began if told.began else None)
+        outcome = signal.name.partition("-")[2].replace("-", "_")
         note(app, signal, told, level, outcome=outcome, **facts)
 
 
@@ -198,15 +203,7 @@ def reject(app: Flask, told: Told, problem: Problem, status: int) -> None:
     # Not what a view raises that is not protected: that of the outcomes has told it.
     if isinstance(problem, StoreUnavailable) and told.began and not told.has_outcome:
         tell_failure(app, event_of(told, attempt=told.attempt, error=problem), *unavailable(problem))
-    conclude(
-        app,
-        operation_rejected,
-        told,
-        "rejected",
-        status=status,
-        problem=problem.type,
-        error=problem,
-    )
+    conclude(app, operation_rejected, told, status=status, problem=problem.type, error=problem)
 
 
 def tell_failure(app: Flask, event: Event, text: str, *values: object) -> None:

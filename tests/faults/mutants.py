@@ -192,7 +192,7 @@ def errors_kept(_app: Flask) -> None:
     """An answer of 500 is an answer, too."""
     before = AtomicAttempt._stores
     AtomicAttempt._stores = (  # type: ignore[method-assign]
-        lambda self, status: status == 500 or before(self, status)
+        lambda self, status: status == 500 or before(status)
     )
 
 

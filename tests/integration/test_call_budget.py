@@ -30,22 +30,22 @@ pytestmark = pytest.mark.usefixtures("nobody_listens")
 
 CALLS = {
     "psycopg2": {
-        "first, hybrid": 627,
-        "first, postgres": 507,
-        "replay, hybrid": 441,
-        "replay, postgres": 371,
-        "duplicate, hybrid": 368,
-        "unprotected bare view": 60,
-        "unprotected empty view": 43,
+        "first, hybrid": 615,
+        "first, postgres": 493,
+        "replay, hybrid": 438,
+        "replay, postgres": 364,
+        "duplicate, hybrid": 359,
+        "unprotected bare view": 59,
+        "unprotected empty view": 41,
     },
     "psycopg": {
-        "first, hybrid": 717,
-        "first, postgres": 623,
-        "replay, hybrid": 471,
-        "replay, postgres": 401,
-        "duplicate, hybrid": 368,
-        "unprotected bare view": 60,
-        "unprotected empty view": 43,
+        "first, hybrid": 705,
+        "first, postgres": 606,
+        "replay, hybrid": 468,
+        "replay, postgres": 394,
+        "duplicate, hybrid": 359,
+        "unprotected bare view": 59,
+        "unprotected empty view": 41,
     },
 }
 """Function calls, Python's and C's, by driver; psycopg is the one that is compiled."""

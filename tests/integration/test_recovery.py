@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 import servers
 from flask_idempotency import current_operation, idempotent
+from flask_idempotency.core.machine import Phase
 from flask_idempotency.web.attempt.attempt import Attempt
 from tests.stores import BOTH
 
@@ -199,7 +200,7 @@ def test_the_teardown_is_a_net_under_the_wrapper(world, monkeypatch):
             raise SystemExit(1)
 
     def struck_by_a_signal(attempt, *_error):
-        attempt._in_view = False
+        attempt.phase = Phase.OPEN
 
     monkeypatch.setattr(Attempt, "__exit__", struck_by_a_signal)
     pay_view(world, after_commit=leave)

@@ -9,14 +9,12 @@ import pytest
 
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.machine import (
-    AFTER,
+    FOLLOWS,
     NEXT,
     Comparison,
-    IllegalTransition,
     Next,
+    Phase,
     Situation,
-    Transition,
-    after,
     compare,
     decide,
     situation,
@@ -56,16 +54,6 @@ DECISIONS = {
     },
 }
 
-TRANSITIONS = {
-    (Situation.ABSENT, Transition.CLAIM): Situation.IN_PROGRESS,
-    (Situation.IN_PROGRESS, Transition.TAKE_OVER): Situation.IN_PROGRESS,
-    (Situation.IN_PROGRESS, Transition.COMPLETE): Situation.COMPLETED,
-    (Situation.INTERRUPTED, Transition.TAKE_OVER): Situation.IN_PROGRESS,
-    (Situation.EXPIRED, Transition.TAKE_OVER): Situation.IN_PROGRESS,
-    (Situation.EXPIRED, Transition.COMPLETE): Situation.COMPLETED,
-    (Situation.EXPIRED, Transition.PURGE): Situation.ABSENT,
-}
-
 
 def record(how: Situation, fingerprint: Fingerprint) -> Record | None:
     if how is Situation.ABSENT:
@@ -96,18 +84,18 @@ def test_who_amends_takes_over_only_what_left_no_response(how, match):
     assert decide(found, replace(CLAIM, amends=True)) is expected
 
 
-@pytest.mark.parametrize(("state", "event"), list(product(Situation, Transition)))
-def test_every_cell_of_the_transition_table(state, event):
-    if (state, event) in TRANSITIONS:
-        assert after(state, event) is TRANSITIONS[state, event]
-    else:
-        with pytest.raises(IllegalTransition, match=event.value):
-            after(state, event)
-
-
-def test_the_tables_hold_nothing_else():
+def test_the_table_holds_nothing_else():
     assert {(s, m) for s, row in DECISIONS.items() for m in row} == set(NEXT)
-    assert set(AFTER) == set(TRANSITIONS)
+
+
+@pytest.mark.parametrize(("phase", "following"), list(product(Phase, Phase)))
+def test_every_pair_of_phases_of_an_attempt(phase, following):
+    back = phase in (Phase.ABOVE, Phase.WAITING) and following is Phase.IN_VIEW
+    begins = (phase, following) in [(Phase.OPEN, Phase.IN_VIEW), (Phase.OPEN, Phase.WAITING)]
+    leaves = phase is Phase.IN_VIEW and following in (Phase.ABOVE, Phase.WAITING)
+    ends = phase is not Phase.OVER and following is Phase.OVER
+    is_abandoned = phase not in (Phase.OPEN, Phase.OVER) and following is Phase.OPEN
+    assert (following in FOLLOWS[phase]) is (back or begins or leaves or ends or is_abandoned)
 
 
 @pytest.mark.parametrize(("how", "match"), list(NEXT))

@@ -10,7 +10,7 @@ from flask_idempotency.core.errors import NotAtomic, Problem
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.session.before_view import SetAside
 from flask_idempotency.session.transaction_scope import Joined
-from flask_idempotency.web.request.state import is_outermost_request
+from flask_idempotency.web.request.state import existing_request, is_outermost_request
 from flask_idempotency.web.signals import conclude, operation_rolled_back
 
 from .attempt import Attempt, raise_again
@@ -32,7 +32,7 @@ class AtomicAttempt(Attempt):
         except Exception as left:
             self._refuse_outside(left)
             raise
-        return self.succeed(result, after_error=raise_again)
+        return self.respond(result, after_error=raise_again)
 
     def _refuse_outside(self, error: Exception) -> None:
         """Raise ``NotAtomic`` if the view has committed, and a response is made of its error elsewhere.
@@ -67,28 +67,27 @@ class AtomicAttempt(Attempt):
         hold: Any = self._execution.hold
         self._joined = Joined(self._state, self._operation, hold, self._route.other_binds, before)
 
-    def _end(self, stored: StoredResponse | None) -> None:
-        if stored is None:
-            self._joined.raise_if_uncommittable(None)
-            self.end()
-        else:
-            self._joined.let_go(stored.status)
-            self._complete(stored)
+    def _complete(self, stored: StoredResponse, is_settled: bool) -> None:  # noqa: ARG002
+        self._joined.let_go(stored.status)
+        self._commit(stored)
+
+    def _release(self) -> None:
+        self._joined.raise_if_uncommittable(None)
+        self.abandon()
 
     def _abandon(self) -> None:
         try:
             if self._joined is not None:
-                is_request = self._current.thread is not None  # not run()
+                is_request = self._current is existing_request()  # not run()
                 self._joined.end(shows=is_request and is_outermost_request())
         finally:
             self._execution.abandon()
 
-    def _conclude(self) -> None:
+    def _tell_end(self) -> None:
         conclude(
             self._state.app,
             operation_rolled_back,
-            self._current,
-            "rolled_back",
+            self._current.told,
             attempt=self._operation.attempt,
             error=self._error,
         )

@@ -10,11 +10,12 @@ from flask import Response
 
 from flask_idempotency.core.engine import Execution
 from flask_idempotency.core.errors import Problem
+from flask_idempotency.core.machine import FOLLOWS, IllegalPhase, Phase
 from flask_idempotency.core.records import StoredResponse
 from flask_idempotency.core.storable import is_stored_by_default
 from flask_idempotency.session.after_commit import call_all
 from flask_idempotency.session.before_view import SetAside
-from flask_idempotency.session.flask_context import functions_after_request, handle_error
+from flask_idempotency.session.flask_context import handle_error
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.undone import warn_undone
 from flask_idempotency.web.request.response import capture, handle_problem
@@ -38,8 +39,9 @@ def raise_again(error: Exception) -> NoReturn:
 class Attempt:
     """One run of the view: from the claim to its end, however it ends. A context manager.
 
-    ``open`` comes first and may respond at once. The view runs in the context; ``succeed`` or ``fail``
-    takes its result, and returns the response.
+    ``open`` comes first and may respond at once. The view runs in the context; ``respond`` or ``fail``
+    takes its result, and returns the response. It ends with ``complete`` or ``release``, or somebody
+    calls ``abandon``. ``phase`` says where it is: :data:`~flask_idempotency.core.machine.FOLLOWS`.
     """
 
     def __init__(
@@ -53,14 +55,12 @@ class Attempt:
         self._state, self._route, self._current = state, route, current
         self._operation, self._execution = operation, execution
         self._started = time.monotonic()
-        self._in_view = self._is_over = False
-        self._waiting: StoredResponse | None = None
-        self._is_above = False  # an error of the view is on its way through the decorators
+        self._waiting: StoredResponse | None = None  # its response, for as long as it waits
         self._error: BaseException | None = None
         self._registered: list[Any] = []  # with flask.after_this_request
         self._outside = 0  # how many of these before the view
-        current.clean_up = self.clean_up
-        current.attempt = operation.attempt = execution.hold.attempt
+        self.phase, current.attempt = Phase.OPEN, self
+        current.told.attempt = operation.attempt = execution.hold.attempt
 
     def open(self, before: SetAside | None = None) -> Attempt | Response:
         """Make everything ready for the view, or respond at once.
@@ -72,62 +72,57 @@ class Attempt:
                 note(
                     self._state.app,
                     operation_taken_over,
-                    self._current,
+                    self._current.told,
                     attempt=self._operation.attempt,
                 )
             return self._open(before) or self
         except BaseException as error:
             self._note_error(error)
-            self.end()
+            self.abandon()
             raise
 
-    def watch_registered(self) -> None:
-        """From now on, what is registered with ``flask.after_this_request`` is the view's."""
-        self._registered = functions_after_request()
-        self._outside = len(self._registered)
+    def watch(self, registered: list[Any]) -> None:
+        """From now on, what is ``registered`` with ``flask.after_this_request`` is the view's."""
+        self._registered, self._outside = registered, len(registered)
 
     def __enter__(self) -> Attempt:
-        self._in_view = True
+        self._go(Phase.IN_VIEW)
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         if error is not None:
             self._note_error(error)
-        self._in_view = False
-        self.clean_up()
+        if self.phase in (Phase.IN_VIEW, Phase.OPEN):
+            self.abandon()
 
-    def clean_up(self) -> None:
-        """End the attempt, unless its response or error waits for what the application does above it.
+    def _go(self, phase: Phase) -> None:
+        if phase not in FOLLOWS[self.phase]:
+            raise IllegalPhase(f"{phase.name} after {self.phase.name}")
+        self.phase, current = phase, self._current
+        if phase is not Phase.OVER:
+            current.attempt = self
+        elif current.attempt is self:
+            current.attempt = None
 
-        Not while the view runs: then a copy of the request's context ends, in a thread of the view.
-        """
-        if not (self._is_over or self._in_view or self._is_above or self._waiting is not None):
-            self.end()
-
-    def end(self) -> None:
+    def abandon(self) -> None:
         """End the attempt without a response. Does nothing once it is over."""
-        if not self._is_over:
-            self._waiting, self._is_above = None, False
-            self._abandon()
-            self._note_end()
-            # Otherwise the request is rejected, or the parent of this process goes on with it.
-            if self._current.problem is None and not self._execution.process.is_parent:
-                self._conclude()
-            self._error = None  # its traceback leads here: a cycle would keep the request alive
+        if self.phase is Phase.OVER:
+            return
+        self.phase = Phase.OPEN  # an exit may strike: whoever finds it so abandons it
+        self._abandon()
+        self._go(Phase.OVER)
+        self._waiting = None
+        # Otherwise the request is rejected, or the parent of this process goes on with it.
+        if self._current.problem is None and not self._execution.process.is_parent:
+            self._tell_end()
+        self._error = None  # its traceback leads here: a cycle would keep the request alive
 
     def _note_error(self, error: BaseException) -> None:
         self._error = error
         if isinstance(error, Problem):
             self._current.problem = error
 
-    def _conclude(self) -> None:
-        """Tell the outcome of an attempt that has ended without a stored response."""
-        raise NotImplementedError
-
-    def _note_end(self) -> None:
-        self._is_over, self._current.clean_up = True, None
-
-    def succeed(
+    def respond(
         self,
         result: Any,
         *,
@@ -139,53 +134,59 @@ class Attempt:
         ``after_error`` is given an error in making the response of it, in place of :meth:`fail`;
         ``waits`` says that a commit above the view may follow.
         """
-        app = self._state.app
+        app, current, status = self._state.app, self._current, 0
         try:
             response: Response = app.make_response(result)
             while len(self._registered) > self._outside:
                 response = app.ensure_sync(self._registered.pop(self._outside))(response)
             stored = capture(response, self._state.settings, self._operation.flashes)
-            is_stored = (
-                self._route.store(response) if self._route.store else self._stores(stored.status)
-            )
+            status = stored.status
+            is_stored = self._route.store(response) if self._route.store else self._stores(status)
         except Exception as error:
             # A generator, or what the view registered, fails as the view may.
             return (after_error or self.fail)(error)
-        if waits and is_stored and self._current.is_dispatched:
-            self._current.response = response
-            if not self._is_settled():
-                self._waiting, self._current.waiting = stored, self
+        if not is_stored:
+            if status < 500 and self.has_committed():
+                warn_undone(self._operation.name, status)
+            self._release()
+            return response
+        is_settled = False
+        if waits and current.is_dispatched:
+            current.response, is_settled = response, self._is_settled()
+            if not is_settled:
+                self._waiting = stored
+                self._go(Phase.WAITING)
                 return response
-        if not is_stored and stored.status < 500 and self.has_committed():
-            warn_undone(self._operation.name, stored.status)
-        self._end(stored if is_stored else None)
+        self._complete(stored, is_settled)
         return response
 
-    def finish(self) -> None:
+    def complete(self) -> None:
         """Store the response that waited for what the application does above its views.
 
-        Unless that has undone the work it reports. Raises what :meth:`succeed` would have raised.
+        Unless that has undone the work it reports. Raises what :meth:`respond` would have raised.
         """
         stored, self._waiting = self._waiting, None
+        if stored is None:
+            return
         with self:
-            if stored is not None:
-                self._end(None if stored.status < 400 and self._is_undone() else stored)
+            if stored.status < 400 and self._is_undone():
+                self._release()
+            else:
+                self._complete(stored, False)
 
     def hand_up(self) -> bool:
         """Let an error of the view pass the decorators above it, if it comes back to ``respond_to``."""
-        self._is_above = self._current.is_dispatched
-        if self._is_above:
-            self._current.raised = self
-        return self._is_above
+        if self._current.is_dispatched:
+            self._go(Phase.ABOVE)
+        return self._current.is_dispatched
 
     def respond_to(self, error: Exception) -> Response:
         """The error came out above all decorators."""
-        self._is_above = False
         with self:
             return self.fail(error)
 
     def has_committed(self) -> bool:
-        """Return True if :meth:`end` undoes something that the view has committed."""
+        """Return True if :meth:`abandon` undoes something that the view has committed."""
         return False
 
     def fail(self, error: Exception) -> Response:
@@ -209,12 +210,20 @@ class Attempt:
     def _open(self, before: SetAside | None) -> Response | None:
         raise NotImplementedError
 
-    def _end(self, stored: StoredResponse | None) -> None:
-        """Store the response, or (None) release the key."""
+    def _complete(self, stored: StoredResponse, is_settled: bool) -> None:
+        """End the view's part, and :meth:`_commit`. ``is_settled`` is what :meth:`_is_settled` says."""
+        raise NotImplementedError
+
+    def _release(self) -> None:
+        """End the attempt without a stored response: the same key may try again."""
         raise NotImplementedError
 
     def _abandon(self) -> None:
         """Undo what can be undone, and let go of the record."""
+        raise NotImplementedError
+
+    def _tell_end(self) -> None:
+        """Tell the outcome of an attempt that was abandoned."""
         raise NotImplementedError
 
     def _is_undone(self) -> bool:
@@ -225,27 +234,25 @@ class Attempt:
         """Return True if the view has left nothing that a commit above it could be meant for."""
         raise NotImplementedError
 
-    def _stores(self, status: int) -> bool:
-        """Return True if a response of this status is stored, if the route does not say."""
-        return is_stored_by_default(status)
+    _stores = staticmethod(is_stored_by_default)  # if the route does not say
 
-    def _complete(self, stored: StoredResponse) -> None:
+    def _commit(self, stored: StoredResponse) -> None:
         """Store the response; then tell everybody who waits for that."""
-        if (tracing := self._state.tracing) is not None:
-            stored = tracing.sign(stored)
+        state, operation = self._state, self._operation
+        if state.tracing is not None:
+            stored = state.tracing.sign(stored)
         self._execution.complete(stored)
-        self._note_end()
-        app, operation = self._state.app, self._operation
+        self._go(Phase.OVER)
         seconds = time.monotonic() - self._started
-        typical = self._state.typical_seconds
+        typical = state.typical_seconds
         typical[operation.name] += WEIGHT * (seconds - typical[operation.name])
         conclude(
-            app,
+            state.app,
             operation_executed,
-            self._current,
-            "executed",
+            self._current.told,
             attempt=operation.attempt,
             status=stored.status,
             seconds=seconds,
         )
-        call_all(operation.after_commit, f"operation {operation.name}")
+        if operation.after_commit:
+            call_all(operation.after_commit, f"operation {operation.name}")

@@ -20,8 +20,10 @@ from flask import Response, got_request_exception
 from werkzeug.exceptions import InternalServerError
 
 from flask_idempotency.core.errors import LeaseLost, OperationFailed, Problem, StoreUnavailable
+from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.ports import Lease
 from flask_idempotency.core.records import StoredResponse
+from flask_idempotency.core.storable import is_stored_by_default
 from flask_idempotency.session.flask_context import handle_error, log_error
 from flask_idempotency.session.leftovers import drop, end_view, is_settled_outside
 from flask_idempotency.session.operation import Operation, Running, outer_transaction
@@ -45,9 +47,7 @@ from .steps import Steps
 class LeasedAttempt(Attempt):
     """Runs the view without a transaction, while the lease in the record runs."""
 
-    _reconciling = False
     _beat: Heartbeat | None = None
-    _found_settled = False  # just now: nothing is left that could be undone
 
     def fail(self, error: Exception) -> Response:
         """Store the response that the application gives to ``error``, whatever it is.
@@ -63,7 +63,7 @@ class LeasedAttempt(Attempt):
             result = self._handle(error)
         except Exception as unhandled:
             return self._fail_unhandled(unhandled)
-        return self.succeed(result, after_error=self._fail_unhandled)
+        return self.respond(result, after_error=self._fail_unhandled)
 
     def _fail_unhandled(self, error: Exception) -> Response:
         """No error handler has taken ``error``, or it is a handler's own: what Flask does with it.
@@ -78,7 +78,7 @@ class LeasedAttempt(Attempt):
             result = handle_error(app, InternalServerError(original_exception=error))
         except Exception as raised:
             self._give_up(raised)
-        response = self.succeed(result, after_error=self._give_up, waits=False)
+        response = self.respond(result, after_error=self._give_up, waits=False)
         propagates = app.config["PROPAGATE_EXCEPTIONS"]
         if propagates or (propagates is None and (app.testing or app.debug)):
             raise error
@@ -99,7 +99,7 @@ class LeasedAttempt(Attempt):
         """Return True if ``error`` releases or interrupts the operation: no response is stored."""
         outcome = self._route.outcome_after(error)
         if outcome == "released":
-            self._end(None)
+            self._release()
         return outcome is not None
 
     def _abandon(self) -> None:
@@ -146,7 +146,7 @@ class LeasedAttempt(Attempt):
 
     def _note_unrenewed(self, error: Exception, left: float) -> None:
         """The view runs, and its lease was not renewed, or was lost."""
-        event = event_of(self._current, attempt=self._operation.attempt, error=error)
+        event = event_of(self._current.told, attempt=self._operation.attempt, error=error)
         if isinstance(error, LeaseLost):
             warn(event, "another request took it over, or an operator decided, while its view runs")
         elif left:
@@ -162,18 +162,17 @@ class LeasedAttempt(Attempt):
     def _on_interrupted(self, steps: Steps) -> Response | None:
         """Treat an interrupted operation as the route says; None: run it again."""
         operation, policy = self._operation, self._route.on_interrupted
-        note(self._state.app, operation_interrupted, self._current, attempt=operation.attempt)
+        note(self._state.app, operation_interrupted, self._current.told, attempt=operation.attempt)
         if policy == "fail":
             response = self._store(
                 OperationFailed("The operation was interrupted, and will not be run again.")
             )
         elif callable(policy) and (found := self._ask(policy)) is not None:
-            self._reconciling = True
-            response = self.succeed(found, after_error=raise_again)
+            response = self.respond(found, after_error=raise_again)
         else:
             steps.begin_again()
             return None
-        self.end()
+        self.abandon()
         return response
 
     def _ask(self, policy: Callable[[Operation], Any]) -> Any:
@@ -188,48 +187,48 @@ class LeasedAttempt(Attempt):
         """Store a problem as the response."""
         self._current.problem = problem
         response = lasting_response(self._state.app, problem, self._state.settings)
-        self._end(capture(response, self._state.settings, self._operation.flashes))
+        self._complete(capture(response, self._state.settings, self._operation.flashes), False)
         return response
 
-    def _end(self, stored: StoredResponse | None) -> None:
-        operation = self._operation
-        in_request = self._current.is_dispatched
-        if not (self._found_settled and in_request):
-            failed = stored is None or stored.status >= 500
-            end_view(self._state, operation.name, in_request=in_request, failed=failed)
+    def _complete(self, stored: StoredResponse, is_settled: bool) -> None:
+        failed = stored.status >= 500
+        if not is_settled:
+            self._end_view(failed)
         with parked(self._state):
             self._stop_beating()
-            if stored is None and self._reconciling:
-                self.end()  # it stays interrupted, so the application is asked again
-            elif stored is None:
-                self._execution.release()
-                conclude(
-                    self._state.app,
-                    operation_released,
-                    self._current,
-                    "released",
-                    attempt=operation.attempt,
-                )
-            else:
-                if stored.status >= 500:
-                    operation.after_commit.clear()  # they were to follow a success
-                self._let_go()
-                self._complete(stored)
+            if failed:
+                self._operation.after_commit.clear()  # they were to follow a success
+            self._let_go()
+            self._commit(stored)
 
-    def _conclude(self) -> None:
+    def _release(self) -> None:
+        self._end_view(failed=True)
+        with parked(self._state):
+            self._stop_beating()
+            if self.phase is Phase.OPEN:
+                self.abandon()  # it stays interrupted, so the application is asked again
+                return
+            self._execution.release()
+            conclude(
+                self._state.app, operation_released, self._current.told, attempt=self._operation.attempt
+            )
+
+    def _end_view(self, failed: bool) -> None:
+        in_request = self._current.is_dispatched
+        end_view(self._state, self._operation.name, in_request=in_request, failed=failed)
+
+    def _tell_end(self) -> None:
         conclude(
             self._state.app,
             operation_interrupted,
-            self._current,
-            "interrupted",
+            self._current.told,
             ERROR if self._route.on_interrupted == "hold" else INFO,
             attempt=self._operation.attempt,
             error=self._error,
         )
 
     def _is_settled(self) -> bool:
-        self._found_settled = is_settled_outside(self._state.sessions)
-        return self._found_settled
+        return is_settled_outside(self._state.sessions)
 
     def _stores(self, status: int) -> bool:
-        return status >= 500 or super()._stores(status)
+        return status >= 500 or is_stored_by_default(status)

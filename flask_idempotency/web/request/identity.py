@@ -16,14 +16,14 @@ from flask_idempotency.core.keys import Scope, birth_of
 from flask_idempotency.core.process import here
 from flask_idempotency.core.records import Claim
 from flask_idempotency.session.operation import Operation
-from flask_idempotency.web.setup.options import REQUIRED, Route, Skip
+from flask_idempotency.web.setup.options import REQUIRED, Route
 from flask_idempotency.web.setup.profiles import FIRST_SENT
 from flask_idempotency.web.setup.state import AppState
 
 from . import forms
 from .body import REQUEST, Body, fingerprint, first_sent, header_key, natural_key, pack_request
 from .observed_body import FORM_TYPES, OverheardBody
-from .state import RequestState, Resuming, current_scope
+from .state import PresentedKey, RequestState, Resuming, begin, current_scope
 
 OWNER_BYTES = 9
 """An owner's token: 72 random bits tell the few attempts at one operation apart, and take 12 characters
@@ -41,36 +41,31 @@ longer, and none for years."""
 def prepare(request: Request, state: AppState, route: Route, current: RequestState) -> None:
     """Read the key's header, unless the request itself may hold the key; keep the body from now on.
 
-    Raises nothing: ``current.refusal`` says what is wrong.
+    ``refusal`` of what is ``presented`` says what is wrong with it. Raises only what
+    ``protect(skip=...)`` does.
     """
-    current.name = route.name
-    current.begin()
-    if current.checked is route.given:
+    current.told = begin(route.name)
+    if current.presented.options is route.given:
         return
-    if route.skip is not None and is_skipped(route.skip, request, current):
+    presented = current.presented = PresentedKey()
+    presented.options = route.given
+    if route.skip is not None and route.skip(request):
+        presented.skipped = True
         return
-    current.checked, current.key, current.field, current.refusal = route.given, None, None, None
     if not route.enforce:
         _body(request, state, route, current)
     try:
         is_resumed = current.resuming is not None  # then the key of a form is in the header
         has_field = state.settings.form_field is not None and request.mimetype in FORM_TYPES
-        current.may_hold_key = route.key is not None or (has_field and not is_resumed)
-        if not current.may_hold_key:
-            current.key = header_key(request, state.settings, resumed=is_resumed)
-        if current.may_hold_key or current.key is not None:
+        presented.may_be_inside = route.key is not None or (has_field and not is_resumed)
+        if not presented.may_be_inside:
+            presented.key = header_key(request, state.settings, resumed=is_resumed)
+        if presented.may_be_inside or presented.key is not None:
             _body(request, state, route, current)
         elif route.required:
             raise KeyRequired
     except IdempotencyError as refusal:
-        current.refusal = refusal
-
-
-def is_skipped(skip: Skip, request: Request, current: RequestState) -> bool:
-    """Return True if ``protect(skip=...)`` lets this request pass; asked once for each request."""
-    if current.skipped is None:
-        current.skipped = bool(skip(request))
-    return current.skipped
+        presented.refusal = refusal
 
 
 def identify(
@@ -81,21 +76,22 @@ def identify(
     Reads no body of an unauthenticated caller, except where a request without a key may pass. Raises
     what :func:`prepare` found wrong.
     """
-    if current.refusal is not None:
-        raise current.refusal
-    has_key = route.key is None and current.key is not None
+    presented = current.presented
+    if presented.refusal is not None:
+        raise presented.refusal
+    has_key = route.key is None and presented.key is not None
     scope: Scope = current_scope(route.scope) if has_key or route.required else None
     if not has_key:
         _find_key(request, state, route, current)
-    if current.key is None:
+    if presented.key is None:
         if route.required:
             raise KeyRequired
         return None
     if not has_key and not route.required:
         scope = current_scope(route.scope)
-    if current.field is not None:
-        forms.check_owner(state.app, current.field, scope, route.name)
-    return new_operation(state, route, scope, current.key)
+    if presented.field is not None:
+        forms.check_owner(state.app, presented.field, scope, route.name)
+    return new_operation(state, route, scope, presented.key)
 
 
 def new_operation(state: AppState, route: Route, scope: Scope, key: str) -> Operation:
@@ -111,14 +107,15 @@ def _find_key(request: Request, state: AppState, route: Route, current: RequestS
     A wrong field is rejected whatever the header says. Some browsers send one of their own, with a new
     key each time they send the same form: it would run each time.
     """
-    if not current.may_hold_key:
+    presented = current.presented
+    if not presented.may_be_inside:
         return
     body = _body(request, state, route, current)
     body.check()
     if route.key is None and (field := forms.read_field(body.form(), state, route)) is not None:
-        current.field, current.key = field, field.key
+        presented.field, presented.key = field, field.key
     else:
-        current.key = natural_key(request, body, route, state.settings)
+        presented.key = natural_key(request, body, route, state.settings)
 
 
 def _body(
@@ -140,7 +137,7 @@ def request_claim(
     """
     if current.resuming is not None:  # its key was accepted when it came
         route = replace(route, refuse_old_keys=bool(route.refuse_old_keys))
-    body = _body(request, state, route, current).whole()
+    body = (current.body or _body(request, state, route, current)).whole()
     found = fingerprint(request, body, route)
     born = told_birth(request, current) if route.refuse_old_keys else None
     claim = new_claim(state, route, operation, found, born)
@@ -157,16 +154,17 @@ def request_claim(
 
 def _in_headers(state: AppState, route: Route, current: RequestState) -> dict[str, str]:
     """Return a form's field as headers, in place of a browser's own: it may be too old by then."""
-    if current.field is None:
+    field = current.presented.field
+    if field is None:
         return {}
-    headers = {state.settings.header: current.field.key}
-    return headers | {FIRST_SENT: http_date(current.field.made)} if route.refuse_old_keys else headers
+    headers = {state.settings.header: field.key}
+    return headers | {FIRST_SENT: http_date(field.made)} if route.refuse_old_keys else headers
 
 
 def told_birth(request: Request, current: RequestState) -> float | None:
     """When the request's key was made, as its form or its header says; None if neither does."""
-    if current.field is not None:
-        return current.field.made
+    if current.presented.field is not None:
+        return current.presented.field.made
     date = first_sent(request)
     return None if date is None else date.timestamp()
 

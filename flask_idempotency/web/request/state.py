@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import get_ident
 from types import MappingProxyType
@@ -14,11 +15,12 @@ from werkzeug.local import LocalProxy
 
 from flask_idempotency.core.errors import ConfigurationError, Problem, ScopeUnknown
 from flask_idempotency.core.keys import Scope
-from flask_idempotency.core.records import Claim
+from flask_idempotency.core.machine import Phase
 from flask_idempotency.session.flask_context import present_context, present_request
 from flask_idempotency.session.operation import Operation, running_operation
 from flask_idempotency.web.setup.options import Route, ScopeCallable
 from flask_idempotency.web.setup.routes import name_of
+from flask_idempotency.web.signals import Told
 
 if TYPE_CHECKING:
     from .body import Body
@@ -47,16 +49,18 @@ class FormKey:
     made: float
 
 
-class Waiting(Protocol):
-    """An attempt whose response waits for what the application does above its view."""
+class Begun(Protocol):
+    """An attempt that is not over."""
 
-    def finish(self) -> None:
-        """Store the response."""
+    phase: Phase
+
+    def complete(self) -> None:
+        """Store the response that waited."""
 
     def respond_to(self, error: Exception) -> Response:
         """The error of the view, above all decorators."""
 
-    def end(self) -> None:
+    def abandon(self) -> None:
         """Undo all of it."""
 
     def has_committed(self) -> bool:
@@ -81,42 +85,41 @@ class Resuming:
     refusal: str = ""
 
 
+class PresentedKey:
+    """The key that a request presents, as the options of one route look for it."""
+
+    options: Route | None = None  # these; None: nobody has looked
+    skipped = False  # so says protect(skip=...)
+    may_be_inside = False  # the request itself may hold it, where it wins over the header
+    key: str | None = None
+    field: FormKey | None = None  # if the key comes from a form
+    refusal: Exception | None = None  # what is wrong with it
+
+
 class RequestState:
     """What the extension knows about one request, or one call of :meth:`Idempotency.run`.
 
     Most requests change little of it, and have the rest from the class.
     """
 
-    thread: int | None = None  # the request's
-    name = ""
     route: Route | None = None  # its endpoint's, resolved
-    key: str | None = None
-    may_hold_key = False  # the request itself may, where it wins over the header
-    checked: Route | None = None  # the options that the key was looked for with
-    skipped: bool | None = None  # what protect(skip=...) has said of it
     body: Body | OverheardBody | None = None  # from when it is known that it may be needed
     entered: Mapping[tuple[str, str], object] = MappingProxyType({})  # by name and key, the function
-    refusal: Exception | None = None
     is_dispatched = False  # Flask has called its view, and will call the hook after it
+    attempt: Begun | None = None  # until it is over
     response: Response | None = None  # the view's, which is stored
-    waiting: Waiting | None = None
-    raised: Waiting | None = None  # whose view's error is on its way up
-    clean_up: Callable[[], None] | None = None  # ends an attempt that is not over
-    began = 0.0  # when the protection began with it, by time.monotonic()
-    claim: Claim | None = None  # what it asked the records for
-    attempt: int | None = None  # what it got
-    decided_by = "records"  # or "lock", of what the claim got
-    has_outcome = False  # it was told
     problem: Problem | None = None
     observation: Observation | None = None  # until it is told
     is_replay = False  # the response is a stored one
-    field: FormKey | None = None  # if the key comes from a form
     resuming: Resuming | None = None
 
-    def begin(self) -> None:
-        """The protection begins with the request, or with the next operation of the same one."""
-        self.began, self.claim, self.attempt = time.monotonic(), None, None
-        self.decided_by, self.has_outcome = "records", False
+    def __init__(self) -> None:
+        self.told, self.presented = Told(), PresentedKey()  # told of its latest operation
+
+    def abandon(self, *phases: Phase) -> None:
+        """Abandon the attempt, if it is in one of these phases."""
+        if self.attempt is not None and self.attempt.phase in phases:
+            self.attempt.abandon()
 
     def end_observation(self, response: Response | None) -> None:
         """Tell what would have happened, if that was to be observed."""
@@ -128,30 +131,31 @@ class RequestState:
 _OUTERMOST = "_flask_idempotency_request"
 
 
+def begin(name: str = "") -> Told:
+    """Return what is told from now on: the protection begins with an operation."""
+    told = Told()
+    told.name, told.began = name, time.monotonic()
+    return told
+
+
 def begin_request(request: Any) -> RequestState:
     """The state of a request that begins.
 
     The application context remembers the first: a view's own requests share it.
     """
-    present_context().setdefault(_OUTERMOST, request)
-    state = RequestState()
-    state.thread = get_ident()
-    request._flask_idempotency = state  # noqa: SLF001
-    return state
-
-
-def state_of(home: Any) -> RequestState:
-    """The state of a request, made when first asked for."""
-    try:
-        state: RequestState = home._flask_idempotency  # noqa: SLF001
-    except AttributeError:
-        state = home._flask_idempotency = RequestState()  # noqa: SLF001
+    present_context().setdefault(_OUTERMOST, (request, get_ident()))
+    state = request._flask_idempotency = RequestState()  # noqa: SLF001
     return state
 
 
 def this_request() -> RequestState:
     """The state of the present request, or outside of one, of the present application context."""
-    return state_of(present_request() or present_context())
+    home = present_request() or present_context()
+    try:
+        state: RequestState = home._flask_idempotency  # noqa: SLF001
+    except AttributeError:
+        state = home._flask_idempotency = RequestState()  # noqa: SLF001
+    return state
 
 
 def existing_request() -> RequestState | None:
@@ -205,7 +209,19 @@ def _is_handled(error: Exception) -> bool:
 
 def is_outermost_request() -> bool:
     """Return True if the session of the present request is not that of a view that made it."""
-    return present_context().get(_OUTERMOST) is present_request()
+    outermost, _thread = present_context().get(_OUTERMOST, (None, None))
+    return outermost is present_request()
+
+
+def is_in_thread_of_request() -> bool:
+    """Return True if another thread than the request's runs this in the request's own context.
+
+    An async view is not: its event loop may be in a thread of its own, but the request waits for it.
+    """
+    outermost, thread = present_context().get(_OUTERMOST, (None, None))
+    if outermost is None or outermost is not present_request() or thread == get_ident():
+        return False
+    return asyncio._get_running_loop() is None  # noqa: SLF001 -- in asyncio's own __all__
 
 
 def present_operation() -> Operation | None:
