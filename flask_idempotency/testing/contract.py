@@ -57,7 +57,7 @@ from .claims import (
     stored_record,
     wait_until,
 )
-from .races import ORDERS, VERBS, at_once, race_the_next_attempt
+from .races import ORDERS, RENEWAL, VERBS, at_once, race_the_next_attempt
 from .transactions import Held, TransactionContract, Until
 
 THREADS = 8
@@ -202,11 +202,7 @@ class StoreContract(TransactionContract):
         self, records: Records, claim: Claim, held: Held, until: Until
     ) -> None:
         claim = replace(claim, ttl_seconds=SHORT_SECONDS)
-        hold = held(records.claim(claim))
-        if claim.lease_seconds is not None:
-            hold.record("charge", b"1")
-        hold.complete(RESPONSE)
-        until(lambda: has_expired(records, claim))
+        _expired(records, claim, held, until)
         fresh = replace(again(claim), ttl_seconds=60.0, fingerprint=OTHER)
         hold = held(_begun(records, fresh, records.look(claim.key)))
         assert hold.attempt == 1
@@ -235,11 +231,7 @@ class StoreContract(TransactionContract):
         self, records: Records, claim: Claim, held: Held, until: Until
     ) -> None:
         claim = replace(claim, ttl_seconds=SHORT_SECONDS)
-        hold = held(records.claim(claim))
-        if claim.lease_seconds is not None:
-            hold.record("charge", b"1")
-        hold.complete(RESPONSE)
-        until(lambda: has_expired(records, claim))
+        hold = _expired(records, claim, held, until)
         found, late = records.look(claim.key), replace(again(claim), begins_until=LONG_AGO)
         with pytest.raises(KeyExpired):
             _begun(records, late, found)
@@ -252,18 +244,12 @@ class StoreContract(TransactionContract):
     def test_retention_begins_with_the_response(
         self, records: Records, claim: Claim, held: Held, pass_time: Any, until: Until
     ) -> None:
-        def complete(hold: Hold) -> None:
-            hold.complete(RESPONSE)
-
-        _retains_from(complete, records, claim, held, pass_time, until)
+        _retains_from(VERBS["complete"], records, claim, held, pass_time, until)
 
     def test_retention_begins_with_the_release(
         self, records: Records, held: Held, pass_time: Any, until: Until
     ) -> None:
-        def release(lease: Lease) -> None:
-            lease.release()
-
-        _retains_from(release, records, a_claim(lease=60), held, pass_time, until)
+        _retains_from(VERBS["release"], records, a_claim(lease=60), held, pass_time, until)
 
     def test_one_of_many_concurrent_claims_wins(
         self, records: Records, claim: Claim, held: Held
@@ -336,30 +322,20 @@ class StoreContract(TransactionContract):
         assert record == replace(before, state=State.FAILED, response=response, lease_left=None)
         assert records.take_over(again(claim), record) is None
 
-    def test_what_is_finished_gets_no_lease_again(self, records: Records, held: Held) -> None:
-        """Not from a thread that is late, and renews the lease of what has ended meanwhile."""
-        claim = a_claim(lease=60)
-        lease: Lease = held(records.claim(claim))
-        lease.complete(RESPONSE)
-        finished = stored_record(records, claim)
-        with pytest.raises(LeaseLost):
-            lease.extend(60)
-        with pytest.raises(LeaseLost):
-            lease.record("step", b"1")
-        assert (stored_record(records, claim), lease.steps()) == (finished, {})
+    @pytest.mark.parametrize("end", ["complete", "release"])
+    def test_what_has_ended_gets_no_lease_again(self, records: Records, held: Held, end: str) -> None:
+        """Not from a thread that is late, and renews the lease of what has ended meanwhile.
 
-    def test_what_is_given_back_gets_no_lease_again(self, records: Records, held: Held) -> None:
-        """Nobody would run it, and nobody else could, until that lease is over."""
+        Of what was given back, nobody would run it, and nobody else could, until that lease is over.
+        """
         claim = a_claim(lease=60)
         lease: Lease = held(records.claim(claim))
-        lease.release()
-        given_back = stored_record(records, claim)
-        with pytest.raises(LeaseLost):
-            lease.extend(60)
-        with pytest.raises(LeaseLost):
-            lease.record("step", b"1")
-        assert (stored_record(records, claim), lease.steps()) == (given_back, {})
-        assert held(records.take_over(again(claim), given_back)).attempt == 2
+        VERBS[end](lease)
+        ended = stored_record(records, claim)
+        _is_lost(lease, "extend", "record")
+        assert (stored_record(records, claim), lease.steps()) == (ended, {})
+        if end == "release":
+            assert held(records.take_over(again(claim), ended)).attempt == 2
 
     def test_an_expired_lease_is_its_holders_until_somebody_takes_over(
         self, records: Records, held: Held, until: Until
@@ -382,22 +358,15 @@ class StoreContract(TransactionContract):
         until(lambda: lease_left(records, claim) <= 0)
         record = stored_record(records, claim)
         assert not record.expired, "an interrupted operation does not expire"
-        taken = replace(again(claim), lease_seconds=60.0)
+        taken = replace(again(claim), lease_seconds=RENEWAL / 2)  # shorter than what the first asks for
         second: Lease = held(records.take_over(taken, record))
         assert second.attempt == 2
-        with pytest.raises(LeaseLost):
-            first.extend(1000)
-        with pytest.raises(LeaseLost):
-            first.record("step", b"1")
-        with pytest.raises(LeaseLost):
-            first.complete(RESPONSE)
-        with pytest.raises(LeaseLost):
-            first.release()
+        _is_lost(first, "extend", "record", "complete", "release")
         first.abandon()
         record = stored_record(records, claim)
         assert (record.owner, record.attempt, record.response) == (taken.owner, 2, None)
         assert second.steps() == {}, "it has recorded a step for the other"
-        assert 30 < (record.lease_left or 0) <= 60, "it has changed the other's lease"
+        assert RENEWAL / 4 < (record.lease_left or 0) <= RENEWAL / 2, "it has changed the other's lease"
 
     @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "complete"])
     def test_a_holder_changes_nothing_else(self, records: Records, held: Held, verb: str) -> None:
@@ -502,6 +471,23 @@ class StoreContract(TransactionContract):
         claim = a_claim(lease=60)
         held(records.claim(claim)).abandon()
         assert lease_left(records, claim) <= 0.01
+
+
+def _is_lost(lease: Lease, *verbs: str) -> None:
+    """Assert that a holder of the past may do none of these."""
+    for verb in verbs:
+        with pytest.raises(LeaseLost):
+            VERBS[verb](lease)
+
+
+def _expired(records: Records, claim: Claim, held: Held, until: Until) -> Any:
+    """The hold of an operation that has completed, with a step if it has a lease, and has expired."""
+    hold = held(records.claim(claim))
+    if claim.lease_seconds is not None:
+        hold.record("charge", b"1")
+    hold.complete(RESPONSE)
+    until(lambda: has_expired(records, claim))
+    return hold
 
 
 def _begun(records: Records, claim: Claim, expired: Record | None) -> Hold | None:
