@@ -1,4 +1,4 @@
-"""``docs/assistants.md`` and ``llms.txt``: their code runs, and their links lead to the pages."""
+"""``docs/agents.md``, for assistants, and ``llms.txt``: their code runs, and their links lead to the pages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.docs.test_tutorials import PLUGIN, Shell
 from tests.killed import Killed
 
 DOCS = ROOT / "docs"
-PAGE = DOCS / "assistants.md"
+PAGE = DOCS / "agents.md"
 MOST_BYTES = 16_000
 """Of ``llms.txt``: about four thousand tokens, so that it can be read whole before any work."""
 
@@ -34,8 +34,8 @@ def files() -> dict[str, str]:
     found: dict[str, str] = {}
     for block in blocks(PAGE, "python"):
         kind, _, name = block.mark.partition(": ")
-        assert kind in {"file", "append"}
-        found[name] = found.get(name, "") + "\n\n" * (kind == "append") + block.text
+        if kind in {"file", "append"}:
+            found[name] = found.get(name, "") + "\n\n" * (kind == "append") + block.text
     return found
 
 
@@ -70,9 +70,10 @@ class TestLlmsTxt:
         )
         assert all((DOCS / link).is_file() for link in llms.links(text))
 
-    def test_it_has_all_code_of_the_page(self, text):
+    def test_it_has_all_code_for_assistants(self, text):
         for block in blocks(PAGE, "python", "console"):
-            assert f"```{block.language}\n{block.text}```" in text
+            if block.language == "console" or block.mark.startswith(("file: ", "append: ")):
+                assert f"```{block.language}\n{block.text}```" in text
 
     def test_it_can_be_read_whole(self, text):
         assert len(text.encode()) < MOST_BYTES
@@ -81,10 +82,9 @@ class TestLlmsTxt:
         assert not re.search(r"^:::|^```\{|\{[a-z:]+\}`|<!--|^\(.*\)=$", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ["assistants.md", "graphql.md", "tool-calls.md"])
-def test_the_pages_for_callers_have_at_most_600_words_beside_their_code(name):
-    text = re.sub(r"(?ms)^(`{3,}).*?^\1$|<!--.*?-->", "", (DOCS / name).read_text(encoding="utf-8"))
-    assert len(text.split()) <= 600
+def test_the_page_has_at_most_800_words_beside_its_code():
+    text = re.sub(r"(?ms)^(`{3,}).*?^\1$|<!--.*?-->", "", PAGE.read_text(encoding="utf-8"))
+    assert len(text.split()) <= 800
 
 
 class TestItsTest:
