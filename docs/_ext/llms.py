@@ -1,8 +1,9 @@
 """Pages for programs that read: ``llms.txt``, and what ``sphinx_markdown_builder`` needs to know.
 
 ``llms.txt`` has the form of https://llmstxt.org: a title, a summary, text without headings, and lists
-of links under headings. The text is the first part of ``agents.md``; the lists are the navigation and the map
-of ``index.md``, so nothing is said twice. Each link leads to what the builder ``markdown`` writes.
+of links under headings. The text is the first part of ``agents.md``; the lists are the navigation and
+the map of ``index.md``, so nothing is said twice. Each link leads to what the builder ``markdown``
+writes.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 How a block is marked, in a comment on the line before it:
 
 * a ``python`` block without a mark runs, after the blocks before it on its page;
-* ``<!-- new app: NAME -->``: so does this one, but it begins another application, with another database;
+* ``<!-- new app: NAME -->``: so does this one, as the first of another application;
 * ``<!-- fragment -->``: a piece that cannot run alone; it is compiled;
 * ``<!-- file: NAME -->`` and ``<!-- append: NAME -->``: a file that the page's reader writes;
 * a ``console`` block of the tutorial is typed, ``<!-- not run -->`` is left out, and

@@ -1,4 +1,4 @@
-"""``docs/agents.md``, for assistants, and ``llms.txt``: their code runs, and their links lead to the pages."""
+"""The first part of ``docs/agents.md``, and ``llms.txt``: the code runs, the links lead to pages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import hmac
 import importlib
 import json
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,13 +14,10 @@ from typing import Any
 import pytest
 import requests
 import responses
-import sqlalchemy as sa
 
-from flask_idempotency.cli import cli
 from tests.docs.pages import ROOT, blocks, commands, looks_like
 from tests.docs.reference import extension
 from tests.docs.test_tutorials import PLUGIN, Shell
-from tests.killed import Killed
 
 DOCS = ROOT / "docs"
 PAGE = DOCS / "agents.md"
@@ -197,31 +193,3 @@ class TestItsCode:
         assert caller.pay(url, "alice-token", 500, "order-7") == ({"id": 1}, True)
         sent = [call.request.headers["Idempotency-Key"] for call in responses.calls]
         assert [key.strip('"') for key in sent] == ["order-7"] * 2
-
-    def test_a_stuck_payment_is_found_and_decided_about(self, app, shop, monkeypatch):
-        for block in blocks(PAGE, "console"):
-            for command, shown in commands(block.text):
-                if block.mark == "not run":
-                    _program, *arguments = shlex.split(command.removeprefix("flask --app shop "))
-                    if arguments[0] in {"list", "release", "resolve"}:
-                        self.get_stuck(app, shop, monkeypatch)
-                    answer = app.test_cli_runner().invoke(cli, arguments, input="y\n").output
-                    assert looks_like(answer, shown), f"{block.name}: {command}\n{answer}"
-
-    def get_stuck(self, app, shop, monkeypatch) -> None:
-        """A worker dies in the call: nobody knows whether the card was charged."""
-
-        def dies(_amount, _key):
-            raise Killed
-
-        monkeypatch.setattr(shop, "charge_card", dies)
-        hold = shop.idempotent(atomic=False)(app.view_functions["api.create_charge"].__wrapped__)
-        app.view_functions["api.create_charge"] = hold
-        with shop.db.engine.begin() as connection:
-            connection.execute(sa.text("DELETE FROM idempotency_record_step"))
-            connection.execute(sa.text("DELETE FROM idempotency_record"))
-        with pytest.raises(Killed):
-            self.post(app)
-        with shop.db.engine.begin() as connection:  # time goes by
-            connection.execute(sa.text("UPDATE idempotency_record SET lease_expires_at = created_at"))
-        assert self.post(app).status_code == 409

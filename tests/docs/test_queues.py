@@ -1,4 +1,4 @@
-"""``docs/other-services.md`` does what it says: tasks come again, functions are called after the commit."""
+"""Queues in ``docs/other-services.md``: tasks come again, functions are called after the commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``docs/other-services.md`` does what it says of steps: its views are called, and its situations are made."""
+"""``docs/other-services.md`` does what it says of steps: its situations are made."""
 
 from __future__ import annotations
 
