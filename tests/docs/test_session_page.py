@@ -75,7 +75,13 @@ class TestSessionPage:
         def write_outbox(session):
             session.add(shop.names["Note"](text="order created"))
 
-        assert [shop.post("/orders").status_code for _ in range(2)] == [201, 201]
+        @shop.app.post("/shipments")
+        @idempotent
+        def create_shipment():
+            shop.db.session.commit()
+            return {}, 201
+
+        assert [shop.post("/shipments").status_code for _ in range(2)] == [201, 201]
         assert shop.sql("SELECT text FROM note") == [("order created",)]
 
     def test_a_helper_with_a_context_of_its_own_joins(self, shop):
