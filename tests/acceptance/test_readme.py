@@ -19,7 +19,7 @@ from tests.drivers import EACH, with_driver
 from tests.sessions import KINDS
 
 README = (ROOT / "README.md").read_text()
-SESSIONS = ROOT / "docs" / "sessions.md"
+SESSIONS = ROOT / "docs" / "session.md"
 
 
 def test_it_fits_on_a_page() -> None:

@@ -1,4 +1,4 @@
-"""``docs/tool-calls.md`` does what it says with the MCP SDK, whose own client calls the tools.
+"""``docs/agents.md`` does what it says with the MCP SDK, whose own client calls the tools.
 
 The SDK needs newer releases than the lowest that the package allows, so it is no part of ``make test``.
 """
@@ -20,7 +20,7 @@ from tests.docs import conftest
 from tests.docs.how_to import Page
 from tests.docs.pages import ROOT, blocks
 
-PAGE = ROOT / "docs/tool-calls.md"
+PAGE = ROOT / "docs/agents.md"
 names = conftest.names
 
 
@@ -28,7 +28,7 @@ class TestToolCalls:
     @pytest.fixture
     def shop(self, names) -> Page:
         page = Page(PAGE.name, names)
-        [fragment] = [each for each in blocks(PAGE, "python") if each.mark]
+        [fragment] = [each for each in blocks(PAGE, "python") if each.mark == "fragment"]
         exec(compile(fragment.source, str(PAGE), "exec"), names)  # noqa: S102
         return page
 

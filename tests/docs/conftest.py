@@ -36,6 +36,6 @@ def names(
 
 
 @pytest.fixture
-def page(names: dict[str, Any]) -> Callable[[str], Page]:
+def page(names: dict[str, Any]) -> Callable[..., Page]:
     """Puts a how-to page into the application."""
-    return lambda name: Page(name, names)
+    return lambda name, of="": Page(name, names, of)

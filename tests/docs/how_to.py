@@ -8,20 +8,22 @@ import sqlalchemy as sa
 from flask import g
 
 from flask_idempotency.cli import cli
-from tests.docs.pages import ROOT, blocks
+from tests.docs.pages import ROOT, apps
 
 
 class Page:
-    """An application with the code of a page in it, whose user is Alice."""
+    """An application with the code of a page in it, whose user is Alice.
 
-    def __init__(self, name: str, names: dict[str, Any]) -> None:
+    Of a page with several applications it is the one called ``of``.
+    """
+
+    def __init__(self, name: str, names: dict[str, Any], of: str = "") -> None:
         self.names, self.app, self.db = names, names["app"], names["db"]
         self.app.config.update(IDEMPOTENCY_PROBE_AFTER=0, PROPAGATE_EXCEPTIONS=False)
         self.app.before_request(self._sign_in)
         path = ROOT / "docs" / name
-        for block in blocks(path, "python"):
-            if not block.mark:
-                exec(compile(block.source, str(path), "exec"), names)  # noqa: S102
+        for block in apps(path)[of]:
+            exec(compile(block.source, str(path), "exec"), names)  # noqa: S102
         with self.app.app_context():
             self.db.create_all()
 

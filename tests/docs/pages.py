@@ -3,6 +3,7 @@
 How a block is marked, in a comment on the line before it:
 
 * a ``python`` block without a mark runs, after the blocks before it on its page;
+* ``<!-- new app: NAME -->``: so does this one, as the first of another application;
 * ``<!-- fragment -->``: a piece that cannot run alone; it is compiled;
 * ``<!-- file: NAME -->`` and ``<!-- append: NAME -->``: a file that the page's reader writes;
 * a ``console`` block of the tutorial is typed, ``<!-- not run -->`` is left out, and
@@ -62,6 +63,18 @@ def blocks(page: Path, *languages: str) -> Iterator[Block]:
         if found["language"] in languages:
             line = text.count("\n", 0, found.start("text")) + 1
             yield Block(page, line, found["language"], found["mark"] or "", found["text"])
+
+
+def apps(page: Path) -> dict[str, list[Block]]:
+    """The blocks that run, by the name of their application. That of the first is empty."""
+    name, found = "", {"": list[Block]()}
+    for block in blocks(page, "python"):
+        kind, _, new = block.mark.partition(": ")
+        if kind == "new app":
+            name, found[new] = new, []
+        if kind in {"", "new app"}:
+            found[name].append(block)
+    return found
 
 
 def name_of(page: Path) -> str:

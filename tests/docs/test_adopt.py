@@ -1,4 +1,4 @@
-"""``docs/adopt.md`` and ``docs/from-hand-written-keys.md`` do what they say."""
+"""``docs/protect.md`` does what it says of live APIs and of keys of one's own making."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.docs.pages import ROOT
 class TestAdopt:
     @pytest.fixture
     def shop(self, page) -> Page:
-        return page("adopt.md")
+        return page("protect.md", "adopt")
 
     def test_an_equal_order_within_the_ttl_is_the_first_one(self, shop):
         answers = [shop.post("/orders", key=None) for _ in range(2)]
@@ -35,7 +35,7 @@ class TestAdopt:
                 headers = {} if key is None else {"key": str(key)}
                 shop.post("/payments", {"amount": amount}, **{"key": None, **headers})
         said = [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
-        text = (ROOT / "docs/adopt.md").read_text(encoding="utf-8")
+        text = (ROOT / "docs/protect.md").read_text(encoding="utf-8")
         shown = re.findall(r"(?m)^(?:INFO|WARNING) operation create_payment .*$", text)
         assert [_plain(line) for line in said] == [_plain(line) for line in shown]
 
@@ -47,7 +47,7 @@ def _plain(line):
 class TestFromHandWrittenKeys:
     @pytest.fixture
     def shop(self, page) -> Page:
-        shop = page("from-hand-written-keys.md")
+        shop = page("protect.md", "hand-written")
         shop.sql(
             "INSERT INTO old_key (account_id, key, status, body) VALUES"
             " ('alice', 'old', 201, '{\"paid\": 1}'), ('alice', 'running', NULL, NULL),"

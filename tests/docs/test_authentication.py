@@ -1,4 +1,4 @@
-"""``docs/authentication.md`` does what it says: whose key it is, with each way of authentication."""
+"""``docs/protect.md`` does what it says: whose key it is, with each way of authentication."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATHS = ("/api/payments", "/shop/payments", "/partners/orders")
 class TestAuthentication:
     @pytest.fixture
     def shop(self, page) -> Page:
-        shop = page("authentication.md")
+        shop = page("protect.md", "authentication")
 
         @shop.app.get("/sign-in/<user>")
         def sign_in(user):

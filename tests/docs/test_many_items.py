@@ -1,4 +1,4 @@
-"""``docs/many-items.md`` does what it says."""
+"""``docs/protect.md`` does what it says."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class TestManyItems:
 
     @pytest.fixture
     def shop(self, page) -> Page:
-        return page("many-items.md")
+        return page("protect.md", "many items")
 
     def items(self, *amounts):
         return {"payments": [{"key": f"p-{a}", "account": "a", "amount": a} for a in amounts]}
 
     def test_its_response_is_the_real_one(self, shop):
-        asked, shown = (block.text for block in blocks(ROOT / "docs/many-items.md", "http"))
+        asked, shown = (block.text for block in blocks(ROOT / "docs/protect.md", "http"))
         real = shop.post(self.PATH, json.loads(asked.partition("\n\n")[2]), key="call-1")
         head, _, body = shown.partition("\n\n")
         assert head.splitlines()[0] == f"HTTP/1.1 {real.status}"
@@ -37,6 +37,6 @@ class TestManyItems:
         assert shop.count("payment") == 2
 
     def test_its_table_has_every_outcome(self):
-        text = (ROOT / "docs/many-items.md").read_text(encoding="utf-8")
+        text = (ROOT / "docs/protect.md").read_text(encoding="utf-8")
         for outcome in get_args(Outcome):
             assert f"| `{outcome}` |" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import sqlalchemy as sa
 
 from flask_idempotency import NotAtomic, idempotent
 from tests.docs.how_to import Page
@@ -69,9 +70,19 @@ class TestSessionPage:
         assert [shop.post("/transfers").status_code for _ in range(2)] == [503, 503]
         assert (shop.count("payment"), shop.count("note")) == (0, 2)
 
-    def test_an_outbox_commits_with_the_operation(self, shop):
+    def test_what_a_listener_of_before_commit_writes_commits_with_the_operation(self, shop):
+        @sa.event.listens_for(shop.db.session, "before_commit")
+        def write_outbox(session):
+            session.add(shop.names["Note"](text="order created"))
+
+        @shop.app.post("/shipments")
+        @idempotent
+        def create_shipment():
+            shop.db.session.commit()
+            return {}, 201
+
         assert [shop.post("/shipments").status_code for _ in range(2)] == [201, 201]
-        assert shop.sql("SELECT text FROM note") == [("shipment created",)]
+        assert shop.sql("SELECT text FROM note") == [("order created",)]
 
     def test_a_helper_with_a_context_of_its_own_joins(self, shop):
         shop.sql("INSERT INTO counter (value) VALUES (41)")

@@ -1,4 +1,4 @@
-"""``docs/steps.md`` does what it says: its views are called, and its situations are made."""
+"""``docs/other-services.md`` does what it says of steps: its situations are made."""
 
 from __future__ import annotations
 
@@ -12,19 +12,7 @@ from tests.docs.how_to import Page
 class TestSteps:
     @pytest.fixture
     def shop(self, page) -> Page:
-        return page("steps.md")
-
-    def test_the_finished_step_is_not_repeated(self, shop):
-        provider = shop.names["provider"]
-        assert shop.post("/payments").status_code == 503
-        answer = shop.post("/payments")
-        assert (answer.status_code, answer.json) == (201, {"id": "ch_1", "amount": 5})
-        assert (len(provider.charges), len(provider.mails)) == (1, 2)
-        assert len(provider.charges[0]) == 43
-
-    def test_a_step_that_writes_commits_once(self, shop):
-        assert [shop.post("/invoices").status_code for _ in range(2)] == [503, 201]
-        assert shop.count("payment") == 1
+        return page("other-services.md")
 
     def test_a_conflict_in_a_step_gives_the_operation_back(self, shop):
         conflict = "DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$"

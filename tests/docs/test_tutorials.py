@@ -29,7 +29,7 @@ class TestTutorials:
         self.type_page("testing", tmp_path, "", "", **PLUGIN)
 
     def test_and_those_of_the_one_about_stores(self, tmp_path):
-        self.type_page("own-store", tmp_path, "", "", **PLUGIN)
+        self.type_page("stores", tmp_path, "", "", **PLUGIN)
 
     def type_page(self, page, folder, database_url, redis_url, **environment):
         port = str(servers.free_port())

@@ -460,10 +460,11 @@ def test_every_database_is_purged_in_the_background(make_shop, urls):
 
 @pytest.mark.parametrize("file", ["tenants", "shards"])
 @EACH
-def test_the_applications_of_the_page(file, urls, monkeypatch, redis_server):
+def test_an_application_with_binds_and_one_for_each_tenant(file, urls, monkeypatch, redis_server):
     for tenant in TENANTS:
         monkeypatch.setenv(f"{tenant.upper()}_DATABASE_URL", urls[tenant])
-    sources = {block.mark: block.source for block in blocks(ROOT / "docs/tenants.md", "python")}
+    sources = {block.mark: block.source for block in blocks(ROOT / "docs/session.md", "python")}
+    sources["file: shards.py"] = (ROOT / "tests/integration/apps/shards.py").read_text("utf-8")
     names = {"__name__": file}
     code = compile(sources[f"file: {file}.py"], f"{file}.py", "exec", dont_inherit=True)
     exec(code, names)  # noqa: S102

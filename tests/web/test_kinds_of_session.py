@@ -33,7 +33,7 @@ def shop(kind, databases, driver, monkeypatch):
     """The application of the page."""
     url = databases.take()
     monkeypatch.setenv("DATABASE_URL", with_driver(url, driver))
-    source = {block.mark: block.source for block in blocks(ROOT / "docs/sessions.md", "python")}
+    source = {block.mark: block.source for block in blocks(ROOT / "docs/session.md", "python")}
     names = {"__name__": kind}
     code = compile(source[f"file: {kind}.py"], f"{kind}.py", "exec", dont_inherit=True)
     exec(code, names)  # noqa: S102
