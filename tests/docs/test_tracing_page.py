@@ -1,4 +1,4 @@
-"""``docs/tracing.md`` names what is on a span, and nothing else."""
+"""``docs/monitoring.md`` names what is on a span, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flask_idempotency import Event
 from flask_idempotency.integrations.opentelemetry import NOT_ATTRIBUTES
 from tests.docs.pages import ROOT
 
-PAGE = (ROOT / "docs/tracing.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/monitoring.md").read_text(encoding="utf-8")
 
 
 def test_every_attribute_is_named():

@@ -178,9 +178,9 @@ class Settings:
         "1 to 100 visible ASCII characters",
         "What every key in Redis begins with. The default is `idempotency:` and a digest of"
         " database and table, so that applications may share one Redis. Where the URL does not say"
-        " which database it is, `init_app` asks for [this setting](redis.md#redis-prefix).")
+        " which database it is, `init_app` asks for [this setting](go-live.md#redis-prefix).")
     profile: Profile = row("ietf", _profile, ", ".join(map(repr, PROFILES)),
-        "The [specification](specifications.md) that says how headers, statuses and problems look: the"
+        "The [specification](http.md#specifications) that says how headers, statuses and problems look: the"
         " IETF draft, the Agentic Commerce Protocol, or OASIS Repeatable Requests. Your own settings"
         " win over the defaults of the profile.")
     header: str = row("Idempotency-Key", _header_name, _FIELD,
