@@ -7,7 +7,7 @@ import re
 import pytest
 
 from flask_idempotency.cli import cli
-from flask_idempotency.web.setup.options import OPTIONS, RouteOptions, RunOptions
+from flask_idempotency.web.setup.options import OPTIONS, RouteOptions
 from flask_idempotency.web.setup.settings import SETTINGS, Settings
 from tests.docs.pages import PAGES, ROOT, name_of
 from tests.docs.reference import reference
@@ -28,12 +28,6 @@ class TestConfiguration:
     def test_the_page_shows_both_lists(self):
         text = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
         assert text.count("```{settings}") == text.count("```{options}") == 1
-
-    @pytest.mark.parametrize("page", ["configuration.md", "api.md"])
-    def test_a_page_that_lists_the_options_of_run_has_them_all(self, page):
-        text = " ".join((ROOT / "docs" / page).read_text(encoding="utf-8").split())
-        [listed] = re.findall(r"Idempotency\.run`[^.]*: (`[^.]*)\.", text)
-        assert re.findall(r"`([a-z_]+)`", listed) == list(RunOptions.__annotations__)
 
     @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)
     def test_no_page_names_a_setting_or_a_command_that_is_not_there(self, page):

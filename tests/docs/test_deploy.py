@@ -1,4 +1,4 @@
-"""The files of ``docs/deploy.md`` and ``docs/purge.md`` work, and their numbers fit each other."""
+"""The files of ``docs/go-live.md`` and ``docs/runbook.md`` work, and their numbers fit each other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.integration.conftest import clients, open_shop  # noqa: F401 -- fixtu
 from tests.integration.shops import HELD, promises_hold
 from tests.waiting import wait_until
 
-DEPLOY, PURGE = ROOT / "docs/deploy.md", ROOT / "docs/purge.md"
+DEPLOY, PURGE = ROOT / "docs/go-live.md", ROOT / "docs/runbook.md"
 
 
 @pytest.fixture
@@ -107,12 +107,12 @@ def test_the_numbers_of_the_pages_fit_each_other(conf):
     """Threads and pool; the lease and the time-out of a worker; the probe and the time-outs."""
     settings = runpy.run_path(str(conf))
     app = type("App", (), {"config": {}})
-    [code] = [b.text for b in blocks(ROOT / "docs/time-outs.md", "python") if "pool_size" in b.text]
+    [code] = [b.text for b in blocks(DEPLOY, "python") if "pool_size" in b.text]
     exec(code, {"app": app})  # noqa: S102
     engine = app.config["SQLALCHEMY_ENGINE_OPTIONS"]
     assert engine["pool_size"] == settings["threads"]
     assert Settings.lease > settings["timeout"]
-    [waits] = [b.text for b in blocks(ROOT / "docs/time-outs.md", "python") if "set_wait" in b.text]
+    [waits] = [b.text for b in blocks(DEPLOY, "python") if "set_wait" in b.text]
     silence, statement = (
         int(re.search(pattern, text)[1])
         for pattern, text in (

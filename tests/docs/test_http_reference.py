@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
 from typing import Any
 
@@ -38,17 +37,6 @@ class TestHttpReference:
         shop.close()
         base = next(setting.default for setting in SETTINGS if setting.name == "PROBLEM_BASE")
         assert sent - {False} == {base + problem.type for problem in PROBLEMS}
-
-    def test_its_table_has_every_problem_with_its_status_and_type(self):
-        rows = re.findall(
-            r"^\|.*\| (\d{3}) \| `([a-z-]+)` \| (.*?) \| `(\w+)` \|$",
-            self.PAGE.read_text(encoding="utf-8"),
-            re.MULTILINE,
-        )
-        assert {(name, int(status), kind) for status, kind, _, name in rows} == {
-            (problem.__name__, problem.status, problem.type) for problem in PROBLEMS
-        }
-        assert len(rows) == len(PROBLEMS)
 
 
 PROBLEM = "application/problem+json"

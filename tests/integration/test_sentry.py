@@ -13,7 +13,9 @@ import pytest
 from tests.docs.pages import ROOT, blocks
 
 CANARY = "canary"
-[SETTINGS] = [block for block in blocks(ROOT / "docs/tracing.md", "python") if "sentry" in block.text]
+[SETTINGS] = [
+    block for block in blocks(ROOT / "docs/monitoring.md", "python") if "sentry" in block.text
+]
 
 Told = dict[str, list[dict[str, Any]]]
 

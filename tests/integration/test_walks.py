@@ -1,7 +1,7 @@
 """A request goes down through the rooms of the package once, and up once.
 
 A folder is a room, and so is a file that stands directly in ``web``. A crossing is a call from one room
-into another; what Flask or SQLAlchemy calls begins anew. The page "Inside the package" shows the same
+into another; what Flask or SQLAlchemy calls begins anew. "Life of a request" shows the same
 walks.
 """
 
@@ -22,7 +22,7 @@ from flask_idempotency import current_operation, idempotent
 from flask_idempotency.testing import crash_at
 
 ROOT = str(Path(flask_idempotency.__file__).parent)
-PAGE = (Path(__file__).parents[2] / "docs/rooms.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/request.md").read_text(encoding="utf-8")
 
 pytestmark = [
     pytest.mark.parametrize("store", ["hybrid"]),  # Redis is one room more
@@ -112,7 +112,7 @@ def shop(make_world, redis_server):
 
 def walk_on_page(title):
     """The rooms of a walk, as the page draws it."""
-    section = re.search(rf"^## {title}$(.+?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)[1]
+    section = re.search(rf"^### {title}$(.+?)(?=^### |\Z)", PAGE, re.MULTILINE | re.DOTALL)[1]
     drawing = re.search(r"```text\n(.+?)```", section, re.DOTALL)[1]
     return re.findall(r"^↓ ([\w/]+) ", drawing, re.MULTILINE)
 

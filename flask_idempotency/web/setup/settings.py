@@ -180,9 +180,9 @@ class Settings:
         " database and table, so that applications may share one Redis. Where the URL does not say"
         " which database it is, `init_app` asks for [this setting](go-live.md#redis-prefix).")
     profile: Profile = row("ietf", _profile, ", ".join(map(repr, PROFILES)),
-        "The [specification](http.md) that says how headers, statuses and problems look: the"
-        " IETF draft, the Agentic Commerce Protocol, or OASIS Repeatable Requests. Your own settings"
-        " win over the defaults of the profile.")
+        "The [specification](http.md#specifications) that says how headers, statuses and problems look:"
+        " the IETF draft, the Agentic Commerce Protocol, or OASIS Repeatable Requests. Your own"
+        " settings win over the defaults of the profile.")
     header: str = row("Idempotency-Key", _header_name, _FIELD,
         "The request header that carries the key. The default is that of the IETF draft; another is for"
         " an API whose clients already send one.")

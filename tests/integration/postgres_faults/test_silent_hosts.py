@@ -18,7 +18,7 @@ from tests.drivers import EACH, PSYCOPG2
 from tests.integration.postgres_faults.faults import first_time, new_name, settings
 from tests.waiting import wait_until
 
-PAGE = ROOT / "docs/time-outs.md"
+PAGE = ROOT / "docs/go-live.md"
 HELD = sa.text("select 1 /* held */")
 SLACK_SECONDS = 2.5
 """The kernel's timers are coarse, and the machine may be busy."""

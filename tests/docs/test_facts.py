@@ -1,0 +1,133 @@
+"""What a page lists is what the code has: one row for each list.
+
+Settings, options and the help of the commands need no row, for the pages take them from the code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Collection
+
+import blinker
+import pytest
+
+import flask_idempotency
+from flask_idempotency import Event, Problem
+from flask_idempotency.cli import cli
+from flask_idempotency.cli.records import STATES
+from flask_idempotency.core.storable import NEVER_STORED, NOT_STORED, REASON, TRACEPARENT
+from flask_idempotency.integrations.opentelemetry import NOT_ATTRIBUTES
+from flask_idempotency.stores.redis.client import TIMEOUT_SECONDS
+from flask_idempotency.stores.redis.lock import MARKER_SECONDS, PAUSE_SECONDS
+from flask_idempotency.web.setup.options import RunOptions
+from flask_idempotency.web.setup.settings import SETTINGS
+from tests.docs.pages import ROOT
+
+DEFAULTS = {setting.name: setting.default for setting in SETTINGS}
+PROBLEMS = {(p.__name__, str(p.status), p.type) for p in Problem.__subclasses__()}
+SIGNALS = {
+    name
+    for name in flask_idempotency.__all__
+    if isinstance(getattr(flask_idempotency, name), blinker.NamedSignal)
+}
+OUTCOMES = re.findall(
+    r"\"(\w+)\"", str(Event.__doc__).partition(":param outcome:")[2].partition(":param")[0]
+)
+HEADERS = NEVER_STORED - {REASON, TRACEPARENT} | {DEFAULTS["REPLAYED_HEADER"].lower()}
+STATUSES = {str(status) for status in NOT_STORED}
+
+
+def after(start: str, end: str, pattern: str) -> Callable[[str], set[str]]:
+    """Find ``pattern`` between two texts of a page."""
+
+    def find(page: str) -> set[str]:
+        part = page.partition(start)[2].partition(end)[0]
+        assert part, f"the page does not say {start!r}"
+        return set(re.findall(pattern, part))
+
+    return find
+
+
+def rows(pattern: str) -> Callable[[str], set[str]]:
+    """Find ``pattern`` at the beginnings of a page's lines."""
+    return lambda page: set(re.findall(pattern, page, re.MULTILINE))
+
+
+def statuses(start: str, end: str) -> Callable[[str], set[str]]:
+    return after(start, end, r"\b4\d\d\b")
+
+
+FACTS: list[tuple[str, str, Callable[[str], set[str]], Collection[object]]] = [
+    (
+        "the problems with status and type",
+        "http.md",
+        lambda page: {
+            (name, status, kind)
+            for status, kind, name in re.findall(
+                r"^\|.*\| (\d{3}) \| `([a-z-]+)` \| .*? \| `(\w+)` \|$", page, re.MULTILINE
+            )
+        },
+        PROBLEMS,
+    ),
+    ("statuses not stored", "http.md", statuses("below 500 is stored, except", "."), STATUSES),
+    (
+        "statuses not stored",
+        "guarantees.md",
+        statuses("not stored (500 and above,", ")"),
+        STATUSES,
+    ),
+    ("statuses not stored", "request.md", statuses("is not stored: 500", "\n2."), STATUSES),
+    (
+        "headers not stored",
+        "http.md",
+        lambda page: {
+            name.lower() for name in after("**Which headers.**", "{confval}", r"`([\w-]+)`")(page)
+        },
+        HEADERS,
+    ),
+    (
+        "a span's attributes",
+        "monitoring.md",
+        rows(r"^\| `idempotency\.(\w+)` \|"),
+        {field.name for field in dataclasses.fields(Event)} - NOT_ATTRIBUTES,
+    ),
+    ("outcomes", "monitoring.md", after("`idempotency.outcome` | ", "\n", r"`(\w+)`"), set(OUTCOMES)),
+    ("signals", "api.md", rows(r"^\.\. py:data:: ((?:operation|store|lock)_\w+)"), SIGNALS),
+    ("commands", "cli.md", rows(r"^\| \[`([a-z-]+)`\]"), set(cli.commands)),
+    ("states", "cli.md", after("| State |", "\n\n", r"(?m)^\| `(\w+)` \|"), set(STATES)),
+    *(
+        (
+            "options of run",
+            page,
+            lambda page: set(
+                re.findall(
+                    r"`([a-z_]+)`",
+                    re.findall(r"Idempotency\.run`[^.]*: (`[^.]*)\.", page.replace("\n", " "))[0],
+                )
+            ),
+            set(RunOptions.__annotations__),
+        )
+        for page in ("configuration.md", "api.md")
+    ),
+    ("Redis' limit", "go-live.md", after("**Time-outs** are ", " for a command", r"[\d.]+"), {"0.1"}),
+    ("Redis' limit", "request.md", after("gets no reply within ", " seconds", r"[\d.]+"), {"0.1"}),
+    ("the pause", "go-live.md", after("do without Redis for ", " seconds", r"\w+"), {"two"}),
+    (
+        "the marker",
+        "request.md",
+        after("straight to the record, for ", " at most", r"\w+ \w+"),
+        {"ten minutes"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("what", "page", "listed", "real"), FACTS, ids=lambda it: str(it)[:30])
+def test_a_page_lists_what_the_code_has(what, page, listed, real):
+    found = listed((ROOT / "docs" / page).read_text(encoding="utf-8"))
+    assert found == set(real), f"{page}: {what}"
+
+
+def test_the_words_of_the_table_are_these_numbers():
+    assert (TIMEOUT_SECONDS, PAUSE_SECONDS, MARKER_SECONDS) == (0.1, 2, 600)
+    assert (DEFAULTS["PROBE_AFTER"], DEFAULTS["TTL"]) == (1, 86400)
