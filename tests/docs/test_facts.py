@@ -122,7 +122,9 @@ FACTS: list[tuple[str, str, Callable[[str], set[str]], Collection[object]]] = [
 ]
 
 
-@pytest.mark.parametrize(("what", "page", "listed", "real"), FACTS, ids=lambda it: str(it)[:30])
+@pytest.mark.parametrize(
+    ("what", "page", "listed", "real"), FACTS, ids=[f"{what}, {page}" for what, page, *_ in FACTS]
+)
 def test_a_page_lists_what_the_code_has(what, page, listed, real):
     found = listed((ROOT / "docs" / page).read_text(encoding="utf-8"))
     assert found == set(real), f"{page}: {what}"
