@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test lowest newest lint docs bench faults differential real poolers agents test-browser clean help
+.PHONY: demo test test-the-tests lowest newest lint docs bench faults differential real poolers agents test-browser clean help
 
 demo: $(VENV)/.has-test  ## run the example shop with a real PostgreSQL and Redis
 	@$(RUN) example.demo $(ARGS)
@@ -21,7 +21,10 @@ demo: $(VENV)/.has-test  ## run the example shop with a real PostgreSQL and Redi
 test: $(VENV)/.has-test  ## run the tests, or some: make test ARGS="tests/unit -x"
 	@$(RUN) pytest -q $(if $(ARGS),$(ARGS),-n 4 --dist loadfile)
 
-lowest:  ## run them with the lowest versions that setup.cfg allows: make lowest PYTHON=python3.10
+test-the-tests: $(VENV)/.has-test  ## break the code on purpose: the tests must notice
+	@$(RUN) pytest -q -m of_tests $(if $(ARGS),$(ARGS),-n 4 --dist loadfile)
+
+lowest:  ## run the tests with the lowest versions that setup.cfg allows: make lowest PYTHON=python3.10
 	@mkdir -p build
 	@$(PYTHON) .ci/lowest.py > build/lowest.txt
 	@PIP_CONSTRAINT=$(CURDIR)/build/lowest.txt $(MAKE) --no-print-directory build/lowest/.has-test VENV=build/lowest

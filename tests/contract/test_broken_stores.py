@@ -11,6 +11,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+pytestmark = pytest.mark.of_tests
+
 ROOT = Path(__file__).parents[2]
 STORES = Path(__file__).parent / "broken_stores.py"
 

@@ -20,6 +20,8 @@ from tests.differential.harness import (
 )
 from tests.differential.worlds import Events
 
+pytestmark = pytest.mark.of_tests
+
 CLEAN = State(frozenset())
 
 

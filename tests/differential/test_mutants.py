@@ -17,6 +17,8 @@ from tests.differential.comparison import Twins
 from tests.differential.mutants import MUTANTS, Mutant, applied, compare
 from tests.differential.twins import Schema
 
+pytestmark = pytest.mark.of_tests
+
 
 @pytest.fixture(scope="module")
 def twins(postgres: Any) -> Iterator[Callable[[Mutant], Twins]]:

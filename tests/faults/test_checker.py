@@ -12,6 +12,8 @@ from tests.faults.history import Death, Error, Fault, History, Miss, Request, Ru
 from tests.faults.nemesis import CRASH, EMPTIES
 from tests.faults.truth import Kept, Row, Truth
 
+pytestmark = pytest.mark.of_tests
+
 LIMITS = Limits(longest_view_seconds=1.0)  # so keys settle within 3 s
 QUOTA = Quota(points={"lock": 1}, faults={CRASH: 1})
 ALICE, BOB = ("alice", "key"), ("bob", "key")

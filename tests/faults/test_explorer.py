@@ -159,6 +159,7 @@ CAUGHT = [("psycopg2", name) for name in MUTANTS]
 CAUGHT += [("psycopg", name) for name in MUTANTS if name != "no_transaction_compared"]
 
 
+@pytest.mark.of_tests
 @pytest.mark.parametrize(("driver", "name"), CAUGHT, indirect=["driver"])
 def test_a_mutant_is_caught(explorer: Explorer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedules, "PATIENCE_SECONDS", 3)  # one of them shows by hanging

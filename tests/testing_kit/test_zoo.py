@@ -11,6 +11,8 @@ from flask_idempotency.testing import assert_idempotent, every_crash
 from tests.testing_kit.conftest import make_shop
 from tests.testing_kit.zoo import RIGHT, WRONG, Zoo
 
+pytestmark = pytest.mark.of_tests
+
 
 @pytest.fixture(scope="session")
 def kit_database(postgres):

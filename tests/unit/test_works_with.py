@@ -11,6 +11,10 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.of_tests
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ".ci/works_with.py"
 PAGE = "docs/works-with.md"
