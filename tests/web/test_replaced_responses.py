@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gzip
 import logging
@@ -152,6 +153,32 @@ def test_what_no_response_can_be_made_of_is_flasks_to_refuse(above, caplog):
     world.app.register_error_handler(TypeError, lambda error: ("not asked, as without us", 409))
     assert world.post().status_code == 500
     assert [record.name for record in caplog.records] == ["shop"]
+
+
+def test_after_an_error_of_the_view_too_and_the_operation_is_over(make_world):
+    world = make_world(PROPAGATE_EXCEPTIONS=False)
+
+    def swallow(view):
+        @functools.wraps(view)
+        def wrapper():
+            with contextlib.suppress(LookupError):
+                return view()
+
+        return wrapper
+
+    def pay():
+        world.db.session.add(world.Payment(amount=5))
+        world.db.session.commit()
+        raise LookupError
+
+    world.app.add_url_rule("/payments", "pay", swallow(idempotent(pay)), methods=["POST"])
+    with world.app.test_client() as client:
+        for _ in range(2):
+            response = client.post(
+                "/payments", json={}, headers={"Idempotency-Key": "key-1", "X-User": "alice"}
+            )
+            assert (response.status_code, world.count()) == (500, 0)
+            world.assert_clean()
 
 
 def test_a_view_that_calls_a_protected_function_makes_a_response_of_its_own(make_world, caplog):
