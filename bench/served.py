@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import psycopg2
 
 import servers
-from example import demo
+from laboratory import running
 
 from .app import make_client
 from .paths import PATIENCE_SECONDS
@@ -115,7 +115,7 @@ class Machines:
             **kind.environment,
         }
         arguments = ("--config", str(CONFIG), "--workers", str(WORKERS), *kind.arguments)
-        with demo.gunicorn("bench.wsgi:create_app()", environment, *arguments) as (url, _):
+        with running.gunicorn("bench.wsgi:create_app()", environment, *arguments) as (url, _):
             yield Served(urlsplit(url).port or 0, database_url)
 
 

@@ -1,7 +1,5 @@
 """Who is calling: a bearer token (RFC 6750) for the API, a session cookie for the pages."""
 
-from __future__ import annotations
-
 import hashlib
 
 from flask import Blueprint, Request, abort, flash, redirect, render_template, request, url_for

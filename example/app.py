@@ -1,7 +1,5 @@
 """The application factory puts everything together in one place."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,14 +9,25 @@ from flask import Flask
 from sqlalchemy.engine import make_url
 from werkzeug.exceptions import HTTPException
 
-from example import accounts, errors, orders, payments, products, seed
+from example import (
+    accounts,
+    checkout,
+    errors,
+    logs,
+    operations,
+    orders,
+    payments,
+    products,
+    seed,
+    webhooks,
+)
 from example.extensions import csrf, db, idempotency, login_manager, migrate
 
-PAGES = (products, accounts)  # for browsers, which sign in by a form
-API = (payments, orders)  # for programs, which send a token
+PAGES = (products, checkout, accounts)  # for browsers, which sign in by a form
+API = (payments, orders, webhooks)  # for programs, which send a token or a signature
 
-# A silent server must not hold a request for ever, and a view that hangs must not hold an account's row:
-# the database ends the transaction after 10 s in one statement, or 30 s between two.
+# A silent server must not hold a request for ever, nor a view that hangs an account's row: the database
+# ends the transaction after 10 s in one statement, or 30 s between two.
 _ENGINE = {
     "pool_size": 8,  # one for each thread of a worker: see gunicorn.conf.py
     "max_overflow": 0,
@@ -48,13 +57,15 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
         WTF_CSRF_TIME_LIMIT=None,  # as long as the session: a form may stay open for a day
         MAX_CONTENT_LENGTH=1024 * 1024,
         IDEMPOTENCY_REDIS_URL=os.environ.get("REDIS_URL") or None,
-        # Requests that `resume` sends again hold tokens and cards, so they are encrypted where they lie.
-        IDEMPOTENCY_ENCRYPTION_KEYS=os.environ.get("ENCRYPTION_KEYS", "").split() or None,
+        # What `resume` sends again holds tokens and cards, so it is encrypted where it lies.
+        IDEMPOTENCY_ENCRYPTION_KEYS=os.environ.get("ENCRYPTION_KEYS", "").split(),
         OPERATOR_PASSWORD=os.environ.get("OPERATOR_PASSWORD"),
         PROVIDER_URL=os.environ.get("PROVIDER_URL", "http://127.0.0.1:8001"),
         WEBHOOK_SECRET=os.environ.get("WEBHOOK_SECRET"),
     )
     app.config.update(config or {})
+    if not app.testing:  # pytest catches the log itself
+        logs.configure(app)
     for name, variable in ("SQLALCHEMY_DATABASE_URI", "DATABASE_URL"), ("SECRET_KEY", "SECRET_KEY"):
         if not app.config[name]:
             raise RuntimeError(f"{variable} is missing: see example/README.md")
@@ -67,6 +78,7 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
         app.register_blueprint(part.blueprint)
     for part in API:
         csrf.exempt(part.blueprint)
+    operations.init_app(app)
     app.register_error_handler(HTTPException, errors.as_response)
     app.add_template_filter(money)
     app.cli.add_command(seed.command)

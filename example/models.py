@@ -1,7 +1,5 @@
 """Accounts, products, payments and orders. Amounts are in cents: money and floats do not mix."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Any
 

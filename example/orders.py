@@ -1,7 +1,5 @@
 """``/orders``: buy by card. The charge is made by another service, which no database can roll back."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from flask import Blueprint, abort, request, url_for
@@ -32,14 +30,8 @@ def create() -> ResponseReturnValue:
     product_id, quantity, card = _read(request.get_json())
     operation = current_operation
     order = operation.step("reserve", reserve, product_id, quantity, atomic=True)
-    charge = operation.step(
-        "charge",
-        provider.charge,
-        order["amount"],
-        order["reference"],
-        operation.derive_key("charge"),
-        card=card,
-    )
+    amount, reference, key = order["amount"], order["reference"], operation.derive_key("charge")
+    charge = operation.step("charge", provider.charge, amount, reference, key, card=card)
     if charge is None:
         operation.step("give back", give_back, order["id"], atomic=True)
         abort(402, "The card was declined.")

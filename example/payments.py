@@ -1,7 +1,5 @@
 """``/payments``: pay from the balance, alone or many at once, and list what was paid."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from flask import Blueprint, abort, request, url_for

@@ -1,7 +1,5 @@
 """``/``: what there is to buy."""
 
-from __future__ import annotations
-
 from flask import Blueprint, abort, render_template
 from sqlalchemy import select
 

@@ -1,7 +1,5 @@
 """The client of the card provider, which charges once for each of our keys."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import requests

@@ -1,7 +1,5 @@
 """Two accounts and three products to try the shop with: ``flask --app example seed``."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import click

@@ -1,7 +1,5 @@
 """What Alembic runs for ``flask --app example db …``: the application's engine, and all its tables."""
 
-from __future__ import annotations
-
 from alembic import context
 
 from example.extensions import db

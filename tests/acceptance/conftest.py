@@ -14,8 +14,8 @@ import pytest
 import requests
 
 import servers
-from example import demo
 from example.seed import ALICE, DemoAccount
+from laboratory import running
 
 _numbers = itertools.count(1)
 
@@ -48,7 +48,7 @@ class Shop:
         return self.call("POST", "/payments", who=who, key=key, body={"amount": amount})
 
     def balance(self, who: DemoAccount = ALICE) -> int:
-        return self.call("GET", "/accounts/me", who=who).json()["balance"]
+        return self.sql(f"SELECT balance FROM account WHERE name = '{who.name}'")
 
     def sql(self, statement: str) -> Any:
         """The first value that a query gives."""
@@ -72,9 +72,10 @@ def open_shop(postgres: Any, redis_server: Any) -> Iterator[Callable[..., Shop]]
 
         def start(application: str = "example:create_app()", *arguments: str, **more: str) -> Shop:
             database_url = postgres.database(f"acceptance_{next(_numbers)}")
-            demo.make_tables(database_url)
-            environment = {"DATABASE_URL": database_url, "REDIS_URL": redis_server.url, **more}
-            url, _ = stack.enter_context(demo.gunicorn(application, environment, *arguments))
+            running.make_tables(database_url)
+            environment = {"DATABASE_URL": database_url, "REDIS_URL": redis_server.url}
+            environment |= {"SECRET_KEY": "secret", **more}
+            url, _ = stack.enter_context(running.gunicorn(application, environment, *arguments))
             return Shop(url, database_url)
 
         yield start

@@ -14,12 +14,14 @@ from flask import Blueprint, Flask, request
 from sqlalchemy import func, select
 
 from example import create_app as create_shop
-from example.auth import sign_in
-from example.models import Payment, db, lock_account
+from example.accounts import require_token
+from example.extensions import csrf, db
+from example.models import Payment
+from example.payments import lock_account
 from flask_idempotency import current_operation, idempotent
 
 blueprint = Blueprint("slow", __name__)
-blueprint.before_request(sign_in)
+blueprint.before_request(require_token)
 
 
 @blueprint.post("/slow-payments")
@@ -48,5 +50,6 @@ def stay(where: str) -> None:
 
 def create_app() -> Flask:
     app = create_shop()
+    csrf.exempt(blueprint)
     app.register_blueprint(blueprint)
     return app

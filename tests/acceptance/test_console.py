@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import requests
 
-from example import demo
+from laboratory import running
 from tests.acceptance.conftest import Shop
 from tests.waiting import wait_until
 
@@ -50,9 +50,9 @@ def test_without_a_password_nobody_is_an_operator(open_shop: Callable[..., Shop]
 @pytest.mark.parametrize("kind", ["gthread", "gevent", "sync"])
 def test_workers_write_what_they_have_counted_when_they_stop(postgres: Any, kind: str) -> None:
     database_url = postgres.database(f"console_at_exit_{kind}")
-    demo.make_tables(database_url)
+    running.make_tables(database_url)
     environment = {"DATABASE_URL": database_url, "REDIS_URL": "", **SETTINGS}
-    with demo.gunicorn("example:create_app()", environment, "-k", kind) as (url, _):
+    with running.gunicorn("example:create_app()", environment, "-k", kind) as (url, _):
         shop = Shop(url, database_url)
         for number in range(8):
             assert shop.pay(f"key-{number}").status_code == 201

@@ -20,7 +20,7 @@ import psycopg2
 import pytest
 
 import servers
-from example import demo
+from laboratory import running
 from tests.external import provider as provider_program
 from tests.external import shop as shop_program
 from tests.integration.apps import gunicorn_conf
@@ -55,7 +55,7 @@ class Provider:
 
     def call(self, method: str, path: str) -> Any:
         url = f"http://127.0.0.1:{self.port}"
-        return json.loads(demo.send(url, method, path, {}, "").body)
+        return json.loads(running.send(url, method, path, {}, "").body)
 
     def ledger(self, order: str) -> tuple[int, int]:
         """How many charges and mails there were for an order."""
@@ -83,7 +83,7 @@ class Shop:
         sent |= {"Idempotency-Key": order, "Content-Type": "application/json"}
         sent.setdefault("Authorization", "Bearer alice")
         try:
-            answer = demo.send(self.url, "POST", f"/{policy}", sent, json.dumps(body))
+            answer = running.send(self.url, "POST", f"/{policy}", sent, json.dumps(body))
         except (OSError, http.client.HTTPException):
             return Reply(0)
         after = answer.headers["Retry-After"]
@@ -124,7 +124,9 @@ class Shop:
         command = [sys.executable, "-m", "tests.external.shop", *arguments]
         environment = {**os.environ, **self.environment}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        with subprocess.Popen(command, cwd=demo.ROOT, env=environment, text=True, **pipes) as process:
+        with subprocess.Popen(
+            command, cwd=running.ROOT, env=environment, text=True, **pipes
+        ) as process:
             try:
                 yield process
             finally:
@@ -162,7 +164,7 @@ def open_shop(postgres: Any, provider: Provider) -> Iterator[Callable[[str], Sho
             }
             make_tables(environment)
             arguments = ("--config", gunicorn_conf.__file__, "--log-level", "critical")
-            gunicorn = demo.gunicorn(SHOP, environment, *arguments, "--workers", "4")
+            gunicorn = running.gunicorn(SHOP, environment, *arguments, "--workers", "4")
             url, process = stack.enter_context(gunicorn)
             return Shop(url, process.pid, environment, provider)
 

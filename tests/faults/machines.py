@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 import servers
-from example import demo
+from laboratory import running
 from tests.faults import app
 from tests.faults.nemesis import FAULTS, World, flush
 from tests.faults.points import POINTS
@@ -107,7 +107,7 @@ class Machines:
                 arguments = ("--worker-class", kind, "--workers", count, *more)
                 quiet = ("--log-level", "critical")
                 given = {**environment, **variables}
-                gunicorn = demo.gunicorn(APPLICATION, given, *arguments, *quiet)
+                gunicorn = running.gunicorn(APPLICATION, given, *arguments, *quiet)
                 url, process = stack.enter_context(gunicorn)
                 urls.append(url)
                 world.gunicorns.append(psutil.Process(process.pid))

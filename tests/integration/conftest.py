@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from example import demo
+from laboratory import running
 from tests.integration.apps import gunicorn_conf, worker_shop
 from tests.integration.shops import Shop
 from tests.integration.views import protect
@@ -52,7 +52,7 @@ def open_shop(postgres: Any, redis_server: Any, tmp_path: Path) -> Iterator[Call
             environment["DATABASE_URL"] = through(database_url)
             config = ("--config", gunicorn_conf.__file__)
             url, process = stack.enter_context(
-                demo.gunicorn(APPLICATION, environment, *config, *arguments)
+                running.gunicorn(APPLICATION, environment, *config, *arguments)
             )
             return Shop(url, database_url, process.pid, arrived, go_on)
 

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg2
 
 import servers
-from example import demo
+from laboratory import running
 from tests.waiting import PATIENCE_SECONDS, wait_until
 
 HELD = "/held-payments"
@@ -29,13 +29,13 @@ class Shop:
     arrived: Path
     go_on: Path
 
-    def pay(self, key: str, path: str = "/payments") -> demo.Reply:
+    def pay(self, key: str, path: str = "/payments") -> running.Reply:
         """One request on a connection of its own."""
-        return demo.send(self.url, "POST", path, {"Idempotency-Key": key, "X-User": "alice"})
+        return running.send(self.url, "POST", path, {"Idempotency-Key": key, "X-User": "alice"})
 
     def pay_for_sure(
         self, key: str, path: str = "/payments", *, may_break: bool = False
-    ) -> list[demo.Reply]:
+    ) -> list[running.Reply]:
         """A client that retries until it has its answer: all that it was told, that one last."""
         told = []
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -67,7 +67,7 @@ class Shop:
         ) == [(0,)]
 
 
-def promises_hold(shop: Shop, told: dict[str, list[demo.Reply]]) -> None:
+def promises_hold(shop: Shop, told: dict[str, list[running.Reply]]) -> None:
     """Each key has one row, one record and one answer; nobody was told anything but that and 409."""
     for key, answers in told.items():
         assert {answer.status for answer in answers} <= {201, 409}

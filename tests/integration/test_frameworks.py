@@ -13,7 +13,7 @@ import psycopg2
 import pytest
 
 import servers
-from example import demo
+from laboratory import running
 from tests.integration.apps import api_shop, gunicorn_conf
 
 APPLICATION = "tests.integration.apps.api_shop:create_app()"
@@ -30,7 +30,7 @@ class ApiShop:
         headers = {"X-User": "alice", "Content-Type": "application/json", **headers}
         if key is not None:
             headers["Idempotency-Key"] = key
-        return demo.send(self.url, "POST", path, headers, body)
+        return running.send(self.url, "POST", path, headers, body)
 
     def sql(self, statement: str) -> None:
         with self._connection.cursor() as cursor:
@@ -49,7 +49,7 @@ def shop(postgres: Any) -> Iterator[ApiShop]:
     connection = psycopg2.connect(servers.plain_dsn(uri))
     connection.autocommit = True
     arguments = ("--config", gunicorn_conf.__file__, "--threads", "2", "--workers", "1")
-    with demo.gunicorn(APPLICATION, {"DATABASE_URL": uri}, *arguments) as (url, _process):
+    with running.gunicorn(APPLICATION, {"DATABASE_URL": uri}, *arguments) as (url, _process):
         yield ApiShop(url, connection)
     connection.close()
 
@@ -95,7 +95,7 @@ def half_a_body(shop: ApiShop, path: str) -> Any:
         client.shutdown(socket.SHUT_WR)
         answer = http.client.HTTPResponse(client)
         answer.begin()
-        return demo.Reply(answer.status, answer.headers, answer.read().decode())
+        return running.Reply(answer.status, answer.headers, answer.read().decode())
 
 
 NOT_COMPARED = {"Date", "Retry-After", "Cache-Control"}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from example import demo
+from laboratory import running
 from tests.integration.shops import HELD, Shop, new_keys
 from tests.waiting import wait_until
 
@@ -31,7 +31,7 @@ def open_metered(open_shop: Callable[..., Shop], tmp_path: Path) -> Callable[...
 def scrape(shop: Shop, name: str, *labels: str) -> dict[Any, float]:
     """A series' values by these labels; the others are added up."""
     found: Counter[Any] = Counter()
-    text = demo.send(shop.url, "GET", "/metrics", {}).body
+    text = running.send(shop.url, "GET", "/metrics", {}).body
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name == f"idempotency_{name}":

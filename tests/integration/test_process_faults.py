@@ -18,14 +18,14 @@ import psutil
 import pytest
 
 import servers
-from example import demo
+from laboratory import running
 from tests.faults import app as faulty_app
 from tests.faults.points import POINTS
 from tests.integration.shops import HELD, Shop, promises_hold
 from tests.waiting import wait_until
 
 
-def told(answer: Future[demo.Reply]) -> int | None:
+def told(answer: Future[running.Reply]) -> int | None:
     """The status that a client got; None if its connection broke."""
     try:
         return answer.result().status
@@ -33,7 +33,7 @@ def told(answer: Future[demo.Reply]) -> int | None:
         return None
 
 
-def pays_at_last(shop: Shop, key: str, path: str = HELD, *, attempt: int) -> demo.Reply:
+def pays_at_last(shop: Shop, key: str, path: str = HELD, *, attempt: int) -> running.Reply:
     """The retry runs the view as this attempt, once and for all; nothing is left open."""
     (*_, answer) = shop.pay_for_sure(key, path)
     assert answer.status == 201
@@ -62,7 +62,7 @@ def faulty(postgres: Any, redis_server: Any, tmp_path_factory: Any) -> Iterator[
     }
     application = "tests.faults.app:create_app()"
     kind = ("--worker-class", "sync", "--workers", "2", "--log-level", "critical")
-    with demo.gunicorn(application, environment, *kind) as (address, process):
+    with running.gunicorn(application, environment, *kind) as (address, process):
         yield Shop(address, url, process.pid, journal, journal)
 
 
@@ -82,8 +82,10 @@ ROW_AND_RECORD = {
 def test_wherever_a_worker_is_killed_the_retry_finds_all_or_nothing(faulty: Shop, point: str) -> None:
     headers = {"Idempotency-Key": point, "X-User": "alice", "Content-Type": "application/json"}
 
-    def pay(fault: str = "") -> demo.Reply:
-        return demo.send(faulty.url, "POST", "/payments", {**headers, "X-Fault": fault}, '{"body": 1}')
+    def pay(fault: str = "") -> running.Reply:
+        return running.send(
+            faulty.url, "POST", "/payments", {**headers, "X-Fault": fault}, '{"body": 1}'
+        )
 
     def rows() -> int:
         return faulty.sql(f"SELECT count(*) FROM payment WHERE key = '{point}'")[0][0]

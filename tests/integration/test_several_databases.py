@@ -22,7 +22,6 @@ from sqlalchemy.exc import ProgrammingError
 from werkzeug.test import Client
 
 import servers
-from example import demo
 from flask_idempotency import (
     ConfigurationError,
     Idempotency,
@@ -32,6 +31,7 @@ from flask_idempotency import (
 )
 from flask_idempotency.outcomes import outcomes_blueprint
 from flask_idempotency.testing import CRASH_POINTS, crash_at, memory_store
+from laboratory import running
 from tests.docs.pages import ROOT, blocks
 from tests.drivers import EACH
 from tests.integration.apps import tenant_shop
@@ -500,7 +500,7 @@ def test_workers_die_and_every_record_is_beside_its_rows(urls, kind, redis_serve
     keys = [(random.choice(TENANTS), f"key-{n // 2}") for n in range(24)]  # noqa: S311
     told: dict[tuple[str, str], set[str]] = {}
 
-    with demo.gunicorn(application, environment, *how) as (address, _process):
+    with running.gunicorn(application, environment, *how) as (address, _process):
 
         def pay(tenant: str, key: str) -> None:
             deadline = time.monotonic() + PATIENCE_SECONDS
@@ -509,7 +509,7 @@ def test_workers_die_and_every_record_is_beside_its_rows(urls, kind, redis_serve
                 assert time.monotonic() < deadline, "no answer"
                 headers = {"Idempotency-Key": key, "X-Tenant": tenant, "X-Die": next(deaths, "")}
                 with contextlib.suppress(OSError, http.client.HTTPException):
-                    reply = demo.send(address, "POST", "/payments", headers)
+                    reply = running.send(address, "POST", "/payments", headers)
                     if reply.status == 201:
                         told.setdefault((tenant, key), set()).add(reply.body)
                         return

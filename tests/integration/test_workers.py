@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from example import demo
+from laboratory import running
 from tests.integration.shops import HELD, Shop, new_keys, promises_hold
 from tests.waiting import PATIENCE_SECONDS
 
@@ -34,17 +34,17 @@ KINDS = {
 
 def storm(
     shop: Shop, clients: ThreadPoolExecutor, count: int = KEYS, *, may_break: bool = False
-) -> dict[str, list[demo.Reply]]:
+) -> dict[str, list[running.Reply]]:
     """Concurrent duplicates of new keys; what the clients of each key were told."""
     keys = [key for key in new_keys(count) for _ in range(DUPLICATES)]
-    told: dict[str, list[demo.Reply]] = {}
+    told: dict[str, list[running.Reply]] = {}
     each = clients.map(lambda key: shop.pay_for_sure(key, may_break=may_break), keys)
     for key, answers in zip(keys, each, strict=True):
         told.setdefault(key, []).extend(answers)
     return told
 
 
-def processes(told: dict[str, list[demo.Reply]]) -> set[int]:
+def processes(told: dict[str, list[running.Reply]]) -> set[int]:
     """The processes that ran the views."""
     answers = itertools.chain.from_iterable(told.values())
     return {json.loads(answer.body)["process"] for answer in answers if answer.status == 201}
@@ -120,7 +120,7 @@ def test_a_reload_lets_running_requests_end_and_runs_nothing_twice(
 ) -> None:
     arguments, environment = KINDS[kind]
     shop = open_shop(*arguments, PRELOAD="no", **environment)
-    told: dict[str, list[demo.Reply]] = {}
+    told: dict[str, list[running.Reply]] = {}
 
     def storm_until_two_served_who_are_not(known: set[int]) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS

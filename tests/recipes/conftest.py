@@ -14,7 +14,7 @@ import psycopg2
 import pytest
 
 import servers
-from example import demo
+from laboratory import running
 from tests.recipes.shop import LOCK
 from tests.waiting import wait_until
 
@@ -83,7 +83,7 @@ def start(postgres: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
             environment = {"DATABASE_URL": url, "TROUBLES": str(troubles)}
             application = f"tests.recipes.shop:{name}()"
             arguments = application, environment, "--workers", "1"
-            where, _ = stack.enter_context(demo.gunicorn(*arguments))
+            where, _ = stack.enter_context(running.gunicorn(*arguments))
             return Shop(where, servers.plain_dsn(url), troubles)
 
         yield start

@@ -1,0 +1,117 @@
+"""The shop."""
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects import postgresql
+
+revision = '0001'
+down_revision = None
+
+
+def upgrade() -> None:
+    op.create_table('account',
+    sa.Column('id', sa.Integer(), nullable=False),
+    sa.Column('name', sa.String(), nullable=False),
+    sa.Column('password_hash', sa.String(), nullable=False),
+    sa.Column('token_digest', sa.LargeBinary(), nullable=False),
+    sa.Column('balance', sa.BigInteger(), nullable=False),
+    sa.CheckConstraint('balance >= 0', name='balance'),
+    sa.PrimaryKeyConstraint('id'),
+    sa.UniqueConstraint('name'),
+    sa.UniqueConstraint('token_digest')
+    )
+    op.create_table('idempotency_record',
+    sa.Column('key', sa.LargeBinary(length=23), nullable=False, comment='hash of scope and key'),
+    sa.Column('expires_at', sa.DateTime(timezone=True), nullable=False),
+    sa.Column('created_at', sa.DateTime(timezone=True), nullable=False),
+    sa.Column('completed_at', sa.DateTime(timezone=True), nullable=True),
+    sa.Column('lease_expires_at', sa.DateTime(timezone=True), nullable=True, comment='null: none, or released'),
+    sa.Column('attempt', sa.Integer(), nullable=False, comment='fencing token: 1, 2, ...'),
+    sa.Column('fingerprint_version', sa.SmallInteger(), nullable=False),
+    sa.Column('status', sa.SmallInteger(), nullable=True),
+    sa.Column('state', sa.String(length=16), nullable=False),
+    sa.Column('owner', sa.String(length=22), nullable=False, comment='random, of the present attempt'),
+    sa.Column('name', sa.String(length=255), nullable=False, comment="the operation's, e.g. the endpoint"),
+    sa.Column('fingerprint', sa.LargeBinary(), nullable=False),
+    sa.Column('headers', sa.JSON(), nullable=True, comment='list of pairs, or a word for usual ones; null when sealed'),
+    sa.Column('body', sa.LargeBinary(), nullable=True, comment='null when it was too large to store'),
+    sa.Column('request', sa.LargeBinary(), nullable=True, comment='of resumable operations, until they end'),
+    sa.Column('tries', sa.Integer(), nullable=True, comment='attempts and tries since a release; null: as attempt'),
+    sa.Column('tried_at', sa.DateTime(timezone=True), nullable=True, comment='by resume'),
+    sa.Column('audit', sa.JSON(), nullable=True, comment='what operators did to it, when and why; no request reads this'),
+    sa.PrimaryKeyConstraint('key'),
+    comment='Idempotency keys and their responses (Flask-Idempotency)',
+    info={'flask_idempotency': True},
+    postgresql_using='heap WITH (fillfactor = 92)'
+    )
+    op.create_index(op.f('ix_idempotency_record_expires_at'), 'idempotency_record', ['expires_at'], unique=False)
+    op.create_index('ix_idempotency_record_leased', 'idempotency_record', ['lease_expires_at'], unique=False, postgresql_where=sa.text('lease_expires_at IS NOT NULL'))
+    op.create_index('ix_idempotency_record_resumable', 'idempotency_record', ['created_at'], unique=False, postgresql_where=sa.text('request IS NOT NULL'))
+    op.create_table('idempotency_record_count',
+    sa.Column('minute', sa.Integer(), autoincrement=False, nullable=False, comment='since 1970, in UTC'),
+    sa.Column('operation', sa.String(length=255), nullable=False),
+    sa.Column('outcome', sa.String(length=16), nullable=False, comment='of requests to the operation'),
+    sa.Column('count', sa.Integer(), nullable=False),
+    sa.PrimaryKeyConstraint('minute', 'operation', 'outcome'),
+    comment='Outcomes of idempotent requests in the last day (Flask-Idempotency)',
+    info={'flask_idempotency': True}
+    )
+    op.create_table('idempotency_record_step',
+    sa.Column('key', sa.LargeBinary(length=23), nullable=False, comment="the record's"),
+    sa.Column('name', sa.String(length=255), nullable=False),
+    sa.Column('attempt', sa.Integer(), nullable=False, comment='that finished it'),
+    sa.Column('created_at', sa.DateTime(timezone=True), nullable=False),
+    sa.Column('result', sa.LargeBinary(), nullable=False, comment='JSON; sealed like responses'),
+    sa.PrimaryKeyConstraint('key', 'name'),
+    comment='Finished steps of idempotent operations (Flask-Idempotency)',
+    info={'flask_idempotency': True}
+    )
+    op.create_table('product',
+    sa.Column('id', sa.Integer(), nullable=False),
+    sa.Column('name', sa.String(), nullable=False),
+    sa.Column('description', sa.String(), nullable=False),
+    sa.Column('price', sa.BigInteger(), nullable=False),
+    sa.Column('stock', sa.Integer(), nullable=False),
+    sa.CheckConstraint('stock >= 0', name='stock'),
+    sa.PrimaryKeyConstraint('id'),
+    sa.UniqueConstraint('name')
+    )
+    op.create_table('order',
+    sa.Column('id', sa.Integer(), nullable=False),
+    sa.Column('account_id', sa.Integer(), nullable=False),
+    sa.Column('product_id', sa.Integer(), nullable=False),
+    sa.Column('quantity', sa.Integer(), nullable=False),
+    sa.Column('amount', sa.BigInteger(), nullable=False),
+    sa.Column('status', sa.String(), nullable=False),
+    sa.Column('charge_id', sa.String(), nullable=True),
+    sa.Column('created_at', sa.DateTime(timezone=True), server_default=sa.text('now()'), nullable=False),
+    sa.ForeignKeyConstraint(['account_id'], ['account.id'], ),
+    sa.ForeignKeyConstraint(['product_id'], ['product.id'], ),
+    sa.PrimaryKeyConstraint('id')
+    )
+    op.create_index('order_of_account', 'order', ['account_id', 'id'], unique=False)
+    op.create_table('payment',
+    sa.Column('id', sa.Integer(), nullable=False),
+    sa.Column('account_id', sa.Integer(), nullable=False),
+    sa.Column('amount', sa.BigInteger(), nullable=False),
+    sa.Column('description', sa.String(), nullable=False),
+    sa.Column('created_at', sa.DateTime(timezone=True), server_default=sa.text('now()'), nullable=False),
+    sa.ForeignKeyConstraint(['account_id'], ['account.id'], ),
+    sa.PrimaryKeyConstraint('id')
+    )
+    op.create_index('payment_of_account', 'payment', ['account_id', 'id'], unique=False)
+
+
+def downgrade() -> None:
+    op.drop_index('payment_of_account', table_name='payment')
+    op.drop_table('payment')
+    op.drop_index('order_of_account', table_name='order')
+    op.drop_table('order')
+    op.drop_table('product')
+    op.drop_table('idempotency_record_step')
+    op.drop_table('idempotency_record_count')
+    op.drop_index('ix_idempotency_record_resumable', table_name='idempotency_record', postgresql_where=sa.text('request IS NOT NULL'))
+    op.drop_index('ix_idempotency_record_leased', table_name='idempotency_record', postgresql_where=sa.text('lease_expires_at IS NOT NULL'))
+    op.drop_index(op.f('ix_idempotency_record_expires_at'), table_name='idempotency_record')
+    op.drop_table('idempotency_record')
+    op.drop_table('account')
