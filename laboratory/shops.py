@@ -23,6 +23,7 @@ from werkzeug.middleware.dispatcher import DispatcherMiddleware
 import example
 from example import card_provider, provider
 from example.models import Order, Payment
+from flask_idempotency import current_operation
 from flask_idempotency.core.records import Claim
 from flask_idempotency.testing.watch import Watch, watched
 from flask_idempotency.web.setup.state import app_state
@@ -103,6 +104,8 @@ def after_commit(_session: Session) -> None:
     """The view has called ``commit()``. Without protection that was the commit."""
     if is_without():
         note("commit", "what was written")
+    elif current_operation and current_operation.steps is None:
+        note("the view’s commit()", "becomes final with the response")
     if asked_for(KILL_AFTER_COMMIT):
         die()
     if asked_for(BE_SLOW):

@@ -177,6 +177,10 @@ class Result:
     def records(self) -> list[Row]:
         return self.after.records[len(self.before.records) :]
 
+    def is_new(self, row: Row) -> bool:
+        """Whether a row of a book was written in this story."""
+        return row in self.payments or row in self.charges
+
     @property
     def alices(self) -> list[int]:
         """The amounts that Alice has paid."""
@@ -253,7 +257,7 @@ def _play(story: Story, lane: Lane, meeting: Meeting, servers: Mapping[str, Any]
     result = Result(
         story, lane, before, after, sorted(moments, key=_when), client.exchanges, began, error
     )
-    if len(client.exchanges) > MANY:
+    if len(client.exchanges) >= MANY:
         result.tally = _tally(client.exchanges)
     result.moments = [*_shortened(result.moments), _last(result)]
     return result
@@ -265,11 +269,18 @@ def _when(moment: Moment) -> float:
 
 def _in_the_shop(lane: Lane, story: str) -> list[Moment]:
     return [
-        Moment(event["at"], "shop", event["what"], event["detail"]) for event in lane.happened(story)
+        Moment(
+            event["at"],
+            "laboratory" if event["what"] == "SIGKILL" else "shop",
+            event["what"],
+            event["detail"],
+        )
+        for event in lane.happened(story)
     ]
 
 
 def _tally(exchanges: list[Exchange]) -> Counter[str]:
+    """What they got, in the plural."""
     return Counter(
         "replays"
         if each.is_replay
@@ -417,8 +428,8 @@ _EACH = (
         TWICE,
         {
             "without": "The first payment was committed when the worker died, so the retry is a second.",
-            "with": "The view's commit was not yet the real one: its payment went with the worker, and the"
-            " retry pays.",
+            "with": "A payment is only committed together with its response, so the first one was undone;"
+            " the retry paid.",
         },
     ),
     Story(
@@ -444,7 +455,8 @@ _EACH = (
         restart_postgres,
         TWICE,
         {
-            "without": "The error looked as if nothing had happened, but the payment was committed.",
+            "without": "The error looked as if nothing had happened, but the payment was committed; the retry"
+            " is a second.",
             "with": "Payment and record were committed together, so the retry finds the response.",
         },
     ),
@@ -464,7 +476,7 @@ _EACH = (
     ),
     Story(
         "provider-charged",
-        "Kill it after the charge",
+        "Kill it after a card charge",
         "Alice orders by card; the provider has charged it, and the worker is killed before it can note"
         " that. The client retries.",
         ("A", "C"),

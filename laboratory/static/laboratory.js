@@ -19,7 +19,10 @@ async function press(form) {
     const lanes = [...document.querySelectorAll(".lane")].map((lane) =>
       `${lane.querySelector("h3").textContent}: ${lane.querySelector(".verdict").textContent.trim()}`);
     said.textContent = lanes.join(" ");
-    document.getElementById("story").scrollIntoView({ block: "nearest" });
+    const verdicts = [...document.querySelectorAll(".verdict")];
+    if (verdicts.some((verdict) => verdict.getBoundingClientRect().bottom > innerHeight)) {
+      document.getElementById("story").scrollIntoView();
+    }
   } catch (error) {
     said.textContent = "No response: is the demo still running?";
     said.classList.remove("hidden");
