@@ -12,13 +12,14 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from laboratory.running import CannotStart, send
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 import servers
 from laboratory.page import create_app
-from laboratory.running import CannotStart, send
+from laboratory.results import Result
 from laboratory.stage import OPERATOR_PASSWORD, Stage, open_stage
-from laboratory.stories import STORIES, Result
+from laboratory.stories import STORIES
 from laboratory.tour import lines
 
 FIRST = "lost-response"  # the headline's story: it has been played when somebody opens the page

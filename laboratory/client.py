@@ -145,11 +145,12 @@ class Client:
 
     def insist(self, request: Callable[[], Exchange]) -> Exchange:
         """Send it until there is a final response, as a client has to. It waits as it is told to."""
+        exchange = request()
         for _ in range(TRIES):
-            exchange = request()
             if exchange.is_final:
-                return exchange
+                break
             time.sleep(float(exchange.header("Retry-After") or 0))
+            exchange = request()
         return exchange
 
     def _headers(self, who: DemoAccount, fault: str | None) -> dict[str, str]:

@@ -52,10 +52,13 @@ class Lane:
 
     def rows(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
         """What a statement gives, on a connection of its own: PostgreSQL may have been restarted."""
-        with closing(psycopg2.connect(self.database)) as connection, connection:
-            with connection.cursor(cursor_factory=RealDictCursor) as cursor:
-                cursor.execute(statement, values)
-                return [dict(row) for row in cursor.fetchall()] if cursor.description else []
+        with (
+            closing(psycopg2.connect(self.database)) as connection,
+            connection,
+            connection.cursor(cursor_factory=RealDictCursor) as cursor,
+        ):
+            cursor.execute(statement, values)
+            return [dict(row) for row in cursor.fetchall()] if cursor.description else []
 
     def balance(self, who: DemoAccount = ALICE) -> int:
         found = self.rows("SELECT balance FROM account WHERE name = %s", (who.name,))

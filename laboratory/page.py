@@ -12,8 +12,9 @@ from flask.typing import ResponseReturnValue
 
 from example.seed import ALICE, BOB
 from laboratory import stories
+from laboratory.results import Result, money, read_books
 from laboratory.stage import OPERATOR_PASSWORD, Stage
-from laboratory.stories import STORIES, Result, money, read_books
+from laboratory.stories import STORIES
 from laboratory.tour import lines
 
 GUARANTEES = Path(__file__).resolve().parent.parent / "docs" / "guarantees.md"
@@ -78,8 +79,7 @@ def create_app(stage: Stage) -> Flask:
     app.add_template_filter(milliseconds)
     app.add_template_global(guarantee)
     app.add_template_global(stories.code_of, "code_of")
-    app.add_template_global(LATEST, "latest")
-    app.add_template_global(SHOWN, "most_requests")
+    app.jinja_env.globals.update(latest=LATEST, most_requests=SHOWN)
     return app
 
 

@@ -1,7 +1,7 @@
-"""The shop as the demo runs it: with what only a demo may do, or without its protection.
+"""The shops as the demo runs them, with what only a demo may do.
 
-``LABORATORY_LANE`` says which. The first is the shop of ``example/`` as it is. The second is the same shop
-with the extension switched off, and with the views of ``without.py`` where a view asks for steps.
+``LABORATORY_LANE`` says which: the shop of ``example/`` as it is, or the same with the extension
+switched off, and with a view of ``without.py`` in place of the one that asks for steps.
 ``LABORATORY_EVENTS`` is a file for what happens in it, a line of JSON each, for the time line.
 """
 
@@ -59,7 +59,7 @@ def is_without() -> bool:
 def create_providers() -> Any:
     """The card provider of each shop, in one process. Each has a ledger of its own."""
     folder = Path(os.environ["LABORATORY_FOLDER"])
-    each = {
+    each: dict[str, Any] = {
         f"/{lane}": card_provider.create_app({"PROVIDER_DATABASE": str(folder / f"{lane}.db")})
         for lane in ("without", "with")
     }
@@ -87,10 +87,10 @@ def die() -> None:
 class Claims(Watch):
     """Notes what the extension does around a view."""
 
-    def claimed(self, claim: Claim, attempt: int) -> None:  # noqa: ARG002
+    def claimed(self, claim: Claim, attempt: int) -> None:
         note("claim", f"attempt {attempt}")
 
-    def completed(self, claim: Claim) -> None:  # noqa: ARG002
+    def completed(self, claim: Claim) -> None:
         note("commit", "what was written, and the response, in one transaction")
 
 
@@ -104,12 +104,20 @@ def after_commit(_session: Session) -> None:
     """The view has called ``commit()``. Without protection that was the commit."""
     if is_without():
         note("commit", "what was written")
-    elif current_operation and current_operation.steps is None:
+    elif is_atomic():
         note("the view’s commit()", "becomes final with the response")
     if asked_for(KILL_AFTER_COMMIT):
         die()
     if asked_for(BE_SLOW):
         time.sleep(SLOW_SECONDS)
+
+
+def is_atomic() -> bool:
+    """Whether an atomic operation is running, which commits with the response."""
+    try:
+        return current_operation.steps is None
+    except RuntimeError:
+        return False
 
 
 def charging(charge: Any) -> Any:

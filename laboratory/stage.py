@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from laboratory.running import CannotStart, gunicorn, make_tables
+
 import servers
 from laboratory.lanes import Lane
-from laboratory.running import CannotStart, gunicorn, make_tables
-from laboratory.stories import MOST, Result, Story, play
+from laboratory.results import Result, play
+from laboratory.stories import MOST, Story
 from servers.watchdog import Watchdog
 
 OPERATOR_PASSWORD = "operator-demo-password"  # public because it is for the demo
@@ -58,8 +60,8 @@ def open_stage() -> Iterator[Stage]:
     The servers are always its own, since two of the stories stop them.
     """
     with contextlib.ExitStack() as stack:
-        postgres = stack.enter_context(servers.postgres(env=None))
-        redis = stack.enter_context(servers.redis(env=None))
+        postgres = stack.enter_context(servers.Postgres())
+        redis = stack.enter_context(servers.Redis())
         folder = stack.enter_context(_folder())
 
         def serve(application: str, name: str, *arguments: str, **environment: str) -> str:

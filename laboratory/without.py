@@ -31,7 +31,7 @@ def create_order() -> ResponseReturnValue:
 
 
 def create_app() -> Flask:
-    """The shop with the extension switched off, so each view runs as if ``@idempotent`` were not there."""
+    """The shop with the extension switched off: each view runs as if it had no ``@idempotent``."""
     app = example.create_app({"IDEMPOTENCY_ENABLED": False})
     app.view_functions["orders.create"] = create_order
     return app
