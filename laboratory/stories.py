@@ -147,7 +147,7 @@ _EACH = (
         lanes(
             (
                 2,
-                "The first request had already paid; the shop cannot know that the second is its retry.",
+                "The first request had already paid; the shop cannot tell that the second is a retry.",
             ),
             (1, "The retry carries the same key, so it got the stored response; nothing ran again."),
         ),
@@ -207,7 +207,7 @@ _EACH = (
             (2, "This shop uses no Redis, and its retry pays again as it always does."),
             (
                 1,
-                "Redis only saves time: PostgreSQL knows the key, so the retry got the stored response.",
+                "Redis only saves time: PostgreSQL knows the key, so the retry got its response.",
             ),
         ),
     ),
@@ -236,7 +236,7 @@ _EACH = (
             (1, "No difference here: a shop that ignores keys cannot mix them up."),
             (
                 1,
-                "A key belongs to an account: Bob got a payment of his own, and never Alice’s response.",
+                "A key belongs to an account: Bob got a payment of his own, not Alice’s response.",
             ),
         ),
         bob_pays=1,
