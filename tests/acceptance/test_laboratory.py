@@ -136,7 +136,7 @@ def test_the_time_line_of_a_killed_worker(client: FlaskClient) -> None:
         "SIGKILL",
         "retry",
         "claim attempt 2",
-        "commit",
+        "commit what",
         "one row",
     )
     places = [line.index(sign) for sign in signs]

@@ -168,9 +168,10 @@ def test_a_second_press_while_a_story_runs_does_nothing(stage: Stage, visit: Pag
 
 @pytest.fixture
 def shopper(chromium: Browser, stage: Stage, lane: str) -> Iterator[Page]:
-    """Alice in the shop of a lane, signed in."""
+    """Alice in the shop of a lane, signed in, on a network that can be slowed down."""
     stage.start_over()
-    context = chromium.new_context(base_url=stage.lane(lane).url)
+    network = stage.lane(lane).network
+    context = chromium.new_context(base_url=network.url)
     page = context.new_page()
     page.set_default_timeout(SECONDS * 1000)
     page.goto("/login")
@@ -179,6 +180,7 @@ def shopper(chromium: Browser, stage: Stage, lane: str) -> Iterator[Page]:
     page.locator("main").get_by_role("button").click()
     page.wait_for_url("**/account")
     yield page
+    network.delay = 0
     context.close()
 
 
@@ -187,8 +189,8 @@ def test_a_double_click_in_the_browser(stage: Stage, shopper: Page, lane: str, t
     shopper.goto("/checkout/1")
     sent = []
     shopper.on("request", lambda request: request.method == "POST" and sent.append(request))
-    button = shopper.locator("main form button")
-    button.dblclick(no_wait_after=True)
+    stage.lane(lane).network.delay = 0.4  # longer than from click to click
+    shopper.locator("main form button").dblclick(delay=60, no_wait_after=True)
     wait_until(lambda: len(stage.lane(lane).payments()) >= times, "the payments are made")
     shopper.wait_for_load_state("networkidle")
     assert len(sent) == 2
