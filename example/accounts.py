@@ -1,18 +1,106 @@
-"""``/accounts/me``: the caller's own account."""
+"""Who is calling: a bearer token (RFC 6750) for the API, a session cookie for the pages."""
 
 from __future__ import annotations
 
-from typing import Any
+import hashlib
 
-from flask import Blueprint, g
+from flask import Blueprint, Request, abort, flash, redirect, render_template, request, url_for
+from flask.typing import ResponseReturnValue
+from flask_login import current_user, login_required, login_user, logout_user
+from flask_wtf import FlaskForm
+from sqlalchemy import select
+from werkzeug.datastructures import WWWAuthenticate
+from werkzeug.security import check_password_hash
+from wtforms import PasswordField, StringField
+from wtforms.validators import InputRequired
 
-from example.auth import sign_in
-from example.models import Account, db
+from example.extensions import db, login_manager
+from example.models import Account, Order, Payment
 
 blueprint = Blueprint("accounts", __name__)
-blueprint.before_request(sign_in)
+
+LATEST = 20  # payments and orders on the account's page
 
 
-@blueprint.get("/accounts/me")
-def show() -> dict[str, Any]:
-    return db.get_or_404(Account, g.account_id).to_dict()
+def digest(token: str) -> bytes:
+    """The stored form of a token. A plain hash is enough for a random token, not for a password."""
+    return hashlib.sha256(token.encode()).digest()
+
+
+def bearer_token(asked: Request) -> str | None:
+    """The token that a request presents."""
+    credentials = asked.authorization
+    return credentials.token if credentials and credentials.type == "bearer" else None
+
+
+@login_manager.request_loader
+def by_token(asked: Request) -> Account | None:
+    token = bearer_token(asked)
+    return token and db.session.scalar(select(Account).where(Account.token_digest == digest(token)))
+
+
+@login_manager.user_loader
+def by_session(account_id: str) -> Account | None:
+    """A token wins over a cookie, so a request is never two accounts at once."""
+    return None if bearer_token(request) else db.session.get(Account, int(account_id))
+
+
+def require_token() -> None:
+    """Let only tokens into the API, before each view and so before each replay.
+
+    No other site can make a browser send one, which is why the API may do without a CSRF token.
+    """
+    if bearer_token(request) is None or not current_user.is_authenticated:
+        abort(401, "Send a known token.", www_authenticate=WWWAuthenticate("bearer"))
+
+
+def scope() -> str | None:
+    """Whose idempotency key it is: the account's. None if nobody is signed in."""
+    return current_user.get_id() if current_user.is_authenticated else None
+
+
+@login_manager.unauthorized_handler
+def ask_to_sign_in() -> ResponseReturnValue:
+    """A page leads to the sign-in. A form stays where it is: a redirect would lose it, and its key."""
+    if request.method == "GET":
+        return redirect(url_for("accounts.login", next=request.path))
+    abort(401, "You are signed out. Sign in in another tab first.")
+
+
+class LoginForm(FlaskForm):
+    name = StringField("Name", [InputRequired()])
+    password = PasswordField("Password", [InputRequired()])
+
+
+@blueprint.route("/login", methods=["GET", "POST"])
+def login() -> ResponseReturnValue:
+    form = LoginForm()
+    if form.validate_on_submit():
+        account = db.session.scalar(select(Account).where(Account.name == form.name.data))
+        if account and check_password_hash(account.password_hash, form.password.data or ""):
+            login_user(account)
+            return redirect(_own_page(request.args.get("next")), 303)
+        flash("The name or the password is wrong.")
+    return render_template("login.html", form=form), 200 if request.method == "GET" else 401
+
+
+def _own_page(path: str | None) -> str:
+    """Where to go after the sign-in, if it is a page of ours: not ``//elsewhere.example``."""
+    ours = path and path.startswith("/") and not path.startswith(("//", "/\\"))
+    return path if ours else url_for("accounts.show")
+
+
+@blueprint.post("/logout")
+def logout() -> ResponseReturnValue:
+    logout_user()
+    return redirect(url_for("products.index"), 303)
+
+
+@blueprint.get("/account")
+@login_required
+def show() -> str:
+    def latest(model: type[Payment] | type[Order]) -> list[Payment | Order]:
+        mine = select(model).where(model.account_id == current_user.id)
+        return list(db.session.scalars(mine.order_by(model.id.desc()).limit(LATEST)))
+
+    return render_template("account.html", payments=latest(Payment), orders=latest(Order))

@@ -4,50 +4,77 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from flask import Flask, g
+from flask import Flask
 from sqlalchemy.engine import make_url
 from werkzeug.exceptions import HTTPException
 
-from example import accounts, pages, payments, seed
-from example.auth import operator
-from example.errors import as_problem
-from example.extensions import idempotency
-from example.models import db
+from example import accounts, errors, orders, payments, products, seed
+from example.extensions import csrf, db, idempotency, login_manager, migrate
 
-# A view that hangs must not hold an account's row forever. gunicorn cannot end one thread, so the
-# database ends the transaction: after 10 s in one statement, or 30 s between two.
-_LIMITS = "-c statement_timeout=10s -c idle_in_transaction_session_timeout=30s"
+PAGES = (products, accounts)  # for browsers, which sign in by a form
+API = (payments, orders)  # for programs, which send a token
+
+# A silent server must not hold a request for ever, and a view that hangs must not hold an account's row:
+# the database ends the transaction after 10 s in one statement, or 30 s between two.
+_ENGINE = {
+    "pool_size": 8,  # one for each thread of a worker: see gunicorn.conf.py
+    "max_overflow": 0,
+    "pool_timeout": 5,  # seconds
+    "pool_pre_ping": True,  # after a restart of PostgreSQL, no page fails on a stale connection
+    "connect_args": {
+        "connect_timeout": 3,  # seconds
+        "tcp_user_timeout": 5000,  # milliseconds
+        "keepalives_idle": 5,
+        "keepalives_interval": 1,
+        "keepalives_count": 3,
+        "options": "-c statement_timeout=10s -c idle_in_transaction_session_timeout=30s",
+    },
+}
 
 
 def create_app(config: Mapping[str, Any] | None = None) -> Flask:
-    """The shop, configured by ``DATABASE_URL`` and ``REDIS_URL`` (optional); ``config`` wins."""
+    """The shop, configured by the environment (see the README); ``config`` wins."""
     app = Flask(__name__)
     app.config.update(
         SQLALCHEMY_DATABASE_URI=_database_url(),
-        SQLALCHEMY_ENGINE_OPTIONS={
-            # After a restart of Postgres, no request fails on a stale connection.
-            "pool_pre_ping": True,
-            "connect_args": {"options": _LIMITS},
-        },
-        IDEMPOTENCY_REDIS_URL=os.environ.get("REDIS_URL") or None,
-        # Both are for the operator's page: the one signs its forms, the other lets in.
+        SQLALCHEMY_ENGINE_OPTIONS=_ENGINE,
         SECRET_KEY=os.environ.get("SECRET_KEY"),
+        # A page of another site cannot use the cookie; it needs TLS, except on a developer's machine.
+        SESSION_COOKIE_SAMESITE="Lax",
+        SESSION_COOKIE_SECURE=os.environ.get("BEHIND_TLS") == "1",
+        WTF_CSRF_TIME_LIMIT=None,  # as long as the session: a form may stay open for a day
+        MAX_CONTENT_LENGTH=1024 * 1024,
+        IDEMPOTENCY_REDIS_URL=os.environ.get("REDIS_URL") or None,
+        # Requests that `resume` sends again hold tokens and cards, so they are encrypted where they lie.
+        IDEMPOTENCY_ENCRYPTION_KEYS=os.environ.get("ENCRYPTION_KEYS", "").split() or None,
         OPERATOR_PASSWORD=os.environ.get("OPERATOR_PASSWORD"),
+        PROVIDER_URL=os.environ.get("PROVIDER_URL", "http://127.0.0.1:8001"),
+        WEBHOOK_SECRET=os.environ.get("WEBHOOK_SECRET"),
     )
     app.config.update(config or {})
-    if not app.config["SQLALCHEMY_DATABASE_URI"]:
-        raise RuntimeError("DATABASE_URL is missing: postgresql+psycopg2://user@host/database")
+    for name, variable in ("SQLALCHEMY_DATABASE_URI", "DATABASE_URL"), ("SECRET_KEY", "SECRET_KEY"):
+        if not app.config[name]:
+            raise RuntimeError(f"{variable} is missing: see example/README.md")
     db.init_app(app)
-    idempotency.init_app(app, db, scope=lambda: g.account_id)
-    for part in (accounts, payments, pages):
+    migrate.init_app(app, db, directory=str(Path(__file__).parent / "migrations"))
+    login_manager.init_app(app)
+    csrf.init_app(app)
+    idempotency.init_app(app, db, scope=accounts.scope)
+    for part in (*PAGES, *API):
         app.register_blueprint(part.blueprint)
-    console = idempotency.console_blueprint(authorize=operator)
-    app.register_blueprint(console, url_prefix="/operations")
-    app.register_error_handler(HTTPException, as_problem)
+    for part in API:
+        csrf.exempt(part.blueprint)
+    app.register_error_handler(HTTPException, errors.as_response)
+    app.add_template_filter(money)
     app.cli.add_command(seed.command)
     return app
+
+
+def money(cents: int) -> str:
+    return f"€ {cents / 100:,.2f}"
 
 
 def _database_url() -> str | None:

@@ -1,10 +1,9 @@
-"""Errors as the API shows them: RFC 9457, like those of Flask-Idempotency."""
+"""Errors: RFC 9457 for programs, like those of Flask-Idempotency, and a page for people."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from flask import json
+from flask import json, render_template, request
+from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import HTTPException
 
 
@@ -20,8 +19,18 @@ class InsufficientFunds(HTTPException):
     description = "The account does not hold as much."
 
 
-def as_problem(error: HTTPException) -> Any:
+class SoldOut(HTTPException):
+    """There is not as much in stock. 400 for the same reason."""
+
+    code = 400
+    description = "There are not as many left."
+
+
+def as_response(error: HTTPException) -> ResponseReturnValue:
     """The error handler for every error that has a status."""
+    kinds = ("application/problem+json", "text/html")  # the first for clients that take anything
+    if request.accept_mimetypes.best_match(kinds) == "text/html":
+        return render_template("error.html", title=error.name, text=error.description), error.code or 500
     response = error.get_response()
     members = {"title": error.name, "status": error.code, "detail": error.description}
     response.data = json.dumps(members)

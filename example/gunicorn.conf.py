@@ -2,10 +2,12 @@
 """How gunicorn runs the shop: ``gunicorn -c example/gunicorn.conf.py "example:create_app()"``.
 
 No tables are created here or in ``create_app``: several workers would do it at the same time. Run
-``flask --app example seed``, or a migration, before the start.
+``flask --app example db upgrade`` before the start.
 """
 
 import os
+import shutil
+import tempfile
 
 # Only this machine can connect; a proxy in front does TLS.
 bind = f"127.0.0.1:{os.environ.get('PORT', '8000')}"
@@ -13,8 +15,8 @@ bind = f"127.0.0.1:{os.environ.get('PORT', '8000')}"
 # At least two, so that a dead worker does not take the shop down; more for more cores.
 workers = int(os.environ.get("WEB_CONCURRENCY", "2"))
 
-# Threads, because requests mostly wait for Postgres. 8 stay below the 15 connections of SQLAlchemy's
-# pool (5, and 10 more under load): each request holds one, so no thread ever waits for another's.
+# Threads, because requests mostly wait for PostgreSQL. As many as the pool in app.py has connections:
+# a request holds one at a time, so no thread ever waits for another's.
 worker_class = "gthread"
 threads = 8
 
@@ -23,11 +25,11 @@ threads = 8
 preload_app = True
 
 # gunicorn kills a worker whose heartbeat stops for this long. With threads, a slow view does not stop
-# it; the time limits that create_app sets in the database bound a view.
+# it; the time limits in the database and those of the card provider's client bound a view.
 timeout = 30
 
 # On SIGTERM, requests get this long to finish: more than any view needs. A request that is cut off
-# anyway is rolled back, and its retry runs the view.
+# anyway is rolled back, and its retry runs the view; an order is taken up where it was.
 graceful_timeout = 20
 
 # Longer than a client pauses between two requests, shorter than a proxy keeps idle connections.
@@ -35,3 +37,21 @@ keepalive = 5
 
 # A socket for gunicornc would be one more thing in the home folder, and nobody here uses it.
 control_socket_disable = True
+
+# The workers add their metrics up through files in a folder, which is empty at each start. It has to be
+# known before anything imports prometheus_client.
+_metrics = None
+if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:  # it is, when gunicorn reads this file again
+    _metrics = os.environ["PROMETHEUS_MULTIPROC_DIR"] = tempfile.mkdtemp(prefix="shop-metrics-")
+
+from prometheus_client import multiprocess  # noqa: E402
+
+
+def child_exit(_server, worker):
+    """A worker is gone: its gauges count no more."""
+    multiprocess.mark_process_dead(worker.pid)
+
+
+def on_exit(_server):
+    if _metrics:
+        shutil.rmtree(_metrics, ignore_errors=True)

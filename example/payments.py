@@ -1,20 +1,22 @@
-"""``/payments``: pay, list, refund. Every view that moves money is idempotent."""
+"""``/payments``: pay from the balance, alone or many at once, and list what was paid."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from flask import Blueprint, abort, g, request, url_for
+from flask import Blueprint, abort, request, url_for
+from flask.typing import ResponseReturnValue
+from flask_login import current_user
 from sqlalchemy import select
 
-from example.auth import sign_in
+from example.accounts import require_token
 from example.errors import InsufficientFunds
-from example.extensions import idempotency
-from example.models import Payment, Refund, db, lock_account
+from example.extensions import db, idempotency
+from example.models import Account, Payment
 from flask_idempotency import ItemResult, idempotent
 
 blueprint = Blueprint("payments", __name__, url_prefix="/payments")
-blueprint.before_request(sign_in)
+blueprint.before_request(require_token)
 
 MOST = 1_000_000_00  # cents; no payment of this shop is larger, so more is a mistake
 PAGE = 20  # payments in one list
@@ -23,7 +25,7 @@ MOST_ITEMS = 1000  # payments in one call, and so in one transaction
 
 @blueprint.post("")
 @idempotent
-def pay() -> Any:
+def pay() -> ResponseReturnValue:
     payment = make_payment(request.get_json())
     location = url_for("payments.show", payment_id=payment["id"])
     return payment, 201, {"Location": location}
@@ -31,7 +33,7 @@ def pay() -> Any:
 
 @blueprint.post("/batch")
 @idempotent
-def pay_many() -> Any:
+def pay_many() -> ResponseReturnValue:
     """Many payments, each with a key of its own: those that were made before are not made again."""
     body = request.get_json()
     items = body.get("payments") if isinstance(body, dict) else None
@@ -52,7 +54,7 @@ def _shown(result: ItemResult) -> dict[str, Any]:
 
 def make_payment(body: Any) -> dict[str, Any]:
     """Move the money. Raises 400 for a wrong amount, and 402 if there is not enough."""
-    amount = read_amount(body)
+    amount = _amount_of(body)
     account = lock_account()
     if account.balance < amount:
         raise InsufficientFunds
@@ -64,45 +66,35 @@ def make_payment(body: Any) -> dict[str, Any]:
     return payment.to_dict()
 
 
+def _amount_of(body: Any) -> int:
+    """``amount`` of a JSON body, in cents."""
+    amount = body.get("amount") if isinstance(body, dict) else None
+    if type(amount) is not int or not 1 <= amount <= MOST:
+        abort(400, f"amount must be a number of cents from 1 to {MOST}.")
+    return amount
+
+
+def lock_account() -> Account:
+    """The caller's account, locked until the transaction ends.
+
+    Two different payments wait for each other here, so neither reads a balance that the other is about
+    to change. ``populate_existing`` because the session may know an older balance.
+    """
+    mine = select(Account).where(Account.id == current_user.id).with_for_update()
+    return db.session.scalars(mine, execution_options={"populate_existing": True}).one()
+
+
 @blueprint.get("")
 def latest() -> dict[str, Any]:
-    mine = select(Payment).where(Payment.account_id == g.account_id)
+    mine = select(Payment).where(Payment.account_id == current_user.id)
     newest = db.session.scalars(mine.order_by(Payment.id.desc()).limit(PAGE))
     return {"payments": [payment.to_dict() for payment in newest]}
 
 
 @blueprint.get("/<int:payment_id>")
 def show(payment_id: int) -> dict[str, Any]:
-    return find(payment_id).to_dict()
-
-
-@blueprint.post("/<int:payment_id>/refunds")
-@idempotent
-def refund(payment_id: int) -> Any:
-    amount = read_amount(request.get_json())
-    account = lock_account()
-    payment = find(payment_id)
-    if amount > payment.amount - payment.refunded:
-        abort(400, "No more can be refunded than was paid.")
-    payment.refunded += amount
-    account.balance += amount
-    refund = Refund(payment_id=payment.id, amount=amount)
-    db.session.add(refund)
-    db.session.commit()
-    return refund.to_dict(), 201
-
-
-def find(payment_id: int) -> Payment:
     """One of the caller's payments; 404 for anybody else's."""
     payment = db.session.get(Payment, payment_id)
-    if payment is None or payment.account_id != g.account_id:
+    if payment is None or payment.account_id != current_user.id:
         abort(404, "You have no such payment.")
-    return payment
-
-
-def read_amount(body: Any) -> int:
-    """``amount`` of a JSON body, in cents."""
-    amount = body.get("amount") if isinstance(body, dict) else None
-    if type(amount) is not int or not 1 <= amount <= MOST:
-        abort(400, f"amount must be a number of cents from 1 to {MOST}.")
-    return amount
+    return payment.to_dict()

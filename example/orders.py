@@ -1,0 +1,104 @@
+"""``/orders``: buy by card. The charge is made by another service, which no database can roll back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flask import Blueprint, abort, request, url_for
+from flask.typing import ResponseReturnValue
+from flask_login import current_user
+
+from example import provider
+from example.accounts import require_token
+from example.extensions import db
+from example.models import Order
+from example.products import MOST, restock, take
+from flask_idempotency import current_operation, idempotent
+
+blueprint = Blueprint("orders", __name__, url_prefix="/orders")
+blueprint.before_request(require_token)
+
+# Seconds until a retry may go on where a dead worker stopped. While a view runs, its heartbeat renews
+# the lease, so this may be shorter than the provider's time-out.
+LEASE = 5
+
+
+# If the client never comes back, `flask idempotency resume` finishes what it began, as this account.
+@blueprint.post("")
+@idempotent(
+    atomic=False, lease=LEASE, heartbeat=True, on_interrupted="retry", resumable=["Authorization"]
+)
+def create() -> ResponseReturnValue:
+    product_id, quantity, card = _read(request.get_json())
+    operation = current_operation
+    order = operation.step("reserve", reserve, product_id, quantity, atomic=True)
+    charge = operation.step(
+        "charge",
+        provider.charge,
+        order["amount"],
+        order["reference"],
+        operation.derive_key("charge"),
+        card=card,
+    )
+    if charge is None:
+        operation.step("give back", give_back, order["id"], atomic=True)
+        abort(402, "The card was declined.")
+    confirmed = operation.step("confirm", confirm, order["id"], charge["id"], atomic=True)
+    return confirmed, 201, {"Location": url_for("orders.show", order_id=order["id"])}
+
+
+def reserve(product_id: int, quantity: int) -> dict[str, Any]:
+    """An order, and its goods out of stock."""
+    product = take(product_id, quantity)
+    order = Order(
+        account_id=current_user.id,
+        product_id=product.id,
+        quantity=quantity,
+        amount=product.price * quantity,
+    )
+    db.session.add(order)
+    db.session.commit()
+    return {"id": order.id, "amount": order.amount, "reference": order.reference}
+
+
+def confirm(order_id: int, charge_id: str) -> dict[str, Any]:
+    """Note the charge. The provider's event may have come first, and knows more."""
+    order = lock(order_id)
+    order.charge_id = charge_id
+    if order.status == "reserved":
+        order.status = "confirmed"
+    db.session.commit()
+    return order.to_dict()
+
+
+def give_back(order_id: int) -> None:
+    """The card was declined: the goods are for others."""
+    order = lock(order_id)
+    order.status = "declined"
+    restock(order.product_id, order.quantity)
+    db.session.commit()
+
+
+def lock(order_id: int) -> Order:
+    """The order as it is now, locked until the transaction ends."""
+    return db.session.get_one(Order, order_id, with_for_update=True, populate_existing=True)
+
+
+def _read(body: Any) -> tuple[int, int, str]:
+    """Product, quantity and card of a JSON body."""
+    sent = body if isinstance(body, dict) else {}
+    product_id, quantity, card = sent.get("product"), sent.get("quantity", 1), sent.get("card")
+    if type(product_id) is not int or type(card) is not str:
+        abort(400, "An order needs a product, which is a number, and a card, which is a text.")
+    if type(quantity) is not int or not 1 <= quantity <= MOST:
+        abort(400, f"quantity must be a number from 1 to {MOST}.")
+    return product_id, quantity, card
+
+
+@blueprint.get("/<int:order_id>")
+def show(order_id: int) -> dict[str, Any]:
+    """One of the caller's orders; 404 for anybody else's."""
+    order = db.session.get(Order, order_id)
+    if order is None or order.account_id != current_user.id:
+        abort(404, "You have no such order.")
+    return order.to_dict()
