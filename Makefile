@@ -14,8 +14,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .NOTPARALLEL:
 .PHONY: demo test test-the-tests lowest newest lint docs bench faults differential real poolers agents test-browser clean help
 
-demo: $(VENV)/.has-test  ## run the example shop with a real PostgreSQL and Redis
-	@$(RUN) example.demo $(ARGS)
+demo: $(VENV)/.has-test  ## break things in a shop with the extension, and in one without: a page to press on
+	@$(RUN) laboratory $(ARGS)
 
 # All of them in four processes: most wait for servers and workers to start, die and come back.
 test: $(VENV)/.has-test  ## run the tests, or some: make test ARGS="tests/unit -x"
@@ -69,7 +69,7 @@ agents:  ## test with agents for tracing and the MCP SDK, in an environment of t
 	@build/agents/bin/python -m pip install -qq --upgrade -r tests/agents/requirements.txt
 	@build/agents/bin/python -m pytest -q tests/agents $(ARGS)
 
-test-browser: $(VENV)/.has-test  ## test the operator's page in a Chromium, which must be installed
+test-browser: $(VENV)/.has-test  ## test the operator's page and the demo's in a Chromium, which must be installed
 	@$(RUN) pytest -q tests/browser $(ARGS)
 
 clean:  ## remove all that was made here, .venv too

@@ -1,4 +1,4 @@
-"""``python -m example.demo``: it works, and nothing of it is left."""
+"""``python -m laboratory``: it works, and nothing of it is left."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
+import requests
+from laboratory.running import ROOT
 
 import servers
-from example.demo import ROOT
+from laboratory.stories import STORIES
+
+KINDS = {"postgres", "redis", "gunicorn", "laboratory"}
 
 
 class Traces:
@@ -50,7 +54,7 @@ class Traces:
 
     @property
     def kinds(self) -> set[str]:
-        """Of the folders: "postgres", "redis", "gunicorn"."""
+        """Of the folders: see ``KINDS``."""
         return {folder.name.split("-")[1] for folder in self.folders}
 
     def left(self) -> list[object]:
@@ -63,7 +67,7 @@ def demo(
     *arguments: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], Traces]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "example.demo", *arguments],
+        [sys.executable, "-m", "laboratory", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -94,11 +98,13 @@ def read_until(process: subprocess.Popen[str], sign: str) -> list[str]:
 
 def test_the_check_passes_and_leaves_nothing() -> None:
     with demo("--check") as (process, traces):
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=110)
     assert process.returncode == 0, output
     assert "Idempotent-Replayed: true" in output
+    told = [line.partition(" — ")[0] for line in output.splitlines() if " — " in line]
+    assert told == [story.button for story in STORIES.values()]
     assert output.rstrip().endswith("All as expected.")
-    assert {"postgres", "redis", "gunicorn"} <= traces.kinds
+    assert traces.kinds >= KINDS
     assert traces.left() == []
 
 
@@ -108,11 +114,15 @@ def test_however_it_is_stopped_nothing_is_left(number: signal.Signals) -> None:
     with demo("--port", str(port)) as (process, traces):
         lines = read_until(process, "Ctrl-C")
         commands = [shlex.split(line) for line in lines if line.startswith("curl")]
+        answer = requests.get(f"http://127.0.0.1:{port}", timeout=30)
         process.send_signal(number)
         output, _ = process.communicate(timeout=60)
     assert process.returncode == (-number if number == signal.SIGKILL else 0), output
-    assert [urlsplit(command[2]).port for command in commands] == [port] * 3
-    assert {"postgres", "redis", "gunicorn"} <= traces.kinds
+    assert f"Open http://127.0.0.1:{port} in a browser." in lines
+    assert "Did Alice pay twice?" in answer.text
+    assert all(command[2] in answer.text for command in commands)
+    assert [urlsplit(command[2]).path for command in commands] == ["/payments"] * 3
+    assert traces.kinds >= KINDS
     assert traces.left() == []
     socket.create_server(("127.0.0.1", port)).close()
 

@@ -1,0 +1,37 @@
+// Without this file each button is a form, and the page comes back. With it, the page stays where it is.
+const said = document.getElementById("said");
+let busy = false;
+
+async function press(form) {
+  const button = form.querySelector("button");
+  busy = true;
+  button.setAttribute("aria-busy", "true");
+  said.textContent = `${button.textContent}: running in both lanes`;
+  try {
+    const answer = await fetch(form.action, { method: "POST" });
+    if (!answer.ok) throw new Error(answer.status);
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    for (const part of ["#story", ".buttons"]) {
+      document.querySelector(part).replaceWith(document.adoptNode(page.querySelector(part)));
+    }
+    const again = document.querySelector(`form[action="${form.getAttribute("action")}"] button`);
+    again.focus({ preventScroll: true });
+    const lanes = [...document.querySelectorAll(".lane")].map((lane) =>
+      `${lane.querySelector("h3").textContent}: ${lane.querySelector(".verdict").textContent.trim()}`);
+    said.textContent = lanes.join(" ");
+    const verdicts = [...document.querySelectorAll(".verdict")];
+    if (verdicts.some((verdict) => verdict.getBoundingClientRect().bottom > innerHeight)) {
+      document.getElementById("story").scrollIntoView();
+    }
+  } catch (error) {
+    said.textContent = "No response: is the demo still running?";
+    said.classList.remove("hidden");
+    button.removeAttribute("aria-busy");
+  }
+  busy = false;
+}
+
+document.addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (!busy) press(event.target);
+});

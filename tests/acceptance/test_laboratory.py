@@ -1,0 +1,229 @@
+"""The laboratory's page without a browser. What happened is read from the books, not from the page."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from html import unescape
+from typing import Any
+
+import psycopg2
+import pytest
+import requests
+from flask.testing import FlaskClient
+
+import example
+from example.seed import ALICE, BOB
+from laboratory.page import create_app, guarantee
+from laboratory.shops import FAULT, KILL_AFTER_COMMIT
+from laboratory.stage import Stage, open_stage
+from laboratory.stories import MANY, STORIES, code_of
+from tests.acceptance.conftest import Shop
+
+NAMES = (
+    "pay",
+    "lost-response",
+    "double-click",
+    "stampede",
+    "other-amount",
+    "kill-worker",
+    "stop-redis",
+    "restart-postgres",
+    "bob",
+    "provider-charged",
+)
+
+# Cents that Alice and Bob have paid from their balances, and what the provider has charged.
+WITHOUT = {
+    "pay": ([1250], [], []),
+    "lost-response": ([1250] * 2, [], []),
+    "double-click": ([1250] * 2, [], []),
+    "stampede": ([1250] * MANY, [], []),
+    "other-amount": ([1250, 9900], [], []),
+    "kill-worker": ([1250] * 2, [], []),
+    "stop-redis": ([1250] * 2, [], []),
+    "restart-postgres": ([1250] * 2, [], []),
+    "bob": ([1250], [1250], []),
+    "provider-charged": ([], [], [1250] * 2),
+}
+WITH = {
+    **{name: ([1250], [], []) for name in NAMES},
+    "bob": ([1250], [1250], []),
+    "provider-charged": ([], [], [1250]),
+}
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    with open_stage() as stage:
+        yield stage
+
+
+@pytest.fixture
+def client(stage: Stage) -> FlaskClient:
+    client = create_app(stage).test_client()
+    client.post("/reset", base_url="http://127.0.0.1")
+    return client
+
+
+def press(client: FlaskClient, path: str) -> str:
+    """The page, as text, after a press."""
+    answer = client.post(path, base_url="http://127.0.0.1", follow_redirects=True)
+    assert answer.status_code == 200
+    return seen(answer.text)
+
+
+def look(client: FlaskClient) -> str:
+    return seen(client.get("/", base_url="http://127.0.0.1").text)
+
+
+def seen(html: str) -> str:
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
+
+
+def books(stage: Stage, name: str) -> tuple[Any, ...]:
+    """What both databases and the provider's ledger say, read here."""
+    lane = stage.lane(name)
+    paid: dict[str, list[int]] = {ALICE.name: [], BOB.name: []}
+    with closing(psycopg2.connect(lane.database)) as connection, connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT account.name, amount FROM payment JOIN account ON account.id = account_id"
+            " ORDER BY payment.id"
+        )
+        for who, amount in cursor.fetchall():
+            paid[who].append(amount)
+        cursor.execute("SELECT name, balance FROM account")
+        assert {who: 500_000 - sum(amounts) for who, amounts in paid.items()} == dict(cursor.fetchall())
+        cursor.execute('SELECT count(*) FROM "order" WHERE charge_id IS NOT NULL')
+        assert cursor.fetchone()[0] <= 1
+    with closing(sqlite3.connect(lane.ledger)) as ledger:
+        charges = [amount for (amount,) in ledger.execute("SELECT amount FROM charge")]
+    return paid[ALICE.name], paid[BOB.name], charges
+
+
+def test_the_buttons_stand_in_the_order_of_the_drawing(client: FlaskClient) -> None:
+    page = client.get("/", base_url="http://127.0.0.1").text
+    assert re.findall(r'action="/stories/([\w-]+)"', page) == list(STORIES) == list(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_press_tells_the_same_story(stage: Stage, client: FlaskClient, name: str) -> None:
+    for _ in range(2):
+        press(client, "/reset")
+        page = press(client, f"/stories/{name}")
+        assert books(stage, "without") == WITHOUT[name]
+        assert books(stage, "with") == WITH[name]
+        assert "not what the story tells" not in page
+        story = STORIES[name]
+        assert story.told in page
+        for times, because in story.lanes.values():
+            assert because in page
+            assert (
+                f"Alice paid {'twice' if times == 2 else '' if times == 1 else f'{times} times'}"
+                in page
+            )
+        assert all(guarantee(number) in page for number in story.guarantees)
+
+
+def test_the_time_line_of_a_killed_worker(client: FlaskClient) -> None:
+    page = press(client, "/stories/kill-worker").partition("With Flask-Idempotency")[2]
+    line = page[page.index("Time line") :]
+    signs = (
+        "claim attempt 1",
+        "write a row",
+        "SIGKILL",
+        "retry",
+        "claim attempt 2",
+        "commit what",
+        "one row",
+    )
+    places = [line.index(sign) for sign in signs]
+    assert places == sorted(places)
+    assert len(re.findall(r"[\d,]+ ms", line)) >= len(signs)
+
+
+def test_a_stampede_is_counted(client: FlaskClient) -> None:
+    without, _, protected = press(client, "/stories/stampede").partition("With Flask-Idempotency")
+    assert f"{MANY} payments made" in without
+    assert f"1 payment made {MANY - 1} replays" in protected
+
+
+def test_money_that_is_used_up_starts_both_lanes_over(stage: Stage, client: FlaskClient) -> None:
+    stage.lane("without").rows("UPDATE account SET balance = 100")
+    page = press(client, "/stories/pay")
+    assert "started over first" in page
+    assert books(stage, "without") == books(stage, "with") == ([1250], [], [])
+
+
+def test_start_over_resets_both_lanes(stage: Stage, client: FlaskClient) -> None:
+    press(client, "/stories/pay")
+    page = press(client, "/reset")
+    assert page.count("Nothing has happened yet") >= 2
+    for lane in "without", "with":
+        assert books(stage, lane) == ([], [], [])
+        assert stage.lane(lane).records() == stage.lane(lane).orders() == []
+
+
+def test_the_page_comes_back_with_what_was_shown_last(client: FlaskClient) -> None:
+    press(client, "/stories/pay")
+    assert STORIES["pay"].told in look(client)
+
+
+def test_requests_record_and_code_are_there_to_unfold(client: FlaskClient) -> None:
+    page = press(client, "/stories/lost-response")
+    for text in (
+        "Idempotent-Replayed: true",
+        "Idempotency-Key:",
+        "No response: the connection was reset.",
+        "Record in idempotency_record",
+        "nothing here remembers the key",
+        "def make_payment(body: Any)",
+        "example/payments.py",
+    ):
+        assert text in page
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_code_shown_differs_by_the_extension(name: str) -> None:
+    story = STORIES[name]
+    assert "@idempotent" in code_of(story, "with").text
+    assert "idempotent" not in code_of(story, "without").text
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "http://127.0.0.1"}, 303),
+        ({"Origin": "http://elsewhere.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "elsewhere.example"}, 400),
+    ],
+)
+def test_no_other_site_presses_a_button(client: FlaskClient, headers: Any, status: int) -> None:
+    answer = client.post("/reset", base_url="http://127.0.0.1", headers=headers)
+    assert answer.status_code == status
+
+
+def test_nothing_is_loaded_from_elsewhere(client: FlaskClient) -> None:
+    answer = client.get("/", base_url="http://127.0.0.1")
+    assert answer.headers["Content-Security-Policy"].startswith("default-src 'self'")
+    loaded = re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="([^"]+)"', answer.text)
+    assert loaded
+    assert all(path.startswith("/static/") for path in loaded)
+
+
+def test_the_shop_itself_has_no_dangerous_button(shop: Shop, key: str) -> None:
+    """Deployed by its own gunicorn file, it does nothing when the laboratory's header asks for it."""
+    body = {"amount": 100}
+    headers = {
+        "Authorization": f"Bearer {ALICE.token}",
+        "Idempotency-Key": key,
+        FAULT: KILL_AFTER_COMMIT,
+    }
+    answer = requests.post(f"{shop.url}/payments", json=body, headers=headers, timeout=30)
+    assert answer.status_code == 201
+    app = example.create_app({"SQLALCHEMY_DATABASE_URI": shop.database_url, "SECRET_KEY": "secret"})
+    rules = " ".join(rule.rule for rule in app.url_map.iter_rules())
+    assert not re.search(r"kill|stop|restart|reset|stories", rules)

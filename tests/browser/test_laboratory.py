@@ -1,0 +1,231 @@
+"""The laboratory as a visitor uses it. The books are read from both databases, never from the page."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+from werkzeug.serving import make_server
+
+from example.seed import ALICE
+from laboratory.page import create_app
+from laboratory.stage import Stage, open_stage
+from laboratory.stories import STORIES
+from tests.acceptance.test_laboratory import NAMES, WITH, WITHOUT, books
+from tests.browser.conftest import DARK, LIGHT
+from tests.browser.test_console import RULES
+from tests.waiting import wait_until
+
+PRICE = 1250
+SECONDS = 60  # for a story; it takes a few, on a machine that has nothing else to do
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    with open_stage() as stage:
+        yield stage
+
+
+@pytest.fixture
+def laboratory(stage: Stage) -> Iterator[str]:
+    stage.start_over()
+    server = make_server("127.0.0.1", 0, create_app(stage), threaded=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def height() -> int:
+    return 800
+
+
+@pytest.fixture
+def scripts() -> bool:
+    return True
+
+
+@pytest.fixture
+def visit(
+    chromium: Browser, laboratory: str, scheme: Any, width: int, height: int, scripts: bool
+) -> Iterator[Page]:
+    """The laboratory's page. Anything on its console, and any request to elsewhere, fails the test."""
+    context = chromium.new_context(
+        base_url=laboratory,
+        color_scheme=scheme,
+        java_script_enabled=scripts,
+        viewport={"width": width, "height": height},
+    )
+    page = context.new_page()
+    page.set_default_timeout(SECONDS * 1000)
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda sent: sent.url.startswith(laboratory) or said.append(sent.url))
+    page.goto("/")
+    yield page
+    context.close()
+    # axe asks for the page's own script in its way, which the policy refuses.
+    assert [text for text in said if "script-src" not in text] == []
+
+
+def press(page: Page, name: str) -> None:
+    """Press a story's button, and wait for its end."""
+    story = STORIES[name]
+    page.get_by_role("button", name=story.button, exact=True).click()
+    expect(page.locator("button[aria-current]")).to_have_text(story.button, timeout=SECONDS * 1000)
+
+
+def no_faults(page: Page) -> None:
+    faults = Axe().run(page, options=RULES).response["violations"]
+    assert [(fault["id"], fault["nodes"][0]["html"]) for fault in faults] == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_button(stage: Stage, visit: Page, width: int, name: str) -> None:
+    press(visit, name)
+    assert books(stage, "without") == WITHOUT[name]
+    assert books(stage, "with") == WITH[name]
+    verdicts = visit.locator(".verdict")
+    for lane, verdict in zip(("without", "with"), verdicts.all(), strict=True):
+        times, because = STORIES[name].lanes[lane]
+        expect(verdict).to_contain_text(because)
+        kind = "once" if times == 1 else "twice"
+        assert verdict.get_attribute("class") == f"verdict {kind}"
+        expect(visit.get_by_role("status")).to_contain_text(verdict.locator("strong").inner_text())
+    assert visit.evaluate("document.documentElement.scrollWidth") <= width
+    assert verdicts.first.bounding_box()["y"] < 800
+
+
+@pytest.mark.parametrize("scheme", [LIGHT, DARK])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_axe_finds_nothing(visit: Page, scheme: str, width: int) -> None:
+    no_faults(visit)
+    press(visit, "kill-worker")
+    for summary in visit.locator(".lane summary").all():
+        if summary.is_visible():
+            summary.click()
+    no_faults(visit)
+
+
+@pytest.mark.parametrize("width", [320])
+def test_it_is_no_wider_than_a_small_phone(visit: Page, width: int) -> None:
+    press(visit, "provider-charged")
+    visit.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    assert visit.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_by_keyboard_alone(stage: Stage, visit: Page) -> None:
+    button = visit.get_by_role("button", name=STORIES["lost-response"].button)
+    for _ in range(20):
+        visit.keyboard.press("Tab")
+        if button.evaluate("it => it === document.activeElement"):
+            break
+    assert button.evaluate("it => getComputedStyle(it).outlineStyle") == "solid"
+    visit.keyboard.press("Enter")
+    expect(button).to_have_attribute("aria-current", "true")
+    expect(button).to_be_focused()
+    assert books(stage, "with") == WITH["lost-response"]
+
+
+def test_landmarks_captions_and_one_polite_live_region(visit: Page) -> None:
+    for landmark in "banner", "main":
+        expect(visit.get_by_role(landmark)).to_have_count(1)
+    for lane in "Without Flask-Idempotency", "With Flask-Idempotency":
+        region = visit.get_by_role("region", name=lane, exact=True)
+        for book in "Payments in its database", "The card provider’s ledger":
+            expect(region.get_by_role("table", name=book)).to_have_count(1)
+    live = visit.locator("[aria-live], [role=status], [role=alert]")
+    expect(live).to_have_count(1)
+    assert live.get_attribute("aria-live") == "polite"
+
+
+@pytest.mark.parametrize("scripts", [False])
+def test_without_javascript(stage: Stage, visit: Page, scripts: bool) -> None:
+    visit.get_by_role("button", name=STORIES["lost-response"].button).click()
+    expect(visit.locator("button[aria-current]")).to_have_text(STORIES["lost-response"].button)
+    assert books(stage, "without") == WITHOUT["lost-response"]
+    assert books(stage, "with") == WITH["lost-response"]
+    visit.get_by_role("button", name="Start over").click()
+    expect(visit.locator(".verdict").first).to_contain_text("Nothing has happened yet")
+
+
+def test_a_second_press_while_a_story_runs_does_nothing(stage: Stage, visit: Page) -> None:
+    visit.get_by_role("button", name=STORIES["pay"].button, exact=True).dblclick()
+    expect(visit.locator("button[aria-current]")).to_have_text("Pay")
+    expect(visit.locator("[aria-busy]")).to_have_count(0)
+    assert books(stage, "with") == ([PRICE], [], [])
+
+
+@pytest.fixture
+def shopper(chromium: Browser, stage: Stage, lane: str) -> Iterator[Page]:
+    """Alice in the shop of a lane, signed in, on a network that can be slowed down."""
+    stage.start_over()
+    network = stage.lane(lane).network
+    context = chromium.new_context(base_url=network.url)
+    page = context.new_page()
+    page.set_default_timeout(SECONDS * 1000)
+    page.goto("/login")
+    page.get_by_label("Name").fill(ALICE.name)
+    page.get_by_label("Password").fill(ALICE.password)
+    page.locator("main").get_by_role("button").click()
+    page.wait_for_url("**/account")
+    yield page
+    network.delay = 0
+    context.close()
+
+
+@pytest.mark.parametrize(("lane", "times"), [("without", 2), ("with", 1)])
+def test_a_double_click_in_the_browser(stage: Stage, shopper: Page, lane: str, times: int) -> None:
+    shopper.goto("/checkout/1")
+    sent = []
+    shopper.on("request", lambda request: request.method == "POST" and sent.append(request))
+    stage.lane(lane).network.delay = 0.4  # longer than from click to click
+    shopper.locator("main form button").dblclick(delay=60, no_wait_after=True)
+    wait_until(lambda: len(stage.lane(lane).payments()) >= times, "the payments are made")
+    shopper.wait_for_load_state("networkidle")
+    assert len(sent) == 2
+    assert books(stage, lane) == ([PRICE] * times, [], [])
+
+
+SEND = """async ([key, token]) => {
+  const headers = {
+    Authorization: `Bearer ${token}`, "Content-Type": "application/json", "Idempotency-Key": key,
+  };
+  const body = JSON.stringify({ amount: 1250 });
+  try {
+    const answer = await fetch("/payments", { method: "POST", headers, body });
+    return [answer.status, answer.headers.get("Idempotent-Replayed")];
+  } catch (error) {
+    return [error.name, null];
+  }
+}"""
+
+
+@pytest.mark.parametrize(
+    ("lane", "times", "second"), [("without", 2, [201, None]), ("with", 1, [201, "true"])]
+)
+def test_a_response_that_is_lost_in_the_browser(
+    stage: Stage, shopper: Page, lane: str, times: int, second: list[Any]
+) -> None:
+    answered: list[int] = []
+
+    def lose(route: Any) -> None:
+        answered.append(route.fetch().status)  # the shop has done it
+        route.abort("connectionreset")
+
+    key = str(uuid.uuid4())
+    shopper.route("**/payments", lose, times=1)
+    assert shopper.evaluate(SEND, [key, ALICE.token]) == ["TypeError", None]
+    assert answered == [201]
+    assert shopper.evaluate(SEND, [key, ALICE.token]) == second
+    assert books(stage, lane) == ([PRICE] * times, [], [])
