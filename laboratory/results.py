@@ -40,9 +40,13 @@ class Result:
     after: Books
     moments: list[Moment]
     exchanges: list[Exchange]
-    began: float
     error: str = ""
     tally: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def began(self) -> float:
+        """What the time line counts from."""
+        return self.moments[0].at
 
     @property
     def payments(self) -> list[Row]:
@@ -78,6 +82,8 @@ class Result:
     @property
     def verdict(self) -> str:
         """What it came to, from the books."""
+        if self.story.bob_pays and len(self.alices) == 1 and self.alices == self.bobs:
+            return f"Alice and Bob each paid {money(self.alices[0])} once."
         said = _paid(ALICE.name, self.alices)
         return f"{said} {_paid(BOB.name, self.bobs)}" if self.story.bob_pays else said
 
@@ -129,20 +135,17 @@ def play(story: Story, lanes: list[Lane], servers: Mapping[str, Any]) -> list[Re
 def _play(story: Story, lane: Lane, meeting: Meeting, servers: Mapping[str, Any]) -> Result:
     before, error = read_books(lane), ""
     client = Client(lane, meeting, servers)
-    began = time.time()
     try:
         story.run(client)
     except Exception as raised:
         meeting.give_up()
         error = f"{type(raised).__name__}: {raised}"
     after = read_books(lane)
-    moments = [*client.moments, *_in_the_shop(lane, client.story)]
-    result = Result(
-        story, lane, before, after, sorted(moments, key=_when), client.exchanges, began, error
-    )
+    moments = sorted([*client.moments, *_in_the_shop(lane, client.story)], key=_when)
+    result = Result(story, lane, before, after, _shortened(moments), client.exchanges, error)
     if len(client.exchanges) >= MANY:
         result.tally = _tally(client.exchanges)
-    result.moments = [*_shortened(result.moments), _last(result)]
+    result.moments.append(_last(result))
     return result
 
 

@@ -91,7 +91,7 @@ class Claims(Watch):
         note("claim", f"attempt {attempt}")
 
     def completed(self, claim: Claim) -> None:
-        note("commit", "what was written, and the response, in one transaction")
+        note("commit", "row and response together")
 
 
 def note_writes(session: Session, _context: Any) -> None:
@@ -103,9 +103,9 @@ def note_writes(session: Session, _context: Any) -> None:
 def after_commit(_session: Session) -> None:
     """The view has called ``commit()``. Without protection that was the commit."""
     if is_without():
-        note("commit", "what was written")
+        note("commit", "the row")
     elif is_atomic():
-        note("the view’s commit()", "becomes final with the response")
+        note("the view’s commit()", "final with the response")
     if asked_for(KILL_AFTER_COMMIT):
         die()
     if asked_for(BE_SLOW):
