@@ -75,7 +75,7 @@ LAST = {
     "stop-redis": REPLAYED,
     "restart-postgres": REPLAYED,
 }
-"""What the last request of a story gets with the extension; of the others it is their first response."""
+"""What the last request of a story gets with the extension. Of the others it is a first response."""
 
 
 @pytest.fixture(scope="module")
