@@ -116,7 +116,7 @@ def test_however_it_is_stopped_nothing_is_left(number: signal.Signals) -> None:
         commands = [shlex.split(line) for line in lines if line.startswith("curl")]
         answer = requests.get(f"http://127.0.0.1:{port}", timeout=30)
         process.send_signal(number)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=100)
     assert process.returncode == (-number if number == signal.SIGKILL else 0), output
     assert f"Open http://127.0.0.1:{port} in a browser." in lines
     assert "Did Alice pay twice?" in answer.text
@@ -132,7 +132,7 @@ def test_a_signal_while_it_starts_ends_it_too() -> None:
         read_until(process, "Starting")
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)  # an impatient second one
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=100)
     assert process.returncode == 0, output
     assert "Traceback" not in output
     assert traces.left() == []
@@ -142,7 +142,7 @@ def test_a_port_that_is_taken_is_said_in_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with demo("--port", str(port)) as (process, traces):
-            output, _ = process.communicate(timeout=60)
+            output, _ = process.communicate(timeout=100)
     assert process.returncode == 1
     assert f"port {port} cannot be used" in output.splitlines()[-1]
     assert "Traceback" not in output
