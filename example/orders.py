@@ -8,6 +8,7 @@ from flask_login import current_user
 
 from example import provider
 from example.accounts import require_token
+from example.errors import CardDeclined
 from example.extensions import db
 from example.models import Order
 from example.products import MOST, restock, take
@@ -34,7 +35,7 @@ def create() -> ResponseReturnValue:
     charge = operation.step("charge", provider.charge, amount, reference, key, card=card)
     if charge is None:
         operation.step("give back", give_back, order["id"], atomic=True)
-        abort(402, "The card was declined.")
+        raise CardDeclined
     confirmed = operation.step("confirm", confirm, order["id"], charge["id"], atomic=True)
     return confirmed, 201, {"Location": url_for("orders.show", order_id=order["id"])}
 

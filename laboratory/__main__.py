@@ -12,12 +12,12 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from laboratory.running import CannotStart, send
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 import servers
 from laboratory.page import create_app
 from laboratory.results import Result
+from laboratory.running import CannotStart, send
 from laboratory.stage import OPERATOR_PASSWORD, Stage, open_stage
 from laboratory.stories import STORIES
 from laboratory.tour import lines

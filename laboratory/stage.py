@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from laboratory.running import CannotStart, gunicorn, make_tables
-
 import servers
 from laboratory.lanes import Lane
 from laboratory.results import Result, play
+from laboratory.running import CannotStart, gunicorn, make_tables
 from laboratory.stories import MOST, Story
 from servers.watchdog import Watchdog
 

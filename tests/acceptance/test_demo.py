@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 import requests
-from laboratory.running import ROOT
 
 import servers
+from laboratory.running import ROOT
 from laboratory.stories import STORIES
 
 KINDS = {"postgres", "redis", "gunicorn", "laboratory"}
