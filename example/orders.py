@@ -11,7 +11,7 @@ from example.accounts import require_token
 from example.errors import CardDeclined
 from example.extensions import db
 from example.models import Order
-from example.products import MOST, restock, take
+from example.products import MOST, take
 from flask_idempotency import current_operation, idempotent
 
 blueprint = Blueprint("orders", __name__, url_prefix="/orders")
@@ -42,14 +42,9 @@ def create() -> ResponseReturnValue:
 
 def reserve(product_id: int, quantity: int) -> dict[str, Any]:
     """An order, and its goods out of stock."""
-    product = take(product_id, quantity)
-    order = Order(
-        account_id=current_user.id,
-        product_id=product.id,
-        quantity=quantity,
-        amount=product.price * quantity,
-    )
-    db.session.add(order)
+    amount = take(product_id, quantity).price * quantity
+    bought = {"product_id": product_id, "quantity": quantity, "amount": amount}
+    db.session.add(order := Order(account_id=current_user.id, **bought))
     db.session.commit()
     return {"id": order.id, "amount": order.amount, "reference": order.reference}
 
@@ -64,11 +59,12 @@ def confirm(order_id: int, charge_id: str) -> dict[str, Any]:
     return order.to_dict()
 
 
-def give_back(order_id: int) -> None:
-    """The card was declined: the goods are for others."""
+def give_back(order_id: int, status: str = "declined") -> None:
+    """Nobody has paid, or nobody any more: the goods are for others. Twice would be as wrong as never."""
     order = lock(order_id)
-    order.status = "declined"
-    restock(order.product_id, order.quantity)
+    order.status = status
+    db.session.refresh(order.product, with_for_update=True)
+    order.product.stock += order.quantity
     db.session.commit()
 
 
