@@ -60,7 +60,7 @@ def confirm(order_id: int, charge_id: str) -> dict[str, Any]:
 
 
 def give_back(order_id: int, status: str = "declined") -> None:
-    """Nobody has paid, or nobody any more: the goods are for others. Twice would be as wrong as never."""
+    """Not paid, or not any more: the goods are for others. Twice would be as wrong as never."""
     order = lock(order_id)
     order.status = status
     db.session.refresh(order.product, with_for_update=True)

@@ -34,7 +34,7 @@ def receive() -> ResponseReturnValue:
 
 
 def handle(event: dict[str, Any]) -> None:
-    """The order is paid, unless a later event has come first; or the money went back, so the goods do."""
+    """The order is paid, unless a later event came first; or the money went back, so the goods do."""
     order_id = int(event["charge"]["reference"].removeprefix("order-"))
     if event["type"] == "charge.refunded":
         give_back(order_id, "refunded")
