@@ -25,22 +25,16 @@ def digest(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
 
-def bearer_token(asked: Request) -> str | None:
-    """The token that a request presents."""
-    credentials = asked.authorization
-    return credentials.token if credentials and credentials.type == "bearer" else None
-
-
 @login_manager.request_loader
 def by_token(asked: Request) -> Account | None:
-    token = bearer_token(asked)
+    token = asked.authorization and asked.authorization.token
     return token and db.session.scalar(select(Account).where(Account.token_digest == digest(token)))
 
 
 @login_manager.user_loader
 def by_session(account_id: str) -> Account | None:
-    """A token wins over a cookie, so a request is never two accounts at once."""
-    return None if bearer_token(request) else db.session.get(Account, int(account_id))
+    """Never two accounts at once: with an ``Authorization`` header, the cookie counts for nothing."""
+    return None if request.authorization else db.session.get(Account, int(account_id))
 
 
 def require_token() -> None:
@@ -48,7 +42,7 @@ def require_token() -> None:
 
     No other site can make a browser send one, which is why the API may do without a CSRF token.
     """
-    if bearer_token(request) is None or not current_user.is_authenticated:
+    if request.authorization is None or not current_user.is_authenticated:
         abort(401, "Send a known token.", www_authenticate=WWWAuthenticate("bearer"))
 
 

@@ -1,8 +1,7 @@
 """A card provider to try the shop with, a service of its own: ``example.card_provider:create_app()``.
 
-No part of the shop, which knows it by ``PROVIDER_URL`` only. Like a real one it honours an
-``Idempotency-Key`` if it gets one, keeps a ledger, and tells the shop what happened, again and again
-until the shop has heard it.
+Like a real one it honours an ``Idempotency-Key`` if it gets one, keeps a ledger, and tells the shop
+what happened, again and again until the shop has heard it.
 """
 
 import hashlib
@@ -49,7 +48,7 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
 
 @contextmanager
 def ledger() -> Iterator[sqlite3.Connection]:
-    """The ledger, on a connection of its own, committed at the end of the block."""
+    """A connection to the ledger, committed at the end of the block."""
     with closing(sqlite3.connect(current_app.config["PROVIDER_DATABASE"], timeout=10)) as database:
         database.row_factory = sqlite3.Row
         with database:

@@ -27,6 +27,13 @@ class InsufficientFunds(HTTPException):
     description = "The account does not hold as much."
 
 
+class CardDeclined(HTTPException):
+    """The card provider said no."""
+
+    code = 402
+    description = "The card was declined."
+
+
 class SoldOut(HTTPException):
     """There is not as much in stock. 400 for the same reason."""
 

@@ -9,8 +9,7 @@ import os
 import shutil
 import tempfile
 
-# Only this machine can connect; a proxy in front does TLS.
-bind = f"127.0.0.1:{os.environ.get('PORT', '8000')}"
+bind = f"127.0.0.1:{os.environ.get('PORT', '8000')}"  # for a proxy in front, which does TLS
 
 # At least two, so that a dead worker does not take the shop down; more for more cores.
 workers = int(os.environ.get("WEB_CONCURRENCY", "2"))
@@ -32,11 +31,8 @@ timeout = 30
 # anyway is rolled back, and its retry runs the view; an order is taken up where it was.
 graceful_timeout = 20
 
-# Longer than a client pauses between two requests, shorter than a proxy keeps idle connections.
-keepalive = 5
-
-# A socket for gunicornc would be one more thing in the home folder, and nobody here uses it.
-control_socket_disable = True
+keepalive = 5  # longer than a client pauses, shorter than a proxy keeps idle connections
+control_socket_disable = True  # a file in the home folder for gunicornc, which nobody here uses
 
 # The workers add their metrics up through files in a folder, which is empty at each start. It has to be
 # known before anything imports prometheus_client.
@@ -48,7 +44,6 @@ from prometheus_client import multiprocess  # noqa: E402
 
 
 def child_exit(_server, worker):
-    """A worker is gone: its gauges count no more."""
     multiprocess.mark_process_dead(worker.pid)
 
 

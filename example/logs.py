@@ -6,37 +6,26 @@ The shop's own lines end with the same ``id``, so that one search finds all that
 
 import logging
 from contextlib import suppress
-from logging.config import dictConfig
 
 from flask import Flask
 
 from flask_idempotency import current_operation
 
 
-class WithOperation(logging.Filter):
-    """Gives each line of the shop the ``id`` of the operation that it was logged in."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if not hasattr(record, "id"):
-            record.id = "-"
-            with suppress(RuntimeError):  # outside of a request, or no protected one
-                record.id = current_operation.id
-        return True
+def with_operation(record: logging.LogRecord) -> bool:
+    """Give a line of the shop the ``id`` of the operation that it was logged in."""
+    record.id = "-"
+    with suppress(RuntimeError):  # outside of a request, or no protected one
+        record.id = current_operation.id
+    return True
 
 
 def configure(app: Flask) -> None:
-    theirs = "%(asctime)s %(levelname)s %(name)s %(message)s"
-    config = {"version": 1, "disable_existing_loggers": False}
-    config["filters"] = {"operation": {"()": WithOperation}}
-    config["formatters"] = {"theirs": {"format": theirs}, "ours": {"format": theirs + ", id %(id)s"}}
-    stderr = {"class": "logging.StreamHandler", "formatter": "theirs"}
-    config["handlers"] = {
-        "stderr": stderr,
-        "ours": {**stderr, "formatter": "ours", "filters": ["operation"]},
-    }
-    config["root"] = {"level": "WARNING", "handlers": ["stderr"]}
-    config["loggers"] = {
-        app.logger.name: {"level": "INFO", "handlers": ["ours"], "propagate": False},
-        "flask_idempotency": {"level": "INFO"},  # DEBUG has each outcome, which /metrics counts
-    }
-    dictConfig(config)
+    line = "%(asctime)s %(levelname)s %(name)s %(message)s"
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(line + ", id %(id)s"))
+    handler.addFilter(with_operation)
+    logging.basicConfig(level=logging.WARNING, format=line)
+    app.logger.handlers, app.logger.propagate = [handler], False
+    for logger in app.logger, logging.getLogger("flask_idempotency"):
+        logger.setLevel(logging.INFO)  # DEBUG has each outcome, which /metrics counts

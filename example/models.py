@@ -46,12 +46,8 @@ class Payment(db.Model):  # type: ignore[name-defined, misc]
     created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=func.now())
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "amount": self.amount,
-            "description": self.description,
-            "created_at": self.created_at.isoformat(),
-        }
+        about = {"id": self.id, "amount": self.amount, "description": self.description}
+        return {**about, "created_at": self.created_at.isoformat()}
 
 
 class Order(db.Model):  # type: ignore[name-defined, misc]
@@ -79,11 +75,5 @@ class Order(db.Model):  # type: ignore[name-defined, misc]
         return f"order-{self.id}"
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "product": self.product_id,
-            "quantity": self.quantity,
-            "amount": self.amount,
-            "status": self.status,
-            "charge": self.charge_id,
-        }
+        about = {"id": self.id, "status": self.status, "charge": self.charge_id}
+        return {**about, "product": self.product_id, "quantity": self.quantity, "amount": self.amount}

@@ -37,11 +37,11 @@ def init_app(app: Flask) -> None:
     app.register_blueprint(blueprint)
     export_metrics(app)
     registry = app.extensions["metrics"] = CollectorRegistry()
+    registry.register(RecordsCollector(app))
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:  # gunicorn.conf.py sets it: all workers together
         MultiProcessCollector(registry)
     else:
         registry.register(REGISTRY)
-    registry.register(RecordsCollector(app))  # once for all workers
 
 
 @blueprint.get("/metrics")

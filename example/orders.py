@@ -8,9 +8,10 @@ from flask_login import current_user
 
 from example import provider
 from example.accounts import require_token
+from example.errors import CardDeclined
 from example.extensions import db
 from example.models import Order
-from example.products import MOST, restock, take
+from example.products import MOST, take
 from flask_idempotency import current_operation, idempotent
 
 blueprint = Blueprint("orders", __name__, url_prefix="/orders")
@@ -34,21 +35,16 @@ def create() -> ResponseReturnValue:
     charge = operation.step("charge", provider.charge, amount, reference, key, card=card)
     if charge is None:
         operation.step("give back", give_back, order["id"], atomic=True)
-        abort(402, "The card was declined.")
+        raise CardDeclined
     confirmed = operation.step("confirm", confirm, order["id"], charge["id"], atomic=True)
     return confirmed, 201, {"Location": url_for("orders.show", order_id=order["id"])}
 
 
 def reserve(product_id: int, quantity: int) -> dict[str, Any]:
     """An order, and its goods out of stock."""
-    product = take(product_id, quantity)
-    order = Order(
-        account_id=current_user.id,
-        product_id=product.id,
-        quantity=quantity,
-        amount=product.price * quantity,
-    )
-    db.session.add(order)
+    amount = take(product_id, quantity).price * quantity
+    bought = {"product_id": product_id, "quantity": quantity, "amount": amount}
+    db.session.add(order := Order(account_id=current_user.id, **bought))
     db.session.commit()
     return {"id": order.id, "amount": order.amount, "reference": order.reference}
 
@@ -63,11 +59,12 @@ def confirm(order_id: int, charge_id: str) -> dict[str, Any]:
     return order.to_dict()
 
 
-def give_back(order_id: int) -> None:
-    """The card was declined: the goods are for others."""
+def give_back(order_id: int, status: str = "declined") -> None:
+    """Not paid, or not any more: the goods are for others. Twice would be as wrong as never."""
     order = lock(order_id)
-    order.status = "declined"
-    restock(order.product_id, order.quantity)
+    order.status = status
+    db.session.refresh(order.product, with_for_update=True)
+    order.product.stock += order.quantity
     db.session.commit()
 
 

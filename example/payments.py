@@ -43,16 +43,16 @@ def pay_many() -> ResponseReturnValue:
     return {"payments": [_shown(result) for result in results]}, 207
 
 
-def _shown(result: ItemResult) -> dict[str, Any]:
-    about = {"key": result.key, "status": result.status, "outcome": result.outcome}
-    return about | (
-        {"payment": result.result} if result.error is None else {"error": str(result.error)}
-    )
+def _shown(item: ItemResult) -> dict[str, Any]:
+    became = {"error": str(item.error)} if item.error else {"payment": item.result}
+    return {"key": item.key, "status": item.status, "outcome": item.outcome, **became}
 
 
 def make_payment(body: Any) -> dict[str, Any]:
     """Move the money. Raises 400 for a wrong amount, and 402 if there is not enough."""
-    amount = _amount_of(body)
+    amount = body.get("amount") if isinstance(body, dict) else None
+    if type(amount) is not int or not 1 <= amount <= MOST:
+        abort(400, f"amount must be a number of cents from 1 to {MOST}.")
     account = lock_account()
     if account.balance < amount:
         raise InsufficientFunds
@@ -62,14 +62,6 @@ def make_payment(body: Any) -> dict[str, Any]:
     db.session.add(payment)
     db.session.commit()  # together with the response, or not at all
     return payment.to_dict()
-
-
-def _amount_of(body: Any) -> int:
-    """``amount`` of a JSON body, in cents."""
-    amount = body.get("amount") if isinstance(body, dict) else None
-    if type(amount) is not int or not 1 <= amount <= MOST:
-        abort(400, f"amount must be a number of cents from 1 to {MOST}.")
-    return amount
 
 
 def lock_account() -> Account:

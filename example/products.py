@@ -30,9 +30,3 @@ def take(product_id: int, quantity: int) -> Product:
         raise SoldOut
     product.stock -= quantity
     return product
-
-
-def restock(product_id: int, quantity: int) -> None:
-    """Put so many back; the caller commits."""
-    product = db.session.get_one(Product, product_id, with_for_update=True, populate_existing=True)
-    product.stock += quantity

@@ -9,8 +9,7 @@ from flask import Blueprint, abort, current_app, request
 from flask.typing import ResponseReturnValue
 
 from example.extensions import db, idempotency
-from example.orders import lock
-from example.products import restock
+from example.orders import give_back, lock
 
 blueprint = Blueprint("webhooks", __name__, url_prefix="/webhooks")
 
@@ -30,30 +29,17 @@ def check_signature() -> None:
 def receive() -> ResponseReturnValue:
     """The event's own identifier is the key, so however often it comes, it counts once."""
     event = request.get_json()
-    if (handle := HANDLERS.get(event["type"])) is not None:
-        charge = event["charge"]
-        idempotency.run(event["id"], handle, charge, scope="card-provider", ttl=KNOWN_FOR)
+    idempotency.run(event["id"], handle, event, scope="card-provider", ttl=KNOWN_FOR)
     return "", 204
 
 
-def succeeded(charge: dict[str, Any]) -> None:
-    """The order is paid, unless a later event has come first."""
-    order = lock(_order_of(charge))
-    if order.status in {"reserved", "confirmed"}:
-        order.status = "paid"
-    db.session.commit()
-
-
-def refunded(charge: dict[str, Any]) -> None:
-    """The money went back, so the goods do: twice would be as wrong as never."""
-    order = lock(_order_of(charge))
-    order.status = "refunded"
-    restock(order.product_id, order.quantity)
-    db.session.commit()
-
-
-def _order_of(charge: dict[str, Any]) -> int:
-    return int(charge["reference"].removeprefix("order-"))
-
-
-HANDLERS = {"charge.succeeded": succeeded, "charge.refunded": refunded}
+def handle(event: dict[str, Any]) -> None:
+    """The order is paid, unless a later event came first; or the money went back, so the goods do."""
+    order_id = int(event["charge"]["reference"].removeprefix("order-"))
+    if event["type"] == "charge.refunded":
+        give_back(order_id, "refunded")
+    elif event["type"] == "charge.succeeded":
+        order = lock(order_id)
+        if order.status in {"reserved", "confirmed"}:
+            order.status = "paid"
+        db.session.commit()

@@ -6,11 +6,12 @@ CSRF token, and the card provider gets a key of its own for each order.
 
 from __future__ import annotations
 
-from flask import Flask, abort, request, url_for
+from flask import Flask, request, url_for
 from flask.typing import ResponseReturnValue
 
 import example
 from example import orders, provider
+from example.errors import CardDeclined
 
 
 def create_order() -> ResponseReturnValue:
@@ -25,7 +26,7 @@ def create_order() -> ResponseReturnValue:
     )
     if charge is None:
         orders.give_back(order["id"])
-        abort(402, "The card was declined.")
+        raise CardDeclined
     confirmed = orders.confirm(order["id"], charge["id"])
     return confirmed, 201, {"Location": url_for("orders.show", order_id=order["id"])}
 

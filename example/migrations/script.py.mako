@@ -1,4 +1,4 @@
-"""${message}."""
+"""${message}. There is no way back: a column that is dropped takes payments with it."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,3 @@ down_revision = ${repr(down_revision)}
 
 def upgrade() -> None:
     ${upgrades if upgrades else "pass"}
-
-
-def downgrade() -> None:
-    ${downgrades if downgrades else "pass"}

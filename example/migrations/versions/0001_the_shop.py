@@ -100,18 +100,3 @@ def upgrade() -> None:
     sa.PrimaryKeyConstraint('id')
     )
     op.create_index('payment_of_account', 'payment', ['account_id', 'id'], unique=False)
-
-
-def downgrade() -> None:
-    op.drop_index('payment_of_account', table_name='payment')
-    op.drop_table('payment')
-    op.drop_index('order_of_account', table_name='order')
-    op.drop_table('order')
-    op.drop_table('product')
-    op.drop_table('idempotency_record_step')
-    op.drop_table('idempotency_record_count')
-    op.drop_index('ix_idempotency_record_resumable', table_name='idempotency_record', postgresql_where=sa.text('request IS NOT NULL'))
-    op.drop_index('ix_idempotency_record_leased', table_name='idempotency_record', postgresql_where=sa.text('lease_expires_at IS NOT NULL'))
-    op.drop_index(op.f('ix_idempotency_record_expires_at'), table_name='idempotency_record')
-    op.drop_table('idempotency_record')
-    op.drop_table('account')

@@ -1,0 +1,50 @@
+"""The shop on a PostgreSQL, with a card provider on a port of its own."""
+
+import threading
+
+import flask_migrate
+import pytest
+from werkzeug.serving import make_server
+
+import servers
+from example import card_provider, create_app
+from example.extensions import db
+from example.seed import seed
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    with servers.postgres(fsync=False) as server:
+        yield server.database("example_tests")
+
+
+@pytest.fixture(scope="session")
+def provider(tmp_path_factory):
+    """Its address. It forgets nothing between tests, as the real one would not."""
+    ledger = tmp_path_factory.mktemp("provider") / "ledger.db"
+    app = card_provider.create_app({"PROVIDER_DATABASE": str(ledger)})
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    threading.Thread(target=server.serve_forever).start()
+    yield f"http://127.0.0.1:{server.port}"
+    server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def shop(postgres, provider):
+    config = {"SQLALCHEMY_DATABASE_URI": postgres, "PROVIDER_URL": provider, "TESTING": True}
+    secrets = {"SECRET_KEY": "k", "WEBHOOK_SECRET": "w", "OPERATOR_PASSWORD": "o"}
+    app = create_app({**config, **secrets, "IDEMPOTENCY_REDIS_URL": None, "WTF_CSRF_ENABLED": False})
+    with app.app_context():
+        flask_migrate.upgrade()
+    return app
+
+
+@pytest.fixture
+def app(shop):
+    """The shop as it is after ``flask --app example seed``."""
+    with shop.app_context():
+        for table in reversed(db.metadata.sorted_tables):
+            db.session.execute(table.delete())
+        db.session.commit()
+        seed()
+    return shop
