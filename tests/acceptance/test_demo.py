@@ -58,7 +58,7 @@ class Traces:
         return {folder.name.split("-")[1] for folder in self.folders}
 
     def left(self) -> list[object]:
-        _, alive = psutil.wait_procs(self.processes, timeout=5)
+        _, alive = psutil.wait_procs(self.processes, timeout=20)
         return [*alive, *(folder for folder in self.folders if folder.exists())]
 
 
