@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import requests
 import sqlalchemy as sa
-from example.tour import STEPS
 from flask import Flask
 
 from laboratory.running import ROOT
+from laboratory.tour import STEPS
 from tests.docs.pages import blocks
 from tests.drivers import EACH, with_driver
 from tests.sessions import KINDS
