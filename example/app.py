@@ -86,7 +86,7 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
 
 
 def money(cents: int) -> str:
-    return f"€ {cents / 100:,.2f}"
+    return f"€\N{NO-BREAK SPACE}{cents / 100:,.2f}"
 
 
 def _database_url() -> str | None:

@@ -57,6 +57,12 @@ def as_response(error: HTTPException) -> ResponseReturnValue:
     return response
 
 
+def as_signed_out(error: CSRFError) -> ResponseReturnValue:
+    """The form's session has ended, so its CSRF token is worth nothing."""
+    text = "If you are signed out, sign in in another tab first."
+    return _page(error, "Your session has ended", text, error.code or 400)
+
+
 def as_page(problem: Problem) -> ResponseReturnValue:
     """The error handler of pages for what Flask-Idempotency would say as JSON."""
     return _page(problem, problem.title, str(problem), problem.status)

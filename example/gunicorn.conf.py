@@ -20,7 +20,6 @@ worker_class = "gthread"
 threads = 8
 
 # Load the application once, before the fork: errors show at the start, and memory is shared.
-# Flask-Idempotency makes sure that no worker uses its parent's connections.
 preload_app = True
 
 # gunicorn kills a worker whose heartbeat stops for this long. With threads, a slow view does not stop

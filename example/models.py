@@ -10,8 +10,8 @@ from sqlalchemy.orm import Mapped, mapped_column, relationship
 from example.extensions import db
 
 
-class Account(db.Model, UserMixin):  # type: ignore[name-defined, misc]
-    """Somebody who pays. The database rejects a balance below zero."""
+class Account(db.Model, UserMixin):
+    """Somebody who pays."""
 
     __table_args__ = (CheckConstraint("balance >= 0", name="balance"),)
 
@@ -22,7 +22,7 @@ class Account(db.Model, UserMixin):  # type: ignore[name-defined, misc]
     balance: Mapped[int] = mapped_column(BigInteger)
 
 
-class Product(db.Model):  # type: ignore[name-defined, misc]
+class Product(db.Model):
     """Something to buy, as long as there is some."""
 
     __table_args__ = (CheckConstraint("stock >= 0", name="stock"),)
@@ -34,7 +34,7 @@ class Product(db.Model):  # type: ignore[name-defined, misc]
     stock: Mapped[int]
 
 
-class Payment(db.Model):  # type: ignore[name-defined, misc]
+class Payment(db.Model):
     """Money that left an account."""
 
     __table_args__ = (Index("payment_of_account", "account_id", "id"),)
@@ -50,7 +50,7 @@ class Payment(db.Model):  # type: ignore[name-defined, misc]
         return {**about, "created_at": self.created_at.isoformat()}
 
 
-class Order(db.Model):  # type: ignore[name-defined, misc]
+class Order(db.Model):
     """Goods that are paid by card.
 
     Its status: *reserved*, then *declined* or *confirmed* by the request; *paid* and *refunded* as soon

@@ -16,10 +16,7 @@ blueprint = Blueprint("metrics", __name__)
 
 
 def operator() -> str | Response:
-    """Who operates the shop: asked for by the browser, by HTTP Basic (RFC 7617).
-
-    A larger shop asks its own sign-in. Without a password in ``OPERATOR_PASSWORD`` nobody gets in.
-    """
+    """Who operates the shop, by HTTP Basic. Without an ``OPERATOR_PASSWORD`` nobody gets in."""
     expected = current_app.config["OPERATOR_PASSWORD"]
     given = request.authorization
     password = given.password if given is not None and given.type == "basic" else None
@@ -30,7 +27,7 @@ def operator() -> str | Response:
 
 
 def init_app(app: Flask) -> None:
-    """Both need the extension, so call it after ``idempotency.init_app``."""
+    """Comes after ``idempotency.init_app``."""
     console = idempotency.console_blueprint(authorize=operator)
     csrf.exempt(console)  # its forms have a token of their own
     app.register_blueprint(console, url_prefix="/operations")
@@ -47,8 +44,7 @@ def init_app(app: Flask) -> None:
 @blueprint.get("/metrics")
 def show() -> ResponseReturnValue:
     """Prometheus sends the operator's password, too (``basic_auth`` of its configuration)."""
-    who = operator()
-    if isinstance(who, Response):
-        return who
+    if isinstance(refused := operator(), Response):
+        return refused
     latest = generate_latest(current_app.extensions["metrics"])
     return Response(latest, content_type=CONTENT_TYPE_LATEST)

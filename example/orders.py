@@ -75,13 +75,11 @@ def lock(order_id: int) -> Order:
 
 def _read(body: Any) -> tuple[int, int, str]:
     """Product, quantity and card of a JSON body."""
-    sent = body if isinstance(body, dict) else {}
-    product_id, quantity, card = sent.get("product"), sent.get("quantity", 1), sent.get("card")
-    if type(product_id) is not int or type(card) is not str:
-        abort(400, "An order needs a product, which is a number, and a card, which is a text.")
-    if type(quantity) is not int or not 1 <= quantity <= MOST:
-        abort(400, f"quantity must be a number from 1 to {MOST}.")
-    return product_id, quantity, card
+    match {"quantity": 1, **body} if isinstance(body, dict) else body:
+        case {"product": int(product_id), "quantity": int(quantity), "card": str(card)}:
+            if 1 <= quantity <= MOST:
+                return product_id, quantity, card
+    abort(400, f"An order has a product (a number), a quantity (1 to {MOST}), and a card (a text).")
 
 
 @blueprint.get("/<int:order_id>")

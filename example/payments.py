@@ -65,13 +65,9 @@ def make_payment(body: Any) -> dict[str, Any]:
 
 
 def lock_account() -> Account:
-    """The caller's account, locked until the transaction ends.
-
-    Two different payments wait for each other here, so neither reads a balance that the other is about
-    to change. ``populate_existing`` because the session may know an older balance.
-    """
-    mine = select(Account).where(Account.id == current_user.id).with_for_update()
-    return db.session.scalars(mine, execution_options={"populate_existing": True}).one()
+    """The caller's account as it is now, locked until the transaction ends: payments wait in line."""
+    mine = current_user.id
+    return db.session.get_one(Account, mine, with_for_update=True, populate_existing=True)
 
 
 @blueprint.get("")
