@@ -40,6 +40,11 @@ class Exchange:
     answer: str = ""
     error: str = ""
 
+    def is_like(self, other: Exchange) -> bool:
+        """Whether it is the same request, for all that the shop can see."""
+        seen = [(each.path, each.body, each.headers.get("Authorization")) for each in (self, other)]
+        return seen[0] == seen[1]
+
     def header(self, name: str) -> str | None:
         found = (value for key, value in self.answer_headers if key.lower() == name.lower())
         return next(found, None)
@@ -191,9 +196,9 @@ class Client:
                 )
         exchange.done = time.time()
         if not silently:
-            sent = [each for each in self.exchanges if (each.method, each.path) == (method, path)]
-            again = "retry" if sent.index(exchange) and by == ALICE.name else "request"
-            self.moments.append(Moment(exchange.sent, by, again, f"{method} {path}"))
+            first = next(each for each in self.exchanges if each.is_like(exchange))
+            what = "request" if first is exchange else "retry"
+            self.moments.append(Moment(exchange.sent, by, what, f"{method} {path}"))
             self.moments.append(Moment(exchange.done, by, exchange.outcome))
         return exchange
 

@@ -179,7 +179,7 @@ _EACH = (
         "other-amount",
         "Same key, other amount",
         "Alice pays 12.50; then her app makes a mistake, and sends 99.00 with the same key.",
-        ("3",),
+        ("1",),
         other_amount,
         lanes(
             (2, "This shop ignores the key, so it paid both amounts."),
