@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from typing import TypeVar
 
 from flask import Blueprint, Request, abort, flash, redirect, render_template, request, url_for
 from flask.typing import ResponseReturnValue
@@ -17,8 +18,9 @@ from example.extensions import db, login_manager
 from example.models import Account, Order, Payment
 
 blueprint = Blueprint("accounts", __name__)
+Bought = TypeVar("Bought", Payment, Order)
 
-LATEST = 20  # payments and orders on the account's page
+LATEST = 20  # payments or orders in one list
 
 
 def digest(token: str) -> bytes:
@@ -57,6 +59,18 @@ def ask_to_sign_in() -> ResponseReturnValue:
     abort(401, "You are signed out. Sign in in another tab first.")
 
 
+def latest(model: type[Bought]) -> list[Bought]:
+    """The caller's newest payments or orders."""
+    mine = select(model).where(model.account_id == current_user.id)
+    return list(db.session.scalars(mine.order_by(model.id.desc()).limit(LATEST)))
+
+
+def one_of_mine(model: type[Bought], number: int) -> Bought:
+    """One of the caller's payments or orders; 404 for anybody else's."""
+    row = db.session.get(model, number)
+    return row if row and row.account_id == current_user.id else abort(404, "You have none like that.")
+
+
 class LoginForm(FlaskForm):
     name = StringField("Name", [InputRequired()])
     password = PasswordField("Password", [InputRequired()])
@@ -85,8 +99,4 @@ def logout() -> ResponseReturnValue:
 @blueprint.get("/account")
 @login_required
 def show() -> str:
-    def latest(model: type[Payment] | type[Order]) -> list[Payment | Order]:
-        mine = select(model).where(model.account_id == current_user.id)
-        return list(db.session.scalars(mine.order_by(model.id.desc()).limit(LATEST)))
-
     return render_template("account.html", payments=latest(Payment), orders=latest(Order))

@@ -9,18 +9,8 @@ from flask import Flask
 from sqlalchemy.engine import make_url
 from werkzeug.exceptions import HTTPException
 
-from example import (
-    accounts,
-    checkout,
-    errors,
-    logs,
-    operations,
-    orders,
-    payments,
-    products,
-    seed,
-    webhooks,
-)
+from example import accounts, checkout, logs, operations, orders, payments, products, seed, webhooks
+from example.errors import as_response
 from example.extensions import csrf, db, idempotency, login_manager, migrate
 
 PAGES = (products, checkout, accounts)  # for browsers, which sign in by a form
@@ -79,7 +69,7 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
     for part in API:
         csrf.exempt(part.blueprint)
     operations.init_app(app)
-    app.register_error_handler(HTTPException, errors.as_response)
+    app.register_error_handler(HTTPException, as_response)
     app.add_template_filter(money)
     app.cli.add_command(seed.command)
     return app
@@ -91,8 +81,6 @@ def money(cents: int) -> str:
 
 def _database_url() -> str | None:
     """``DATABASE_URL`` with the driver named, because hosting services write ``postgres://``."""
-    url = os.environ.get("DATABASE_URL")
-    if not url:
+    if not (url := os.environ.get("DATABASE_URL")):
         return None
-    named = make_url(url).set(drivername="postgresql+psycopg2")
-    return named.render_as_string(hide_password=False)
+    return make_url(url).set(drivername="postgresql+psycopg2").render_as_string(hide_password=False)

@@ -22,10 +22,7 @@ from flask.typing import ResponseReturnValue
 
 DECLINED = "4000000000000002"  # every other card is good
 TRIES = 10  # to tell the shop of an event, a second apart
-TABLE = """
-CREATE TABLE IF NOT EXISTS charge (
-    id TEXT PRIMARY KEY, key TEXT UNIQUE, amount INTEGER, reference TEXT, created_at TEXT
-)"""
+COLUMNS = "id TEXT PRIMARY KEY, key TEXT UNIQUE, amount INTEGER, reference TEXT, created_at TEXT"
 SHOWN = "SELECT id, amount, reference, created_at FROM charge"
 
 blueprint = Blueprint("card_provider", __name__)
@@ -42,7 +39,7 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
     app.config.update(config or {})
     app.register_blueprint(blueprint)
     with app.app_context(), ledger() as database:
-        database.execute(TABLE)
+        database.execute(f"CREATE TABLE IF NOT EXISTS charge ({COLUMNS})")
     return app
 
 

@@ -8,7 +8,7 @@ from flask_wtf.csrf import CSRFError
 from wtforms import IntegerField
 from wtforms.validators import NumberRange
 
-from example.errors import InsufficientFunds, SoldOut, as_page, as_signed_out
+from example.errors import InsufficientFunds, SoldOut, as_page
 from example.extensions import db
 from example.models import Product
 from example.payments import make_payment
@@ -18,7 +18,7 @@ from flask_idempotency.integrations.wtf import IdempotencyField
 
 blueprint = Blueprint("checkout", __name__, url_prefix="/checkout")
 blueprint.register_error_handler(Problem, as_page)
-blueprint.register_error_handler(CSRFError, as_signed_out)
+blueprint.register_error_handler(CSRFError, as_page)
 
 
 class CheckoutForm(FlaskForm):

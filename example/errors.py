@@ -16,27 +16,18 @@ from flask_idempotency import (
 
 
 class InsufficientFunds(HTTPException):
-    """The account does not hold as much.
-
-    402 and not 409, because a retry gets 409 while the first request still runs, and 409 means "try
-    again with the same key". The 402 is final and stored: a payment that was declined stays
-    declined, even once there is money, until the client decides to pay again with a new key.
-    """
+    """402 and not 409, which means "try again with the same key": this one is stored, and final."""
 
     code = 402
     description = "The account does not hold as much."
 
 
 class CardDeclined(HTTPException):
-    """The card provider said no."""
-
     code = 402
     description = "The card was declined."
 
 
 class SoldOut(HTTPException):
-    """There is not as much in stock. 400 for the same reason."""
-
     code = 400
     description = "There are not as many left."
 
@@ -57,15 +48,12 @@ def as_response(error: HTTPException) -> ResponseReturnValue:
     return response
 
 
-def as_signed_out(error: CSRFError) -> ResponseReturnValue:
-    """The form's session has ended, so its CSRF token is worth nothing."""
+def as_page(error: Problem | CSRFError) -> ResponseReturnValue:
+    """The error handler of pages for what the extensions would say to programs."""
+    if isinstance(error, Problem):
+        return _page(error, error.title, str(error), error.status)
     text = "If you are signed out, sign in in another tab first."
-    return _page(error, "Your session has ended", text, error.code or 400)
-
-
-def as_page(problem: Problem) -> ResponseReturnValue:
-    """The error handler of pages for what Flask-Idempotency would say as JSON."""
-    return _page(problem, problem.title, str(problem), problem.status)
+    return _page(error, "Your session has ended", text, 400)
 
 
 def _page(error: Exception, title: str, text: str | None, status: int) -> ResponseReturnValue:

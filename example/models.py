@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Any
 
 from flask_login import UserMixin
-from sqlalchemy import BigInteger, CheckConstraint, DateTime, ForeignKey, Index, func
+from sqlalchemy import BigInteger, CheckConstraint, DateTime, ForeignKey, func
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from example.extensions import db
@@ -37,10 +37,8 @@ class Product(db.Model):
 class Payment(db.Model):
     """Money that left an account."""
 
-    __table_args__ = (Index("payment_of_account", "account_id", "id"),)
-
     id: Mapped[int] = mapped_column(primary_key=True)
-    account_id: Mapped[int] = mapped_column(ForeignKey("account.id"))
+    account_id: Mapped[int] = mapped_column(ForeignKey("account.id"), index=True)
     amount: Mapped[int] = mapped_column(BigInteger)
     description: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=func.now())
@@ -57,10 +55,8 @@ class Order(db.Model):
     as the card provider's event says so, which may even come before the request has confirmed it.
     """
 
-    __table_args__ = (Index("order_of_account", "account_id", "id"),)
-
     id: Mapped[int] = mapped_column(primary_key=True)
-    account_id: Mapped[int] = mapped_column(ForeignKey("account.id"))
+    account_id: Mapped[int] = mapped_column(ForeignKey("account.id"), index=True)
     product_id: Mapped[int] = mapped_column(ForeignKey("product.id"))
     quantity: Mapped[int]
     amount: Mapped[int] = mapped_column(BigInteger)

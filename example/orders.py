@@ -6,8 +6,7 @@ from flask import Blueprint, abort, request, url_for
 from flask.typing import ResponseReturnValue
 from flask_login import current_user
 
-from example import provider
-from example.accounts import require_token
+from example import accounts, provider
 from example.errors import CardDeclined
 from example.extensions import db
 from example.models import Order
@@ -15,7 +14,7 @@ from example.products import MOST, take
 from flask_idempotency import current_operation, idempotent
 
 blueprint = Blueprint("orders", __name__, url_prefix="/orders")
-blueprint.before_request(require_token)
+blueprint.before_request(accounts.require_token)
 
 # Seconds until a retry may go on where a dead worker stopped. While a view runs, its heartbeat renews
 # the lease, so this may be shorter than the provider's time-out.
@@ -84,8 +83,4 @@ def _read(body: Any) -> tuple[int, int, str]:
 
 @blueprint.get("/<int:order_id>")
 def show(order_id: int) -> dict[str, Any]:
-    """One of the caller's orders; 404 for anybody else's."""
-    order = db.session.get(Order, order_id)
-    if order is None or order.account_id != current_user.id:
-        abort(404, "You have no such order.")
-    return order.to_dict()
+    return accounts.one_of_mine(Order, order_id).to_dict()

@@ -5,19 +5,17 @@ from typing import Any
 from flask import Blueprint, abort, request, url_for
 from flask.typing import ResponseReturnValue
 from flask_login import current_user
-from sqlalchemy import select
 
-from example.accounts import require_token
+from example import accounts
 from example.errors import InsufficientFunds
 from example.extensions import db, idempotency
 from example.models import Account, Payment
 from flask_idempotency import ItemResult, idempotent
 
 blueprint = Blueprint("payments", __name__, url_prefix="/payments")
-blueprint.before_request(require_token)
+blueprint.before_request(accounts.require_token)
 
 MOST = 1_000_000_00  # cents; no payment of this shop is larger, so more is a mistake
-PAGE = 20  # payments in one list
 MOST_ITEMS = 1000  # payments in one call, and so in one transaction
 
 
@@ -72,15 +70,9 @@ def lock_account() -> Account:
 
 @blueprint.get("")
 def latest() -> dict[str, Any]:
-    mine = select(Payment).where(Payment.account_id == current_user.id)
-    newest = db.session.scalars(mine.order_by(Payment.id.desc()).limit(PAGE))
-    return {"payments": [payment.to_dict() for payment in newest]}
+    return {"payments": [payment.to_dict() for payment in accounts.latest(Payment)]}
 
 
 @blueprint.get("/<int:payment_id>")
 def show(payment_id: int) -> dict[str, Any]:
-    """One of the caller's payments; 404 for anybody else's."""
-    payment = db.session.get(Payment, payment_id)
-    if payment is None or payment.account_id != current_user.id:
-        abort(404, "You have no such payment.")
-    return payment.to_dict()
+    return accounts.one_of_mine(Payment, payment_id).to_dict()

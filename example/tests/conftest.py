@@ -13,12 +13,6 @@ from example.seed import seed
 
 
 @pytest.fixture(scope="session")
-def postgres():
-    with servers.postgres(fsync=False) as server:
-        yield server.database("example_tests")
-
-
-@pytest.fixture(scope="session")
 def provider(tmp_path_factory):
     """Its address. It forgets nothing between tests, as the real one would not."""
     ledger = tmp_path_factory.mktemp("provider") / "ledger.db"
@@ -30,13 +24,15 @@ def provider(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def shop(postgres, provider):
-    config = {"SQLALCHEMY_DATABASE_URI": postgres, "PROVIDER_URL": provider, "TESTING": True}
+def shop(provider):
     secrets = {"SECRET_KEY": "k", "WEBHOOK_SECRET": "w", "OPERATOR_PASSWORD": "o"}
-    app = create_app({**config, **secrets, "IDEMPOTENCY_REDIS_URL": None, "WTF_CSRF_ENABLED": False})
-    with app.app_context():
-        flask_migrate.upgrade()
-    return app
+    config = {"TESTING": True, "WTF_CSRF_ENABLED": False, "IDEMPOTENCY_REDIS_URL": None, **secrets}
+    with servers.postgres(fsync=False) as server:
+        url = server.database("example_tests")
+        app = create_app({**config, "SQLALCHEMY_DATABASE_URI": url, "PROVIDER_URL": provider})
+        with app.app_context():
+            flask_migrate.upgrade()
+        yield app
 
 
 @pytest.fixture

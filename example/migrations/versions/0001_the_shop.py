@@ -89,7 +89,7 @@ def upgrade() -> None:
     sa.ForeignKeyConstraint(['product_id'], ['product.id'], ),
     sa.PrimaryKeyConstraint('id')
     )
-    op.create_index('order_of_account', 'order', ['account_id', 'id'], unique=False)
+    op.create_index(op.f('ix_order_account_id'), 'order', ['account_id'], unique=False)
     op.create_table('payment',
     sa.Column('id', sa.Integer(), nullable=False),
     sa.Column('account_id', sa.Integer(), nullable=False),
@@ -99,4 +99,4 @@ def upgrade() -> None:
     sa.ForeignKeyConstraint(['account_id'], ['account.id'], ),
     sa.PrimaryKeyConstraint('id')
     )
-    op.create_index('payment_of_account', 'payment', ['account_id', 'id'], unique=False)
+    op.create_index(op.f('ix_payment_account_id'), 'payment', ['account_id'], unique=False)
