@@ -45,7 +45,6 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
 
 @contextmanager
 def ledger() -> Iterator[sqlite3.Connection]:
-    """A connection to the ledger, committed at the end of the block."""
     with closing(sqlite3.connect(current_app.config["PROVIDER_DATABASE"], timeout=10)) as database:
         database.row_factory = sqlite3.Row
         with database:

@@ -40,7 +40,6 @@ def command() -> None:
 
 
 def seed() -> None:
-    """Create what is missing; needs an application context."""
     for name, token, password, balance in (ALICE, BOB):
         hashed = {"password_hash": generate_password_hash(password), "token_digest": digest(token)}
         row = {"name": name, "balance": balance, **hashed}
