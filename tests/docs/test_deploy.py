@@ -8,9 +8,7 @@ import re
 import runpy
 import shlex
 import signal
-import subprocess
 import sys
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -174,20 +172,6 @@ def test_the_command_by_hand_has_the_environment_of_the_service():
     (*_, script) = shlex.split(line)
     assert f". {unit(units()[0])['Service']['EnvironmentFile']};" in script
     the_command_exists(shlex.split(script))
-
-
-# Celery knows the tasks of every page that this process has run.
-@pytest.mark.filterwarnings("ignore:Task name")
-def test_the_beat_of_celery_runs_the_purge(monkeypatch):
-    names: dict[str, Any] = {}
-    [code] = [block.text for block in blocks(PURGE, "python") if "celery" in block.text]
-    exec(code, names)  # noqa: S102
-    [entry] = names["celery"].conf.beat_schedule.values()
-    ran: list[list[str]] = []
-    monkeypatch.setattr(subprocess, "run", lambda command, check: ran.append(command))
-    names["celery"].tasks[entry["task"]].apply(throw=True)
-    assert entry["schedule"].is_due(datetime(2026, 1, 1, tzinfo=timezone.utc)).is_due
-    the_command_exists(ran[0])
 
 
 def test_the_statement_for_pg_cron_deletes_what_the_command_would(world, add_view):
