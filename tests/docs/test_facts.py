@@ -109,7 +109,7 @@ FACTS: list[tuple[str, str, Callable[[str], set[str]], Collection[object]]] = [
         for page in ("configuration.md", "api.md")
     ),
     ("Redis' limit", "go-live.md", after("**Time-outs** are ", " for a command", r"[\d.]+"), {"0.1"}),
-    ("Redis' limit", "request.md", after("gets no reply within ", " seconds", r"[\d.]+"), {"0.1"}),
+    ("Redis' limit", "request.md", after("gives no reply within ", " seconds", r"[\d.]+"), {"0.1"}),
     ("the pause", "go-live.md", after("do without Redis for ", " seconds", r"\w+"), {"two"}),
     (
         "the marker",
