@@ -7,35 +7,22 @@ of the application gets a replay, just as only such a request runs the view.
 from __future__ import annotations
 
 import logging
-import math
 from contextlib import AbstractContextManager
 from typing import Any
 
 from flask import Response, current_app
 from werkzeug.exceptions import RequestEntityTooLarge
 
-from flask_idempotency.core.engine import (
-    Claimed,
-    Gone,
-    InProgress,
-    Interrupted,
-    Mismatch,
-    Replay,
-    Settled,
-)
+from flask_idempotency.core.engine import Claimed, InProgress, Interrupted, Settled
 from flask_idempotency.core.errors import (
     ConfigurationError,
     KeyRequired,
-    LeaseLost,
     NotAtomic,
-    OperationInterrupted,
     Problem,
-    ReplayForbidden,
-    RequestInProgress,
     StoreUnavailable,
 )
 from flask_idempotency.core.logs import log
-from flask_idempotency.core.machine import Phase, assert_never
+from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.records import Claim
 from flask_idempotency.session.before_view import SetAside
 from flask_idempotency.session.databases import refuse_replaced_engine
@@ -49,6 +36,7 @@ from flask_idempotency.web.attempt.leased import LeasedAttempt
 from flask_idempotency.web.request.identity import identify, prepare, request_claim
 from flask_idempotency.web.request.response import replay
 from flask_idempotency.web.request.state import RequestState, is_outermost_request, this_request
+from flask_idempotency.web.request.verdict import replayed
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.routes import refuse_unsupported
 from flask_idempotency.web.setup.state import AppState, app_state
@@ -66,8 +54,6 @@ from .signals import (
     tell_failure,
     unavailable,
 )
-
-_SPENT = "The operation was begun too often without success; an operator must decide."
 
 
 def enter(route: Route, view: object) -> Attempt | Response | None:
@@ -215,42 +201,24 @@ def _answer(
     settled: Settled,
 ) -> Response:
     """The response about an operation that is not ours to run. Raises a :class:`Problem` otherwise."""
+    told = current.told
     match settled:
-        case Mismatch():
-            raise route.reused()
-        case InProgress(seconds, by_lock):
-            current.told.decided_by = "lock" if by_lock else "records"
-            raise _in_progress(claim, seconds, state.typical_seconds[operation.name])
-        case Interrupted(is_spent):
-            note(state.app, operation_interrupted, current.told, logging.ERROR)
-            raise OperationInterrupted(_SPENT if is_spent or route.atomic else None)
-        case Gone():
-            raise LeaseLost("The record to resume has expired or was taken over; nothing was done.")
-        case Replay(stored, attempt, incomparable):
-            if incomparable is not None:
-                log.warning(
-                    "operation %s: the stored fingerprint is of %s, this one of %s; they cannot be"
-                    " compared, so the stored response is replayed",
-                    operation.name,
-                    incomparable.origin,
-                    claim.fingerprint.origin,
-                )
-            operation.attempt = attempt
-            if route.authorize_replay and not route.authorize_replay(operation):
-                raise ReplayForbidden
-            if state.tracing is not None:
-                state.tracing.link(stored)
-            response = replay(state.app, stored, state.settings)
-            current.is_replay = True
-            conclude(state.app, operation_replayed, current.told, attempt=attempt, status=stored.status)
-            return response
-        case impossible:
-            assert_never(impossible)
-
-
-def _in_progress(claim: Claim, seconds: float | None, typical: float) -> RequestInProgress:
-    """The rejection of a duplicate; ``seconds`` are left of the lease, if the record was read."""
-    if seconds is None:  # Redis knows no leases, only young requests
-        seconds = claim.lease_seconds
-    left = typical if seconds is None else seconds  # RFC 9110 section 10.2.3 knows no fractions
-    return RequestInProgress(retry_after=max(1, math.ceil(left)))
+        case Interrupted():
+            note(state.app, operation_interrupted, told, logging.ERROR)
+        case InProgress(by_lock=True):
+            told.decided_by = "lock"
+    found = replayed(settled, route, operation, claim, state.typical_seconds[operation.name])
+    if found.incomparable is not None:
+        log.warning(
+            "operation %s: the stored fingerprint is of %s, this one of %s; they cannot be compared, so"
+            " the stored response is replayed",
+            operation.name,
+            found.incomparable.origin,
+            claim.fingerprint.origin,
+        )
+    if state.tracing is not None:
+        state.tracing.link(found.response)
+    response = replay(state.app, found.response, state.settings)
+    current.is_replay = True
+    conclude(state.app, operation_replayed, told, attempt=found.attempt, status=found.response.status)
+    return response

@@ -12,7 +12,6 @@ from flask_idempotency.core.engine import Execution
 from flask_idempotency.core.errors import Problem
 from flask_idempotency.core.machine import FOLLOWS, IllegalPhase, Phase
 from flask_idempotency.core.records import StoredResponse
-from flask_idempotency.core.storable import is_stored_by_default
 from flask_idempotency.session.after_commit import call_all
 from flask_idempotency.session.before_view import SetAside
 from flask_idempotency.session.flask_context import handle_error
@@ -141,7 +140,7 @@ class Attempt:
                 response = app.ensure_sync(self._registered.pop(self._outside))(response)
             stored = capture(response, self._state.settings, self._operation.flashes)
             status = stored.status
-            is_stored = self._route.store(response) if self._route.store else self._stores(status)
+            is_stored = self._route.stores(response)
         except Exception as error:
             # A generator, or what the view registered, fails as the view may.
             return (after_error or self.fail)(error)
@@ -233,8 +232,6 @@ class Attempt:
     def _is_settled(self) -> bool:
         """Return True if the view has left nothing that a commit above it could be meant for."""
         raise NotImplementedError
-
-    _stores = staticmethod(is_stored_by_default)  # if the route does not say
 
     def _commit(self, stored: StoredResponse) -> None:
         """Store the response; then tell everybody who waits for that."""

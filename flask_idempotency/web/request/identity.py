@@ -21,8 +21,18 @@ from flask_idempotency.web.setup.profiles import FIRST_SENT
 from flask_idempotency.web.setup.state import AppState
 
 from . import forms
-from .body import REQUEST, Body, fingerprint, first_sent, header_key, natural_key, pack_request
-from .observed_body import FORM_TYPES, OverheardBody
+from .body import (
+    FORM_TYPES,
+    REQUEST,
+    Body,
+    RequestBody,
+    fingerprint,
+    first_sent,
+    header_key,
+    natural_key,
+    pack_request,
+)
+from .observed_body import OverheardBody
 from .state import PresentedKey, RequestState, Resuming, begin, current_scope
 
 OWNER_BYTES = 9
@@ -118,9 +128,7 @@ def _find_key(request: Request, state: AppState, route: Route, current: RequestS
         presented.key = natural_key(request, body, route, state.settings)
 
 
-def _body(
-    request: Request, state: AppState, route: Route, current: RequestState
-) -> Body | OverheardBody:
+def _body(request: Request, state: AppState, route: Route, current: RequestState) -> RequestBody:
     if current.body is None:
         kind = Body if route.enforce else OverheardBody
         current.body = kind(request, state.settings)
@@ -128,17 +136,23 @@ def _body(
 
 
 def request_claim(
-    request: Request, state: AppState, route: Route, current: RequestState, operation: Operation
+    request: Request,
+    state: AppState,
+    route: Route,
+    current: RequestState,
+    operation: Operation,
+    found: Fingerprint | None = None,
 ) -> Claim:
-    """Make the claim of the request.
+    """Make the claim of the request; ``found`` is its fingerprint, if its body cannot be compared.
 
     Raises ``ScopeUnknown`` if it was sent to resume another operation, and what :func:`new_claim` and
     reading the body raise.
     """
     if current.resuming is not None:  # its key was accepted when it came
         route = replace(route, refuse_old_keys=bool(route.refuse_old_keys))
-    body = (current.body or _body(request, state, route, current)).whole()
-    found = fingerprint(request, body, route)
+    body = current.body or _body(request, state, route, current)
+    if found is None:
+        found = fingerprint(request, body, route)
     born = told_birth(request, current) if route.refuse_old_keys else None
     claim = new_claim(state, route, operation, found, born)
     # Not where steps may be left, whose results belong to the first request.
@@ -147,7 +161,9 @@ def request_claim(
     if current.resuming is not None:
         claim = _resumed(claim, current.resuming)
     if route.resumable is not None:
-        plain = pack_request(request, body, route, state.settings, _in_headers(state, route, current))
+        plain = pack_request(
+            request, body.whole(), route, state.settings, _in_headers(state, route, current)
+        )
         claim = replace(claim, request=state.sealer.seal_bytes(plain, claim.key, REQUEST))
     return claim
 
