@@ -86,9 +86,9 @@ def _names(error: BaseException) -> list[str]:
     return [f"{each.__module__}.{each.__qualname__}" for each in type(error).__mro__]
 
 
-def is_stored_by_default(status: int) -> bool:
+def is_stored_by_default(status: int, atomic: bool = True) -> bool:
     """Return True if a response of this status is stored (and its writes committed) by default."""
-    return status < 500 and status not in NOT_STORED
+    return status not in NOT_STORED if status < 500 else not atomic
 
 
 def storable(headers: Iterable[tuple[str, str]], unstored: Collection[str]) -> Headers:

@@ -32,13 +32,14 @@ from flask_idempotency.core.fingerprint import UNCOMPARED
 from flask_idempotency.core.keys import observed_namespace
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import OBSERVED, Claim, StoredResponse
+from flask_idempotency.core.storable import is_stored_by_default
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.undone import Commits, warn_undone, watch_commits, watched
 from flask_idempotency.web.background.observer import OF_THE_RECORD, PAUSE_SECONDS, Observer
-from flask_idempotency.web.request.identity import identify, prepare, request_claim
+from flask_idempotency.web.request.identity import identify, request_claim
 from flask_idempotency.web.request.observed_body import NotKept, OverheardBody
+from flask_idempotency.web.request.response import replayed
 from flask_idempotency.web.request.state import RequestState, current_scope
-from flask_idempotency.web.request.verdict import replayed
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.state import AppState
 
@@ -95,9 +96,7 @@ class Observed(Told):
             if not isinstance(body, OverheardBody):
                 body = OverheardBody(request, self._state.settings)
             self._body = self._current.body = body
-            prepare(request, self._state, self._route, self._current)
-            if not self._current.presented.skipped:
-                self._judge(body)
+            self._judge(body)
             if not (self._waits or self._execution):
                 body.stop()
             elif self._route.atomic:
@@ -261,14 +260,14 @@ class Observed(Told):
                 return "executed"
         if response is None:
             return "rolled_back" if route.atomic else "interrupted"
-        if route.store is not None:
-            if response.is_sequence:  # the option sees a copy
-                response = self._state.app.response_class(
-                    response.get_data(), response.status, response.headers.copy()
-                )
-            else:  # and no streamed one
-                route = replace(route, store=None)
-        if route.stores(response):
+        if route.store is not None and response.is_sequence:  # the option sees a copy, and no stream
+            shown = self._state.app.response_class(
+                response.get_data(), response.status, response.headers.copy()
+            )
+            is_stored = route.store(shown)
+        else:
+            is_stored = is_stored_by_default(response.status_code, route.atomic)
+        if is_stored:
             return "executed"
         return "rolled_back" if route.atomic else "released"
 

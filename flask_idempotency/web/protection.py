@@ -33,10 +33,9 @@ from flask_idempotency.session.set_aside import parked, parked_inside, set_aside
 from flask_idempotency.web.attempt.atomic import AtomicAttempt
 from flask_idempotency.web.attempt.attempt import Attempt
 from flask_idempotency.web.attempt.leased import LeasedAttempt
-from flask_idempotency.web.request.identity import identify, prepare, request_claim
-from flask_idempotency.web.request.response import replay
+from flask_idempotency.web.request.identity import identify, request_claim
+from flask_idempotency.web.request.response import replay, replayed
 from flask_idempotency.web.request.state import RequestState, is_outermost_request, this_request
-from flask_idempotency.web.request.verdict import replayed
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.routes import refuse_unsupported
 from flask_idempotency.web.setup.state import AppState, app_state
@@ -83,8 +82,7 @@ def enter(route: Route, view: object) -> Attempt | Response | None:
         observe(state, route, current, request)
         return None
     try:
-        prepare(request, state, route, current)
-        operation = None if current.presented.skipped else identify(request, state, route, current)
+        operation = identify(request, state, route, current)
         if operation is None:
             _let_pass(state, current)
             return None

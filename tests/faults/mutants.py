@@ -26,7 +26,7 @@ from flask_idempotency.stores.postgres.holds import PostgresHold
 from flask_idempotency.stores.postgres.messages import Messages
 from flask_idempotency.stores.postgres.records import PostgresRecords
 from flask_idempotency.stores.redis import lock as redis
-from flask_idempotency.web.setup.options import Route
+from flask_idempotency.web.attempt import attempt
 
 
 @dataclass(frozen=True)
@@ -190,10 +190,8 @@ def answer_not_stored(_app: Flask) -> None:
 
 def errors_kept(_app: Flask) -> None:
     """An answer of 500 is an answer, too."""
-    before = Route.stores
-    Route.stores = (  # type: ignore[method-assign]
-        lambda self, response: response.status_code == 500 or before(self, response)
-    )
+    before = attempt.is_stored_by_default
+    attempt.is_stored_by_default = lambda status, atomic: status == 500 or before(status, atomic)
 
 
 def lost_commit_is_success(_app: Flask) -> None:

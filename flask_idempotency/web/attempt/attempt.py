@@ -12,6 +12,7 @@ from flask_idempotency.core.engine import Execution
 from flask_idempotency.core.errors import Problem
 from flask_idempotency.core.machine import FOLLOWS, IllegalPhase, Phase
 from flask_idempotency.core.records import StoredResponse
+from flask_idempotency.core.storable import is_stored_by_default
 from flask_idempotency.session.after_commit import call_all
 from flask_idempotency.session.before_view import SetAside
 from flask_idempotency.session.flask_context import handle_error
@@ -140,7 +141,8 @@ class Attempt:
                 response = app.ensure_sync(self._registered.pop(self._outside))(response)
             stored = capture(response, self._state.settings, self._operation.flashes)
             status = stored.status
-            is_stored = self._route.stores(response)
+            store = self._route.store
+            is_stored = store(response) if store else is_stored_by_default(status, self._route.atomic)
         except Exception as error:
             # A generator, or what the view registered, fails as the view may.
             return (after_error or self.fail)(error)

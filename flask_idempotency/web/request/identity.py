@@ -81,12 +81,15 @@ def prepare(request: Request, state: AppState, route: Route, current: RequestSta
 def identify(
     request: Request, state: AppState, route: Route, current: RequestState
 ) -> Operation | None:
-    """The operation that the request is about; None if it has no key and needs none.
+    """The operation that the request is about; None if it has no key and needs none, or is skipped.
 
     Reads no body of an unauthenticated caller, except where a request without a key may pass. Raises
-    what :func:`prepare` found wrong.
+    what :func:`prepare` raises or found wrong.
     """
+    prepare(request, state, route, current)
     presented = current.presented
+    if presented.skipped:
+        return None
     if presented.refusal is not None:
         raise presented.refusal
     has_key = route.key is None and presented.key is not None

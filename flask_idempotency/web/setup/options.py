@@ -27,7 +27,7 @@ from flask_idempotency.core.errors import (
     shown,
 )
 from flask_idempotency.core.fingerprint import Named, Pointer, parse_pointer
-from flask_idempotency.core.storable import interrupts, is_stored_by_default, releases
+from flask_idempotency.core.storable import interrupts, releases
 from flask_idempotency.session.operation import Operation
 
 from .settings import SETTINGS, Settings, boolean, checked, integer, optional, row, value_that
@@ -363,13 +363,6 @@ class Route:
         defaults = {**vars(settings), "scope": scope, "name": endpoint, "fingerprint": compared}
         left_open = {name: defaults[name] for name in vars(self) if getattr(self, name) is NOT_GIVEN}
         return replace(self, **left_open, given=self)
-
-    def stores(self, response: Response) -> bool:
-        """Return True if ``response`` is stored. Raises what the option ``store`` does."""
-        if self.store is not None:
-            return self.store(response)
-        status = response.status_code
-        return (status >= 500 and not self.atomic) or is_stored_by_default(status)
 
     def outcome_after(self, error: Exception) -> Literal["interrupted", "released"] | None:
         """Say what becomes of an operation that is not atomic if its view raises ``error``.
