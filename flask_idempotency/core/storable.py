@@ -97,18 +97,13 @@ def storable(headers: Iterable[tuple[str, str]], unstored: Collection[str]) -> H
     All but :data:`NEVER_STORED`, ``unstored`` (lower case), what ``Connection`` names (also hop by
     hop), and what no HTTP message can carry.
     """
-    lines = [(name.lower(), name, value) for name, value in headers]
-    hops = [value.lower().split(",") for lower, _, value in lines if lower == "connection"]
-    named = {option.strip() for options in hops for option in options}
-    return tuple(
-        (name, value)
-        for lower, name, value in lines
-        if lower not in NEVER_STORED
-        and lower not in unstored
-        and lower not in named
-        and _NAME.fullmatch(name)
-        and _VALUE.fullmatch(value)
-    )
+    lines, dropped = [], {*NEVER_STORED, *unstored}
+    for name, value in headers:
+        if name.lower() == "connection":
+            dropped.update(map(str.strip, value.lower().split(",")))
+        elif _NAME.fullmatch(name) and _VALUE.fullmatch(value):
+            lines.append((name, value))
+    return tuple([line for line in lines if line[0].lower() not in dropped])
 
 
 def reason_in(headers: Headers) -> str:

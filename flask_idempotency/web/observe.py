@@ -36,7 +36,7 @@ from flask_idempotency.core.storable import is_stored_by_default
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.undone import Commits, warn_undone, watch_commits, watched
 from flask_idempotency.web.background.observer import OF_THE_RECORD, PAUSE_SECONDS, Observer
-from flask_idempotency.web.request.identity import identify, request_claim
+from flask_idempotency.web.request.identity import identify, prepare, request_claim
 from flask_idempotency.web.request.observed_body import NotKept, OverheardBody
 from flask_idempotency.web.request.response import replayed
 from flask_idempotency.web.request.state import RequestState, current_scope
@@ -96,6 +96,7 @@ class Observed(Told):
             if not isinstance(body, OverheardBody):
                 body = OverheardBody(request, self._state.settings)
             self._body = self._current.body = body
+            prepare(request, self._state, self._route, self._current)  # its skip may read the body
             self._judge(body)
             if not (self._waits or self._execution):
                 body.stop()

@@ -30,7 +30,7 @@ _READS: dict[str, Callable[..., bytes]] = {
     "read1": _given,
     "readline": _given,
     "readlines": lambda lines, *_hint: b"".join(lines),
-    "readinto": lambda size, buffer: bytes(memoryview(buffer)[:size]),
+    **dict.fromkeys(("readinto", "readinto1"), lambda size, buffer: bytes(memoryview(buffer)[:size])),
 }
 """The methods that read, and what each has read, from its result and its arguments."""
 
@@ -138,7 +138,7 @@ class OverheardBody(RequestBody):
         found = getattr(self._input, name)
         if name in _READS:
             return partial(self._heard, name, found)
-        return partial(self._moved, found) if name in ("readinto1", "seek") else found
+        return partial(self._moved, found) if name == "seek" else found
 
     def __iter__(self) -> Iterator[bytes]:
         pieces = iter(self._input)
@@ -177,12 +177,12 @@ class OverheardBody(RequestBody):
             if told is not None:
                 told()
             return
-        most = len(size) if name == "readinto" else -1 if size is None else index(size)
+        most = len(size) if name in ("readinto", "readinto1") else -1 if size is None else index(size)
         if not (data or most == 0) or (most < 0 and name in ("read", "readlines")):
             self._is_broken = True  # it has ended too early
 
-    def _moved(self, move: Callable[..., Any], *to: Any) -> Any:
-        """Give up what is not whole yet: parts of it may be missing, or come twice."""
+    def _moved(self, seek: Callable[..., Any], *to: Any) -> Any:
+        """Give up what is not whole yet: parts of it may come twice."""
         if self.is_awaited:
             self._is_kept = False
-        return move(*to)
+        return seek(*to)
