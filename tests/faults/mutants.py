@@ -17,6 +17,7 @@ from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.core.machine import Comparison, Next, Situation
 from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Claim, StoredResponse
+from flask_idempotency.core.rows import claim_values
 from flask_idempotency.drivers.raw_connection import RawConnection
 from flask_idempotency.session import transaction_scope
 from flask_idempotency.session.postgres_units import EARLY
@@ -57,7 +58,7 @@ def _in_any_case(messages: Messages, claim: Claim) -> PostgresHold:
     savepoint = f"; {EARLY}" if wire.port.ANSWERS_EACH else ""
     (xid,) = wire.send(f"BEGIN; SELECT txid_current(){savepoint}").fetchone() or (0,)
     locked = ["1", str(xid), "read committed", "postgres", "none", "public", "on"]
-    return PostgresHold(messages, wire, claim, locked)
+    return PostgresHold(messages, wire, claim, claim_values(claim), locked)
 
 
 def empty_is_free(_app: Flask) -> None:
