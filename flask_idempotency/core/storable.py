@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from .records import Headers
 
@@ -106,6 +106,7 @@ def storable(headers: Iterable[tuple[str, str]], unstored: Collection[str]) -> H
     return tuple([line for line in lines if line[0].lower() not in dropped])
 
 
-def reason_in(headers: Headers) -> str:
+def reason_in(headers: Mapping[str, str]) -> str:
     """The reason phrase of the view's own among stored headers; empty without one."""
-    return next((text for name, text in headers if name == REASON and _VALUE.fullmatch(text)), "")
+    reason = headers.get(REASON, "")
+    return reason if _VALUE.fullmatch(reason) else ""

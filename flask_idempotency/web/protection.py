@@ -10,7 +10,7 @@ import logging
 from contextlib import AbstractContextManager
 from typing import Any
 
-from flask import Response, current_app
+from flask import Request, Response, current_app
 from werkzeug.exceptions import RequestEntityTooLarge
 
 from flask_idempotency.core.engine import Claimed, InProgress, Interrupted, Settled
@@ -72,12 +72,11 @@ def enter(route: Route, view: object) -> Attempt | Response | None:
     if running_operation() is not None or not state.settings.enabled:
         return None  # an idempotent function that an idempotent view calls is part of it
     request = needed_request()
-    if current.route is not None and current.route.given is route:
-        route = current.route
-    elif not route.applies_to(request.method):
+    known = current.route
+    found = known if known is not None and known.given is route else _unseen(route, request, state)
+    if found is None:
         return None
-    else:
-        route = _unseen(route, request.endpoint or "", state)
+    route = found
     if not route.enforce:
         observe(state, route, current, request)
         return None
@@ -86,7 +85,8 @@ def enter(route: Route, view: object) -> Attempt | Response | None:
         if operation is None:
             _let_pass(state, current)
             return None
-        _refuse_shared_name(current, operation, view)
+        if current.entered.get((operation.name, operation.key), view) != view:
+            raise _shared_name(operation)
         claim = request_claim(request, state, route, current, operation)
         entered = claim_or_answer(state, route, current, operation, claim)
         if entered is not None:  # what runs unprotected may call others that do
@@ -99,9 +99,14 @@ def enter(route: Route, view: object) -> Attempt | Response | None:
         raise
 
 
-def _unseen(route: Route, endpoint: str, state: AppState) -> Route:
-    """The options of a function that a view calls, or of a request that the hooks have not seen."""
-    route = route.resolved(state.settings, state.scope, endpoint)
+def _unseen(route: Route, request: Request, state: AppState) -> Route | None:
+    """The options of a function that a view calls, or of a request that the hooks have not seen.
+
+    None if they leave the request's method out.
+    """
+    if not route.applies_to(request.method):
+        return None
+    route = route.resolved(state.settings, state.scope, request.endpoint or "")
     if route.enforce:
         refuse_unsupported(state, route, route.name)
     return route
@@ -118,14 +123,13 @@ def _note_refusal(state: AppState, current: RequestState, error: Exception) -> N
         conclude(state.app, operation_rejected, current.told, problem=problem, error=error)
 
 
-def _refuse_shared_name(current: RequestState, operation: Operation, view: object) -> None:
-    """Raise ``ConfigurationError`` if another function of this request was the same operation."""
-    if current.entered.get((operation.name, operation.key), view) != view:
-        raise ConfigurationError(
-            f"two idempotent functions of one request are both the operation {operation.name!r}, so the"
-            " second would get the first one's response: give one of them a name of its own,"
-            " @idempotent(name=...)"
-        )
+def _shared_name(operation: Operation) -> ConfigurationError:
+    """The error for another function of this request that would be the same operation."""
+    return ConfigurationError(
+        f"two idempotent functions of one request are both the operation {operation.name!r}, so the"
+        " second would get the first one's response: give one of them a name of its own,"
+        " @idempotent(name=...)"
+    )
 
 
 def _let_pass(state: AppState, current: RequestState) -> None:

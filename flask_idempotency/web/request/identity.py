@@ -19,6 +19,7 @@ from flask_idempotency.session.operation import Operation
 from flask_idempotency.web.setup.options import REQUIRED, Route
 from flask_idempotency.web.setup.profiles import FIRST_SENT
 from flask_idempotency.web.setup.state import AppState
+from flask_idempotency.web.signals import Told
 
 from . import forms
 from .body import (
@@ -33,7 +34,7 @@ from .body import (
     pack_request,
 )
 from .observed_body import OverheardBody
-from .state import PresentedKey, RequestState, Resuming, begin, current_scope
+from .state import PresentedKey, RequestState, Resuming, current_scope
 
 OWNER_BYTES = 9
 """An owner's token: 72 random bits tell the few attempts at one operation apart, and take 12 characters
@@ -54,7 +55,8 @@ def prepare(request: Request, state: AppState, route: Route, current: RequestSta
     ``refusal`` of what is ``presented`` says what is wrong with it. Raises only what
     ``protect(skip=...)`` does.
     """
-    current.told = begin(route.name)
+    told = current.told = Told()
+    told.name, told.began = route.name, time.monotonic()
     if current.presented.options is route.given:
         return
     presented = current.presented = PresentedKey()

@@ -85,13 +85,15 @@ def replay(app: Flask, stored: StoredResponse, settings: Settings) -> Response:
     if stored.body is None:
         raise ResponseNotKept(headers=tuple(h for h in headers if h[0].lower() in POINTERS))
     response = app.response_class([stored.body], stored.status, content_type="")
-    if reason := reason_in(stored.headers or ()):
+    own = dict(stored.headers or ())
+    if reason := reason_in(own):
         response.status = f"{stored.status} {reason}"
     response.headers.clear()  # a response may have been stored without a Content-Type
     for name, value in headers:
         response.headers.add(name, value)
     response.headers.set(settings.replayed_header, "true")
-    _flash_again(stored.headers or ())
+    if FLASHES in own:
+        _flash_again(own[FLASHES])
     return response
 
 
@@ -207,16 +209,15 @@ def _flashed_lines(flashed: Flashes) -> records.Headers:
         return ((FLASHES, _JSON.dumps([(category, str(message)) for category, message in kept])),)
 
 
-def _flash_again(headers: records.Headers) -> None:
+def _flash_again(stored: str) -> None:
     """Flash what was stored, except what the session still has. Raises ``RecordBroken``."""
-    texts = [value for name, value in headers if name == FLASHES]
-    if not texts or not has_request_context():
+    if not has_request_context():
         return
     if current_app.session_interface.is_null_session(session):
         return
     waiting = [*map(tuple, session.get("_flashes", []))]  # some sessions make lists of them
     try:
-        flashed = [(category, message) for category, message in _JSON.loads(texts[0])]
+        flashed = [(category, message) for category, message in _JSON.loads(stored)]
     except (AttributeError, RecursionError, TypeError, ValueError) as error:
         raise RecordBroken("its flashed messages cannot be read") from error
     for category, message in flashed:

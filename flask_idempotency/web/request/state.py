@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import get_ident
@@ -128,13 +127,6 @@ class RequestState:
 
 
 _OUTERMOST = "_flask_idempotency_request"
-
-
-def begin(name: str = "") -> Told:
-    """Return what is told from now on: the protection begins with an operation."""
-    told = Told()
-    told.name, told.began = name, time.monotonic()
-    return told
 
 
 def begin_request(request: Any) -> RequestState:
