@@ -33,7 +33,7 @@ pytestmark = [
 
 MOST = {
     "A first request": (228, 40, 66),
-    "A replay": (110, 30, 33),
+    "A replay": (108, 30, 33),
     "A rejected duplicate": (85, 21, 35),
     "A step": (225, 34, 77),
     "A take-over after a crash": (279, 40, 78),
