@@ -77,6 +77,10 @@ class RawConnection:
         """See :meth:`~.port.Driver.send`."""
         return self.port.send(self.driver, text, values, first)
 
+    def has_committed(self, answer: Answer) -> bool:
+        """Return True if the COMMIT at its end did so: that of a failed transaction says ROLLBACK."""
+        return answer.statusmessage == "COMMIT"
+
     def __del__(self) -> None:
         # An exception from a signal handler can strike between two lines. The pool's own reset would
         # then put a connection back with its transaction, and the row's lock, still open.

@@ -159,7 +159,7 @@ class PostgresHold(KeepsConnection):
                     self._complete_items()
                 sql = self._messages.prepared(template, wire)
                 answer = wire.send(sql, {**self._session, **values}, first=self.units.waiting)
-                if answer.statusmessage != "COMMIT":  # that of a failed transaction says ROLLBACK
+                if not wire.has_committed(answer):
                     raise NotAtomic("the transaction had failed, so nothing was committed")
                 self._committed = True
         except wire.port.Error as error:
