@@ -9,7 +9,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from flask_idempotency import current_operation, idempotent
+from flask_idempotency import idempotent
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.drivers import psycopg as port
 from flask_idempotency.drivers.cursors import Listener
@@ -347,19 +347,6 @@ def test_a_cursors_connection_begins_nothing_of_its_own(make_world, add_view, na
     assert world.records()[0].state == "in_progress"
 
 
-def test_what_a_cursors_connection_sends_is_the_sessions(make_world, add_view):
-    world = make_world()
-
-    def during():
-        connection = world.db.session.execute(sa.text("select 1")).cursor.connection
-        connection.execute("insert into payment (amount) values (7)")
-        world.db.session.rollback()
-
-    add_view(world, during=during)
-    assert world.post().status_code == 201
-    assert world.count() == 1
-
-
 def test_a_long_value_behind_what_waits_arrives(make_world, add_view):
     """More than the sockets hold: libpq keeps the rest until somebody lets it send."""
     world = make_world()
@@ -389,44 +376,6 @@ def test_a_record_is_read_whatever_the_application_makes_of_its_types(make_world
         world.db.engine.dispose()
     first, again = world.post(), world.post()
     assert (again.status_code, again.data) == (201, first.data)
-
-
-def test_an_error_behind_what_waits_is_the_statements_own(make_world, add_view):
-    world = make_world()
-    seen = []
-
-    def during():
-        session = world.db.session
-        for statement in ("selec 1", "select 1 / 0", "select nothing from payment", "select 1; selec"):
-            with pytest.raises(sa.exc.DBAPIError) as caught, session.begin_nested():
-                session.execute(sa.text(statement))
-            seen.append(caught.value.orig.sqlstate)
-        session.add(world.Payment(amount=6))
-        session.commit()
-
-    add_view(world, during=during)
-    assert world.post().status_code == 201
-    assert seen == ["42601", "22012", "42703", "42601"]
-    assert world.count() == 2
-
-
-@pytest.mark.parametrize("is_first", [False, True])
-def test_what_is_part_of_no_unit_is_not_in_the_savepoint_of_the_first(make_world, is_first):
-    world = make_world()
-
-    def view():
-        insert = sa.text("insert into payment (amount) values (1)")
-        if is_first:
-            current_operation.connection.execute(insert)
-        world.db.session.execute(insert)
-        world.db.session.rollback()
-        if not is_first:
-            current_operation.connection.execute(insert)
-        return {}, 201
-
-    world.app.add_url_rule("/payments", "pay", idempotent(view), methods=["POST"])
-    assert world.post().status_code == 201
-    assert world.count() == 1
 
 
 def test_a_statement_that_cannot_be_parsed_while_psycopg_prepares_it_costs_no_later_request(make_world):

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from psycopg.rows import dict_row
 from sqlalchemy.pool.base import _AdhocProxiedConnection
 
-from flask_idempotency import current_operation, idempotent
+from flask_idempotency import current_operation
 from tests.drivers import PSYCOPG, PSYCOPG2, has_own_cursors
 from tests.integration.views import pay_once, protect
 
@@ -128,20 +128,6 @@ def test_a_connection_comes_back_as_it_went_and_its_savepoints_work(make_world, 
     assert world.sql("select amount from payment where amount > 1") == [(2,)]
 
 
-def test_a_request_that_used_the_session_before_needs_no_second_connection(make_world):
-    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=ONE_CONNECTION)
-    world.app.before_request(lambda: world.db.session.execute(sa.text("select 1")) and None)
-
-    def pay():
-        world.db.session.add(world.Payment(amount=1))
-        world.db.session.commit()
-        return {}, 201
-
-    protect(world, pay)
-    assert [world.post().status_code for _ in range(2)] == [201, 201]
-    assert world.count() == 1
-
-
 def test_a_server_that_commits_asynchronously_does_not_do_so_with_a_response(world):
     database = world.sql("select current_database()")[0][0]
     world.sql(f"alter database {database} set synchronous_commit = off")
@@ -197,21 +183,6 @@ def test_a_cursor_factory_that_the_view_chooses_is_used(world, view, driver):
 
     view(pay)
     assert world.post().json == {"amount": 5}
-
-
-def test_an_engine_with_a_cursor_class_of_its_own_may_read_before_the_view(make_world, driver):
-    kinds = {"psycopg2": psycopg2.extras.NamedTupleCursor, "psycopg": psycopg.ClientCursor}
-    options = {"connect_args": {"cursor_factory": kinds[driver]}}
-    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=options)
-    world.app.before_request(lambda: world.db.session.scalar(sa.text("select 1")) and None)
-
-    @world.app.post("/payments")
-    @idempotent
-    def pay():
-        add(world)
-        return {}, 201
-
-    assert [world.post().status_code for _ in range(2)] == [201, 201]
 
 
 def through_a_listener(world, kind):
