@@ -1,11 +1,13 @@
-"""psycopg2's own doors: its connection, its cursors, its transactions, and classes of one's own."""
+"""psycopg2's own doors: its connection, its transactions, and classes of one's own.
+
+Its cursors: ``test_documented.py``.
+"""
 
 from __future__ import annotations
 
 import io
 import logging
 
-import psycopg2
 import sqlalchemy as sa
 from psycopg2 import extensions, extras, sql
 
@@ -66,11 +68,6 @@ def ending_uncaught(end):
     return view
 
 
-def in_a_with(world):
-    with driver(world):
-        pass
-
-
 def after_a_named_cursor(world):
     cursor = world.session.connection().connection.cursor("named")
     cursor.execute("select 1")
@@ -95,7 +92,6 @@ for what, reach in REACHED.items():
         view = ending_twice(lambda world, reach=reach, end=end: getattr(reach(world), end)())
         of_both.add(f"{end} of {what}", view)
 of_both.add("a commit after a named cursor", ending_twice(after_a_named_cursor))
-family.add("a with", ending_twice(in_a_with))  # psycopg's closes its connection
 
 
 def set_autocommit(world):
@@ -247,86 +243,6 @@ family.add("a listener that puts a comment behind", everything, setup=comments_b
 # What people use the driver for.
 
 
-def insert_two(world):
-    statement = "insert into payment (amount) values %s"
-    extras.execute_values(driver(world).cursor(), statement, [(1,), (2,)])
-
-
-@family()
-def execute_values(world):
-    insert_two(world)
-    world.commit()
-
-
-@family()
-def execute_batch(world):
-    extras.execute_batch(driver(world).cursor(), INSERT, [(1,), (2,)])
-    world.commit()
-
-
-@family()
-def execute_values_rolled_back(world):
-    insert_two(world)
-    world.session.rollback()
-    world.pay(3)
-    world.commit()
-
-
-@family()
-def execute_values_in_a_nested_transaction(world):
-    nested = world.session.begin_nested()
-    insert_two(world)
-    nested.rollback()
-    world.pay(3)
-    world.commit()
-
-
-@family()
-def copy(world):
-    driver(world).cursor().copy_expert("copy payment (amount) from stdin", io.StringIO("1\n2\n"))
-    out = io.StringIO()
-    driver(world).cursor().copy_expert("copy (select max(amount) from payment) to stdout", out)
-    world.note(out.getvalue())
-    world.commit()
-
-
-@family()
-def a_named_cursor(world):
-    with driver(world).cursor("rows") as cursor:
-        cursor.execute("select generate_series(1, 5)")
-        world.note(cursor.fetchall())
-    world.pay(1)
-    world.commit()
-
-
-@family()
-def a_procedure(world):
-    cursor = driver(world).cursor()
-    cursor.callproc("pg_advisory_xact_lock", (4,))
-    world.pay(1)
-    world.commit()
-
-
-@family(expect=Refused("lobject"))
-def a_large_object(world):
-    large = driver(world).lobject(0, "wb")
-    large.write(b"abc")
-    large.close()
-    world.pay(1)
-    world.commit()
-
-
-@family(status=None)
-def an_error_of_the_driver(world):
-    world.pay(1)
-    world.session.flush()
-    with world.catching(psycopg2.Error):
-        driver(world).cursor().execute("select 1 / 0")
-    world.session.rollback()
-    world.pay(2)
-    world.commit()
-
-
 @family()
 def notices(world):
     driver(world).cursor().execute("do $$ begin raise notice 'hello'; end $$")
@@ -419,19 +335,6 @@ def read_only_until_the_commit(world):
     world.note(world.session.query(world.Payment).count() >= 0)
     world.commit()
     world.pay(1)
-    world.commit()
-
-
-@family()
-def a_named_cursor_with_hold(world):
-    cursor = world.session.connection().connection.cursor("kept", withhold=True)
-    cursor.execute("select name from account order by 1")
-    world.commit()
-    world.note(cursor.fetchone())
-    world.pay(1)
-    world.commit()
-    world.note(cursor.fetchall())
-    cursor.close()
     world.commit()
 
 

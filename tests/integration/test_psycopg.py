@@ -1,4 +1,7 @@
-"""psycopg 3: what only it has, and what it does with prepared statements."""
+"""psycopg 3: what only it has, and what it does with prepared statements.
+
+Its ways to write: ``tests/differential/test_documented.py``.
+"""
 
 from __future__ import annotations
 
@@ -218,86 +221,6 @@ def test_an_interrupted_message_leaves_no_connection_in_the_pool(shop, raw, monk
     shop.assert_clean()
 
 
-def through_execute(connection):
-    return connection.execute("insert into payment (amount) values (%s)", [7]).rowcount
-
-
-def through_executemany(connection):
-    cursor = connection.cursor()
-    cursor.executemany("insert into payment (amount) values (%s)", [(7,), (8,)])
-    return cursor.rowcount
-
-
-def through_copy(connection):
-    cursor = connection.cursor()
-    with cursor.copy("copy payment (amount) from stdin") as copy:
-        copy.write_row([7])
-    return cursor.rowcount
-
-
-def through_a_named_cursor(connection):
-    connection.execute("insert into payment (amount) values (7)")
-    with connection.cursor("named") as cursor:
-        cursor.execute("select amount from payment where amount = 7")
-        return len(cursor.fetchall())
-
-
-def through_bytes_and_composed(connection):
-    connection.execute(b"insert into payment (amount) values (7)")
-    table = psycopg.sql.Identifier("payment")
-    statement = psycopg.sql.SQL("insert into {} (amount) values (%s)").format(table)
-    return connection.execute(statement, [8]).rowcount + 1
-
-
-def through_several_statements(connection):
-    connection.execute(
-        "insert into payment (amount) values (7); insert into payment (amount) values (8)"
-    )
-    return 2
-
-
-WAYS = {
-    "execute": (through_execute, 1),
-    "executemany": (through_executemany, 2),
-    "copy": (through_copy, 1),
-    "a named cursor": (through_a_named_cursor, 1),
-    "bytes and composed": (through_bytes_and_composed, 2),
-    "several statements": (through_several_statements, 2),
-}
-
-
-@pytest.mark.parametrize("ends", ["commit", "rollback"])
-@pytest.mark.parametrize("way", WAYS)
-def test_the_drivers_ways_to_write_are_part_of_a_unit(make_world, add_view, way, ends):
-    """Behind a unit that was committed, so that a savepoint waits."""
-    world = make_world()
-    write, rows = WAYS[way]
-
-    def during():
-        connection = world.db.session.connection().connection.driver_connection
-        assert write(connection) == rows
-        getattr(connection, ends)()
-
-    add_view(world, during=during)
-    assert world.post().status_code == 201
-    assert world.count() == 1 + (rows if ends == "commit" else 0)
-    assert world.post().headers["Idempotent-Replayed"] == "true"
-
-
-def test_a_cursors_stream_is_refused_by_name(make_world, add_view):
-    world = make_world()
-    world.app.testing = True
-
-    def during():
-        connection = world.db.session.connection().connection.driver_connection
-        list(connection.cursor().stream("select amount from payment"))
-
-    add_view(world, during=during)
-    with pytest.raises(NotAtomic, match="yield_per"):
-        world.post()
-    assert world.count() == 0
-
-
 def test_a_savepoint_that_waits_is_not_lost_by_reading_on(make_world, add_view):
     world = make_world()
 
@@ -319,7 +242,7 @@ def test_a_savepoint_that_waits_is_not_lost_by_reading_on(make_world, add_view):
 
 @pytest.mark.parametrize(
     "name",
-    ["transaction", "pipeline", "set_autocommit", "set_read_only", "tpc_begin"],
+    ["set_autocommit", "set_read_only", "tpc_begin"],
 )
 def test_what_would_change_the_transaction_is_refused_by_name(make_world, add_view, name):
     world = make_world()

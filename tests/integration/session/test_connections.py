@@ -30,41 +30,6 @@ OWN_CURSORS = {"psycopg2": psycopg2.extensions.cursor, "psycopg": psycopg.Cursor
 ONE_CONNECTION = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 2}
 
 
-@PSYCOPG2  # psycopg's own ways: test_psycopg
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda cursor: cursor.copy_expert("copy payment (amount) from stdin", io.StringIO("7\n")),
-        lambda cursor: cursor.copy_from(io.StringIO("7\n"), "payment", columns=("amount",)),
-        lambda cursor: cursor.callproc("pay", (7,)),
-        lambda cursor: cursor.executemany("insert into payment (amount) values (%s)", [(7,)]),
-    ],
-    ids=["copy_expert", "copy_from", "callproc", "executemany"],
-)
-def test_the_drivers_other_ways_to_write_keep_their_place_among_savepoints(world, write):
-    world.sql(
-        "create function pay(amount integer) returns void language sql"
-        " as 'insert into payment (amount) values (amount)'"
-    )
-
-    def pay():
-        session = world.db.session
-        session.add(world.Payment(amount=1))
-        session.flush()
-        session.rollback()
-        with session.connection().connection.cursor() as cursor:
-            write(cursor)
-        session.commit()
-        with session.connection().connection.cursor() as cursor:
-            write(cursor)
-        session.rollback()
-        return {}, 201
-
-    protect(world, pay)
-    assert world.post().status_code == 201
-    assert world.sql("select amount from payment") == [(7,)]
-
-
 def copied(cursor):
     """The amounts of all payments, as COPY writes them."""
     if isinstance(cursor, psycopg.Cursor):
@@ -242,29 +207,6 @@ def test_a_cursor_made_past_the_session_is_in_its_unit(world):
     protect(world, pay)
     assert world.post().json == {"named": True, "own": True}
     assert world.sql("select amount from payment") == [(1,)]
-
-
-@PSYCOPG2  # psycopg's cursor() takes none
-@pytest.mark.parametrize("undo", [False, True])
-def test_a_cursor_with_a_factory_of_its_own_keeps_its_place_among_savepoints(world, undo):
-    def pay():
-        session = world.db.session
-        if not undo:
-            session.add(world.Payment(amount=1))
-            session.flush()
-            session.rollback()
-        driver = session.connection().connection
-        with driver.cursor(cursor_factory=psycopg2.extras.RealDictCursor) as cursor:
-            cursor.execute("insert into payment (amount) values (7)")
-        if undo:
-            session.rollback()
-        else:
-            session.commit()
-        return {}, 402 if undo else 201
-
-    protect(world, pay)
-    assert world.post().status_code == (402 if undo else 201)
-    assert world.sql("select amount from payment") == ([] if undo else [(7,)])
 
 
 @PSYCOPG2
