@@ -45,12 +45,10 @@ def twins_with_hidden(postgres: Any, quiet: None) -> Iterator[Twins]:
 
 @pytest.fixture(scope="module")
 def twins_of(request: pytest.FixtureRequest, postgres: Any, quiet: None) -> Iterator[Twins]:
-    """The applications of a driver."""
-    usual, servers.urls.driver = servers.urls.driver, request.param
+    """Applications for a driver: they are made when the first program comes."""
     twins = Twins(postgres, f"ways_{request.param}", schema=DOCUMENTED)
     yield twins
     twins.close()
-    servers.urls.driver = usual
 
 
 KEPT = {**kept.KEPT, **(kept.PSYCOPG if servers.urls.driver == "psycopg" else kept.PSYCOPG2)}
@@ -72,13 +70,16 @@ REFUSED = {
 }
 """What a driver's way is refused for, by what the refusal names."""
 
-WAYS = [pytest.param(of, way, id=f"{of}, {way}") for of, ways in OF_DRIVER.items() for way in ways]
+WAYS = [pytest.param(of, of, way, id=f"{of}, {way}") for of, ways in OF_DRIVER.items() for way in ways]
 
 
-@pytest.mark.parametrize(("twins_of", "way"), WAYS, indirect=["twins_of"])
-def test_each_way_of_a_driver_is_part_of_a_unit_or_refused(twins_of: Twins, way: str) -> None:
+@pytest.mark.parametrize(("twins_of", "of", "way"), WAYS, indirect=["twins_of"])
+def test_each_way_of_a_driver_is_part_of_a_unit_or_refused(
+    twins_of: Twins, of: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Behind a unit that was committed, so that a savepoint waits; undone, rolled back, committed."""
-    commit, rollback, step = do("commit"), do("rollback"), do("driver", servers.urls.driver, way)
+    monkeypatch.setattr(servers.urls, "driver", of)
+    commit, rollback, step = do("commit"), do("rollback"), do("driver", of, way)
     first, second = (do("insert", "a"), commit), (do("insert", "b"), rollback)
     undone, end = do("nested, undone", step), (do("text", "read"), do("text", "journal"))
     verdict = twins_of.compare(
