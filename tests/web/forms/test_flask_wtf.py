@@ -61,17 +61,6 @@ class TestFlaskWtf:
             assert answer.headers.get("Idempotent-Replayed") == replayed
         assert forms.count() == 1
 
-    @pytest.mark.parametrize("media_type", ["application/x-www-form-urlencoded", "multipart/form-data"])
-    def test_a_browsers_own_header_makes_no_second_payment(self, forms, media_type):
-        client = forms.client
-        data = {"amount": 5, **self.values(client.get("/form", headers=ALICE).text)}
-        for number, replayed in enumerate([None, "true"]):
-            headers = {**ALICE, "Idempotency-Key": f'"{number}"'}
-            answer = client.post("/payments", data=data, content_type=media_type, headers=headers)
-            assert answer.status_code == 303
-            assert answer.headers.get("Idempotent-Replayed") == replayed
-        assert forms.count() == 1
-
     def test_a_form_to_be_corrected_is_another_operation(self, forms):
         client = forms.client
         values = self.values(client.get("/form", headers=ALICE).text)
