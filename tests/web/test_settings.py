@@ -342,11 +342,6 @@ def test_settings_of_others_are_none_of_our_business():
     assert set_up(IDEMPOTENT="x", IDEMPOTENCYKEY="x").ttl == 86400
 
 
-def test_durations_may_be_timedeltas():
-    settings = set_up(IDEMPOTENCY_TTL=dt.timedelta(hours=2), IDEMPOTENCY_WAIT=2)
-    assert (settings.ttl, settings.wait) == (7200, 2)
-
-
 def bare_app(uri=URI):
     app, db = Flask("shop"), SQLAlchemy()
     app.config["SQLALCHEMY_DATABASE_URI"] = uri

@@ -46,10 +46,10 @@ def warnings(caplog):
     return [each.getMessage() for each in caplog.records if "which is not stored" in each.getMessage()]
 
 
-@pytest.mark.parametrize("write", [add, insert])
-@pytest.mark.parametrize("status", [401, 403, 429])
-@pytest.mark.parametrize("end", ["return", "abort"])
-def test_it_is_said_once(shop, kind, caplog, write, status, end):
+@pytest.mark.parametrize(("write", "end"), [(add, "return"), (insert, "abort")])
+def test_it_is_said_once(shop, kind, caplog, write, end):
+    status = 403
+
     @shop.app.post("/payments", endpoint="sign_in")
     @idempotent
     def sign_in():
