@@ -27,19 +27,6 @@ def interrupt(world, add, **options):
     return runs
 
 
-def test_a_worker_that_is_told_to_exit_leaves_the_operation_interrupted_at_once(world, add):
-    def view():
-        raise SystemExit
-
-    add(view)
-    with pytest.raises(SystemExit):
-        world.post()
-    assert world.post().status_code == 409
-    assert world.sql("select lease_expires_at <= clock_timestamp() from idempotency_record") == [
-        (True,)
-    ]
-
-
 def test_an_interrupted_operation_is_held(app, world, add, assert_problem):
     runs = interrupt(world, add)
     events = []
