@@ -72,12 +72,6 @@ class TestMemoryOnPostgres(InMemory, OnPostgres):
         return "memory"
 
 
-class TestSqlite(OnSqlite):
-    @pytest.fixture
-    def app(self, tmp_path):
-        return make(tmp_path, IDEMPOTENCY_STORE="sql")
-
-
 class TestRedis(OnSqlite):
     atomic = False
 
@@ -116,8 +110,8 @@ class TestPostgres(OnPostgres):
         return "postgres"
 
 
-class TestTimed(OnSqlite):
-    """Behind what measures it, a store is the same store."""
+class TestSqliteTimed(OnSqlite):
+    """Also behind what measures it, a store is the same store."""
 
     @pytest.fixture
     def app(self, tmp_path):
