@@ -31,7 +31,7 @@ from tests.conftest import PATIENCE_SECONDS
 from tests.web import greenlets
 
 EVENTS = 5
-TRIES = 10
+TRIES = 3
 
 KINDS = pytest.mark.parametrize("atomic", [True, False])
 
