@@ -1,7 +1,5 @@
 """Rows that something else wrote: what no response of ours holds reaches no client, on any store."""
 
-from __future__ import annotations
-
 import gc
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """An operation is begun ``max_attempts`` times at most, on every store; then it is an operator's."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

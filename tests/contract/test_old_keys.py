@@ -1,7 +1,5 @@
 """A key that is older than the memory of it is refused, on every store; a record is found first."""
 
-from __future__ import annotations
-
 import secrets
 import time
 

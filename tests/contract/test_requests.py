@@ -1,7 +1,5 @@
 """The same guarantees to clients on every store."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 

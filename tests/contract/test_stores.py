@@ -1,7 +1,5 @@
 """One contract, five stores; that of Redis on fakeredis, too."""
 
-from __future__ import annotations
-
 import fakeredis
 import prometheus_client
 import pytest

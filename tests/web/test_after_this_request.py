@@ -1,7 +1,5 @@
 """``flask.after_this_request``: what the view registers belongs to the stored response."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

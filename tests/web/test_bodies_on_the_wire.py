@@ -1,7 +1,5 @@
 """Bodies that break off, are too long or come in chunks: told apart before anything is looked up."""
 
-from __future__ import annotations
-
 import gc
 import gzip
 import hashlib

@@ -1,7 +1,5 @@
 """The database gives a transaction up, or cannot be reached: 503, and the same key works later."""
 
-from __future__ import annotations
-
 import logging
 import threading
 

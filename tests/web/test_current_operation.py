@@ -1,7 +1,5 @@
 """``current_operation``, and idempotent functions inside of requests that are one already."""
 
-from __future__ import annotations
-
 import pytest
 import sqlalchemy as sa
 from flask import request

@@ -1,7 +1,5 @@
 """Who reads a request's body before ``before_request`` functions do: kept all the same, or refused."""
 
-from __future__ import annotations
-
 import io
 from contextlib import ExitStack
 

@@ -1,7 +1,5 @@
 """Handlers for every error, on blueprints and applications, and what stands in Flask's own place."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from contextlib import suppress

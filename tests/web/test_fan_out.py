@@ -1,7 +1,5 @@
 """Several operations at once in one request, or in one application context: each is its own."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

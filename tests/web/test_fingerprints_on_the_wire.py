@@ -1,7 +1,5 @@
 """Is it the same request again? Each part of it changed alone, and each way to compare."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """Which answers are kept, and that the view's writes are there if and only if its answer is."""
 
-from __future__ import annotations
-
 import pytest
 from flask import abort, request
 

@@ -1,7 +1,5 @@
 """Idempotency keys as clients send them, in the header or as a natural key in the request."""
 
-from __future__ import annotations
-
 from uuid import UUID
 
 import pytest

@@ -1,7 +1,5 @@
 """What a route leaves out of the comparison, and what it adds to it."""
 
-from __future__ import annotations
-
 import pytest
 from flask import request
 

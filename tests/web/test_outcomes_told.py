@@ -1,7 +1,5 @@
 """Each request to a protected view has exactly one outcome, and one event that tells it."""
 
-from __future__ import annotations
-
 import logging
 from contextlib import suppress
 

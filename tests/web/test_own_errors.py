@@ -1,7 +1,5 @@
 """Our errors that are no problems go to the application's handlers, as any other error does."""
 
-from __future__ import annotations
-
 import pytest
 import sqlalchemy as sa
 

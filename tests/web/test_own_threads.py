@@ -3,8 +3,6 @@
 The heartbeat, the background purge, the console's counts and observing must go on whatever these do.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """What Prometheus is told of requests: how many, how long, how many at once. Never whose."""
 
-from __future__ import annotations
-
 import builtins
 import importlib
 import sys

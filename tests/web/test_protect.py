@@ -1,7 +1,5 @@
 """``idempotency.protect``: every POST and PATCH view of an application or a blueprint."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,7 +1,5 @@
 """What ``protect`` leaves out: methods, requests that ``skip`` lets pass, and what is exempt."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import io

@@ -1,7 +1,5 @@
 """What names in Redis begin with tells databases apart, or has to be given."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import re

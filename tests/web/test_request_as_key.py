@@ -1,7 +1,5 @@
 """``key="request"``: an equal request within the ttl is a duplicate, whatever header comes with it."""
 
-from __future__ import annotations
-
 import pytest
 from flask import request
 

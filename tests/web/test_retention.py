@@ -1,7 +1,5 @@
 """How long an answer is kept, and that afterwards the key is as new."""
 
-from __future__ import annotations
-
 import datetime as dt
 import itertools
 import time

@@ -1,7 +1,5 @@
 """``Idempotency.run`` and ``after_commit``: the same guarantee outside of requests."""
 
-from __future__ import annotations
-
 import functools
 import types
 

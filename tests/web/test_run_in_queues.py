@@ -1,7 +1,5 @@
 """``run(atomic=False)`` in a queue's worker, whose exceptions say more than that a job failed."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import threading

@@ -1,7 +1,5 @@
 """``Idempotency.run_many``: many items in one call, each with a key of its own."""
 
-from __future__ import annotations
-
 import functools
 import threading
 import time

@@ -1,7 +1,5 @@
 """Whose key it is, and for what: nobody meets another's operation."""
 
-from __future__ import annotations
-
 import uuid
 
 import pytest

@@ -1,7 +1,5 @@
 """Answers encrypted at rest: who reads or changes the table reads and changes no answer."""
 
-from __future__ import annotations
-
 import secrets
 
 import pytest

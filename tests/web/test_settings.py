@@ -1,7 +1,5 @@
 """Mistakes in settings and options are named at once: what, which value, and what is allowed."""
 
-from __future__ import annotations
-
 import datetime as dt
 import re
 import secrets

@@ -1,7 +1,5 @@
 """What receivers of the signals hear, and what the log says: never a key, never a body."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 

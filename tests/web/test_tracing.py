@@ -1,7 +1,5 @@
 """What ``instrument_app`` puts on the spans of an application."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

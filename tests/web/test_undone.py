@@ -1,7 +1,5 @@
 """A view that commits, and then responds with what is not stored: that is undone, and said."""
 
-from __future__ import annotations
-
 import pytest
 from flask import abort
 

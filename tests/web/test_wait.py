@@ -1,7 +1,5 @@
 """``wait``: a duplicate that waits for the first to finish in place of its 409."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

@@ -1,7 +1,5 @@
 """The wire table: what a client is told, and that nothing happened when it was refused."""
 
-from __future__ import annotations
-
 import pytest
 import sqlalchemy as sa
 from flask import Response

@@ -1,7 +1,5 @@
 """Who gets in, and what protects the pages from other sites."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

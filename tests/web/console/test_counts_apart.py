@@ -1,7 +1,5 @@
 """Nothing waits for the console's counts: no request, not the overview, not the end of a process."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the pages show."""
 
-from __future__ import annotations
-
 import re
 from urllib.parse import quote
 

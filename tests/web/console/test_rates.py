@@ -1,7 +1,5 @@
 """The counts behind the chart: how they are written, and what happens where that fails."""
 
-from __future__ import annotations
-
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor

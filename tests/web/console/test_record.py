@@ -1,7 +1,5 @@
 """A record's page, and what an operator does there."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import re

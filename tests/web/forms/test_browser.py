@@ -1,7 +1,5 @@
 """What a browser sees, which follows redirects and keeps cookies: pages, messages, its session."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

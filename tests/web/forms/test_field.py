@@ -1,7 +1,5 @@
 """The hidden field of a form: its key, whatever header comes with it."""
 
-from __future__ import annotations
-
 import re
 import time
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The field of a form class of Flask-WTF, beside the token against cross-site requests."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

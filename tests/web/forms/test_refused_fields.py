@@ -1,7 +1,5 @@
 """Fields that are refused: forged, too old, or made for another user, view or application."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

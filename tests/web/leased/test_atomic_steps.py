@@ -1,7 +1,5 @@
 """``step(..., atomic=True)``: a step whose writes commit with it."""
 
-from __future__ import annotations
-
 from contextlib import closing, contextmanager, suppress
 
 import psycopg2

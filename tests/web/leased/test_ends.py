@@ -1,7 +1,5 @@
 """Operations that are not atomic: every end is kept, or frees the key."""
 
-from __future__ import annotations
-
 import pytest
 from flask import after_this_request, got_request_exception
 

@@ -1,7 +1,5 @@
 """Operations that are not atomic: an interrupted one is nobody's to guess."""
 
-from __future__ import annotations
-
 import pytest
 import sqlalchemy as sa
 

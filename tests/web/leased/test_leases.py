@@ -1,7 +1,5 @@
 """Operations that are not atomic: one runs at a time, as long as its lease, and a late writer loses."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

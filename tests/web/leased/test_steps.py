@@ -1,7 +1,5 @@
 """Steps: each runs once, whatever happens between them."""
 
-from __future__ import annotations
-
 import pytest
 
 from flask_idempotency import Retryable, StepError, StoreUnavailable, current_operation, idempotent

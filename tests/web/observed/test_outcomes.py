@@ -1,7 +1,5 @@
 """What is told of observed requests, while their clients notice nothing."""
 
-from __future__ import annotations
-
 import io
 import logging
 import time

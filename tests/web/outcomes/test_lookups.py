@@ -1,7 +1,5 @@
 """The look-up of outcomes: whose, of which operation, by which key, and from which store."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import secrets

@@ -1,7 +1,5 @@
 """The look-up of outcomes: what it says of an operation in each of its states."""
 
-from __future__ import annotations
-
 import secrets
 
 import pytest

@@ -5,8 +5,6 @@ numbers in the names are its sections. What does not hold is expected as it is, 
 does not depend on the profile is not repeated: whose a key is, what a replay is, how long it is kept.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -5,8 +5,6 @@ oasis-tcs/odata-specs. What the specification leaves open about a request that s
 Microsoft's services do it ("Repeatability of requests", Azure Communication Services).
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 
