@@ -418,14 +418,14 @@ def test_more_calls_at_once_than_there_are_connections_to_claim_on(app, world, r
     def call(worker):
         with app.app_context():
             results = []
-            for number in range(4):
+            for number in range(10):
                 barrier.wait()
                 first = worker * 1000 + number * 10
                 results += outcomes(run_many(items(*range(first, first + 10))))
             return results
 
     with ThreadPoolExecutor(workers) as pool:
-        assert list(pool.map(call, range(workers))) == [["executed"] * 40] * workers
+        assert list(pool.map(call, range(workers))) == [["executed"] * 100] * workers
 
 
 @EACH
@@ -450,10 +450,10 @@ def test_a_single_run_and_many_race(app, world, run_many, pay):
             return outcomes(run_many(items(number)))
 
     with ThreadPoolExecutor(2) as pool:
-        for number in range(30):
+        for number in range(60):
             both = pool.submit(single, number), pool.submit(many, number)
             assert any(each.result() not in ("in_progress", ["in_progress"]) for each in both)
-    assert amounts(world) == [*range(30)]
+    assert amounts(world) == [*range(60)]
 
 
 @EACH
