@@ -1,7 +1,5 @@
 """Statements, told apart by their text."""
 
-from __future__ import annotations
-
 import re
 import time
 
