@@ -37,7 +37,9 @@ LONGEST_SECONDS = 120
 BEFORE = ["clean", "added", "flushed", "committed"]
 HOW = ["fork", "process", "pool"]
 ROUTES = ["atomic", "leased", "step", "atomic-step"]
+COPIED_AT = ["lock", "checkout", "claim"]
 MIDDLE = "NotAtomic: this process was forked in the view of an operation, and db.session was"
+OF_THE_FILE = "ConfigurationError: this process was forked while its parent wrote to this"
 NOT_HERE = "LeaseLost: This process was forked inside the operation, which its parent goes on with"
 
 
@@ -122,7 +124,6 @@ def each_is(told, beginning):
     assert {each[: len(beginning)] for each in told_by(told)} == {beginning}, told_by(told)
 
 
-@BOTH
 def test_a_child_writes_on_a_session_of_its_own_as_in_the_plain_application(environment):
     cases = [
         Case(before, how, keys=8 if how == "process" else 2)
@@ -141,10 +142,12 @@ def test_a_child_writes_on_a_session_of_its_own_as_in_the_plain_application(envi
         assert rows(environment, table) == twice
 
 
-@BOTH
-@pytest.mark.parametrize("before", ["clean", "committed"])
-def test_a_session_that_is_between_two_transactions_works_in_the_child(environment, before):
-    cases = [Case(before, how, does="inherited") for how in ("fork", "process")]
+def test_a_session_that_is_between_two_transactions_works_in_the_child(environment):
+    cases = [
+        Case(before, how, does="inherited")
+        for before in ("clean", "committed")
+        for how in ("fork", "process")
+    ]
     told = run(environment, *cases)
     assert told_by(told) == {"done"}
     assert_right(environment, cases, told)
@@ -196,64 +199,66 @@ def test_once_it_has_let_go_of_the_transaction_the_session_works_in_the_child(en
 
 
 @BOTH
-@pytest.mark.parametrize("route", ROUTES)
-def test_however_the_child_ends_the_operation_is_the_parents(environment, route):
+def test_however_the_child_ends_the_operation_is_the_parents(environment):
     cases = [
         Case(before, "fork", does=does, ends=ends, route=route, keys=1)
+        for route in ROUTES
         for before in ("added", "flushed")
         for does in ("nothing", "own", "query")
         for ends in ("exit", "sys.exit", "error", "return", "retryable", "collect")
-        if (does == "query") <= (route in ("atomic", "atomic-step"))  # elsewhere it is the plain one's
+        # Elsewhere the session is the application's, with what that does.
+        if route in ("atomic", "atomic-step")
+        or (before == "added" and does != "query" and ends != "collect")
     ]
-    if route in ("leased", "step"):  # the session is the application's, with what that does
-        cases = [case for case in cases if case.before == "added" and case.ends != "collect"]
     told = run(environment, *cases)
     assert_right(environment, cases, told)
     results = sql(environment, "select result from idempotency_record_step")
     assert not [result for (result,) in results if b"by a child" in bytes(result)]
 
 
-class TestWhatIsNotTheChilds:
-    @pytest.mark.parametrize("route", ROUTES)
-    def test_there_is_no_present_operation_in_the_child(self, environment, route):
-        cases = [Case("clean", how, does="present", route=route) for how in HOW]
-        told = run(environment, *cases)
-        each_is(told, "RuntimeError: current_operation is only there while a view")
-        assert_right(environment, cases, told)
+def test_there_is_no_present_operation_in_the_child(environment):
+    cases = [Case("clean", how, does="present", route=route) for route in ROUTES for how in HOW]
+    told = run(environment, *cases)
+    each_is(told, "RuntimeError: current_operation is only there while a view")
+    assert_right(environment, cases, told)
 
-    @BOTH
-    @pytest.mark.parametrize("does", ["step", "atomic step", "extend"])
-    def test_it_can_neither_take_a_step_nor_extend_the_lease(self, environment, does):
-        cases = [Case("clean", how, does=does, route="leased") for how in HOW]
-        told = run(environment, *cases)
-        each_is(told, NOT_HERE)
-        assert_right(environment, cases, told)
-        assert sql(environment, "select count(*) from idempotency_record_step") == [(0,)]
 
-    @BOTH
-    @pytest.mark.parametrize("route", ROUTES)
-    def test_run_in_the_child_is_an_operation_of_its_own(self, environment, route):
-        cases = [Case("flushed", how, does="run", route=route) for how in ("fork", "process")]
-        if route in ("leased", "step"):
-            cases = [Case(**{**vars(case), "before": "committed"}) for case in cases]
-        told = run(environment, *cases)
-        assert told_by(told) == {"done, done"}
-        assert_right(environment, cases, told)
-        assert rows(environment, "note") == sorted((case.name, 2, 2) for case in cases)
+def test_it_can_neither_take_a_step_nor_extend_the_lease(environment):
+    cases = [
+        Case("clean", how, does=does, route="leased")
+        for does in ("step", "atomic step", "extend")
+        for how in HOW
+    ]
+    told = run(environment, *cases)
+    each_is(told, NOT_HERE)
+    assert_right(environment, cases, told)
+    assert sql(environment, "select count(*) from idempotency_record_step") == [(0,)]
+
+
+def test_run_in_the_child_is_an_operation_of_its_own(environment):
+    cases = [
+        Case("committed" if route in ("leased", "step") else "flushed", how, does="run", route=route)
+        for route in ROUTES
+        for how in ("fork", "process")
+    ]
+    told = run(environment, *cases)
+    assert told_by(told) == {"done, done"}
+    assert_right(environment, cases, told)
+    assert rows(environment, "note") == sorted((case.name, 2, 2) for case in cases)
 
 
 @BOTH
-@pytest.mark.parametrize("place", ["lock", "checkout", "claim"])
-@pytest.mark.parametrize("route", ["atomic", "leased"])
-def test_a_request_that_a_fork_copies_runs_in_the_parent_alone(environment, route, place):
-    app = [sys.executable, "-m", "tests.integration.apps.copied_claim", route, place]
+def test_a_request_that_a_fork_copies_runs_in_the_parent_alone(environment):
+    cases = [f"{route}/{place}" for route in ("atomic", "leased") for place in COPIED_AT]
+    app = [sys.executable, "-m", "tests.integration.apps.copied_claim", *cases]
     done = subprocess.run(app, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert len(done.stdout.splitlines()) == 2, done.stderr
-    (status, ran), parent = map(json.loads, done.stdout.splitlines())
-    assert parent == [201, True], done.stderr
-    assert not ran
-    assert status >= 400
-    assert sql(environment, "select count(*) from payment") == [(1,)]
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [case for case, _, _ in told] == [case for case in cases for _ in range(2)], done.stderr
+    for (_, status, ran), (_, *parent) in zip(told[::2], told[1::2], strict=True):
+        assert parent == [201, True], done.stderr
+        assert not ran
+        assert status >= 400
+    assert sql(environment, "select count(*) from payment") == [(len(cases),)]
 
 
 class TestAnOrphan:
@@ -281,18 +286,17 @@ class TestAnOrphan:
         for process in processes:
             end(process)
 
-    @BOTH
     @pytest.mark.parametrize(
-        ("children", "case"),
+        ("store", "children", "case"),
         [
-            (1, {"orphan": "in", "how": "fork", "does": "sleeps"}),
-            (1, {"orphan": "in", "how": "process", "does": "sleeps"}),
-            (2, {"orphan": "in", "how": "pool", "does": "sleeps"}),
-            (3, {"orphan": "before", "before": "clean"}),
-            (3, {"orphan": "before", "before": "flushed"}),
-            (1, {"orphan": "beside"}),
+            ("postgres", 1, {"orphan": "in", "how": "fork", "does": "sleeps"}),
+            ("hybrid", 1, {"orphan": "in", "how": "fork", "does": "sleeps"}),
+            ("hybrid", 1, {"orphan": "in", "how": "process", "does": "sleeps"}),
+            ("hybrid", 2, {"orphan": "in", "how": "pool", "does": "sleeps"}),
+            ("hybrid", 7, {"orphan": "around"}),
         ],
-        ids=["os.fork", "Process", "Pool", "before, idle", "before, in use", "beside"],
+        ids=["os.fork, postgres", "os.fork", "Process", "Pool", "before and beside"],
+        indirect=["store"],
     )
     def test_does_not_keep_the_key_of_a_dead_worker(
         self, environment, monkeypatch, dead_shop, children, case
@@ -336,24 +340,19 @@ class TestSQLite:
             assert found == [(sum(case.keys for case in cases),) * 2]
             assert connection.execute("select count(*) from note").fetchall() == [(0,)]
 
-    def test_a_child_is_refused_the_file_by_name(self, environment, file):
-        cases = [Case("flushed", how, does=does) for how in HOW[:2] for does in ("own", "after remove")]
+    def test_a_child_is_refused_the_file_and_the_parents_transaction_by_name(self, environment, file):
+        said = {"own": OF_THE_FILE, "after remove": OF_THE_FILE}
+        said |= dict.fromkeys(["inherited", "query", "commit", "connection", "driver"], MIDDLE)
+        cases = [Case("flushed", how, does=does) for how in HOW[:2] for does in said]
         told = run(environment, *cases)
-        each_is(told, "ConfigurationError: this process was forked while its parent wrote to this")
+        for case, each in zip(cases, told, strict=True):
+            each_is([each], said[case.does])
         self.check(cases, told, file)
 
-    def test_and_the_parents_transaction(self, environment, file):
+    def test_however_the_child_ends_the_transaction_is_the_parents(self, environment, file):
         cases = [
-            Case("flushed", how, does=does)
-            for how in HOW[:2]
-            for does in ("inherited", "query", "commit", "connection", "driver")
+            Case("flushed", "fork", does="nothing", ends=ends, route=route)
+            for route in ("atomic", "atomic-step")
+            for ends in ("exit", "sys.exit", "error", "return", "collect")
         ]
-        told = run(environment, *cases)
-        each_is(told, MIDDLE)
-        self.check(cases, told, file)
-
-    @pytest.mark.parametrize("route", ["atomic", "atomic-step"])
-    def test_however_the_child_ends_the_transaction_is_the_parents(self, environment, file, route):
-        ends = ("exit", "sys.exit", "error", "return", "collect")
-        cases = [Case("flushed", "fork", does="nothing", ends=each, route=route) for each in ends]
         self.check(cases, run(environment, *cases), file)
