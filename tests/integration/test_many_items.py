@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import random
 import signal
 from collections import Counter
@@ -15,12 +14,11 @@ import pytest
 
 import servers
 from tests.drivers import EACH, with_driver
+from tests.forked import PROCESSES
 from tests.integration.apps import batches
 
 pytestmark = EACH
 
-PROCESSES = multiprocessing.get_context("forkserver")  # which imports everything once for all of them
-PROCESSES.set_forkserver_preload([batches.__name__])
 AT_ONCE = 4
 
 

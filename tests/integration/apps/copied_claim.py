@@ -1,6 +1,6 @@
 """A request that goes on in a child as well: it was forked while the request asked for something.
 
-So it is under gevent, where a fork copies the greenlets of all requests. The arguments are cases, as
+So it is under gevent, where a fork copies the greenlets of all requests. A case is as
 ``atomic/lock``: a route, and what was asked for. Each copy writes a line of JSON, the child first: the
 case, the status of the answer, and whether the view ran.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from typing import Any
 
 import sqlalchemy as sa
@@ -104,7 +103,3 @@ def main(cases: list[str]) -> None:
         print(json.dumps([case, answer.status_code, bool(ran)]), flush=True)
         if os.getpid() != parent:
             os._exit(0)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,7 +1,6 @@
-"""A shop whose views fork, in a process of its own: what became of them is a line of JSON.
+"""A shop whose views fork, in a process of its own: what became of each case is a line of JSON.
 
-The argument is a list in JSON of :class:`Case`, each by its fields. With ``plain`` the same application
-runs without the extension.
+With ``plain`` the same application runs without the extension.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -408,8 +407,9 @@ def leave_orphan(app: Flask, case: Case) -> NoReturn:
     raise AssertionError("it is held for ever")
 
 
-def main() -> None:
-    cases = [Case(**each) for each in json.loads(sys.argv[1])]
+def main(cases: Sequence[Case]) -> None:
+    global MAIN  # noqa: PLW0603 -- this process itself may have been forked with the module
+    MAIN = os.getpid()
     app = create_app(plain=cases[0].plain)
     assert is_sane(app)  # and the pool is full
     for case in cases:
@@ -419,7 +419,3 @@ def main() -> None:
         again = [post(app, case, f"{case.name}/{number}") for number in range(case.keys)]
         result = {"name": case.name, "answers": answers, "again": again, "is_sane": is_sane(app)}
         print(json.dumps(result), flush=True)
-
-
-if __name__ == "__main__":
-    main()
