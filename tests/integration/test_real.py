@@ -16,6 +16,8 @@ from real.packages import Package
 from real.suite import run
 from tests.databases import Databases
 
+pytestmark = pytest.mark.of_tests
+
 SUITE = """
 import os
 
