@@ -66,6 +66,56 @@ def digits(run, **expected):
     return line["key"]
 
 
+def test_show_tells_how_far_it_came(run, interrupted):
+    interrupted()
+    key = digits(run, state="interrupted", attempt=1)
+    shown = run("show", key)
+    assert "interrupted" in shown
+    assert "charge " in shown.splitlines()[4]
+    assert "canary" not in shown
+    (record,) = json.loads(run("show", key, "--json"))
+    assert [step["name"] for step in record["steps"]] == ["charge"]
+    assert run("list", "--state", "interrupted").count(key) == 1
+    assert "no records" in run("list", "--state", "in_progress")
+    assert '"interrupted"' in run("stats", "--json")
+
+
+def test_release_lets_it_run_again_without_its_finished_steps(world, run, interrupted):
+    calls = interrupted()
+    assert world.post(key="canary").status_code == 409
+    key = digits(run, state="interrupted", expires=None)
+    assert "may be run again" in run("release", key)
+    assert "has been released: its next retry" in run(
+        "release", digits(run, state="released"), fails=True
+    )
+    assert run("list", "--state", "released").count(key) == 1
+    assert world.post(key="canary").json == {"result": "charged", "attempt": 2}
+    assert calls == [1]
+    key = digits(run, state="completed")
+    assert "is completed: only what is interrupted or failed" in run("release", key, fails=True)
+
+
+def test_release_as_failed_is_for_good(world, run, interrupted, store):
+    interrupted()
+    key = digits(run, state="interrupted")
+    assert "failed for good" in run("release", key, "--fail")
+    answers = [world.post(key="canary") for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [500, 500]
+    assert answers[0].json["type"].endswith("operation-failed")
+    assert "may be run again" in run("release", digits(run, state="failed"))
+    assert world.post(key="canary").json["attempt"] == 2
+
+
+def test_what_is_released_is_out_of_its_holders_hands(world, run):
+    def charge():
+        world.sql("update idempotency_record set lease_expires_at = clock_timestamp()")
+        run("release", digits(run, state="interrupted"))
+        return {}, 201
+
+    world.app.add_url_rule("/payments", "charge", idempotent(atomic=False)(charge), methods=["POST"])
+    assert world.post().status_code == 409
+
+
 def test_a_record_that_is_not_there_is_named(run, interrupted):
     assert "there is no record whose digits are 0123abcd" in run("show", "0123abcd", fails=True)
     assert "there is no record whose digits are 0123abcd" in run("show", "0123ABCD", fails=True)
@@ -103,6 +153,13 @@ def test_who_is_not_signed_in_without_the_headers_is_told_so(world, run, interru
     assert resume(run) == [("charge", 1, 401)]
 
 
+def test_an_operation_that_is_held_stays_held(world, run, interrupted):
+    interrupted(resumable=["X-User"])
+    make_due(world)
+    assert resume(run) == [("charge", 1, 409)]
+    assert digits(run, state="interrupted", attempt=1)
+
+
 @pytest.mark.parametrize("config", [{}, {"IDEMPOTENCY_ENCRYPTION_KEYS": [b"k" * 32]}])
 def test_the_request_is_sent_again_as_it_was(world, run, config):
     seen = []
@@ -136,6 +193,20 @@ def test_the_request_is_sent_again_as_it_was(world, run, config):
     assert "Cookie" not in again[3]
 
 
+def test_an_atomic_operation_is_resumed_too(world, run, interrupted):
+    answers = [500, 500, 201]
+    view = idempotent(resumable=["X-User"])(lambda: ({}, answers.pop(0)))
+    world.app.add_url_rule("/payments", "pay", view, methods=["POST"])
+    assert world.post().status_code == 500
+    assert resume(run) == []  # too soon
+    make_due(world)
+    assert resume(run, "--max-attempts", "1") == []
+    assert resume(run) == [("pay", 1, 500)]
+    make_due(world)
+    assert resume(run, "--limit", "1") == [("pay", 2, 201)]
+    assert "nothing to resume" in run("resume")
+
+
 def test_a_failure_that_rolls_back_is_left_alone_for_longer_each_time(world, run):
     attempts = []
     view = idempotent(resumable=["X-User"])(lambda: (attempts.append(1), ({}, 500))[1])
@@ -148,6 +219,19 @@ def test_a_failure_that_rolls_back_is_left_alone_for_longer_each_time(world, run
     assert digits(run, state="released"), "nobody holds it"
     world.post()
     assert digits(run, state="in_progress"), "who knows"
+
+
+def test_what_runs_is_left_alone(world, run):
+    seen = []
+
+    def pay():
+        make_due(world) if seen else None
+        seen.append(resume(run))
+        return {}, 201
+
+    world.app.add_url_rule("/payments", "pay", idempotent(resumable=True)(pay), methods=["POST"])
+    assert world.post().status_code == 201
+    assert seen == [[]]
 
 
 def dies_once(world, path, **options):

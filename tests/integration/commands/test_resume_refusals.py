@@ -379,6 +379,29 @@ def test_a_release_begins_the_count_of_tries_only(releases):
     assert (record.attempt, record.tries) == (7, 3)
 
 
+def test_what_has_expired_is_not_begun_again(releases):
+    world = given_back(releases)
+    releases.expire()
+    assert releases.resume(world) == []
+    assert releases.charges == [1]
+    assert "1 operation has expired unfinished" in runner(world.app)("resume").output
+    assert releases.first.count("idempotency_record_step") == 1
+
+
+def test_what_has_not_expired_goes_on_with_its_steps(releases):
+    world = given_back(releases)
+    assert releases.resume(world) == [201]
+    assert releases.charges == [1]
+
+
+def test_what_expires_on_its_way_is_not_begun_again(releases):
+    world = given_back(releases)
+    before(world, releases.expire)
+    assert releases.resume(world) == [409]
+    assert releases.charges == [1]
+    assert releases.first.count("idempotency_record_step") == 1
+
+
 def test_what_is_gone_on_its_way_is_not_begun_again(releases):
     world = given_back(releases)
     before(world, lambda: world.sql("delete from idempotency_record"))
