@@ -1,9 +1,12 @@
-"""The ways from httpx to a server: TLS, proxies, SOCKS, HTTP/2."""
+"""The ways from httpx to a server: TLS, proxies, SOCKS, HTTP/2, and processes that were forked."""
 
 from __future__ import annotations
 
 import gc
+import json
 import ssl
+import subprocess
+import sys
 from contextlib import contextmanager
 from threading import Thread
 
@@ -163,3 +166,29 @@ class TestHttp2:
         response = kind.post(kind.client(http1=False, http2=True, verify=False), server.url)
         assert (response.status_code, response.http_version) == (201, "HTTP/2")
         assert server.keys == [response.request.headers[KEY]] * 2
+
+
+FORKED = """
+import json, os, sys
+from flask_idempotency.client import IdempotentClient
+
+def post():
+    with IdempotentClient(verify=False, trust_env=False) as client:
+        return client.post(sys.argv[1]).request.headers["Idempotency-Key"]
+
+keys = [post()]
+reading, writing = os.pipe()
+if not os.fork():
+    os.write(writing, post().encode())
+    os._exit(0)
+os.wait()
+keys += [post(), os.read(reading, 100).decode()]
+print(json.dumps(keys))
+"""
+
+
+def test_a_client_that_is_made_after_the_fork_has_keys_of_its_own(server):
+    command = [sys.executable, "-c", FORKED, server.url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert len(set(json.loads(done.stdout))) == 3
+    assert set(server.keys) == set(json.loads(done.stdout))

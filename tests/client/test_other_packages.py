@@ -6,7 +6,10 @@ import base64
 import hashlib
 import hmac
 import io
+import os
 import ssl
+import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from urllib.parse import parse_qs, urlsplit
@@ -279,7 +282,26 @@ class TestOAuth2:
         assert server.keys == [None, *server.done, *server.done]
 
 
+FORKS = """
+import os, sys
+from flask_idempotency.client import IdempotentSession
+
+session = IdempotentSession()
+session.trust_env = False
+session.post(sys.argv[1])
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+session.post(sys.argv[1])
+"""
+
+
 class TestProcesses:
+    def test_those_that_are_forked_make_different_keys(self, server):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        subprocess.run([sys.executable, "-c", FORKS, server.url], check=True, env=environment)
+        assert len(set(server.keys)) == len(server.keys) == 3
+
     def test_a_pool_takes_a_session_and_gives_its_response_back(self, server):
         server.script += [drop_after]
         session = IdempotentSession(RetryPolicy(backoff=0.01))
