@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.drivers import EACH
 from tests.faults.explore import schedules
 from tests.faults.explore.bounds import BOUNDS, MUTANTS, Explorer, mutated
 from tests.faults.explore.schedules import Actor, Choice, Kind, Stage, Violation, explore
@@ -139,15 +140,8 @@ def explorer(postgres: Any, redis_server: Any) -> Explorer:
     return Explorer(postgres, redis_server)
 
 
-# The orders are the engine's; a driver has a part where a connection or an answer is lost.
-ON_PSYCOPG = ["two, connection lost", "two, answer lost", "two retries after a failure"]
-
-
-@pytest.mark.parametrize(
-    ("driver", "name"),
-    [*(("psycopg2", name) for name in SHORT), *(("psycopg", name) for name in ON_PSYCOPG)],
-    indirect=["driver"],
-)
+@EACH
+@pytest.mark.parametrize("name", SHORT)
 def test_every_schedule_keeps_every_guarantee(explorer: Explorer, name: str) -> None:
     report = explorer.run(BOUNDS[name])
     assert report.violations == []

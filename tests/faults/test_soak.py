@@ -24,11 +24,13 @@ def machines() -> Iterator[Machines]:
         yield running
 
 
-@pytest.mark.parametrize(("driver", "wait"), [("psycopg2", 0.0), ("psycopg", 0.3)], indirect=["driver"])
+@pytest.mark.parametrize(
+    ("driver", "wait"), [("psycopg2", 0.0), ("psycopg2", 0.3), ("psycopg", 0.3)], indirect=["driver"]
+)
 def test_every_guarantee_holds_while_workers_and_servers_crash(
     machines: Machines, tmp_path: Path, wait: float
 ) -> None:
-    plan = Plan(seconds=5, seed=1, wait=wait, pause_seconds=0.4)
+    plan = Plan(seconds=8, seed=1, wait=wait, pause_seconds=0.4)
     quota = Quota(dict.fromkeys(plan.points, 1), dict.fromkeys(plan.faults, 1))
     history, truth = run(plan, tmp_path / "journal.jsonl", machines, quota)
     # Other tests run beside it; `make faults`, which runs alone, has less patience.
