@@ -209,8 +209,8 @@ def _operation(protected: ProtectedRoute) -> dict[str, Any]:
         "method": protected.method,
         "path": protected.rule,
         "required": route.required,
-        "key": _key(route),
-        "fingerprint": _fingerprint(route),
+        "key": _plain(route.key),
+        "fingerprint": _plain(route.fingerprint),
         "compared_without": [each.text for each in route.exclude],
         "retention_seconds": _seconds(route.ttl),
         "refuse_old_keys": route.refuse_old_keys,
@@ -218,26 +218,21 @@ def _operation(protected: ProtectedRoute) -> dict[str, Any]:
     }
 
 
-def _key(route: Route) -> str:
-    match route.key:
+def _plain(option: Any) -> str | list[str]:
+    """Return the option ``key`` or ``fingerprint`` as it is published."""
+    match option:
         case None:
             return "header"
+        case tuple():
+            return [each.text for each in option]
         case Pointer(text):
             return f"json:{text}"
         case Named():
-            return route.key.text
-        case str(itself):
-            return itself
+            return option.text
+        case str():
+            return option
         case _:
             return "computed"
-
-
-def _fingerprint(route: Route) -> str | list[str]:
-    if callable(route.fingerprint):
-        return "computed"
-    if isinstance(route.fingerprint, str):
-        return route.fingerprint
-    return [each.text for each in route.fingerprint]
 
 
 def _scope(scope_of: ScopeCallable | None) -> str:

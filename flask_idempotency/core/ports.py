@@ -270,7 +270,8 @@ class Plain:
 
     def open(self, response: StoredResponse, record: Record) -> StoredResponse:  # noqa: ARG002
         """See :class:`Sealer`."""
-        _refuse(response.is_sealed())
+        if response.is_sealed():
+            raise SealBroken(_NO_KEYS)
         return response
 
     def seal_bytes(self, plain: bytes, key: bytes, purpose: str) -> bytes:  # noqa: ARG002
@@ -279,10 +280,9 @@ class Plain:
 
     def open_bytes(self, stored: bytes, key: bytes, purpose: str) -> bytes:  # noqa: ARG002
         """See :class:`Sealer`."""
-        _refuse(stored.startswith(SEALED))
+        if stored.startswith(SEALED):
+            raise SealBroken(_NO_KEYS)
         return stored
 
 
-def _refuse(is_sealed: bool) -> None:
-    if is_sealed:
-        raise SealBroken("What is stored is sealed, but IDEMPOTENCY_ENCRYPTION_KEYS is empty.")
+_NO_KEYS = "What is stored is sealed, but IDEMPOTENCY_ENCRYPTION_KEYS is empty."

@@ -72,18 +72,14 @@ def record_of(key: bytes, fields: Mapping[str, Any]) -> Record:
 
 
 def _response_of(fields: Mapping[str, Any]) -> StoredResponse | None:
-    status, body = fields["status"], fields["body"]
+    status, headers, body = fields["status"], fields["headers"], fields["body"]
     if status is None:
         return None
-    headers = _headers_of(fields["headers"])
+    if headers is not None:
+        headers = USUAL_HEADERS.get(headers) or tuple(
+            (name, value) for name, value in json.loads(headers)
+        )
     return StoredResponse(int(status), headers, None if body is None else bytes(body))
-
-
-def _headers_of(text: Any) -> Headers | None:
-    """The lines of a stored header. Raises ``TypeError`` or ``ValueError`` for what is none."""
-    if text is None:
-        return None
-    return USUAL_HEADERS.get(text) or tuple((name, value) for name, value in json.loads(text))
 
 
 def finite(seconds: float) -> float:

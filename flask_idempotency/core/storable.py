@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from .records import Headers
 
@@ -86,9 +86,9 @@ def _names(error: BaseException) -> list[str]:
     return [f"{each.__module__}.{each.__qualname__}" for each in type(error).__mro__]
 
 
-def is_stored_by_default(status: int) -> bool:
+def is_stored_by_default(status: int, atomic: bool = True) -> bool:
     """Return True if a response of this status is stored (and its writes committed) by default."""
-    return status < 500 and status not in NOT_STORED
+    return status not in NOT_STORED if status < 500 else not atomic
 
 
 def storable(headers: Iterable[tuple[str, str]], unstored: Collection[str]) -> Headers:
@@ -97,20 +97,16 @@ def storable(headers: Iterable[tuple[str, str]], unstored: Collection[str]) -> H
     All but :data:`NEVER_STORED`, ``unstored`` (lower case), what ``Connection`` names (also hop by
     hop), and what no HTTP message can carry.
     """
-    lines = [(name.lower(), name, value) for name, value in headers]
-    hops = [value.lower().split(",") for lower, _, value in lines if lower == "connection"]
-    named = {option.strip() for options in hops for option in options}
-    return tuple(
-        (name, value)
-        for lower, name, value in lines
-        if lower not in NEVER_STORED
-        and lower not in unstored
-        and lower not in named
-        and _NAME.fullmatch(name)
-        and _VALUE.fullmatch(value)
-    )
+    lines, dropped = [], {*NEVER_STORED, *unstored}
+    for name, value in headers:
+        if name.lower() == "connection":
+            dropped.update(map(str.strip, value.lower().split(",")))
+        elif _NAME.fullmatch(name) and _VALUE.fullmatch(value):
+            lines.append((name, value))
+    return tuple([line for line in lines if line[0].lower() not in dropped])
 
 
-def reason_in(headers: Headers) -> str:
+def reason_in(headers: Mapping[str, str]) -> str:
     """The reason phrase of the view's own among stored headers; empty without one."""
-    return next((text for name, text in headers if name == REASON and _VALUE.fullmatch(text)), "")
+    reason = headers.get(REASON, "")
+    return reason if _VALUE.fullmatch(reason) else ""

@@ -56,7 +56,7 @@ class Listener:
     def flush(self, *_what: object) -> None:
         """Nothing waits."""
 
-    sent = note = flush
+    note = flush
 
 
 _heard: WeakKeyDictionary[Any, tuple[Listener, Cursors]] = WeakKeyDictionary()
@@ -101,7 +101,7 @@ def sending(units: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> 
             units.note(error)
         raise
     finally:
-        units.sent()
+        units.waiting = []
 
 
 def in_its_unit(fetch: Any, ended: Callable[[Any], Exception]) -> Callable[..., Any]:

@@ -88,12 +88,8 @@ def send(
 
 def _joined(statements: Iterable[str], connection: Connection) -> bytes:
     """Statements as a prefix."""
-    return ";".join([*statements, ""]).encode(_encoding(connection))
-
-
-def _encoding(connection: Connection) -> str:
-    """Python's name of the connection's encoding."""
-    return extensions.encodings.get(connection.encoding, "utf-8")
+    encoding = extensions.encodings.get(connection.encoding, "utf-8")
+    return ";".join([*statements, ""]).encode(encoding)
 
 
 def _show(connection: Connection) -> None:

@@ -71,11 +71,6 @@ class RawConnection:
         is_invalid = not self.closed and self.fairy.dbapi_connection is None
         return bool(self.driver.closed) or is_invalid
 
-    @property
-    def in_transaction(self) -> bool:
-        """True if the server has a transaction open on it, failed or not."""
-        return self.status() != IDLE
-
     def send(
         self, text: str, values: dict[str, Any] | None = None, first: Sequence[str] = ()
     ) -> Answer:
@@ -100,11 +95,11 @@ class RawConnection:
         clean = False
         try:
             if not self.lost and not self.is_spoiled:
-                was_idle = not self.in_transaction
+                was_idle = self.status() == IDLE
                 if not was_idle:
                     self.send("ROLLBACK")
                 self.port.give_back(self.driver, self._autocommit)
-                clean = was_idle or not self.in_transaction
+                clean = was_idle or self.status() == IDLE
         except self.port.Error as error:
             clean = False
             if not is_lost(error, self.driver):

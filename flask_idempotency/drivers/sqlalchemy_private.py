@@ -49,11 +49,10 @@ def has_options(session: Session) -> bool:
 
     They end with it, and what is written above the view would go elsewhere.
     """
-    # get_execution_options() would make two calls.
-    return any(
-        each._execution_options is not each.engine._execution_options
-        for each in connections(session).values()
-    )
+    for each in connections(session).values():  # get_execution_options() would make two calls
+        if each._execution_options is not each.engine._execution_options:
+            return True
+    return False
 
 
 class StandsUnder:

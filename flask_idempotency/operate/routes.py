@@ -17,7 +17,7 @@ from flask_idempotency.core.fingerprint import Named, Pointer
 from flask_idempotency.core.keys import scope_tail
 from flask_idempotency.session.flask_context import ask_before_request, handle_error
 from flask_idempotency.stores.admin import Finding, finding
-from flask_idempotency.web.request.observed_body import is_used_up
+from flask_idempotency.web.request.body import is_used_up
 from flask_idempotency.web.request.state import current_scope, this_request
 from flask_idempotency.web.setup.options import (
     OPTIONS,

@@ -33,7 +33,7 @@ from sqlalchemy import Connection as SQLAlchemyConnection
 from flask_idempotency.core.errors import NotAtomic, TransactionConflict, sqlstate
 from flask_idempotency.core.process import INHERITED
 from flask_idempotency.drivers import sqltext
-from flask_idempotency.drivers.port import FAILED, IDLE
+from flask_idempotency.drivers.port import IDLE
 from flask_idempotency.drivers.raw_connection import RawConnection
 from flask_idempotency.drivers.sqlalchemy_private import tell_of_check_out
 from flask_idempotency.drivers.sqlstates import NO_SAVEPOINT, SERIALIZATION_FAILURE
@@ -86,12 +86,11 @@ class PostgresUnits(Units):
     def __init__(self, wire: RawConnection, facts: Facts, isolation: str) -> None:
         super().__init__(wire.engine, wire.fairy)
         self.port, self.driver = wire.port, wire.driver
-        self._status = wire.status
+        self.state = wire.status  # type: ignore[method-assign]
         self.facts, self._isolation = facts, isolation
         self.waiting: list[str] = []  # what travels in front of the next statement
         self._savepoint = ""  # the statement that makes the open unit's
         self._early = EARLY if self.port.ANSWERS_EACH else ""
-        self.carried: dict[StandIn, sql.Carried] = {}
         self._remembered: set[str] = set()
         self._kept: set[str] = set()
         self._checks_out = wire.has_listener
@@ -105,6 +104,7 @@ class PostgresUnits(Units):
         self._ours: BaseException | None = None
         self.cursors = self.port.cursors(self)
         self.cursor = self.cursors.new  # type: ignore[method-assign]
+        self.door = partial(DriverDoor, self)  # type: ignore[method-assign]
 
     def close(self) -> None:
         """Give the connection its own cursors back; forget what is held."""
@@ -118,18 +118,9 @@ class PostgresUnits(Units):
         if settings is not None:
             self.carried[stand_in] = settings
 
-    def commit(self, owner: StandIn) -> None:
-        """See :class:`Units`. What was set before the operation survives an empty unit's commit."""
-        settings = self.carried.pop(owner, None) if self.carried else None
+    def _carry(self, settings: sql.Carried | None) -> None:
         if settings is not None and settings.lasting and not self.is_closed:
             self.waiting.append(settings.lasting)
-        super().commit(owner)
-
-    def rollback(self, owner: StandIn) -> None:
-        """See :class:`Units`."""
-        if self.carried:
-            self.carried.pop(owner, None)
-        super().rollback(owner)
 
     def admit(self, owner: StandIn, text: str, sent: tuple[Any, Any, Any] | None = None) -> None:
         """A statement is about to be ``sent``: by a cursor, as it was written, with values."""
@@ -138,7 +129,7 @@ class PostgresUnits(Units):
         traits = sqltext.TRAITS[text]
         if traits & SUSPECT and sqltext.ends_transaction(text, backslashes=self._backslashes()):
             self.refuse("the view sent a statement that begins or ends a transaction")
-        if self.has_ended():
+        if self.state() == IDLE:
             self.refuse("the view ended the operation's transaction through the driver's connection")
         traits = traits & ~SUSPECT | self._every
         if traits & UNSURE:
@@ -223,8 +214,7 @@ class PostgresUnits(Units):
         self._early = ""
         if self._checks_out:
             self._check_out()
-        settings = self.carried.pop(owner, None) if self.carried else None
-        if settings is not None:
+        if (settings := self.carried.pop(owner, None)) is not None:
             self._kept |= settings.for_connection
             self._remember(settings.for_transaction)
             self.waiting.append(settings.everything)
@@ -265,7 +255,8 @@ class PostgresUnits(Units):
         if self.traits & CURSOR or back & _AT_ONCE:
             self.flush()  # what reads on asks the server itself, and a time-out does not wait
         endings = [*self._temporary, *self._ending]
-        self._temporary = [each for each in endings if each.startswith("TRUNCATE")]
+        if endings:
+            self._temporary = [each for each in endings if each.startswith("TRUNCATE")]
         if self.traits & (WRITES | UNSURE):
             endings += self.facts.ended_in_functions
         if endings:
@@ -349,10 +340,6 @@ class PostgresUnits(Units):
         del self.waiting[place if verb == "RELEASE" else place + 1 :]
         return True
 
-    def sent(self) -> None:
-        """The server has what was waiting."""
-        self.waiting = []
-
     def flush(self) -> None:
         """Send what waits on its own."""
         if self.waiting:
@@ -362,7 +349,7 @@ class PostgresUnits(Units):
                 self.note(error)
                 raise
             finally:
-                self.sent()
+                self.waiting = []
 
     def _send(self, statement: str) -> None:
         self.waiting.append(statement)
@@ -391,18 +378,6 @@ class PostgresUnits(Units):
     def is_lost(self) -> bool:
         """Return True if the connection is gone."""
         return bool(self.driver.closed) or self.fairy.dbapi_connection is None
-
-    def has_ended(self) -> bool:
-        """Return True if the driver's own doors have ended the transaction."""
-        return self._status() == IDLE
-
-    def is_failed(self) -> bool:
-        """Return True if a statement has failed and nobody has rolled back."""
-        return self._status() == FAILED
-
-    def door(self, owner: StandIn) -> DriverDoor:
-        """The driver's own connection."""
-        return DriverDoor(self, owner)
 
     def check_mode(self, name: str, value: Any) -> None:
         """Refuse what a transaction is to be like, if the operation's, which has begun, is not."""

@@ -105,8 +105,8 @@ class Joined:
         except SQLAlchemyError as lost:  # the connection is lost: nothing can be undone or stored
             self.raise_if_uncommittable(lost)
             raise
-        running.is_open = False
-        self.end()
+        running.sessions.clear()
+        running.end()
 
     def _refuse_leftovers(self, status: int) -> None:
         if status < 400 or commits_in_teardown(self._databases.app):

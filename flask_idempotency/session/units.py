@@ -16,17 +16,16 @@ same holds for ``current_operation.connection``, whose statements are in no unit
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache, partial
 from threading import RLock
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 from sqlalchemy import Connection, Engine, PoolProxiedConnection
 
 from flask_idempotency.core.errors import IdempotencyError, NotAtomic
 from flask_idempotency.core.process import INHERITED
-from flask_idempotency.drivers.port import FAILED, KINDS
+from flask_idempotency.drivers.port import FAILED, IDLE, KINDS
 from flask_idempotency.drivers.sqlalchemy_private import StandsUnder, put_under
 from flask_idempotency.drivers.sqltext import (
     LOCKS,
@@ -156,7 +155,6 @@ class Units:
     ``top`` is what stands under :attr:`connection`, and ``present`` whose unit is open, or was last.
     """
 
-    carried: Mapping[StandIn, Carried] = MappingProxyType({})
     is_parents = False  # in a forked child: the transaction is not its own
 
     def __init__(self, engine: Engine, fairy: PoolProxiedConnection) -> None:
@@ -174,6 +172,7 @@ class Units:
         self._spanning = 0  # how many of these a unit that wrote has been committed in
         self._leaving = False
         self._engines: dict[Engine, Engine] = {}
+        self.carried: dict[StandIn, Carried] = {}
         self.top = self.present = StandIn(self, is_top=True)
         self._connection: Connection | None = None
 
@@ -209,13 +208,17 @@ class Units:
     @property
     def may_have_work(self) -> bool:
         """True if the open unit has failed, or its texts are not all plain reads. Sends nothing."""
-        return self._open is not None and (self.traits != READS or self.is_failed())
+        return self._open is not None and (self.traits != READS or self.state() == FAILED)
 
     @property
     def has_open_work(self) -> bool:
         """True if the open unit has done anything but read, or has failed."""
         known = self.traits & ~(WRITES | UNSURE)
         return self._open is not None and (bool(known) or self.is_failed() or self._would_lose())
+
+    def is_failed(self) -> bool:
+        """Return True if a statement has failed and nobody has rolled back."""
+        return self.state() == FAILED
 
     def is_current(self, owner: StandIn, number: int) -> bool:
         """Return True if the owner's unit of that number (``begun``) is still open."""
@@ -247,7 +250,7 @@ class Units:
         traits = TRAITS[text]
         if traits & SUSPECT and ends_transaction(text):
             self.refuse("the view sent a statement that begins or ends a transaction")
-        if self.has_ended():
+        if self.state() == IDLE:
             self.refuse("a statement of the view, or a trigger, ended the operation's transaction")
         self._take_turn(owner, traits & ~SUSPECT)
 
@@ -315,15 +318,18 @@ class Units:
 
     def commit(self, owner: StandIn) -> None:
         """End the owner's unit as a COMMIT would. Raises what a COMMIT would raise."""
+        if self.carried:
+            self._carry(self.carried.pop(owner, None))
         if owner.is_top:
             self.refuse("the view ended the operation's transaction")
         if self.is_parents:
             raise NotAtomic(INHERITED)
         if self._open is not owner or self.is_closed:
             return
-        if self.has_ended():
+        state = self.state()
+        if state == IDLE:
             self.refuse("the view ended the operation's transaction through the driver's connection")
-        if self.is_failed():  # the server then replies ROLLBACK to COMMIT, and no error
+        if state == FAILED:  # the server then replies ROLLBACK to COMMIT, and no error
             self.rollback(owner)
             return
         self._release()
@@ -342,6 +348,8 @@ class Units:
 
     def rollback(self, owner: StandIn) -> None:
         """End the owner's unit as a ROLLBACK would."""
+        if self.carried:
+            self.carried.pop(owner, None)
         if owner.is_top and not self._leaving:
             self.refuse("the view ended the operation's transaction")
         if self._open is not owner or self.is_closed:
@@ -349,7 +357,7 @@ class Units:
         if self.traits & (WRITES | UNSURE):
             self.rollbacks += 1
         self._open, self.traits = None, READS
-        if not self.is_lost() and not self.has_ended():
+        if not self.is_lost() and self.state() != IDLE:
             self._undo()
 
     def _give_way(self, to: StandIn) -> None:  # noqa: ARG002
@@ -443,17 +451,22 @@ class Units:
             getattr(self.fairy.driver_connection, "closed", False)
         )
 
-    def has_ended(self) -> bool:
-        """Return True if somebody has ended the operation's transaction: on SQLite a trigger may."""
-        return getattr(self.fairy.driver_connection, "in_transaction", True) is False
+    def state(self) -> int | None:
+        """That of the transaction: FAILED, so that it refuses all statements, or IDLE if it was ended.
 
-    def is_failed(self) -> bool:
-        """Return True if a statement of the transaction has failed, so that it refuses all others."""
-        info = getattr(self.fairy.driver_connection, "info", None)  # libpq's
-        return getattr(info, "transaction_status", None) == FAILED
+        On SQLite a trigger may end it. A driver of PostgreSQL begins it with the first statement.
+        """
+        driver = self.fairy.driver_connection
+        if getattr(driver, "in_transaction", True) is False:
+            return IDLE
+        status = getattr(getattr(driver, "info", None), "transaction_status", None)  # libpq's
+        return FAILED if status == FAILED else None
 
     def _before_units(self) -> None:
         """Something is about to be sent that is part of no unit, and none has begun yet."""
+
+    def _carry(self, settings: Carried | None) -> None:
+        """What was set before the operation survives an empty unit's commit."""
 
     def _begin(self, owner: StandIn) -> None:  # noqa: ARG002
         self._send(f"SAVEPOINT {NAME}{self.begun}")

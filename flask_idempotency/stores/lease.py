@@ -21,6 +21,7 @@ class Lease:
     def __init__(self, messages: Any, claim: Claim, *, attempt: int) -> None:
         self.attempt = attempt
         self._messages, self._claim, self._open = messages, claim, True
+        self._values = claim_values(claim)
 
     def complete(self, response: StoredResponse) -> None:
         """Store the response; as failed if its status is 500 or more."""
@@ -50,5 +51,5 @@ class Lease:
 
     def _change(self, template: str, **values: Any) -> None:
         """Send a statement that changes the record if it is ours. Raises ``LeaseLost`` if not."""
-        if self._messages.change(template, {**claim_values(self._claim), **values}) == 0:
+        if self._messages.change(template, {**self._values, **values}) == 0:
             raise LeaseLost

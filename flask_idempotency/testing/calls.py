@@ -12,7 +12,6 @@ from flask import Flask
 
 from flask_idempotency.core.engine import Claimed, Decision, Engine, InProgress, Mismatch, Replay
 from flask_idempotency.core.errors import OperationInterrupted
-from flask_idempotency.core.records import Claim
 
 from .check import TIMEOUT_SECONDS, Check
 from .crashes import CrashPoint, armed
@@ -268,9 +267,9 @@ class CallCheck(Check[Delivery]):
 class NotingEngine(Engine):
     """Notes what it decides, for the call that asked."""
 
-    def decide(self, claim: Claim, wait: float = 0, *, resume: bool = False) -> Decision:
+    def decide(self, *args: Any, **options: Any) -> Decision:
         """See :class:`Engine`."""
-        decision = super().decide(claim, wait, resume=resume)
+        decision = super().decide(*args, **options)
         if (noted := _decisions.get()) is not None:
             noted.append(decision)
         return decision

@@ -13,61 +13,39 @@ import time
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from logging import DEBUG, INFO, WARNING
-from typing import Any
+from typing import Any, TypeVar
 
 from flask import Request, Response
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
-from flask_idempotency.core.engine import (
-    Claimed,
-    Decision,
-    Execution,
-    Gone,
-    InProgress,
-    Interrupted,
-    Mismatch,
-    Replay,
-)
+from flask_idempotency.core.engine import Claimed, Execution, Replay
 from flask_idempotency.core.errors import (
     BodyIncomplete,
     ConfigurationError,
-    KeyExpired,
     KeyRequired,
-    LeaseLost,
-    OperationFailed,
-    OperationInterrupted,
     Problem,
-    RecordBroken,
-    ReplayForbidden,
-    RequestInProgress,
     ResponseNotKept,
-    SealBroken,
 )
 from flask_idempotency.core.fingerprint import UNCOMPARED
 from flask_idempotency.core.keys import observed_namespace
 from flask_idempotency.core.logs import log
-from flask_idempotency.core.machine import assert_never
 from flask_idempotency.core.records import OBSERVED, Claim, StoredResponse
 from flask_idempotency.core.storable import is_stored_by_default
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.undone import Commits, warn_undone, watch_commits, watched
-from flask_idempotency.web.background.observer import PAUSE_SECONDS, Observer
-from flask_idempotency.web.request.body import fingerprint
-from flask_idempotency.web.request.identity import (
-    identify,
-    new_claim,
-    prepare,
-    request_claim,
-    told_birth,
-)
+from flask_idempotency.web.background.observer import OF_THE_RECORD, PAUSE_SECONDS, Observer
+from flask_idempotency.web.request.identity import identify, prepare, request_claim
 from flask_idempotency.web.request.observed_body import NotKept, OverheardBody
+from flask_idempotency.web.request.response import replayed
 from flask_idempotency.web.request.state import RequestState, current_scope
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.state import AppState
 
 from .signals import Told, conclude, event_of, operation_observed, tell_failure
+
+T = TypeVar("T")
 
 TOO_LARGE = "body-too-large"
 """What events call the application's 413, which is no problem of ours."""
@@ -94,17 +72,17 @@ class Observed(Told):
     """
 
     error: BaseException | None = None  # what left the view
+    _body: OverheardBody | None = None
 
     def __init__(
         self, state: AppState, observer: Observer, route: Route, current: RequestState
     ) -> None:
         self._state, self._observer = state, observer
+        self._current = copy(current)  # an enforced function that the view calls has the other
         # A view may change the scope: what was found before it counts.
         bind_key = cache(route.bind_key) if callable(route.bind_key) else route.bind_key
         self._route = replace(route, scope=route.scope and cache(route.scope), bind_key=bind_key)
-        self._current = copy(current)  # an enforced function that the view calls has the other
         self.name, self.began = route.name, time.monotonic()
-        self._body: OverheardBody | None = None
         self._waits = False
         self._execution: Execution | None = None
         self._commits: Commits | None = None
@@ -114,22 +92,20 @@ class Observed(Told):
     def begin(self, request: Request) -> bool:
         """Judge the request, or wait for its body. False if ``protect(skip=...)`` leaves it out."""
         try:
-            if not isinstance(self._current.body, OverheardBody):
-                self._current.body = OverheardBody(request, self._state.settings)
-            self._body = self._current.body
-            prepare(request, self._state, self._route, self._current)
-            if self._current.presented.skipped:
-                self._body.stop()
-                return False
-            self._judge(self._body)
+            body = self._current.body
+            if not isinstance(body, OverheardBody):
+                body = OverheardBody(request, self._state.settings)
+            self._body = self._current.body = body
+            prepare(request, self._state, self._route, self._current)  # its skip may read the body
+            self._judge(body)
             if not (self._waits or self._execution):
-                self._body.stop()
+                body.stop()
             elif self._route.atomic:
                 self._commits = watch_commits(self._state.sessions)
         except Exception as error:
             self._reject(error)
         self.began = time.monotonic()  # what our own question took does not count
-        return True
+        return not self._current.presented.skipped
 
     def finish(self, response: Response | None) -> None:
         """See :class:`~.request.state.Observation`."""
@@ -170,8 +146,7 @@ class Observed(Told):
                 if operation is None:
                     self._would = "unprotected"
                 else:
-                    state = self._state.of_bind(operation.bind_key)
-                    self._observer = state.observer or self._observer
+                    self._observer = self._state.of_bind(operation.bind_key).observer or self._observer
                     self.claim = self._claimed(body, operation, at_last)
                     self._decide(self.claim, operation)
         except NotKept:
@@ -192,63 +167,49 @@ class Observed(Told):
             asks = True
         self._waits = True
         if not asks:
-            body.when_whole = lambda: self._judge(body, at_last=True)
-
-    def _decide(self, claim: Claim, operation: Operation) -> None:
-        route = self._route
-        # An interrupted one that is atomic would have been rolled back, and taken over.
-        resume = route.atomic or route.on_interrupted not in ("hold", "fail")
-        try:
-            decision = self._observer.decide(claim, resume=resume)
-        except (KeyExpired, RecordBroken, SealBroken):
-            raise
-        except Exception as error:
-            self._report(error)
-            return
-        if decision is not None:
-            self._note(decision, operation)
+            body.when_whole = partial(self._judge, body, at_last=True)
 
     def _claimed(self, body: OverheardBody, operation: Operation, at_last: bool) -> Claim:
         """Make the claim of the request, without what is only for enforced ones."""
-        state, route = self._state, replace(self._route, resumable=None)
-        born = told_birth(body.request, self._current) if route.refuse_old_keys else None
+        route = replace(self._route, resumable=None)
         apart = replace(operation, namespace=observed_namespace(operation.namespace))
+        make = partial(request_claim, body.request, self._state, route, self._current, apart)
         try:
-            if callable(route.fingerprint):  # it may do without the body
-                body.check()
-                claim = new_claim(state, route, apart, fingerprint(body.request, b"", route), born)
-            else:
-                claim = request_claim(body.request, state, route, self._current, apart)
+            claim = make()
         except NotKept:
             if not at_last and (body.is_awaited or callable(route.fingerprint)):
                 raise
-            claim = new_claim(state, route, apart, UNCOMPARED, born)
+            claim = make(UNCOMPARED)
         return replace(claim, owner=OBSERVED + claim.owner, lease_seconds=route.lease)
 
-    def _note(self, decision: Decision, operation: Operation) -> None:
+    def _decide(self, claim: Claim, operation: Operation) -> None:
         """Note what the decision would have meant. Raises the problem that a client would have got."""
-        match decision:
-            case Claimed(execution):
-                self._execution = execution
-                self._facts["attempt"] = execution.hold.attempt
-            case Mismatch():
-                raise self._route.reused()
-            case InProgress():
-                raise RequestInProgress
-            case Interrupted(is_spent=False) if self._route.on_interrupted == "fail":
-                raise OperationFailed
-            case Interrupted() | Gone():
-                raise OperationInterrupted
-            case Replay(stored, attempt, _):
-                self._facts.update(attempt=attempt, first_status=stored.status)
-                operation.attempt = attempt
-                if self._route.authorize_replay and not self._route.authorize_replay(operation):
-                    raise ReplayForbidden
-                if stored.body is None:
-                    raise ResponseNotKept
-                self._would = "replayed"
-            case impossible:
-                assert_never(impossible)
+        route = self._route
+        # An interrupted one that is atomic would have been rolled back, and taken over.
+        resume = route.atomic or route.on_interrupted not in ("hold", "fail")
+        decision = self._asked(partial(self._observer.decide, claim, resume=resume))
+        if isinstance(decision, Claimed):
+            self._execution = decision.execution
+            self._facts["attempt"] = decision.execution.hold.attempt
+        elif decision is not None:
+            if isinstance(decision, Replay):
+                self._facts.update(attempt=decision.attempt, first_status=decision.response.status)
+            found = replayed(decision, route, operation, claim, 0.0)
+            if found.response.body is None:
+                raise ResponseNotKept
+            self._would = "replayed"
+
+    def _asked(self, question: Callable[[], T]) -> T | None:
+        """Return what the records say; None, and tell, if they fail. Raises ``OF_THE_RECORD``."""
+        try:
+            return question()
+        except OF_THE_RECORD:
+            raise
+        except Exception as error:
+            cause = error if isinstance(error, ConfigurationError) else error.__cause__ or error
+            text = "nothing is observed for %g s, the store failed: %r"
+            tell_failure(self._state.app, event_of(self, error=error), text, PAUSE_SECONDS, cause)
+            return None
 
     def _reject(self, error: Exception) -> None:
         """``error`` would have been the response."""
@@ -267,59 +228,49 @@ class Observed(Told):
         error: BaseException | None,
     ) -> None:
         """Note what would have become of the view's run, in the record too."""
+        act: Callable[[], object] = execution.release
         try:
             body.check()
+            self._would = self._outcome(response, error)
         except BodyIncomplete as incomplete:  # the view would not have run
             self._reject(incomplete)
-            self._ask(execution.release)
-            return
-        try:
-            self._would = self._outcome(response, error)
         except Exception as failure:  # of the option store
             if not isinstance(failure, NotKept):
                 self._reject(failure)
-            self._ask(execution.release if self._route.atomic else execution.abandon)
-            return
-        if error is not None and self._would != "executed":
+            if not self._route.atomic:
+                act = execution.abandon
+        if self._would == "executed":
+            act = partial(execution.complete, self._stored(response))
+        elif self._would == "interrupted":
+            act = execution.abandon
+        if error is not None and self._would in ("rolled_back", "released", "interrupted"):
             self._facts["error"] = error
-        match self._would:
-            case "executed":
-                stored = self._stored(response)
-                self._ask(lambda: execution.complete(stored))
-            case "interrupted":
-                self._ask(execution.abandon)
-            case _:
-                self._ask(execution.release)
-
-    def _ask(self, act: Callable[[], object]) -> None:
-        """Ask the records to note the end of the run."""
         try:
-            self._observer.ask(act)
-        except LeaseLost as lost:
+            self._asked(partial(self._observer.ask, act))
+        except OF_THE_RECORD as lost:
             if not self._route.atomic:  # no lease would have ended
                 self._reject(lost)
-        except Exception as error:
-            self._report(error)
 
     def _outcome(self, response: Response | None, error: BaseException | None) -> str:
         """The outcome that the run of the view would have had."""
-        if self._route.atomic:
-            return "executed" if response is not None and self._stores(response) else "rolled_back"
-        if isinstance(error, Exception) and (outcome := self._route.outcome_after(error)):
-            return outcome
+        route = self._route
+        if not route.atomic and isinstance(error, Exception):
+            if (outcome := route.outcome_after(error)) is not None:
+                return outcome
+            if response is None:
+                return "executed"
         if response is None:
-            return "executed" if isinstance(error, Exception) else "interrupted"
-        return "executed" if self._stores(response) else "released"
-
-    def _stores(self, response: Response) -> bool:
-        """Return True if the response would be stored. The option ``store`` sees no streamed one."""
-        status = response.status_code
-        if self._route.store is not None and response.is_sequence:
+            return "rolled_back" if route.atomic else "interrupted"
+        if route.store is not None and response.is_sequence:  # the option sees a copy, and no stream
             shown = self._state.app.response_class(
                 response.get_data(), response.status, response.headers.copy()
             )
-            return bool(self._route.store(shown))
-        return (status >= 500 and not self._route.atomic) or is_stored_by_default(status)
+            is_stored = route.store(shown)
+        else:
+            is_stored = is_stored_by_default(response.status_code, route.atomic)
+        if is_stored:
+            return "executed"
+        return "rolled_back" if route.atomic else "released"
 
     def _stored(self, response: Response | None) -> StoredResponse:
         """The status alone; without a body where the response's would not be kept."""
@@ -338,10 +289,3 @@ class Observed(Told):
         if self._would == "rejected":
             return INFO if isinstance(error, (Problem, HTTPException)) else WARNING
         return DEBUG
-
-    def _report(self, error: Exception) -> None:
-        """Log and signal that the records did not do what was asked."""
-        cause = error if isinstance(error, ConfigurationError) else error.__cause__ or error
-        text = "nothing is observed for %g s, the store failed: %r"
-        event = event_of(self, error=error)
-        tell_failure(self._state.app, event, text, PAUSE_SECONDS, cause)

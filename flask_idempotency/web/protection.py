@@ -7,35 +7,22 @@ of the application gets a replay, just as only such a request runs the view.
 from __future__ import annotations
 
 import logging
-import math
 from contextlib import AbstractContextManager
 from typing import Any
 
-from flask import Response, current_app
+from flask import Request, Response, current_app
 from werkzeug.exceptions import RequestEntityTooLarge
 
-from flask_idempotency.core.engine import (
-    Claimed,
-    Gone,
-    InProgress,
-    Interrupted,
-    Mismatch,
-    Replay,
-    Settled,
-)
+from flask_idempotency.core.engine import Claimed, InProgress, Interrupted, Settled
 from flask_idempotency.core.errors import (
     ConfigurationError,
     KeyRequired,
-    LeaseLost,
     NotAtomic,
-    OperationInterrupted,
     Problem,
-    ReplayForbidden,
-    RequestInProgress,
     StoreUnavailable,
 )
 from flask_idempotency.core.logs import log
-from flask_idempotency.core.machine import Phase, assert_never
+from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.records import Claim
 from flask_idempotency.session.before_view import SetAside
 from flask_idempotency.session.databases import refuse_replaced_engine
@@ -46,8 +33,8 @@ from flask_idempotency.session.set_aside import parked, parked_inside, set_aside
 from flask_idempotency.web.attempt.atomic import AtomicAttempt
 from flask_idempotency.web.attempt.attempt import Attempt
 from flask_idempotency.web.attempt.leased import LeasedAttempt
-from flask_idempotency.web.request.identity import identify, prepare, request_claim
-from flask_idempotency.web.request.response import replay
+from flask_idempotency.web.request.identity import identify, request_claim
+from flask_idempotency.web.request.response import replay, replayed
 from flask_idempotency.web.request.state import RequestState, is_outermost_request, this_request
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.routes import refuse_unsupported
@@ -67,8 +54,6 @@ from .signals import (
     unavailable,
 )
 
-_SPENT = "The operation was begun too often without success; an operator must decide."
-
 
 def enter(route: Route, view: object) -> Attempt | Response | None:
     """Begin the present request: return an attempt to run in, a response, or None to run unprotected.
@@ -87,22 +72,21 @@ def enter(route: Route, view: object) -> Attempt | Response | None:
     if running_operation() is not None or not state.settings.enabled:
         return None  # an idempotent function that an idempotent view calls is part of it
     request = needed_request()
-    if current.route is not None and current.route.given is route:
-        route = current.route
-    elif not route.applies_to(request.method):
+    known = current.route
+    found = known if known is not None and known.given is route else _unseen(route, request, state)
+    if found is None:
         return None
-    else:
-        route = _unseen(route, request.endpoint or "", state)
+    route = found
     if not route.enforce:
         observe(state, route, current, request)
         return None
     try:
-        prepare(request, state, route, current)
-        operation = None if current.presented.skipped else identify(request, state, route, current)
+        operation = identify(request, state, route, current)
         if operation is None:
             _let_pass(state, current)
             return None
-        _refuse_shared_name(current, operation, view)
+        if current.entered.get((operation.name, operation.key), view) != view:
+            raise _shared_name(operation)
         claim = request_claim(request, state, route, current, operation)
         entered = claim_or_answer(state, route, current, operation, claim)
         if entered is not None:  # what runs unprotected may call others that do
@@ -115,9 +99,14 @@ def enter(route: Route, view: object) -> Attempt | Response | None:
         raise
 
 
-def _unseen(route: Route, endpoint: str, state: AppState) -> Route:
-    """The options of a function that a view calls, or of a request that the hooks have not seen."""
-    route = route.resolved(state.settings, state.scope, endpoint)
+def _unseen(route: Route, request: Request, state: AppState) -> Route | None:
+    """The options of a function that a view calls, or of a request that the hooks have not seen.
+
+    None if they leave the request's method out.
+    """
+    if not route.applies_to(request.method):
+        return None
+    route = route.resolved(state.settings, state.scope, request.endpoint or "")
     if route.enforce:
         refuse_unsupported(state, route, route.name)
     return route
@@ -134,14 +123,13 @@ def _note_refusal(state: AppState, current: RequestState, error: Exception) -> N
         conclude(state.app, operation_rejected, current.told, problem=problem, error=error)
 
 
-def _refuse_shared_name(current: RequestState, operation: Operation, view: object) -> None:
-    """Raise ``ConfigurationError`` if another function of this request was the same operation."""
-    if current.entered.get((operation.name, operation.key), view) != view:
-        raise ConfigurationError(
-            f"two idempotent functions of one request are both the operation {operation.name!r}, so the"
-            " second would get the first one's response: give one of them a name of its own,"
-            " @idempotent(name=...)"
-        )
+def _shared_name(operation: Operation) -> ConfigurationError:
+    """The error for another function of this request that would be the same operation."""
+    return ConfigurationError(
+        f"two idempotent functions of one request are both the operation {operation.name!r}, so the"
+        " second would get the first one's response: give one of them a name of its own,"
+        " @idempotent(name=...)"
+    )
 
 
 def _let_pass(state: AppState, current: RequestState) -> None:
@@ -215,42 +203,24 @@ def _answer(
     settled: Settled,
 ) -> Response:
     """The response about an operation that is not ours to run. Raises a :class:`Problem` otherwise."""
+    told = current.told
     match settled:
-        case Mismatch():
-            raise route.reused()
-        case InProgress(seconds, by_lock):
-            current.told.decided_by = "lock" if by_lock else "records"
-            raise _in_progress(claim, seconds, state.typical_seconds[operation.name])
-        case Interrupted(is_spent):
-            note(state.app, operation_interrupted, current.told, logging.ERROR)
-            raise OperationInterrupted(_SPENT if is_spent or route.atomic else None)
-        case Gone():
-            raise LeaseLost("The record to resume has expired or was taken over; nothing was done.")
-        case Replay(stored, attempt, incomparable):
-            if incomparable is not None:
-                log.warning(
-                    "operation %s: the stored fingerprint is of %s, this one of %s; they cannot be"
-                    " compared, so the stored response is replayed",
-                    operation.name,
-                    incomparable.origin,
-                    claim.fingerprint.origin,
-                )
-            operation.attempt = attempt
-            if route.authorize_replay and not route.authorize_replay(operation):
-                raise ReplayForbidden
-            if state.tracing is not None:
-                state.tracing.link(stored)
-            response = replay(state.app, stored, state.settings)
-            current.is_replay = True
-            conclude(state.app, operation_replayed, current.told, attempt=attempt, status=stored.status)
-            return response
-        case impossible:
-            assert_never(impossible)
-
-
-def _in_progress(claim: Claim, seconds: float | None, typical: float) -> RequestInProgress:
-    """The rejection of a duplicate; ``seconds`` are left of the lease, if the record was read."""
-    if seconds is None:  # Redis knows no leases, only young requests
-        seconds = claim.lease_seconds
-    left = typical if seconds is None else seconds  # RFC 9110 section 10.2.3 knows no fractions
-    return RequestInProgress(retry_after=max(1, math.ceil(left)))
+        case Interrupted():
+            note(state.app, operation_interrupted, told, logging.ERROR)
+        case InProgress(by_lock=True):
+            told.decided_by = "lock"
+    found = replayed(settled, route, operation, claim, state.typical_seconds[operation.name])
+    if found.incomparable is not None:
+        log.warning(
+            "operation %s: the stored fingerprint is of %s, this one of %s; they cannot be compared, so"
+            " the stored response is replayed",
+            operation.name,
+            found.incomparable.origin,
+            claim.fingerprint.origin,
+        )
+    if state.tracing is not None:
+        state.tracing.link(found.response)
+    response = replay(state.app, found.response, state.settings)
+    current.is_replay = True
+    conclude(state.app, operation_replayed, told, attempt=found.attempt, status=found.response.status)
+    return response

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,7 +30,6 @@ from flask_idempotency.web.attempt.attempt import Attempt, raise_again
 from flask_idempotency.web.request.identity import new_claim, new_operation
 from flask_idempotency.web.request.state import (
     RequestState,
-    begin,
     existing_request,
     is_in_thread_of_request,
     present_operation,
@@ -73,7 +73,7 @@ def run(
     if not state.settings.enabled:
         return function(*args)
     current = RequestState()  # not the request's: what happens here is not yet its response
-    current.told = begin()
+    current.told.began = time.monotonic()
     try:
         with _session_of_its_own(state):
             operation = new_operation(state, route, read_scope(state, "run", scope), key)

@@ -39,7 +39,6 @@ from flask_idempotency.session.operation import OpenTransaction, Operation, runn
 
 from .request.identity import new_claim
 from .request.response import capture, replay
-from .request.state import begin
 from .run import read_fingerprint, read_route, read_scope, response_of, result_of, run
 from .setup.options import NOT_GIVEN, ManyOptions, Route
 from .setup.state import AppState, app_state
@@ -250,8 +249,8 @@ class _Items:
 
     def _item(self, number: int, record: Record | None, held: bool) -> ItemResult:
         claim, key = self._claims[number], self._pairs[number][0]
-        told = begin()
-        told.claim = claim
+        told = Told()
+        told.began, told.claim = time.monotonic(), claim
         if (done := self._before.get(claim.key)) is not None:
             return self._repeat(done, claim, told)
         step = None if record is None else decide(record, claim)

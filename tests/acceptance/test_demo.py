@@ -108,7 +108,7 @@ def test_the_check_passes_and_leaves_nothing() -> None:
     assert traces.left() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_however_it_is_stopped_nothing_is_left(number: signal.Signals) -> None:
     port = servers.free_port()
     with demo("--port", str(port)) as (process, traces):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import io
 import json
@@ -15,13 +14,7 @@ import pytest
 import requests
 from requests.exceptions import ChunkedEncodingError
 
-from flask_idempotency.client import (
-    AsyncIdempotentTransport,
-    IdempotentSession,
-    IdempotentTransport,
-    problem_of,
-    was_replayed,
-)
+from flask_idempotency.client import problem_of, was_replayed
 from tests.certificates import self_signed
 from tests.client.conftest import (
     LOST,
@@ -290,13 +283,13 @@ class TestWaits:
 
 
 class TestBodies:
-    @pytest.mark.parametrize("make_caller", [with_requests, with_httpx], indirect=True)
+    @pytest.mark.parametrize("make_caller", [with_httpx], indirect=True)
     def test_a_file_is_sent_whole_each_time(self, call, server):
         server.script += [drop_before, respond(503)]
         call("POST", server.url, content=io.BytesIO(b"abc" * 1000))
         assert [request.body for request in server.seen] == [b"abc" * 1000] * 3
 
-    @pytest.mark.parametrize("make_caller", [with_requests, with_httpx], indirect=True)
+    @pytest.mark.parametrize("make_caller", [with_httpx], indirect=True)
     def test_a_generator_is_sent_whole_each_time(self, call, server):
         server.script += [drop_before, respond(503)]
         call("POST", server.url, content=(part for part in (b"abc", b"def")))
@@ -324,58 +317,18 @@ class TestBodies:
         assert [request.body for request in server.seen] == [b"", b""]
 
 
-def post_with_requests(url, policy):
-    with IdempotentSession(policy) as session:
-        session.post(url)
-
-
-def post_with_httpx(url, policy):
-    with httpx.Client(transport=IdempotentTransport(policy=policy)) as client:
-        client.post(url)
-
-
-def post_with_async_httpx(url, policy):
-    async def post():
-        async def sleep(seconds):
-            policy.sleep(seconds)
-
-        transport = AsyncIdempotentTransport(policy=policy, sleep=sleep)
-        async with httpx.AsyncClient(transport=transport) as client:
-            await client.post(url)
-
-    asyncio.run(post())
-
-
-@pytest.mark.parametrize("post", [post_with_requests, post_with_httpx, post_with_async_httpx])
 class TestEncryption:
-    def test_a_certificate_that_is_not_trusted_is_final(self, post, stopped, time, tmp_path):
+    def test_a_certificate_that_is_not_trusted_is_final(self, stopped, time, tmp_path):
+        """With httpx: ``test_httpx_network``."""
         (tmp_path / "own.pem").write_bytes(self_signed())
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(tmp_path / "own.pem")
         stopped.start(context)
-        with pytest.raises((requests.exceptions.SSLError, httpx.ConnectError), match="CERTIFICATE"):
-            post(stopped.url.replace("http:", "https:"), time.policy())
+        with pytest.raises(requests.exceptions.SSLError, match="CERTIFICATE"):
+            with_requests(time)("POST", stopped.url.replace("http:", "https:"))
         assert time.waits == []
 
-    def test_a_handshake_that_fails_otherwise_is_tried_again(self, post, server, time):
+    def test_a_handshake_that_fails_otherwise_is_tried_again(self, make_caller, server, time):
         with pytest.raises(LOST):
-            post(server.url.replace("http:", "https:"), time.policy(retries=2))
+            make_caller(retries=2)("POST", server.url.replace("http:", "https:"))
         assert time.waits == [0.5, 1]
-
-
-class TestTransport:
-    """What only the transport of httpx has."""
-
-    def test_a_request_that_is_sent_again_has_time_of_its_own(self, server, time):
-        """The error of a call that ended at its deadline has the request, to be sent again later."""
-        server.script += [respond(503, Retry_After="59"), drop_before]
-        transport = IdempotentTransport(policy=time.policy(deadline=60))
-        with httpx.Client(transport=transport, timeout=5, trust_env=False) as client:
-            with pytest.raises(httpx.TransportError) as lost:
-                client.post(server.url)
-            request = lost.value.request
-            assert request.extensions["timeout"]["read"] == 5
-            server.script += [respond(503, Retry_After="59")]
-            assert client.send(request).status_code == 201
-        assert time.waits == [59, 59]
-        assert len(set(server.keys)) == 1

@@ -94,9 +94,9 @@ FINAL = [
 
 
 class TestCurl:
-    @pytest.fixture(params=curl.kinds())
-    def pay(self, request, server, tmp_path):
-        path = curl.path_with(request.param, tmp_path)
+    @pytest.fixture
+    def pay(self, server, tmp_path):
+        path = curl.path_with(curl.kinds()[0], tmp_path)
         [_, script] = blocks("bash")
         # Does not wait, and no other time goes by: bash does not count once SECONDS was unset.
         noted = 'unset SECONDS\nsleep() { echo "$1" >> waits; SECONDS=$((SECONDS + $1)); }\n'
@@ -106,21 +106,19 @@ class TestCurl:
     @pytest.mark.parametrize(
         "trouble",
         [
-            drop_before,
-            drop_after,
-            break_off,
-            *(respond(status) for status in (408, 425, 429, 500, 502, 503, 599)),
-            respond(409, "request-in-progress", Retry_After="60"),
+            [drop_before, drop_after, break_off, respond(408), respond(425)],
+            [respond(status) for status in (429, 500, 502, 503, 599)],
+            [respond(409, "request-in-progress", Retry_After="60")],
         ],
     )
     def test_it_sends_the_same_key_again(self, pay, server, tmp_path, trouble):
-        server.script += [trouble]
+        server.script += trouble
         status, body = pay()
         assert (status, json.loads(body)) == ("201", {"id": 1})
         key = (tmp_path / "order-7.key").read_text().strip()
-        assert server.keys == [key, key]
+        assert server.keys == [key] * (len(trouble) + 1)
         assert json.loads(server.seen[0].body) == {"order": 7, "amount": 500}
-        assert (tmp_path / "waits").read_text().split() == ["1"]
+        assert len((tmp_path / "waits").read_text().split()) == len(trouble)
 
     @pytest.mark.parametrize("final", FINAL)
     def test_it_does_not_repeat_a_final_response(self, pay, server, final):

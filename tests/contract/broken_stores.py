@@ -3,8 +3,6 @@
 Not collected with the rest: ``test_broken_stores.py`` runs it, and looks at what the contract catches.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from contextlib import suppress

@@ -3,8 +3,6 @@
 Agentic Commerce Protocol, RFC on agentic checkout, section 6.5: see ``tests/web/profiles/test_acp.py``.
 """
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """The contract catches what it is for: stores that break a guarantee fail it, each where it should."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

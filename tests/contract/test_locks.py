@@ -1,7 +1,5 @@
 """The lock in Redis: who gets it, and whom it refuses. On a real server, and on fakeredis."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import fakeredis

@@ -1,7 +1,5 @@
 """Every store gives the responses of the table in ``docs/http.md``: the same, row by row."""
 
-from __future__ import annotations
-
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor

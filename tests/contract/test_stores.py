@@ -1,7 +1,5 @@
 """One contract, five stores; that of Redis on fakeredis, too."""
 
-from __future__ import annotations
-
 import fakeredis
 import prometheus_client
 import pytest
@@ -72,12 +70,6 @@ class TestMemoryOnPostgres(InMemory, OnPostgres):
         return "memory"
 
 
-class TestSqlite(OnSqlite):
-    @pytest.fixture
-    def app(self, tmp_path):
-        return make(tmp_path, IDEMPOTENCY_STORE="sql")
-
-
 class TestRedis(OnSqlite):
     atomic = False
 
@@ -116,8 +108,8 @@ class TestPostgres(OnPostgres):
         return "postgres"
 
 
-class TestTimed(OnSqlite):
-    """Behind what measures it, a store is the same store."""
+class TestSqliteTimed(OnSqlite):
+    """Also behind what measures it, a store is the same store."""
 
     @pytest.fixture
     def app(self, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,16 @@ def laboratory(
     laboratory = Laboratory(databases, redis_server, tmp_path_factory.mktemp("differential"))
     yield laboratory
     laboratory.close()
+
+
+@pytest.fixture(scope="module")
+def quiet() -> Iterator[None]:
+    """Without the log of each program that fails by name."""
+    log = logging.getLogger("flask_idempotency")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    yield
+    log.setLevel(level)
 
 
 @pytest.fixture

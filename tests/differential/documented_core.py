@@ -873,7 +873,20 @@ def _unmentioned(hand: Hand) -> Any:
         return cursor.fetchone()[0]
 
 
+def _bytes(hand: Hand) -> Any:
+    with cursor_of(hand) as cursor:
+        cursor.execute(b"insert into journal (text) values ('bytes')")
+        return cursor.rowcount
+
+
+def _several(hand: Hand) -> Any:
+    with cursor_of(hand) as cursor:
+        cursor.execute(TEXTS["two statements"])
+
+
 _COMMON: dict[str, Callable[[Hand], Any]] = {
+    "bytes": _bytes,
+    "several": _several,
     "many": _many,
     "many functions": _many_functions,
     "named": _named,

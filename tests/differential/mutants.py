@@ -22,6 +22,7 @@ from flask_idempotency.drivers import cursors, parsed, psycopg, psycopg2, raw_co
 from flask_idempotency.drivers.parsed import Text
 from flask_idempotency.session import before_view, leftovers, postgres_units, transaction_scope
 from flask_idempotency.session import statements as sql
+from flask_idempotency.session import units as units_module
 from flask_idempotency.session.postgres_units import Facts, PostgresUnits
 from flask_idempotency.session.transaction_scope import Joined
 from flask_idempotency.session.units import StandIn, Units
@@ -473,7 +474,7 @@ def streams_outlive_the_commit(knife: Knife) -> None:
 @shown_by("a commit that PostgreSQL makes a rollback")
 def failures_forgotten_at_the_commit(knife: Knife) -> None:
     """Nobody asks whether a statement of the transaction has failed."""
-    knife.replace(PostgresUnits, "is_failed", lambda self: False)
+    knife.replace(units_module, "FAILED", None)
 
 
 # Several sessions
@@ -741,7 +742,7 @@ def doors_of_the_driver_open(knife: Knife) -> None:
 )
 def the_drivers_rollback_is_its_own(knife: Knife) -> None:
     """Whoever reaches for the driver's connection gets the operation's."""
-    knife.replace(PostgresUnits, "door", Units.door)
+    knife.replace(postgres_units, "DriverDoor", Units.door)
 
 
 @shown_by(

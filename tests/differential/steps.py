@@ -7,6 +7,7 @@ Both applications must have seen the same.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -456,6 +457,17 @@ def send(hand: Hand, sql: str) -> None:
     hand.ask(sql)
 
 
+@step("ask")
+def ask(hand: Hand, sql: str) -> Any:
+    return hand.ask(sql)
+
+
+@step("wait")
+def wait(_hand: Hand) -> None:
+    """What the view does elsewhere, for longer than a transaction of ``tables`` may be idle."""
+    time.sleep(0.3)
+
+
 @step("raise")
 def raise_oops(_hand: Hand) -> None:
     raise Oops
@@ -494,6 +506,7 @@ FAILURES: dict[str, Callable[[Hand], Any]] = {
     "surrogate in the text": _texts("select '\ud800'"),
     "unadaptable": _texts("select :value", value=object()),
     "syntax": _texts("selct 1"),
+    "syntax behind a statement": _texts("select 1; selct 1"),
     "no table": _texts("select * from nowhere"),
     "time-out": _texts("set local statement_timeout = '50ms'", "select pg_sleep(1)"),
     "lock time-out": _texts("set local lock_timeout = '50ms'", "select * from held for update"),
@@ -522,6 +535,9 @@ SETTINGS = {
     "role": "set role programs_clerk",
     "no role": "reset role",
     "local time-out": "set local statement_timeout = '19s'",
+    "local time-out for locks": "set local lock_timeout = '41ms'",
+    "local time-out for idleness": "set local idle_in_transaction_session_timeout = '9s'",
+    "local zone": "set local timezone = 'Europe/Berlin'",
     "time-out": "set statement_timeout = '18s'",
     "local asynchronous": "set local synchronous_commit = off",
     "constraints immediate": "set constraints all immediate",
@@ -554,6 +570,7 @@ def read_settings(hand: Hand) -> Any:
         " nullif(current_setting('app.tenant', true), ''),"
         " nullif(current_setting('app.note', true), ''),"
         " current_setting('statement_timeout'), current_setting('lock_timeout'),"
+        " current_setting('idle_in_transaction_session_timeout'), current_setting('timezone'),"
         " current_setting('synchronous_commit'), current_setting('transaction_isolation'),"
         " current_setting('transaction_read_only')"
     )

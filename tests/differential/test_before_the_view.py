@@ -1,4 +1,7 @@
-"""What an application does with its session before the view: it reaches the view, or is refused."""
+"""What an application does with its session before the view: it reaches the view, or is refused.
+
+Settings reach it: ``tests.differential.tables``.
+"""
 
 from __future__ import annotations
 
@@ -49,46 +52,6 @@ def sends(statement):
     return lambda world: world.sql(statement)
 
 
-CARRIED = {
-    "a setting of its own": "set local app.tenant = 'a'",
-    "a setting of its own by function": "select set_config('app.tenant', 'a', true)",
-    "a setting of its own for the session": "select set_config('app.tenant', 'a', false)",
-    "a setting for the session": "set app.tenant = 'a'",
-    "a time-out for locks": "set local lock_timeout = '1234ms'",
-    "a time-out for locks for the session": "set lock_timeout = '1234ms'",
-    "a time-out for statements": "set local statement_timeout = '5s'",
-    "less durability": "set local synchronous_commit = off",
-}
-for what, statement in CARRIED.items():
-    family.add(f"{what}, not committed", show_and_pay, before=sends(statement))
-
-
-def set_and_commit(statement):
-    def before(world):
-        world.sql(statement)
-        world.commit()
-
-    return before
-
-
-family.add(
-    "a setting for the session, committed", show_and_pay, before=set_and_commit("set app.tenant = 'a'")
-)
-family.add(
-    "a local setting, committed", show_and_pay, before=set_and_commit("set local app.tenant = 'a'")
-)
-for what, statement in {
-    "a search path": "set local search_path = tenant_a",
-    "a search path for the session": "set search_path = tenant_a",
-}.items():
-    family.add(f"{what}, not committed", show_and_pay, before=sends(statement), setup=schema_per_tenant)
-for what, statement in {
-    "a role": f"set local role {TENANT}",
-    "a role for the session": f"set role {TENANT}",
-}.items():
-    family.add(f"{what}, not committed", show_and_pay, before=sends(statement), setup=role_per_tenant)
-
-
 def sign_in(world):
     """The usual way to row-level security."""
     world.sql("select set_config('app.tenant', 'b', true)")
@@ -101,38 +64,6 @@ family.add(
     before=sign_in,
     setup=row_level_security,
 )
-
-
-def set_and_roll_back(world):
-    world.sql("set local app.tenant = 'a'")
-    world.sql("set lock_timeout = '1234ms'")
-    world.session.rollback()
-
-
-def set_in_nested(world):
-    with world.session.begin_nested():
-        world.sql("set local app.tenant = 'a'")
-
-
-def set_twice(world):
-    world.sql("set app.tenant = 'session'")
-    world.sql("set local app.tenant = 'local'")
-
-
-def set_and_reset(world):
-    world.sql("set local app.tenant = 'a'")
-    world.sql("reset all")
-
-
-family.add("settings that were rolled back", show_and_pay, before=set_and_roll_back)
-family.add("a setting in a nested transaction", show_and_pay, before=set_in_nested)
-family.add(
-    "a setting of the session and a local one",
-    show_and_pay,
-    before=set_twice,
-    expect=EQUAL_OR_REFUSED,
-)
-family.add("settings that were reset", show_and_pay, before=set_and_reset)
 
 
 def tenant_at_checkout(world):
@@ -620,8 +551,12 @@ leased.add(
     before=keeps_its_connection,
     after_request=reads_by_its_connection,
 )
-for what in ("a setting of its own", "a setting for the session", "a time-out for locks"):
-    leased.add(f"{what}, not committed", show_and_pay, before=sends(CARRIED[what]))
+for statement in (
+    "set local app.tenant = 'a'",
+    "set app.tenant = 'a'",
+    "set local lock_timeout = '9s'",
+):
+    leased.add(f"{statement}, not committed", show_and_pay, before=sends(statement))
 for what, before in {
     "an insert flushed": writes,
     "a row lock": locks_a_row,

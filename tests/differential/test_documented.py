@@ -6,7 +6,6 @@ the same hundred each time.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +16,10 @@ from flask_idempotency.session.statements import FACTS
 from tests.differential import documented_kept as kept
 from tests.differential.comparison import Twins
 from tests.differential.documented import documented
+from tests.differential.documented_core import OF_DRIVER
 from tests.differential.documented_schema import DOCUMENTED, HIDDEN, WITH_HIDDEN
 from tests.differential.programs import Program
+from tests.differential.steps import do
 from tests.differential.summary import Summary
 
 PROGRAMS, SEED = 100, 23
@@ -26,17 +27,8 @@ READS_MAY_WRITE = 6
 """The place of this fact."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quiet() -> Iterator[None]:
-    log = logging.getLogger("flask_idempotency")
-    level = log.level
-    log.setLevel(logging.CRITICAL)  # of each that fails by name
-    yield
-    log.setLevel(level)
-
-
 @pytest.fixture(scope="module")
-def twins(postgres: Any) -> Iterator[Twins]:
+def twins(postgres: Any, quiet: None) -> Iterator[Twins]:
     """The applications that most programs run in."""
     twins = Twins(postgres, "documented", schema=DOCUMENTED)
     yield twins
@@ -44,9 +36,17 @@ def twins(postgres: Any) -> Iterator[Twins]:
 
 
 @pytest.fixture(scope="module")
-def twins_with_hidden(postgres: Any) -> Iterator[Twins]:
+def twins_with_hidden(postgres: Any, quiet: None) -> Iterator[Twins]:
     """The applications of a database in which reads may write."""
     twins = Twins(postgres, "hidden", schema=WITH_HIDDEN)
+    yield twins
+    twins.close()
+
+
+@pytest.fixture(scope="module")
+def twins_of(request: pytest.FixtureRequest, postgres: Any, quiet: None) -> Iterator[Twins]:
+    """Applications for a driver: they are made when the first program comes."""
+    twins = Twins(postgres, f"ways_{request.param}", schema=DOCUMENTED)
     yield twins
     twins.close()
 
@@ -58,6 +58,35 @@ KEPT = {**kept.KEPT, **(kept.PSYCOPG if servers.urls.driver == "psycopg" else ke
 def test_what_once_was_different_is_equal_or_refused(twins: Twins, program: Program) -> None:
     verdict = twins.compare(program)
     assert not verdict.differences, str(verdict)
+
+
+REFUSED = {
+    "large object": "lobject",
+    "stream": "yield_per",
+    "stream left early": "yield_per",
+    "client cursor": "pgconn",
+    **{f"pipeline{more}": "pipeline" for more in ("", " that fails")},
+    **{f"transaction{more}": "transaction" for more in ("", " that fails", " rolled back")},
+}
+"""What a driver's way is refused for, by what the refusal names."""
+
+WAYS = [pytest.param(of, of, way, id=f"{of}, {way}") for of, ways in OF_DRIVER.items() for way in ways]
+
+
+@pytest.mark.parametrize(("twins_of", "of", "way"), WAYS, indirect=["twins_of"])
+def test_each_way_of_a_driver_is_part_of_a_unit_or_refused(
+    twins_of: Twins, of: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a unit that was committed, so that a savepoint waits; undone, rolled back, committed."""
+    monkeypatch.setattr(servers.urls, "driver", of)
+    commit, rollback, step = do("commit"), do("rollback"), do("driver", of, way)
+    first, second = (do("insert", "a"), commit), (do("insert", "b"), rollback)
+    undone, end = do("nested, undone", step), (do("text", "read"), do("text", "journal"))
+    verdict = twins_of.compare(
+        Program(view=(*first, undone, step, rollback, *second, step, commit, *end))
+    )
+    assert not verdict.differences, str(verdict)
+    assert (REFUSED[way] in verdict.refusal) if way in REFUSED else not verdict.refusal, str(verdict)
 
 
 @pytest.mark.parametrize("program", kept.HIDDEN.values(), ids=kept.HIDDEN)

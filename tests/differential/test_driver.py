@@ -1,30 +1,33 @@
-"""psycopg2's own doors: its connection, its cursors, its transactions, and classes of one's own."""
+"""psycopg2's own doors: its connection, its transactions, and classes of one's own.
+
+Its cursors: ``test_documented.py``.
+"""
 
 from __future__ import annotations
 
 import io
 import logging
 
-import psycopg2
 import sqlalchemy as sa
 from psycopg2 import extensions, extras, sql
 
 from tests.differential.harness import EQUAL, EQUAL_OR_REFUSED, Either, Family, NothingKept, Refused
 from tests.differential.schemas import role_per_tenant
+from tests.drivers import EACH
 
 family = Family()
 
 
 def driver(world):
-    """psycopg2's connection, through the session's."""
+    """The driver's connection, through the session's."""
     return world.session.connection().connection.driver_connection
 
 
-# Ends of a transaction past the session.
+# Ends of a transaction past the session. What the driver commits or undoes is the session's.
 
 
 def ending(end):
-    """A row before it, one after it, and a commit of the session."""
+    """The view goes on whatever the end raises, and commits: that makes good nothing."""
 
     def view(world):
         world.pay(1)
@@ -33,6 +36,22 @@ def ending(end):
             end(world)
         world.session.rollback()
         world.pay(2)
+        world.commit()
+
+    return view
+
+
+def ending_twice(end):
+    """Once before a rollback, and once before a commit of the session."""
+
+    def view(world):
+        world.session.connection().connection.cursor().executemany(INSERT, [(1,), (2,)])
+        end(world)
+        world.session.rollback()
+        world.pay(3)
+        world.session.flush()
+        end(world)
+        world.pay(4)
         world.commit()
 
     return view
@@ -49,24 +68,30 @@ def ending_uncaught(end):
     return view
 
 
-def in_a_with(world):
-    with driver(world):
-        pass
+def after_a_named_cursor(world):
+    cursor = world.session.connection().connection.cursor("named")
+    cursor.execute("select 1")
+    cursor.close()
+    driver(world).commit()
 
 
-def through_a_result(method):
-    def end(world):
-        getattr(world.session.execute(sa.text("select 1")).cursor.connection, method)()
-
-    return end
+def by_executemany(world):
+    driver(world).cursor().executemany("COMMIT", [()])
 
 
-def through_a_cursor(method):
-    def end(world):
-        cursor = driver(world).cursor()
-        getattr(cursor.connection, method)()
-
-    return end
+INSERT = "insert into payment (amount) values (%s)"
+REACHED = {
+    "the pool's": lambda world: world.session.connection().connection,
+    "the driver's": driver,
+    "a result's": lambda world: world.session.execute(sa.text("select 1")).cursor.connection,
+    "a cursor's": lambda world: driver(world).cursor().connection,
+}
+of_both = Family()
+for what, reach in REACHED.items():
+    for end in ("commit", "rollback"):
+        view = ending_twice(lambda world, reach=reach, end=end: getattr(reach(world), end)())
+        of_both.add(f"{end} of {what}", view)
+of_both.add("a commit after a named cursor", ending_twice(after_a_named_cursor))
 
 
 def set_autocommit(world):
@@ -77,13 +102,7 @@ def set_isolation_attribute(world):
     driver(world).isolation_level = extensions.ISOLATION_LEVEL_SERIALIZABLE
 
 
-ENDS = {
-    "commit": lambda world: driver(world).commit(),
-    "rollback": lambda world: driver(world).rollback(),
-    "with": in_a_with,
-    "commit through a result": through_a_result("commit"),
-    "rollback through a result": through_a_result("rollback"),
-    "rollback through a cursor": through_a_cursor("rollback"),
+CHANGES = {
     "reset": lambda world: driver(world).reset(),
     "set_isolation_level to autocommit": lambda world: driver(world).set_isolation_level(0),
     "set_isolation_level to serializable": lambda world: driver(world).set_isolation_level(3),
@@ -91,35 +110,37 @@ ENDS = {
     "set_session to autocommit": lambda world: driver(world).set_session(autocommit=True),
     "autocommit": set_autocommit,
     "isolation_level": set_isolation_attribute,
-    "a cursor with a factory that commits": lambda world: (
+    "tpc_begin": lambda world: driver(world).tpc_begin(driver(world).xid(1, "a", "b")),
+}
+for what, change in CHANGES.items():
+    family.add(what, ending(change), expect=Refused("(driver's|its) connection"), status=None)
+
+COMMITS = {
+    "by a cursor with a factory": lambda world: (
         driver(world).cursor(cursor_factory=extensions.cursor).execute("COMMIT")
     ),
-    "COMMIT as composed SQL": lambda world: driver(world).cursor().execute(sql.SQL("COMMIT")),
-    "COMMIT by copy_expert": lambda world: driver(world).cursor().copy_expert("COMMIT", io.StringIO()),
-    "COMMIT in a batch": lambda world: extras.execute_batch(
+    "as composed SQL": lambda world: driver(world).cursor().execute(sql.SQL("COMMIT")),
+    "by copy_expert": lambda world: driver(world).cursor().copy_expert("COMMIT", io.StringIO()),
+    "in a batch": lambda world: extras.execute_batch(
         driver(world).cursor(), "insert into audit (text) values (%s); commit", [("a",), ("b",)]
     ),
 }
-for what, end in ENDS.items():
-    family.add(
-        f"{what}, not caught", ending_uncaught(end), expect=EQUAL_OR_REFUSED, status=None, mistakes=True
-    )
+ENDS = Refused("begins or ends")
+for what, commit in COMMITS.items():
+    family.add(f"COMMIT {what}", ending(commit), expect=ENDS, status=None)
+for what, commit in {
+    "as text": lambda world: world.sql("COMMIT"),
+    "by executemany": by_executemany,
+}.items():
+    of_both.add(f"COMMIT {what}", ending(commit), expect=ENDS, status=None)
 
 
-for what in (
-    "commit",
-    "rollback",
-    "with",
-    "commit through a result",
-    "rollback through a result",
-    "reset",
-    "set_isolation_level to autocommit",
-    "autocommit",
-    "COMMIT as composed SQL",
-):
-    family.add(
-        f"{what}, caught", ending(ENDS[what]), expect=EQUAL_OR_REFUSED, status=None, mistakes=True
-    )
+@EACH
+@of_both.in_every_store()
+def test_each_drivers_end_of_a_transaction_is_the_sessions_or_refused(hold, case, store):
+    hold(case, store)
+
+
 for what, view in {"caught": ending, "not caught": ending_uncaught}.items():
     family.add(
         f"close, {what}",
@@ -223,88 +244,6 @@ family.add("a listener that puts a comment behind", everything, setup=comments_b
 
 
 @family()
-def execute_values(world):
-    extras.execute_values(
-        driver(world).cursor(), "insert into payment (amount) values %s", [(1,), (2,)]
-    )
-    world.commit()
-
-
-@family()
-def execute_batch(world):
-    statement = "insert into payment (amount) values (%s)"
-    extras.execute_batch(driver(world).cursor(), statement, [(1,), (2,)])
-    world.commit()
-
-
-@family()
-def execute_values_rolled_back(world):
-    extras.execute_values(
-        driver(world).cursor(), "insert into payment (amount) values %s", [(1,), (2,)]
-    )
-    world.session.rollback()
-    world.pay(3)
-    world.commit()
-
-
-@family()
-def execute_values_in_a_nested_transaction(world):
-    nested = world.session.begin_nested()
-    extras.execute_values(
-        driver(world).cursor(), "insert into payment (amount) values %s", [(1,), (2,)]
-    )
-    nested.rollback()
-    world.pay(3)
-    world.commit()
-
-
-@family()
-def copy(world):
-    driver(world).cursor().copy_expert("copy payment (amount) from stdin", io.StringIO("1\n2\n"))
-    out = io.StringIO()
-    driver(world).cursor().copy_expert("copy (select max(amount) from payment) to stdout", out)
-    world.note(out.getvalue())
-    world.commit()
-
-
-@family()
-def a_named_cursor(world):
-    with driver(world).cursor("rows") as cursor:
-        cursor.execute("select generate_series(1, 5)")
-        world.note(cursor.fetchall())
-    world.pay(1)
-    world.commit()
-
-
-@family()
-def a_procedure(world):
-    cursor = driver(world).cursor()
-    cursor.callproc("pg_advisory_xact_lock", (4,))
-    world.pay(1)
-    world.commit()
-
-
-@family(expect=Refused("lobject"))
-def a_large_object(world):
-    large = driver(world).lobject(0, "wb")
-    large.write(b"abc")
-    large.close()
-    world.pay(1)
-    world.commit()
-
-
-@family(status=None)
-def an_error_of_the_driver(world):
-    world.pay(1)
-    world.session.flush()
-    with world.catching(psycopg2.Error):
-        driver(world).cursor().execute("select 1 / 0")
-    world.session.rollback()
-    world.pay(2)
-    world.commit()
-
-
-@family()
 def notices(world):
     driver(world).cursor().execute("do $$ begin raise notice 'hello'; end $$")
     world.pay(1)
@@ -396,19 +335,6 @@ def read_only_until_the_commit(world):
     world.note(world.session.query(world.Payment).count() >= 0)
     world.commit()
     world.pay(1)
-    world.commit()
-
-
-@family()
-def a_named_cursor_with_hold(world):
-    cursor = world.session.connection().connection.cursor("kept", withhold=True)
-    cursor.execute("select name from account order by 1")
-    world.commit()
-    world.note(cursor.fetchone())
-    world.pay(1)
-    world.commit()
-    world.note(cursor.fetchall())
-    cursor.close()
     world.commit()
 
 

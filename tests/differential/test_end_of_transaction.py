@@ -1,4 +1,7 @@
-"""What ends with a transaction ends with the view's own ``commit()``; what fails there fails there."""
+"""What ends with a transaction ends with the view's own ``commit()``; what fails there fails there.
+
+Settings, and what is temporary: ``tests.differential.tables``.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,10 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from flask_idempotency import current_operation
 from flask_idempotency.core.errors import sqlstate
-from tests.differential.harness import EQUAL, EQUAL_OR_REFUSED, ByDesign, Family, Refused
+from tests.differential.harness import EQUAL_OR_REFUSED, ByDesign, Family, Refused
 from tests.differential.schemas import (
     TENANT,
     deferred_constraints,
-    role_per_tenant,
     row_level_security,
     schema_per_tenant,
 )
@@ -19,115 +21,6 @@ from tests.differential.sentences import TWICE
 from tests.drivers import EACH
 
 family = Family()
-
-SHOWN = (
-    "app.tenant",
-    "app.note",
-    "role",
-    "search_path",
-    "lock_timeout",
-    "statement_timeout",
-    "timezone",
-    "synchronous_commit",
-    "row_security",
-    "constraint_exclusion",
-)
-
-
-# Settings.
-
-
-def around_commits(statement):
-    """What holds before a commit, after it, and in a third transaction."""
-
-    def view(world):
-        world.sql(statement)
-        world.pay(1)
-        world.show(*SHOWN)
-        world.commit()
-        world.show(*SHOWN)
-        world.pay(2)
-        world.commit()
-        world.show(*SHOWN)
-
-    return view
-
-
-def around_rollbacks(statement):
-    def view(world):
-        world.sql(statement)
-        world.pay(1)
-        world.session.flush()
-        world.session.rollback()
-        world.show(*SHOWN)
-        world.pay(2)
-        world.commit()
-        world.show(*SHOWN)
-
-    return view
-
-
-def in_nested(statement, *, keep):
-    def view(world):
-        nested = world.session.begin_nested()
-        world.sql(statement)
-        world.pay(1)
-        world.show(*SHOWN)
-        nested.commit() if keep else nested.rollback()
-        world.show(*SHOWN)
-        world.pay(2)
-        world.commit()
-        world.show(*SHOWN)
-
-    return view
-
-
-SETTINGS = {
-    "a local setting": "set local app.tenant = 'a'",
-    "a local setting by function": "select set_config('app.tenant', 'a', true)",
-    "a setting of the session": "set app.tenant = 'a'",
-    "a local time-out": "set local lock_timeout = '777ms'",
-    "a time-out of the session": "set lock_timeout = '777ms'",
-    "a local time-out for statements": "set local statement_timeout = '5s'",
-    "less durability": "set local synchronous_commit = off",
-    "a local time zone": "set local timezone = 'Europe/Berlin'",
-    "both kinds of a setting": "set app.tenant = 'session'; set local app.tenant = 'local'",
-    "a local setting that was there": "set local lock_timeout to default",
-}
-for what, statement in SETTINGS.items():
-    expect = EQUAL_OR_REFUSED if what == "both kinds of a setting" else EQUAL
-    family.add(f"{what}, and commits", around_commits(statement), expect=expect)
-for what in ("a local setting", "a setting of the session", "a time-out of the session"):
-    family.add(f"{what}, and a rollback", around_rollbacks(SETTINGS[what]))
-for what in ("a local setting", "a setting of the session", "a local time-out"):
-    family.add(f"{what}, nested and kept", in_nested(SETTINGS[what], keep=True))
-    family.add(f"{what}, nested and rolled back", in_nested(SETTINGS[what], keep=False))
-family.add(
-    "a local path, and commits",
-    around_commits("set local search_path = tenant_a"),
-    setup=schema_per_tenant,
-)
-family.add(
-    "a path of the session, and commits",
-    around_commits("set search_path = tenant_a"),
-    setup=schema_per_tenant,
-)
-family.add(
-    "a path of the session, and a rollback",
-    around_rollbacks("set search_path = tenant_a"),
-    setup=schema_per_tenant,
-)
-family.add(
-    "a local role, and commits", around_commits(f"set local role {TENANT}"), setup=role_per_tenant
-)
-family.add(
-    "a role of the session, and commits", around_commits(f"set role {TENANT}"), setup=role_per_tenant
-)
-family.add(
-    "a role of the session, and a rollback",
-    around_rollbacks(f"set role {TENANT}"),
-    setup=role_per_tenant,
-)
 
 
 @family(setup=row_level_security)
@@ -138,78 +31,6 @@ def a_tenant_that_was_forgotten_after_a_commit(world):
     world.pay(1)
     world.commit()
     world.sql("insert into payment (amount) values (2)")
-    world.commit()
-
-
-@family()
-def settings_in_a_transaction_that_only_read(world):
-    world.sql("set local app.tenant = 'a'")
-    world.show(*SHOWN)
-    world.commit()
-    world.show(*SHOWN)
-    world.pay(1)
-    world.commit()
-
-
-@family()
-def settings_when_the_session_is_removed(world):
-    world.sql("set local app.tenant = 'a'")
-    world.sql("set app.note = 'kept?'")
-    world.session.remove()
-    world.show(*SHOWN)
-    world.pay(1)
-    world.commit()
-
-
-@family()
-def settings_when_the_session_is_closed(world):
-    world.sql("set local app.tenant = 'a'")
-    world.pay(1)
-    world.session.flush()
-    world.session.close()
-    world.show(*SHOWN)
-    world.pay(2)
-    world.commit()
-
-
-@family(expect=EQUAL_OR_REFUSED)
-def settings_nobody_commits(world):
-    world.sql("set app.tenant = 'a'")
-    world.pay(1)
-    world.session.flush()
-
-
-@family(status=500)
-def settings_before_an_error(world):
-    world.sql("set app.tenant = 'a'")
-    world.pay(1)
-    world.session.flush()
-    raise RuntimeError("no")
-
-
-@family(status=409)
-def settings_committed_with_a_refusal(world):
-    world.sql("set app.tenant = 'a'")
-    world.commit()
-    return {}, 409
-
-
-@family(setup=schema_per_tenant)
-def a_translate_map_until_the_commit(world):
-    world.session.connection(execution_options={"schema_translate_map": {None: "tenant_a"}})
-    world.pay(1)
-    world.commit()
-    world.pay(2)
-    world.commit()
-
-
-@family(setup=schema_per_tenant)
-def a_translate_map_until_the_rollback(world):
-    world.session.connection(execution_options={"schema_translate_map": {None: "tenant_a"}})
-    world.pay(1)
-    world.session.flush()
-    world.session.rollback()
-    world.pay(2)
     world.commit()
 
 
@@ -244,105 +65,7 @@ def a_connection_that_was_kept_over_a_commit(world):
     world.commit()
 
 
-# Tables, cursors, channels.
-
-
-def scratch(on_commit):
-    def view(world):
-        world.sql(f"create temporary table scratch (a int) on commit {on_commit}")
-        world.sql("insert into scratch values (1)")
-        world.note(world.sql("select count(*) from scratch"))
-        world.commit()
-        with world.catching():
-            world.note(world.sql("select count(*) from scratch"))
-        world.session.rollback()
-        world.pay(1)
-        world.commit()
-        world.sql("drop table if exists pg_temp.scratch")
-        world.commit()
-
-    return view
-
-
-for on_commit in ("drop", "preserve rows", "delete rows"):
-    family.add(f"a temporary table, on commit {on_commit}", scratch(on_commit))
-
-
-@family()
-def a_temporary_table_that_stays(world):
-    world.sql("create temporary table if not exists scratch (a int)")
-    world.sql("insert into scratch values (1)")
-    world.note(world.sql("select count(*) from scratch") >= 1)
-    world.pay(1)
-    world.commit()
-
-
-@family()
-def a_temporary_table_made_and_dropped_for_each_commit(world):
-    for number in range(3):
-        world.sql("create temporary table scratch (a int) on commit drop")
-        world.sql("insert into scratch values (1)")
-        world.note(world.sql("select count(*) from scratch"))
-        world.pay(number)
-        world.commit()
-
-
-@family(expect=EQUAL_OR_REFUSED)
-def a_cursor_that_ends_with_the_commit(world):
-    world.sql("declare rows cursor for select * from account")
-    world.note(world.sql("fetch 1 from rows") is not None)
-    world.pay(1)
-    world.commit()
-    with world.catching():
-        world.sql("fetch 1 from rows")
-    world.session.rollback()
-    world.pay(2)
-    world.commit()
-
-
-@family()
-def a_cursor_with_hold(world):
-    world.sql("declare rows cursor with hold for select name from account order by 1")
-    world.pay(1)
-    world.commit()
-    world.note(world.sql("fetch 1 from rows"))
-    world.sql("close rows")
-    world.commit()
-
-
-@family()
-def a_cursor_with_hold_that_is_read_in_later_transactions(world):
-    world.sql("declare kept cursor with hold for select name from account order by 1")
-    world.commit()
-    world.note(world.sql("fetch 1 from kept"))
-    world.pay(1)
-    world.commit()
-    world.note(world.sql("fetch 1 from kept"))
-    world.session.rollback()
-    world.note(world.sql("select count(*) from pg_cursors where name <> ''"))
-    world.sql("close kept")
-    world.commit()
-
-
-@family()
-def a_cursor_with_hold_beside_one_without(world):
-    world.sql("declare kept cursor with hold for select name from account order by 1")
-    world.sql('declare "Not ""kept""" cursor for select name from account order by 1')
-    world.pay(1)
-    world.commit()
-    world.note(world.sql("select array_agg(name) from pg_cursors where name <> ''"))
-    world.note(world.sql("fetch 1 from kept"))
-    world.sql("close kept")
-    world.commit()
-
-
-@family()
-def a_cursor_with_hold_of_a_transaction_that_is_rolled_back(world):
-    world.sql("declare kept cursor with hold for select name from account order by 1")
-    world.session.rollback()
-    world.note(world.sql("select count(*) from pg_cursors where name <> ''"))
-    world.pay(1)
-    world.commit()
+# A cursor with hold that was there before the view.
 
 
 def holds_a_cursor(world):
@@ -392,53 +115,6 @@ family.add(
     expect=Refused("cursor"),
     status=None,
 )
-
-
-@family(expect=EQUAL_OR_REFUSED)
-def a_stream_that_ends_with_the_commit(world):
-    options = {"stream_results": True, "max_row_buffer": 1}
-    rows = world.session.execute(sa.text("select generate_series(1, 500)"), execution_options=options)
-    world.note(rows.fetchone())
-    world.pay(1)
-    world.commit()
-    with world.catching():
-        world.note(len(rows.fetchall()))
-    world.session.rollback()
-    world.pay(2)
-    world.commit()
-
-
-@family()
-def a_channel_listened_to(world):
-    world.sql("listen paid")
-    world.pay(1)
-    world.commit()
-
-
-@family()
-def a_statement_prepared(world):
-    world.sql("deallocate all")
-    world.sql("prepare pay as insert into payment (amount) values ($1)")
-    world.sql("execute pay (1)")
-    world.commit()
-    world.sql("execute pay (2)")
-    world.commit()
-
-
-@family()
-def an_advisory_lock_of_the_session(world):
-    world.sql("select pg_advisory_lock(5)")
-    world.pay(1)
-    world.commit()
-    world.note(world.sql("select pg_advisory_unlock(5)"))
-    world.commit()
-
-
-@family()
-def an_advisory_lock_of_the_session_that_stays(world):
-    world.sql("select pg_advisory_lock(5)")
-    world.pay(1)
-    world.commit()
 
 
 # Constraints that are asked at the commit.
@@ -789,35 +465,6 @@ def a_second_transaction_at_repeatable_read_sees_what_others_did(world):
     world.commit()
     world.pay(2)
     world.commit()
-
-
-@family()
-def a_statement_that_is_cancelled_and_caught(world):
-    world.pay(1)
-    world.commit()
-    world.sql("set local statement_timeout = '10ms'")
-    with world.catching(DBAPIError):
-        world.sql("select pg_sleep(5)")
-    world.session.rollback()
-    world.show(*SHOWN)
-    world.pay(2)
-    world.commit()
-
-
-@family()
-def a_statement_that_is_cancelled_in_a_nested_transaction(world):
-    world.pay(1)
-    with world.catching(DBAPIError), world.session.begin_nested():
-        world.sql("set local statement_timeout = '10ms'")
-        world.sql("select pg_sleep(5)")
-    world.show(*SHOWN)
-    world.commit()
-
-
-@family(status=500)
-def a_statement_that_is_cancelled_and_not_caught(world):
-    world.sql("set local statement_timeout = '10ms'")
-    world.sql("select pg_sleep(5)")
 
 
 @EACH

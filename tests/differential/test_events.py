@@ -211,6 +211,14 @@ def hears_errors(world):
         world.note(type(context.original_exception).__name__)
 
 
+def reaches_for_the_connection(world):
+    """Its look at a transaction that has failed must not hide the error."""
+
+    @sa.event.listens_for(world.engine, "handle_error")
+    def look(context):
+        world.note([context.connection.connection is None, context.connection.info is None])
+
+
 def hears_rows(world):
     for event in ("before_insert", "after_insert", "before_update", "after_update", "load", "refresh"):
         sa.event.listen(world.Payment, event, lambda *_, event=event: world.note(event))
@@ -311,6 +319,11 @@ for arranged in (hears_the_session, hears_the_commits, hears_statements, hears_e
             setup=arranged,
             cold=True,
         )
+
+
+family.add(
+    "who reaches for a failed connection", an_error_that_is_caught, setup=reaches_for_the_connection
+)
 
 
 @family.in_every_store()

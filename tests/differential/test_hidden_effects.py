@@ -7,10 +7,10 @@ that is open before the view, and the end.
 from __future__ import annotations
 
 import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from tests.differential.harness import EQUAL_OR_REFUSED, Family, Refused
-from tests.drivers import EACH
 
 FUNCTIONS = """
     create schema audit;
@@ -131,6 +131,8 @@ ENDINGS = """
     create function choose_either(name text, only_now bool) returns void language plpgsql as
         $$ begin if only_now then perform set_config('app.either', name, true);
            else perform set_config('app.either', name, false); end if; end $$;
+    create function choose_any(kind text) returns void language sql as
+        $$ select set_config('app.' || kind, 'a', true) $$;
     create function stage(number int) returns void language plpgsql as
         $$ begin create temporary table if not exists staged (number int) on commit delete rows;
            insert into staged values (number);
@@ -155,6 +157,7 @@ CHOICES = {
     "a function, once for the connection, once not": "select choose_either('a', true)",
     "a text, and then a function": "set app.tenant = 'nobody'; select choose_tenant('a')",
     "a function, and then a text": "select choose_tenant('a'); set app.tenant = 'nobody'",
+    "a function, a name made at run time": "select choose_any('tenant')",
     "names in columns": "select set_config(n, v, true) from (values ('app.shop', 'a')) as t(n, v)",
 }
 
@@ -239,7 +242,99 @@ def an_update_of_a_row(world):
     world.session.query(world.Account).update({"balance": 1})
 
 
-@EACH
+# Nor need what was rolled back to a savepoint.
+
+
+def get_or_create(world):
+    """SQLAlchemy's own recipe for "insert if it is not there"."""
+    with world.catching(IntegrityError), world.session.begin_nested():
+        world.session.add(world.Account(name="alice", balance=1))
+
+
+def undone_as_text(world):
+    world.sql("SAVEPOINT mine")
+    write(world)
+    world.sql("ROLLBACK TO SAVEPOINT mine")
+
+
+def undone_by_hand(world):
+    nested = world.session.begin_nested()
+    world.pay(2)
+    world.session.flush()
+    nested.rollback()
+
+
+def undone_in_a_loop(world):
+    for _ in range(3):
+        get_or_create(world)
+
+
+def undone_inside_another(world):
+    with world.session.begin_nested():
+        get_or_create(world)
+
+
+def undone_after_a_commit(world):
+    world.pay(3)
+    world.commit()
+    get_or_create(world)
+
+
+def write(world):
+    world.sql("insert into payment (amount) values (9)")
+
+
+def pay(world):
+    world.pay(1)
+    world.commit()
+
+
+def both(*parts):
+    def run(world):
+        for part in parts:
+            part(world)
+
+    return run
+
+
+calm, leased = Family(), Family(atomic=False)
+"""Where no function hides anything."""
+
+UNDONE = (get_or_create, undone_as_text, undone_by_hand, undone_in_a_loop)
+for undone in (*UNDONE, undone_inside_another, undone_after_a_commit):
+    calm.add(undone.__name__.replace("_", " "), undone)
+for undone in UNDONE:
+    for one in (calm, leased):
+        one.add(f"{undone.__name__.replace('_', ' ')}, before the view", pay, before=undone)
+for what, parts in {
+    "before": (write, get_or_create),
+    "after": (get_or_create, write),
+    "around": (write, get_or_create, write),
+}.items():
+    expect = Refused("nobody committed")
+    calm.add(f"what was written {what} one that was undone", both(*parts), expect=expect)
+for text in (
+    "INSERT INTO payment (amount) VALUES (9)",
+    "SELECT * FROM account FOR UPDATE",
+    "CREATE TABLE IF NOT EXISTS more (id int)",
+    "SELECT lo_put(lo_create(0), 0, 'x')",
+):
+    for parts in ((get_or_create, choose(text)), (choose(text), get_or_create)):
+        order = "after" if parts[0] is get_or_create else "before"
+        name = f"{text[:12]} {order} one that was undone, before the view"
+        calm.add(name, pay, before=both(*parts), expect=Refused("before"))
+
+
 @family.in_every_store()
 def test_what_a_text_does_not_show_is_not_lost(hold, case, store):
+    hold(case, store)
+
+
+@calm.in_every_store()
+def test_what_was_undone_needs_no_commit(hold, case, store):
+    hold(case, store)
+
+
+@leased.in_every_store()
+def test_what_was_undone_before_a_view_that_is_not_atomic_does_no_harm(hold, case, store):
     hold(case, store)

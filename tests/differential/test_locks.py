@@ -1,4 +1,7 @@
-"""Locks: free after ``rollback()``, as without us; what a commit would free is held to the end."""
+"""Locks: what a commit would free is held to the end of the operation.
+
+What is free after ``rollback()``, as without us: ``tests.differential.tables``.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,6 @@ def elsewhere(world, statement):
         return result.scalar() if result.returns_rows else None
 
 
-def debit_elsewhere(world):
-    elsewhere(world, "update account set balance = balance - 1 where name = 'alice'")
-
-
 def debit(world):
     world.session.query(world.Account).filter_by(name="alice").one().balance -= 10
     world.session.flush()
@@ -31,120 +30,8 @@ def read_for_update(world):
     world.session.query(world.Account).filter_by(name="alice").with_for_update().one()
 
 
-def lock_the_table(world):
-    world.sql("lock table account in exclusive mode")
-
-
 def update_as_text(world):
     world.sql("update account set balance = balance - 10 where name = 'alice'")
-
-
-def delete(world):
-    world.session.delete(world.session.query(world.Account).filter_by(name="alice").one())
-    world.session.flush()
-
-
-LOCKS = (debit, read_for_update, lock_the_table, update_as_text, delete)
-
-
-def rolled_back(lock):
-    def view(world):
-        lock(world)
-        world.session.rollback()
-        debit_elsewhere(world)
-        world.pay(1)
-        world.commit()
-
-    return view
-
-
-def rolled_back_nested(lock):
-    def view(world):
-        world.pay(1)
-        nested = world.session.begin_nested()
-        lock(world)
-        nested.rollback()
-        debit_elsewhere(world)
-        world.commit()
-
-    return view
-
-
-for lock in LOCKS:
-    what = lock.__name__.replace("_", " ")
-    family.add(f"{what}, rolled back", rolled_back(lock))
-    family.add(f"{what}, rolled back in a nested transaction", rolled_back_nested(lock))
-
-
-@family()
-def a_row_locked_in_a_nested_transaction_that_failed(world):
-    world.pay(1)
-    with world.catching(), world.session.begin_nested():
-        debit(world)
-        raise RuntimeError("no")
-    debit_elsewhere(world)
-    world.commit()
-
-
-@family()
-def a_row_locked_when_a_statement_failed(world):
-    debit(world)
-    with world.catching(DBAPIError):
-        world.sql("insert into account (name, balance) values ('bob', 1)")
-    world.session.rollback()
-    debit_elsewhere(world)
-    world.pay(1)
-    world.commit()
-
-
-@family()
-def a_row_locked_when_a_value_could_not_be_bound(world):
-    debit(world)
-    with world.catching(ValueError):
-        world.audit("a\0b")
-        world.session.flush()
-    world.session.rollback()
-    debit_elsewhere(world)
-    world.pay(1)
-    world.commit()
-
-
-@family()
-def a_row_locked_and_the_session_closed(world):
-    debit(world)
-    world.session.close()
-    debit_elsewhere(world)
-    world.pay(1)
-    world.commit()
-
-
-@family()
-def a_row_locked_and_the_session_removed(world):
-    debit(world)
-    world.session.remove()
-    debit_elsewhere(world)
-    world.pay(1)
-    world.commit()
-
-
-@family()
-def a_row_locked_in_a_helper_that_does_not_commit(world):
-    with world.app.app_context():
-        debit(world)
-    debit_elsewhere(world)
-    world.pay(1)
-    world.commit()
-
-
-@family()
-def two_nested_transactions_of_which_the_outer_is_rolled_back(world):
-    outer = world.session.begin_nested()
-    with world.session.begin_nested():
-        debit(world)
-    outer.rollback()
-    debit_elsewhere(world)
-    world.pay(1)
-    world.commit()
 
 
 @family()

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,11 +20,8 @@ pytestmark = pytest.mark.of_tests
 
 
 @pytest.fixture(scope="module")
-def twins(postgres: Any) -> Iterator[Callable[[Mutant], Twins]]:
+def twins(postgres: Any, quiet: None) -> Iterator[Callable[[Mutant], Twins]]:
     """The applications that a mutant serves in: the same for most."""
-    log = logging.getLogger("flask_idempotency")
-    level = log.level
-    log.setLevel(logging.CRITICAL)  # of each that fails by name
     made: dict[Schema, Twins] = {}
 
     def of(mutant: Mutant) -> Twins:
@@ -36,7 +32,6 @@ def twins(postgres: Any) -> Iterator[Callable[[Mutant], Twins]]:
     yield of
     for each in made.values():
         each.close()
-    log.setLevel(level)
 
 
 OF_DRIVER = {

@@ -7,7 +7,6 @@ The random programs of ``tests.differential.programs``, in a plain application a
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import random
 from collections.abc import Iterator
@@ -90,14 +89,10 @@ def _connections(twin: Twin) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def pair(postgres: Any) -> Iterator[Pair]:
-    log = logging.getLogger("flask_idempotency")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
+def pair(postgres: Any, quiet: None) -> Iterator[Pair]:
     pair = Pair(postgres)
     yield pair
     pair.close()
-    log.setLevel(level)
 
 
 @pytest.mark.parametrize("program", KEPT.values(), ids=KEPT)

@@ -284,6 +284,20 @@ def a_write_to_another_bind_committed_before_the_view(world):
     world.commit()
 
 
+def write_other_and_flush(world):
+    world.session.add(world.Remote(text=None))
+    world.session.flush()
+
+
+family.add(
+    "a write to another bind before the view, not committed",
+    lambda world: None,
+    binds=("other",),
+    before=write_other_and_flush,
+    expect=Refused(r"another bind .*other_binds=\['other'\]"),
+)
+
+
 @EACH
 @family.in_every_store()
 def test_errors_of_other_databases_are_handled_as_without_us(hold, case, store):

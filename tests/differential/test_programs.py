@@ -6,7 +6,6 @@ others. What they are made from is printed: ``PROGRAMS_SEED=7`` makes the same o
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 from collections.abc import Iterator
@@ -15,33 +14,45 @@ from typing import Any
 import pytest
 
 import servers.urls
+from tests import sessions
 from tests.differential.comparison import Twins
 from tests.differential.kept import KEPT
 from tests.differential.programs import Program, run_each, shrunk
 from tests.differential.steps import do
 from tests.differential.summary import Summary
+from tests.differential.tables import EQUAL, HELPER, REFUSED
 
 PROGRAMS = 100
 
 
 @pytest.fixture(scope="module", params=["psycopg2", "psycopg"])
-def twins(request: pytest.FixtureRequest, postgres: Any) -> Iterator[Twins]:
+def twins(request: pytest.FixtureRequest, postgres: Any, quiet: None) -> Iterator[Twins]:
     """The applications that all programs run in, with each driver."""
-    log = logging.getLogger("flask_idempotency")
-    level = log.level
-    log.setLevel(logging.CRITICAL)  # of each that fails by name
     usual, servers.urls.driver = servers.urls.driver, request.param
     twins = Twins(postgres, f"programs_{request.param}")
     yield twins
     twins.close()
     servers.urls.driver = usual
-    log.setLevel(level)
 
 
 @pytest.mark.parametrize("program", KEPT.values(), ids=KEPT)
 def test_what_once_was_different_is_equal_or_refused(twins: Twins, program: Program) -> None:
     verdict = twins.compare(program)
     assert not verdict.differences, str(verdict)
+
+
+@pytest.mark.parametrize("program", EQUAL.values(), ids=EQUAL)
+def test_what_need_not_be_refused_is_equal(twins: Twins, program: Program) -> None:
+    verdict = twins.compare(program)
+    assert (verdict.differences, verdict.refusal) == ([], ""), str(verdict)
+
+
+@pytest.mark.parametrize("program", REFUSED.values(), ids=REFUSED)
+def test_a_second_session_beside_uncommitted_work_is_refused(twins: Twins, program: Program) -> None:
+    verdict = twins.compare(program)
+    assert not verdict.differences, str(verdict)
+    if not (sessions.usual == "plain" and HELPER in program.kinds):  # that session is the view's
+        assert "session" in verdict.refusal, str(verdict)
 
 
 def test_random_programs_are_equal_or_refused(twins: Twins) -> None:

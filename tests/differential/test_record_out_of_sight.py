@@ -1,4 +1,7 @@
-"""Views after which the record's table, or its row, cannot be seen: by path, role or policy."""
+"""Views after which the record's table, or its row, cannot be seen: by path, role or policy.
+
+Plain settings of these: ``tests.differential.tables``.
+"""
 
 from __future__ import annotations
 
@@ -52,60 +55,6 @@ def pay_twice(world):
     world.commit()
 
 
-@family()
-def a_view_that_sets_its_search_path(world):
-    world.sql("set search_path = tenant_a")
-    world.pay()
-    world.commit()
-
-
-@family()
-def a_view_that_sets_its_search_path_for_the_transaction(world):
-    world.sql("set local search_path = tenant_a")
-    world.pay()
-    world.commit()
-
-
-@family()
-def a_view_that_sets_its_search_path_with_set_config(world):
-    world.sql("select set_config('search_path', 'tenant_a', true)")
-    world.pay()
-    world.commit()
-
-
-@family(status=200)
-def a_view_that_only_reads_in_another_schema(world):
-    world.sql("set local search_path = tenant_a")
-    return {"count": world.session.query(world.Payment).count()}, 200
-
-
-@family(status=500)
-def a_view_that_sets_its_search_path_and_fails(world):
-    world.sql("set local search_path = tenant_a")
-    world.pay()
-    world.session.flush()
-    raise RuntimeError("no")
-
-
-@family()
-def a_view_that_sets_its_search_path_and_rolls_back(world):
-    world.sql("set local search_path = tenant_a")
-    world.pay(1)
-    world.session.flush()
-    world.session.rollback()
-    world.pay(2)
-    world.commit()
-
-
-@family()
-def a_view_that_sets_its_search_path_in_a_nested_transaction(world):
-    with world.session.begin_nested():
-        world.sql("set local search_path = tenant_a")
-        world.pay(1)
-    world.pay(2)
-    world.commit()
-
-
 @family(setup=schema_without_records)
 def a_view_whose_path_leads_where_no_records_are(world):
     world.sql("set search_path = tenant_a")
@@ -136,30 +85,6 @@ family.add(
     pay_twice,
     setup=tenant_in_after_begin,
 )
-
-
-@family(setup=role_per_tenant)
-def a_view_in_the_role_of_a_tenant(world):
-    world.sql(f"set local role {TENANT}")
-    world.pay()
-    world.commit()
-
-
-@family(setup=role_per_tenant)
-def a_view_that_leaves_its_role_set(world):
-    world.sql(f"set role {TENANT}")
-    world.pay()
-    world.commit()
-
-
-@family(setup=role_per_tenant)
-def a_view_that_takes_a_role_and_lays_it_down(world):
-    world.sql(f"set local role {TENANT}")
-    world.pay(1)
-    world.session.flush()
-    world.sql("reset role")
-    world.pay(2)
-    world.commit()
 
 
 @family(setup=role_per_tenant)

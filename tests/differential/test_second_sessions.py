@@ -1,4 +1,7 @@
-"""Two sessions in one view, and requests that a view makes to its own application."""
+"""Two sessions in one view, and requests that a view makes to its own application.
+
+Each work beside each kind of session: ``tests.differential.tables``.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,7 @@ from sqlalchemy.orm import Session
 
 from tests import sessions
 from tests.differential.harness import EQUAL, EQUAL_OR_REFUSED, Either, Family, NothingKept, Refused
-from tests.drivers import EACH
 from tests.flask_releases import BEFORE_3_2
-from tests.sessions import factory_of
 
 family = Family(pool=2)
 REFUSED = Refused("session|request to its own application")
@@ -25,84 +26,17 @@ def orm_insert(world):
     world.session.flush()
 
 
-def orm_update(world):
-    world.session.query(world.Account).filter_by(name="alice").one().balance -= 10
-    world.session.flush()
-
-
 def core_insert(world):
     world.session.execute(sa.insert(world.Payment.__table__).values(amount=1))
-
-
-def bulk_insert(world):
-    world.session.bulk_insert_mappings(world.Payment, [{"amount": 1}, {"amount": 2}])
-
-
-def insert_by_model(world):
-    world.session.execute(sa.insert(world.Payment), [{"amount": 1}, {"amount": 2}])
-
-
-def update_by_query(world):
-    world.session.query(world.Account).filter_by(name="bob").update({"balance": 7})
-
-
-def insert_as_text(world):
-    world.sql("insert into payment (amount) values (1)")
-
-
-def write_by_the_connection(world):
-    world.session.connection().execute(sa.text("insert into payment (amount) values (1)"))
 
 
 def lock_a_row(world):
     world.session.query(world.Account).filter_by(name="alice").with_for_update().one()
 
 
-def take_an_advisory_lock(world):
-    world.sql("select pg_advisory_xact_lock(7)")
-
-
 def release_a_nested_transaction(world):
     with world.session.begin_nested():
         world.pay(1)
-
-
-def release_a_nested_core_insert(world):
-    with world.session.begin_nested():
-        core_insert(world)
-
-
-def open_a_nested_transaction(world):
-    world.session.begin_nested()
-    world.pay(1)
-    world.session.flush()
-
-
-def set_something_local(world):
-    world.sql("select set_config('app.tenant', 'a', true)")
-
-
-def notify(world):
-    world.sql("select pg_notify('paid', '1')")
-
-
-WORK = (
-    orm_insert,
-    orm_update,
-    core_insert,
-    bulk_insert,
-    insert_by_model,
-    update_by_query,
-    insert_as_text,
-    write_by_the_connection,
-    lock_a_row,
-    take_an_advisory_lock,
-    release_a_nested_transaction,
-    release_a_nested_core_insert,
-    open_a_nested_transaction,
-    set_something_local,
-    notify,
-)
 
 
 # What the second session does.
@@ -117,47 +51,6 @@ def helper_that_writes(world):
     with world.app.app_context():
         world.audit("helper")
         world.commit()
-
-
-def helper_that_does_not_commit(world):
-    with world.app.app_context():
-        world.audit("helper")
-        world.session.flush()
-
-
-def helper_that_rolls_back(world):
-    with world.app.app_context():
-        world.audit("helper")
-        world.session.flush()
-        world.session.rollback()
-
-
-def session_from_the_factory(world):
-    session = factory_of(world.app, world.db)()
-    world.note(session.query(world.Audit).count())
-    session.close()
-
-
-def session_from_the_factory_that_writes(world):
-    with factory_of(world.app, world.db)() as session:
-        session.add(world.Audit(text="second"))
-        session.commit()
-
-
-def helper_in_a_helper(world):
-    with world.app.app_context(), world.app.app_context():
-        world.note(world.session.query(world.Audit).count())
-
-
-SECONDS = (
-    helper_that_reads,
-    helper_that_writes,
-    helper_that_does_not_commit,
-    helper_that_rolls_back,
-    session_from_the_factory,
-    session_from_the_factory_that_writes,
-    helper_in_a_helper,
-)
 
 
 @dataclass
@@ -190,28 +83,13 @@ def name(function):
 BESIDE = EQUAL_OR_REFUSED if sessions.usual == "plain" else REFUSED
 ENDED = Either((EQUAL, NothingKept(500))) if sessions.usual == "plain" else EQUAL
 """Where a helper's context, at its end, has removed the view's session."""
-for work in WORK:
-    stores = ("hybrid", "postgres") if work in {orm_insert, core_insert, lock_a_row} else ("postgres",)
+for work in (orm_insert, core_insert, lock_a_row):  # with the lock in Redis: see also the programs
     family.add(
         f"{name(work)}, then a helper reads",
         Then(work, helper_that_reads),
         expect=BESIDE,
-        stores=stores,
+        stores=("hybrid",),
     )
-for second in SECONDS[1:]:
-    family.add(f"core insert, then a {name(second)}", Then(core_insert, second), expect=BESIDE)
-for second in SECONDS:
-    family.add(f"a read, then a {name(second)}", Then(read, second))
-    view = Then(core_insert, second, finish=True)
-    family.add(f"core insert and a commit, then a {name(second)}", view)
-for work in (
-    orm_insert,
-    release_a_nested_core_insert,
-    update_by_query,
-    lock_a_row,
-    set_something_local,
-):
-    family.add(f"{name(work)} and a commit, then a helper reads", Then(work, helper_that_reads, True))
 
 
 @family(expect=EQUAL_OR_REFUSED)
@@ -250,35 +128,6 @@ def the_first_session_sees_what_the_second_committed(world):
     account = world.session.query(world.Account).filter_by(name="alice").one()
     world.note(account.balance)
     account.balance += 1
-    world.commit()
-
-
-@family()
-def helpers_in_turns(world):
-    for number in range(3):
-        world.pay(number)
-        world.commit()
-        helper_that_writes(world)
-        helper_that_rolls_back(world)
-
-
-@family()
-def a_session_that_was_rolled_back_then_a_helper(world):
-    core_insert(world)
-    world.session.rollback()
-    helper_that_reads(world)
-    world.pay(1)
-    world.commit()
-
-
-@family()
-def a_nested_transaction_that_was_rolled_back_then_a_helper(world):
-    with world.catching(), world.session.begin_nested():
-        core_insert(world)
-        raise RuntimeError("no")
-    world.commit()
-    helper_that_reads(world)
-    world.pay(1)
     world.commit()
 
 
@@ -366,7 +215,6 @@ def a_connection_of_the_engine_that_writes(world):
     world.commit()
 
 
-@EACH
 @family.in_every_store()
 def test_a_second_session_costs_the_first_nothing_or_is_refused(hold, case, store):
     hold(case, store)
@@ -431,17 +279,7 @@ for work in (nothing, read):
     for function in (reading, writing):
         view = Ask(work, function, protected=True)
         inner.add(f"{name(work)}, then a protected request that is {name(function)}", view)
-for work in (
-    orm_insert,
-    orm_update,
-    core_insert,
-    bulk_insert,
-    insert_by_model,
-    insert_as_text,
-    lock_a_row,
-    release_a_nested_transaction,
-    release_a_nested_core_insert,
-):
+for work in (orm_insert, core_insert, lock_a_row, release_a_nested_transaction):
     inner.add(
         f"{name(work)}, then a protected request",
         Ask(work, reading, protected=True),

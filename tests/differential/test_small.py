@@ -1,4 +1,4 @@
-"""Single cases: texts that hide a COMMIT, handlers of 500, lost connections, roles left behind."""
+"""Single cases: texts that end a transaction, handlers of 500, lost connections, roles left behind."""
 
 from __future__ import annotations
 
@@ -38,24 +38,16 @@ def sending(text):
     return view
 
 
-HIDDEN = {
+ENDINGS = {
     "COMMIT": "commit",
     "COMMIT behind a semicolon": "select 1; commit",
-    "COMMIT behind a nested comment": "/* /* */ */ commit",
-    "COMMIT behind a comment in a comment's end": "/*/**/*/ commit",
-    "COMMIT behind a line comment": "-- ' \n commit",
-    "COMMIT behind a line comment that a carriage return ends": "-- ' \r commit",
-    "COMMIT behind a carriage return": "select 1; -- a comment\rcommit",
-    "COMMIT behind a dollar in a name": "select 1 as a$x$; commit; select 2 as b$x$",
-    "COMMIT behind an escape": "select E'\\'; --'; commit; --'",
-    "COMMIT behind a string that goes on": "select 'a'\n'b\\'; commit",
-    "COMMIT behind a quoted name": 'select 1 as "a""; --"; commit',
     "COMMIT AND CHAIN": "commit and chain",
     "ROLLBACK": "rollback",
     "BEGIN": "begin",
     "PREPARE TRANSACTION": "prepare transaction 'x'",
 }
-for what, text in HIDDEN.items():
+"""Behind what else they hide: ``tests/unit/test_sqltext.py``."""
+for what, text in ENDINGS.items():
     family.add(
         f"{what}, sent as text",
         sending(text),
@@ -82,12 +74,6 @@ family.add(
 )
 
 HARMLESS = {
-    "the word in a comment": "select 1 /* commit; */",
-    "the word in a nested comment": "select 1 /* /* */ ; commit */",
-    "the word in a comment and a string": "select '/*'; select 1 /* '; commit */",
-    "the word in a string": "select '; commit; '",
-    "the word in a dollar quote": "select $a$ ; commit; $a$",
-    "the word in a name": 'select 1 as "; commit"',
     "a savepoint of its own": "savepoint a; select 1; rollback to savepoint a; release savepoint a",
     "an anonymous block": "do $$ begin perform 1; end $$",
     "a case expression": "select case when true then 1 else 2 end",
@@ -120,6 +106,12 @@ def a_procedure_with_an_atomic_body(world):
     )
     world.sql("call note_it()")
     world.sql("drop procedure note_it()")
+    world.commit()
+
+
+@family()
+def a_value_that_looks_like_a_commit_behind_a_comment(world):
+    world.sql("/* tag */ insert into audit (text) values (:text)", text="*/ commit")
     world.commit()
 
 
@@ -252,6 +244,21 @@ def connection_close(world):
     world.session.connection().close()
     world.pay(2)
     world.commit()
+
+
+@family()
+def connection_close_after_a_commit(world):
+    world.pay(1)
+    world.commit()
+    world.session.connection().close()
+
+
+@family()
+def connection_in_a_with_after_a_commit(world):
+    world.pay(1)
+    world.commit()
+    with world.session.connection():
+        pass
 
 
 @family(expect=Either((EQUAL, Refused(), NothingKept(500))), status=None)

@@ -9,7 +9,7 @@ How a block is marked, in a comment on the line before it:
 * a ``console`` block of the tutorial is typed, ``<!-- not run -->`` is left out, and
   ``<!-- server -->`` starts the application in the background;
 * a ``console`` block of the page of commands is run on a shop with seven records;
-* an ``http`` block is a request, or the answer to the request before it.
+* an ``http`` block is a request, or the answer to the last request before it.
 """
 
 from __future__ import annotations

@@ -69,18 +69,3 @@ class TestFromHandWrittenKeys:
         answers = [shop.post("/payments", key="new") for _ in range(2)]
         assert [answer.json for answer in answers] == [{"paid": 5}] * 2
         assert "Idempotent-Replayed" in answers[1].headers
-
-    def test_the_old_code_finds_the_keys_of_the_new_one(self, shop):
-        assert shop.post("/refunds", key="k").json == {"refunded": True}
-        assert shop.sql("SELECT status, body FROM old_key WHERE key = 'k'") == [
-            (200, '{"refunded": true}')
-        ]
-        assert shop.post("/refunds", key="k").json == {"refunded": True}
-        assert shop.sql("SELECT count(*) FROM old_key WHERE key = 'k'") == [(1,)]
-
-    def test_where_the_old_code_was_first_nothing_is_committed(self, shop):
-        shop.sql("CREATE FUNCTION first() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE"
-                 " unique_violation; END'")  # fmt: skip
-        shop.sql("CREATE TRIGGER first BEFORE INSERT ON old_key FOR EACH ROW EXECUTE FUNCTION first()")
-        assert shop.post("/refunds", key="k").status_code == 500
-        assert shop.sql("SELECT state FROM idempotency_record") == [("in_progress",)]

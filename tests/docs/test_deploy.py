@@ -8,9 +8,7 @@ import re
 import runpy
 import shlex
 import signal
-import subprocess
 import sys
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +40,9 @@ def deployment() -> dict[str, Any]:
     return yaml.safe_load(text)
 
 
-def units() -> list[str]:
-    return [block.text for page in (DEPLOY, PURGE) for block in blocks(page, "ini")]
+def service() -> str:
+    [text] = [block.text for block in blocks(DEPLOY, "ini")]
+    return text
 
 
 def unit(text: str) -> configparser.ConfigParser:
@@ -100,7 +99,7 @@ def test_whoever_ends_gunicorn_waits_longer_than_gunicorn_does(conf):
     pod = deployment()["spec"]["template"]["spec"]
     (_, seconds) = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
     assert pod["terminationGracePeriodSeconds"] > graceful + int(seconds)
-    assert int(unit(units()[0])["Service"]["TimeoutStopSec"]) > graceful
+    assert int(unit(service())["Service"]["TimeoutStopSec"]) > graceful
 
 
 def test_the_numbers_of_the_pages_fit_each_other(conf):
@@ -128,16 +127,11 @@ def test_the_numbers_of_the_pages_fit_each_other(conf):
     assert probe["periodSeconds"] * probe["failureThreshold"] > longest + engine["pool_timeout"]
 
 
-@pytest.mark.parametrize("text", units())
-def test_a_unit_has_what_systemd_needs_and_runs_programs_that_exist(text):
-    parsed = unit(text)
+def test_the_service_has_what_systemd_needs_and_runs_programs_that_exist():
+    parsed = unit(service())
     assert parsed["Unit"]["Description"]
-    if "Timer" in parsed:
-        assert parsed["Timer"]["OnCalendar"]
-        return
-    service = parsed["Service"]
-    commands = [shlex.split(service[name]) for name in ("ExecStartPre", "ExecStart") if name in service]
-    for program, *arguments in commands:
+    for name in "ExecStartPre", "ExecStart":
+        program, *arguments = shlex.split(parsed["Service"][name])
         assert program.startswith("/")  # systemd asks for it
         assert (Path(sys.executable).parent / Path(program).name).exists()
         the_command_exists(arguments)
@@ -149,15 +143,10 @@ def the_command_exists(arguments: list[str]) -> None:
 
 
 def test_what_kubernetes_runs_exists():
-    [purge] = [yaml.safe_load(block.text) for block in blocks(PURGE, "yaml")]
-    job = purge["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-    pod = deployment()["spec"]["template"]["spec"]
-    assert len(purge["spec"]["schedule"].split()) == 5
-    for container in [*job["containers"], *pod["initContainers"]]:
+    spec = deployment()["spec"]
+    for container in spec["template"]["spec"]["initContainers"]:
         the_command_exists(container["command"])
-    assert deployment()["spec"]["selector"]["matchLabels"].items() <= (
-        deployment()["spec"]["template"]["metadata"]["labels"].items()
-    )
+    assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
 
 
 def test_the_line_for_cron_has_its_fields_and_runs_a_command_that_exists():
@@ -172,22 +161,8 @@ def test_the_line_for_cron_has_its_fields_and_runs_a_command_that_exists():
 def test_the_command_by_hand_has_the_environment_of_the_service():
     [line] = [block.text for block in blocks(DEPLOY, "bash")]
     (*_, script) = shlex.split(line)
-    assert f". {unit(units()[0])['Service']['EnvironmentFile']};" in script
+    assert f". {unit(service())['Service']['EnvironmentFile']};" in script
     the_command_exists(shlex.split(script))
-
-
-# Celery knows the tasks of every page that this process has run.
-@pytest.mark.filterwarnings("ignore:Task name")
-def test_the_beat_of_celery_runs_the_purge(monkeypatch):
-    names: dict[str, Any] = {}
-    [code] = [block.text for block in blocks(PURGE, "python") if "celery" in block.text]
-    exec(code, names)  # noqa: S102
-    [entry] = names["celery"].conf.beat_schedule.values()
-    ran: list[list[str]] = []
-    monkeypatch.setattr(subprocess, "run", lambda command, check: ran.append(command))
-    names["celery"].tasks[entry["task"]].apply(throw=True)
-    assert entry["schedule"].is_due(datetime(2026, 1, 1, tzinfo=timezone.utc)).is_due
-    the_command_exists(ran[0])
 
 
 def test_the_statement_for_pg_cron_deletes_what_the_command_would(world, add_view):

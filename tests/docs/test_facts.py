@@ -1,6 +1,6 @@
 """What a page lists is what the code has: one row for each list.
 
-Settings, options and the help of the commands need no row, for the pages take them from the code.
+Settings, options and the commands need no row, for the pages take them from the code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import pytest
 
 import flask_idempotency
 from flask_idempotency import Event, Problem
-from flask_idempotency.cli import cli
 from flask_idempotency.cli.records import STATES
 from flask_idempotency.core.storable import NEVER_STORED, NOT_STORED, REASON, TRACEPARENT
 from flask_idempotency.integrations.opentelemetry import NOT_ATTRIBUTES
@@ -94,7 +93,6 @@ FACTS: list[tuple[str, str, Callable[[str], set[str]], Collection[object]]] = [
     ),
     ("outcomes", "monitoring.md", after("`idempotency.outcome` | ", "\n", r"`(\w+)`"), set(OUTCOMES)),
     ("signals", "api.md", rows(r"^\.\. py:data:: ((?:operation|store|lock)_\w+)"), SIGNALS),
-    ("commands", "cli.md", rows(r"^\| \[`([a-z-]+)`\]"), set(cli.commands)),
     ("states", "cli.md", after("| State |", "\n\n", r"(?m)^\| `(\w+)` \|"), set(STATES)),
     *(
         (
@@ -111,7 +109,7 @@ FACTS: list[tuple[str, str, Callable[[str], set[str]], Collection[object]]] = [
         for page in ("configuration.md", "api.md")
     ),
     ("Redis' limit", "go-live.md", after("**Time-outs** are ", " for a command", r"[\d.]+"), {"0.1"}),
-    ("Redis' limit", "request.md", after("gets no reply within ", " seconds", r"[\d.]+"), {"0.1"}),
+    ("Redis' limit", "request.md", after("gives no reply within ", " seconds", r"[\d.]+"), {"0.1"}),
     ("the pause", "go-live.md", after("do without Redis for ", " seconds", r"\w+"), {"two"}),
     (
         "the marker",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import re
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +15,6 @@ from flask_sqlalchemy import SQLAlchemy
 import servers
 from flask_idempotency import Idempotency, Problem, Retryable, idempotent
 from flask_idempotency.outcomes import outcomes_blueprint
-from flask_idempotency.web.setup.settings import SETTINGS
 from tests.docs.pages import ROOT, blocks
 from tests.killed import Killed
 
@@ -22,27 +22,59 @@ from tests.killed import Killed
 class TestHttpReference:
     PAGE = ROOT / "docs/http.md"
 
-    def test_its_responses_are_the_real_ones(self, postgres):
+    @pytest.fixture
+    def shop(self, postgres) -> Iterator[Shop]:
         shop = Shop(postgres.database("docs_http"))
-        examples = list(blocks(self.PAGE, "http"))
-        sent = set()
-        for asked, answered in zip(examples[::2], examples[1::2], strict=True):
-            real = shop.ask(asked.text, given=asked.mark.removeprefix("given: "))
-            status, headers, body = parsed(answered.text)
-            assert f"HTTP/1.1 {real.status}" == status, asked.name
-            assert real.get_data(as_text=True).strip() == body, asked.name
-            ours = {"content-length", "cache-control"}  # said once for all answers
-            assert {n: v for n, v in real.headers if n.lower() not in ours} == headers, asked.name
-            sent.add(headers["Content-Type"] == PROBLEM and json.loads(body)["type"])
+        yield shop
         shop.close()
-        base = next(setting.default for setting in SETTINGS if setting.name == "PROBLEM_BASE")
-        assert sent - {False} == {base + problem.type for problem in PROBLEMS}
+
+    def test_its_messages_are_the_real_ones(self, shop):
+        asked = ""
+        for block in blocks(self.PAGE, "http"):
+            if block.text.startswith("POST"):
+                asked = block.text
+                continue
+            status, headers, body = parsed(block.text)
+            in_progress = "request-in-progress" in body
+            real = shop.meet("request-in-progress") if in_progress else shop.send(asked)
+            assert f"HTTP/1.1 {real.status}" == status, block.name
+            assert real.get_data(as_text=True).strip() == body, block.name
+            ours = {"content-length", "cache-control"}  # said once for all answers
+            assert {n: v for n, v in real.headers if n.lower() not in ours} == headers, block.name
+
+    def test_its_problems_are_the_real_ones(self, shop):
+        text = self.PAGE.read_text(encoding="utf-8")
+        shown = re.findall(r"(?m)^\(([\w-]+)\)=\n### .+\n\n> (.+)$", text)
+        for kind, detail in shown:
+            real = shop.meet(kind).json
+            assert (real["type"].split(":")[-1], real["detail"]) == (kind, detail)
+        whole = {"key-reused", "request-in-progress"}  # their messages are shown
+        assert {kind for kind, *_ in shown} | whole == {p.type for p in Problem.__subclasses__()}
 
 
-PROBLEM = "application/problem+json"
+def raw(body: str, **environ: str) -> dict[str, Any]:
+    send = {"data": body, "json": None, "content_type": "application/json"}
+    return {**send, "environ_overrides": environ}
 
 
-PROBLEMS = Problem.__subclasses__()
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "key-required": ("/payments", {"headers": {"Idempotency-Key": None}}),
+    "key-malformed": ("/payments", {"key": "one, two"}),
+    "body-incomplete": ("/payments", raw("{}", CONTENT_LENGTH="40")),
+    "body-malformed": ("/transfers", raw('{"amount": 500, "amount": 5}')),
+    "scope-unknown": ("/payments", {"headers": {"X-User": None}}),
+    "replay-forbidden": ("/withdrawals", {}),
+    "outcome-unknown": ("/idempotency/never-sent?operation=pay", {}),
+    "request-in-progress": ("/slow", {}),
+    "response-not-kept": ("/reports", {}),
+    "operation-interrupted": ("/charges", {}),
+    "key-expired": ("/orders", {"key": "017f22e2-79b0-7cc3-98c4-dc0c0c07398f"}),
+    "operation-failed": ("/donations", {}),
+    "try-again": ("/busy", {}),
+    "store-unavailable": ("/payments", {}),
+    "transaction-conflict": ("/conflicts", {}),
+}
+"""By problem: where it is met, and how the request differs from the page's first one."""
 
 
 def parsed(message: str) -> tuple[str, dict[str, str], str]:
@@ -70,11 +102,15 @@ class Shop:
         @self.app.post("/payments")
         @idempotent
         def pay() -> Any:
-            if request.headers["Idempotency-Key"] == "still-running":
-                self.running.set()
-                self.go_on.wait(20)
             answer = {"id": 1, "amount": request.get_json()["amount"]}
             return answer, 201, {"Location": "/payments/1"}
+
+        @self.app.post("/slow")
+        @idempotent
+        def wait() -> Any:
+            self.running.set()
+            self.go_on.wait(20)
+            return {}
 
         @self.app.post("/transfers")
         @idempotent(fingerprint="json")
@@ -115,9 +151,12 @@ class Shop:
         @self.app.post("/charges")
         @idempotent(atomic=False)
         def charge() -> Any:
-            if request.headers["Idempotency-Key"] == "busy-1":
-                raise Retryable("The payment provider is busy.", retry_after=5)
             raise Killed
+
+        @self.app.post("/busy")
+        @idempotent(atomic=False)
+        def be_busy() -> Any:
+            raise Retryable("The payment provider is busy.", retry_after=5)
 
         @self.app.post("/donations")
         @idempotent(atomic=False, on_interrupted="fail")
@@ -130,48 +169,44 @@ class Shop:
         with self.app.app_context(), self.db.engine.begin() as connection:
             connection.execute(end)
 
-    def ask(self, message: str, *, given: str) -> Any:
-        """Send a request, after the situation that the page gives."""
-        match given.partition(";")[0]:
-            case (
-                ""
-                | "a route with refuse_old_keys=True"
-                | "the view meets a serialization failure"
-                | 'the view raises Retryable("The payment provider is busy.", retry_after=5)'
-            ):
-                return self.send(message)
-            case "a finished request with this key":
-                assert self.send(message).status_code < 300
-                self.allowed = False
-                return self.send(message)
-            case "the first request with this key is still running":
-                first = threading.Thread(target=self.send, args=[message])
-                first.start()
-                assert self.running.wait(20)
-                try:
-                    return self.send(message)
-                finally:
-                    self.go_on.set()
-                    first.join()
-            case "PostgreSQL cannot be reached":
-                nowhere = f"postgresql+psycopg2://shop@127.0.0.1:{servers.free_port()}/shop"
-                return Shop(nowhere, create=False).send(message)
-            case "the first request with this key was killed in the view":
-                with pytest.raises(Killed):
-                    self.send(message)
-                self.end_leases()
-                return self.send(message)
-        raise AssertionError(f"no way to get there: {given}")
+    def post(self, path: str, key: str = "example", **changes: Any) -> Any:
+        """A request as the page's first one; a header may be None."""
+        headers = {"X-User": "alice", "Idempotency-Key": key} | changes.pop("headers", {})
+        send = {"json": {"amount": 500}} | changes
+        sent = {name: value for name, value in headers.items() if value is not None}
+        return self.app.test_client().post(path, headers=sent, **send)
+
+    def meet(self, problem: str) -> Any:
+        """The response of this type."""
+        path, changes = REQUESTS[problem]
+        if problem == "outcome-unknown":
+            return self.app.test_client().get(path, headers={"X-User": "alice"})
+        if problem == "store-unavailable":
+            nowhere = f"postgresql+psycopg2://shop@127.0.0.1:{servers.free_port()}/shop"
+            return Shop(nowhere, create=False).post(path)
+        if problem in {"operation-interrupted", "operation-failed"}:
+            with pytest.raises(Killed):
+                self.post(path)
+            self.end_leases()
+        if problem in {"replay-forbidden", "response-not-kept"}:
+            assert self.post(path).status_code < 300
+            self.allowed = False
+        if problem != "request-in-progress":
+            return self.post(path, **changes)
+        first = threading.Thread(target=self.post, args=[path])
+        first.start()
+        assert self.running.wait(20)
+        try:
+            return self.post(path)
+        finally:
+            self.go_on.set()
+            first.join()
 
     def send(self, message: str) -> Any:
         """Send a request as it stands on the page."""
         first, headers, body = parsed(message)
         method, path, _ = first.split()
-        length = headers.pop("Content-Length", None)
-        environ = {} if length is None else {"CONTENT_LENGTH": length}
-        return self.app.test_client().open(
-            path, method=method, headers=headers, data=body, environ_overrides=environ
-        )
+        return self.app.test_client().open(path, method=method, headers=headers, data=body)
 
     def close(self) -> None:
         """Give the connections back."""

@@ -175,16 +175,6 @@ class TestQueues:
         assert (job.return_value(), held) == ({"invoice": 1}, [{"invoice": 1}])
         assert self.invoices(shop) == 1
 
-    def test_what_releases_and_what_interrupts_may_be_named(self, page):
-        shop = page("other-services.md", "queues")
-        remind, errors = shop.names["reminder"], []
-        with shop.app.app_context():
-            for _ in range(3):
-                with pytest.raises(Exception) as caught:  # noqa: PT011 -- which one is compared below
-                    remind(7)
-                errors.append(caught.typename)
-        assert errors == ["RateLimited", "TookTooLong", "OperationInterrupted"]
-
     def test_a_function_after_the_commit_is_not_called_for_a_replay(self, page):
         shop = page("other-services.md", "queues")
         for _ in range(2):

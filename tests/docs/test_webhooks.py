@@ -72,25 +72,3 @@ class TestWebhooks:
         shop.sql("ALTER TABLE away RENAME TO booking")
         assert self.send(shop, "/webhooks/payments", self.event()).status_code == 204
         assert shop.count("booking") == 1
-
-    def test_several_events_of_one_delivery_are_booked_once_each(self, shop):
-        barrier, book, fails = threading.Barrier(4), shop.names["book"], [True]
-
-        def together(payment):
-            barrier.wait(20)  # all run at once
-            if payment == "pay_3" and fails:
-                fails.clear()
-                raise LookupError
-            return book(payment)
-
-        together.__module__, together.__qualname__ = book.__module__, book.__qualname__
-        shop.names["book"] = together
-        events = {"events": [self.event(n, payment=f"pay_{n}") for n in range(4)]}
-        assert self.send(shop, "/webhooks/batches", events).status_code == 500
-        assert shop.count("booking") == 3
-        shop.names["book"] = book
-        first, second = (self.send(shop, "/webhooks/batches", events) for _ in range(2))
-        assert (first.status_code, shop.count("booking")) == (200, 4)
-        assert first.json == second.json
-        booked = dict(shop.sql("SELECT id, payment FROM booking"))
-        assert [booked[each["booking"]] for each in first.json] == [f"pay_{n}" for n in range(4)]

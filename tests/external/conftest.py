@@ -14,17 +14,20 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import psycopg2
 import pytest
+from flask import Flask
 
 import servers
+from flask_idempotency.cli import cli
 from laboratory import running
 from tests.external import provider as provider_program
 from tests.external import shop as shop_program
 from tests.integration.apps import gunicorn_conf
-from tests.waiting import PATIENCE_SECONDS, wait_until
+from tests.waiting import wait_until
 
 SHOP = "tests.external.shop:create_app()"
 
@@ -75,6 +78,8 @@ class Shop:
     pid: int
     environment: dict[str, str]
     provider: Provider
+    app: Flask
+    """The same application in this process, for commands."""
 
     def buy(self, order: str, policy: str = "retry", **headers: str) -> Reply:
         """One request on a connection of its own; ``order`` is its key. ``x_kill`` is X-Kill."""
@@ -134,10 +139,10 @@ class Shop:
 
     def run(self, *arguments: str) -> str:
         """What a command wrote, apart from its log. It must succeed."""
-        with self.command(*arguments) as process:
-            output, log = process.communicate(timeout=PATIENCE_SECONDS)
-        assert process.returncode == 0, log
-        return output
+        with patch.dict(os.environ, self.environment):
+            result = self.app.test_cli_runner().invoke(cli, arguments)
+        assert result.exit_code == 0, result.output
+        return result.stdout
 
 
 @pytest.fixture(scope="session")
@@ -162,11 +167,12 @@ def open_shop(postgres: Any, provider: Provider) -> Iterator[Callable[[str], Sho
                 "REDIS_URL": redis_url,
                 "PROVIDER_PORT": str(provider.port),
             }
-            make_tables(environment)
+            app = make_app(environment)
+            stack.callback(dispose, app)
             arguments = ("--config", gunicorn_conf.__file__, "--log-level", "critical")
             gunicorn = running.gunicorn(SHOP, environment, *arguments, "--workers", "4")
             url, process = stack.enter_context(gunicorn)
-            return Shop(url, process.pid, environment, provider)
+            return Shop(url, process.pid, environment, provider, app)
 
         yield start
 
@@ -187,13 +193,17 @@ def either_shop(request: pytest.FixtureRequest) -> Shop:
     return request.getfixturevalue(request.param)
 
 
-def make_tables(environment: dict[str, str]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
+def make_app(environment: dict[str, str]) -> Flask:
+    """The application in this process; its tables are made."""
+    with patch.dict(os.environ, environment):
         app = shop_program.create_app()
     with app.app_context():
         shop_program.db.create_all()
+    return app
+
+
+def dispose(app: Flask) -> None:
+    with app.app_context():
         shop_program.db.engine.dispose()
 
 

@@ -34,6 +34,10 @@ def resume(shop: Shop, *arguments: str) -> list[dict[str, Any]]:
     return json.loads(shop.run("resume", "--json", *arguments))
 
 
+def resume_when_due(shop: Shop, *arguments: str) -> list[dict[str, Any]]:
+    return wait_until(lambda: resume(shop, "--backoff", "0.1", *arguments), "one is due")
+
+
 def test_resume_races_with_itself_and_with_the_clients(shop: Shop) -> None:
     """Slow calls, so that they meet; the clients begin when the first operation is resumed."""
     body = '{"delay": 0.05}'
@@ -73,7 +77,7 @@ def test_resume_leaves_alone_what_is_too_young_or_was_tried_too_often(shop: Shop
     assert resume(shop, "--backoff", "60") == []
     assert resume(shop, "--backoff", "0.1", "--max-attempts", "1") == []
     assert shop.counts(order) == (1, 0, 0)
-    (line,) = resume(shop, "--backoff", "0.1")
+    (line,) = resume_when_due(shop)
     assert line == {"key": digits(shop, "resumed"), "operation": "resumed", "attempt": 1, "status": 201}
     assert shop.counts(order) == ONCE
     answer = shop.buy(order, "resumed")
@@ -85,7 +89,7 @@ def test_resume_sends_no_credentials_that_the_route_does_not_keep(shop: Shop, or
     assert shop.buy(order, "anonymous", x_kill="charge made").status == 0
     other = str(uuid.uuid4())
     interrupt(shop, other, "resumed", "charge made")
-    lines = [line for _ in range(2) for line in resume(shop, "--backoff", "0.1", "--limit", "1")]
+    lines = [line for _ in range(2) for line in resume_when_due(shop, "--limit", "1")]
     assert [(line["operation"], line["status"]) for line in lines] == [
         ("anonymous", 401),
         ("resumed", 201),

@@ -17,6 +17,7 @@ from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.core.machine import Comparison, Next, Situation
 from flask_idempotency.core.ports import Glance
 from flask_idempotency.core.records import Claim, StoredResponse
+from flask_idempotency.core.rows import claim_values
 from flask_idempotency.drivers.raw_connection import RawConnection
 from flask_idempotency.session import transaction_scope
 from flask_idempotency.session.postgres_units import EARLY
@@ -26,7 +27,7 @@ from flask_idempotency.stores.postgres.holds import PostgresHold
 from flask_idempotency.stores.postgres.messages import Messages
 from flask_idempotency.stores.postgres.records import PostgresRecords
 from flask_idempotency.stores.redis import lock as redis
-from flask_idempotency.web.attempt.atomic import AtomicAttempt
+from flask_idempotency.web.attempt import attempt
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def _in_any_case(messages: Messages, claim: Claim) -> PostgresHold:
     savepoint = f"; {EARLY}" if wire.port.ANSWERS_EACH else ""
     (xid,) = wire.send(f"BEGIN; SELECT txid_current(){savepoint}").fetchone() or (0,)
     locked = ["1", str(xid), "read committed", "postgres", "none", "public", "on"]
-    return PostgresHold(messages, wire, claim, locked)
+    return PostgresHold(messages, wire, claim, claim_values(claim), locked)
 
 
 def empty_is_free(_app: Flask) -> None:
@@ -190,10 +191,8 @@ def answer_not_stored(_app: Flask) -> None:
 
 def errors_kept(_app: Flask) -> None:
     """An answer of 500 is an answer, too."""
-    before = AtomicAttempt._stores
-    AtomicAttempt._stores = (  # type: ignore[method-assign]
-        lambda self, status: status == 500 or before(status)
-    )
+    before = attempt.is_stored_by_default
+    attempt.is_stored_by_default = lambda status, atomic: status == 500 or before(status, atomic)
 
 
 def lost_commit_is_success(_app: Flask) -> None:

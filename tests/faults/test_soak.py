@@ -40,6 +40,7 @@ def test_every_guarantee_holds_while_workers_and_servers_crash(
     assert emptiness(history, quota) == []
 
 
+@pytest.mark.of_tests
 @EACH
 def test_who_breaks_a_promise_is_caught(machines: Machines) -> None:
     rules = {each.rule for each in controls.caught("no_row_lock", 1, 5, machines)}

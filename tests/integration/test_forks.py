@@ -11,23 +11,20 @@ import json
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
-from contextlib import closing, suppress
-from pathlib import Path
+from contextlib import closing
 
 import psycopg2
 import pytest
 
 import servers
 from tests.drivers import EACH, with_driver
-from tests.integration.apps.forking_shop import ROWS, Case, create_app
+from tests.forked import Program
+from tests.integration.apps import copied_claim, forking_shop
+from tests.integration.apps.forking_shop import ROWS, Case
 from tests.stores import BOTH
 from tests.waiting import wait_until
 
-ROOT = Path(__file__).parents[2]
-SHOP = [sys.executable, "-m", "tests.integration.apps.forking_shop"]
 FREE_AFTER_SECONDS = 2.5
 """IDEMPOTENCY_PROBE_AFTER, and what a busy machine adds."""
 
@@ -37,7 +34,9 @@ LONGEST_SECONDS = 120
 BEFORE = ["clean", "added", "flushed", "committed"]
 HOW = ["fork", "process", "pool"]
 ROUTES = ["atomic", "leased", "step", "atomic-step"]
+COPIED_AT = ["lock", "checkout", "claim"]
 MIDDLE = "NotAtomic: this process was forked in the view of an operation, and db.session was"
+OF_THE_FILE = "ConfigurationError: this process was forked while its parent wrote to this"
 NOT_HERE = "LeaseLost: This process was forked inside the operation, which its parent goes on with"
 
 
@@ -45,35 +44,48 @@ NOT_HERE = "LeaseLost: This process was forked inside the operation, which its p
 def environment(store, databases, redis_server, driver):
     url = with_driver(databases.take(), driver)
     redis_url = redis_server.url if store == "hybrid" else ""
-    yield {**os.environ, "DATABASE_URL": url, "STORE": store, "REDIS_URL": redis_url}
+    yield {"DATABASE_URL": url, "STORE": store, "REDIS_URL": redis_url}
     databases.give_back(with_driver(url, servers.urls.driver))
 
 
-def start(environment, cases):
-    """The cases in a process, which leads a group of its own: its children may outlive it."""
-    given = json.dumps([vars(case) for case in cases])
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*SHOP, given], env=environment, cwd=ROOT, start_new_session=True, **pipes)
+@pytest.fixture
+def start(environment, tmp_path):
+    """A function that starts a program; its process and those forked in it end with the test."""
+    programs = []
+
+    def start(main, *arguments):
+        programs.append(Program(tmp_path, environment, main, *arguments))
+        return programs[-1]
+
+    yield start
+    for program in programs:
+        program.end()
 
 
-def end(process):
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+@pytest.fixture
+def to_its_end(start):
+    """A function that runs a program to its end; the lines of JSON that it wrote, and its log."""
+
+    def to_its_end(main, *arguments):
+        program = start(main, *arguments)
+        program.process.join(LONGEST_SECONDS)
+        assert program.process.exitcode == 0, program.errors()
+        return [json.loads(line) for line in program.lines()], program.errors()
+
+    return to_its_end
 
 
-def run(environment, *cases):
-    """What each case told."""
-    process = start(environment, cases)
-    try:
-        out, errors = process.communicate(timeout=LONGEST_SECONDS)
-    finally:
-        end(process)
-    assert process.returncode == 0, errors
-    assert "interrupted" not in errors, "a child cannot tell"
-    told = [json.loads(line) for line in out.splitlines()]
-    assert len(told) == len(cases), errors
-    return told
+@pytest.fixture
+def run(to_its_end):
+    """A function that runs cases; what each told."""
+
+    def run(*cases):
+        told, log = to_its_end(forking_shop.main, cases)
+        assert len(told) == len(cases)
+        assert "interrupted" not in log, "a child cannot tell"
+        return told
+
+    return run
 
 
 def sql(environment, statement):
@@ -122,184 +134,180 @@ def each_is(told, beginning):
     assert {each[: len(beginning)] for each in told_by(told)} == {beginning}, told_by(told)
 
 
-@BOTH
-def test_a_child_writes_on_a_session_of_its_own_as_in_the_plain_application(environment):
+def test_a_child_writes_on_a_session_of_its_own_as_in_the_plain_application(environment, run):
     cases = [
         Case(before, how, keys=8 if how == "process" else 2)
         for before, how in itertools.product(BEFORE, HOW)
     ]
-    told = run(environment, *cases)
+    told = run(*cases)
     assert told_by(told) == {"done"}
     assert_right(environment, cases, told)
     protected = rows(environment, "payment"), rows(environment, "note")
     sql(environment, "with p as (delete from payment), n as (delete from note) select 1")
     plain = [Case(**{**vars(case), "plain": True}) for case in cases]
     # The plain view has no memory: the second request of each key writes again.
-    assert told_by(run(environment, *plain)) == {"done"}
+    assert told_by(run(*plain)) == {"done"}
     for table, found in zip(("payment", "note"), protected, strict=True):
         twice = [(name, 2 * count, keys) for name, count, keys in found]
         assert rows(environment, table) == twice
 
 
-@BOTH
-@pytest.mark.parametrize("before", ["clean", "committed"])
-def test_a_session_that_is_between_two_transactions_works_in_the_child(environment, before):
-    cases = [Case(before, how, does="inherited") for how in ("fork", "process")]
-    told = run(environment, *cases)
+def test_a_session_that_is_between_two_transactions_works_in_the_child(environment, run):
+    cases = [
+        Case(before, how, does="inherited")
+        for before in ("clean", "committed")
+        for how in ("fork", "process")
+    ]
+    told = run(*cases)
     assert told_by(told) == {"done"}
     assert_right(environment, cases, told)
     assert rows(environment, "note") == sorted((case.name, 2, 2) for case in cases)
 
 
-def test_a_view_that_is_async_may_fork(environment):
+def test_a_view_that_is_async_may_fork(environment, run):
     cases = [Case("flushed", "process", does=does, route="async") for does in ("own", "query")]
-    told = run(environment, *cases)
+    told = run(*cases)
     assert told[0]["answers"][0]["told"] == "done"
     each_is(told[1:], MIDDLE)
     assert_right(environment, cases, told)
 
 
-def test_a_session_in_the_middle_of_the_views_transaction_is_refused_by_name(environment):
+def test_a_session_in_the_middle_of_the_views_transaction_is_refused_by_name(environment, run):
     cases = [
         Case(before, how, does=does)
         for before in ("added", "flushed", "cursor")
         for how in ("fork", "process")
         for does in ("inherited", "query", "commit", "connection", "driver")
     ]
-    told = run(environment, *cases)
+    told = run(*cases)
     each_is(told, MIDDLE)
     assert_right(environment, cases, told)
     assert rows(environment, "note") == []
 
 
 @EACH
-def test_an_open_cursor_is_the_parents(environment):
+def test_an_open_cursor_is_the_parents(environment, run):
     """What the driver has fetched before the fork is in the child's memory; no more comes."""
     cases = [Case("cursor", how, does="read on", keys=5) for how in ("fork", "process")]
-    told = run(environment, *cases)
+    told = run(*cases)
     each_is(told, MIDDLE)
     assert_right(environment, cases, told)
 
 
 @EACH
-def test_once_it_has_let_go_of_the_transaction_the_session_works_in_the_child(environment):
+def test_once_it_has_let_go_of_the_transaction_the_session_works_in_the_child(environment, run):
     cases = [
         Case(before, how, does=does)
         for before in ("added", "flushed", "cursor")
         for how in ("fork", "process")
         for does in ("after remove", "after rollback")
     ]
-    told = run(environment, *cases)
+    told = run(*cases)
     assert told_by(told) == {"done"}
     assert_right(environment, cases, told)
     assert rows(environment, "note") == sorted((case.name, 2, 2) for case in cases)
 
 
 @BOTH
-@pytest.mark.parametrize("route", ROUTES)
-def test_however_the_child_ends_the_operation_is_the_parents(environment, route):
+def test_however_the_child_ends_the_operation_is_the_parents(environment, run):
     cases = [
         Case(before, "fork", does=does, ends=ends, route=route, keys=1)
+        for route in ROUTES
         for before in ("added", "flushed")
         for does in ("nothing", "own", "query")
         for ends in ("exit", "sys.exit", "error", "return", "retryable", "collect")
-        if (does == "query") <= (route in ("atomic", "atomic-step"))  # elsewhere it is the plain one's
+        # Elsewhere the session is the application's, with what that does.
+        if route in ("atomic", "atomic-step")
+        or (before == "added" and does != "query" and ends != "collect")
     ]
-    if route in ("leased", "step"):  # the session is the application's, with what that does
-        cases = [case for case in cases if case.before == "added" and case.ends != "collect"]
-    told = run(environment, *cases)
+    told = run(*cases)
     assert_right(environment, cases, told)
     results = sql(environment, "select result from idempotency_record_step")
     assert not [result for (result,) in results if b"by a child" in bytes(result)]
 
 
-class TestWhatIsNotTheChilds:
-    @pytest.mark.parametrize("route", ROUTES)
-    def test_there_is_no_present_operation_in_the_child(self, environment, route):
-        cases = [Case("clean", how, does="present", route=route) for how in HOW]
-        told = run(environment, *cases)
-        each_is(told, "RuntimeError: current_operation is only there while a view")
-        assert_right(environment, cases, told)
+def test_there_is_no_present_operation_in_the_child(environment, run):
+    cases = [Case("clean", how, does="present", route=route) for route in ROUTES for how in HOW]
+    told = run(*cases)
+    each_is(told, "RuntimeError: current_operation is only there while a view")
+    assert_right(environment, cases, told)
 
-    @BOTH
-    @pytest.mark.parametrize("does", ["step", "atomic step", "extend"])
-    def test_it_can_neither_take_a_step_nor_extend_the_lease(self, environment, does):
-        cases = [Case("clean", how, does=does, route="leased") for how in HOW]
-        told = run(environment, *cases)
-        each_is(told, NOT_HERE)
-        assert_right(environment, cases, told)
-        assert sql(environment, "select count(*) from idempotency_record_step") == [(0,)]
 
-    @BOTH
-    @pytest.mark.parametrize("route", ROUTES)
-    def test_run_in_the_child_is_an_operation_of_its_own(self, environment, route):
-        cases = [Case("flushed", how, does="run", route=route) for how in ("fork", "process")]
-        if route in ("leased", "step"):
-            cases = [Case(**{**vars(case), "before": "committed"}) for case in cases]
-        told = run(environment, *cases)
-        assert told_by(told) == {"done, done"}
-        assert_right(environment, cases, told)
-        assert rows(environment, "note") == sorted((case.name, 2, 2) for case in cases)
+def test_it_can_neither_take_a_step_nor_extend_the_lease(environment, run):
+    cases = [
+        Case("clean", how, does=does, route="leased")
+        for does in ("step", "atomic step", "extend")
+        for how in HOW
+    ]
+    told = run(*cases)
+    each_is(told, NOT_HERE)
+    assert_right(environment, cases, told)
+    assert sql(environment, "select count(*) from idempotency_record_step") == [(0,)]
+
+
+def test_run_in_the_child_is_an_operation_of_its_own(environment, run):
+    cases = [
+        Case("committed" if route in ("leased", "step") else "flushed", how, does="run", route=route)
+        for route in ROUTES
+        for how in ("fork", "process")
+    ]
+    told = run(*cases)
+    assert told_by(told) == {"done, done"}
+    assert_right(environment, cases, told)
+    assert rows(environment, "note") == sorted((case.name, 2, 2) for case in cases)
 
 
 @BOTH
-@pytest.mark.parametrize("place", ["lock", "checkout", "claim"])
-@pytest.mark.parametrize("route", ["atomic", "leased"])
-def test_a_request_that_a_fork_copies_runs_in_the_parent_alone(environment, route, place):
-    app = [sys.executable, "-m", "tests.integration.apps.copied_claim", route, place]
-    done = subprocess.run(app, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert len(done.stdout.splitlines()) == 2, done.stderr
-    (status, ran), parent = map(json.loads, done.stdout.splitlines())
-    assert parent == [201, True], done.stderr
-    assert not ran
-    assert status >= 400
-    assert sql(environment, "select count(*) from payment") == [(1,)]
+def test_a_request_that_a_fork_copies_runs_in_the_parent_alone(environment, to_its_end):
+    cases = [f"{route}/{place}" for route in ("atomic", "leased") for place in COPIED_AT]
+    told, _ = to_its_end(copied_claim.main, cases)
+    assert [case for case, _, _ in told] == [case for case in cases for _ in range(2)]
+    for (_, status, ran), (_, *parent) in zip(told[::2], told[1::2], strict=True):
+        assert parent == [201, True]
+        assert not ran
+        assert status >= 400
+    assert sql(environment, "select count(*) from payment") == [(len(cases),)]
 
 
 class TestAnOrphan:
     """A child that lives on when its parent was killed."""
 
     @pytest.fixture
-    def dead_shop(self, environment):
+    def dead_shop(self, start):
         """A function that kills a worker in its view, as soon as there are this many children."""
-        processes = []
 
         def kill(children, **case):
-            process = start(environment, [Case(**case)])
-            processes.append(process)
+            program = start(forking_shop.main, [Case(**case)])
+            wait_until(lambda: len(program.lines()) == children + 1, "the view and its children tell")
             told = {}
-            while len(told) < 2 or children:
-                line = json.loads(process.stdout.readline())
-                told.update(line)
-                children -= "child" in line
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
+            for line in program.lines():
+                told.update(json.loads(line))
+            assert told.keys() == {"inside", "child"}
+            os.kill(program.process.pid, signal.SIGKILL)
+            program.process.join()
             os.kill(told["child"], 0)  # it lives
             return time.monotonic()
 
-        yield kill
-        for process in processes:
-            end(process)
+        return kill
 
-    @BOTH
     @pytest.mark.parametrize(
-        ("children", "case"),
+        ("store", "children", "case"),
         [
-            (1, {"orphan": "in", "how": "fork", "does": "sleeps"}),
-            (1, {"orphan": "in", "how": "process", "does": "sleeps"}),
-            (2, {"orphan": "in", "how": "pool", "does": "sleeps"}),
-            (3, {"orphan": "before", "before": "clean"}),
-            (3, {"orphan": "before", "before": "flushed"}),
-            (1, {"orphan": "beside"}),
+            ("postgres", 1, {"orphan": "in", "how": "fork", "does": "sleeps"}),
+            ("hybrid", 1, {"orphan": "in", "how": "fork", "does": "sleeps"}),
+            ("hybrid", 1, {"orphan": "in", "how": "process", "does": "sleeps"}),
+            ("hybrid", 2, {"orphan": "in", "how": "pool", "does": "sleeps"}),
+            ("hybrid", 7, {"orphan": "around"}),
         ],
-        ids=["os.fork", "Process", "Pool", "before, idle", "before, in use", "beside"],
+        ids=["os.fork, postgres", "os.fork", "Process", "Pool", "before and beside"],
+        indirect=["store"],
     )
     def test_does_not_keep_the_key_of_a_dead_worker(
         self, environment, monkeypatch, dead_shop, children, case
     ):
-        for name in ("DATABASE_URL", "STORE", "REDIS_URL"):
-            monkeypatch.setenv(name, environment[name])
-        app = create_app()
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        app = forking_shop.create_app()
         died = dead_shop(children, **case)
         statuses = []
         headers = {"Idempotency-Key": "key", "X-Case": json.dumps(vars(Case(does="nothing")))}
@@ -321,7 +329,7 @@ class TestSQLite:
 
     @pytest.fixture
     def environment(self, store, file):
-        return {**os.environ, "DATABASE_URL": f"sqlite:///{file}", "STORE": store, "REDIS_URL": ""}
+        return {"DATABASE_URL": f"sqlite:///{file}", "STORE": store, "REDIS_URL": ""}
 
     def check(self, cases, told, file):
         for case, each in zip(cases, told, strict=True):
@@ -336,24 +344,21 @@ class TestSQLite:
             assert found == [(sum(case.keys for case in cases),) * 2]
             assert connection.execute("select count(*) from note").fetchall() == [(0,)]
 
-    def test_a_child_is_refused_the_file_by_name(self, environment, file):
-        cases = [Case("flushed", how, does=does) for how in HOW[:2] for does in ("own", "after remove")]
-        told = run(environment, *cases)
-        each_is(told, "ConfigurationError: this process was forked while its parent wrote to this")
+    def test_a_child_is_refused_the_file_and_the_parents_transaction_by_name(
+        self, environment, run, file
+    ):
+        said = {"own": OF_THE_FILE, "after remove": OF_THE_FILE}
+        said |= dict.fromkeys(["inherited", "query", "commit", "connection", "driver"], MIDDLE)
+        cases = [Case("flushed", how, does=does) for how in HOW[:2] for does in said]
+        told = run(*cases)
+        for case, each in zip(cases, told, strict=True):
+            each_is([each], said[case.does])
         self.check(cases, told, file)
 
-    def test_and_the_parents_transaction(self, environment, file):
+    def test_however_the_child_ends_the_transaction_is_the_parents(self, run, file):
         cases = [
-            Case("flushed", how, does=does)
-            for how in HOW[:2]
-            for does in ("inherited", "query", "commit", "connection", "driver")
+            Case("flushed", "fork", does="nothing", ends=ends, route=route)
+            for route in ("atomic", "atomic-step")
+            for ends in ("exit", "sys.exit", "error", "return", "collect")
         ]
-        told = run(environment, *cases)
-        each_is(told, MIDDLE)
-        self.check(cases, told, file)
-
-    @pytest.mark.parametrize("route", ["atomic", "atomic-step"])
-    def test_however_the_child_ends_the_transaction_is_the_parents(self, environment, file, route):
-        ends = ("exit", "sys.exit", "error", "return", "collect")
-        cases = [Case("flushed", "fork", does="nothing", ends=each, route=route) for each in ends]
-        self.check(cases, run(environment, *cases), file)
+        self.check(cases, run(*cases), file)

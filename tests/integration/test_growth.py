@@ -10,6 +10,8 @@ import pytest
 from bench import churn, records
 from bench.records import NAME, Table
 
+pytestmark = pytest.mark.of_tests
+
 RECORDS = 2000
 KNOWN = 10
 

@@ -14,6 +14,8 @@ import pytest
 from bench.load import Clients, arrivals
 from bench.trivial import trivial_server
 
+pytestmark = pytest.mark.of_tests
+
 STALL_SECONDS = 0.3
 RATE = 200
 

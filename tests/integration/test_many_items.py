@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import signal
-import subprocess
-import sys
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from typing import Any
 
 import psycopg2
@@ -17,9 +14,12 @@ import pytest
 
 import servers
 from tests.drivers import EACH, with_driver
+from tests.forked import PROCESSES
 from tests.integration.apps import batches
 
 pytestmark = EACH
+
+AT_ONCE = 4
 
 
 @pytest.fixture
@@ -30,18 +30,28 @@ def batch(postgres: Any, redis_server: Any, driver: str) -> Any:
         batches.db.create_all()
         batches.db.engine.dispose()
 
-    def run(first: int, last: int, die_at: object = "") -> dict[str, str] | None:
-        """The outcomes by key; None if it died."""
-        command = [sys.executable, "-m", batches.__name__, with_driver(url, driver)]
-        command += [redis_server.url, str(first), str(last), str(die_at)]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        if done.returncode == -signal.SIGKILL:
-            return None
-        assert done.returncode == 0, done.stderr
-        found: dict[str, str] = json.loads(done.stdout)
+    def run_at_once(calls: Iterable[tuple[object, ...]]) -> list[dict[str, str] | None]:
+        """For each call its outcomes by key; None if its process died."""
+        started = []
+        for call in calls:
+            reader, writer = PROCESSES.Pipe(duplex=False)
+            arguments = (writer, with_driver(url, driver), redis_server.url, *map(str, call))
+            process = PROCESSES.Process(target=batches.main, args=arguments)
+            process.start()
+            writer.close()
+            started.append((process, reader))
+        found = []
+        for process, reader in started:
+            process.join()
+            assert process.exitcode in (0, -signal.SIGKILL)
+            found.append(None if process.exitcode else reader.recv())
+            reader.close()
         return found
 
-    run.url = url  # type: ignore[attr-defined]
+    def run(first: int, last: int, die_at: object = "") -> dict[str, str] | None:
+        return run_at_once([(first, last, die_at)])[0]
+
+    run.at_once, run.url = run_at_once, url  # type: ignore[attr-defined]
     return run
 
 
@@ -74,8 +84,10 @@ def test_processes_that_share_items_and_die_pay_each_once(batch: Any) -> None:
     for _ in range(12):
         first = choose.randrange(12)
         calls.append((first, first + 12, choose.choice([1, 5, "returned", "committed", "none", ""])))
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda call: batch(*call), calls))
+    found = []
+    while calls:
+        found += batch.at_once(calls[:AT_ONCE])
+        del calls[:AT_ONCE]
     told = Counter(outcome for each in found if each for outcome in each.values())
     assert None in found
     assert told["executed"]

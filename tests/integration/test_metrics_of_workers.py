@@ -18,14 +18,13 @@ from tests.integration.shops import HELD, Shop, new_keys
 from tests.waiting import wait_until
 
 KEYS, DUPLICATES = 30, 3
-KINDS = {"sync": (), "gthread": ("--worker-class", "gthread", "--threads", "4")}
 
 
-@pytest.fixture
-def open_metered(open_shop: Callable[..., Shop], tmp_path: Path) -> Callable[..., Shop]:
+@pytest.fixture(params=[(), ("--worker-class", "gthread", "--threads", "4")], ids=["sync", "gthread"])
+def shop(request: pytest.FixtureRequest, open_shop: Callable[..., Shop], tmp_path: Path) -> Shop:
     folder = tmp_path / "metrics"
     folder.mkdir()
-    return lambda *arguments: open_shop(*arguments, PROMETHEUS_MULTIPROC_DIR=str(folder))
+    return open_shop(*request.param, PROMETHEUS_MULTIPROC_DIR=str(folder))
 
 
 def scrape(shop: Shop, name: str, *labels: str) -> dict[Any, float]:
@@ -39,11 +38,9 @@ def scrape(shop: Shop, name: str, *labels: str) -> dict[Any, float]:
     return dict(found)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_requests_of_all_workers_are_counted_once(
-    open_metered: Callable[..., Shop], clients: ThreadPoolExecutor, kind: str
+def test_the_numbers_are_those_of_all_workers_once_and_of_the_dead_too(
+    shop: Shop, clients: ThreadPoolExecutor
 ) -> None:
-    shop = open_metered(*KINDS[kind])
     keys = [key for key in new_keys(KEYS) for _ in range(DUPLICATES)]
     statuses = Counter(reply.status for reply in clients.map(shop.pay, keys))
     outcomes = scrape(shop, "requests_total", "operation", "outcome")
@@ -54,22 +51,9 @@ def test_the_requests_of_all_workers_are_counted_once(
     assert scrape(shop, "execution_seconds_count") == {(): KEYS}
     assert scrape(shop, "in_progress") == {(): 0}
     assert scrape(shop, "lock_paused") == {(): 0}
-
-
-def test_the_records_are_told_once_and_not_by_each_worker(open_metered: Callable[..., Shop]) -> None:
-    shop = open_metered()
-    shop.pay("key-1")
-    shop.pay("key-2")
-    assert scrape(shop, "records", "operation", "state") == {("pay", "completed"): 2}
+    assert scrape(shop, "records", "operation", "state") == {("pay", "completed"): KEYS}
     assert scrape(shop, "records_up") == {(): 1}
 
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_a_killed_worker_ran_is_not_in_progress_any_more(
-    open_metered: Callable[..., Shop], clients: ThreadPoolExecutor, kind: str
-) -> None:
-    shop = open_metered(*KINDS[kind])
-    shop.pay("key-1")
     first = clients.submit(shop.pay, "key-2", HELD)
     worker = int(shop.arrived.read_text())
     held = ("pay_when_told",)
@@ -79,7 +63,7 @@ def test_what_a_killed_worker_ran_is_not_in_progress_any_more(
     wait_until(lambda: not scrape(shop, "in_progress", "operation").get(held), "nothing is in progress")
     assert shop.pay_for_sure("key-2", HELD)[-1].status == 201
     outcomes = scrape(shop, "requests_total", "operation", "outcome")
-    assert outcomes["pay", "executed"] == 1, "what a dead worker has counted stays"
+    assert outcomes["pay", "executed"] == KEYS, "what a dead worker has counted stays"
     assert outcomes["pay_when_told", "executed"] == 1
     assert scrape(shop, "takeovers_total", "operation")[held] == 1
     assert not any(scrape(shop, "in_progress").values())

@@ -14,6 +14,8 @@ from bench.peers import crashes
 from bench.peers.process import Died, Place, Running
 from bench.peers.table import CONTENDERS, PACKAGES
 
+pytestmark = pytest.mark.of_tests
+
 OURS = "ours, `postgres`"
 
 

@@ -1,4 +1,7 @@
-"""psycopg 3: what only it has, and what it does with prepared statements."""
+"""psycopg 3: what only it has, and what it does with prepared statements.
+
+Its ways to write: ``tests/differential/test_documented.py``.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from flask_idempotency import current_operation, idempotent
+from flask_idempotency import idempotent
 from flask_idempotency.core.errors import NotAtomic
 from flask_idempotency.drivers import psycopg as port
 from flask_idempotency.drivers.cursors import Listener
@@ -218,86 +221,6 @@ def test_an_interrupted_message_leaves_no_connection_in_the_pool(shop, raw, monk
     shop.assert_clean()
 
 
-def through_execute(connection):
-    return connection.execute("insert into payment (amount) values (%s)", [7]).rowcount
-
-
-def through_executemany(connection):
-    cursor = connection.cursor()
-    cursor.executemany("insert into payment (amount) values (%s)", [(7,), (8,)])
-    return cursor.rowcount
-
-
-def through_copy(connection):
-    cursor = connection.cursor()
-    with cursor.copy("copy payment (amount) from stdin") as copy:
-        copy.write_row([7])
-    return cursor.rowcount
-
-
-def through_a_named_cursor(connection):
-    connection.execute("insert into payment (amount) values (7)")
-    with connection.cursor("named") as cursor:
-        cursor.execute("select amount from payment where amount = 7")
-        return len(cursor.fetchall())
-
-
-def through_bytes_and_composed(connection):
-    connection.execute(b"insert into payment (amount) values (7)")
-    table = psycopg.sql.Identifier("payment")
-    statement = psycopg.sql.SQL("insert into {} (amount) values (%s)").format(table)
-    return connection.execute(statement, [8]).rowcount + 1
-
-
-def through_several_statements(connection):
-    connection.execute(
-        "insert into payment (amount) values (7); insert into payment (amount) values (8)"
-    )
-    return 2
-
-
-WAYS = {
-    "execute": (through_execute, 1),
-    "executemany": (through_executemany, 2),
-    "copy": (through_copy, 1),
-    "a named cursor": (through_a_named_cursor, 1),
-    "bytes and composed": (through_bytes_and_composed, 2),
-    "several statements": (through_several_statements, 2),
-}
-
-
-@pytest.mark.parametrize("ends", ["commit", "rollback"])
-@pytest.mark.parametrize("way", WAYS)
-def test_the_drivers_ways_to_write_are_part_of_a_unit(make_world, add_view, way, ends):
-    """Behind a unit that was committed, so that a savepoint waits."""
-    world = make_world()
-    write, rows = WAYS[way]
-
-    def during():
-        connection = world.db.session.connection().connection.driver_connection
-        assert write(connection) == rows
-        getattr(connection, ends)()
-
-    add_view(world, during=during)
-    assert world.post().status_code == 201
-    assert world.count() == 1 + (rows if ends == "commit" else 0)
-    assert world.post().headers["Idempotent-Replayed"] == "true"
-
-
-def test_a_cursors_stream_is_refused_by_name(make_world, add_view):
-    world = make_world()
-    world.app.testing = True
-
-    def during():
-        connection = world.db.session.connection().connection.driver_connection
-        list(connection.cursor().stream("select amount from payment"))
-
-    add_view(world, during=during)
-    with pytest.raises(NotAtomic, match="yield_per"):
-        world.post()
-    assert world.count() == 0
-
-
 def test_a_savepoint_that_waits_is_not_lost_by_reading_on(make_world, add_view):
     world = make_world()
 
@@ -319,7 +242,7 @@ def test_a_savepoint_that_waits_is_not_lost_by_reading_on(make_world, add_view):
 
 @pytest.mark.parametrize(
     "name",
-    ["transaction", "pipeline", "set_autocommit", "set_read_only", "tpc_begin"],
+    ["set_autocommit", "set_read_only", "tpc_begin"],
 )
 def test_what_would_change_the_transaction_is_refused_by_name(make_world, add_view, name):
     world = make_world()
@@ -345,19 +268,6 @@ def test_a_cursors_connection_begins_nothing_of_its_own(make_world, add_view, na
     assert world.post().status_code == 500
     assert world.count() == 0
     assert world.records()[0].state == "in_progress"
-
-
-def test_what_a_cursors_connection_sends_is_the_sessions(make_world, add_view):
-    world = make_world()
-
-    def during():
-        connection = world.db.session.execute(sa.text("select 1")).cursor.connection
-        connection.execute("insert into payment (amount) values (7)")
-        world.db.session.rollback()
-
-    add_view(world, during=during)
-    assert world.post().status_code == 201
-    assert world.count() == 1
 
 
 def test_a_long_value_behind_what_waits_arrives(make_world, add_view):
@@ -389,44 +299,6 @@ def test_a_record_is_read_whatever_the_application_makes_of_its_types(make_world
         world.db.engine.dispose()
     first, again = world.post(), world.post()
     assert (again.status_code, again.data) == (201, first.data)
-
-
-def test_an_error_behind_what_waits_is_the_statements_own(make_world, add_view):
-    world = make_world()
-    seen = []
-
-    def during():
-        session = world.db.session
-        for statement in ("selec 1", "select 1 / 0", "select nothing from payment", "select 1; selec"):
-            with pytest.raises(sa.exc.DBAPIError) as caught, session.begin_nested():
-                session.execute(sa.text(statement))
-            seen.append(caught.value.orig.sqlstate)
-        session.add(world.Payment(amount=6))
-        session.commit()
-
-    add_view(world, during=during)
-    assert world.post().status_code == 201
-    assert seen == ["42601", "22012", "42703", "42601"]
-    assert world.count() == 2
-
-
-@pytest.mark.parametrize("is_first", [False, True])
-def test_what_is_part_of_no_unit_is_not_in_the_savepoint_of_the_first(make_world, is_first):
-    world = make_world()
-
-    def view():
-        insert = sa.text("insert into payment (amount) values (1)")
-        if is_first:
-            current_operation.connection.execute(insert)
-        world.db.session.execute(insert)
-        world.db.session.rollback()
-        if not is_first:
-            current_operation.connection.execute(insert)
-        return {}, 201
-
-    world.app.add_url_rule("/payments", "pay", idempotent(view), methods=["POST"])
-    assert world.post().status_code == 201
-    assert world.count() == 1
 
 
 def test_a_statement_that_cannot_be_parsed_while_psycopg_prepares_it_costs_no_later_request(make_world):

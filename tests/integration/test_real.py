@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from real.comparison import differences
+from real.comparison import Result, differences
 from real.environment import Environment
 from real.packages import Package
 from real.suite import run
 from tests.databases import Databases
+
+pytestmark = pytest.mark.of_tests
 
 SUITE = """
 import os
@@ -60,13 +64,21 @@ def test_the_extension(client):
 """
 
 
-@pytest.fixture
-def suite(tmp_path: Path) -> Environment:
-    sources = tmp_path / "sources"
+PACKAGE = Package("shop", "1", ("test_shop.py",), (), environment=(("SHOP_DATABASE", "{database}"),))
+
+
+@pytest.fixture(scope="module")
+def run_in(
+    tmp_path_factory: pytest.TempPathFactory, databases: Databases, redis_server: Any
+) -> Iterator[Callable[[str], Result]]:
+    """A function that gives the results of the suite in a mode."""
+    sources = tmp_path_factory.mktemp("real") / "sources"
     sources.mkdir()
     (sources / "pytest.ini").touch()
     (sources / "test_shop.py").write_text(SUITE, encoding="utf-8")
-    return Environment(sources, Path(sys.executable))
+    suite, database = Environment(sources, Path(sys.executable)), databases.take()
+    yield cache(lambda mode: run(PACKAGE, suite, mode, database, redis_server.url))
+    databases.give_back(database)
 
 
 @pytest.mark.parametrize(
@@ -80,19 +92,9 @@ def suite(tmp_path: Path) -> Environment:
     ],
 )
 def test_a_mode_beside_plain(
-    suite: Environment,
-    databases: Databases,
-    redis_server: Any,
-    mode: str,
-    replays: int,
-    other: list[str],
-):
-    package = Package(
-        "shop", "1", ("test_shop.py",), (), environment=(("SHOP_DATABASE", "{database}"),)
-    )
-    database = databases.take()
-    plain, found = (run(package, suite, each, database, redis_server.url) for each in ("plain", mode))
-    databases.give_back(database)
+    run_in: Callable[[str], Result], mode: str, replays: int, other: list[str]
+) -> None:
+    plain, found = run_in("plain"), run_in(mode)
     assert set(plain.tests.values()) == {"passed"}
     assert [plain.writes, plain.replays] == [4, 0]
     assert [found.writes, found.replays, found.equal] == [4, replays, replays]

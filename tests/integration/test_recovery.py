@@ -11,7 +11,6 @@ import time
 import pytest
 import sqlalchemy as sa
 
-import servers
 from flask_idempotency import current_operation, idempotent
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.web.attempt.attempt import Attempt
@@ -151,33 +150,6 @@ def test_a_zombie_that_was_taken_over_can_neither_commit_nor_overwrite(world):
     assert answers[0].status_code == 503
     assert world.count() == 1
     assert world.post().json == {"attempt": 2}
-
-
-def test_a_commit_whose_reply_is_lost_is_an_unknown_outcome_that_the_retry_clears_up(
-    make_world, postgres
-):
-    with servers.FaultProxy(postgres.database("lost_commit")) as proxy:
-        world = make_world(SQLALCHEMY_DATABASE_URI=proxy.url)
-        pay_view(world, after_commit=lambda: proxy.lose_answer(b"COMMIT\x00"))
-        first = world.post()
-        assert proxy.lost == 1
-        assert first.status_code == 503
-        assert first.json["type"].endswith("store-unavailable")
-        retry = world.post()
-        assert retry.status_code == 201
-        assert retry.headers["Idempotent-Replayed"] == "true"
-        assert world.count() == 1
-
-
-def test_pooled_connections_that_died_meanwhile_cost_nobody_an_error(make_world):
-    with servers.Postgres(fsync=False) as server:
-        world = make_world(SQLALCHEMY_DATABASE_URI=server.database("restarted"))
-        pay_view(world)
-        assert world.post().status_code == 201
-        server.restart()
-        assert world.post(key="key-2").status_code == 201
-        server.restart()
-        assert world.post(key="key-2").headers["Idempotent-Replayed"] == "true"
 
 
 def test_an_exit_in_the_view_rolls_back_releases_and_gives_the_connection_back(world):

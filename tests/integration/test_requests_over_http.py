@@ -5,7 +5,10 @@ from __future__ import annotations
 import http.client
 import socket
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import urlsplit
+
+import pytest
 
 from tests.integration.shops import Shop
 from tests.waiting import wait_until
@@ -80,10 +83,12 @@ def send(
         return answer.status, answer.read(), answer.getheader("Idempotent-Replayed")
 
 
-def test_what_is_refused_leaves_nothing_and_what_is_accepted_is_one_request(
-    open_shop: Callable[..., Shop],
-) -> None:
-    shop = open_shop("--workers", "1")
+@pytest.fixture(scope="module")
+def shop(open_lasting_shop: Callable[..., Shop]) -> Shop:
+    return open_lasting_shop("--workers", "1", MAX_REQUEST_BYTES="1000")
+
+
+def test_what_is_refused_leaves_nothing_and_what_is_accepted_is_one_request(shop: Shop) -> None:
     for name, (rest, status, problem) in REFUSED.items():
         got, body, _ = send(shop, rest)
         assert (got, problem in body) == (status, True), (name, got, body)
@@ -97,14 +102,18 @@ def test_what_is_refused_leaves_nothing_and_what_is_accepted_is_one_request(
     wait_until(shop.nothing_is_left_open, "no transaction is open")
 
 
-def test_no_more_is_read_than_the_request_may_be(open_shop: Callable[..., Shop]) -> None:
-    shop = open_shop("--workers", "1", MAX_REQUEST_BYTES="1000")
-    counted = b"Idempotency-Key: key-1\r\nContent-Length: 150000000\r\n\r\n"
+def test_no_more_is_read_than_the_request_may_be(shop: Shop) -> None:
+    counted = b"Idempotency-Key: large\r\nContent-Length: 150000000\r\n\r\n"
+    before = shop.sql("SELECT key FROM idempotency_record")
+
+    def send_chunks(body: bytes, **options: Any) -> int:
+        return send(shop, chunked(body).replace(b"key-1", b"large"), **options)[0]
+
     assert send(shop, counted, is_all=False)[0] == 413
     assert send(shop, counted, user=b"", is_all=False)[0] == 401
-    assert send(shop, counted.replace(b"key-1", b"a,b"), is_all=False)[0] == 400
-    assert send(shop, chunked(b"96000000\r\n"), user=b"", is_all=False)[0] == 401
-    assert send(shop, chunked(b"96000000\r\n" + b"x" * 70_000), is_all=False)[0] == 413
-    assert send(shop, chunked(b"3e9\r\n" + b"x" * 1001 + b"\r\n0\r\n\r\n"))[0] == 413
-    assert shop.sql("SELECT key FROM idempotency_record") == []
-    assert send(shop, chunked(b"3e8\r\n" + b"x" * 1000 + b"\r\n0\r\n\r\n"))[0] == 201
+    assert send(shop, counted.replace(b"large", b"a,b"), is_all=False)[0] == 400
+    assert send_chunks(b"96000000\r\n", user=b"", is_all=False) == 401
+    assert send_chunks(b"96000000\r\n" + b"x" * 70_000, is_all=False) == 413
+    assert send_chunks(b"3e9\r\n" + b"x" * 1001 + b"\r\n0\r\n\r\n") == 413
+    assert shop.sql("SELECT key FROM idempotency_record") == before
+    assert send_chunks(b"3e8\r\n" + b"x" * 1000 + b"\r\n0\r\n\r\n") == 201

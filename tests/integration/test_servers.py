@@ -20,6 +20,8 @@ import redis
 
 import servers
 
+pytestmark = pytest.mark.of_tests
+
 ROOT = Path(__file__).parents[2]
 
 

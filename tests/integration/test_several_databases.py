@@ -40,11 +40,13 @@ from tests.integration.commands.running import runner
 from tests.waiting import PATIENCE_SECONDS
 
 KINDS = ["flask-sqlalchemy", "lite"]
+OF_EACH_KIND = pytest.mark.parametrize("kind", KINDS, indirect=True)
+"""For a test of what the application's kind of session has a part in."""
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture
 def kind(request: Any) -> str:
-    return request.param
+    return getattr(request, "param", KINDS[0])
 
 
 @pytest.fixture
@@ -103,6 +105,7 @@ def shop(make_shop: Any) -> Any:
 
 
 @EACH
+@OF_EACH_KIND
 def test_each_record_lies_beside_its_rows(shop, urls):
     first = {tenant: shop.post(tenant, "one-key") for tenant in TENANTS}
     again = {tenant: shop.post(tenant, "one-key") for tenant in TENANTS}
@@ -114,6 +117,7 @@ def test_each_record_lies_beside_its_rows(shop, urls):
         assert rows_of(urls[tenant], "SELECT tenant FROM payment") == [(tenant,)]
 
 
+@OF_EACH_KIND
 def test_a_request_for_a_database_without_records_is_refused_by_name(shop, urls):
     text = r"callable bind_key returned {}; the databases with records are 'eu', 'us' \(IDEMPOTENCY_BI"
     for tenant in ("fr", "nowhere", None):
@@ -124,6 +128,7 @@ def test_a_request_for_a_database_without_records_is_refused_by_name(shop, urls)
     assert shop.post("eu", "a-key").status_code == 201
 
 
+@OF_EACH_KIND
 def test_a_write_in_another_tenants_database_is_refused_by_name(shop, urls):
     @shop.app.post("/across")
     @idempotent
@@ -138,6 +143,7 @@ def test_a_write_in_another_tenants_database_is_refused_by_name(shop, urls):
     assert [stored(urls[tenant]) for tenant in TENANTS] == [(0, 0)] * 2
 
 
+@OF_EACH_KIND
 def test_a_tenant_that_changes_in_the_view_is_refused_by_name(shop, urls):
     @shop.app.post("/turn")
     @idempotent
@@ -167,7 +173,6 @@ def test_other_tenants_writes_can_be_allowed(shop, urls):
     assert [stored(urls[tenant]) for tenant in TENANTS] == [(1, 1), (1, 0)]
 
 
-@EACH
 @pytest.mark.parametrize("point", CRASH_POINTS)
 def test_an_attempt_that_dies_is_retried_in_its_own_database(shop, urls, point):
     for tenant in TENANTS:
@@ -204,6 +209,7 @@ def test_one_prefix_in_redis_is_enough(make_shop):
     test_duplicates_of_one_tenant_do_not_stop_another(shop)
 
 
+@OF_EACH_KIND
 def test_a_route_names_its_database(make_shop, urls):
     shop = make_shop(IDEMPOTENCY_BIND_KEY="us")
 
@@ -226,6 +232,7 @@ def test_a_route_that_names_no_database_of_records_is_refused_at_once(make_shop)
         shop.post("eu", "a-key", "/fr")
 
 
+@OF_EACH_KIND
 def test_run_belongs_to_the_database_that_it_names(shop, urls):
     def count(tenant: str) -> int:
         shop.db.session.add(Payment(key="k", tenant=tenant))
@@ -243,6 +250,7 @@ def test_run_belongs_to_the_database_that_it_names(shop, urls):
     assert [stored(urls[tenant]) for tenant in TENANTS] == [(2, 2)] * 2
 
 
+@OF_EACH_KIND
 @pytest.mark.parametrize("writes", [False, True])
 def test_a_view_that_asks_its_own_application_for_another_tenant(shop, urls, writes):
     @shop.app.post("/ask")
@@ -271,6 +279,7 @@ def test_a_view_that_is_not_atomic_may_ask_for_another_tenant(shop, urls):
     assert [stored(urls[tenant]) for tenant in TENANTS] == [(1, 1)] * 2
 
 
+@OF_EACH_KIND
 def test_observing_asks_the_database_of_the_request(make_shop, urls, caplog):
     shop = make_shop(IDEMPOTENCY_ENFORCE=False)
     for tenant in (*TENANTS, *TENANTS):
@@ -318,6 +327,7 @@ def test_the_keys_of_the_default_database_stay(urls, redis_server):
     assert told == [(told[0][0], None), (told[0][0], "true")]
 
 
+@OF_EACH_KIND
 def test_two_binds_of_one_database_do_not_meet(kind, urls, redis_server):
     both = {**urls, "us": urls["eu"]}
     app, db, _ = tenant_shop.make_app(kind, both, IDEMPOTENCY_REDIS_URL=redis_server.url)
@@ -358,6 +368,7 @@ def test_a_catalog_that_is_lost_before_the_view_is_an_error_as_without_us(make_s
 
 
 @EACH
+@OF_EACH_KIND
 def test_a_statement_that_failed_in_the_catalog_is_no_matter_to_the_view(shop, urls):
     @shop.app.before_request
     def read():
@@ -403,6 +414,7 @@ def test_wrong_settings_fail_at_once(make_shop, config, message):
         make_shop(**config)
 
 
+@OF_EACH_KIND
 def test_what_works_with_one_database_says_so(shop):
     with (
         pytest.raises(

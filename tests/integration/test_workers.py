@@ -20,7 +20,7 @@ from laboratory import running
 from tests.integration.shops import HELD, Shop, new_keys, promises_hold
 from tests.waiting import PATIENCE_SECONDS
 
-KEYS, DUPLICATES = 40, 3
+KEYS, DUPLICATES = 20, 3
 GEVENT = ("--worker-class", "gevent")
 GTHREAD = ("--worker-class", "gthread", "--threads", "4")
 COOPERATIVE = {"COOPERATIVE": "yes"}
@@ -51,16 +51,7 @@ def processes(told: dict[str, list[running.Reply]]) -> set[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_duplicates_run_once(
-    open_shop: Callable[..., Shop], clients: ThreadPoolExecutor, kind: str
-) -> None:
-    arguments, environment = KINDS[kind]
-    shop = open_shop(*arguments, **environment)
-    promises_hold(shop, storm(shop, clients))
-
-
-@pytest.mark.parametrize("kind", ["sync", "gthread"])
-def test_sockets_used_before_the_fork_are_shared_with_nobody(
+def test_duplicates_run_once_and_sockets_used_before_the_fork_are_shared_with_nobody(
     open_shop: Callable[..., Shop], clients: ThreadPoolExecutor, kind: str
 ) -> None:
     """Not only db.create_all(): a whole request was answered before the fork, with a lock in Redis."""
@@ -78,7 +69,7 @@ def test_duplicates_that_wait_leave_their_worker_to_others(
     """One worker: the first request and the duplicates that wait for it are all in it."""
     arguments, environment = KINDS[kind]
     shop = open_shop("--workers", "1", *arguments, WAIT="10", MAX_WAITERS="100", **environment)
-    told = storm(shop, clients, 30)
+    told = storm(shop, clients)
     promises_hold(shop, told)
     assert all(len(answers) == DUPLICATES for answers in told.values()), "nobody was told 409"
 

@@ -168,15 +168,15 @@ def recipe(request, shop, tmp_path) -> Recipe:
     return shell(shop, tmp_path, curl.path_with(request.param.removesuffix(" curl"), tmp_path))
 
 
-@pytest.mark.parametrize("trouble", TROUBLES)
-def test_whatever_happens_after_a_lost_response_one_payment_is_made(recipe, shop, trouble):
-    """The first attempt has paid; whoever then takes the next response for the end pays twice."""
-    shop.meets("response is lost", trouble, trouble)
+@pytest.mark.parametrize("part", range(3))
+def test_whatever_happens_after_a_lost_response_one_payment_is_made(recipe, shop, part):
+    """The first attempt has paid; whoever then takes one of the responses for the end pays twice."""
+    shop.meets("response is lost", *[each for each in TROUBLES[part::3] for _ in range(2)])
     recipe.press_until_paid()
     assert len(shop.payments()) == 1
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_any_troubles_in_any_order_end_in_one_payment(recipe, shop, seed):
     dice = random.Random(seed)
     shop.meets(*dice.choices(TROUBLES, k=8))

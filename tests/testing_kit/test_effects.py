@@ -171,7 +171,7 @@ def test_halves_may_differ_from_the_whole_in_a_last_digit(balanced):
 def test_what_duplicates_write_is_told_where_they_have_to_wait_until_the_first_has_written(
     shop, monkeypatch
 ):
-    monkeypatch.setattr(checks, "IN_VIEW_SECONDS", 0.2)
+    monkeypatch.setattr(checks, "IN_VIEW_SECONDS", 0.5)
 
     def and_pay(view):
         @wraps(view)

@@ -1,7 +1,5 @@
 """What `.ci/run` does about a few tests that failed beside the others."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

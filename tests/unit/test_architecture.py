@@ -3,8 +3,6 @@
 The drawing is in CONTRIBUTING.md. A new file in a room needs no edit here.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """When `.ci/run` runs tests with the newest releases, and with the lowest."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

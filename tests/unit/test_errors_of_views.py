@@ -1,7 +1,5 @@
 """What becomes of an operation that is not atomic, by the error that its view raises."""
 
-from __future__ import annotations
-
 import pytest
 
 from flask_idempotency import ConfigurationError, KeyReused, LeaseLost, Retryable, TransactionConflict

@@ -1,7 +1,5 @@
 """``make bench ARGS=--operate`` leaves no command out."""
 
-from __future__ import annotations
-
 from bench.operate import COMMANDS
 from flask_idempotency.cli import cli
 

@@ -3,8 +3,6 @@
 ``make lowest`` asks Flask 3.0, ``make test`` 3.1, and ``make newest`` the branch that becomes 3.2.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

@@ -6,8 +6,6 @@ Here is also whether SQLAlchemy's and its extensions' is as expected; psycopg's 
 ``make lowest`` asks SQLAlchemy 2.0.26, and ``make test`` and ``make newest`` the newest.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

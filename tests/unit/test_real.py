@@ -1,7 +1,5 @@
 """What ``make real`` says of two runs of a suite."""
 
-from __future__ import annotations
-
 from real.comparison import Result, differences, table
 
 PLAIN = Result({"a": "passed", "b": "failed", "c": "passed"}, writes=3)

@@ -1,7 +1,5 @@
 """What can be known of the server that the application runs in."""
 
-from __future__ import annotations
-
 from types import ModuleType, SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Statements, told apart by their text."""
 
-from __future__ import annotations
-
 import re
 import time
 
@@ -43,6 +41,14 @@ ENDS = [
     "select $$ ; $$; commit",
     "select E'\\''; commit",
     "/* /* nested */ */ commit",
+    "/*/**/*/ commit",
+    "-- ' \n commit",
+    "-- ' \r commit",
+    "select 1; -- a comment\rcommit",
+    "select 1 as a$x$; commit; select 2 as b$x$",
+    "select E'\\'; --'; commit; --'",
+    "select 'a'\n'b\\'; commit",
+    'select 1 as "a""; --"; commit',
     "select a$b$ from t; commit; select '$b$'",
     "create function f() returns int begin atomic select 1; end",
 ]
@@ -64,6 +70,7 @@ DOES_NOT = [
     "prepare p as select 1",
     "select commit from t",
     "/* /* nested */ ; commit */ select 1",
+    "select '/*'; select 1 /* '; commit */",
 ]
 
 

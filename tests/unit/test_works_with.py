@@ -1,7 +1,5 @@
 """What `make lowest` and `make newest` note in `docs/works-with.md`."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform

@@ -12,7 +12,7 @@ from typing import Any
 from gevent import monkey
 
 EVENTS = 4
-TRIES = 5
+TRIES = 2
 
 
 def main(uri: str) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """``after_commit`` in both worlds: in an operation, and where there is none."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

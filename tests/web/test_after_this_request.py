@@ -1,7 +1,5 @@
 """``flask.after_this_request``: what the view registers belongs to the stored response."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest
@@ -76,39 +74,6 @@ def test_what_is_registered_before_the_view_or_above_it_runs_on_every_response(s
     first, again = shop.post(), shop.post()
     assert ran(first) == ["view 1", "before 2", "above 3", "above, later 4"]
     assert ran(again) == ["view 1", "before 5", "above 6", "above, later 7"]
-
-
-def test_a_decorator_below_belongs_to_the_view(shop, assert_replayed):
-    def below(view):
-        @functools.wraps(view)
-        def wrapper():
-            shop.register("below")
-            return view()
-
-        return wrapper
-
-    @shop.app.post("/payments")
-    @idempotent
-    @below
-    def view():
-        return pay(shop)
-
-    first, again = shop.post(), shop.post()
-    assert ran(first) == ["below 1", "view 2"]
-    assert_replayed(first, again)
-
-
-def test_a_cookie_goes_out_the_first_time_and_is_not_stored(shop):
-    @shop.app.post("/payments")
-    @idempotent
-    def view():
-        shop.register("view", lambda response: response.set_cookie("basket", "1") or response)
-        return {}
-
-    first, again = shop.post(), shop.post()
-    assert first.headers["Set-Cookie"] == "basket=1; Path=/"
-    assert "Set-Cookie" not in again.headers
-    assert ran(again) == ["view 1"]
 
 
 def test_another_response_in_place_of_the_views_is_the_one_that_is_stored(shop, assert_replayed):

@@ -1,7 +1,5 @@
 """A replay is the first answer again, byte for byte, whatever made it."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Bodies that break off, are too long or come in chunks: told apart before anything is looked up."""
 
-from __future__ import annotations
-
 import gc
 import gzip
 import hashlib
@@ -14,7 +12,7 @@ from gunicorn.http.errors import ChunkMissingTerminator
 from werkzeug.exceptions import ClientDisconnected
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
-from flask_idempotency import ConfigurationError, idempotent
+from flask_idempotency import idempotent
 from tests.flask_releases import let_go
 
 BODY = b'{"amount": 5, "card": "canary"}'
@@ -138,13 +136,6 @@ def test_an_error_of_the_server_says_that_the_body_is_incomplete(world, echo, as
     assert seen == []
 
 
-def test_a_chunked_body_that_breaks_off_below_a_limit_is_incomplete(make_world, echo, assert_problem):
-    world = make_world(MAX_CONTENT_LENGTH=1000)
-    seen = echo(world)
-    assert_problem(post(world, BreaksOff(BODY[:10]), chunked=True), 400, "body-incomplete")
-    assert seen == []
-
-
 def test_a_chunked_body_is_the_same_request_as_a_counted_one(world, echo, assert_replayed):
     seen = echo(world)
     first = post(world, BODY, chunked=True)
@@ -152,24 +143,6 @@ def test_a_chunked_body_is_the_same_request_as_a_counted_one(world, echo, assert
     assert_replayed(first, post(world, BODY))
     assert seen == [BODY]
     assert post(world, BODY + b" ", chunked=True).status_code == 422
-
-
-def test_a_chunked_body_over_the_limit_is_too_large(make_world, echo):
-    world = make_world(MAX_CONTENT_LENGTH=len(BODY))
-    seen = echo(world)
-    for excess in 1, 100_000:
-        assert post(world, BODY + b" " * excess, chunked=True).status_code == 413
-    assert seen == []
-    assert world.records() == []
-    assert post(world, BODY, chunked=True).data == BODY
-
-
-def test_a_counted_body_over_the_limit_is_too_large(make_world, echo):
-    world = make_world(MAX_CONTENT_LENGTH=len(BODY))
-    seen = echo(world)
-    assert post(world, BODY + b" ").status_code == 413
-    assert seen == []
-    assert world.records() == []
 
 
 def test_a_chunked_body_that_the_server_cannot_end_needs_a_length(world, echo):
@@ -184,23 +157,6 @@ def test_an_empty_body_is_a_request_too(world, echo, assert_replayed):
     assert_replayed(post(world, b""), post(world, b""))
     assert seen == [b""]
     assert post(world, BODY).status_code == 422
-
-
-def test_a_body_that_was_read_as_a_stream_before_is_a_mistake_that_is_named(app, world):
-    """The outer decorator hides the inner one, so nothing could read the body in time."""
-    app.testing = True
-
-    def reads_first(view):
-        def inner():
-            request.stream.read()
-            return view()
-
-        return inner
-
-    app.add_url_rule("/payments", "pay", reads_first(idempotent(dict)), methods=["POST"])
-    with pytest.raises(ConfigurationError, match=r"stream or form before the idempotent view"):
-        post(world, BODY)
-    assert world.records() == []
 
 
 def test_without_a_key_the_body_is_the_views_business(world, echo):
@@ -327,8 +283,7 @@ def test_a_view_may_take_the_checksum_of_what_it_parses(world, options):
 TERMINATED = {"environ_overrides": {"wsgi.input_terminated": True}}
 
 
-@pytest.mark.parametrize("kind", ["first", "replay", "changed"])
-def test_a_body_is_freed_with_its_request_and_not_by_the_garbage_collector(app, world, kind):
+def test_a_body_is_freed_with_its_request_and_not_by_the_garbage_collector(app, world):
     requests = []
     app.teardown_request(let_go)
 
@@ -347,14 +302,13 @@ def test_a_body_is_freed_with_its_request_and_not_by_the_garbage_collector(app, 
         return run_wsgi_app(app.wsgi_app, environ)[1]
 
     send("warm", b"body")
-    if kind != "first":
-        send("key", b"body")
     requests.clear()
     gc.collect()
     gc.disable()
     try:
-        status = send("key", b"other" if kind == "changed" else b"body")
-        assert status[:3] == ("422" if kind == "changed" else "200")
-        assert [each() for each in requests] == [None]
+        for body, status in (b"body", "200"), (b"body", "200"), (b"other", "422"):
+            assert send("key", body)[:3] == status
+            assert [each() for each in requests] == [None] * len(requests)
     finally:
         gc.enable()
+    assert len(requests) == 3

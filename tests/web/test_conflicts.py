@@ -1,7 +1,5 @@
 """The database gives a transaction up, or cannot be reached: 503, and the same key works later."""
 
-from __future__ import annotations
-
 import logging
 import threading
 
@@ -275,28 +273,6 @@ def update(world, amount, row):
     world.db.session.execute(
         world.db.update(world.Payment).where(world.Payment.id == row).values(amount=amount)
     )
-
-
-def test_a_serialization_failure_is_a_conflict(make_world, assert_problem):
-    world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"isolation_level": "REPEATABLE READ"})
-    world.sql("insert into payment (id, amount) values (1, 1)")
-    runs = []
-
-    @world.app.post("/payments")
-    @idempotent
-    def pay():
-        runs.append(current_operation.attempt)
-        amount = world.db.session.get(world.Payment, 1).amount
-        if len(runs) == 1:
-            world.sql("update payment set amount = 10")
-        update(world, amount + 1, 1)
-        world.db.session.commit()
-        return {}, 201
-
-    assert_problem(world.post(), 503, "transaction-conflict", retry=True)
-    assert world.post().status_code == 201
-    assert runs == [1, 2]
-    assert world.sql("select amount from payment") == [(11,)]
 
 
 def test_a_serialization_failure_at_the_commit_is_a_conflict(make_world, assert_problem):

@@ -1,7 +1,5 @@
 """``current_operation``, and idempotent functions inside of requests that are one already."""
 
-from __future__ import annotations
-
 import pytest
 import sqlalchemy as sa
 from flask import request
@@ -48,53 +46,6 @@ def test_without_an_operation_there_is_none(app, client):
             current_operation.attempt  # noqa: B018 -- asking is enough
     with pytest.raises(RuntimeError, match="@idempotent"):
         current_operation.key  # noqa: B018 -- asking is enough
-
-
-def test_an_idempotent_function_called_by_an_idempotent_view_is_part_of_it(app, world, pay):
-    attempts = []
-
-    @idempotent(name="inner")
-    def inner():
-        attempts.append(current_operation.name)
-        return pay()
-
-    @app.post("/payments")
-    @idempotent(name="outer")
-    def outer():
-        return inner()[0], inner()[1]
-
-    assert world.post().json == {"id": 1}
-    assert world.post().headers["Idempotent-Replayed"] == "true"
-    assert attempts == ["outer"] * 2
-    assert world.count() == 2
-    assert [record.name for record in world.records()] == ["outer"]
-
-
-def test_two_idempotent_functions_in_one_plain_view_run_once_each(app, world, pay):
-    first, second = idempotent(name="first")(pay), idempotent(name="second")(pay)
-    app.add_url_rule("/payments", "both", lambda: (first(), second())[1], methods=["POST"])
-    assert [world.post().status_code for _ in range(2)] == [201, 201]
-    assert [record.name for record in world.records()] == ["first", "second"]
-    assert world.count() == 2
-
-
-def test_a_request_that_a_view_makes_to_its_own_application_is_another_operation(app, world, pay):
-    """Afterwards the view's writes are part of its own operation, and go when that goes."""
-    app.post("/inner")(idempotent(pay))
-
-    @app.post("/outer")
-    @idempotent
-    def outer():
-        assert world.post("/inner").status_code == 201
-        assert current_operation.name == "outer"
-        pay()
-        return {}, 503
-
-    app.testing = True
-    for _ in range(2):
-        assert world.post("/outer").status_code == 503
-    assert [record.name for record in world.records()] == ["outer", "write"]
-    assert world.count() == 1
 
 
 def test_its_id_is_what_events_and_commands_call_it(app, world, heard):

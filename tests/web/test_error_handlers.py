@@ -1,7 +1,5 @@
 """Handlers for every error, on blueprints and applications, and what stands in Flask's own place."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from contextlib import suppress
@@ -11,11 +9,13 @@ import flask_restx
 import pytest
 import sqlalchemy as sa
 from flask import Blueprint, Flask, abort, g
+from flask_sqlalchemy import SQLAlchemy
 from werkzeug.exceptions import HTTPException
 
 from flask_idempotency import (
     IdempotencyError,
     KeyRequired,
+    KeyReused,
     NotAtomic,
     Problem,
     RequestInProgress,
@@ -59,7 +59,7 @@ PLACES = ["app", "outer", "inner"]
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("kind", [Exception, HTTPException, 400, 500])
+@pytest.mark.parametrize("kind", [Exception, HTTPException, 400, 422, 500])
 def test_a_handler_for_all_errors_does_not_get_problems(shop, assert_problem, place, kind):
     getattr(shop, place).register_error_handler(kind, caught)
     shop.register()
@@ -89,6 +89,38 @@ def test_a_blueprint_comes_before_the_application_and_a_class_before_those_above
     assert shop.post(key=None).json["by"] == "outer, problems"
     shop.app.error_handler_spec["outer.inner"][None][IdempotencyError] = saying("inner, all")
     assert shop.post(key=None).json["by"] == "inner, all"
+
+
+class HandlesFirst(SQLAlchemy):
+    """Registers the error handler when the database is set up, before the extension is."""
+
+    def init_app(self, app):
+        super().init_app(app)
+        app.register_error_handler(IdempotencyError, saying("app"))
+
+
+def test_a_handler_may_be_there_before_the_extension(make_world, add_view):
+    world = make_world(db=HandlesFirst())
+    add_view(world)
+    assert world.post(key=None).json == {"by": "app", "type": "key-required"}
+
+
+def test_a_handler_for_one_problem_leaves_the_others_to_us(shop, assert_problem):
+    """And those pass the functions around requests, on which the application may rely."""
+
+    @shop.app.after_request
+    def rely_on_sign_in(response):
+        response.headers["X-Account"] = g.account_id
+        return response
+
+    shop.app.register_error_handler(KeyReused, lambda error: ({"by": error.detail}, error.status + 10))
+    shop.register()
+    assert shop.post().status_code == 200
+    changed = shop.post(json={"amount": 6})
+    assert (changed.status_code, bool(changed.json["by"])) == (432, True)
+    refused = shop.post(key=None)
+    assert_problem(refused, 400, "key-required")
+    assert refused.headers["X-Account"] == "alice"
 
 
 def test_a_handler_may_be_an_async_function(shop):

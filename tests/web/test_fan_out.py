@@ -1,7 +1,5 @@
 """Several operations at once in one request, or in one application context: each is its own."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess
@@ -31,7 +29,7 @@ from tests.conftest import PATIENCE_SECONDS
 from tests.web import greenlets
 
 EVENTS = 5
-TRIES = 10
+TRIES = 3
 
 KINDS = pytest.mark.parametrize("atomic", [True, False])
 

@@ -1,7 +1,5 @@
 """Is it the same request again? Each part of it changed alone, and each way to compare."""
 
-from __future__ import annotations
-
 import io
 
 import pytest
@@ -73,16 +71,10 @@ def json_request(text, content_type="application/json"):
 
 def test_json_may_be_compared_by_its_meaning(compare):
     same = compare(fingerprint="json")
-    first = json_request('{"a": 1, "b": [1, {"c": "\\u00fc"}]}')
-    assert same(first, json_request('{ "b":[1,{"c":"ü"}],\n"a":1 }'))
-    assert same(first, json_request('{"b":[1,{"c":"ü"}],"a":1}', "application/json;charset=utf-8"))
-    assert not same(first, json_request('{"a": 1.0, "b": [1, {"c": "ü"}]}'))
-    assert not same(first, json_request('{"a": 1, "b": [{"c": "ü"}, 1]}'))
+    first = json_request('{"a": 1, "b": "\\u00fc"}')
+    assert same(first, json_request('{"b":"ü", "a":1}', "application/json;charset=utf-8"))
+    assert not same(first, json_request('{"a": 1.0, "b": "ü"}'))
     assert not same(first, {**first, "path": "/shops/b/orders"})
-    assert not same(first, {**first, "path": "/shops/a/orders?q=1"})
-    assert not same(json_request("1"), json_request("true"))
-    text = "text/plain"
-    assert not same(json_request('{"a":1}', text), json_request('{"a": 1}', text))
 
 
 def test_only_some_fields_may_be_compared(compare):
@@ -90,10 +82,7 @@ def test_only_some_fields_may_be_compared(compare):
     first = json_request('{"order": {"id": 7, "at": "noon"}, "amount": 5}')
     assert same(first, json_request('{"amount":5,"order":{"at":"later","id":7},"x":1}'))
     assert not same(first, json_request('{"order": {"id": 8, "at": "noon"}, "amount": 5}'))
-    assert not same(first, json_request('{"order": {"id": "7", "at": "noon"}, "amount": 5}'))
-    assert not same(first, json_request('{"order": {"id": 7}}'))
     assert not same(first, {**first, "method": "PUT"})
-    assert not same(json_request('{"amount": null}'), json_request("{}"))
 
 
 def test_the_application_may_say_what_a_request_is(compare):
@@ -115,11 +104,10 @@ def test_a_callable_that_gives_no_bytes_is_a_mistake_that_is_named(app, world, a
     assert world.records() == []
 
 
-MALFORMED = [b"{canary", b'{"canary": 1, "canary": 2}', b'{"a": NaN}', b"\xff"]
-MALFORMED += [b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}"]
+MALFORMED = [b'{"canary": 1, "canary": 2}', b"\xff", b"[" * 100_000]
 
 
-@pytest.mark.parametrize("fingerprint", ["json", "json-values", ["/order/id"]], ids=str)
+@pytest.mark.parametrize("fingerprint", ["json", ["/order/id"]], ids=str)
 def test_a_body_that_is_not_the_json_it_claims_is_malformed(
     world, add_view, assert_problem, fingerprint
 ):
@@ -149,9 +137,8 @@ def form(boundary, *, content=b"receipt", filename="r.txt", content_type="text/p
     return {"data": data, "content_type": f"multipart/form-data; boundary={boundary}"}
 
 
-@pytest.mark.parametrize("fingerprint", ["request", "json", "json-values", ["/amount"]], ids=str)
-def test_a_form_is_compared_by_its_parts(compare, fingerprint):
-    same = compare(fingerprint=fingerprint)
+def test_a_form_is_compared_by_its_parts(compare):
+    same = compare()
     first = form("aaaa")
     assert same(first, form("bbbb"))
     assert not same(first, form("bbbb", amount="6"))
@@ -159,19 +146,6 @@ def test_a_form_is_compared_by_its_parts(compare, fingerprint):
     assert not same(first, form("bbbb", filename="s.txt"))
     assert not same(first, form("bbbb", content_type="text/html"))
     assert not same(form("a", content=b""), form("a", content=b"x"))
-
-
-def test_an_urlencoded_form_is_compared_like_any_other_body(compare):
-    same = compare()
-
-    def fields(data):
-        return {"data": data, "content_type": "application/x-www-form-urlencoded"}
-
-    assert same(fields(b"a=1&b=2"), fields(b"a=1&b=2"))
-    assert not same(fields(b"a=1&b=2"), fields(b"a=1&b=3"))
-    assert not same(fields(b"a=1&a=2"), fields(b"a=2&a=1"))
-    assert not same(fields(b"a=1"), fields(b"a=1&b="))
-    assert not same(fields(b"a=1"), {**fields(b"a=1"), "content_type": "text/plain"})
 
 
 def test_the_view_still_finds_the_form_and_the_file(app, world):
@@ -200,19 +174,3 @@ def test_a_form_that_cannot_be_read_is_compared_by_its_bytes(compare, case):
         {"data": first, "content_type": content_type},
         {"data": second, "content_type": content_type},
     )
-
-
-def test_a_form_that_was_parsed_too_early_is_not_taken_for_an_empty_one(app, world):
-    """The decorator above hides the view, so that the body cannot be read in time."""
-
-    @app.before_request
-    def csrf():
-        request.form.get("token")
-
-    def hiding():
-        return idempotent(dict)()
-
-    app.add_url_rule("/payments", "pay", hiding, methods=["POST"])
-    app.testing = True
-    with pytest.raises(ConfigurationError, match=r"functools\.wraps"):
-        world.post(data={"amount": "5"})

@@ -1,7 +1,5 @@
 """One view, the usual way."""
 
-from __future__ import annotations
-
 from flask import request
 
 from flask_idempotency import current_operation, idempotent

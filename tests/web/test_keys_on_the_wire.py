@@ -1,7 +1,5 @@
 """Idempotency keys as clients send them, in the header or as a natural key in the request."""
 
-from __future__ import annotations
-
 from uuid import UUID
 
 import pytest
@@ -13,25 +11,12 @@ from flask_idempotency.web.request.forms import new_value
 
 MALFORMED = {
     "": "is empty",
-    "   ": "is empty",
-    '""': "is empty",
     '"canary': "no closing double quote",
-    'canary"': "double quote that does not open",
-    '"canary\\x"': "backslash that does not escape",
-    '"canary";p=1': "parameters are not allowed",
-    "canary;p=1": "parameters are not allowed",
-    '"canary","b"': "sent twice",
     "canary,b": "sent twice",
-    "'; drop table canary;--": "semicolon outside quotes",
-    "canary canary": "space outside quotes",
-    "canary\ttab": "a tab",
-    '"canary\ttab"': "a tab",
-    "canary\x7f": "a control character",
-    "canaryé": "outside ASCII",
     "canary\xff\xfe": "outside ASCII",
-    "canary" * 43: "longer than 255",
     "canary" * 1350: "longer than 255",
 }
+"""All of them: ``tests/unit/test_keys.py``."""
 
 RAW = {"canary\x00": "a control character", "canary\r\nX-Other: 1": "a control character"}
 """What Werkzeug's client refuses to send, and careless servers let through."""
@@ -68,8 +53,7 @@ def test_bare_and_quoted_are_one_key(world, add_view, assert_replayed):
 
 def test_keys_that_differ_in_anything_are_two(world, add_view):
     runs = add_view(world)
-    keys = ["key", "KEY", '"key "', '" key"', '"k e y"', '"k,ey"', '"k;ey"', r'"k\"ey"', r'"k\\ey"']
-    keys += ["a" * 255, "a" * 254, "A-Za-z0-9._~:+/=@-", "'key'", "%6Bey"]
+    keys = ["key", "KEY", '"key "', '" key"', r'"k\"ey"', "a" * 255, "a" * 254, "'key'", "%6Bey"]
     for key in keys:
         response = world.post(key=key)
         assert response.status_code == 201, key
@@ -123,12 +107,6 @@ def test_the_header_is_a_setting(make_world, add_view, assert_problem, assert_re
     assert_problem(world.post(key="canary"), 400, "key-required")
     sent = {"key": None, "headers": {"x-request-TOKEN": "canary"}}
     assert_replayed(world.post(**sent), world.post(**sent))
-
-
-def test_another_header_is_no_key(world, add_view, assert_problem):
-    add_view(world)
-    response = world.post(key=None, headers={"X-Idempotency-Key": "canary"})
-    assert_problem(response, 400, "key-required")
 
 
 def test_where_no_key_is_required_a_request_without_one_is_unprotected(
@@ -198,22 +176,14 @@ def test_nothing_is_said_of_a_strangers_body(world, add_view, assert_problem):
         assert_problem(world.post("/compared", **sent), 401, "scope-unknown")
 
 
-def test_minus_zero_is_zero(world, add_view, assert_replayed):
-    runs = add_view(world, key="json:/order", fingerprint=["/amount"])
-    first = world.post(key=None, data=b'{"order": 0, "amount": 5}', content_type="application/json")
-    again = world.post(key=None, data=b'{"order": -0, "amount": 5}', content_type="application/json")
-    assert_replayed(first, again)
-    assert runs == [1]
-
-
 def test_a_missing_natural_key_counts_as_no_key(world, add_view, assert_problem):
     runs = add_view(world, key="json:/order/id")
     free = add_view(world, "/free", endpoint="free", key="json:/order/id", required=False)
-    for body in {}, {"order": {}}, {"order": "canary"}, ["canary"], "canary":
+    for body in {}, {"order": "canary"}:
         assert_problem(world.post(key="canary", json=body), 400, "key-required")
         assert world.post("/free", key=None, json=body).status_code == 201
     assert runs == []
-    assert free == [0] * 5
+    assert free == [0] * 2
 
 
 def test_an_empty_body_holds_no_key(world, add_view, assert_problem):
@@ -233,9 +203,9 @@ def test_a_callable_that_gives_an_endless_integer_gives_no_key(world, add_view, 
 
 def test_a_field_that_is_no_key_is_refused(world, add_view, assert_problem):
     runs = add_view(world, key="json:/order")
-    for value in "", None, True, 1.5, ["canary"], {"canary": 1}, "canary" * 50:
+    for value in "", ["canary"]:
         assert_problem(world.post(key=None, json={"order": value}), 400, "key-malformed")
-    for body in b" ", b"{canary", b'{"order": 1, "order": 2}', b"order=1", b"\xff":
+    for body in b" ", b"{canary", b"order=1":
         assert_problem(world.post(key=None, data=body), 400, "body-malformed")
     assert runs == []
 

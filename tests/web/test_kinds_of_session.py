@@ -1,7 +1,5 @@
 """Flask-SQLAlchemy-Lite and a plain ``scoped_session``: the applications of the page, and mistakes."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A resource that a request deletes: where it is loaded decides what its retry gets."""
 
-from __future__ import annotations
-
 import pytest
 from flask import abort, g
 

@@ -1,7 +1,5 @@
 """A wrong option is named where the view is decorated, not in the first request."""
 
-from __future__ import annotations
-
 import pytest
 from flask import Flask
 

@@ -108,15 +108,6 @@ def test_of_a_blueprint_in_two_places_both_are_refused(shop, order):
         shop.assert_refused(f"{name}.pay", f"/{name}/payments")
 
 
-def test_an_async_view_is_refused_too(shop):
-    @idempotent
-    @shop.app.post("/payments")
-    async def pay():
-        return {}, 201
-
-    shop.assert_refused()
-
-
 def test_the_message_names_the_view_and_where_it_stands(shop):
     register(shop, WRONG["at once"])
     with pytest.raises(ConfigurationError, match=r"tests\.web\.plain_shop\.Shop\.__init__.*\.pay"):
@@ -335,15 +326,6 @@ def test_a_view_that_calls_its_protected_self_is_left_alone(shop):
     assert shop.is_protected()
 
 
-def test_only_the_methods_that_would_be_protected_are_refused(shop):
-    @idempotent
-    @shop.app.get("/payments")
-    def pay():
-        return {}, 201
-
-    assert shop.post(method="GET").status_code == 201
-
-
 class Payments(MethodView):
     def post(self):
         return {}, 201
@@ -390,15 +372,3 @@ def test_with_flask_smorest(shop):
     Api(shop.app).register_blueprint(blueprint)
     shop.assert_refused("bills.pay")
     assert shop.is_protected("/right")
-
-
-def test_two_payments_for_one_key_are_not_made(app, world):
-    @idempotent
-    @app.post("/payments")
-    def pay():
-        world.db.session.add(world.Payment(amount=5))
-        world.db.session.commit()
-        return {}, 201
-
-    assert [world.post().status_code for _ in range(2)] == [500, 500]
-    assert world.count() == 0

@@ -1,9 +1,6 @@
 """Each request to a protected view has exactly one outcome, and one event that tells it."""
 
-from __future__ import annotations
-
 import logging
-import threading
 from contextlib import suppress
 
 import pytest
@@ -37,7 +34,8 @@ def test_an_executed_and_a_replayed_one(world, heard):
     world.post()
     assert outcomes(heard) == [("operation_executed", "executed"), ("operation_replayed", "replayed")]
     executed, replayed = (event for _, event in heard)
-    assert (executed.operation, executed.attempt, executed.status) == ("pay", 1, 201)
+    for event in executed, replayed:
+        assert (event.operation, event.attempt, event.status, event.problem) == ("pay", 1, 201, None)
     assert executed.id == replayed.id == world.records()[0].key.hex()[:SHOWN]
     assert executed.decided_by == replayed.decided_by == "records"
     assert executed.seconds > 0
@@ -67,15 +65,20 @@ def test_one_whose_worker_is_told_to_exit_was_rolled_back(world, heard):
 
 
 def test_rejected_ones(world, heard):
-    add(world, lambda: ("", 201))
+    add(world, lambda: ("", 201), authorize_replay=lambda _operation: False)
     world.post()
     heard.clear()
-    for request in ({"key": None}, {"key": "a,b"}, {"user": ""}, {"json": {"other": 1}}):
+    for request in ({"key": None}, {"key": "a,b"}, {"user": ""}, {"json": {"other": 1}}, {}):
         world.post(**request)
-    assert outcomes(heard) == [("operation_rejected", "rejected")] * 4
-    problems = ["key-required", "key-malformed", "scope-unknown", "key-reused"]
-    assert [event.problem for _, event in heard] == problems
-    assert [event.id is None for _, event in heard] == [True, True, True, False]
+    assert outcomes(heard) == [("operation_rejected", "rejected")] * 5
+    assert [(event.problem, event.status, event.id is None) for _, event in heard] == [
+        ("key-required", 400, True),
+        ("key-malformed", 400, True),
+        ("scope-unknown", 401, True),
+        ("key-reused", 422, False),
+        ("replay-forbidden", 403, False),
+    ]
+    assert all(event.attempt is None and event.error.type == event.problem for _, event in heard)
 
 
 def test_a_view_that_raises_a_problem_itself_is_rejected_and_not_also_rolled_back(world, heard):
@@ -96,28 +99,16 @@ def test_the_applications_own_413_has_a_problem_in_its_event_as_where_it_is_obse
 
 
 @pytest.mark.parametrize("store", ["hybrid"], indirect=True)
-def test_a_duplicate_says_that_the_lock_decided(world, heard):
-    inside, go_on = threading.Event(), threading.Event()
-
-    def view():
-        inside.set()
-        assert go_on.wait(20)
-        return "", 201
-
-    add(world, view)
-    first = threading.Thread(target=world.post)
-    first.start()
-    assert inside.wait(20)
+def test_a_duplicate_says_that_the_lock_decided(world, heard, gate, background):
+    add(world, lambda: (gate(), ("", 201))[1])
+    first = background(world.post)
+    gate.wait_until_reached()
     world.post()
-    event = only(heard)
-    assert (event.outcome, event.problem, event.decided_by) == (
-        "rejected",
-        "request-in-progress",
-        "lock",
-    )
-    go_on.set()
-    first.join()
-    assert outcomes(heard)[1:] == [("operation_executed", "executed")]
+    assert (only(heard).problem, only(heard).decided_by) == ("request-in-progress", "lock")
+    gate.open()
+    first.result()
+    expected = [("operation_rejected", "rejected"), ("operation_executed", "executed")]
+    assert outcomes(heard) == expected
 
 
 def test_one_without_a_key_where_none_is_required_ran_unprotected(world, heard):
@@ -156,10 +147,10 @@ def test_a_taken_over_one_is_told_on_the_way(world, heard):
     add(world, view)
     world.post()
     world.post()
-    assert [(name, event.outcome) for name, event in heard] == [
-        ("operation_rolled_back", "rolled_back"),
-        ("operation_taken_over", None),
-        ("operation_executed", "executed"),
+    assert [(name, event.outcome, event.attempt) for name, event in heard] == [
+        ("operation_rolled_back", "rolled_back", 1),
+        ("operation_taken_over", None, 2),
+        ("operation_executed", "executed", 2),
     ]
 
 

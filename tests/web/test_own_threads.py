@@ -3,8 +3,6 @@
 The heartbeat, the background purge, the console's counts and observing must go on whatever these do.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -61,15 +59,9 @@ def on_checkout(driver, _record, _proxy):
     driver.commit()
 
 
-def is_current(_driver, _record, _proxy):
-    assert current_app.config["SECRET_KEY"]
-
-
 LISTENERS = {
-    "a check-out that reads g": (("checkout", on_checkout),),
-    "a check-out that reads current_app": (("checkout", is_current),),
-    "a connection that reads current_app": (("connect", on_connect),),
-    "both": (("checkout", on_checkout), ("connect", on_connect)),
+    "check-outs": (("checkout", on_checkout),),
+    "connections, too": (("checkout", on_checkout), ("connect", on_connect)),
 }
 
 
@@ -79,7 +71,7 @@ def listened_(request, make_world):
 
     def make(**config):
         options = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 5}
-        if "connection" in request.param or request.param == "both":
+        if "connections" in request.param:
             options = {"pool_recycle": 0}  # each check-out is a new connection
         world = make_world(SECRET_KEY="secret", SQLALCHEMY_ENGINE_OPTIONS=options, **config)
         with world.app.app_context():

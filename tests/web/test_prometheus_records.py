@@ -1,7 +1,5 @@
 """What Prometheus is told of the records, at each scrape."""
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

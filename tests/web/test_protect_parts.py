@@ -1,7 +1,5 @@
 """What ``protect`` leaves out: methods, requests that ``skip`` lets pass, and what is exempt."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import io
@@ -202,29 +200,6 @@ def test_in_an_exempt_blueprint_a_view_with_options_of_its_own_keeps_them(shop):
     shop.add("/payments", api, idempotent(shop.pay))
     shop.app.register_blueprint(api)
     assert shop.is_protected("/payments")
-
-
-class Office:
-    """What Flask-Admin does: a blueprint whose views are methods of an object, and take forms."""
-
-    def __init__(self):
-        self.blueprint = Blueprint("office", __name__, url_prefix="/office")
-        self.blueprint.add_url_rule("/new", "create", self.create, methods=["POST"])
-
-    def create(self):
-        return request.form["name"], 201
-
-
-@pytest.mark.parametrize("way", ["skip", "blueprint", "endpoint", None])
-def test_the_forms_of_another_package_can_be_left_out(shop, way):
-    office = Office()
-    shop.app.register_blueprint(office.blueprint)
-    skip = (lambda asking: asking.blueprint == "office") if way == "skip" else None
-    shop.idempotency.protect(shop.app, skip=skip)
-    if way in ("blueprint", "endpoint"):
-        shop.idempotency.exempt(office.blueprint if way == "blueprint" else "office.create")
-    answers = [shop.app.test_client().post("/office/new", data={"name": "ann"}) for _ in range(2)]
-    assert [answer.status_code for answer in answers] == ([201, 201] if way else [400, 400])
 
 
 # Views with options of their own

@@ -1,7 +1,5 @@
 """What names in Redis begin with tells databases apart, or has to be given."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import re
@@ -9,11 +7,9 @@ import re
 import pytest
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
-from redis import Redis
 from sqlalchemy import URL, make_url
 
-import servers
-from flask_idempotency import ConfigurationError, Idempotency, idempotent
+from flask_idempotency import ConfigurationError, Idempotency
 
 PG = "postgresql+psycopg2://"
 
@@ -227,60 +223,3 @@ def test_a_password_is_no_part_of_it(prefix_of):
     sent = itertools.product(["one", "two"], ["", "?host=a&password={}", "?host=/run/a&user={}"])
     pairs = [f"{PG}u:{word}@/shop{query.format(word)}" for word, query in sent]
     assert len({prefix_of(url) for url in pairs}) == 3
-
-
-@pytest.fixture
-def two_shops(redis_server):
-    """Two databases of one name on two servers, and one Redis."""
-    with Redis.from_url(redis_server.url) as client:
-        client.flushdb()
-    with (
-        servers.postgres(fsync=False, env=None) as one,
-        servers.postgres(fsync=False, env=None) as other,
-    ):
-        yield [by_query(server.database("shop")) for server in (one, other)]
-
-
-def by_query(url):
-    """The same database, in the way that names Unix sockets and several hosts."""
-    parsed = make_url(url)
-    query = {"host": str(parsed.host), "port": str(parsed.port)}
-    return parsed._replace(host=None, port=None, query=query)
-
-
-def test_two_databases_of_one_name_do_not_reject_each_others_requests(
-    make_world, two_shops, add_view, gate, background
-):
-    one, other = (make_world(SQLALCHEMY_DATABASE_URI=url) for url in two_shops)
-    add_view(one, during=gate)
-    add_view(other)
-    first = background(one.post)
-    gate.wait_until_reached()
-    assert other.post().status_code == 201
-    gate.open()
-    assert first.result().status_code == 201
-
-
-@pytest.mark.parametrize("store", ["redis"], indirect=True)
-def test_nor_do_they_get_each_others_responses(make_world, redis_server):
-    with Redis.from_url(redis_server.url) as client:
-        client.flushdb()
-
-    def shop(name, **config):
-        db, app = SQLAlchemy(), Flask(name)
-        app.config.update(
-            SQLALCHEMY_DATABASE_URI=f"{PG}/shop?host=/var/run/{name}",
-            IDEMPOTENCY_STORE="redis",
-            IDEMPOTENCY_REDIS_URL=redis_server.url,
-            **config,
-        )
-        db.init_app(app)
-        Idempotency(app, db, scope=None)
-        app.post("/payments")(idempotent(atomic=False)(lambda: ({"from": name}, 201)))
-        client = app.test_client()
-        return client.post("/payments", headers={"Idempotency-Key": "order-1"}).json["from"]
-
-    names = ["staging", "production"]
-    with pytest.raises(ConfigurationError, match="IDEMPOTENCY_REDIS_PREFIX"):
-        assert [shop(name) for name in names] == names
-    assert [shop(name, IDEMPOTENCY_REDIS_PREFIX=f"{name}:") for name in names] == names

@@ -1,7 +1,5 @@
 """A decorator above ``@idempotent`` that makes a response of its own is noticed, where that is sure."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gzip

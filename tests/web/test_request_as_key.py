@@ -1,7 +1,5 @@
 """``key="request"``: an equal request within the ttl is a duplicate, whatever header comes with it."""
 
-from __future__ import annotations
-
 import pytest
 from flask import request
 
@@ -26,7 +24,6 @@ def add(world, **options):
     return runs
 
 
-@BOTH
 @pytest.mark.parametrize("body", [{"json": {"amount": 5}}, {"data": {"note": "x"}}, {"data": b""}])
 def test_an_equal_request_gets_the_same_response(world, runs, assert_replayed, body):
     first, second = (world.post(key=None, **body) for _ in range(2))
@@ -67,22 +64,6 @@ def test_what_the_option_fingerprint_compares_is_the_key(world):
         world.post(key=None, json={"order": 1, "amount": amount})
     world.post(key=None, json={"order": 2, "amount": 5})
     assert runs == [1, 1]
-
-
-def test_it_is_observed_like_others(make_world):
-    world = make_world(IDEMPOTENCY_ENFORCE=False)
-    runs = add(world)
-    world.post(key=None, data={"note": "first"})
-    assert world.post(key=None, data={"note": "first"}).status_code == 201
-    assert runs == [1, 1]
-    assert [record.state for record in world.records()] == ["completed"]
-
-
-def test_it_works_without_a_transaction(world):
-    runs = add(world, atomic=False)
-    world.post(key=None)
-    world.post(key=None)
-    assert runs == [1]
 
 
 @pytest.mark.parametrize("options", [{}, {"ttl": 3601}, {"ttl": 86400}])

@@ -1,7 +1,5 @@
 """The resources of Flask-RESTful and Flask-RESTX: every place that they have for a decorator."""
 
-from __future__ import annotations
-
 import flask_restful
 import flask_restx
 import pytest

@@ -1,12 +1,10 @@
 """How long an answer is kept, and that afterwards the key is as new."""
 
-from __future__ import annotations
-
 import datetime as dt
+import itertools
 import time
 
 import pytest
-from werkzeug.http import http_date
 
 from flask_idempotency.core.keys import birth_of, uuid7
 from tests.stores import BOTH
@@ -76,17 +74,16 @@ def test_another_table_is_a_setting(make_world, add_view):
 
 @BOTH
 @pytest.mark.parametrize("option", [{}, {"atomic": False}], ids=["atomic", "lease"])
-@pytest.mark.parametrize("host", [-299, 0, 299])
-@pytest.mark.parametrize("client", [-99, 0, 3600, 86000])
-def test_a_record_lives_until_its_key_is_too_old(world, add_view, monkeypatch, host, client, option):
+def test_a_record_lives_until_its_key_is_too_old(world, add_view, monkeypatch, option):
     """However wrong the clocks are, of a host within the tolerance: there is no time in between."""
-    now = time.time()
     add_view(world, ttl=100, refuse_old_keys=True, **option)
-    monkeypatch.setattr(time, "time", lambda: now + host)
-    key = uuid7(round((now + client) * 1000), bytes(10))
-    assert world.post(key=key).status_code == 201
-    (record,) = world.records()
-    assert record.expires_at.timestamp() >= birth_of(key) + 100
+    for host, client in itertools.product([-299, 0, 299], [-99, 0, 3600, 86000]):
+        with monkeypatch.context() as patch:
+            now = time.time()
+            patch.setattr(time, "time", lambda now=now, host=host: now + host)
+            key = uuid7(round((now + client) * 1000), bytes(10))
+            assert world.post(key=key).status_code == 201
+        assert world.records()[-1].expires_at.timestamp() >= birth_of(key) + 100, (host, client)
 
 
 def test_a_key_without_an_age_has_the_usual_retention(world, add_view):
@@ -96,31 +93,15 @@ def test_a_key_without_an_age_has_the_usual_retention(world, add_view):
     assert round((record.expires_at - record.created_at).total_seconds(), 1) == 100
 
 
-@pytest.mark.parametrize("days", [-400, -2, -1.1, 2, 400])
 @pytest.mark.parametrize("option", [True, "require"])
 def test_however_wrong_the_clock_of_a_host_is_an_old_key_does_not_run_again(
-    world, add_view, monkeypatch, days, option
+    world, add_view, monkeypatch, option
 ):
     runs = add_view(world, ttl=86400, refuse_old_keys=option)
     now = time.time()
     key = uuid7(round((now - 2 * 86400) * 1000), bytes(10))
-    monkeypatch.setattr(time, "time", lambda: now + days * 86400)
-    assert world.post(key=key).status_code in ({409} if option is True else {409, 400})
+    for days in -400, -2, -1.1, 2, 400:
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda days=days: now + days * 86400)
+            assert world.post(key=key).status_code in ({409} if option is True else {409, 400})
     assert runs == []
-
-
-@pytest.mark.parametrize(
-    "date", ["Sun, 06 Nov 1994 08:49:37 +99999999999999999999", "Sun, 31 Dec 9999 23:59:59 -2359"]
-)
-@pytest.mark.parametrize(("option", "status"), [("require", 400), (True, 201)])
-def test_a_date_that_no_calendar_has_is_no_age(world, add_view, date, option, status):
-    add_view(world, refuse_old_keys=option)
-    assert world.post(headers={"Repeatability-First-Sent": date}).status_code == status
-
-
-def test_a_key_too_far_ahead_may_have_its_age_in_the_header(world, add_view):
-    add_view(world, refuse_old_keys="require")
-    key = uuid7(round((time.time() + 3 * 86400) * 1000), bytes(10))
-    assert world.post(key=key).status_code == 400
-    headers = {"Repeatability-First-Sent": http_date()}
-    assert world.post(key=key, headers=headers).status_code == 201

@@ -1,7 +1,5 @@
 """``run(atomic=False)`` in a queue's worker, whose exceptions say more than that a job failed."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import threading
@@ -52,7 +50,7 @@ RELEASES = [
 """What a function raises that asks to be run again."""
 
 FAILS = [
-    LookupError(),
+    LookupError("secret"),
     Ignore(),
     Reject(requeue=False),
     of("huey.exceptions", "CancelExecution", retry=None)(),
@@ -137,12 +135,13 @@ def test_every_other_error_is_stored(run, error):
     function = job(error)
     with pytest.raises(type(error)):
         run(function)
-    with pytest.raises(OperationFailed, match=type(error).__name__):
+    with pytest.raises(OperationFailed, match=f"failed with {type(error).__name__}") as told:
         run(function)
+    assert "secret" not in str(told.value)
     assert function.calls == ["first"]
 
 
-@pytest.mark.parametrize("error", [*INTERRUPTS, *RELEASES], ids=name_of)
+@pytest.mark.parametrize("error", [INTERRUPTS[0], INTERRUPTS[-1], RELEASES[0]], ids=name_of)
 def test_in_an_atomic_operation_everything_is_rolled_back(world, run, error):
     def function():
         world.db.session.add(world.Payment(amount=5))

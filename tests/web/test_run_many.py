@@ -1,7 +1,5 @@
 """``Idempotency.run_many``: many items in one call, each with a key of its own."""
 
-from __future__ import annotations
-
 import functools
 import threading
 import time
@@ -150,11 +148,6 @@ def test_what_the_database_refuses_fails_alone(world, run_many):
     assert amounts(world) == [1, 4]
 
 
-def test_all_fail_and_nothing_is_left(world, run_many):
-    assert outcomes(run_many(items(*range(100), then="raise"))) == ["failed"] * 100
-    assert amounts(world) == []
-
-
 def test_an_item_is_the_same_operation_as_a_single_run(world, run_many, pay):
     run = functools.partial(world.idempotency.run, name="pay", scope="alice")
     payload = {"amount": 1}
@@ -227,13 +220,13 @@ class TestInAnOperation:
             results = world.idempotency.run_many(
                 [(each["key"], each) for each in body["items"]], pay, name="pay"
             )
-            if body.get("status") == 500:
-                abort(500)
+            if "status" in body:
+                abort(body["status"])
             if body.get("after"):
                 world.db.session.add(world.Payment(amount=body["after"]))
                 world.db.session.commit()
             rows = [{"outcome": each.outcome, "status": each.status} for each in results]
-            return jsonify(rows), body.get("status", 207)
+            return jsonify(rows), 207
 
         return world.app.test_client()
 
@@ -273,9 +266,8 @@ class TestInAnOperation:
         assert amounts(world) == [1, 10, 20]
 
     @EACH
-    @pytest.mark.parametrize("status", [500, 503])
-    def test_if_the_call_is_rolled_back_so_are_they(self, world, client, status):
-        assert self.post(client, "call", 1, before=10, status=status).status_code == status
+    def test_if_the_call_is_rolled_back_so_are_they(self, world, client):
+        assert self.post(client, "call", 1, before=10, status=500).status_code == 500
         assert amounts(world) == []
         again = self.post(client, "other", 1)
         assert [each["outcome"] for each in again.json] == ["executed"]
@@ -398,7 +390,7 @@ def test_who_comes_at_the_same_time_is_told_so(app, world, run_many, pay):
 @EACH
 def test_calls_with_overlapping_items_race(app, world, run_many):
     """In any order of their items, many times: each item is paid once."""
-    workers, rounds = 4, 15
+    workers, rounds = 4, 8
     barrier = threading.Barrier(workers)
 
     def call(worker, number):
@@ -627,17 +619,6 @@ class TestInsideTheFunction:
         assert amounts(world) == []
 
 
-@EACH
-def test_what_was_taken_over_belongs_to_its_new_owner(world, run_many, pay):
-    """An attempt that has claimed it, and locks its row only now, must find that it is another's."""
-    run_many(items(1, then="raise"))
-    [before] = [each for each in world.records() if each.name == "pay"]
-    [result] = run_many(items(1, then="raise"), function=lambda _: current_operation.attempt)
-    [after] = [each for each in world.records() if each.name == "pay"]
-    assert (result.result, after.attempt, after.state) == (2, 2, "completed")
-    assert after.owner != before.owner
-
-
 def test_what_an_item_changed_is_not_remembered_once_it_is_undone(make_world):
     world = make_world(db=SQLAlchemy(session_options={"expire_on_commit": False}))
 
@@ -781,22 +762,16 @@ class TestEvents:
 
 
 class TestWrongUse:
-    @pytest.mark.parametrize("wrong", [None, "text", {"a": 1}, 5])
-    def test_items(self, run_many, wrong):
-        with pytest.raises(ConfigurationError, match="allowed: pairs of a key and a payload"):
-            run_many(wrong)
-
-    @pytest.mark.parametrize("wrong", ["ab", ("a",), ("a", 1, 2), None])
-    def test_an_item(self, run_many, wrong):
-        with pytest.raises(ConfigurationError, match="item 1 is"):
-            run_many([("a", 1), wrong])
-
-    @pytest.mark.parametrize("wrong", ["", None, 5])
-    def test_a_key(self, run_many, wrong):
-        with pytest.raises(KeyMalformed, match="item 1"):
-            run_many([("a", 1), (wrong, 1)])
-
-    def test_a_payload(self, world, run_many, pay):
+    def test_items(self, run_many, pay):
+        for wrong in None, "text", {"a": 1}, 5:
+            with pytest.raises(ConfigurationError, match="allowed: pairs of a key and a payload"):
+                run_many(wrong)
+        for wrong in "ab", ("a",), ("a", 1, 2), None:
+            with pytest.raises(ConfigurationError, match="item 1 is"):
+                run_many([("a", 1), wrong])
+        for wrong in "", None, 5:
+            with pytest.raises(KeyMalformed, match="item 1"):
+                run_many([("a", 1), (wrong, 1)])
         with pytest.raises(ConfigurationError, match=r"payload of run_many\(\) is not JSON"):
             run_many([*items(1), ("b", object())])
         assert pay.runs == []

@@ -1,7 +1,5 @@
 """Answers encrypted at rest: who reads or changes the table reads and changes no answer."""
 
-from __future__ import annotations
-
 import secrets
 
 import pytest
@@ -53,16 +51,6 @@ def with_keys(world, sealed_world, *keys, **config):
     return sealed_world(*keys, **config)
 
 
-def test_a_rotated_key_still_opens_what_it_sealed(sealed_world, assert_replayed):
-    before = sealed_world(OLD)
-    first = before.post("/payments/ann")
-    after = with_keys(before, sealed_world, NEW, OLD)
-    assert_replayed(first, after.post("/payments/ann"))
-    newest = after.post("/payments/ann", key="new")
-    last = with_keys(before, sealed_world, NEW)
-    assert_replayed(newest, last.post("/payments/ann", key="new"))
-
-
 def test_a_key_that_was_taken_away_opens_nothing_and_runs_nothing(sealed_world):
     before = sealed_world(OLD)
     assert before.post("/payments/ann").status_code == 201
@@ -87,24 +75,16 @@ def test_a_response_from_before_there_were_keys_is_refused_by_name(sealed_world,
 
 
 def test_a_response_from_before_there_were_keys_is_replayed_where_the_setting_allows_it(
-    sealed_world, assert_replayed
+    sealed_world, assert_replayed, caplog
 ):
+    """And logged: its fingerprint cannot be compared."""
     before = sealed_world()
     first = before.post("/payments/ann")
     assert "paid by ann" in dump(before)
     after = with_keys(before, sealed_world, NEW, IDEMPOTENCY_ACCEPT_UNSEALED=True)
     assert_replayed(first, after.post("/payments/ann"))
     assert after.count() == 1
-
-
-def test_a_row_that_somebody_writes_in_plain_is_never_given(sealed_world):
-    world = sealed_world(NEW)
-    assert world.post("/payments/ann").status_code == 201
-    world.sql("update idempotency_record set headers = '[]', body = 'canary'")
-    response = world.post("/payments/ann")
-    assert response.status_code == 500
-    assert b"canary" not in response.data
-    assert world.count() == 1
+    assert "the stored fingerprint is of version 1, this one of version 1 under key" in caplog.text
 
 
 def test_responses_swapped_in_the_table_stay_shut(sealed_world):
@@ -127,7 +107,6 @@ def test_responses_swapped_in_the_table_stay_shut(sealed_world):
     "forgery",
     [
         "body = set_byte(body, length(body) - 1, get_byte(body, length(body) - 1) # 1)",
-        "body = substring(body for 20)",
         "body = ''",
         "status = 202",
     ],
@@ -186,16 +165,6 @@ def test_an_operation_under_way_runs_again_though_its_fingerprint_cannot_be_comp
     for deployed in deploys:
         deployed.app.post("/answer")(idempotent(name="a")(lambda: ("", statuses.pop(0))))
     assert [deployed.post("/answer").status_code for deployed in deploys] == [503, 201]
-
-
-def test_a_stored_response_is_replayed_and_logged_where_fingerprints_cannot_be_compared(
-    sealed_world, assert_replayed, caplog
-):
-    before = sealed_world()
-    first = before.post("/payments/ann")
-    after = with_keys(before, sealed_world, NEW, IDEMPOTENCY_ACCEPT_UNSEALED=True)
-    assert_replayed(first, after.post("/payments/ann"))
-    assert "the stored fingerprint is of version 1, this one of version 1 under key" in caplog.text
 
 
 def test_a_response_too_large_to_store_is_reported_without_its_secrets(sealed_world, assert_problem):

@@ -1,7 +1,5 @@
 """Mistakes in settings and options are named at once: what, which value, and what is allowed."""
 
-from __future__ import annotations
-
 import datetime as dt
 import re
 import secrets
@@ -340,11 +338,6 @@ def test_an_unknown_setting_suggests_the_one_that_was_meant(name, meant):
 
 def test_settings_of_others_are_none_of_our_business():
     assert set_up(IDEMPOTENT="x", IDEMPOTENCYKEY="x").ttl == 86400
-
-
-def test_durations_may_be_timedeltas():
-    settings = set_up(IDEMPOTENCY_TTL=dt.timedelta(hours=2), IDEMPOTENCY_WAIT=2)
-    assert (settings.ttl, settings.wait) == (7200, 2)
 
 
 def bare_app(uri=URI):

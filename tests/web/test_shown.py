@@ -1,7 +1,5 @@
 """What a debugger or an error report shows of our objects: no key, scope, body, response or secret."""
 
-from __future__ import annotations
-
 from flask_idempotency.core.fingerprint import by_value
 from flask_idempotency.core.records import Claim, Record, State, StoredResponse
 from flask_idempotency.session.operation import Operation

@@ -1,11 +1,6 @@
 """What ``instrument_app`` puts on the spans of an application."""
 
-from __future__ import annotations
-
 import asyncio
-import subprocess
-import sys
-import textwrap
 import threading
 
 import pytest
@@ -185,37 +180,6 @@ def test_a_response_stored_with_tracing_is_replayed_without_it(traced, make_worl
     replay = bare.post()
     assert replay.status_code == first.status_code
     assert "trace" not in str(replay.headers).lower()
-
-
-def test_a_replay_in_another_process_links_to_the_first_one(traced, exporter):
-    code = """
-        import sys
-        from flask import Flask
-        from flask_sqlalchemy import SQLAlchemy
-        from opentelemetry.sdk.trace import TracerProvider
-        from flask_idempotency import Idempotency, idempotent
-        from flask_idempotency.integrations.opentelemetry import instrument_app
-
-        app = Flask("shop")
-        app.config["SQLALCHEMY_DATABASE_URI"] = sys.argv[1]
-        Idempotency(app, SQLAlchemy(app), scope=lambda: "alice")
-        instrument_app(app)
-        app.post("/payments", endpoint="pay")(idempotent(lambda: ("", 201)))
-        with TracerProvider().get_tracer("test").start_as_current_span("request") as span:
-            headers = {"Idempotency-Key": "key-1"}
-            response = app.test_client().post("/payments", headers=headers, json={"amount": 5})
-            print(response.status_code, span.get_span_context().trace_id)
-    """
-    url = traced.app.config["SQLALCHEMY_DATABASE_URI"]
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), url], capture_output=True, text=True, check=True
-    )
-    status, first = done.stdout.split()
-    assert status == "201"
-    add(traced, lambda: ("", 500))
-    assert traced.post().status_code == 201
-    (replay,) = requests(exporter)
-    assert [link.context.trace_id for link in replay.links] == [int(first)]
 
 
 def test_an_encrypted_record_links_too(make_world, provider, exporter):

@@ -1,7 +1,5 @@
 """A view that commits, and then responds with what is not stored: that is undone, and said."""
 
-from __future__ import annotations
-
 import pytest
 from flask import abort
 
@@ -46,10 +44,10 @@ def warnings(caplog):
     return [each.getMessage() for each in caplog.records if "which is not stored" in each.getMessage()]
 
 
-@pytest.mark.parametrize("write", [add, insert])
-@pytest.mark.parametrize("status", [401, 403, 429])
-@pytest.mark.parametrize("end", ["return", "abort"])
-def test_it_is_said_once(shop, kind, caplog, write, status, end):
+@pytest.mark.parametrize(("write", "end"), [(add, "return"), (insert, "abort")])
+def test_it_is_said_once(shop, kind, caplog, write, end):
+    status = 403
+
     @shop.app.post("/payments", endpoint="sign_in")
     @idempotent
     def sign_in():

@@ -1,7 +1,5 @@
 """``wait``: a duplicate that waits for the first to finish in place of its 409."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time
@@ -9,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import pytest
 
-from tests.integration.views import pay_once, protect
 from tests.stores import BOTH
 from tests.waiting import PATIENCE_SECONDS
 
@@ -92,24 +89,6 @@ def test_another_request_does_not_wait_to_be_refused(world, add_view, gate, back
     begun = time.monotonic()
     assert_problem(world.post(json={"amount": 6}), 422, "key-reused")
     assert time.monotonic() - begun < 5
-    gate.open()
-    assert first.result().status_code == 201
-
-
-@BOTH
-def test_other_keys_do_not_wait(world, add_view, gate, background):
-    calls = []
-
-    def hold_the_first():
-        calls.append(1)
-        if len(calls) == 1:
-            gate()
-
-    add_view(world, during=hold_the_first, wait=30)
-    first = background(world.post)
-    gate.wait_until_reached()
-    assert world.post(key="other").status_code == 201
-    assert world.post(user="bob").status_code == 201
     gate.open()
     assert first.result().status_code == 201
 
@@ -208,26 +187,18 @@ def test_who_waits_leaves_the_threads_of_a_worker_to_others(world, add_view, gat
 
 
 @BOTH
-def test_a_duplicate_that_waits_gets_the_replay_at_any_default_isolation(app, world):
+def test_a_duplicate_that_waits_gets_the_replay_at_any_default_isolation(
+    app, world, add_view, gate, background
+):
     database = world.sql("select current_database()")[0][0]
     world.sql(f"alter database {database} set default_transaction_isolation = 'repeatable read'")
     with app.app_context():
         world.db.engine.dispose()
-    inside, go_on, answers = threading.Event(), threading.Event(), []
-
-    def pay():
-        pay_once(world)
-        inside.set()
-        go_on.wait(10)
-        return {}, 201
-
-    protect(world, pay, wait=10)
-    threads = [threading.Thread(target=lambda: answers.append(world.post())) for _ in range(2)]
-    threads[0].start()
-    assert inside.wait(10)
-    threads[1].start()
+    runs = add_view(world, during=gate, wait=10)
+    first = background(world.post)
+    gate.wait_until_reached()
+    duplicate = background(world.post)
     world.wait_until_blocked()
-    go_on.set()
-    for thread in threads:
-        thread.join(10)
-    assert [answer.status_code for answer in answers] == [201, 201]
+    gate.open()
+    assert [each.result().status_code for each in (first, duplicate)] == [201, 201]
+    assert runs == [1]

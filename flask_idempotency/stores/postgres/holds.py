@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
@@ -18,6 +19,7 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.records import Claim, Record, StoredResponse
 from flask_idempotency.core.rows import claim_values, record_of, response_values
+from flask_idempotency.drivers.port import IDLE
 from flask_idempotency.drivers.raw_connection import RawConnection
 from flask_idempotency.drivers.sqlstates import ABORTED, NO_SAVEPOINT, is_lost
 from flask_idempotency.session.postgres_units import PostgresUnits
@@ -49,12 +51,17 @@ class PostgresHold(KeepsConnection):
     """A transaction that holds the row of a record that is ours: an atomic operation's, or a step's."""
 
     def __init__(
-        self, messages: Messages, wire: RawConnection, claim: Claim, locked: list[str]
+        self,
+        messages: Messages,
+        wire: RawConnection,
+        claim: Claim,
+        values: dict[str, Any],
+        locked: list[str],
     ) -> None:
         self._messages, self._wire, self._claim = messages, wire, claim
         found = dict(zip(statements.LOCKED, locked, strict=False))
         self.attempt, self._isolation = int(found["attempt"]), found["isolation"]
-        self._session = {**found, "xid": int(found["xid"])}
+        self._session = {**values, **found, "xid": int(found["xid"])}
         self._open, self._committed = True, False
         self._items: list[tuple[Claim, Record, StoredResponse]] = []
         self._began = time.monotonic()
@@ -63,17 +70,18 @@ class PostgresHold(KeepsConnection):
     @classmethod
     def open(cls, messages: Messages, template: str, claim: Claim, **more: Any) -> PostgresHold | None:
         """Send a message that ends by locking the row; None if it could not be locked."""
-        return messages.on_a_wire(lambda wire: cls.lock(messages, wire, template, claim, **more))
+        lock = partial(cls.lock, messages=messages, template=template, claim=claim, **more)
+        return messages.on_a_wire(lock)
 
     @classmethod
     def lock(
-        cls, messages: Messages, wire: RawConnection, template: str, claim: Claim, **more: Any
+        cls, wire: RawConnection, messages: Messages, template: str, claim: Claim, **more: Any
     ) -> PostgresHold | None:
         """Like :meth:`open`, on a connection that is open."""
         values = {**claim_values(claim), **more}
         try:
             row = wire.send(messages.prepared(template, wire), values).fetchone()
-            return None if row is None else cls(messages, wire, claim, row[0])
+            return None if row is None else cls(messages, wire, claim, values, row[0])
         except wire.port.Error as error:
             if sqlstate(error) not in NOT_OURS:
                 raise
@@ -139,7 +147,7 @@ class PostgresHold(KeepsConnection):
         """Send a statement of ours in the transaction, in no unit of the view; its rows."""
         wire, units = self._wire, self.units
         answer = wire.send(self._messages.prepared(template, wire), values, first=units.waiting)
-        units.sent()
+        units.waiting = []  # the server has it
         return answer.fetchall()
 
     def _finish(self, template: str, values: dict[str, Any]) -> None:
@@ -149,9 +157,8 @@ class PostgresHold(KeepsConnection):
                 self._check()
                 if self._items:
                     self._complete_items()
-                values = {**claim_values(self._claim), **self._session, **values}
                 sql = self._messages.prepared(template, wire)
-                answer = wire.send(sql, values, first=self.units.waiting)
+                answer = wire.send(sql, {**self._session, **values}, first=self.units.waiting)
                 if not wire.has_committed(answer):
                     raise NotAtomic("the transaction had failed, so nothing was committed")
                 self._committed = True
@@ -164,7 +171,7 @@ class PostgresHold(KeepsConnection):
         """Roll back what is open and give the connection back."""
         if self._open:
             self._open = False
-            self._wire.is_spoiled = not self._committed and self.units.has_ended()
+            self._wire.is_spoiled = not self._committed and self.units.state() == IDLE
             self.units.close()
             self._wire.close()
 
@@ -184,7 +191,7 @@ class PostgresHold(KeepsConnection):
             raise NotAtomic("the operation's transaction was rolled back before it was finished")
         if found := self.explain(None):
             raise found
-        if not self._wire.in_transaction:
+        if self._wire.status() == IDLE:
             raise NotAtomic(
                 "the view ended the operation's transaction: inside an atomic operation use"
                 " db.session.commit() and rollback(), not those of current_operation.connection"

@@ -76,7 +76,7 @@ class PostgresRecords:
                 if (row := wire.send(look, {"key": claim.key}).fetchone()) is not None:
                     return record_in(claim.key, *row)
             is_absent = True
-            return PostgresHold.lock(self.messages, wire, _message("CLAIM", claim), claim)
+            return PostgresHold.lock(wire, self.messages, _message("CLAIM", claim), claim)
 
         return self.messages.on_a_wire(ask)
 

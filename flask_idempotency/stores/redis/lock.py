@@ -90,7 +90,7 @@ class RedisLock:
         self._prefix = prefix
         self._probe_after = probe_after
         self._lock_seconds = max(LOCK_SECONDS, 2 * probe_after)
-        self._lock_milliseconds = _milliseconds(self._lock_seconds)
+        self._lock_milliseconds = b"%d" % milliseconds(self._lock_seconds)
         self._on_failure, self._on_pause, self._on_resume = on_failure, on_pause, on_resume
         self._skip_until: float | None = None
         self._untold = [True]  # for whoever tells of a failure: whether Redis worked until then
@@ -98,9 +98,13 @@ class RedisLock:
 
     def acquire(self, claim: Claim) -> Glance:
         """Take the lock if it is free. One round trip, or none while Redis is left alone."""
-        if self._skip_until is not None:
-            return self._probe(claim)
-        return self._acquire(claim)
+        return self._acquire(claim) if self._skip_until is None else self._probe(claim)
+
+    def _acquire(self, claim: Claim, *, probes: bool = False) -> Glance:
+        value = _value(claim)
+        arguments = self._lock_milliseconds, value.rpartition(b":")[2]
+        sent = self._send(ACQUIRE, claim, value, *arguments, probes=probes)
+        return self._read(sent, self._glance) or Glance.ASK
 
     def _probe(self, claim: Claim) -> Glance:
         """After the pause one request tries, for as long as that takes; the others go on without."""
@@ -116,13 +120,8 @@ class RedisLock:
         finally:
             del self._probes[pid]
 
-    def _acquire(self, claim: Claim, *, probes: bool = False) -> Glance:
-        arguments = (self._lock_milliseconds, _fingerprint(claim).encode())
-        sent = self._send(ACQUIRE, claim, *arguments, probes=probes)
-        return self._read(sent, self._glance) or Glance.ASK
-
     def _glance(self, reply: Any) -> Glance:
-        kind, left_ms = (int(number) for number in reply)
+        kind, left_ms = map(int, reply)
         if kind == 0:
             return Glance.MINE
         age = self._lock_seconds - left_ms / 1000
@@ -131,12 +130,12 @@ class RedisLock:
 
     def release(self, claim: Claim) -> None:
         """Release the lock, if the value is still this claim's."""
-        self._read(self._send(RELEASE, claim), bool)
+        self._read(self._send(RELEASE, claim, _value(claim)), bool)
 
     def finish(self, claim: Claim) -> Callable[[], object]:
         """Leave the marker in place of whatever lock there is."""
-        sent = self._send(FINISH, claim, _milliseconds(min(MARKER_SECONDS, claim.ttl_seconds)))
-        return partial(self._read, sent, bool)
+        lasts = b"%d" % milliseconds(min(MARKER_SECONDS, claim.ttl_seconds))
+        return partial(self._read, self._send(FINISH, claim, _value(claim), lasts), bool)
 
     def forget(self, keys: Iterable[bytes]) -> bool:
         """Delete the markers and locks of some keys: of records that are erased. Never raises.
@@ -188,9 +187,8 @@ class RedisLock:
         if self._skip_until is not None and not probes:
             return None
         key = self._prefix + claim.key.hex()
-        value = f"1:{claim.owner}:{_fingerprint(claim)}"
         try:
-            return self._wire().send(script, key.encode(), value.encode(), *arguments)
+            return self._wire().send(script, key.encode(), *arguments)
         except Exception as error:  # whatever goes wrong there, the records decide
             self._fail(error)
             return None
@@ -223,9 +221,6 @@ class RedisLock:
             self._on_pause(error)
 
 
-def _fingerprint(claim: Claim) -> str:
-    return f"{claim.fingerprint.algorithm:x}.{claim.fingerprint.digest.hex()}"
-
-
-def _milliseconds(seconds: float) -> bytes:
-    return b"%d" % milliseconds(seconds)
+def _value(claim: Claim) -> bytes:
+    fingerprint = claim.fingerprint
+    return f"1:{claim.owner}:{fingerprint.algorithm:x}.{fingerprint.digest.hex()}".encode()

@@ -79,7 +79,8 @@ class KeptWire:
         The returned function waits for the reply; call it once, or never. The script must bear being
         run twice: it is sent again if its connection turns out to be closed.
         """
-        command = _packed(script, key, *arguments)
+        # How many words follow, then each with its length.
+        command = [b"*%d\r\n%b%b" % (len(arguments) + 4, _start(script), _words(key, *arguments))]
         connection = self._kept()
         if connection is None:
             return self._on_a_new_one(command)
@@ -214,15 +215,10 @@ class Incoming:
         return received
 
 
-def _packed(script: str, *arguments: bytes) -> list[bytes]:
-    """``EVAL`` as it is sent: how many words follow, then each with its length in bytes."""
-    return [b"*%d\r\n%b%b" % (len(arguments) + 3, _start(script), _words(*arguments))]
-
-
 @cache
 def _start(script: str) -> bytes:
     return _words(b"EVAL", script.encode(), b"1")
 
 
 def _words(*words: bytes) -> bytes:
-    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
+    return b"".join(map(b"$%d\r\n%b\r\n".__mod__, zip(map(len, words), words, strict=True)))

@@ -8,6 +8,7 @@ from flask import Response
 
 from flask_idempotency.core.errors import NotAtomic, Problem
 from flask_idempotency.core.records import StoredResponse
+from flask_idempotency.core.storable import is_stored_by_default
 from flask_idempotency.session.before_view import SetAside
 from flask_idempotency.session.transaction_scope import Joined
 from flask_idempotency.web.request.state import existing_request, is_outermost_request
@@ -42,7 +43,7 @@ class AtomicAttempt(Attempt):
         if not (self._state.app.config["TRAP_HTTP_EXCEPTIONS"] and self.has_committed()):
             return
         status = getattr(error, "status_code", None)
-        if isinstance(status, int) and self._stores(status):
+        if isinstance(status, int) and is_stored_by_default(status):
             raise NotAtomic(
                 f"the view of {self._operation.name} committed, and then its {type(error).__name__}"
                 f" becomes a {status} outside of Flask, which cannot be stored: the commit is rolled"

@@ -141,7 +141,8 @@ class Attempt:
                 response = app.ensure_sync(self._registered.pop(self._outside))(response)
             stored = capture(response, self._state.settings, self._operation.flashes)
             status = stored.status
-            is_stored = self._route.store(response) if self._route.store else self._stores(status)
+            store = self._route.store
+            is_stored = store(response) if store else is_stored_by_default(status, self._route.atomic)
         except Exception as error:
             # A generator, or what the view registered, fails as the view may.
             return (after_error or self.fail)(error)
@@ -233,8 +234,6 @@ class Attempt:
     def _is_settled(self) -> bool:
         """Return True if the view has left nothing that a commit above it could be meant for."""
         raise NotImplementedError
-
-    _stores = staticmethod(is_stored_by_default)  # if the route does not say
 
     def _commit(self, stored: StoredResponse) -> None:
         """Store the response; then tell everybody who waits for that."""

@@ -23,7 +23,6 @@ from flask_idempotency.core.errors import LeaseLost, OperationFailed, Problem, S
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.ports import Lease
 from flask_idempotency.core.records import StoredResponse
-from flask_idempotency.core.storable import is_stored_by_default
 from flask_idempotency.session.flask_context import handle_error, log_error
 from flask_idempotency.session.leftovers import drop, end_view, is_settled_outside
 from flask_idempotency.session.operation import Operation, Running, outer_transaction
@@ -229,6 +228,3 @@ class LeasedAttempt(Attempt):
 
     def _is_settled(self) -> bool:
         return is_settled_outside(self._state.sessions)
-
-    def _stores(self, status: int) -> bool:
-        return status >= 500 or is_stored_by_default(status)

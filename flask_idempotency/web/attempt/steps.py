@@ -23,7 +23,7 @@ from typing import Any
 
 from flask_idempotency.core.errors import LeaseLost, StepError, shown
 from flask_idempotency.core.logs import log
-from flask_idempotency.core.ports import Lease
+from flask_idempotency.core.ports import Lease, Step
 from flask_idempotency.core.process import FORKED, here
 from flask_idempotency.core.records import Claim
 from flask_idempotency.core.retry import StepRetry
@@ -93,15 +93,11 @@ class Steps:
 
     def _run(self, step: PresentStep) -> bytes:
         try:
-            result = self._run_in_transaction(step) if step.atomic else self._run_outside(step)
+            return self._run_in_transaction(step) if step.atomic else self._run_outside(step)
         except BaseException:
             with self._lock:
                 self._recorded = None  # ask again: it may be recorded all the same
             raise
-        with self._lock:
-            if self._recorded is not None:
-                self._recorded[step.name] = self._sealed(step.name, result)
-        return result
 
     def _run_outside(self, step: PresentStep) -> bytes:
         state = self._state
@@ -110,7 +106,7 @@ class Steps:
         if left_open:
             drop(state.sessions.present())
         with parked(state):
-            self._lease.record(step.name, self._sealed(step.name, result))
+            self._record(step.name, result, self._lease)
         if left_open:
             raise StepError(
                 f"step {step.name!r} was done, and left changes in db.session that it did not commit."
@@ -271,15 +267,19 @@ class Steps:
                         joined.raise_if_uncommittable(error)
                         raise
                     joined.let_go()
-                hold.record(step.name, self._sealed(step.name, result))
+                self._record(step.name, result, hold)
             finally:
                 hold.abandon()
         return result
 
-    def _sealed(self, name: str, result: bytes) -> bytes:
+    def _record(self, name: str, result: bytes, hold: Lease | Step) -> None:
         if self._process.is_parent:  # forked in the step's function
             raise LeaseLost(FORKED)
-        return self._state.sealer.seal_bytes(result, self._claim.key, purpose(name))
+        sealed = self._state.sealer.seal_bytes(result, self._claim.key, purpose(name))
+        hold.record(name, sealed)
+        with self._lock:
+            if self._recorded is not None:
+                self._recorded[name] = sealed
 
 
 def _check_retry(name: str, retry: object, *, atomic: bool) -> None:

@@ -43,7 +43,7 @@ PAUSE_SECONDS = 10.0
 """How long the records are left alone after a failure, or until a reply comes after all. After each
 pause one request tries them."""
 
-_OF_THE_RECORD = (KeyExpired, LeaseLost, RecordBroken, SealBroken)
+OF_THE_RECORD = (KeyExpired, LeaseLost, RecordBroken, SealBroken)
 """Errors about one record. The others are about the store."""
 
 
@@ -78,7 +78,7 @@ class Observer:
         try:
             result = self._within(act)
             found = reply(result, max(0.0, deadline - self._clock.monotonic()))
-        except _OF_THE_RECORD:
+        except OF_THE_RECORD:
             raise
         except Exception:
             is_first = self._pause(known)

@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from typing import Any
+from typing import IO, Any
 from uuid import UUID
 
 from flask import Request
@@ -31,13 +31,20 @@ from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.profiles import FIRST_SENT
 from flask_idempotency.web.setup.settings import Settings
 
-from .observed_body import TOO_LATE, OverheardBody, form_in
-
 REQUEST = "request"
 """The purpose that the stored request of a resumable operation is sealed for."""
 
 CHUNK_BYTES = 64 * 1024
 """How much of a body is asked for at once."""
+
+FORM_TYPES = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
+"""Bodies that reading the form uses up."""
+
+TOO_LATE = (
+    "something read the request's stream or form before the idempotent view could keep its body: a"
+    " receiver of request_started, a class of requests or of sessions, or a decorator that hides the"
+    " view. Let it call request.get_data() first, and decorators use functools.wraps"
+)
 
 
 def header_key(request: Request, settings: Settings, *, resumed: bool = False) -> str | None:
@@ -78,9 +85,7 @@ def first_sent(request: Request) -> datetime | None:
         return None
 
 
-def natural_key(
-    request: Request, body: Body | OverheardBody, route: Route, settings: Settings
-) -> str | None:
+def natural_key(request: Request, body: RequestBody, route: Route, settings: Settings) -> str | None:
     """The key that ``route.key`` finds in the request; without one, that of the header.
 
     Raises ``KeyMalformed``, ``BodyMalformed``.
@@ -97,7 +102,7 @@ def natural_key(
                 raise KeyMalformed(f"The field {name}, which serves as the key, occurs more than once.")
             return fp.natural_key(values[0], longest) if values else None
         case str():  # THE_REQUEST
-            return fingerprint(request, body.whole(), route).digest.hex()
+            return fingerprint(request, body, route).digest.hex()
         case function if callable(function):
             value = function()
             if value is None:
@@ -112,14 +117,8 @@ def natural_key(
     return header_key(request, settings)
 
 
-class Body(io.RawIOBase):
-    """The body of a request, in place of the server's input: read when it is needed, and kept.
-
-    The application's own functions may come first and parse it as usual. What they read can still be
-    compared, and every reader learns that the body is incomplete or too long: servers pass an
-    incomplete body on as if it were complete, and Werkzeug silently cuts a chunked one at
-    ``MAX_CONTENT_LENGTH``. Both would make different requests look equal.
-    """
+class RequestBody:
+    """The body of a request, from when it may be needed on."""
 
     def __init__(self, request: Request, settings: Settings) -> None:
         environ = request.environ
@@ -128,14 +127,69 @@ class Body(io.RawIOBase):
         self._default_limit = settings.max_request_bytes
         self._is_late = "stream" in request.__dict__ or "form" in request.__dict__
         self._expected = get_content_length(environ)
-        has_end = self._expected is not None or "wsgi.input_terminated" in environ
-        self._input = environ["wsgi.input"] if has_end else io.BytesIO()  # as Werkzeug does
+        self._input: IO[bytes] = environ["wsgi.input"]
         self._kept: bytes | bytearray = bytearray()
-        self._position = 0  # up to which others have read
-        self._is_broken = self._is_at_end = False
-        self._whole: bytes | None = None
+        self._is_broken = False
+        self._is_terminated = "wsgi.input_terminated" in environ and environ["wsgi.input_terminated"]
         if not self._is_late:
             environ["wsgi.input"] = self
+
+    def whole(self) -> bytes:
+        """All of it, as it came. Raises what is wrong with it."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise what is wrong with it: ``BodyIncomplete``, or Werkzeug's 411 and 413."""
+        self.whole()
+
+    def form(self) -> MultiDict[str, str]:
+        """The form in it. Raises what :meth:`whole` does, and Werkzeug's 413."""
+        raise NotImplementedError
+
+    def _is_chunked(self) -> bool:
+        return "chunked" in self._request.environ.get("HTTP_TRANSFER_ENCODING", "").lower()
+
+    def _limit(self) -> int:
+        """How long the body may be, in bytes. The application may change it at any time."""
+        try:
+            limit = self._request.max_content_length
+        except ReferenceError:  # the request is over, and something around it still reads
+            limit = None
+        return self._default_limit if limit is None else limit
+
+
+def is_used_up(request: Request) -> bool:
+    """Return True if the request's body was read in such a way that it is not there again.
+
+    A ``request.stream`` that nobody has read from counts as well: nothing tells it from another.
+    """
+    known = request.__dict__
+    if "_cached_data" in known:
+        return False
+    return request.mimetype in FORM_TYPES if "form" in known else "stream" in known
+
+
+def form_in(request: Request, body: bytes) -> MultiDict[str, str]:
+    """The form in the body of a request, parsed apart: what the application has read is not touched."""
+    parser, options = request.make_form_data_parser(), request.mimetype_params
+    _, form, files = parser.parse(io.BytesIO(body), request.mimetype, len(body), options)
+    for _, file in files.items(multi=True):  # noqa: PERF102 -- values() gives one of each name
+        file.close()
+    return form
+
+
+class Body(RequestBody, io.RawIOBase):
+    """The body of a request, in place of the server's input: read when it is needed, and kept.
+
+    The application's own functions may come first and parse it as usual. What they read can still be
+    compared, and every reader learns that the body is incomplete or too long: servers pass an
+    incomplete body on as if it were complete, and Werkzeug silently cuts a chunked one at
+    ``MAX_CONTENT_LENGTH``. Both would make different requests look equal.
+    """
+
+    _position = 0  # up to which others have read
+    _is_at_end = False
+    _whole: bytes | None = None
 
     def whole(self) -> bytes:
         """All of it, as it came; the application can still read what it has not read yet.
@@ -146,12 +200,8 @@ class Body(io.RawIOBase):
             self._whole = self._read_late() if self._is_late else self._read()
         return self._whole
 
-    def check(self) -> None:
-        """Raise what is wrong with it: what :meth:`whole` does."""
-        self.whole()
-
     def form(self) -> MultiDict[str, str]:
-        """The form in it. Raises Werkzeug's 413."""
+        """See :class:`RequestBody`."""
         body, request = self.whole(), self._request
         if "form" in request.__dict__ or request.environ["wsgi.input"] is not self:
             return request.form  # parsed, or decompressed, by the application
@@ -180,8 +230,7 @@ class Body(io.RawIOBase):
         return data
 
     def _read(self) -> bytes:
-        is_endless = not self._request.environ.get("wsgi.input_terminated")
-        if self._expected is None and is_endless and self._is_chunked():
+        if self._expected is None and not self._is_terminated and self._is_chunked():
             raise LengthRequired("This server cannot read a chunked body: send a Content-Length.")
         while self._read_on(CHUNK_BYTES):
             pass
@@ -206,7 +255,9 @@ class Body(io.RawIOBase):
             raise RequestEntityTooLarge
         if self._is_broken:
             raise BodyIncomplete
-        end = limit + 1 if expected is None else expected
+        end = expected
+        if end is None:  # as in Werkzeug, there is a body only if the server ends it
+            end = limit + 1 if self._is_terminated else 0
         if self._is_at_end or kept == end:
             return False
         data = self._take(min(size, end - kept))
@@ -218,7 +269,7 @@ class Body(io.RawIOBase):
         if not data and expected is not None:
             self._is_broken = True
             raise BodyIncomplete
-        return bool(data) and kept != end
+        return not self._is_at_end and kept != end
 
     def _take(self, size: int) -> bytes:
         try:
@@ -228,17 +279,6 @@ class Body(io.RawIOBase):
                 raise
             self._is_broken = True
             raise BodyIncomplete from error
-
-    def _limit(self) -> int:
-        """How long the body may be, in bytes. The application may change it at any time."""
-        try:
-            limit = self._request.max_content_length
-        except ReferenceError:  # the request is over, and something around it still reads
-            limit = None
-        return self._default_limit if limit is None else limit
-
-    def _is_chunked(self) -> bool:
-        return "chunked" in self._request.environ.get("HTTP_TRANSFER_ENCODING", "").lower()
 
 
 _SERVERS = {
@@ -261,17 +301,19 @@ def _is_of_the_server(error: Exception) -> bool:
     return package in _SERVERS
 
 
-def fingerprint(request: Request, body: bytes, route: Route) -> fp.Fingerprint:
+def fingerprint(request: Request, body: RequestBody, route: Route) -> fp.Fingerprint:
     """Make the fingerprint that the request is compared by.
 
-    Raises ``BodyMalformed`` where the body must be JSON, and Werkzeug's 413 for too large a form.
+    Raises what is wrong with the body, ``BodyMalformed`` where it must be JSON, and Werkzeug's 413 for
+    too large a form.
     """
     compared, without = route.fingerprint, route.exclude
     if compared == "request":
-        return fp.by_request(_parts(request, body), without)
-    if callable(compared):
+        return fp.by_request(_parts(request, body.whole()), without)
+    if callable(compared):  # it may do without the body
+        body.check()
         return fp.by_value(compared())
-    parts = _parts(request, body)
+    parts = _parts(request, body.whole())
     if isinstance(compared, str):
         return fp.by_json(parts, without, by_value=compared == "json-values")
     headers = {header.text: request.headers.get(header.name) for header in route.compared_headers}

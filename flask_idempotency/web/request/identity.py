@@ -19,11 +19,22 @@ from flask_idempotency.session.operation import Operation
 from flask_idempotency.web.setup.options import REQUIRED, Route
 from flask_idempotency.web.setup.profiles import FIRST_SENT
 from flask_idempotency.web.setup.state import AppState
+from flask_idempotency.web.signals import Told
 
 from . import forms
-from .body import REQUEST, Body, fingerprint, first_sent, header_key, natural_key, pack_request
-from .observed_body import FORM_TYPES, OverheardBody
-from .state import PresentedKey, RequestState, Resuming, begin, current_scope
+from .body import (
+    FORM_TYPES,
+    REQUEST,
+    Body,
+    RequestBody,
+    fingerprint,
+    first_sent,
+    header_key,
+    natural_key,
+    pack_request,
+)
+from .observed_body import OverheardBody
+from .state import PresentedKey, RequestState, Resuming, current_scope
 
 OWNER_BYTES = 9
 """An owner's token: 72 random bits tell the few attempts at one operation apart, and take 12 characters
@@ -44,7 +55,8 @@ def prepare(request: Request, state: AppState, route: Route, current: RequestSta
     ``refusal`` of what is ``presented`` says what is wrong with it. Raises only what
     ``protect(skip=...)`` does.
     """
-    current.told = begin(route.name)
+    told = current.told = Told()
+    told.name, told.began = route.name, time.monotonic()
     if current.presented.options is route.given:
         return
     presented = current.presented = PresentedKey()
@@ -71,12 +83,15 @@ def prepare(request: Request, state: AppState, route: Route, current: RequestSta
 def identify(
     request: Request, state: AppState, route: Route, current: RequestState
 ) -> Operation | None:
-    """The operation that the request is about; None if it has no key and needs none.
+    """The operation that the request is about; None if it has no key and needs none, or is skipped.
 
     Reads no body of an unauthenticated caller, except where a request without a key may pass. Raises
-    what :func:`prepare` found wrong.
+    what :func:`prepare` raises or found wrong.
     """
+    prepare(request, state, route, current)
     presented = current.presented
+    if presented.skipped:
+        return None
     if presented.refusal is not None:
         raise presented.refusal
     has_key = route.key is None and presented.key is not None
@@ -118,9 +133,7 @@ def _find_key(request: Request, state: AppState, route: Route, current: RequestS
         presented.key = natural_key(request, body, route, state.settings)
 
 
-def _body(
-    request: Request, state: AppState, route: Route, current: RequestState
-) -> Body | OverheardBody:
+def _body(request: Request, state: AppState, route: Route, current: RequestState) -> RequestBody:
     if current.body is None:
         kind = Body if route.enforce else OverheardBody
         current.body = kind(request, state.settings)
@@ -128,17 +141,23 @@ def _body(
 
 
 def request_claim(
-    request: Request, state: AppState, route: Route, current: RequestState, operation: Operation
+    request: Request,
+    state: AppState,
+    route: Route,
+    current: RequestState,
+    operation: Operation,
+    found: Fingerprint | None = None,
 ) -> Claim:
-    """Make the claim of the request.
+    """Make the claim of the request; ``found`` is its fingerprint, if its body cannot be compared.
 
     Raises ``ScopeUnknown`` if it was sent to resume another operation, and what :func:`new_claim` and
     reading the body raise.
     """
     if current.resuming is not None:  # its key was accepted when it came
         route = replace(route, refuse_old_keys=bool(route.refuse_old_keys))
-    body = (current.body or _body(request, state, route, current)).whole()
-    found = fingerprint(request, body, route)
+    body = current.body or _body(request, state, route, current)
+    if found is None:
+        found = fingerprint(request, body, route)
     born = told_birth(request, current) if route.refuse_old_keys else None
     claim = new_claim(state, route, operation, found, born)
     # Not where steps may be left, whose results belong to the first request.
@@ -147,7 +166,9 @@ def request_claim(
     if current.resuming is not None:
         claim = _resumed(claim, current.resuming)
     if route.resumable is not None:
-        plain = pack_request(request, body, route, state.settings, _in_headers(state, route, current))
+        plain = pack_request(
+            request, body.whole(), route, state.settings, _in_headers(state, route, current)
+        )
         claim = replace(claim, request=state.sealer.seal_bytes(plain, claim.key, REQUEST))
     return claim
 

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import io
-import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from operator import index
+from threading import get_ident
 from typing import Any
 
 from flask import Request
 from werkzeug.datastructures import MultiDict
 from werkzeug.exceptions import RequestEntityTooLarge
-from werkzeug.wsgi import get_content_length
 
 from flask_idempotency.core.errors import BodyIncomplete, ConfigurationError
 from flask_idempotency.web.setup.settings import Settings
 
+from .body import TOO_LATE, RequestBody, form_in, is_used_up
+
 
 def _given(data: bytes, *_size: object) -> bytes:
     return data
-
-
-def _filled(size: int, buffer: Any) -> bytes:
-    return bytes(memoryview(buffer)[:size])
 
 
 _READS: dict[str, Callable[..., bytes]] = {
@@ -34,51 +30,19 @@ _READS: dict[str, Callable[..., bytes]] = {
     "read1": _given,
     "readline": _given,
     "readlines": lambda lines, *_hint: b"".join(lines),
-    "readinto": _filled,
-    "readinto1": _filled,
+    **dict.fromkeys(("readinto", "readinto1"), lambda size, buffer: bytes(memoryview(buffer)[:size])),
 }
 """The methods that read, and what each has read, from its result and its arguments."""
 
-
-FORM_TYPES = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
-"""Bodies that reading the form uses up."""
-
 PARSED = frozenset({"stream", "form", "files", "values", "_cached_data"})
 """What a parsed request remembers."""
-
-
-TOO_LATE = (
-    "something read the request's stream or form before the idempotent view could keep its body: a"
-    " receiver of request_started, a class of requests or of sessions, or a decorator that hides the"
-    " view. Let it call request.get_data() first, and decorators use functools.wraps"
-)
-
-
-def is_used_up(request: Request) -> bool:
-    """Return True if the request's body was read in such a way that it is not there again.
-
-    A ``request.stream`` that nobody has read from counts as well: nothing tells it from another.
-    """
-    known = request.__dict__
-    if "_cached_data" in known:
-        return False
-    return request.mimetype in FORM_TYPES if "form" in known else "stream" in known
-
-
-def form_in(request: Request, body: bytes) -> MultiDict[str, str]:
-    """The form in the body of a request, parsed apart: what the application has read is not touched."""
-    parser, options = request.make_form_data_parser(), request.mimetype_params
-    _, form, files = parser.parse(io.BytesIO(body), request.mimetype, len(body), options)
-    for _, file in files.items(multi=True):  # noqa: PERF102 -- values() gives one of each name
-        file.close()
-    return form
 
 
 class NotKept(Exception):
     """The application has not read the body, or not in a way that shows all of it."""
 
 
-class OverheardBody:
+class OverheardBody(RequestBody):
     """In place of the server's input: passes every call on, and keeps what comes back.
 
     Nothing is read before the application reads it: a client may stop in the middle of an upload that
@@ -90,27 +54,18 @@ class OverheardBody:
     """Told once, inside the call of the reader that gets the last byte."""
 
     def __init__(self, request: Request, settings: Settings) -> None:
-        environ = request.environ
-        self._request = weakref.ref(request)  # not a cycle: see Body
-        self._default_limit = settings.max_request_bytes
-        self._length = get_content_length(environ) or 0
-        self._is_chunked = "HTTP_TRANSFER_ENCODING" in environ
-        self._input = environ["wsgi.input"]
-        self._kept, self._is_broken = bytearray(), False
-        self._refused_to: int | None = None
-        self._is_used_up = is_used_up(request) and bool(self._is_chunked or self._length)
-        is_early = {"stream", "form"}.isdisjoint(request.__dict__)
-        self._is_kept = is_early and not self._is_chunked and 0 < self._length <= self._limit()
-        if is_early and (self._is_chunked or self._length):
-            environ["wsgi.input"] = self
+        super().__init__(request, settings)
+        self._length, self._refused_to = self._expected or 0, 0
+        has_body = self._length > 0 or self._is_chunked()
+        if not (has_body or self._is_late):
+            request.environ["wsgi.input"] = self._input
+        self._is_used_up = has_body and is_used_up(request)
+        self._is_kept = not (self._is_late or self._is_chunked()) and 0 < self._length <= self._limit()
 
     @property
     def request(self) -> Request:
-        """Whose body it is. Raises :class:`NotKept` if that is no more."""
-        request = self._request()
-        if request is None:
-            raise NotKept
-        return request
+        """Whose body it is."""
+        return self._request
 
     @property
     def is_awaited(self) -> bool:
@@ -135,17 +90,17 @@ class OverheardBody:
         self.check()
         if self._is_whole:
             return bytes(self._kept)
-        if self._length or self._is_chunked:
-            if "_cached_data" not in self.request.__dict__:
-                raise NotKept
-            return self.request.get_data()
-        return b""
+        if not (self._length or self._is_chunked()):
+            return b""
+        if "_cached_data" not in self._request.__dict__:
+            raise NotKept
+        return self._request.get_data()
 
     def form(self) -> MultiDict[str, str]:
         """The form in it."""
-        if not self._is_whole and "form" in self.request.__dict__:
-            return self.request.form
-        return form_in(self.request, self.whole())
+        if not self._is_whole and "form" in self._request.__dict__:
+            return self._request.form
+        return form_in(self._request, self.whole())
 
     @contextmanager
     def lent(self) -> Iterator[None]:
@@ -153,11 +108,10 @@ class OverheardBody:
 
         Who would read on in this thread gets :class:`NotKept`.
         """
-        request = self.request
-        known, environ = request.__dict__, request.environ
+        known, environ = self._request.__dict__, self._request.environ
         before = {name: known[name] for name in PARSED & known.keys()}
-        self._refused_to = threading.get_ident()
         is_lent = environ.get("wsgi.input") is self and self._is_whole
+        self._refused_to = get_ident()
         if is_lent:
             environ["wsgi.input"] = io.BytesIO(self._kept)
             for name in before:
@@ -165,7 +119,7 @@ class OverheardBody:
         try:
             yield
         finally:
-            self._refused_to = None
+            self._refused_to = 0
             if is_lent:
                 environ["wsgi.input"] = self
             for name in PARSED & known.keys():
@@ -175,7 +129,7 @@ class OverheardBody:
     def stop(self) -> None:
         """Keep no more of it."""
         self.when_whole, self._is_kept = None, False
-        self._kept.clear()
+        self._kept = bytearray()
 
     def __getattr__(self, name: str) -> Any:
         """Return what the server's input has, and nothing more."""
@@ -201,11 +155,11 @@ class OverheardBody:
         self._input.__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._input.__exit__(*error)
 
     def _heard(self, name: str, read: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        if self._refused_to == threading.get_ident():
+        if self._refused_to == get_ident():
             raise NotKept
         try:
             result = read(*args, **named)
@@ -232,7 +186,3 @@ class OverheardBody:
         if self.is_awaited:
             self._is_kept = False
         return seek(*to)
-
-    def _limit(self) -> int:
-        limit = self.request.max_content_length
-        return self._default_limit if limit is None else limit

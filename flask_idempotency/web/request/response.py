@@ -9,6 +9,7 @@ session of whoever gets it.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, cast
 
 from flask import (
@@ -25,14 +26,29 @@ from flask.typing import ResponseReturnValue
 from werkzeug.http import HTTP_STATUS_CODES
 
 from flask_idempotency.core import records
-from flask_idempotency.core.errors import IdempotencyError, Problem, RecordBroken, ResponseNotKept
-from flask_idempotency.core.records import StoredResponse
+from flask_idempotency.core.engine import Gone, InProgress, Interrupted, Mismatch, Replay, Settled
+from flask_idempotency.core.errors import (
+    IdempotencyError,
+    LeaseLost,
+    OperationFailed,
+    OperationInterrupted,
+    Problem,
+    RecordBroken,
+    ReplayForbidden,
+    RequestInProgress,
+    ResponseNotKept,
+)
+from flask_idempotency.core.machine import assert_never
+from flask_idempotency.core.records import Claim, StoredResponse
 from flask_idempotency.core.storable import POINTERS, REASON, reason_in, storable
 from flask_idempotency.session.flask_context import present_request
-from flask_idempotency.session.operation import Flashes
+from flask_idempotency.session.operation import Flashes, Operation
+from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.settings import Settings
 
 from .state import present_operation
+
+_SPENT = "The operation was begun too often without success; an operator must decide."
 
 FLASHES = "flask-idempotency-flashes"
 """The name of the line among stored headers that holds what the view flashed. It is never sent, and
@@ -69,14 +85,47 @@ def replay(app: Flask, stored: StoredResponse, settings: Settings) -> Response:
     if stored.body is None:
         raise ResponseNotKept(headers=tuple(h for h in headers if h[0].lower() in POINTERS))
     response = app.response_class([stored.body], stored.status, content_type="")
-    if reason := reason_in(stored.headers or ()):
+    own = dict(stored.headers or ())
+    if reason := reason_in(own):
         response.status = f"{stored.status} {reason}"
     response.headers.clear()  # a response may have been stored without a Content-Type
     for name, value in headers:
         response.headers.add(name, value)
     response.headers.set(settings.replayed_header, "true")
-    _flash_again(stored.headers or ())
+    if FLASHES in own:
+        _flash_again(own[FLASHES])
     return response
+
+
+def replayed(
+    settled: Settled, route: Route, operation: Operation, claim: Claim, typical_seconds: float
+) -> Replay:
+    """Return the replay that the request gets. Raises the :class:`Problem` that it gets otherwise.
+
+    ``typical_seconds`` are how long the operation takes, where its record does not say.
+    """
+    match settled:
+        case Replay(_, attempt):
+            operation.attempt = attempt
+            if route.authorize_replay and not route.authorize_replay(operation):
+                raise ReplayForbidden
+            return settled
+        case Mismatch():
+            raise route.reused()
+        case InProgress(seconds):
+            if seconds is None:  # Redis knows no leases, only young requests
+                seconds = claim.lease_seconds
+            left = typical_seconds if seconds is None else seconds
+            # RFC 9110 section 10.2.3 knows no fractions.
+            raise RequestInProgress(retry_after=max(1, math.ceil(left)))
+        case Interrupted(is_spent=False) if route.on_interrupted == "fail":  # who enforces, stores that
+            raise OperationFailed
+        case Interrupted(is_spent):
+            raise OperationInterrupted(_SPENT if is_spent or route.atomic else None)
+        case Gone():
+            raise LeaseLost("The record to resume has expired or was taken over; nothing was done.")
+        case impossible:
+            assert_never(impossible)
 
 
 def is_made_from(response: Response, stored: Response) -> bool:
@@ -160,16 +209,15 @@ def _flashed_lines(flashed: Flashes) -> records.Headers:
         return ((FLASHES, _JSON.dumps([(category, str(message)) for category, message in kept])),)
 
 
-def _flash_again(headers: records.Headers) -> None:
+def _flash_again(stored: str) -> None:
     """Flash what was stored, except what the session still has. Raises ``RecordBroken``."""
-    texts = [value for name, value in headers if name == FLASHES]
-    if not texts or not has_request_context():
+    if not has_request_context():
         return
     if current_app.session_interface.is_null_session(session):
         return
     waiting = [*map(tuple, session.get("_flashes", []))]  # some sessions make lists of them
     try:
-        flashed = [(category, message) for category, message in _JSON.loads(texts[0])]
+        flashed = [(category, message) for category, message in _JSON.loads(stored)]
     except (AttributeError, RecursionError, TypeError, ValueError) as error:
         raise RecordBroken("its flashed messages cannot be read") from error
     for category, message in flashed:

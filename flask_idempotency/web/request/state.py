@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import get_ident
@@ -23,8 +22,7 @@ from flask_idempotency.web.setup.routes import name_of
 from flask_idempotency.web.signals import Told
 
 if TYPE_CHECKING:
-    from .body import Body
-    from .observed_body import OverheardBody
+    from .body import RequestBody
 
 
 class Observation(Protocol):
@@ -103,7 +101,7 @@ class RequestState:
     """
 
     route: Route | None = None  # its endpoint's, resolved
-    body: Body | OverheardBody | None = None  # from when it is known that it may be needed
+    body: RequestBody | None = None  # from when it is known that it may be needed
     entered: Mapping[tuple[str, str], object] = MappingProxyType({})  # by name and key, the function
     is_dispatched = False  # Flask has called its view, and will call the hook after it
     attempt: Begun | None = None  # until it is over
@@ -129,13 +127,6 @@ class RequestState:
 
 
 _OUTERMOST = "_flask_idempotency_request"
-
-
-def begin(name: str = "") -> Told:
-    """Return what is told from now on: the protection begins with an operation."""
-    told = Told()
-    told.name, told.began = name, time.monotonic()
-    return told
 
 
 def begin_request(request: Any) -> RequestState:

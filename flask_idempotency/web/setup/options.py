@@ -261,13 +261,14 @@ def _refuse_useless(route: Route) -> None:
 
 
 NAMES = "a string of 1 to 255 characters, without NUL and lone surrogates"
+_NOT_IN_NAMES = re.compile("[\0\ud800-\udfff]")
 
 
 def is_name(value: object) -> bool:
     """Return True if every store can keep ``value`` as a name: see :data:`NAMES`."""
     if not isinstance(value, str) or not 1 <= len(value) <= 255:
         return False
-    return not any(character == "\0" or "\ud800" <= character <= "\udfff" for character in value)
+    return _NOT_IN_NAMES.search(value) is None
 
 
 def _binds(value: Any) -> tuple[str | None, ...]:

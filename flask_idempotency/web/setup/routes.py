@@ -264,7 +264,10 @@ def _is_decorated(view: Any) -> bool:
 
 
 def _may_call_protected(function: Any) -> bool:
-    """Return True if the function knows a protected one by a global or an enclosing variable."""
+    """Return True if the function knows a protected one by a global or an enclosing variable.
+
+    Before its first call, the names in its code are the only trace of the globals that it uses.
+    """
     names = getattr(getattr(function, "__code__", None), "co_names", ())
     variables = map(getattr(function, "__globals__", {}).get, names)
     # A proxy, such as current_operation, may be unbound here, and raises then.

@@ -190,7 +190,7 @@ class Servers:
             found = kind is Kind.CHANGE and _found_rows(wire, answers[-1])
             actor.acted = kind is Kind.COMMIT or found
             actor.claimed |= actor.acted and name in ("insert", "update")
-            actor.holds = wire.in_transaction and (actor.holds or actor.acted)
+            actor.holds = wire.status() != IDLE and (actor.holds or actor.acted)
             if how == ANSWER_LOST:
                 self.terminate(wire.driver.info.backend_pid)
                 send(wire, "SELECT 1")

@@ -1,18 +1,12 @@
-"""A worker of ``test_many_items.py``: runs batches of items, and dies where it is told to.
-
-``python -m tests.integration.apps.batches URL REDIS FIRST LAST DIE_AT``: the items have the numbers
-from FIRST to LAST, shuffled; DIE_AT is the number of calls of the function after which the process
-kills itself, "returned" or "committed"; with "none", some items fail. Prints the outcomes.
-"""
+"""A worker of ``test_many_items.py``: runs batches of items, and dies where it is told to."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
-import sys
 from functools import partial
+from multiprocessing.connection import Connection
 
 import sqlalchemy as sa
 from flask import Flask
@@ -43,7 +37,12 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(url: str, redis_url: str, first: str, last: str, die_at: str) -> None:
+def main(results: Connection, url: str, redis_url: str, first: str, last: str, die_at: str) -> None:
+    """The items have the numbers from ``first`` to ``last``, shuffled; their outcomes are sent.
+
+    ``die_at`` is the number of calls of the function after which the process kills itself, "returned"
+    or "committed"; with "none", some items fail.
+    """
     numbers = list(range(int(first), int(last) + 1))
     random.shuffle(numbers)
     called = 0
@@ -65,13 +64,8 @@ def main(url: str, redis_url: str, first: str, last: str, die_at: str) -> None:
         def whole() -> None:
             if die_at == "committed":
                 after_commit(die)
-            results = view()
-            print(json.dumps({result.key: result.outcome for result in results}), flush=True)
+            results.send({result.key: result.outcome for result in view()})
             if die_at == "returned":
                 die()
 
         idempotency.run(os.urandom(8).hex(), whole, name="whole")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

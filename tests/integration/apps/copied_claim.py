@@ -1,14 +1,14 @@
 """A request that goes on in a child as well: it was forked while the request asked for something.
 
-So it is under gevent, where a fork copies the greenlets of all requests. Each copy writes a line of
-JSON, the child first: the status of the answer, and whether the view ran.
+So it is under gevent, where a fork copies the greenlets of all requests. A case is as
+``atomic/lock``: a route, and what was asked for. Each copy writes a line of JSON, the child first: the
+case, the status of the answer, and whether the view ran.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from typing import Any
 
 import sqlalchemy as sa
@@ -78,6 +78,7 @@ def fork_at_claim(app: Flask) -> None:
     claimed = engine._claimed
 
     def fork_and_claimed(*what: Any) -> Any:
+        engine._claimed = claimed
         fork()
         return claimed(*what)
 
@@ -92,12 +93,13 @@ def fork_at_checkout(app: Flask) -> None:
 FORKS = {"lock": fork_at_lock, "checkout": fork_at_checkout, "claim": fork_at_claim}
 
 
-def main(route: str, place: str) -> None:
-    app = create_app()
-    FORKS[place](app)
-    answer = app.test_client().post(f"/{route}", headers={"Idempotency-Key": "a-key-of-this-request"})
-    print(json.dumps([answer.status_code, bool(ran)]), flush=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def main(cases: list[str]) -> None:
+    app, parent = create_app(), os.getpid()
+    for case in cases:
+        route, _, place = case.partition("/")
+        ran.clear()
+        FORKS[place](app)
+        answer = app.test_client().post(f"/{route}", headers={"Idempotency-Key": case})
+        print(json.dumps([case, answer.status_code, bool(ran)]), flush=True)
+        if os.getpid() != parent:
+            os._exit(0)

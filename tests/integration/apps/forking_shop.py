@@ -1,7 +1,6 @@
-"""A shop whose views fork, in a process of its own: what became of them is a line of JSON.
+"""A shop whose views fork, in a process of its own: what became of each case is a line of JSON.
 
-The argument is a list in JSON of :class:`Case`, each by its fields. With ``plain`` the same application
-runs without the extension.
+With ``plain`` the same application runs without the extension.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +51,7 @@ class Case:
     route: str = "atomic"
     keys: int = 2
     plain: bool = False
-    orphan: str = ""  # when the child that outlives everybody is forked
+    orphan: str = ""  # where children that outlive everybody are forked: "in" the view, or "around" it
 
     @property
     def name(self) -> str:
@@ -140,7 +139,7 @@ async def pay_async() -> Any:
 
 def _pay(case: Case, key: str) -> dict[str, Any]:
     payment = Payment(case=case.name, key=key)
-    if case.orphan in ("before", "beside"):
+    if case.orphan == "around":
         db.session.add(payment)
         db.session.flush()
         hold()
@@ -383,34 +382,36 @@ def post(app: Flask, case: Case, key: str) -> dict[str, Any]:
 
 
 def is_sane(app: Flask) -> bool:
-    """Many requests at once, each with its own reply."""
+    """Requests at once, as many as the pool keeps connections, each with its own reply."""
 
     def right(number: int) -> bool:
         return app.test_client().get(f"/look/{number}").text == str(number)
 
-    with ThreadPoolExecutor(8) as clients:
-        return all(clients.map(right, range(40)))
+    with ThreadPoolExecutor(5) as clients:
+        return all(clients.map(right, range(10)))
 
 
 def leave_orphan(app: Flask, case: Case) -> NoReturn:
-    """Hold the key ``key`` for ever, with a child that was forked in its view, or before, or beside."""
+    """Hold the key ``key`` for ever, with children forked in its view, or before it and beside it."""
 
-    def forks() -> None:
-        headers = {"X-Case": json.dumps(vars(case))}
+    def forks(before: str) -> None:
+        headers = {"X-Case": json.dumps({**vars(case), "before": before})}
         print(app.test_client().post("/fork", headers=headers).text.strip(), flush=True)
 
-    if case.orphan == "before":
-        for _ in range(3):
-            forks()
-    if case.orphan == "beside":
-        threading.Thread(target=lambda: (inside.wait(), forks())).start()
+    if case.orphan == "around":
+        for before in ("clean", "flushed"):
+            for _ in range(3):
+                forks(before)
+        threading.Thread(target=lambda: (inside.wait(), forks("flushed"))).start()
     post(app, case, "key")
     raise AssertionError("it is held for ever")
 
 
-def main() -> None:
-    cases = [Case(**each) for each in json.loads(sys.argv[1])]
+def main(cases: Sequence[Case]) -> None:
+    global MAIN  # noqa: PLW0603 -- this process itself may have been forked with the module
+    MAIN = os.getpid()
     app = create_app(plain=cases[0].plain)
+    assert is_sane(app)  # and the pool is full
     for case in cases:
         if case.orphan:
             leave_orphan(app, case)
@@ -418,7 +419,3 @@ def main() -> None:
         again = [post(app, case, f"{case.name}/{number}") for number in range(case.keys)]
         result = {"name": case.name, "answers": answers, "again": again, "is_sane": is_sane(app)}
         print(json.dumps(result), flush=True)
-
-
-if __name__ == "__main__":
-    main()

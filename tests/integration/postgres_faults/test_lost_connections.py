@@ -133,3 +133,15 @@ def test_a_partition_that_tells_neither_side_ends_with_the_servers_timeout(
         assert runs == [1]
         assert world.count() == 1
         cut_off.assert_clean()
+
+
+def test_pooled_connections_that_died_meanwhile_cost_nobody_an_error(
+    make_world, own_postgres, own_database, add_view
+):
+    world = make_world(SQLALCHEMY_DATABASE_URI=own_database)
+    add_view(world)
+    assert world.post().status_code == 201
+    own_postgres.restart()
+    assert world.post(key="key-2").status_code == 201
+    own_postgres.restart()
+    assert world.post(key="key-2").headers["Idempotent-Replayed"] == "true"

@@ -11,8 +11,10 @@ from flask_idempotency import NotAtomic, current_operation, idempotent
 from tests.integration.views import protect
 
 COUNT = sa.text("select count(*) from payment")
-SQLITE = pytest.param("sql", id="sqlite")
-EVERY = pytest.mark.parametrize("store", ["postgres", SQLITE, "memory"], indirect=True)
+POSTGRES = ("postgres", "psycopg2"), ("postgres", "psycopg")
+EVERY = pytest.mark.parametrize(
+    ("store", "driver"), [*POSTGRES, ("sql", "psycopg2"), ("memory", "psycopg2")], indirect=True
+)
 
 
 @pytest.fixture
@@ -39,6 +41,13 @@ def read(world):
 
 def amounts(world):
     return [amount for (amount,) in world.sql("select amount from payment order by amount")]
+
+
+def check(world, view, rows, status=201):
+    """One request whose view answers 201, and which rows are there after it."""
+    protect(world, lambda: view() or ({}, 201))
+    assert world.post().status_code == status
+    assert amounts(world) == rows
 
 
 ENDS = {
@@ -72,11 +81,8 @@ def test_a_write_before_the_first_statement_of_a_session_that_has_begun_outlasts
         world.db.session.connection()
         top(world)
         world.db.session.rollback()
-        return {}, 201
 
-    protect(world, pay)
-    assert world.post().status_code == 201
-    assert amounts(world) == [1]
+    check(world, pay, [1])
 
 
 @EVERY
@@ -91,11 +97,8 @@ def test_the_session_goes_on_after_it_gave_way(world):
         top(world, 3)
         ours(world, 30)
         world.db.session.rollback()
-        return {}, 201
 
-    protect(world, pay)
-    assert world.post().status_code == 201
-    assert amounts(world) == [1, 2, 3, 10, 20]
+    check(world, pay, [1, 2, 3, 10, 20])
 
 
 @EVERY
@@ -109,12 +112,9 @@ def test_a_write_after_the_sessions_own_is_refused(world, end):
             top(world)
         refused.append(caught.value)
         ENDS[end](world.db.session)
-        return {}, 201
 
-    protect(world, pay)
-    assert world.post().status_code == 500
+    check(world, pay, [], status=500)
     assert refused
-    assert amounts(world) == []
 
 
 @EVERY
@@ -148,9 +148,7 @@ def test_a_savepoint_around_what_the_session_reads(world, undo):
         world.db.session.commit()
         return {"rows": read(world)}, 201
 
-    protect(world, pay)
-    assert world.post().status_code == 201
-    assert amounts(world) == ([0, 3] if undo else [0, 1, 2, 3])
+    check(world, pay, ([0, 3] if undo else [0, 1, 2, 3]))
 
 
 @EVERY
@@ -166,11 +164,8 @@ def test_a_session_may_commit_inside_a_savepoint_that_is_released(world):
             read(world)
         ours(world, 4)
         world.db.session.rollback()
-        return {}, 201
 
-    protect(world, pay)
-    assert world.post().status_code == 201
-    assert amounts(world) == [1, 2]
+    check(world, pay, [1, 2])
 
 
 @EVERY
@@ -187,11 +182,8 @@ def test_a_savepoint_that_takes_a_commit_of_the_session_along_is_refused(world, 
             world.db.session.commit()
         with pytest.raises(NotAtomic, match="savepoint"):
             outer.rollback()
-        return {}, 201
 
-    protect(world, pay)
-    assert world.post().status_code == 500
-    assert amounts(world) == []
+    check(world, pay, [], status=500)
 
 
 @EVERY
@@ -207,14 +199,11 @@ def test_a_savepoint_that_was_gone_back_to_is_still_there(world):
         world.db.session.commit()
         with pytest.raises(NotAtomic, match="savepoint"):
             connection.execute(sa.text("rollback to here"))
-        return {}, 201
 
-    protect(world, pay)
-    assert world.post().status_code == 500
-    assert amounts(world) == []
+    check(world, pay, [], status=500)
 
 
-@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+@pytest.mark.parametrize(("store", "driver"), POSTGRES, indirect=True)
 def test_a_savepoint_between_other_statements_is_refused(world):
     def pay():
         with pytest.raises(NotAtomic, match="savepoint"):
@@ -241,11 +230,8 @@ def test_a_savepoint_around_what_the_session_has_not_committed_is_refused(world,
         ours(world)
         with pytest.raises(NotAtomic, match="commit one before using the other"):
             use(world, savepoint)
-        return {}, 201
 
-    protect(world, pay)
-    assert world.post().status_code == 500
-    assert amounts(world) == []
+    check(world, pay, [], status=500)
 
 
 @EVERY
@@ -257,11 +243,8 @@ def test_a_write_inside_a_savepoint_of_the_session_is_refused(world, written):
             with pytest.raises(NotAtomic, match="commit one before using the other"):
                 top(world)
             raise LookupError
-        return {}, 201
 
-    protect(world, pay)
-    assert world.post().status_code == 500
-    assert amounts(world) == []
+    check(world, pay, [], status=500)
 
 
 @EVERY
@@ -271,11 +254,8 @@ def test_a_write_after_a_savepoint_of_the_session_outlasts_it(world):
             read(world)
         top(world)
         world.db.session.rollback()
-        return {}, 201
 
-    protect(world, pay)
-    assert world.post().status_code == 201
-    assert amounts(world) == [1]
+    check(world, pay, [1])
 
 
 @EVERY
@@ -287,14 +267,11 @@ def test_the_driver_behind_the_connection_outlasts_the_session_too(world):
         read(world)
         pooled.driver_connection.cursor().execute("insert into payment (amount) values (2)")
         world.db.session.rollback()
-        return {}, 201
 
-    protect(world, pay)
-    assert world.post().status_code == 201
-    assert amounts(world) == [1, 2]
+    check(world, pay, [1, 2])
 
 
-@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+@pytest.mark.parametrize(("store", "driver"), POSTGRES, indirect=True)
 def test_what_a_listener_of_the_pool_sends_with_a_cursor_it_kept_is_the_sessions(world):
     """It was given the driver's connection, which the session has: so it is without us."""
     cursors = []
@@ -318,7 +295,7 @@ def test_what_a_listener_of_the_pool_sends_with_a_cursor_it_kept_is_the_sessions
     assert amounts(world) == []
 
 
-@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+@pytest.mark.parametrize(("store", "driver"), POSTGRES, indirect=True)
 def test_what_a_function_wrote_counts_as_written(world):
     world.sql(
         'create function "payNow"() returns void language sql'
@@ -331,14 +308,11 @@ def test_what_a_function_wrote_counts_as_written(world):
             world.db.session.execute(sa.text('select "payNow"()'))
             with pytest.raises(NotAtomic, match="commit one before using the other"):
                 top(world)
-        return {}, 201
 
-    protect(world, pay)
-    assert world.post().status_code == 500
-    assert amounts(world) == []
+    check(world, pay, [], status=500)
 
 
-@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+@pytest.mark.parametrize(("store", "driver"), POSTGRES, indirect=True)
 def test_at_serializable_it_may_write_after_a_read_of_the_session(make_world):
     world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"isolation_level": "SERIALIZABLE"})
 
@@ -346,11 +320,8 @@ def test_at_serializable_it_may_write_after_a_read_of_the_session(make_world):
         read(world)
         top(world)
         world.db.session.rollback()
-        return {}, 201
 
-    protect(world, pay)
-    assert world.post().status_code == 201
-    assert amounts(world) == [1]
+    check(world, pay, [1])
 
 
 @EVERY

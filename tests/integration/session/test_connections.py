@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from psycopg.rows import dict_row
 from sqlalchemy.pool.base import _AdhocProxiedConnection
 
-from flask_idempotency import current_operation, idempotent
+from flask_idempotency import current_operation
 from tests.drivers import PSYCOPG, PSYCOPG2, has_own_cursors
 from tests.integration.views import pay_once, protect
 
@@ -28,41 +28,6 @@ DICT_CURSORS = {"psycopg2": psycopg2.extras.RealDictCursor, "psycopg": DictCurso
 OWN_CURSORS = {"psycopg2": psycopg2.extensions.cursor, "psycopg": psycopg.Cursor}
 
 ONE_CONNECTION = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 2}
-
-
-@PSYCOPG2  # psycopg's own ways: test_psycopg
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda cursor: cursor.copy_expert("copy payment (amount) from stdin", io.StringIO("7\n")),
-        lambda cursor: cursor.copy_from(io.StringIO("7\n"), "payment", columns=("amount",)),
-        lambda cursor: cursor.callproc("pay", (7,)),
-        lambda cursor: cursor.executemany("insert into payment (amount) values (%s)", [(7,)]),
-    ],
-    ids=["copy_expert", "copy_from", "callproc", "executemany"],
-)
-def test_the_drivers_other_ways_to_write_keep_their_place_among_savepoints(world, write):
-    world.sql(
-        "create function pay(amount integer) returns void language sql"
-        " as 'insert into payment (amount) values (amount)'"
-    )
-
-    def pay():
-        session = world.db.session
-        session.add(world.Payment(amount=1))
-        session.flush()
-        session.rollback()
-        with session.connection().connection.cursor() as cursor:
-            write(cursor)
-        session.commit()
-        with session.connection().connection.cursor() as cursor:
-            write(cursor)
-        session.rollback()
-        return {}, 201
-
-    protect(world, pay)
-    assert world.post().status_code == 201
-    assert world.sql("select amount from payment") == [(7,)]
 
 
 def copied(cursor):
@@ -128,20 +93,6 @@ def test_a_connection_comes_back_as_it_went_and_its_savepoints_work(make_world, 
     assert world.sql("select amount from payment where amount > 1") == [(2,)]
 
 
-def test_a_request_that_used_the_session_before_needs_no_second_connection(make_world):
-    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=ONE_CONNECTION)
-    world.app.before_request(lambda: world.db.session.execute(sa.text("select 1")) and None)
-
-    def pay():
-        world.db.session.add(world.Payment(amount=1))
-        world.db.session.commit()
-        return {}, 201
-
-    protect(world, pay)
-    assert [world.post().status_code for _ in range(2)] == [201, 201]
-    assert world.count() == 1
-
-
 def test_a_server_that_commits_asynchronously_does_not_do_so_with_a_response(world):
     database = world.sql("select current_database()")[0][0]
     world.sql(f"alter database {database} set synchronous_commit = off")
@@ -197,21 +148,6 @@ def test_a_cursor_factory_that_the_view_chooses_is_used(world, view, driver):
 
     view(pay)
     assert world.post().json == {"amount": 5}
-
-
-def test_an_engine_with_a_cursor_class_of_its_own_may_read_before_the_view(make_world, driver):
-    kinds = {"psycopg2": psycopg2.extras.NamedTupleCursor, "psycopg": psycopg.ClientCursor}
-    options = {"connect_args": {"cursor_factory": kinds[driver]}}
-    world = make_world(SQLALCHEMY_ENGINE_OPTIONS=options)
-    world.app.before_request(lambda: world.db.session.scalar(sa.text("select 1")) and None)
-
-    @world.app.post("/payments")
-    @idempotent
-    def pay():
-        add(world)
-        return {}, 201
-
-    assert [world.post().status_code for _ in range(2)] == [201, 201]
 
 
 def through_a_listener(world, kind):
@@ -271,29 +207,6 @@ def test_a_cursor_made_past_the_session_is_in_its_unit(world):
     protect(world, pay)
     assert world.post().json == {"named": True, "own": True}
     assert world.sql("select amount from payment") == [(1,)]
-
-
-@PSYCOPG2  # psycopg's cursor() takes none
-@pytest.mark.parametrize("undo", [False, True])
-def test_a_cursor_with_a_factory_of_its_own_keeps_its_place_among_savepoints(world, undo):
-    def pay():
-        session = world.db.session
-        if not undo:
-            session.add(world.Payment(amount=1))
-            session.flush()
-            session.rollback()
-        driver = session.connection().connection
-        with driver.cursor(cursor_factory=psycopg2.extras.RealDictCursor) as cursor:
-            cursor.execute("insert into payment (amount) values (7)")
-        if undo:
-            session.rollback()
-        else:
-            session.commit()
-        return {}, 402 if undo else 201
-
-    protect(world, pay)
-    assert world.post().status_code == (402 if undo else 201)
-    assert world.sql("select amount from payment") == ([] if undo else [(7,)])
 
 
 @PSYCOPG2

@@ -79,3 +79,30 @@ def test_requests_in_one_context_go_on(world, failing):
         assert [world.post(key=key).status_code for key in ("one", "two", "two")] == [409] * 3
     assert world.count() == 2
     world.assert_clean()
+
+
+def test_one_that_ended_with_an_error_disturbs_no_later_one(world):
+    def run(key, job):
+        return world.idempotency.run(key, job, scope="s", name="job", atomic=False)
+
+    with world.app.app_context():
+        with pytest.raises(sa.exc.IntegrityError):
+            run("a", lambda: pay(world, None))
+        assert run("b", lambda: pay(world, 2)) == 2
+    assert world.sql("select amount from payment") == [(2,)]
+    world.assert_clean()
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_what_was_rolled_back_to_a_savepoint_needs_no_commit(world, atomic):
+    def get_or_create():
+        with pytest.raises(sa.exc.IntegrityError), world.db.session.begin_nested():
+            world.db.session.add(world.Payment(amount=None))
+        return "old"
+
+    def run():
+        return world.idempotency.run("k", get_or_create, scope="s", name="job", atomic=atomic)
+
+    with world.app.app_context():
+        assert [run(), run()] == ["old", "old"]
+    world.assert_clean()

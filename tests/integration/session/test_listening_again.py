@@ -16,7 +16,7 @@ def hear_nothing(*_what):
 def pool_at(addresses, engine):
     """A new pool at the address of one that is gone: its room is given to objects of the same size."""
     others = []
-    for _ in range(10_000):
+    for _ in range(2_000):
         pool = engine.pool.recreate()
         if id(pool) in addresses:
             return pool

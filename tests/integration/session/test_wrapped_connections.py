@@ -19,7 +19,6 @@ from psycopg2.extras import DictCursor
 from flask_idempotency import current_operation, idempotent
 from tests.drivers import PSYCOPG2, connect, ways
 from tests.integration.views import protect
-from tests.stores import BOTH
 
 
 class TracedCursor(wrapt.ObjectProxy):
@@ -162,7 +161,6 @@ def heard(word):
 
 
 @WAYS
-@BOTH
 def test_a_view_runs_once_and_its_writes_commit_with_the_record(world, add_view, assert_replayed):
     runs = add_view(world)
     first = world.post()
@@ -304,7 +302,6 @@ def test_a_double_is_left_alone(make_world, kind, driver):
 
 
 @WAYS
-@BOTH
 def test_a_step_and_a_take_over_work(world):
     attempts = []
 

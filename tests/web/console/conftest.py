@@ -1,7 +1,5 @@
 """An application with the operator's page, and an operator who may use it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

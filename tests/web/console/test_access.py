@@ -1,7 +1,5 @@
 """Who gets in, and what protects the pages from other sites."""
 
-from __future__ import annotations
-
 import itertools
 import re
 
@@ -54,26 +52,24 @@ def test_every_page_is_listed_here(world):
             assert path == static or (method, path) in listed
 
 
-@pytest.mark.parametrize(("method", "path"), PAGES)
-def test_nobody_gets_in_without_being_authorized(world, method, path):
-    response = world.client.open(f"/operations{path}", method=method)
-    assert (response.status_code, response.mimetype) == (403, "text/plain")
-    assert response.headers["Cache-Control"] == "no-store"
-    assert "Set-Cookie" not in response.headers
+def test_nobody_gets_in_without_being_authorized(world):
+    for method, path in PAGES:
+        response = world.client.open(f"/operations{path}", method=method)
+        assert (response.status_code, response.mimetype) == (403, "text/plain"), path
+        assert response.headers["Cache-Control"] == "no-store"
+        assert "Set-Cookie" not in response.headers
 
 
-@pytest.mark.parametrize("nobody", [False, None, "", " \t", "\u200b", "\0", "\n\u2028", *INVISIBLE])
-def test_false_none_and_no_text_refuse(make_world, nobody):
-    world = make_world(SECRET_KEY="secret")
-    world.app.register_blueprint(world.idempotency.console_blueprint(authorize=lambda: nobody))
-    assert world.client.get("/operations/").status_code == 403
+def test_false_none_and_no_text_refuse(make_world):
+    nobodies = [False, None, "", " \t", "\u200b", "\0", "\n\u2028", *INVISIBLE]
+    client = console(make_world, lambda: nobodies[-1]).client
+    while nobodies:
+        assert client.get("/operations/").status_code == 403, repr(nobodies[-1])
+        nobodies.pop()
 
 
 def test_a_response_of_authorize_is_sent_as_it_is(make_world):
-    world = make_world(SECRET_KEY="secret")
-    blueprint = world.idempotency.console_blueprint(authorize=lambda: redirect("/sign-in"))
-    world.app.register_blueprint(blueprint)
-    response = world.client.get("/operations/")
+    response = console(make_world, lambda: redirect("/sign-in")).client.get("/operations/")
     assert (response.status, response.location) == (redirect("/").status, "/sign-in")
 
 
@@ -103,26 +99,23 @@ def test_a_name_has_an_end(make_world):
 
 
 def test_authorize_may_abort(make_world):
-    world = make_world(SECRET_KEY="secret")
-    world.app.register_blueprint(world.idempotency.console_blueprint(authorize=lambda: abort(401)))
-    assert world.client.get("/operations/").status_code == 401
+    assert console(make_world, lambda: abort(401)).client.get("/operations/").status_code == 401
 
 
-@pytest.mark.parametrize("strange", [("no", 401), 1, {"error": "no"}, object()])
-def test_what_only_looks_true_lets_nobody_in(make_world, strange):
-    world = make_world(SECRET_KEY="secret", PROPAGATE_EXCEPTIONS=True)
-    world.app.register_blueprint(world.idempotency.console_blueprint(authorize=lambda: strange))
-    with pytest.raises(ConfigurationError, match="authorize returned a"):
-        world.client.get("/operations/")
+def test_what_only_looks_true_lets_nobody_in(make_world):
+    strange = [("no", 401), 1, {"error": "no"}, object()]
+    world = console(make_world, strange.pop)
+    world.app.testing = True
+    while strange:
+        with pytest.raises(ConfigurationError, match="authorize returned a"):
+            world.client.get("/operations/")
 
 
 def test_authorize_may_be_async_and_true(make_world):
     async def authorize():
         return True
 
-    world = make_world(SECRET_KEY="secret")
-    world.app.register_blueprint(world.idempotency.console_blueprint(authorize=authorize))
-    assert world.client.get("/operations/records").status_code == 200
+    assert console(make_world, authorize).client.get("/operations/records").status_code == 200
 
 
 def test_there_is_no_console_without_authorize():
@@ -188,12 +181,12 @@ def test_a_form_of_another_site_leaves_those_that_are_open_alone(world, browser)
     assert browser.post("/search", digits=DIGITS).status_code == 404
 
 
-@pytest.mark.parametrize("token", ["", None, "nonsense", "a.b.c"])
-def test_a_form_without_the_token_is_refused(browser, token):
+def test_a_form_without_the_token_is_refused(browser):
     browser.get()
-    response = browser.post("/search", digits=DIGITS, token=token)
-    assert response.status_code == 403
-    assert "was not sent from a page of this console" in response.text
+    for token in "", None, "nonsense", "a.b.c":
+        response = browser.post("/search", digits=DIGITS, token=token)
+        assert response.status_code == 403
+        assert "was not sent from a page of this console" in response.text
 
 
 def test_a_token_is_worth_nothing_to_others(browser, another):
@@ -228,9 +221,8 @@ def test_a_wrong_method_changes_nothing(browser):
 
 
 def test_the_views_of_the_console_are_not_protected_by_protect(make_world):
-    world = make_world(SECRET_KEY="secret")
+    world = console(make_world, lambda: True)
     world.idempotency.protect(world.app)
-    world.app.register_blueprint(world.idempotency.console_blueprint(authorize=lambda: True))
     client = world.client
     sent = {"token": token_in(client.get("/operations/records")), "digits": DIGITS}
     assert client.post("/operations/search", data=sent).status_code == 404, "no 400 without a key"

@@ -1,7 +1,5 @@
 """The counts behind the chart: how they are written, and what happens where that fails."""
 
-from __future__ import annotations
-
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -224,7 +222,7 @@ def test_counts_older_than_an_hour_are_not_shown_and_than_a_day_deleted(engine, 
 
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
 def test_two_processes_that_write_the_same_rows_never_wait_for_each_other(engine, table):
-    names, rounds, barrier = [f"op-{number}" for number in range(20)], 30, threading.Barrier(4)
+    names, rounds, barrier = [f"op-{number}" for number in range(20)], 10, threading.Barrier(4)
 
     def write(order):
         counts = Counts(engine, table)

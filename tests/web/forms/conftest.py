@@ -1,7 +1,5 @@
 """A page with a form, for the tests of this folder."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.web.forms.pages import add_page

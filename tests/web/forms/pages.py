@@ -1,7 +1,5 @@
 """Pages with forms, the views they are sent to, and a browser's part: load a page, send its form."""
 
-from __future__ import annotations
-
 import re
 
 from flask import flash, get_flashed_messages, redirect, render_template_string, request

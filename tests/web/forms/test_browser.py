@@ -1,7 +1,5 @@
 """What a browser sees, which follows redirects and keeps cookies: pages, messages, its session."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -15,6 +13,12 @@ from flask_idempotency import idempotent
 from tests.web.forms.pages import ALICE, MESSAGE, add_payments, field_of, load, send
 
 
+class WithoutTuples(SecureCookieSessionInterface):
+    """A session that makes lists of messages."""
+
+    serializer = json
+
+
 class TestInABrowser:
     def test_a_form_sent_again_says_the_same_again(self, shop):
         add_payments(shop)
@@ -25,17 +29,9 @@ class TestInABrowser:
             assert client.get(answer.location).json == {"messages": []}
         assert shop.count() == 1
 
-    def test_a_message_that_was_not_yet_shown_is_shown_once(self, shop):
-        add_payments(shop)
-        client, field = shop.client, load(shop.client)
-        send(client, field)
-        assert client.get(send(client, field).location).json == {"messages": [MESSAGE]}
-
-    def test_a_session_that_makes_lists_of_messages_shows_it_once_too(self, shop):
-        class WithoutTuples(SecureCookieSessionInterface):
-            serializer = json
-
-        shop.app.session_interface = WithoutTuples()
+    @pytest.mark.parametrize("interface", [SecureCookieSessionInterface, WithoutTuples])
+    def test_a_message_that_was_not_yet_shown_is_shown_once(self, shop, interface):
+        shop.app.session_interface = interface()
         add_payments(shop)
         client, field = shop.client, load(shop.client)
         send(client, field)

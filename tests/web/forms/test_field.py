@@ -1,7 +1,5 @@
 """The hidden field of a form: its key, whatever header comes with it."""
 
-from __future__ import annotations
-
 import re
 import time
 from datetime import timedelta
@@ -55,13 +53,10 @@ def test_without_a_field_the_key_is_missing(shop, assert_problem):
 class TestABrowsersOwnHeader:
     """Some browsers send an ``Idempotency-Key`` with each POST, and a new one each time."""
 
-    @pytest.mark.parametrize("media_type", FORM_TYPES)
     @pytest.mark.parametrize("required", [True, False])
-    def test_it_makes_no_second_payment(self, shop, media_type, required):
-        runs, client = add_payments(shop, required=required), shop.client
-        data = {"amount": 5, "idempotency_key": load(client)}
-        how = {"content_type": media_type}
-        answers = [client.post("/payments", data=data, **how, **own_header()) for _ in range(3)]
+    def test_it_makes_no_second_payment(self, shop, required):
+        runs, field = add_payments(shop, required=required), load(shop.client)
+        answers = [send(shop.client, field, **own_header()) for _ in range(3)]
         assert [answer.status_code for answer in answers] == [303] * 3
         assert [answer.headers.get("Idempotent-Replayed") for answer in answers[1:]] == ["true"] * 2
         assert len(runs) == shop.count() == 1
@@ -78,7 +73,8 @@ class TestABrowsersOwnHeader:
         runs = add_payments(shop)
         assert_problem(send(shop.client, "forged", **own_header()), 400, "key-malformed")
         fields = [load(shop.client), load(shop.client)]
-        assert_problem(send(shop.client, fields, **own_header()), 400, "key-malformed")
+        twice = assert_problem(send(shop.client, fields, **own_header()), 400, "key-malformed")
+        assert "more than once" in twice["detail"]
         headers = {**own_header()["headers"], **BOB}
         assert_problem(send(shop.client, fields[0], headers=headers), 400, "key-malformed")
         assert runs == shop.records() == []
@@ -190,19 +186,6 @@ class TestSetting:
             shop.client.get("/form", headers=ALICE)
 
 
-def test_a_body_that_breaks_off_is_refused_before_its_field_is_looked_for(shop, assert_problem):
-    runs = add_payments(shop)
-    answer = shop.client.post(
-        "/payments",
-        data="amount=5",
-        content_type="application/x-www-form-urlencoded",
-        headers=ALICE,
-        environ_overrides={"CONTENT_LENGTH": "100"},
-    )
-    assert_problem(answer, 400, "body-incomplete")
-    assert runs == []
-
-
 def test_a_form_in_json_has_no_field(shop, assert_problem):
     add_payments(shop)
     answer = shop.client.post("/payments", json={"idempotency_key": load(shop.client)}, headers=ALICE)
@@ -210,12 +193,14 @@ def test_a_form_in_json_has_no_field(shop, assert_problem):
 
 
 @pytest.mark.parametrize(
-    "config",
-    [{}, {"IDEMPOTENCY_MIN_KEY_LENGTH": 40}, {"IDEMPOTENCY_MAX_KEY_LENGTH": 8}],
+    ("config", "browsers_own", "refuse"),
+    [
+        ({}, "key-1", "require"),
+        ({"IDEMPOTENCY_MIN_KEY_LENGTH": 40}, 'malformed"', False),
+        ({"IDEMPOTENCY_MAX_KEY_LENGTH": 8}, "key-1", False),
+    ],
     ids=["usual", "short", "long"],
 )
-@pytest.mark.parametrize("browsers_own", ["key-1", 'malformed"'])
-@pytest.mark.parametrize("refuse", [False, "require"])
 def test_a_resumed_form_may_be_older_than_its_field(shop, monkeypatch, browsers_own, refuse):
     """Its key goes along as a header, which has no age, and the limits are for what clients send."""
     attempts = []

@@ -1,7 +1,5 @@
 """Fields that are refused: forged, too old, or made for another user, view or application."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
@@ -25,13 +23,6 @@ def test_a_forged_field_is_refused(shop, assert_problem, required):
         answer = assert_problem(send(shop.client, field), 400, "key-malformed")
         assert "not made by this application" in answer["detail"]
     assert runs == shop.records() == []
-
-
-def test_a_field_is_refused_when_it_is_there_twice(shop, assert_problem):
-    add_payments(shop)
-    fields = [load(shop.client), load(shop.client)]
-    answer = assert_problem(send(shop.client, fields), 400, "key-malformed")
-    assert "more than once" in answer["detail"]
 
 
 def test_a_field_of_another_application_is_forged(shop, assert_problem):

@@ -1,7 +1,5 @@
 """An application, and views that are not atomic."""
 
-from __future__ import annotations
-
 import pytest
 from flask import jsonify
 

@@ -1,7 +1,5 @@
 """The records and steps of operations that are not atomic."""
 
-from __future__ import annotations
-
 
 def end_lease(world):
     """As if so much time had passed."""

@@ -1,7 +1,5 @@
 """``step(..., atomic=True)``: a step whose writes commit with it."""
 
-from __future__ import annotations
-
 from contextlib import closing, contextmanager, suppress
 
 import psycopg2
@@ -81,14 +79,6 @@ class TestInATransaction:
         assert world.post().status_code == 201
         assert (world.count(), steps(world)) == (0, [])
 
-    def test_who_was_taken_over_begins_nothing(self, world, add_json):
-        def view():
-            world.sql("update idempotency_record set owner = 'somebody else'")
-            current_operation.step("pay", lambda: pytest.fail("it ran"), atomic=True)
-
-        add_json(view)
-        assert world.post().status_code == 409
-
     @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
     def test_a_renewal_that_is_in_its_way_is_waited_for(self, make_world, background, level):
         world = make_world(SQLALCHEMY_ENGINE_OPTIONS={"isolation_level": level})
@@ -109,21 +99,6 @@ class TestInATransaction:
 
         add_json(view)
         assert world.post().status_code == 503
-
-    def test_nobody_takes_over_while_it_runs(self, world, add_json, gate, background):
-        def view():
-            world.sql("update idempotency_record set lease_expires_at = clock_timestamp()")
-            current_operation.step("pay", gate, atomic=True)
-
-        add_json(view, on_interrupted="retry")
-        first = background(world.post)
-        gate.wait_until_reached()
-        assert world.sql("select lease_expires_at <= clock_timestamp() from idempotency_record") == [
-            (True,)
-        ]
-        assert world.post().status_code == 409
-        gate.open()
-        assert first.result().status_code == 201
 
     def test_it_may_not_leave_the_transaction(self, world, add_json):
         def pay():

@@ -1,7 +1,5 @@
 """A failed transaction in the session: a view that is not atomic keeps its response and its steps."""
 
-from __future__ import annotations
-
 import pytest
 import sqlalchemy as sa
 

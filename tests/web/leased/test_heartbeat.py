@@ -1,7 +1,5 @@
 """``heartbeat=True``: a lease lives as long as its view and its process, and not a renewal longer."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

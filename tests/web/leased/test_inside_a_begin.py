@@ -1,7 +1,5 @@
 """Steps inside the view's own ``with db.session.begin()``."""
 
-from __future__ import annotations
-
 import pytest
 import sqlalchemy as sa
 

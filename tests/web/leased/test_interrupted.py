@@ -1,7 +1,5 @@
 """Operations that are not atomic: an interrupted one is nobody's to guess."""
 
-from __future__ import annotations
-
 import pytest
 import sqlalchemy as sa
 
@@ -25,19 +23,6 @@ def interrupt(world, add, **options):
         world.post()
     end_lease(world)
     return runs
-
-
-def test_a_worker_that_is_told_to_exit_leaves_the_operation_interrupted_at_once(world, add):
-    def view():
-        raise SystemExit
-
-    add(view)
-    with pytest.raises(SystemExit):
-        world.post()
-    assert world.post().status_code == 409
-    assert world.sql("select lease_expires_at <= clock_timestamp() from idempotency_record") == [
-        (True,)
-    ]
 
 
 def test_an_interrupted_operation_is_held(app, world, add, assert_problem):

@@ -1,7 +1,5 @@
 """``step(..., retry=...)``: a call is repeated after the errors that it names, while it is ours."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Steps: each runs once, whatever happens between them."""
 
-from __future__ import annotations
-
 import pytest
 
 from flask_idempotency import Retryable, StepError, StoreUnavailable, current_operation, idempotent
@@ -87,12 +85,11 @@ def test_two_steps_of_one_name_are_an_error(world, add_json, provider):
     assert len(errors) == len(provider.calls) == 1
 
 
-@pytest.mark.parametrize("atomic", [False, True])
-@pytest.mark.parametrize("name", ["", "x" * 256, "a\0b", "a\ud800b", None, 5])
-def test_a_step_has_a_name(world, add_json, provider, name, atomic):
+def test_a_step_has_a_name(world, add_json, provider):
     def view():
-        with pytest.raises(StepError, match="1 to 255 characters"):
-            current_operation.step(name, provider.charge, 1, atomic=atomic)
+        for name in "", "x" * 256, "a\0b", "a\ud800b", None, 5:
+            with pytest.raises(StepError, match="1 to 255 characters"):
+                current_operation.step(name, provider.charge, 1)
         return {}
 
     add_json(view)
@@ -128,49 +125,6 @@ def test_a_step_calls_no_async_function(world, add_json):
     assert world.post().status_code == 201
 
 
-def test_a_step_that_fails_leaves_the_finished_ones_and_may_be_tried_again(world, add_json, provider):
-    failures = [OSError("reset"), OSError("reset")]
-
-    def fails():
-        if failures:
-            raise failures.pop()
-        return "third time"
-
-    def view():
-        current_operation.step("charge", provider.charge, 5)
-        try:
-            return current_operation.step("mail", fails)
-        except OSError:
-            pass
-        try:
-            return current_operation.step("mail", fails)
-        except OSError as error:
-            raise Retryable from error
-
-    add_json(view)
-    assert world.post().status_code == 503
-    assert steps(world) == [("charge", 1)]
-    assert world.post().json == "third time"
-    assert len(provider.calls) == 1
-
-
-def test_a_finished_step_renews_the_lease(world, add_json, provider):
-    left = (
-        "select extract(epoch from lease_expires_at - clock_timestamp())::int from idempotency_record"
-    )
-    seen = []
-
-    def view():
-        world.sql("update idempotency_record set lease_expires_at = clock_timestamp()")
-        current_operation.step("charge", provider.charge, 5)
-        seen.append(world.sql(left)[0][0])
-        return {}
-
-    add_json(view, lease=100)
-    assert world.post().status_code == 201
-    assert 98 <= seen[0] <= 100
-
-
 def test_what_a_step_leaves_uncommitted_is_the_views_to_commit(world, add_json):
     def write(amount):
         world.db.session.add(world.Payment(amount=amount))
@@ -188,24 +142,6 @@ def test_what_a_step_leaves_uncommitted_is_the_views_to_commit(world, add_json):
     add_json(view)
     assert world.post().status_code == 201
     assert (world.count(), len(steps(world))) == (3, 2)
-
-
-def test_derived_keys_are_the_same_for_every_attempt_and_tell_nothing(world, add_json):
-    keys = []
-
-    def view():
-        keys.append([current_operation.derive_key(name) for name in ("charge", "mail")])
-        if current_operation.attempt == 1:
-            raise Retryable
-        return {}
-
-    add_json(view)
-    world.post(key="canary"), world.post(key="canary")
-    world.post(key="canary", user="bob"), world.post(key="canary", user="bob")
-    alice, again, bob, _ = keys
-    assert alice == again
-    assert len({*alice, *bob}) == 4
-    assert all(len(key) == 43 and key.replace("-", "a").replace("_", "a").isalnum() for key in alice)
 
 
 def test_atomic_operations_have_none(app, world):
@@ -229,27 +165,14 @@ def test_one_connection_is_enough(world, add_json, provider):
     def view():
         assert world.db.session.scalar(world.db.select(world.db.func.count(world.Payment.id))) == 0
         current_operation.step("charge", provider.charge, 5)
+        if current_operation.attempt == 1:
+            raise Retryable
         world.db.session.add(world.Payment(amount=5))
         world.db.session.commit()
         assert world.db.session.scalars(world.db.select(world.Payment.amount)).all() == [5]
         current_operation.step("pay", dict, atomic=True)
         assert world.db.session.scalars(world.db.select(world.Payment.amount)).all() == [5]
         return {}
-
-    add_json(view)
-    assert world.post().status_code == 201
-
-
-@pytest.mark.parametrize(
-    "config", [{"SQLALCHEMY_ENGINE_OPTIONS": {"pool_size": 1, "max_overflow": 0, "pool_timeout": 2}}]
-)
-def test_one_connection_is_enough_to_find_the_recorded_steps(world, add_json, provider):
-    def view():
-        assert world.db.session.scalar(world.db.select(world.db.func.count(world.Payment.id))) == 0
-        charge = current_operation.step("charge", provider.charge, 5)
-        if current_operation.attempt == 1:
-            raise Retryable
-        return charge
 
     add_json(view)
     assert [world.post().status_code for _ in range(2)] == [503, 201]
@@ -320,14 +243,6 @@ def test_steps_go_with_their_record(app, world, add_json, provider):
               " (select min(ctid) from idempotency_record)")  # fmt: skip
     assert sum(admin_of(app.extensions["idempotency"].records, "").purge(100)) == 1
     assert steps(world) == [("charge", 1)]
-
-
-def test_an_expired_operation_begins_without_its_old_steps(world, add_json, provider):
-    add_json(lambda: current_operation.step("charge", provider.charge, 5))
-    world.post()
-    world.sql("update idempotency_record set expires_at = clock_timestamp()")
-    assert world.post().json == {"id": 2}
-    assert len(provider.calls) == 2
 
 
 @pytest.mark.parametrize("atomic", [True, False])

@@ -1,7 +1,5 @@
 """Steps that a view calls in several threads at once."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 

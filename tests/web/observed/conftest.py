@@ -1,7 +1,5 @@
 """Patience, which observing has little of."""
 
-from __future__ import annotations
-
 import pytest
 
 from flask_idempotency.web.background import observer

@@ -1,7 +1,5 @@
 """What the tests look for among the events."""
 
-from __future__ import annotations
-
 
 def of(heard):
     """The events of observed requests."""

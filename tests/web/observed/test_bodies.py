@@ -1,7 +1,5 @@
 """The body of an observed request: its readers get what they would get without the extension."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import gc

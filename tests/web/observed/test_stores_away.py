@@ -1,7 +1,5 @@
 """Whatever becomes of the database that observing asks, requests and their views notice nothing."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """An application whose outcomes can be looked up, and a client that does so."""
 
-from __future__ import annotations
-
 import pytest
 
 from flask_idempotency.outcomes import outcomes_blueprint

@@ -1,7 +1,5 @@
 """The page of rules: what a client can know before it sends anything."""
 
-from __future__ import annotations
-
 import pytest
 
 from flask_idempotency import idempotent

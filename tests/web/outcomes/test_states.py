@@ -1,7 +1,5 @@
 """The look-up of outcomes: what it says of an operation in each of its states."""
 
-from __future__ import annotations
-
 import secrets
 
 import pytest
@@ -36,11 +34,6 @@ def test_a_sealed_response_is_opened(app, world, look):
     app.add_url_rule("/payments", "pay", view, methods=["POST"])
     world.post()
     assert look().json["answer"] == {"status": 201, "location": "/payments/7"}
-
-
-def test_nothing_is_known_of_a_key_that_was_not_sent(world, look, add_view, assert_problem):
-    add_view(world)
-    assert_problem(look(), 404, "outcome-unknown")
 
 
 def test_an_expired_record_is_not_known(world, look, add_view, assert_problem):
@@ -96,17 +89,6 @@ def test_a_failed_operation_is_told(world, look, add_view):
     add_view(world, during=fail, atomic=False)
     assert world.post().status_code == 500
     assert (look().json["state"], look().json["answer"]) == ("failed", {"status": 500})
-
-
-def test_a_leased_operation_is_in_progress_while_its_lease_runs(
-    world, look, add_view, gate, background
-):
-    add_view(world, during=gate, atomic=False)
-    first = background(world.post)
-    gate.wait_until_reached()
-    assert look().json["state"] == "in_progress"
-    gate.open()
-    first.result()
 
 
 def test_an_operation_that_is_free_again_is_not_finished(world, look, add_view):

@@ -1,15 +1,13 @@
 """The Agentic Commerce Protocol: its RFC on agentic checkout, sections 3.1 and 6.
 
 Read at commit c2afc863 (15 June 2026) of agentic-commerce-protocol/agentic-commerce-protocol. The
-numbers in the names are its sections. What does not hold is expected as it is, with the reason.
+numbers in the names are its sections. What does not hold is expected as it is, with the reason. What
+does not depend on the profile is not repeated: whose a key is, what a replay is, how long it is kept.
 """
-
-from __future__ import annotations
 
 import json
 
 import pytest
-import sqlalchemy as sa
 from flask import request
 from werkzeug.http import http_date
 
@@ -17,7 +15,6 @@ from flask_idempotency import KeyReused, Retryable, idempotent
 from flask_idempotency.client.responses import problem_type
 from flask_idempotency.core.errors import PROBLEMS
 from flask_idempotency.web.setup.profiles import PROFILES
-from tests.stores import BOTH
 
 JSON = "application/json"
 
@@ -62,27 +59,10 @@ def test_6_1_a_request_without_a_key_gets_400(world, add_view, assert_error):
     assert runs == []
 
 
-@pytest.mark.parametrize(("length", "status"), [(1, 201), (255, 201), (256, 400)])
-def test_6_1_a_key_is_any_text_of_up_to_255_characters(world, add_view, length, status):
+def test_6_1_a_key_is_a_text_of_up_to_255_characters(world, add_view, assert_error):
     add_view(world)
-    response = world.post(key="k" * length)
-    assert response.status_code == status
-    if status == 400:
-        assert response.json["code"] == "key_malformed"  # a code that the RFC leaves to the server
-
-
-def test_6_1_a_key_belongs_to_the_caller(world, add_view):
-    runs = add_view(world)
-    assert [world.post(user=user).status_code for user in ("alice", "bob")] == [201, 201]
-    assert len(runs) == 2
-
-
-def test_6_1_a_key_belongs_to_the_endpoint(world, add_view):
-    runs = add_view(world)
-    add_view(world, "/payments/<int:of>/complete", endpoint="complete")
-    assert world.post().status_code == 201
-    assert world.post("/payments/1/complete").status_code == 201
-    assert len(runs) == 1
+    assert world.post(key="k" * 255).status_code == 201
+    assert_error(world.post(key="k" * 256), 400, "key_malformed")  # a code left to the server
 
 
 def test_6_1_on_another_session_of_one_endpoint_a_key_is_refused(world, add_view, assert_error):
@@ -97,14 +77,10 @@ def test_6_1_on_another_session_of_one_endpoint_a_key_is_refused(world, add_view
     ("first", "second", "same"),
     [
         ('{"a": 1, "b": [1, 2]}', ' {"b":[1,2],"a":1}', True),
-        ('{"a": "é"}', '{"a": "\\u00e9"}', True),
-        ('{"a": null}', "{}", False),
-        ('{"a": [1, 2]}', '{"a": [2, 1]}', False),
-        ('{"a": "1"}', '{"a": 1}', False),
         ('{"a": 1.0}', '{"a": 1}', True),
         ('{"a": 1, "ext": {"loyalty": "x"}}', '{"a": 1, "ext": {"loyalty": "y"}}', False),  # 6.7
     ],
-    ids=["order of members", "escapes", "null", "order of items", "text", "number", "extension"],
+    ids=["order of members", "number", "extension"],
 )
 def test_6_2_bodies_are_compared_as_json(add_view, world, send, first, second, same):
     runs = add_view(world)
@@ -113,96 +89,20 @@ def test_6_2_bodies_are_compared_as_json(add_view, world, send, first, second, s
     assert len(runs) == 1
 
 
-def test_6_2_headers_are_not_compared(world, add_view):
-    runs = add_view(world)
-    first = world.post(headers={"Request-Id": "1", "Timestamp": "2026-06-15T00:00:00Z"})
-    again = world.post(headers={"Request-Id": "2", "Timestamp": "2026-06-15T00:00:09Z"})
-    assert (first.data, len(runs)) == (again.data, 1)
-
-
-def test_6_2_a_route_may_still_say_how_it_compares(world, add_view):
-    runs = add_view(world, fingerprint=["/amount"])
-    assert world.post(json={"amount": 5, "at": 1}).status_code == 201
-    assert world.post(json={"amount": 5, "at": 2}).status_code == 201
-    assert len(runs) == 1
-
-
-@pytest.mark.parametrize("path", ["/payments", "/checkout_sessions/7"], ids=["create", "update"])
-def test_6_3_a_retry_gets_the_stored_response(world, add_view, assert_replayed, path):
-    runs = add_view(world, "/checkout_sessions/<int:of>" if path[1] == "c" else path)
-    first = world.post(path)
-    assert_replayed(first, world.post(path))
-    assert len(runs) == 1
-
-
-def test_6_4_another_body_gets_422(world, add_view, assert_error):
-    runs = add_view(world)
-    assert world.post().status_code == 201
-    assert_error(world.post(json={"amount": 6}), 422, "idempotency_conflict")
-    assert len(runs) == 1
-
-
-@BOTH
-@pytest.mark.parametrize("amount", [5, 6], ids=["the same body", "another body"])
 def test_6_4_while_the_first_request_runs_the_key_gets_409(
-    world, add_view, assert_error, gate, background, amount
+    world, add_view, assert_error, gate, background
 ):
+    """Whatever the body: ``tests/contract/test_amended.py``, which has section 6.5, too."""
     add_view(world, during=gate)
     first = background(world.post)
     gate.wait_until_reached()
-    refused = world.post(json={"amount": amount})
+    refused = world.post()
     assert_error(refused, 409, "idempotency_in_flight")
     assert int(refused.headers["Retry-After"]) >= 1
     assert refused.headers["Idempotency-Key"] == "key-1"
     gate.open()
     assert first.result().status_code == 201
     assert world.post(json={"amount": 6}).status_code == 422
-
-
-@BOTH
-@pytest.mark.parametrize("amount", [5, 6], ids=["the same body", "an amended body"])
-def test_6_5_after_a_server_error_the_key_runs_afresh(world, amount):
-    world.app.config["PROPAGATE_EXCEPTIONS"] = False
-    seen = []
-
-    @world.app.post("/payments")
-    @idempotent
-    def pay():
-        seen.append(request.json["amount"])
-        world.db.session.add(world.Payment(amount=seen[-1]))
-        world.db.session.commit()
-        if len(seen) == 1:
-            raise LookupError
-        return {"amount": seen[-1]}, 201
-
-    assert world.post().status_code == 500
-    again = world.post(json={"amount": amount})
-    assert (again.status_code, again.json) == (201, {"amount": amount})
-    assert "Idempotent-Replayed" not in again.headers
-    assert seen == [5, amount]
-    assert [row.amount for row in world.sql("select amount from payment")] == [amount]
-    # From now on, the amended request is the key's.
-    assert world.post(json={"amount": amount}).headers["Idempotent-Replayed"] == "true"
-    assert world.post(json={"amount": 7}).status_code == 422
-
-
-def test_6_5_a_dead_attempt_left_nothing_to_contradict_either(world):
-    """The client saw a 5xx of its proxy."""
-    amounts = []
-
-    @world.app.post("/payments")
-    @idempotent
-    def pay():
-        amounts.append(request.json["amount"])
-        world.db.session.execute(sa.text("select 1"))
-        if len(amounts) == 1:
-            raise SystemExit
-        return {}, 201
-
-    with pytest.raises(SystemExit):
-        world.post()
-    assert world.post(json={"amount": 6}).status_code == 201
-    assert amounts == [5, 6]
 
 
 def test_6_5_what_called_others_is_not_repeated_after_a_server_error(world, add_view, assert_error):
@@ -234,17 +134,6 @@ def test_6_5_a_view_that_says_so_runs_again_but_its_finished_steps_keep_their_bo
     assert_error(world.post("/charges", json={"amount": 6}), 422, "idempotency_conflict")
     assert world.post("/charges").status_code == 201
     assert runs == [5, 5]
-
-
-def test_6_6_a_key_is_kept_for_a_day_and_new_afterwards(world, add_view):
-    runs = add_view(world)
-    assert world.post().status_code == 201
-    [kept] = world.sql("select extract(epoch from expires_at - created_at) from idempotency_record")
-    assert round(kept[0]) >= 24 * 3600
-    world.sql("update idempotency_record set expires_at = now() - interval '1 second'")
-    again = world.post(json={"amount": 6})
-    assert again.status_code == 201
-    assert (len(runs), "Idempotent-Replayed" in again.headers) == (2, False)
 
 
 class TestEcho:

@@ -5,8 +5,6 @@
 fixed but what the body says. What does not hold is expected as it is, with the reason.
 """
 
-from __future__ import annotations
-
 import pytest
 from flask import request
 

@@ -1,7 +1,5 @@
 """``IDEMPOTENCY_PROFILE``: what it sets, what wins over it, and where it is told."""
 
-from __future__ import annotations
-
 import pytest
 from openapi_spec_validator import validate
 from werkzeug.http import http_date

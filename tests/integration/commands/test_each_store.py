@@ -1,4 +1,4 @@
-"""The commands where the records are not in PostgreSQL: SQLite, Redis, a process, or one's own."""
+"""The commands on each store: PostgreSQL, SQLite, Redis, a process, or one's own."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ KEY = "canary-key-7f3a"
 class Shop:
     """An application with a view that is not atomic, killed after its first step at its first run."""
 
-    def __init__(self, store: Any, folder: Any, url: str, **config: Any) -> None:
-        self.app = Flask("shop")
+    def __init__(self, store: Any, folder: Any, url: str, uri: str = "", **config: Any) -> None:
+        self.app, self.store = Flask("shop"), store
         self.app.config.update(
-            SQLALCHEMY_DATABASE_URI=f"sqlite:///{folder}/shop.db",
+            SQLALCHEMY_DATABASE_URI=uri or f"sqlite:///{folder}/shop.db",
             IDEMPOTENCY_STORE=store,
             IDEMPOTENCY_REDIS_PREFIX=f"{folder.name}[*]:",
             PROPAGATE_EXCEPTIONS=False,
@@ -73,20 +73,26 @@ class Shop:
         return json.loads(result.output)
 
 
-@pytest.fixture(params=["sql", "redis"])
+@pytest.fixture(params=["postgres", "sql", "redis"])
 def store(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
+TABLES = pytest.mark.parametrize("store", ["postgres", "sql"], indirect=True)
+
+
 @pytest.fixture
-def shop(store: str, tmp_path: Any, redis_server: Any) -> Iterator[Shop]:
-    shop = Shop(store, tmp_path, redis_server.url)
-    if store == "sql":
+def shop(store: str, tmp_path: Any, redis_server: Any, databases: Any) -> Iterator[Shop]:
+    uri = databases.take() if store == "postgres" else ""
+    shop = Shop(store, tmp_path, redis_server.url, uri)
+    if store != "redis":
         assert shop.run("create-table").exit_code == 0
     yield shop
     with shop.app.app_context():
         assert shop.db.engine.pool.checkedout() == 0
         shop.db.engine.dispose()
+    if uri:
+        databases.give_back(uri)
 
 
 def test_an_operator_sees_how_far_it_came_and_lets_it_run_again(shop):
@@ -271,7 +277,8 @@ def test_an_overview_counts(shop):
     ]
     assert (found.estimated, found.running, found.interrupted, found.expired) == (False, 0, 1, 0)
     assert 0 <= found.interrupted_seconds < 60
-    assert found.expired_seconds is found.inserted is None
+    assert found.expired_seconds is None
+    assert (found.inserted is None) == (shop.store != "postgres")
 
 
 def test_list_shows_the_newest_first_and_stats_counts(shop):
@@ -334,6 +341,19 @@ def test_check_passes_a_healthy_application_and_leaves_nothing(shop, store):
     assert not_ok(result).keys() <= {"persistence"}  # the tests' Redis keeps nothing on disk
     assert shop.listed() == []
     there = {
+        "postgres": [
+            "PostgreSQL",
+            "driver",
+            "writable",
+            "columns",
+            "primary key",
+            "index",
+            "fill factor",
+            "steps",
+            "claim",
+            "db.session",
+            "Redis",
+        ],
         "sql": ["SQLite", "columns", "index", "claim", "db.session", "Redis"],
         "redis": ["Redis", "memory", "persistence", "claim"],
     }
@@ -342,7 +362,8 @@ def test_check_passes_a_healthy_application_and_leaves_nothing(shop, store):
 
 def test_check_advises_on_keys_that_other_processes_have(shop, store, tmp_path, redis_server):
     keys = [bytes(32)]
-    sealed = Shop(store, tmp_path, redis_server.url, IDEMPOTENCY_ENCRYPTION_KEYS=keys)
+    uri = shop.app.config["SQLALCHEMY_DATABASE_URI"]
+    sealed = Shop(store, tmp_path, redis_server.url, uri, IDEMPOTENCY_ENCRYPTION_KEYS=keys)
     assert shop.post("/ok", "plain").status_code == 201
     assert "encryption" not in findings(shop.run("check"))
     assert sealed.post("/ok").status_code == 201
@@ -548,8 +569,8 @@ def test_redis_that_is_full_or_forgets_does_not_pass(tmp_path):
             assert server.password not in result.output
 
 
-@pytest.mark.parametrize("store", ["sql"], indirect=True)
-def test_sqlite_resumes_what_was_abandoned(shop):
+@TABLES
+def test_what_was_abandoned_is_resumed(shop):
     answers = [500, 500, 201]
     resumable = idempotent(resumable=True)(lambda: ({}, answers.pop(0)))
     shop.app.add_url_rule("/pay", "pay", resumable, methods=["POST"])
@@ -573,8 +594,8 @@ def test_sqlite_resumes_what_was_abandoned(shop):
     assert shop.calls == [1]
 
 
-@pytest.mark.parametrize("store", ["sql"], indirect=True)
-def test_what_runs_in_sqlite_is_not_resumed(shop):
+@TABLES
+def test_what_runs_is_not_resumed(shop):
     seen = []
 
     def slow() -> Any:
@@ -588,8 +609,8 @@ def test_what_runs_in_sqlite_is_not_resumed(shop):
     assert seen == [[]]
 
 
-@pytest.mark.parametrize("store", ["sql"], indirect=True)
-def test_what_sqlite_could_not_resume_is_put_off(shop):
+@TABLES
+def test_what_could_not_be_resumed_is_put_off(shop):
     held = idempotent(atomic=False, resumable=True)(shop.order)
     shop.app.add_url_rule("/held", "held", held, methods=["POST"])
     with pytest.raises(Killed):
@@ -599,8 +620,8 @@ def test_what_sqlite_could_not_resume_is_put_off(shop):
     assert resumed(shop, "--backoff", "60") == []
 
 
-@pytest.mark.parametrize("store", ["sql"], indirect=True)
-def test_what_is_refused_in_sqlite_counts_as_tried(shop):
+@TABLES
+def test_what_is_refused_counts_as_tried(shop):
     held = idempotent(atomic=False, resumable=True)(shop.order)
     shop.app.add_url_rule("/held", "held", held, methods=["POST"])
     with pytest.raises(Killed):
@@ -612,8 +633,8 @@ def test_what_is_refused_in_sqlite_counts_as_tried(shop):
     assert shop.run("resume", "--max-attempts", "3").output == said
 
 
-@pytest.mark.parametrize("store", ["sql"], indirect=True)
-def test_what_has_expired_in_sqlite_is_not_begun_again(shop):
+@TABLES
+def test_what_has_expired_is_not_begun_again(shop):
     """Neither if it had when it was looked for, nor if it does on its way to the view."""
     runs = []
 
@@ -642,7 +663,7 @@ def test_what_has_expired_in_sqlite_is_not_begun_again(shop):
     assert runs == [1, 1], "its client may begin it again"
 
 
-@pytest.mark.parametrize("store", ["sql"], indirect=True)
+@TABLES
 def test_two_that_resume_at_once_share_the_work(shop):
     held = idempotent(atomic=False, resumable=True)(shop.order)
     shop.app.add_url_rule("/held", "held", held, methods=["POST"])
@@ -664,9 +685,12 @@ def resumed(shop: Shop, *options: str) -> list[Any]:
 
 def make_due(shop: Shop) -> None:
     """An hour goes by for every operation."""
+    ago = {
+        "postgres": "{name} - interval '1 hour'",
+        "sql": "strftime('%Y-%m-%d %H:%M:%f', {name}, '-1 hour')",
+    }[shop.store]
     for name in "created_at", "completed_at", "lease_expires_at", "tried_at":
-        ago = f"strftime('%Y-%m-%d %H:%M:%f', {name}, '-1 hour')"
-        sql(shop, f"update idempotency_record set {name} = {ago}")
+        sql(shop, f"update idempotency_record set {name} = {ago.format(name=name)}")
 
 
 class Own:
