@@ -278,7 +278,12 @@ class TestAnOrphan:
 
         def kill(children, **case):
             program = start(forking_shop.main, [Case(**case)])
-            wait_until(lambda: len(program.lines()) == children + 1, "the view and its children tell")
+
+            def all_told():
+                said = " ".join(program.lines())
+                return said.count("child") == children and "inside" in said
+
+            wait_until(all_told, "the view and its children tell")
             told = {}
             for line in program.lines():
                 told.update(json.loads(line))
