@@ -21,13 +21,13 @@ from sqlalchemy.orm import Session
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 import example
-from example import card_provider, provider
+from example import provider
 from example.models import Order, Payment
 from flask_idempotency import current_operation
 from flask_idempotency.core.records import Claim
 from flask_idempotency.testing.watch import Watch, watched
 from flask_idempotency.web.setup.state import app_state
-from laboratory import without
+from laboratory import card_provider, without
 
 FAULT = "Laboratory-Fault"
 STORY = "Laboratory-Story"

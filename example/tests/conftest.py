@@ -7,9 +7,10 @@ import pytest
 from werkzeug.serving import make_server
 
 import servers
-from example import card_provider, create_app
+from example import create_app
 from example.extensions import db
 from example.seed import seed
+from laboratory import card_provider
 
 
 @pytest.fixture(scope="session")

@@ -12,13 +12,13 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import func, select
 
-from example.card_provider import DECLINED
 from example.extensions import db
 from example.models import Account, Order, Payment, Product
 from example.orders import LEASE
 from example.seed import ALICE, BOB
 from flask_idempotency.cli import cli
 from flask_idempotency.testing import assert_idempotent, crash_at, every_crash
+from laboratory.card_provider import DECLINED
 
 ALICES, BOBS = ({"headers": {"Authorization": f"Bearer {who.token}"}} for who in (ALICE, BOB))
 CARD, KEY = "4242424242424242", {"Idempotency-Key": "1"}

@@ -1,4 +1,6 @@
-"""A card provider to try the shop with, a service of its own: ``example.card_provider:create_app()``.
+"""A card provider to try the shop with, a service of its own.
+
+    gunicorn "laboratory.card_provider:create_app()"
 
 Like a real one it honours an ``Idempotency-Key`` if it gets one, keeps a ledger, and tells the shop
 what happened, again and again until the shop has heard it.
