@@ -1,0 +1,85 @@
+"""The pictures of the pages: each can be read, takes nothing from elsewhere, and is true."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from flask_idempotency.cli.records import STATES
+from flask_idempotency.core.machine import Situation
+from flask_idempotency.core.storable import NOT_STORED
+from flask_idempotency.web.background.heartbeat import SHARE
+from flask_idempotency.web.setup.settings import SETTINGS
+from tests.docs.pages import PAGES, ROOT
+from tests.unit.test_architecture import ROOMS, WEB
+
+PICTURES = sorted((ROOT / "docs/pictures").glob("*.svg"))
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def parsed(picture: Path) -> ET.Element:
+    return ET.parse(picture).getroot()  # noqa: S314  # a file of ours
+
+
+def texts(name: str, kind: str = "") -> list[str]:
+    """The texts of a picture, or those of one class."""
+    found = parsed(ROOT / f"docs/pictures/{name}.svg").iter(f"{SVG}text")
+    return [str(text.text) for text in found if kind in (text.get("class") or "").split() or not kind]
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda path: path.name)
+def test_a_picture_says_what_it_shows_and_stands_alone(picture: Path):
+    root = parsed(picture)
+    named = [root.findtext(f"{SVG}title"), root.findtext(f"{SVG}desc")]
+    assert all(named)
+    assert (root.tag, root.get("role")) == (f"{SVG}svg", "img")
+    source = picture.read_text(encoding="utf-8")
+    assert "prefers-color-scheme: dark" in source
+    assert "<script" not in source
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg\")|href|@import|url\((?!#)", source)
+    assert len(source) < 12_000
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda path: path.name)
+def test_a_picture_is_on_a_page_with_its_words(picture: Path):
+    pages = [page.read_text(encoding="utf-8") for page in PAGES]
+    [alternative] = re.findall(rf"!\[([^\]]+)\]\(pictures/{picture.name}\)", "\n".join(pages))
+    assert len(alternative) > 100
+
+
+def test_the_states_are_those_of_a_record():
+    assert set(texts("states", "state")) == set(STATES)
+    written = " ".join(texts("states")).replace("_", " ")
+    assert [s.value for s in Situation if s.value not in written] == []
+    arrows = parsed(ROOT / "docs/pictures/states.svg").iter(f"{SVG}path")
+    moved = {(arrow.get("data-from"), arrow.get("data-to")) for arrow in arrows} - {(None, None)}
+    ends = " ".join(f"{start} {end}" for start, end in moved).split()
+    assert set(ends) == {*STATES, "absent", "expired"} - {"observed", "erased"}
+    unstored = re.findall(r"\b4\d\d\b", " ".join(texts("states")))
+    assert set(map(int, unstored)) == set(NOT_STORED)
+
+
+def test_the_heartbeat_renews_when_the_code_does():
+    [lease] = (int(n) for n in re.findall(r"lease=(\d+)", " ".join(texts("lease"))))
+    renewed = [int(text.removesuffix(" s")) for text in texts("lease", "renewal")]
+    assert renewed == [lease * SHARE, 2 * lease * SHARE]
+    assert texts("lease", "end")[-1] == f"{renewed[-1] + lease} s"
+    assert {f"until {at + lease} s" for at in renewed} <= set(texts("lease"))
+
+
+def test_each_store_can_be_chosen():
+    [check] = (setting.read for setting in SETTINGS if setting.name == "STORE")
+    assert all(check(store) == store for store in texts("which-store", "store"))
+    columns = (ROOT / "docs/stores.md").read_text(encoding="utf-8").partition("\n| | ")[2]
+    named = re.findall(r"`(\w+)`", columns.partition("\n")[0])
+    assert sorted(texts("which-store", "store")) == sorted(named)
+
+
+def test_the_rooms_are_those_of_the_house():
+    rooms = {room.split("/")[0] for room in texts("house", "room")}
+    assert rooms <= ROOMS.keys()
+    in_web = {room.split("/")[1] for room in texts("house", "room") if room.startswith("web/")}
+    assert in_web <= set().union(*WEB)
