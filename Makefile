@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-the-tests lowest newest lint docs bench faults differential real poolers agents test-browser clean help
+.PHONY: demo test test-the-tests lowest newest lint docs bench faults differential real poolers agents test-browser picture clean help
 
 demo: $(VENV)/.has-test  ## break things in a shop with the extension, and in one without: a page to press on
 	@$(RUN) laboratory $(ARGS)
@@ -47,6 +47,9 @@ lint: $(VENV)/.has-lint  ## check style, format and types
 docs: $(VENV)/.has-docs  ## build docs/_build/html, pages in Markdown and llms.txt too; a warning is an error
 	@$(RUN) sphinx -q -W -n --keep-going docs docs/_build/html
 	@$(RUN) sphinx -q -W -a -b markdown -d docs/_build/markdown -D smartquotes=0 docs docs/_build/html
+
+picture: $(VENV)/.has-test  ## play the killed worker in both shops, and draw README's picture of it
+	@$(RUN) laboratory.picture
 
 bench: $(VENV)/.has-bench  ## measure against the unprotected view
 	@$(RUN) bench $(ARGS)

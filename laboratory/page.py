@@ -93,4 +93,4 @@ def guarantee(number: str) -> str:
     found = re.search(rf"^\| \*\*{number}\. (.*?) \|", GUARANTEES.read_text(), re.MULTILINE)
     assert found, f"no guarantee {number} in {GUARANTEES}"
     plain = re.sub(r"\[(.*?)\]\(.*?\)|\*\*|`", r"\1", found[1])
-    return f"{number}. {plain}"
+    return f"Guarantee {number}: {plain}"

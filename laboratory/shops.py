@@ -88,7 +88,7 @@ class Claims(Watch):
     """Notes what the extension does around a view."""
 
     def claimed(self, claim: Claim, attempt: int) -> None:
-        note("claim", f"attempt {attempt}")
+        note("claim", f"of the key, attempt {attempt}")
 
     def completed(self, claim: Claim) -> None:
         note("commit", "row and response together")

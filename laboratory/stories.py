@@ -177,7 +177,7 @@ _EACH = (
     ),
     Story(
         "other-amount",
-        "Same key, other amount",
+        "Same key, different amount",
         "Alice pays 12.50; then her app makes a mistake, and sends 99.00 with the same key.",
         ("1",),
         other_amount,
@@ -243,7 +243,7 @@ _EACH = (
     ),
     Story(
         "provider-charged",
-        "Kill it after a card charge",
+        "Kill the worker after a card charge",
         "Alice orders by card; the provider has charged it, and the worker is killed before it can note"
         " that. Her app retries.",
         ("A", "C"),

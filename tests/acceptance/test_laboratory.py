@@ -153,11 +153,11 @@ def test_the_time_line_of_a_killed_worker(client: FlaskClient) -> None:
     page = press(client, "/stories/kill-worker").partition("With Flask-Idempotency")[2]
     line = page[page.index("Time line") :]
     signs = (
-        "claim attempt 1",
+        "claim of the key, attempt 1",
         "write a row",
         "SIGKILL",
         "retry",
-        "claim attempt 2",
+        "claim of the key, attempt 2",
         "commit row and response",
         "one row",
     )
