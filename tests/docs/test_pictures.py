@@ -83,3 +83,25 @@ def test_the_rooms_are_those_of_the_house():
     assert rooms <= ROOMS.keys()
     in_web = {room.split("/")[1] for room in texts("house", "room") if room.startswith("web/")}
     assert in_web <= set().union(*WEB)
+
+
+def test_the_killed_worker_leaves_two_payments_without_and_one_with():
+    assert texts("killed-worker", "lane") == ["Without Flask-Idempotency", "With Flask-Idempotency"]
+    assert texts("killed-worker", "strong") == ["two payments", "one payment"]
+    boxes = [
+        rect.get("class")
+        for rect in parsed(ROOT / "docs/pictures/killed-worker.svg").iter(f"{SVG}rect")
+    ]
+    assert boxes == ["paper", "twice", "once"]
+
+
+def test_the_killed_worker_stands_still_for_who_wants_no_motion():
+    source = (ROOT / "docs/pictures/killed-worker.svg").read_text(encoding="utf-8")
+    [moves] = re.findall(r"animation[^;}]*", source)
+    assert source.index("(prefers-reduced-motion: no-preference)") < source.index(moves)
+
+
+def test_the_readme_shows_the_killed_worker_with_its_words():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    [alternative] = re.findall(r"!\[([^\]]+)\]\(docs/pictures/killed-worker\.svg\)", readme)
+    assert all(word in alternative for word in ("killed", "twice", "once"))
