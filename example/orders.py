@@ -27,7 +27,7 @@ LEASE = 5
     atomic=False, lease=LEASE, heartbeat=True, on_interrupted="retry", resumable=["Authorization"]
 )
 def create() -> ResponseReturnValue:
-    product_id, quantity, card = _read(request.get_json())
+    product_id, quantity, card = read_order(request.get_json())
     operation = current_operation
     order = operation.step("reserve", reserve, product_id, quantity, atomic=True)
     amount, reference, key = order["amount"], order["reference"], operation.derive_key("charge")
@@ -72,7 +72,7 @@ def lock(order_id: int) -> Order:
     return db.session.get_one(Order, order_id, with_for_update=True, populate_existing=True)
 
 
-def _read(body: Any) -> tuple[int, int, str]:
+def read_order(body: Any) -> tuple[int, int, str]:
     """Product, quantity and card of a JSON body."""
     match {"quantity": 1, **body} if isinstance(body, dict) else body:
         case {"product": int(product_id), "quantity": int(quantity), "card": str(card)}:

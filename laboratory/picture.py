@@ -1,7 +1,4 @@
-"""Draw README's moving picture: the worker is killed, in both lanes.
-
-python -m laboratory.picture
-"""
+"""Draw README's moving picture, from the killed worker as it really goes (make picture)."""
 
 from __future__ import annotations
 
@@ -82,7 +79,7 @@ def _appears(place: int, most: int) -> str:
 
 
 def _words(what: str) -> str:
-    """The shop's and Alice's words, said once for who sees nothing else."""
+    """The words of the time line, shortened: a line of the picture has room for about 20 characters."""
     return {
         "request": "Alice’s app pays",
         "retry": "her app retries",

@@ -41,7 +41,12 @@ class Stage:
             is_new = not all(lane.can_go_on(MOST) for lane in self.lanes)
             if is_new:
                 self._start_over()
-            return play(story, self.lanes, self.servers), is_new
+            try:
+                return play(story, self.lanes, self.servers), is_new
+            finally:  # a story that failed half way may have left one stopped
+                for server in self.servers.values():
+                    if server.pid is None:
+                        server.start()
 
     def start_over(self) -> None:
         with self._turn:

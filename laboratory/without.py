@@ -16,7 +16,7 @@ from example.errors import CardDeclined
 
 def create_order() -> ResponseReturnValue:
     """``orders.create`` without steps: reserve, charge, confirm."""
-    product_id, quantity, card = orders._read(request.get_json())
+    product_id, quantity, card = orders.read_order(request.get_json())
     order = orders.reserve(product_id, quantity)
     charge = provider.charge(
         order["amount"],

@@ -6,6 +6,7 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from html import unescape
 from typing import Any
 
@@ -16,6 +17,7 @@ from flask.testing import FlaskClient
 
 import example
 from example.seed import ALICE, BOB
+from laboratory.client import Client
 from laboratory.page import create_app, guarantee
 from laboratory.shops import FAULT, KILL_AFTER_COMMIT
 from laboratory.stage import Stage, open_stage
@@ -170,6 +172,18 @@ def test_a_stampede_is_counted(client: FlaskClient) -> None:
     without, _, protected = press(client, "/stories/stampede").partition("With Flask-Idempotency")
     assert f"{MANY} payments made" in without
     assert f"1 payment made {MANY - 1} replays" in protected
+
+
+def test_a_story_that_fails_half_way_leaves_no_server_stopped(stage: Stage) -> None:
+    def stops_only(client: Client) -> None:
+        client.together("Redis is stopped", client.servers["redis"].stop)
+        raise RuntimeError("half way")
+
+    failed, _ = stage.play(replace(STORIES["stop-redis"], run=stops_only))
+    # The other lane may still be waiting for this one when it fails.
+    assert {result.error for result in failed} - {"BrokenBarrierError: "} == {"RuntimeError: half way"}
+    whole, _ = stage.play(STORIES["stop-redis"])
+    assert all(result.is_as_told for result in whole)
 
 
 def test_money_that_is_used_up_starts_both_lanes_over(stage: Stage, client: FlaskClient) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 import shutil
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from flask import request
 from playwright.sync_api import Browser, Page, sync_playwright
-from werkzeug.serving import make_server
 
 from flask_idempotency import current_operation, idempotent
+from tests.served import served
 
 ROOT = "/operations"
 
@@ -79,13 +78,8 @@ def completed(world: Any) -> str:
 
 @pytest.fixture
 def url(world: Any) -> Iterator[str]:
-    server = make_server("127.0.0.1", 0, world.app, threaded=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with served(world.app) as url:
+        yield url
 
 
 @pytest.fixture

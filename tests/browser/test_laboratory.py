@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
-from werkzeug.serving import make_server
 
 from example.seed import ALICE
 from laboratory.page import create_app
@@ -19,6 +17,7 @@ from laboratory.stories import STORIES
 from tests.acceptance.test_laboratory import NAMES, WITH, WITHOUT, books
 from tests.browser.conftest import DARK, LIGHT
 from tests.browser.test_console import RULES
+from tests.served import served
 from tests.waiting import wait_until
 
 PRICE = 1250
@@ -34,13 +33,8 @@ def stage() -> Iterator[Stage]:
 @pytest.fixture
 def laboratory(stage: Stage) -> Iterator[str]:
     stage.start_over()
-    server = make_server("127.0.0.1", 0, create_app(stage), threaded=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with served(create_app(stage)) as url:
+        yield url
 
 
 @pytest.fixture

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from contextlib import closing
 
 import pytest
 import stripe
 from flask import request
 from werkzeug.http import http_date
-from werkzeug.serving import make_server
 
 from flask_idempotency import Problem, idempotent
 from flask_idempotency.client import IdempotentSession, was_replayed
 from servers import FaultProxy
+from tests.served import served
 
 
 @pytest.fixture
@@ -25,14 +24,8 @@ def store() -> str:
 @pytest.fixture
 def serve(world):
     """A function that serves the application, behind a proxy that can lose responses."""
-    http = make_server("127.0.0.1", 0, world.app, threaded=True)
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    with FaultProxy(f"http://127.0.0.1:{http.server_port}") as proxy:
+    with served(world.app) as url, FaultProxy(url) as proxy:
         yield proxy
-    http.shutdown()
-    thread.join()
-    http.server_close()
 
 
 @pytest.fixture

@@ -70,6 +70,32 @@ def test_committing_the_operations_connection_is_refused(world, view, is_read_fi
     assert world.count() == 0
 
 
+@pytest.mark.parametrize("goes_on_by", ["a commit", "a statement"])
+def test_who_ends_it_by_a_connection_of_the_drivers_learns_so_at_once(world, view, goes_on_by):
+    """By one that a listener has kept, past every cursor that is heard."""
+    taken, after = [], []
+    with world.app.app_context():
+        sa.event.listen(world.db.engine, "checkout", lambda driver, *_: taken.append(driver))
+
+    def pay():
+        world.db.session.add(world.Payment(amount=1))
+        world.db.session.flush()
+        with own_cursor(taken[-1]) as cursor:
+            cursor.execute("commit")
+        if goes_on_by == "a statement":
+            world.db.session.execute(sa.text("select 1"))
+        else:
+            world.db.session.commit()
+        after.append(1)
+        return {}, 201
+
+    view(pay)
+    with pytest.raises(NotAtomic, match="through the driver's connection"):
+        world.post()
+    assert after == []
+    assert [r.state for r in world.records()] == ["in_progress"]
+
+
 @PSYCOPG2
 def test_a_refused_level_is_named_in_words(world, view):
     view(lambda: world.db.session.connection().connection.driver_connection.set_isolation_level(0))
