@@ -57,7 +57,7 @@ def create_app(stage: Stage) -> Flask:
     def tell(name: str) -> ResponseReturnValue:
         story = STORIES.get(name) or abort(404)
         shown["results"], shown["is_new"] = stage.play(story)
-        return redirect(url_for("index", _anchor="story"), 303)
+        return redirect(url_for("index", _anchor="told"), 303)
 
     @app.post("/reset")
     def reset() -> ResponseReturnValue:

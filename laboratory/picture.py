@@ -5,22 +5,36 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
+from laboratory.client import Moment
 from laboratory.results import Result
 from laboratory.stage import open_stage
 from laboratory.stories import STORIES
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "pictures" / "killed-worker.svg"
 STORY = STORIES["kill-worker"]
-WIDTH, LANE, TOP, STEP = 560, 272, 100, 27  # of the picture's own units
+WIDTH, TOP, STEP = 450, 100, 27  # of the picture's own units: a phone shows some 360 of them
+LANES = ((20, 180), (214, 220))  # where each begins, and how wide it is
 SECONDS = 14  # of one round: half of it tells the story, the rest shows how it ended
+
+WORDS = {
+    "request": "app pays",
+    "retry": "app retries",
+    "the view’s commit()": "view’s commit()",
+    "commit": "committed",
+    "SIGKILL": "kill -9",
+    "409 Conflict, wait 1 s": "409, wait 1 s",
+    "one row": "one payment",
+    "two rows": "two payments",
+}
+"""Of the time line, only what the story turns on, shortened: a line has room for 16 characters."""
 
 STYLE = """
   text { font: 16px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1d2428 }
   .paper { fill: #ffffff; stroke: #d5d9d6 } .soft { fill: #56616a }
-  .head { font-size: 19px; font-weight: 700 } .lane, .strong { font-weight: 700 }
+  .head { font-size: 18px; font-weight: 700 } .lane, .strong { font-weight: 700 }
   .time { text-anchor: end; font-size: 14px; fill: #56616a }
   .once { fill: #e2f2ee } .twice { fill: #fde8e7 }
-  .verdict { font-size: 17px; font-weight: 700 }
+  .verdict { font-size: 16px; font-weight: 700 }
   .once + text { fill: #0c5f53 } .twice + text { fill: #a31d19 }
   .kill { font-weight: 700 }
   @media (prefers-color-scheme: dark) {
@@ -33,10 +47,14 @@ STYLE = """
 
 def draw(results: list[Result]) -> str:
     """Both lanes as SVG. Without an animation the end of the story is seen."""
-    most = max(len(result.moments) for result in results)
+    told = [[moment for moment in result.moments if moment.what in WORDS] for result in results]
+    most = max(map(len, told))
     height = TOP + most * STEP + 68
     said = " ".join(f"{each.lane.title}: {each.verdict}" for each in results)
-    lanes = "".join(_lane(each, number, most) for number, each in enumerate(results))
+    lanes = "".join(
+        _lane(number, result, moments, most)
+        for number, (result, moments) in enumerate(zip(results, told, strict=True))
+    )
     # All of the animation is under the condition: who wants no motion sees the end at once.
     animation = f".moment {{ animation: var(--appears) {SECONDS}s infinite }}"
     moves = f"  @media (prefers-reduced-motion: no-preference) {{ {animation} }}\n"
@@ -46,27 +64,28 @@ def draw(results: list[Result]) -> str:
         f' aria-labelledby="title desc">\n<title id="title">{escape(STORY.told)}</title>\n'
         f'<desc id="desc">{escape(said)}</desc>\n<style>{STYLE}{times}</style>\n'
         f'<rect class="paper" x="1" y="1" width="{WIDTH - 2}" height="{height - 2}" rx="10"/>\n'
-        f'<text class="head" x="20" y="36">Alice pays. The worker is killed. Her app retries.</text>\n'
+        f'<text class="head" x="20" y="36">The worker is killed. The app retries.</text>\n'
         f"{lanes}</svg>\n"
     )
 
 
-def _lane(result: Result, number: int, most: int) -> str:
-    left = 20 + number * LANE
-    lines = [f'<text class="lane" x="{left}" y="72">{escape(result.lane.title)}</text>']
-    for place, moment in enumerate(result.moments):
+def _lane(number: int, result: Result, moments: list[Moment], most: int) -> str:
+    left, width = LANES[number]
+    title = result.lane.title if result.lane.is_protected else "Without"
+    lines = [f'<text class="lane" x="{left}" y="72">{escape(title)}</text>']
+    for place, moment in enumerate(moments):
         kind = "kill" if moment.what == "SIGKILL" else "strong" if moment.who == "books" else ""
-        y, time = TOP + place * STEP, round((moment.at - result.began) * 1000)
+        y, seconds = TOP + place * STEP, moment.at - result.began
         lines.append(
             f'<g class="moment" style="--appears: m{place}">'
-            f'<text class="time" x="{left + 56}" y="{y}">{time:,} ms</text>'
-            f'<text class="{kind}" x="{left + 66}" y="{y}">{escape(_words(moment.what))}</text></g>'
+            f'<text class="time" x="{left + 44}" y="{y}">{seconds:.2f} s</text>'
+            f'<text class="{kind}" x="{left + 54}" y="{y}">{escape(WORDS[moment.what])}</text></g>'
         )
-    y = TOP + most * STEP + 4
+    y, verdict = TOP + most * STEP + 4, result.verdict.removeprefix("Alice ").capitalize()
     lines.append(
         f'<g class="moment" style="--appears: m{most}">'
-        f'<rect class="{result.kind}" x="{left - 4}" y="{y}" width="{LANE - 18}" height="44" rx="8"/>'
-        f'<text class="verdict" x="{left + 8}" y="{y + 29}">{escape(result.verdict)}</text></g>'
+        f'<rect class="{result.kind}" x="{left - 4}" y="{y}" width="{width}" height="44" rx="8"/>'
+        f'<text class="verdict" x="{left + 8}" y="{y + 29}">{escape(verdict)}</text></g>'
     )
     return "\n".join(lines) + "\n"
 
@@ -76,21 +95,6 @@ def _appears(place: int, most: int) -> str:
     at = place * 50 / most
     hidden, seen = f"0%, {at:.1f}% {{ opacity: 0 }}", f"{at + 1:.1f}%, 98% {{ opacity: 1 }}"
     return f"@keyframes m{place} {{ {hidden} {seen} }}\n"
-
-
-def _words(what: str) -> str:
-    """The words of the time line, shortened: a line of the picture has room for about 20 characters."""
-    return {
-        "request": "Alice’s app pays",
-        "retry": "her app retries",
-        "claim": "the key is claimed",
-        "write": "a payment is written",
-        "commit": "committed",
-        "SIGKILL": "kill -9",
-        "no response: the connection was reset": "no response",
-        "one row": "one payment",
-        "two rows": "two payments",
-    }.get(what, what)
 
 
 def main() -> None:

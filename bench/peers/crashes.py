@@ -21,6 +21,9 @@ PATIENCE_SECONDS = 75.0
 
 PROMPT_SECONDS = 1.0
 
+KILLS = 10
+"""So many workers are killed, each with a key of its own."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -84,23 +87,32 @@ EXPERIMENTS = QUICK | WAITING
 
 
 def _killed(start: Start, place: Place, moment: str) -> Outcome:
-    with start() as worker:
-        try:
-            worker.ask("die", moment=moment, key="killed", amount=41)
-        except Died:
-            killed = time.monotonic()
-        else:
-            return Outcome(place.payments(41), "never came to this moment")
+    keys = [f"killed-{number}" for number in range(KILLS)]
+    for key in keys:
+        with start() as worker:
+            try:
+                worker.ask("die", moment=moment, key=key, amount=41)
+            except Died:
+                killed = time.monotonic()
+            else:
+                return Outcome(place.payments(41), "never came to this moment")
     with start() as worker:
         ready = time.monotonic()
-        answer = worker.ask("send", key="killed", amount=41, patience=PATIENCE_SECONDS)
-    waited, seconds = time.monotonic() - ready, time.monotonic() - killed
+        # The key whose worker died last: it waits longest.
+        answer = worker.ask("send", key=keys[-1], amount=41, patience=PATIENCE_SECONDS)
+        waited, seconds = time.monotonic() - ready, time.monotonic() - killed
+        others = [worker.ask("send", key=key, amount=41, patience=1) for key in keys[:-1]]
+    statuses = {each["status"] for each in [answer, *others]}
     before = f" (before that {_listed(answer['before'])})" if answer["before"] else ""
     if answer["status"] not in (201, 422):
         kept = f", and the record is {left}" if (left := place.kept_in_redis()) else ""
-        return Outcome(place.payments(41), f"still {answer['status']} after {seconds:.0f} s{kept}")
-    when = "at once" if waited < PROMPT_SECONDS and not before else f"after {seconds:.0f} s{before}"
-    return Outcome(place.payments(41), f"{answer['status']} {when}")
+        seen = f"still {answer['status']} after {seconds:.0f} s{kept}"
+    elif waited < PROMPT_SECONDS and not before:
+        seen = f"{answer['status']} at once"
+    else:
+        seen = f"{answer['status']} after {seconds:.0f} s{before}"
+    differs = "" if len(statuses) == 1 else f"; the {KILLS} keys got {sorted(statuses)}"
+    return Outcome(place.payments(41), f"of {KILLS} keys: {seen}{differs}")
 
 
 def _listed(statuses: dict[str, int]) -> str:

@@ -20,8 +20,9 @@ async function press(form) {
       `${lane.querySelector("h3").textContent}: ${lane.querySelector(".verdict").textContent.trim()}`);
     said.textContent = lanes.join(" ");
     const verdicts = [...document.querySelectorAll(".verdict")];
-    if (verdicts.some((verdict) => verdict.getBoundingClientRect().bottom > innerHeight)) {
-      document.getElementById("story").scrollIntoView();
+    const places = verdicts.map((verdict) => verdict.getBoundingClientRect());
+    if (places.some((place) => place.top < 0 || place.bottom > innerHeight)) {
+      document.getElementById("told").scrollIntoView();
     }
   } catch (error) {
     said.textContent = "No response: is the demo still running?";

@@ -85,7 +85,7 @@ def no_faults(page: Page) -> None:
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_button(stage: Stage, visit: Page, width: int, name: str) -> None:
+def test_every_button(stage: Stage, visit: Page, width: int, height: int, name: str) -> None:
     press(visit, name)
     assert books(stage, "without") == WITHOUT[name]
     assert books(stage, "with") == WITH[name]
@@ -97,7 +97,18 @@ def test_every_button(stage: Stage, visit: Page, width: int, name: str) -> None:
         assert verdict.get_attribute("class") == f"verdict {kind}"
         expect(visit.get_by_role("status")).to_contain_text(verdict.locator("strong").inner_text())
     assert visit.evaluate("document.documentElement.scrollWidth") <= width
-    assert verdicts.first.bounding_box()["y"] < 800
+    places = [verdict.bounding_box() for verdict in verdicts.all()]
+    assert all(place["y"] >= 0 and place["y"] + place["height"] <= height for place in places)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_who_opens_it_sees_both_verdicts_at_once(stage: Stage, visit: Page, height: int) -> None:
+    visit.get_by_role("button", name=STORIES["lost-response"].button).click()
+    expect(visit.locator(".verdict.once")).to_be_visible(timeout=SECONDS * 1000)
+    visit.reload()
+    places = [verdict.bounding_box() for verdict in visit.locator(".verdict").all()]
+    assert visit.evaluate("scrollY") == 0
+    assert all(place["y"] + place["height"] <= height for place in places)
 
 
 @pytest.mark.parametrize("scheme", [LIGHT, DARK])

@@ -39,8 +39,8 @@ def test_a_worker_checks_times_and_counts(start):
         assert calls["first"] > calls["bare"] > 1000
 
 
-def test_a_worker_that_is_killed_in_its_view_pays_once(start, place):
-    assert str(crashes.killed_before(start, place)) == "1; 201 at once"
+def test_a_worker_that_is_killed_in_its_view_pays_once_for_each_key(start, place):
+    assert str(crashes.killed_before(start, place)) == "10; of 10 keys: 201 at once"
 
 
 def test_a_process_that_ends_says_its_last_line(start):
