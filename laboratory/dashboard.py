@@ -134,7 +134,8 @@ def _curves(panel: Panel, prometheus: Prometheus, times: list[int]) -> Iterator[
         for labels, values in prometheus.ask(expression, times):
             if all(value is None for value in values):
                 continue
-            name = re.sub(r"{{(\w+)}}", lambda m, of=labels: of.get(m[1], ""), target["legendFormat"])
+            parts = re.split(r"{{(\w+)}}", target["legendFormat"])
+            name = "".join(labels.get(p, "") if n % 2 else p for n, p in enumerate(parts))
             round_, colour = divmod(number, len(COLOURS))
             curve = Curve(name.strip(), COLOURS[colour], DASHES[round_ % 3], values, base)
             if stacks:
@@ -215,7 +216,7 @@ def _nice(step: float, *, whole: bool) -> float:
     """The next larger step of which people count: 1, 2, 2.5 or 5, and ten times these."""
     if whole and step <= 1:
         return 1
-    power = 10 ** math.floor(math.log10(step))
+    power = 10.0 ** math.floor(math.log10(step))
     steps = (1, 2, 5, 10) if whole else (1, 2, 2.5, 5, 10)
     return next(nice * power for nice in steps if nice * power >= step * (1 - 1e-9))
 

@@ -1,4 +1,4 @@
-"""Take the pages' pictures of the console and of the dashboard, in a shop with traffic (make screenshots).
+"""Take the pictures of the console and of the dashboard, in a shop with traffic (make screenshots).
 
 ``docs/figures/console-overview.png``, ``console-record.png`` and ``dashboard.png``: the first two are
 the pages as Chromium shows them. For the third, a Prometheus scrapes the shop, is asked what Grafana
@@ -33,6 +33,7 @@ from laboratory.stage import OPERATOR_PASSWORD, Stage, open_stage
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "docs" / "figures"
 DASHBOARD = ROOT / "docs" / "monitoring" / "dashboard.json"
+EDGE = 20  # pixels below what a picture ends with
 OPERATOR = "ada@example.org"
 WHY = "the provider has one charge for it, so a retry with the same key is safe"
 CUSTOMERS = 8  # at once
@@ -120,6 +121,9 @@ def break_things(stage: Stage, lane: Lane, seconds: float) -> None:
     redis.start()
     time.sleep(2 * part)
     kill(stories.provider_charged, stories.kill_worker, stories.kill_worker)
+    for _ in range(3):  # connections to the database that break inside a view
+        lane.cable.lose_answer(b"INSERT INTO payment")
+        time.sleep(2)
     time.sleep(2 * part)
 
 
@@ -132,7 +136,7 @@ def console(stage: Stage, lane: Lane, browser: Browser) -> None:
     time.sleep(COUNTED)
     page = opened(browser, "light", 1000, login)
     page.goto(f"{lane.url}/operations/")
-    take(page, "console-overview.png")
+    take(page, "console-overview.png", "section[aria-labelledby=hour]")
     client = new_client(stage, lane)
     client.order(fault=KILL_AFTER_CHARGE)
     time.sleep(LEASE_OVER)
@@ -143,11 +147,11 @@ def console(stage: Stage, lane: Lane, browser: Browser) -> None:
     page = opened(browser, "dark", 1000, login)
     page.goto(f"{lane.url}/operations/records/{newest['key'][:16]}/release")
     page.get_by_label("Why").fill(WHY)
-    page.get_by_role("button", name="Release").click()
-    page.wait_for_load_state()
+    with page.expect_navigation():
+        page.get_by_role("button", name="Let it run again").click()
     client.insist(client.order)
     page.reload()
-    take(page, "console-record.png")
+    take(page, "console-record.png", "main")
 
 
 def opened(browser: Browser, scheme: str, width: int, login: dict[str, str] | None = None) -> Page:
@@ -161,9 +165,13 @@ def opened(browser: Browser, scheme: str, width: int, login: dict[str, str] | No
     return page
 
 
-def take(page: Page, name: str) -> None:
-    path = FIGURES / name
-    page.screenshot(path=path, full_page=True)
+def take(page: Page, name: str, last: str) -> None:
+    """From the top of the page to the end of its last part that matters."""
+    path, box = FIGURES / name, page.locator(last).bounding_box()
+    assert box is not None
+    clip = {"x": 0, "y": 0, "width": page.evaluate("innerWidth"), "height": box["y"] + box["height"]}
+    clip["height"] += EDGE
+    page.screenshot(path=path, full_page=True, clip=clip)  # type: ignore[arg-type]
     print(f"{path}: {path.stat().st_size} bytes")
 
 
@@ -194,7 +202,7 @@ def run(minutes: float) -> None:
             dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
             page = opened(browser, "light", 1120)
             page.set_content(drawn(dashboard, prometheus, started, time.time()))
-            take(page, "dashboard.png")
+            take(page, "dashboard.png", "main")
 
 
 def main() -> None:
