@@ -150,7 +150,7 @@ def _stat(defaults: Panel, curves: list[Curve], times: list[int], shown: Panel) 
     value = next(v for v in reversed(curve.values) if v is not None)
     steps = defaults.get("thresholds", {}).get("steps", [])
     passed = [step["color"] for step in steps if value >= (step["value"] or 0)]
-    text, colour = _said(value, defaults["unit"], value), passed[-1] if passed else "green"
+    text, colour = _said(round(value, 1), defaults["unit"], value), passed[-1] if passed else "green"
     for mapping in defaults.get("mappings", []):
         if option := mapping["options"].get(f"{value:g}"):
             text, colour = option["text"], option["color"]

@@ -33,7 +33,7 @@ from laboratory.stage import OPERATOR_PASSWORD, Stage, open_stage
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "docs" / "figures"
 DASHBOARD = ROOT / "docs" / "monitoring" / "dashboard.json"
-EDGE = 20  # pixels below what a picture ends with
+EDGE = 12  # pixels below what a picture ends with
 OPERATOR = "ada@example.org"
 WHY = "the provider has one charge for it, so a retry with the same key is safe"
 CUSTOMERS = 8  # at once
@@ -151,7 +151,7 @@ def console(stage: Stage, lane: Lane, browser: Browser) -> None:
         page.get_by_role("button", name="Let it run again").click()
     client.insist(client.order)
     page.reload()
-    take(page, "console-record.png", "main")
+    take(page, "console-record.png", "section[aria-labelledby=steps]")
 
 
 def opened(browser: Browser, scheme: str, width: int, login: dict[str, str] | None = None) -> Page:
