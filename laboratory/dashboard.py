@@ -20,7 +20,7 @@ from servers.process import Server
 SCRAPED, STEP, RATE = 2, 5, "30s"  # seconds between two scrapes and two points; what a rate looks back
 WIDTH, ROW, GAP, EDGE = 1088, 34, 8, 16  # pixels: of all panels, of a unit of height, between, around
 LEFT, RIGHT, TOP, AXIS = 66, 14, 36, 22  # around the curves; the axis is below them
-LEGEND = 18  # pixels for a line of it
+LEGEND, LETTER, MARK = 17, 5.9, 38  # pixels: for a line of it, for a letter, for what is around a name
 # Okabe and Ito's colours, without the yellow, which is too light for a line; then the same in dashes.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#555555")
 DASHES = ("", "5 3", "1.5 3")
@@ -161,13 +161,10 @@ def _stat(defaults: Panel, curves: list[Curve], times: list[int], shown: Panel) 
 
 
 def _graph(defaults: Panel, curves: list[Curve], times: list[int], shown: Panel) -> Panel:
-    """Curves with axes, and a legend in as many columns as its names have room for."""
-    longest = max(len(curve.name) for curve in curves)
-    columns = max(1, min(len(curves), int((shown["width"] - 24) / (longest * 6.4 + 30))))
-    legend = math.ceil(len(curves) / columns) * LEGEND
-    bottom = shown["height"] - legend - AXIS - 12
+    """Curves with axes, above a legend."""
+    bottom = shown["height"] - _legend(curves, shown["width"] - 24) - AXIS - 12
     most = max(value for curve in curves for value in curve.top if value is not None)
-    step = _nice(most / 4 if most > 0 else 1, whole=defaults["unit"] == "short")
+    step = _nice(most * 32 / (bottom - TOP) if most > 0 else 1, whole=defaults["unit"] == "short")
     ticks = [number * step for number in range(math.ceil(most / step + 1e-9) + 1)] or [0, step]
     box = (LEFT, shown["width"] - RIGHT, bottom, bottom - TOP, ticks[-1])
     across = (shown["width"] - RIGHT - LEFT) / (times[-1] - times[0])
@@ -176,7 +173,6 @@ def _graph(defaults: Panel, curves: list[Curve], times: list[int], shown: Panel)
     opacity = defaults["custom"]["fillOpacity"]
     return {
         "bottom": bottom,
-        "columns": columns,
         "curves": [_lines(curve, opacity, *box) for curve in curves],
         "ticks": [
             (bottom - tick / ticks[-1] * (bottom - TOP), _said(tick, defaults["unit"], ticks[-1]))
@@ -186,6 +182,17 @@ def _graph(defaults: Panel, curves: list[Curve], times: list[int], shown: Panel)
             (LEFT + (at - times[0]) * across, time.strftime("%H:%M", time.gmtime(at))) for at in minutes
         ],
     }
+
+
+def _legend(curves: list[Curve], width: float) -> int:
+    """How high a legend is, whose names stand one after the other."""
+    lines, left = 1, width
+    for curve in curves:
+        needed = len(curve.name) * LETTER + MARK
+        if needed > left:
+            lines, left = lines + 1, width
+        left -= needed
+    return lines * LEGEND
 
 
 def _lines(

@@ -26,6 +26,7 @@ from laboratory import stories
 from laboratory.client import Client, Meeting
 from laboratory.dashboard import Prometheus, drawn
 from laboratory.lanes import Lane
+from laboratory.png import in_few_colours
 from laboratory.running import CannotStart
 from laboratory.shops import BE_SLOW, KILL_AFTER_CHARGE
 from laboratory.stage import OPERATOR_PASSWORD, Stage, open_stage
@@ -159,6 +160,7 @@ def opened(browser: Browser, scheme: str, width: int, login: dict[str, str] | No
     page = browser.new_page(
         color_scheme="dark" if scheme == "dark" else "light",
         viewport={"width": width, "height": 400},
+        device_scale_factor=1.5,
         http_credentials=login,  # type: ignore[arg-type]  # a TypedDict of Playwright's own
     )
     page.set_default_timeout(10_000)
@@ -171,7 +173,7 @@ def take(page: Page, name: str, last: str) -> None:
     assert box is not None
     clip = {"x": 0, "y": 0, "width": page.evaluate("innerWidth"), "height": box["y"] + box["height"]}
     clip["height"] += EDGE
-    page.screenshot(path=path, full_page=True, clip=clip)  # type: ignore[arg-type]
+    path.write_bytes(in_few_colours(page.screenshot(full_page=True, clip=clip)))  # type: ignore[arg-type]
     print(f"{path}: {path.stat().st_size} bytes")
 
 
