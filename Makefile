@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-the-tests lowest newest lint docs bench faults differential real poolers agents test-browser picture clean help
+.PHONY: demo test test-the-tests lowest newest lint docs bench faults differential real poolers agents test-browser picture screenshots clean help
 
 demo: $(VENV)/.has-test  ## break things in a shop with the extension, and in one without: a page to press on
 	@$(RUN) laboratory $(ARGS)
@@ -50,6 +50,9 @@ docs: $(VENV)/.has-docs  ## build docs/_build/html, pages in Markdown and llms.t
 
 picture: $(VENV)/.has-test  ## play the killed worker in both shops, and draw README's picture of it
 	@$(RUN) laboratory.picture
+
+screenshots: $(VENV)/.has-test  ## take the pictures of the console and the dashboard; wants Chromium and Prometheus
+	@$(RUN) laboratory.screenshots $(ARGS)
 
 bench: $(VENV)/.has-bench  ## measure against the unprotected view
 	@$(RUN) bench $(ARGS)

@@ -19,7 +19,7 @@ SECONDS = 14  # of one round: half of it tells the story, the rest shows how it 
 WORDS = {
     "request": "app pays",
     "retry": "app retries",
-    "the view’s commit()": "view’s commit()",
+    "the view’s commit()": "commit() held",
     "commit": "committed",
     "SIGKILL": "kill -9",
     "409 Conflict, wait 1 s": "409, wait 1 s",

@@ -25,8 +25,8 @@ from example import provider
 from example.models import Order, Payment
 from flask_idempotency import current_operation
 from flask_idempotency.core.records import Claim
-from flask_idempotency.testing.watch import Watch, watched
-from flask_idempotency.web.setup.state import app_state
+from flask_idempotency.testing.watch import Watch, WatchedLock, WatchedRecords
+from flask_idempotency.web.setup.state import AppState, app_state, engine_on
 from laboratory import card_provider, without
 
 FAULT = "Laboratory-Fault"
@@ -45,11 +45,19 @@ def create_app() -> Flask:
         app = without.create_app()
     else:
         app = example.create_app()
-        watched(app_state(app), Claims()).__enter__()  # until the process ends
+        watch(app_state(app))
     event.listen(Session, "after_flush", note_writes)
     event.listen(Session, "after_commit", after_commit)
     provider.charge = charging(provider.charge)
     return app
+
+
+def watch(state: AppState) -> None:
+    """Note what an engine does. Its own ports are timed for ``/metrics``, and stay behind ours."""
+    claims, engine = Claims(), state.engine
+    records: Any = WatchedRecords(engine._records, claims)
+    lock: Any = WatchedLock(engine._lock, claims)
+    state.engine = engine_on(state, records, lock)
 
 
 def is_without() -> bool:

@@ -17,6 +17,7 @@ from tests.docs.pages import PAGES, ROOT
 from tests.unit.test_architecture import ROOMS, WEB
 
 PICTURES = sorted((ROOT / "docs/pictures").glob("*.svg"))
+SCREENSHOTS = sorted((ROOT / "docs/figures").glob("*.png"))
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -48,6 +49,19 @@ def test_a_picture_is_on_a_page_with_its_words(picture: Path):
     pages = [page.read_text(encoding="utf-8") for page in PAGES]
     [alternative] = re.findall(rf"!\[([^\]]+)\]\(pictures/{picture.name}\)", "\n".join(pages))
     assert len(alternative) > 100
+
+
+def test_there_are_screenshots():
+    assert len(SCREENSHOTS) >= 3
+
+
+@pytest.mark.parametrize("picture", SCREENSHOTS, ids=lambda path: path.name)
+def test_a_screenshot_is_small_and_on_a_page_with_its_words_and_has_a_script(picture: Path):
+    pages = [page.read_text(encoding="utf-8") for page in PAGES]
+    [alternative] = re.findall(rf"!\[([^\]]+)\]\(figures/{picture.name}\)", "\n".join(pages))
+    assert len(alternative) > 60
+    assert picture.stat().st_size < 200_000
+    assert f'"{picture.name}"' in (ROOT / "laboratory/screenshots.py").read_text(encoding="utf-8")
 
 
 def test_the_states_are_those_of_a_record():
