@@ -180,6 +180,11 @@ class Cluster:
         """The node that leads; waits until there is one."""
         return wait_until(lambda: next((each for each in self.nodes if each.leads), None), "a leader")
 
+    def wait_for_other(self, than: Node) -> None:
+        """Until another node leads."""
+        others = [each for each in self.nodes if each is not than]
+        wait_until(lambda: any(each.leads for each in others), "other leader")
+
     def _leaders(self) -> int:
         return sum(each.leads for each in self.nodes)
 

@@ -1,0 +1,102 @@
+"""What became of every key: from what the clients saw and what the database holds to a row of numbers."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from scale.load import Answer
+
+
+@dataclass(frozen=True)
+class Window:
+    """A fault, from its beginning until everything was whole again; monotonic seconds."""
+
+    began: float
+    ended: float
+
+    def meets(self, answer: Answer) -> bool:
+        return answer.began < self.ended and answer.ended > self.began
+
+
+@dataclass
+class Books:
+    """What the database that leads in the end holds: payments by key, and how many completed records."""
+
+    payments: Counter[str]
+    records: int
+
+
+@dataclass
+class Verdict:
+    """One row's numbers. Zeros belong in the first four."""
+
+    doubled: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    two_responses: list[str] = field(default_factory=list)
+    stuck: list[str] = field(default_factory=list)
+    torn: int = 0  # payments without a completed record, or the other way round
+    operations: int = 0
+    gave_up: int = 0
+    longest: float = 0.0  # seconds of one call until its response, with all its retries
+    blocked: float = 0.0  # seconds in which nobody got a response
+    before: float = 0.0  # seconds of a call, median
+    during: float = 0.0
+    after: float = 0.0
+
+    @property
+    def is_clean(self) -> bool:
+        return not (self.doubled or self.lost or self.two_responses or self.stuck or self.torn)
+
+
+def judge(
+    answers: Sequence[Answer], audit: Sequence[Answer], books: Books, windows: Sequence[Window]
+) -> Verdict:
+    """Judge a run.
+
+    :param answers: of the clients, in the run.
+    :param audit: of each key that was sent, once more after the run.
+    :param books: read between the two.
+    """
+    by_key: dict[str, list[Answer]] = defaultdict(list)
+    for answer in answers:
+        by_key[answer.key].append(answer)
+    later = {answer.key: answer for answer in audit}
+    verdict = Verdict(operations=len(by_key))
+    for key, seen in by_key.items():
+        acknowledged = [answer for answer in seen if answer.is_acknowledged]
+        if books.payments[key] > 1:
+            verdict.doubled.append(key)
+        if acknowledged and not books.payments[key]:
+            verdict.lost.append(key)
+        last = later.get(key)
+        if last is None or not last.is_acknowledged:
+            verdict.stuck.append(key)
+        if len({answer.body for answer in (*acknowledged, *([last] if last else []))}) > 1:
+            verdict.two_responses.append(key)
+    verdict.torn = abs(books.payments.total() - books.records)
+    verdict.gave_up = sum(not answer.is_acknowledged for answer in answers)
+    _time(verdict, answers, windows)
+    return verdict
+
+
+def _time(verdict: Verdict, answers: Sequence[Answer], windows: Sequence[Window]) -> None:
+    well = sorted((each for each in answers if each.is_acknowledged), key=lambda each: each.ended)
+    if not well:
+        return
+    verdict.longest = max(each.ended - each.began for each in well)
+    verdict.blocked = max(
+        (late.ended - early.ended for early, late in zip(well, well[1:], strict=False)), default=0.0
+    )
+    first = min((window.began for window in windows), default=float("inf"))
+    met = [each for each in well if any(window.meets(each) for window in windows)]
+    rest = [each for each in well if not any(window.meets(each) for window in windows)]
+    verdict.before = _median([each for each in rest if each.ended <= first])
+    verdict.during = _median(met)
+    verdict.after = _median([each for each in rest if each.began > first])
+
+
+def _median(answers: Sequence[Answer]) -> float:
+    return statistics.median([each.ended - each.began for each in answers]) if answers else 0.0

@@ -1,0 +1,76 @@
+"""What a run is made of: the shop's servers, and the faults that can happen to them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg2
+import sqlalchemy as sa
+
+from laboratory.running import gunicorn, make_tables
+from scale.judge import Books
+from servers import plain_dsn
+
+LOGS = Path("build/scale/logs").absolute()
+MASTERS = 2
+WORKERS = 2  # of each master
+
+
+@dataclass
+class Topology:
+    """A shop on its servers.
+
+    :param database: what the shop is given as ``DATABASE_URL``.
+    :param redis: what it is given as ``REDIS_URL``; empty for none.
+    :param truth: the URL of the database that leads at the moment, without anything between.
+    :param faults: by name; each returns when everything is whole again.
+    :param urls: where clients send their requests; filled by :func:`shop`.
+    """
+
+    database: str
+    redis: str
+    truth: Callable[[], str]
+    faults: Mapping[str, Callable[[], None]]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    urls: list[str] = field(default_factory=list)
+
+    def books(self) -> Books:
+        """What the leading database holds."""
+        with contextlib.closing(psycopg2.connect(plain_dsn(self.truth()))) as connection:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT description, count(*) FROM payment GROUP BY 1")
+                payments = Counter(dict(cursor.fetchall()))
+                cursor.execute("SELECT count(*) FROM idempotency_record WHERE state = 'completed'")
+                [(records,)] = cursor.fetchall()
+        return Books(payments, records)
+
+
+@contextlib.contextmanager
+def shop(topology: Topology, masters: int = MASTERS) -> Iterator[Topology]:
+    """Run the shop under several gunicorn masters until the block ends."""
+    truth = sa.make_url(topology.truth())
+    make_tables(truth.render_as_string(hide_password=False))
+    with contextlib.closing(psycopg2.connect(plain_dsn(topology.truth()))) as connection:
+        with connection, connection.cursor() as cursor:
+            cursor.execute("UPDATE account SET balance = 1000000000")
+    environment = {
+        "DATABASE_URL": topology.database,
+        "REDIS_URL": topology.redis,
+        "SECRET_KEY": secrets.token_hex(),
+        "WEB_CONCURRENCY": str(WORKERS),
+        **topology.environment,
+    }
+    LOGS.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        for number in range(masters):
+            log = LOGS / f"{os.getpid()}-{number}.log"
+            quiet = ("--error-logfile", str(log), "--capture-output")
+            url, _process = stack.enter_context(gunicorn("example:create_app()", environment, *quiet))
+            topology.urls.append(url)
+        yield topology
