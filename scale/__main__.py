@@ -53,13 +53,13 @@ def run(row: Row, fault: str, rounds: int) -> Verdict:
                 topology.faults[fault]()
                 windows.append(Window(began, time.monotonic()))
             time.sleep(CALM_SECONDS)
-        books = topology.books()
-        return judge(load.answers, audit(load), books, windows)
+        answers, books = list(load.answers), topology.books()
+        return judge(answers, audit(load), books, windows)
 
 
 def audit(load: Load) -> list[Answer]:
     """Send every payment once more."""
-    keys = list(load.who)
+    keys = list({answer.key for answer in load.answers})
     with IdempotentSession() as session, ThreadPoolExecutor(load.clients) as pool:
         return list(pool.map(lambda key: load.pay(session, key), keys))
 

@@ -40,6 +40,7 @@ class Verdict:
     torn: int = 0  # payments without a completed record, or the other way round
     operations: int = 0
     gave_up: int = 0
+    evidence: list[str] = field(default_factory=list)
     longest: float = 0.0  # seconds of one call until its response, with all its retries
     blocked: float = 0.0  # seconds in which nobody got a response
     before: float = 0.0  # seconds of a call, median
@@ -76,10 +77,19 @@ def judge(
             verdict.stuck.append(key)
         if len({answer.body for answer in (*acknowledged, *([last] if last else []))}) > 1:
             verdict.two_responses.append(key)
+    wrong = {*verdict.doubled, *verdict.lost, *verdict.two_responses}
+    verdict.evidence = [_told(answer, windows) for key in wrong for answer in by_key[key]]
     verdict.torn = abs(books.payments.total() - books.records)
     verdict.gave_up = sum(not answer.is_acknowledged for answer in answers)
     _time(verdict, answers, windows)
     return verdict
+
+
+def _told(answer: Answer, windows: Sequence[Window]) -> str:
+    """An answer, in seconds after the beginning of the last fault before it."""
+    fault = max((w.began for w in windows if w.began <= answer.ended), default=answer.began)
+    began, ended = answer.began - fault, answer.ended - fault
+    return f"{answer.key} {answer.status} in {answer.attempts} attempts, {began:.2f} to {ended:.2f} s"
 
 
 def _time(verdict: Verdict, answers: Sequence[Answer], windows: Sequence[Window]) -> None:

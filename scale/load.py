@@ -68,7 +68,7 @@ class Load:
                 self.who[key] = random.choice((ALICE, BOB))  # noqa: S311 -- no secret
                 self._over.wait(random.uniform(0, 2 * PAUSE_SECONDS))  # noqa: S311
                 for _ in range(1 + (random.random() < AGAIN)):  # noqa: S311
-                    self.pay(session, key)
+                    self.answers.append(self.pay(session, key))
 
     def pay(self, session: requests.Session, key: str) -> Answer:
         """Send the payment of a key; its description is its key, so that its rows can be counted."""
@@ -80,9 +80,6 @@ class Load:
             got = session.post(url, json=body, headers=headers, timeout=(3, 30))
         except requests.RequestException as error:
             made, text = attempts_of(error), type(error).__name__
-            answer = Answer(key, began, time.monotonic(), None, b"", made, text)
-        else:
-            made = attempts_of(got)
-            answer = Answer(key, began, time.monotonic(), got.status_code, got.content, made)
-        self.answers.append(answer)
-        return answer
+            return Answer(key, began, time.monotonic(), None, b"", made, text)
+        made = attempts_of(got)
+        return Answer(key, began, time.monotonic(), got.status_code, got.content, made)
