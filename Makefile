@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-the-tests lowest newest lint docs bench faults differential real poolers agents test-browser picture screenshots clean help
+.PHONY: demo test test-the-tests lowest newest lint docs bench faults differential real scale poolers agents test-browser picture screenshots clean help
 
 demo: $(VENV)/.has-test  ## break things in a shop with the extension, and in one without: a page to press on
 	@$(RUN) laboratory $(ARGS)
@@ -65,6 +65,9 @@ differential: $(VENV)/.has-test  ## run random views plain and protected, and co
 
 real: $(VENV)/.has-test  ## run the test suites of other packages with and without it, and compare
 	@$(RUN) real $(ARGS)
+
+scale: $(VENV)/.has-test  ## put the shop through the faults of many machines: Patroni, HAProxy and others, installed
+	@$(RUN) scale $(ARGS)
 
 poolers: $(VENV)/.has-test  ## test behind PgBouncer and Pgpool-II, which must be installed
 	@$(RUN) pytest -q tests/poolers $(ARGS)

@@ -1,4 +1,4 @@
-"""What became of every key: from what the clients saw and what the database holds to a row of numbers."""
+"""What became of every key, by what the clients saw and what the database holds."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from scale.load import Answer
 
@@ -23,7 +24,7 @@ class Window:
 
 @dataclass
 class Books:
-    """What the database that leads in the end holds: payments by key, and how many completed records."""
+    """What the database that leads in the end holds: payments by key, and completed records."""
 
     payments: Counter[str]
     records: int
@@ -97,9 +98,7 @@ def _time(verdict: Verdict, answers: Sequence[Answer], windows: Sequence[Window]
     if not well:
         return
     verdict.longest = max(each.ended - each.began for each in well)
-    verdict.blocked = max(
-        (late.ended - early.ended for early, late in zip(well, well[1:], strict=False)), default=0.0
-    )
+    verdict.blocked = max((b.ended - a.ended for a, b in pairwise(well)), default=0.0)
     first = min((window.began for window in windows), default=float("inf"))
     met = [each for each in well if any(window.meets(each) for window in windows)]
     rest = [each for each in well if not any(window.meets(each) for window in windows)]

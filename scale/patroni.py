@@ -23,7 +23,7 @@ LEASE_SECONDS = 20  # Patroni's ttl: the least that it takes; its default is 30
 LOOP_SECONDS = 2  # its default is 10
 RETRY_SECONDS = 5  # its default is 10
 PATIENCE_SECONDS = 90.0
-PASSWORD = "scale"  # noqa: S105 -- of a throwaway server on 127.0.0.1
+PASSWORD = "scale"  # of a throwaway server on 127.0.0.1
 T = TypeVar("T")
 SUPERUSER, DATABASE = "postgres", "postgres"
 
@@ -132,7 +132,9 @@ class Node(Program):
     def follows(self) -> bool:
         """Whether it receives what the leader writes."""
         with contextlib.suppress(psycopg2.Error):
-            return bool(rows(self.port, "SELECT 1 FROM pg_stat_wal_receiver WHERE status = 'streaming'"))
+            return bool(
+                rows(self.port, "SELECT 1 FROM pg_stat_wal_receiver WHERE status = 'streaming'")
+            )
         return False
 
     def _family(self) -> list[psutil.Process]:
@@ -178,7 +180,8 @@ class Cluster:
 
     def leader(self) -> Node:
         """The node that leads; waits until there is one."""
-        return wait_until(lambda: next((each for each in self.nodes if each.leads), None), "a leader")
+        [leader] = wait_until(lambda: [each for each in self.nodes if each.leads][:1], "leader")
+        return leader
 
     def wait_for_other(self, than: Node) -> None:
         """Until another node leads."""
@@ -208,7 +211,7 @@ class Cluster:
         leader = self.leader()
         wish = json.dumps({"leader": leader.name}).encode()
         where = f"http://127.0.0.1:{leader.rest}/switchover"
-        urlopen(Request(where, wish, {"Content-Type": "application/json"}), timeout=60).read()  # noqa: S310
+        urlopen(Request(where, wish, {"Content-Type": "application/json"}), timeout=60).read()
 
     def url(self) -> str:
         """For SQLAlchemy and either driver: all nodes, of which libpq takes the one that leads."""

@@ -53,7 +53,7 @@ def patroni_faults(found: Cluster) -> dict[str, Callable[[], None]]:
         leader.resume()
 
     def lagging() -> None:
-        """A standby is paused, receives nothing for a while, and the leader is killed after it is back."""
+        """A standby receives nothing for a while; as soon as it is back, the leader is killed."""
         leader = found.leader()
         standby = next(each for each in found.nodes if each is not leader)
         standby.pause()

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psycopg2
 import sqlalchemy as sa
@@ -42,13 +43,19 @@ class Topology:
 
     def books(self) -> Books:
         """What the leading database holds."""
-        with contextlib.closing(psycopg2.connect(plain_dsn(self.truth()))) as connection:
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT description, count(*) FROM payment GROUP BY 1")
-                payments = Counter(dict(cursor.fetchall()))
-                cursor.execute("SELECT count(*) FROM idempotency_record WHERE state = 'completed'")
-                [(records,)] = cursor.fetchall()
-        return Books(payments, records)
+        payments = self.ask("SELECT description, count(*) FROM payment GROUP BY 1")
+        [(records,)] = self.ask("SELECT count(*) FROM idempotency_record WHERE state = 'completed'")
+        return Books(Counter(dict(payments)), records)
+
+    def ask(self, statement: str) -> list[tuple[Any, ...]]:
+        """What a statement gives on the leading database."""
+        with (
+            contextlib.closing(psycopg2.connect(plain_dsn(self.truth()))) as connection,
+            connection,
+            connection.cursor() as cursor,
+        ):
+            cursor.execute(statement)
+            return cursor.fetchall() if cursor.description else []
 
 
 @contextlib.contextmanager
@@ -56,9 +63,7 @@ def shop(topology: Topology, masters: int = MASTERS) -> Iterator[Topology]:
     """Run the shop under several gunicorn masters until the block ends."""
     truth = sa.make_url(topology.truth())
     make_tables(truth.render_as_string(hide_password=False))
-    with contextlib.closing(psycopg2.connect(plain_dsn(topology.truth()))) as connection:
-        with connection, connection.cursor() as cursor:
-            cursor.execute("UPDATE account SET balance = 1000000000")
+    topology.ask("UPDATE account SET balance = 1000000000")
     environment = {
         "DATABASE_URL": topology.database,
         "REDIS_URL": topology.redis,

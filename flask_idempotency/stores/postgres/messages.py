@@ -21,6 +21,7 @@ from flask_idempotency.stores.admin import original
 
 from . import statements
 from .failures import NO_RIGHT, NO_TABLE, READ_ONLY, record_error
+from .leadership import Leadership
 from .own_pool import CLAIMING
 
 T = TypeVar("T")
@@ -29,6 +30,9 @@ Values = dict[str, Any] | None
 
 class KeepsConnection:
     """Has the connection that it was made on, and closes it."""
+
+    def abandon(self) -> None:
+        """Roll back what is open and give the connection back."""
 
 
 class Messages:
@@ -52,6 +56,7 @@ class Messages:
         self._as_login = False
         self._like = self.own = self
         self.turns = threading.Semaphore(CLAIMING)
+        self.leadership = Leadership.of(engine)
 
     def apart(self, engine: Engine) -> Messages:
         """The same on an engine for threads of ours, to the same database: from now on ``own``."""
@@ -104,6 +109,8 @@ class Messages:
 
         At the end the connection is closed, unless ``use`` returned what keeps it.
         """
+        if self.leadership is not None:
+            use = _confirmed(use, self.leadership)
         for another_try in (True, False):
             wire = result = None
             try:
@@ -208,3 +215,21 @@ class Messages:
                 functions_defer,
             )
         return self._facts
+
+
+def _confirmed(
+    use: Callable[[RawConnection], T], leadership: Leadership
+) -> Callable[[RawConnection], T]:
+    """Trust what it gives only if the server still leads."""
+
+    def confirmed(wire: RawConnection) -> T:
+        result = use(wire)
+        try:
+            leadership.confirm(wire)
+        except BaseException:
+            if isinstance(result, KeepsConnection):
+                result.abandon()
+            raise
+        return result
+
+    return confirmed

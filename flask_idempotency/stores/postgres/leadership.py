@@ -1,0 +1,91 @@
+"""Whether the server that answered still leads, where a connection's URL names several hosts.
+
+A leader whose processes were frozen for longer than its lease has been replaced when they go on. Until
+its agent stops it, within a second or so, it commits what waits in its sockets, and nobody but the new
+leader can tell. So an answer is trusted as it comes only if this server gave another within the last
+seconds: fewer than any lease, so nobody can have replaced it. After a longer silence, the other hosts
+are asked first. Under load that is never, and an application that was idle asks once.
+
+Behind a proxy, whose URL names one host, the proxy has to end such connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sqlalchemy import Engine
+
+from flask_idempotency.core.errors import StoreUnavailable
+from flask_idempotency.drivers.raw_connection import RawConnection
+
+SILENCE_SECONDS: Final = 10.0
+"""Half of the shortest lease that Patroni takes (``ttl``, 20 s; 30 by default)."""
+
+CONNECT_SECONDS: Final = 2
+"""For each of the other hosts; the shortest that libpq takes."""
+
+WHICH: Final = "SELECT pg_postmaster_start_time()::text"
+"""Tells servers from each other, and two ways to one server not."""
+
+
+class Deposed(StoreUnavailable):
+    """Another host takes writes, too, so what this server has committed may not last."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(
+            "After a fail-over, two servers took writes, and it is not known whether the operation was"
+            " committed on the one that stays; a retry with the same key finds out."
+        )
+        self.__cause__ = RuntimeError(f"beside {host}:{port}, another host of the URL takes writes")
+
+
+class Leadership:
+    """What the servers that an engine's URL names have proved, by host and port."""
+
+    def __init__(self, hosts: Sequence[tuple[str, int]]) -> None:
+        self._hosts = hosts
+        self._proved: dict[tuple[str, int], float] = {}
+
+    @classmethod
+    def of(cls, engine: Engine) -> Leadership | None:
+        """That of an engine; None if its URL names one host."""
+        _, given = engine.dialect.create_connect_args(engine.url)
+        hosts, ports = (str(given.get(name) or "").split(",") for name in ("host", "port"))
+        if len(hosts) == 1:
+            return None
+        ports = ports * len(hosts) if len(ports) == 1 else ports
+        return cls([(host, int(port or 5432)) for host, port in zip(hosts, ports, strict=False)])
+
+    def confirm(self, wire: RawConnection) -> None:
+        """Trust the answer that has just come on a connection. Raises :class:`Deposed`."""
+        info: Any = wire.driver.info
+        server, now = (info.host, info.port), time.monotonic()
+        proved = self._proved.get(server, now - SILENCE_SECONDS)
+        if now - proved >= SILENCE_SECONDS and self._another_leads(wire, server):
+            wire.engine.dispose()
+            raise Deposed(*server)
+        self._proved[server] = now
+
+    def _another_leads(self, wire: RawConnection, server: tuple[str, int]) -> bool:
+        info: Any = wire.driver.info
+        given = info.dsn_parameters if hasattr(info, "dsn_parameters") else info.get_parameters()
+        others = [each for each in self._hosts if each != server]
+        given |= {
+            "host": ",".join(host for host, _ in others),
+            "port": ",".join(str(port) for _, port in others),
+            "password": info.password,
+            "target_session_attrs": "read-write",
+            "connect_timeout": CONNECT_SECONDS,
+        }
+        given.pop("hostaddr", None)
+        driver: Any = wire.engine.dialect.loaded_dbapi
+        try:
+            other = driver.connect(**given)
+        except driver.OperationalError:
+            return False  # none of them takes writes
+        with contextlib.closing(other), other.cursor() as cursor:
+            cursor.execute(WHICH)
+            return bool(cursor.fetchone() != wire.send(WHICH).fetchone())
