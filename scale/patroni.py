@@ -89,6 +89,9 @@ class Node(Program):
                     "data_dir": "postgresql",
                     "bin_dir": str(_postgresql()),
                     "pgpass": "pgpass",
+                    # What an operator would do with a node that cannot follow any more.
+                    "remove_data_directory_on_rewind_failure": True,
+                    "remove_data_directory_on_diverged_timelines": True,
                     "authentication": {"superuser": user, "replication": user, "rewind": user},
                     "parameters": {"unix_socket_directories": str(self.data)},
                     "pg_hba": [
@@ -117,6 +120,13 @@ class Node(Program):
             return getattr(error, "code", 0) or 0, {}
         except (OSError, ValueError):
             return 0, {}
+
+    def order(self, what: str, how: dict[str, Any]) -> None:
+        """Ask Patroni to do something. What it refuses, it has refused."""
+        where = f"http://127.0.0.1:{self.rest}/{what}"
+        wish = Request(where, json.dumps(how).encode(), {"Content-Type": "application/json"})
+        with contextlib.suppress(URLError):
+            urlopen(wish, timeout=60).read()
 
     @property
     def leads(self) -> bool:
@@ -195,6 +205,9 @@ class Cluster:
         """Until one node leads and the others follow it."""
 
         def whole() -> bool:
+            for each in self.nodes:
+                if each.told("patroni")[1].get("state") == "start failed":
+                    each.order("reinitialize", {"force": True})
             well = [each.is_ready for each in self.nodes]
             synchronous = sum(each.told("sync")[0] == 200 for each in self.nodes)
             is_synchronous = self.nodes[0].synchronous
@@ -209,9 +222,7 @@ class Cluster:
     def switch_over(self) -> None:
         """Let another node lead, as an operator does it."""
         leader = self.leader()
-        wish = json.dumps({"leader": leader.name}).encode()
-        where = f"http://127.0.0.1:{leader.rest}/switchover"
-        urlopen(Request(where, wish, {"Content-Type": "application/json"}), timeout=60).read()
+        leader.order("switchover", {"leader": leader.name})
 
     def url(self) -> str:
         """For SQLAlchemy and either driver: all nodes, of which libpq takes the one that leads."""
