@@ -126,7 +126,7 @@ class Node(Program):
         where = f"http://127.0.0.1:{self.rest}/{what}"
         wish = Request(where, json.dumps(how).encode(), {"Content-Type": "application/json"})
         with contextlib.suppress(URLError):
-            urlopen(wish, timeout=60).read()
+            urlopen(wish, timeout=60).read()  # noqa: S310
 
     @property
     def leads(self) -> bool:
