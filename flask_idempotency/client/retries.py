@@ -106,9 +106,9 @@ class RetryPolicy:
     never shorter than the server's ``Retry-After``; except after a 409 ``request-in-progress``, where
     that is no use: the first attempt may end at any moment before.
 
-    :param retries: the most retries after failures; None for as many as deadline and budget allow, and 0
-        switches all retries off. Waiting for a running attempt (409 ``request-in-progress``) is no
-        failure. They are counted anew for a redirect.
+    :param retries: the most retries after failures; 0 switches all retries off, and None allows as many
+        as the deadline and the budget do. Waiting for a running attempt (409 ``request-in-progress``)
+        is no failure. They are counted anew for a redirect.
     :param deadline: for the whole call, with its redirects. No attempt begins after it, and a wait that
         would end after it is not begun: the call then ends with what it has. The wait after a 409
         ``request-in-progress`` is shortened, so that the call asks once more. A call outlives an outage
@@ -133,8 +133,10 @@ class RetryPolicy:
     :raises TypeError: for a value of another type.
     """
 
+    # A fail-over of 45 s, an attempt that began just before its end (10 s), and a wait (10 s): with 60,
+    # one call in fourteen that gets no response would give up.
     retries: int | None = None
-    deadline: float = 90  # a fail-over of 45 s, an attempt of 10 s that began before its end, 10 s of wait
+    deadline: float = 90
     backoff: float = 1
     backoff_max: float = 10
     methods: Collection[str] = GET_KEY

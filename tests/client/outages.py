@@ -20,8 +20,7 @@ REQUEST = requests.Request("POST", "https://api.example.com/payments")
 class Outage:
     """A server that is away from 0 on, and callers with one policy.
 
-    Each caller is a thread: it makes one call, and while the outage lasts the next one ``pause`` seconds
-    after its last has ended.
+    Each caller is a thread: it makes one call, and with a ``pause`` others while the outage lasts.
 
     :param seconds: how long the server is away.
     :param attempt: seconds that an attempt takes which fails; 0 for one that is refused at once.
