@@ -34,7 +34,7 @@ class RetryBudget:
     A retry costs 5 tokens. A call that needed none earns 1, and one that succeeded after all gets back
     what its last retry cost. When too few tokens are left, calls are sent once, until others succeed.
     The AWS SDKs have the same scheme. Waiting for a running attempt (409 ``request-in-progress``)
-    costs nothing. A call needs some 11 for an outage of 45 seconds.
+    costs nothing. A call needs some 11 retries for an outage of 45 seconds.
 
     Threads share a budget. A copy, an unpickled budget and that of a forked process count on their own.
 
