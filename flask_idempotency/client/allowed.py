@@ -22,6 +22,11 @@ TRANSIENT: Final = frozenset({408, 425, 429})
 _NUMBER: Final = (int, float)
 
 WHOLE: Final[Rule] = (int,), lambda value: value >= 0, "a whole number, 0 or more"
+RETRIES: Final[Rule] = (
+    (int, type(None)),
+    lambda value: value is None or value >= 0,
+    "a whole number, 0 or more, or None",
+)
 DEADLINE: Final[Rule] = _NUMBER, lambda value: 0 < value < math.inf, "a number of seconds above 0"
 SECONDS: Final[Rule] = _NUMBER, lambda value: 0 <= value < math.inf, "a number of seconds, 0 or more"
 HEADER: Final[Rule] = (

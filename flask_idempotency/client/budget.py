@@ -10,7 +10,7 @@ from typing import Final
 from .allowed import WHOLE, check
 
 RETRY: Final = 5
-"""Tokens that a retry costs: of a full budget 100, enough for the calls that meet a fail-over."""
+"""Tokens that a retry costs: of a full budget 100, for seven calls at a time in a fail-over of 45 s."""
 
 SUCCESS: Final = 1
 """Tokens that a call without a retry earns: in the long run there is one retry for five of them."""
@@ -34,7 +34,7 @@ class RetryBudget:
     A retry costs 5 tokens. A call that needed none earns 1, and one that succeeded after all gets back
     what its last retry cost. When too few tokens are left, calls are sent once, until others succeed.
     The AWS SDKs have the same scheme. Waiting for a running attempt (409 ``request-in-progress``)
-    costs nothing.
+    costs nothing. A call needs some 11 retries for an outage of 45 seconds.
 
     Threads share a budget. A copy, an unpickled budget and that of a forked process count on their own.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import time
@@ -22,6 +23,7 @@ from .allowed import (
     HEADER,
     HOOK,
     METHODS,
+    RETRIES,
     SECONDS,
     TRANSIENT,
     WHOLE,
@@ -104,11 +106,13 @@ class RetryPolicy:
     never shorter than the server's ``Retry-After``; except after a 409 ``request-in-progress``, where
     that is no use: the first attempt may end at any moment before.
 
-    :param retries: the most retries after failures; 0 switches all retries off. Waiting for a running
-        attempt (409 ``request-in-progress``) is no failure. They are counted anew for a redirect.
+    :param retries: the most retries after failures; 0 switches all retries off, and None allows as many
+        as the deadline and the budget do. Waiting for a running attempt (409 ``request-in-progress``)
+        is no failure. They are counted anew for a redirect.
     :param deadline: for the whole call, with its redirects. No attempt begins after it, and a wait that
         would end after it is not begun: the call then ends with what it has. The wait after a 409
-        ``request-in-progress`` is shortened, so that the call asks once more.
+        ``request-in-progress`` is shortened, so that the call asks once more. A call outlives an outage
+        that is shorter than this by more than ``backoff_max`` and the time-out of an attempt.
     :param backoff: the longest wait after the first failure.
     :param backoff_max: the longest wait of its own choice after any failure.
     :param methods: what is sent again: POST and PATCH, which get a key. GET, HEAD, OPTIONS, PUT and
@@ -129,8 +133,10 @@ class RetryPolicy:
     :raises TypeError: for a value of another type.
     """
 
-    retries: int = 5
-    deadline: float = 60
+    # A fail-over of 45 s, an attempt that began just before its end (10 s), and a wait (10 s): with 60,
+    # one call in fourteen that gets no response would give up.
+    retries: int | None = None
+    deadline: float = 90
     backoff: float = 1
     backoff_max: float = 10
     methods: Collection[str] = GET_KEY
@@ -176,7 +182,7 @@ class RetryPolicy:
 
 
 _ALLOWED: Final[Mapping[str, Rule]] = {
-    "retries": WHOLE,
+    "retries": RETRIES,
     "deadline": DEADLINE,
     "backoff": SECONDS,
     "backoff_max": SECONDS,
@@ -307,7 +313,8 @@ class Attempts:
 
     def _may_retry(self, running: bool) -> bool:
         limits = [limit.retries for limit in _limits[-1:]]
-        most = min([self._policy.retries, *limits])
+        own = self._policy.retries
+        most = min([math.inf if own is None else own, *limits])
         is_free = running and not limits
         self._counted += not is_free
         if not most or self._counted > most:

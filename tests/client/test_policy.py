@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from datetime import timedelta
-from random import Random
 
 import httpx
 import pytest
-import requests
 from requests.adapters import HTTPAdapter
 
 from flask_idempotency.client import (
@@ -23,8 +22,8 @@ from flask_idempotency.client import (
     RetryPolicy,
 )
 from flask_idempotency.client.retries import Attempts
+from tests.client.outages import REQUEST, Outage
 
-REQUEST = requests.Request("POST", "http://example.com")
 METHODS = "a set of DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
 
 
@@ -32,7 +31,7 @@ class TestRetryPolicy:
     @pytest.mark.parametrize(
         ("name", "value", "allowed"),
         [
-            ("retries", -1, "a whole number, 0 or more"),
+            ("retries", -1, "a whole number, 0 or more, or None"),
             ("deadline", 0, "a number of seconds above 0"),
             ("deadline", -1.5, "a number of seconds above 0"),
             ("deadline", math.nan, "a number of seconds above 0"),
@@ -57,9 +56,9 @@ class TestRetryPolicy:
     @pytest.mark.parametrize(
         ("name", "value", "allowed"),
         [
-            ("retries", 1.0, "a whole number, 0 or more"),
-            ("retries", None, "a whole number, 0 or more"),
-            ("retries", True, "a whole number, 0 or more"),
+            ("retries", 1.0, "a whole number, 0 or more, or None"),
+            ("retries", math.inf, "a whole number, 0 or more, or None"),
+            ("retries", True, "a whole number, 0 or more, or None"),
             ("deadline", None, "a number of seconds above 0"),
             ("deadline", timedelta(seconds=5), "a number of seconds above 0"),
             ("backoff", "x", "a number of seconds, 0 or more"),
@@ -113,23 +112,42 @@ class TestRetryPolicy:
         assert policy == RetryPolicy(methods={"PUT"})
         assert hash(policy) == hash(RetryPolicy(methods=("PUT",)))
 
-    @pytest.mark.parametrize(("seconds", "low", "high"), [(5, 0.96, 0.99), (10, 0.68, 0.76)])
-    def test_the_usual_one_outlasts_a_fail_over(self, time, seconds, low, high):
-        """Of ten seconds in seven of ten cases, says the page."""
-        chance = Random(1).random  # noqa: S311 -- no secret
-        usual = RetryPolicy(budget=None, clock=lambda: time.now, random=chance)
+    @pytest.mark.parametrize("attempt", [0, 3, 8, 10])
+    @pytest.mark.parametrize("seconds", [30, 45])
+    def test_the_usual_one_outlives_a_fail_over(self, seconds, attempt):
+        """Also if an attempt takes as long as the time-out. Seven at a time, says the page."""
+        calls = failed = 0
+        for seed in range(300):
+            outage = Outage(seconds, attempt, seed=seed)
+            outage.run(outage.policy(), [0.0] * 7)
+            assert len(outage.sent) <= 7 + 100
+            calls, failed = calls + outage.calls, failed + outage.failed
+        assert calls == 2100
+        assert failed < calls / 100
 
-        def outlasts():
-            time.now = 0.0
-            attempts = Attempts(usual, REQUEST)
-            while time.now < seconds:
-                attempts.begin()
-                if (wait := attempts.after_response(503, {}, b"")) is None:
-                    return False
-                time.sleep(wait)
-            return True
+    def test_it_outlives_70_seconds_of_silence(self):
+        """Says the page."""
+        outage = Outage(70, 10)
+        outage.run(outage.policy(budget=None), [0.0] * 1000)
+        assert outage.failed == 0
 
-        assert low <= sum(outlasts() for _ in range(2000)) / 2000 <= high
+    @pytest.mark.parametrize("callers", [10, 100])
+    def test_more_calls_at_a_time_need_a_budget_of_75_tokens_each(self, callers):
+        """Says the page."""
+        outage = Outage(45)
+        outage.run(outage.policy(budget=RetryBudget(75 * callers)), [0.0] * callers)
+        assert outage.failed < callers / 100
+        assert len(outage.sent) <= callers * 16
+
+    @pytest.mark.parametrize("callers", [1, 10, 100])
+    def test_its_budget_bounds_what_an_outage_is_sent(self, callers):
+        """Callers that have no retries left go on to their next call, a second after the last."""
+        outage = Outage(45, pause=1)
+        outage.run(outage.policy(), [each / callers for each in range(callers)])
+        assert len(outage.sent) <= outage.calls + 100
+        assert len(outage.sent) <= 45 * callers + 100
+        most = max(Counter(int(at) for at in outage.sent).values())
+        assert most <= 3 * callers + 2
 
     def test_a_thousand_calls_of_an_outage_are_1100_requests(self):
         policy, requests_sent = RetryPolicy(sleep=lambda _seconds: None), 0

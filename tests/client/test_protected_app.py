@@ -49,7 +49,7 @@ class TestSession:
     def test_it_waits_for_the_first_attempt_that_still_runs(
         self, world, add_view, serve, api, time, gate, background, atomic
     ):
-        add_view(world, during=gate, atomic=atomic)  # a lease of 60 s, as long as the call's deadline
+        add_view(world, during=gate, atomic=atomic)  # Retry-After is the lease, 60 s
         first = background(world.post, key="pay-7", json={"amount": 5})
         gate.wait_until_reached()
         time.at_wait = lambda: (gate.open(), first.result(10))

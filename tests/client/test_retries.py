@@ -33,9 +33,15 @@ def unpickled(value):
 
 
 class TestNumbers:
-    def test_a_failure_is_followed_by_five_retries_at_most(self, call, server):
+    def test_failures_are_followed_by_retries_until_the_deadline(self, call, server, time):
         server.script += [DOWN] * 30
         assert call("POST", server.url).status == 503
+        assert time.waits == [0.5, 1, 2, 4, 8, *[10] * 7]
+        assert len(server.seen) == 13
+
+    def test_or_by_as_many_as_are_wanted(self, make_caller, server):
+        server.script += [DOWN] * 30
+        assert make_caller(retries=5)("POST", server.url).status == 503
         assert len(server.seen) == 6
 
     def test_waiting_for_a_running_attempt_is_no_failure(self, make_caller, server):
@@ -81,7 +87,7 @@ class TestRetryAfter:
         headers = {"Retry-After": "Thu, 01 Jan 1970 00:00:00 GMT", name: value}
         assert 0 <= retry_after(headers) < math.inf
 
-    @pytest.mark.parametrize("value", ["61", "9" * 5000, "Fri, 31 Dec 9999 23:59:59 GMT"])
+    @pytest.mark.parametrize("value", ["91", "9" * 5000, "Fri, 31 Dec 9999 23:59:59 GMT"])
     def test_more_than_the_deadline_ends_the_call_with_its_response(self, call, server, time, value):
         server.script += [respond(503, Retry_After=value)]
         assert call("POST", server.url).status == 503

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from flask_idempotency.cli import cli
+from flask_idempotency.client import IdempotentSession, RetryPolicy
 from flask_idempotency.web.setup.settings import Settings
 from tests.docs.pages import ROOT, blocks
 from tests.integration.conftest import clients, open_shop  # noqa: F401 -- fixtures
@@ -125,6 +126,46 @@ def test_the_numbers_of_the_pages_fit_each_other(conf):
         engine["connect_args"]["tcp_user_timeout"] / 1000 + engine["connect_args"]["connect_timeout"]
     )
     assert probe["periodSeconds"] * probe["failureThreshold"] > longest + engine["pool_timeout"]
+
+
+def test_the_table_of_time_outs_has_the_numbers_of_the_configurations(conf):
+    """And each is shorter than what waits for it."""
+    settings = runpy.run_path(str(conf))
+    app = type("App", (), {"config": {}})
+    [code] = [b.text for b in blocks(DEPLOY, "python") if "pool_size" in b.text]
+    exec(code, {"app": app})  # noqa: S102
+    engine = app.config["SQLALCHEMY_ENGINE_OPTIONS"]
+    connect = engine["connect_args"]
+    table = DEPLOY.read_text("utf-8").partition("(who-waits)=")[2].partition("\n- **")[0]
+    good = {
+        row[3].replace("{confval}", "").strip(" `"): row[5].strip()
+        for row in (line.split("|") for line in table.splitlines() if line.startswith("| "))
+    }
+
+    def seconds(name):
+        return int(re.fullmatch(r"(\d+) s", good[name])[1])
+
+    limits = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", connect["options"])}
+    assert [seconds("timeout"), seconds("graceful_timeout")] == [
+        settings["timeout"],
+        settings["graceful_timeout"],
+    ]
+    assert seconds("pool_timeout") == engine["pool_timeout"]
+    assert seconds("connect_timeout") == connect["connect_timeout"]
+    assert seconds("tcp_user_timeout") * 1000 == connect["tcp_user_timeout"]
+    for name in ("statement_timeout", "idle_in_transaction_session_timeout"):
+        assert seconds(name) == limits[name]
+    assert seconds("IDEMPOTENCY_LEASE") == Settings.lease
+    attempt, deadline = IdempotentSession().timeout, seconds("RetryPolicy.deadline")
+    assert seconds("timeout` of [our sessions](clients.md)") == attempt
+    assert (
+        max(engine["pool_timeout"], seconds("tcp_user_timeout") + seconds("connect_timeout")) < attempt
+    )
+    assert 2 * seconds("query_wait_timeout") < attempt
+    inside_out = ["statement_timeout", "timeout", "proxy_read_timeout", "RetryPolicy.deadline"]
+    assert sorted(inside_out, key=seconds) == inside_out
+    assert seconds("idle_in_transaction_session_timeout") < seconds("ttl")
+    assert seconds("ttl") + attempt + RetryPolicy.backoff_max < deadline
 
 
 def test_the_service_has_what_systemd_needs_and_runs_programs_that_exist():

@@ -15,6 +15,7 @@ import pytest
 import flask_idempotency
 from flask_idempotency import Event, Problem
 from flask_idempotency.cli.records import STATES
+from flask_idempotency.client import RetryPolicy
 from flask_idempotency.core.storable import NEVER_STORED, NOT_STORED, REASON, TRACEPARENT
 from flask_idempotency.integrations.opentelemetry import NOT_ATTRIBUTES
 from flask_idempotency.stores.redis.client import TIMEOUT_SECONDS
@@ -110,6 +111,16 @@ FACTS: list[tuple[str, str, Callable[[str], set[str]], Collection[object]]] = [
     ),
     ("Redis' limit", "go-live.md", after("**Time-outs** are ", " for a command", r"[\d.]+"), {"0.1"}),
     ("Redis' limit", "request.md", after("gives no reply within ", " seconds", r"[\d.]+"), {"0.1"}),
+    *(
+        ("the client's deadline", page, after(*words, r"\d+"), {str(RetryPolicy.deadline)})
+        for page, *words in [
+            ("clients.md", "The deadline, ", " seconds"),
+            ("clients.md", "retries = Infinity, deadline = ", "_000"),
+            ("clients.md", "((SECONDS + pause < ", "))"),
+            ("runbook.md", "Ours do for ", " seconds"),
+            ("go-live.md", "`RetryPolicy.deadline` | ", " s"),
+        ]
+    ),
     ("the pause", "go-live.md", after("do without Redis for ", " seconds", r"\w+"), {"two"}),
     (
         "the marker",

@@ -136,7 +136,7 @@ def shop(api) -> Shop:
 
 def javascript(shop: Shop, folder: Path, _path: str) -> Recipe:
     function, *usage = [block.text for block in blocks(PAGE, "javascript")]
-    text = BROWSER + function.replace("deadline = 60_000", "deadline = 1500") + "".join(usage)
+    text = BROWSER + function.replace("deadline = 90_000", "deadline = 1500") + "".join(usage)
     text = text.replace("https://api.example.com", shop.url)
     text += "\nconsole.log(response.status);\n"
     (folder / "pay.mjs").write_text(text, "utf-8")
