@@ -147,6 +147,10 @@ class Node(Program):
             )
         return False
 
+    def note_family(self) -> None:
+        """Let the watchdog know PostgreSQL, too: it is no child of Patroni."""
+        self._watchdog.note(process.pid for process in self._family())
+
     def _family(self) -> list[psutil.Process]:
         """Patroni, and PostgreSQL, which is no child of it."""
         with contextlib.suppress(OSError, ValueError, IndexError, psutil.NoSuchProcess):
@@ -218,6 +222,8 @@ class Cluster:
         except TimeoutError as error:
             states = [f"{each.name} {each.told('patroni')}\n{each.log[-1500:]}" for each in self.nodes]
             raise TimeoutError("\n".join([str(error), *states])) from None
+        for each in self.nodes:
+            each.note_family()
 
     def switch_over(self) -> None:
         """Let another node lead, as an operator does it."""
