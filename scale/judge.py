@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -47,6 +47,7 @@ class Verdict:
     before: float = 0.0  # seconds of a call, median
     during: float = 0.0
     after: float = 0.0
+    counts: Mapping[str, int] = field(default_factory=dict)  # of the topology
 
     @property
     def is_clean(self) -> bool:

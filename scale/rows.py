@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import servers
+from scale import fronts
 from scale.haproxy import HAProxy
 from scale.patroni import DATABASE, PASSWORD, SUPERUSER, Cluster, cluster
 from scale.topology import Topology
@@ -115,4 +116,14 @@ ROWS = [
     )
     for synchronous in (True, False)
     for by_proxy in (True, False)
+]
+
+ROWS += [
+    Row(
+        "nginx",
+        "three masters behind nginx, which sends again",
+        ("nginx",),
+        fronts.NGINX_FAULTS,
+        fronts.behind_nginx,
+    ),
 ]
