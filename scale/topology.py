@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg2
-import sqlalchemy as sa
 
 from laboratory.running import make_tables
 from scale.judge import Books
@@ -28,6 +27,8 @@ class Topology:
     :param faults: by name; each returns when everything is whole again.
     :param urls: where clients send their requests; to the masters, if left out.
     :param masters: :func:`shop` starts them.
+    :param tenants: the URL of each tenant's database, where each has its own.
+    :param tenant_of: whose a key is.
     :param counts: what else a run has to tell, such as how often a fault has met something.
     """
 
@@ -38,31 +39,47 @@ class Topology:
     environment: Mapping[str, str] = field(default_factory=dict)
     urls: list[str] = field(default_factory=list)
     masters: list[Master] = field(default_factory=lambda: [Master(), Master()])
+    tenants: Mapping[str, str] = field(default_factory=dict)
+    tenant_of: Callable[[str], str] = lambda key: ""
     counts: Callable[[], Mapping[str, int]] = dict
 
     def books(self) -> Books:
-        """What the leading database holds."""
-        payments = self.ask("SELECT description, count(*) FROM payment GROUP BY 1")
-        [(records,)] = self.ask("SELECT count(*) FROM idempotency_record WHERE state = 'completed'")
-        return Books(Counter(dict(payments)), records)
+        """What the leading database holds, or those of all tenants."""
+        books = Books(Counter(), Counter())
+        for tenant, url in self.databases().items():
+            payments, records = (Counter(dict(ask(url, each))) for each in (_PAYMENTS, _RECORDS))
+            books.payments += payments
+            books.records += records
+            books.strayed += sum(self.tenant_of(key) != tenant for key in payments | records)
+        return books
 
-    def ask(self, statement: str) -> list[tuple[Any, ...]]:
-        """What a statement gives on the leading database."""
-        with (
-            contextlib.closing(psycopg2.connect(plain_dsn(self.truth()))) as connection,
-            connection,
-            connection.cursor() as cursor,
-        ):
-            cursor.execute(statement)
-            return cursor.fetchall() if cursor.description else []
+    def databases(self) -> Mapping[str, str]:
+        """The URL of each tenant's database, or of the one that leads."""
+        return self.tenants or {"": self.truth()}
+
+
+_PAYMENTS = "SELECT description, count(*) FROM payment GROUP BY 1"
+_RECORDS = """SELECT convert_from(body, 'UTF8')::json ->> 'description', count(*)
+    FROM idempotency_record WHERE state = 'completed' GROUP BY 1"""
+
+
+def ask(url: str, statement: str) -> list[tuple[Any, ...]]:
+    """What a statement gives on a database."""
+    with (
+        contextlib.closing(psycopg2.connect(plain_dsn(url))) as connection,
+        connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(statement)
+        return cursor.fetchall() if cursor.description else []
 
 
 @contextlib.contextmanager
 def shop(topology: Topology) -> Iterator[Topology]:
     """Run the shop under its gunicorn masters until the block ends."""
-    truth = sa.make_url(topology.truth())
-    make_tables(truth.render_as_string(hide_password=False))
-    topology.ask("UPDATE account SET balance = 1000000000")
+    for url in topology.databases().values():
+        make_tables(url)
+        ask(url, "UPDATE account SET balance = 1000000000")
     environment = {
         "DATABASE_URL": topology.database,
         "REDIS_URL": topology.redis,
