@@ -65,6 +65,11 @@ class Master:
             self._process.wait()
         self._running.close()
 
+    @property
+    def pid(self) -> int | None:
+        """Its process id, once it was started."""
+        return self._process.pid if self._process else None
+
     def workers(self) -> list[psutil.Process]:
         """Those that live."""
         if self._process is None:
