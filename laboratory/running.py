@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
@@ -58,12 +58,18 @@ def send(
 
 @contextlib.contextmanager
 def gunicorn(
-    application: str, environment: Mapping[str, str], *arguments: str, port: int | None = None
+    application: str,
+    environment: Mapping[str, str],
+    *arguments: str,
+    port: int | None = None,
+    before: Sequence[str] = (),
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Run gunicorn with the shop's configuration until the block ends; yields its address and process.
 
     It inherits a listening socket, so nobody can take the port meanwhile, and a request sent before
     it is ready waits. A small shell stops it if this process dies of kill -9.
+
+    :param before: words of a program that becomes what it runs, such as ``unshare``.
     """
     try:
         where = ("127.0.0.1", port or servers.free_port())
@@ -71,7 +77,16 @@ def gunicorn(
     except OSError as error:
         raise CannotStart(f"port {port} cannot be used ({error.strerror}); try --port") from None
     own = {name: value for name, value in os.environ.items() if name != "GUNICORN_CMD_ARGS"}
-    command = [sys.executable, "-m", "gunicorn", "--config", str(CONFIG), "--log-level", "warning"]
+    command = [
+        *before,
+        sys.executable,
+        "-m",
+        "gunicorn",
+        "--config",
+        str(CONFIG),
+        "--log-level",
+        "warning",
+    ]
     folder = Path(tempfile.mkdtemp(prefix="throwaway-gunicorn-"))
     own["PROMETHEUS_MULTIPROC_DIR"] = str(folder)  # the watchdog removes it, whatever happens
     watchdog = Watchdog(folder)

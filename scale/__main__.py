@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import servers
@@ -47,7 +47,7 @@ def run(row: Row, fault: str, rounds: int) -> Verdict:
     """Put a row through a fault, so often."""
     with row.open() as servers_of_it, shop(servers_of_it) as topology:
         windows = []
-        with Load(topology.urls) as load:
+        with Load(topology.urls, topology.tenant_of) as load:
             for _ in range(rounds):
                 time.sleep(CALM_SECONDS)
                 began = time.monotonic()
@@ -55,7 +55,9 @@ def run(row: Row, fault: str, rounds: int) -> Verdict:
                 windows.append(Window(began, time.monotonic()))
             time.sleep(CALM_SECONDS)
         answers, books = list(load.answers), topology.books()
-        return judge(answers, audit(load), books, windows)
+        counts = topology.counts()
+        verdict = judge(answers, audit(load), books, windows)
+        return replace(verdict, counts=counts)
 
 
 def audit(load: Load) -> list[Answer]:
@@ -105,6 +107,8 @@ def main() -> int:
             verdict = run(row, fault, given.rounds)
             clean = clean and verdict.is_clean
             print(line(row, fault, given.rounds, verdict), flush=True)
+            if verdict.counts:
+                print(*(f"{what}: {count}" for what, count in verdict.counts.items()), file=sys.stderr)
             FOLDER.mkdir(parents=True, exist_ok=True)
             name = f"{row.name} {fault}.json".replace(" ", "-").replace(",", "")
             (FOLDER / name).write_text(json.dumps(asdict(verdict)))

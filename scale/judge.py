@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -24,10 +24,11 @@ class Window:
 
 @dataclass
 class Books:
-    """What the database that leads in the end holds: payments by key, and completed records."""
+    """What the databases hold in the end: payments and completed records, by key."""
 
     payments: Counter[str]
-    records: int
+    records: Counter[str]
+    strayed: int = 0  # keys with a payment or a record in the database of another tenant
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Verdict:
     lost: list[str] = field(default_factory=list)
     two_responses: list[str] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
-    torn: int = 0  # payments without a completed record, or the other way round
+    torn: int = 0  # payments without a completed record there, or the other way round
     operations: int = 0
     gave_up: int = 0
     evidence: list[str] = field(default_factory=list)
@@ -47,6 +48,7 @@ class Verdict:
     before: float = 0.0  # seconds of a call, median
     during: float = 0.0
     after: float = 0.0
+    counts: Mapping[str, int] = field(default_factory=dict)  # of the topology
 
     @property
     def is_clean(self) -> bool:
@@ -80,7 +82,8 @@ def judge(
             verdict.two_responses.append(key)
     wrong = {*verdict.doubled, *verdict.lost, *verdict.two_responses}
     verdict.evidence = [_told(answer, windows) for key in wrong for answer in by_key[key]]
-    verdict.torn = abs(books.payments.total() - books.records)
+    apart = (books.payments - books.records) + (books.records - books.payments)
+    verdict.torn = apart.total() + books.strayed
     verdict.gave_up = sum(not answer.is_acknowledged for answer in answers)
     _time(verdict, answers, windows)
     return verdict

@@ -18,6 +18,8 @@ PACKAGES = {
     "pgbouncer": "pgbouncer",
     "pgpool": "pgpool2",
     "nginx": "nginx-light",
+    "unshare": "util-linux",
+    "git": "git",
     "redis-server": "redis-server",
 }
 """The Debian package of each program."""

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import servers
+from scale import fronts, tenants
 from scale.haproxy import HAProxy
 from scale.patroni import DATABASE, PASSWORD, SUPERUSER, Cluster, cluster
 from scale.topology import Topology
@@ -115,4 +116,42 @@ ROWS = [
     )
     for synchronous in (True, False)
     for by_proxy in (True, False)
+]
+
+ROWS += [
+    Row(
+        "nginx",
+        "three masters behind nginx, which sends again",
+        ("nginx",),
+        fronts.NGINX_FAULTS,
+        fronts.behind_nginx,
+    ),
+    Row(
+        "clocks",
+        "three masters, monotonic clocks minutes apart",
+        ("unshare",),
+        fronts.WORKER_KILLED,
+        fronts.apart_in_time,
+    ),
+    Row(
+        "two-releases",
+        "two masters, one of a release two days older",
+        ("git",),
+        fronts.WORKER_KILLED,
+        fronts.two_releases,
+    ),
+    Row(
+        "tenants",
+        "one application, a database for each of four tenants",
+        (),
+        tenants.FAULTS,
+        tenants.tenants("with_tenants"),
+    ),
+    Row(
+        "shards",
+        "an application for each of four databases, behind a router",
+        (),
+        tenants.FAULTS,
+        tenants.tenants("with_shards"),
+    ),
 ]

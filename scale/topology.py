@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import psycopg2
-import sqlalchemy as sa
 
-from laboratory.running import gunicorn, make_tables
+from laboratory.running import make_tables
 from scale.judge import Books
+from scale.masters import Master
 from servers import plain_dsn
-
-LOGS = Path("build/scale/logs").absolute()
-MASTERS = 2
-WORKERS = 2  # of each master
 
 
 @dataclass
@@ -31,7 +25,11 @@ class Topology:
     :param redis: what it is given as ``REDIS_URL``; empty for none.
     :param truth: the URL of the database that leads at the moment, without anything between.
     :param faults: by name; each returns when everything is whole again.
-    :param urls: where clients send their requests; filled by :func:`shop`.
+    :param urls: where clients send their requests; to the masters, if left out.
+    :param masters: :func:`shop` starts them.
+    :param tenants: the URL of each tenant's database, where each has its own.
+    :param tenant_of: whose a key is.
+    :param counts: what else a run has to tell, such as how often a fault has met something.
     """
 
     database: str
@@ -40,42 +38,58 @@ class Topology:
     faults: Mapping[str, Callable[[], None]]
     environment: Mapping[str, str] = field(default_factory=dict)
     urls: list[str] = field(default_factory=list)
+    masters: list[Master] = field(default_factory=lambda: [Master(), Master()])
+    tenants: Mapping[str, str] = field(default_factory=dict)
+    tenant_of: Callable[[str], str] = lambda key: ""
+    counts: Callable[[], Mapping[str, int]] = dict
 
     def books(self) -> Books:
-        """What the leading database holds."""
-        payments = self.ask("SELECT description, count(*) FROM payment GROUP BY 1")
-        [(records,)] = self.ask("SELECT count(*) FROM idempotency_record WHERE state = 'completed'")
-        return Books(Counter(dict(payments)), records)
+        """What the leading database holds, or those of all tenants."""
+        books = Books(Counter(), Counter())
+        for tenant, url in self.databases().items():
+            payments, records = (Counter(dict(ask(url, each))) for each in (_PAYMENTS, _RECORDS))
+            books.payments += payments
+            books.records += records
+            books.strayed += sum(self.tenant_of(key) != tenant for key in payments | records)
+        return books
 
-    def ask(self, statement: str) -> list[tuple[Any, ...]]:
-        """What a statement gives on the leading database."""
-        with (
-            contextlib.closing(psycopg2.connect(plain_dsn(self.truth()))) as connection,
-            connection,
-            connection.cursor() as cursor,
-        ):
-            cursor.execute(statement)
-            return cursor.fetchall() if cursor.description else []
+    def databases(self) -> Mapping[str, str]:
+        """The URL of each tenant's database, or of the one that leads."""
+        return self.tenants or {"": self.truth()}
+
+
+_PAYMENTS = "SELECT description, count(*) FROM payment GROUP BY 1"
+_RECORDS = """SELECT convert_from(body, 'UTF8')::json ->> 'description', count(*)
+    FROM idempotency_record WHERE state = 'completed' GROUP BY 1"""
+
+
+def ask(url: str, statement: str) -> list[tuple[Any, ...]]:
+    """What a statement gives on a database."""
+    with (
+        contextlib.closing(psycopg2.connect(plain_dsn(url))) as connection,
+        connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(statement)
+        return cursor.fetchall() if cursor.description else []
 
 
 @contextlib.contextmanager
-def shop(topology: Topology, masters: int = MASTERS) -> Iterator[Topology]:
-    """Run the shop under several gunicorn masters until the block ends."""
-    truth = sa.make_url(topology.truth())
-    make_tables(truth.render_as_string(hide_password=False))
-    topology.ask("UPDATE account SET balance = 1000000000")
+def shop(topology: Topology) -> Iterator[Topology]:
+    """Run the shop under its gunicorn masters until the block ends."""
+    for url in topology.databases().values():
+        make_tables(url)
+        ask(url, "UPDATE account SET balance = 1000000000")
     environment = {
         "DATABASE_URL": topology.database,
         "REDIS_URL": topology.redis,
         "SECRET_KEY": secrets.token_hex(),
-        "WEB_CONCURRENCY": str(WORKERS),
         **topology.environment,
     }
-    LOGS.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        for number in range(masters):
-            log = LOGS / f"{os.getpid()}-{number}.log"
-            quiet = ("--error-logfile", str(log), "--capture-output")
-            url, _process = stack.enter_context(gunicorn("example:create_app()", environment, *quiet))
-            topology.urls.append(url)
+        for master in topology.masters:
+            master.environment = environment
+            stack.callback(master.stop)
+            master.start()
+        topology.urls = topology.urls or [master.url for master in topology.masters]
         yield topology
