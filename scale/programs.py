@@ -19,6 +19,7 @@ PACKAGES = {
     "pgpool": "pgpool2",
     "nginx": "nginx-light",
     "redis-server": "redis-server",
+    "redis-cli": "redis-tools",
 }
 """The Debian package of each program."""
 

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import servers
+from scale import redis
 from scale.haproxy import HAProxy
 from scale.patroni import DATABASE, PASSWORD, SUPERUSER, Cluster, cluster
 from scale.topology import Topology
@@ -91,7 +92,7 @@ def patroni(*, synchronous: bool, by_proxy: bool) -> Callable[[], AbstractContex
     @contextlib.contextmanager
     def opened() -> Iterator[Topology]:
         with cluster(synchronous=synchronous) as found, contextlib.ExitStack() as stack:
-            redis = stack.enter_context(servers.Redis())
+            lock = stack.enter_context(servers.Redis())
 
             def direct(port: int) -> str:
                 return f"postgresql://{SUPERUSER}:{PASSWORD}@127.0.0.1:{port}/{DATABASE}"
@@ -99,7 +100,7 @@ def patroni(*, synchronous: bool, by_proxy: bool) -> Callable[[], AbstractContex
             url = found.url()
             if by_proxy:
                 url = direct(stack.enter_context(HAProxy(found.nodes)).port)
-            yield Topology(url, redis.url, lambda: direct(found.leader().port), patroni_faults(found))
+            yield Topology(url, lock.url, lambda: direct(found.leader().port), patroni_faults(found))
 
     return opened
 
@@ -115,4 +116,20 @@ ROWS = [
     )
     for synchronous in (True, False)
     for by_proxy in (True, False)
+]
+ROWS += [
+    Row(
+        "redis-sentinel",
+        "Redis, three Sentinels",
+        ("redis-server",),
+        redis.SENTINEL_FAULTS,
+        redis.behind_sentinels,
+    ),
+    Row(
+        "redis-cluster",
+        "Redis Cluster, three masters",
+        ("redis-server", "redis-cli"),
+        redis.CLUSTER_FAULTS,
+        redis.on_a_cluster,
+    ),
 ]
