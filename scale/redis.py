@@ -189,7 +189,7 @@ class ClusterNode(Node):
     kind = "cluster-node"
 
     def __init__(self, password: str) -> None:
-        # Nodes speak to each other on the port and 10000: not on one of those that the kernel gives away.
+        # Nodes speak to each other on another one, not among those that the kernel gives away.
         ports = iter(servers.free_port, None)
         port = next(each for each in ports if each + BUS < 32000)
         settings: dict[str, Setting] = {

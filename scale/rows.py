@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import servers
-from scale import redis
+from scale import poolers, redis
 from scale.haproxy import HAProxy
 from scale.patroni import DATABASE, PASSWORD, SUPERUSER, Cluster, cluster
 from scale.topology import Topology
@@ -132,4 +132,15 @@ ROWS += [
         redis.CLUSTER_FAULTS,
         redis.on_a_cluster,
     ),
+]
+ROWS += [
+    Row(
+        f"{pooler}-{driver}",
+        f"{told}, {driver}",
+        (pooler,),
+        poolers.FAULTS,
+        poolers.pooled(pooler, driver),
+    )
+    for pooler, told in (("pgbouncer", "PgBouncer"), ("pgpool", "Pgpool-II"))
+    for driver in ("psycopg2", "psycopg")
 ]

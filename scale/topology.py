@@ -31,6 +31,8 @@ class Topology:
     :param redis: what it is given as ``REDIS_URL``; empty for none.
     :param truth: the URL of the database that leads at the moment, without anything between.
     :param faults: by name; each returns when everything is whole again.
+    :param environment: more of the shop's environment.
+    :param application: what gunicorn runs.
     :param urls: where clients send their requests; filled by :func:`shop`.
     """
 
@@ -39,6 +41,7 @@ class Topology:
     truth: Callable[[], str]
     faults: Mapping[str, Callable[[], None]]
     environment: Mapping[str, str] = field(default_factory=dict)
+    application: str = "example:create_app()"
     urls: list[str] = field(default_factory=list)
 
     def books(self) -> Books:
@@ -49,13 +52,18 @@ class Topology:
 
     def ask(self, statement: str) -> list[tuple[Any, ...]]:
         """What a statement gives on the leading database."""
-        with (
-            contextlib.closing(psycopg2.connect(plain_dsn(self.truth()))) as connection,
-            connection,
-            connection.cursor() as cursor,
-        ):
-            cursor.execute(statement)
-            return cursor.fetchall() if cursor.description else []
+        return ask(plain_dsn(self.truth()), statement)
+
+
+def ask(dsn: str, statement: str) -> list[tuple[Any, ...]]:
+    """What a statement gives, on a connection of its own."""
+    with (
+        contextlib.closing(psycopg2.connect(dsn, connect_timeout=3)) as connection,
+        connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(statement)
+        return cursor.fetchall() if cursor.description else []
 
 
 @contextlib.contextmanager
@@ -76,6 +84,6 @@ def shop(topology: Topology, masters: int = MASTERS) -> Iterator[Topology]:
         for number in range(masters):
             log = LOGS / f"{os.getpid()}-{number}.log"
             quiet = ("--error-logfile", str(log), "--capture-output")
-            url, _process = stack.enter_context(gunicorn("example:create_app()", environment, *quiet))
+            url, _process = stack.enter_context(gunicorn(topology.application, environment, *quiet))
             topology.urls.append(url)
         yield topology
