@@ -81,6 +81,8 @@ class Pgpool(Pooler):
             "backend_clustering_mode": "raw",
             "backend_hostname0": self.behind.host,
             "backend_port0": self.behind.port,
+            # Otherwise its only server counts as down until an operator attaches it again.
+            "backend_flag0": "DISALLOW_TO_FAILOVER",
             "listen_addresses": "127.0.0.1",
             "port": self.port,
             "pcp_listen_addresses": "127.0.0.1",
