@@ -21,6 +21,7 @@ PACKAGES = {
     "unshare": "util-linux",
     "git": "git",
     "redis-server": "redis-server",
+    "redis-cli": "redis-tools",
 }
 """The Debian package of each program."""
 

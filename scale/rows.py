@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import servers
-from scale import fronts, tenants
+from scale import fronts, poolers, redis, tenants
 from scale.haproxy import HAProxy
 from scale.patroni import DATABASE, PASSWORD, SUPERUSER, Cluster, cluster
 from scale.topology import Topology
@@ -92,7 +92,7 @@ def patroni(*, synchronous: bool, by_proxy: bool) -> Callable[[], AbstractContex
     @contextlib.contextmanager
     def opened() -> Iterator[Topology]:
         with cluster(synchronous=synchronous) as found, contextlib.ExitStack() as stack:
-            redis = stack.enter_context(servers.Redis())
+            lock = stack.enter_context(servers.Redis())
 
             def direct(port: int) -> str:
                 return f"postgresql://{SUPERUSER}:{PASSWORD}@127.0.0.1:{port}/{DATABASE}"
@@ -100,7 +100,7 @@ def patroni(*, synchronous: bool, by_proxy: bool) -> Callable[[], AbstractContex
             url = found.url()
             if by_proxy:
                 url = direct(stack.enter_context(HAProxy(found.nodes)).port)
-            yield Topology(url, redis.url, lambda: direct(found.leader().port), patroni_faults(found))
+            yield Topology(url, lock.url, lambda: direct(found.leader().port), patroni_faults(found))
 
     return opened
 
@@ -154,4 +154,32 @@ ROWS += [
         tenants.FAULTS,
         tenants.tenants("with_shards"),
     ),
+]
+
+ROWS += [
+    Row(
+        "redis-sentinel",
+        "Redis, three Sentinels",
+        ("redis-server",),
+        redis.SENTINEL_FAULTS,
+        redis.behind_sentinels,
+    ),
+    Row(
+        "redis-cluster",
+        "Redis Cluster, three masters",
+        ("redis-server", "redis-cli"),
+        redis.CLUSTER_FAULTS,
+        redis.on_a_cluster,
+    ),
+]
+ROWS += [
+    Row(
+        f"{pooler}-{driver}",
+        f"{told}, {driver}",
+        (pooler,),
+        poolers.FAULTS,
+        poolers.pooled(pooler, driver),
+    )
+    for pooler, told in (("pgbouncer", "PgBouncer"), ("pgpool", "Pgpool-II"))
+    for driver in ("psycopg2", "psycopg")
 ]
