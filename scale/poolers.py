@@ -55,6 +55,7 @@ class PgBouncer(Pooler):
             "pool_mode": "transaction",
             "default_pool_size": SERVER_CONNECTIONS,
             "ignore_startup_parameters": "options",
+            "server_login_retry": 1,  # second; by default it refuses everybody for 15 after a failure
         }
         lines = [f"{name} = {value}" for name, value in settings.items()]
         head = ["[databases]", f"{self.behind.database} = {where}", "[pgbouncer]"]
