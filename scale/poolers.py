@@ -56,6 +56,7 @@ class PgBouncer(Pooler):
             "pool_mode": "transaction",
             "default_pool_size": SERVER_CONNECTIONS,
             "ignore_startup_parameters": "options",
+            "server_login_retry": 1,  # second; by default it refuses everybody for 15 after a failure
         }
         lines = [f"{name} = {value}" for name, value in settings.items()]
         head = ["[databases]", f"{self.behind.database} = {where}", "[pgbouncer]"]
@@ -108,12 +109,12 @@ class Pgpool(Pooler):
 
     def kill(self) -> None:
         """End it, and remove the shared memory and the semaphores that outlive a kill -9."""
-        main = str(self.pid)
+        family = {str(each.pid) for each in self._family()}
         super().kill()
-        memory = [each[1] for each in _system_v("shm") if each[4] == main]
-        # Nobody says who made semaphores, but who has set each last; of most, that is the main process.
+        memory = [each[1] for each in _system_v("shm") if each[4] in family]
+        # Nobody says who made semaphores, but who has set each last.
         arrays = [each[1] for each in _system_v("sem")]
-        semaphores = [each for each in arrays if main in self._said("ipcs", "-s", "-i", each)]
+        semaphores = [each for each in arrays if family & {*self._said("ipcs", "-s", "-i", each)}]
         words = [*(f"-m{each}" for each in memory), *(f"-s{each}" for each in semaphores)]
         if words:
             self._said("ipcrm", *words)
