@@ -56,7 +56,8 @@ def run(row: Row, fault: str, rounds: int) -> Verdict:
             time.sleep(CALM_SECONDS)
         answers, books = list(load.answers), topology.books()
         counts = topology.counts()
-        verdict = judge(answers, audit(load), books, windows)
+        audited = audit(load)
+        verdict = judge(answers, books, audited, topology.books(), windows)
         return replace(verdict, counts=counts)
 
 

@@ -56,13 +56,18 @@ class Verdict:
 
 
 def judge(
-    answers: Sequence[Answer], audit: Sequence[Answer], books: Books, windows: Sequence[Window]
+    answers: Sequence[Answer],
+    books: Books,
+    audit: Sequence[Answer],
+    final: Books,
+    windows: Sequence[Window],
 ) -> Verdict:
     """Judge a run.
 
     :param answers: of the clients, in the run.
-    :param audit: of each key that was sent, once more after the run.
-    :param books: read between the two.
+    :param books: read after it.
+    :param audit: of each key that was sent, once more after that.
+    :param final: the books after the audit.
     """
     by_key: dict[str, list[Answer]] = defaultdict(list)
     for answer in answers:
@@ -71,19 +76,20 @@ def judge(
     verdict = Verdict(operations=len(by_key))
     for key, seen in by_key.items():
         acknowledged = [answer for answer in seen if answer.is_acknowledged]
-        if books.payments[key] > 1:
+        if final.payments[key] > 1:
             verdict.doubled.append(key)
         if acknowledged and not books.payments[key]:
             verdict.lost.append(key)
-        last = later.get(key)
-        if last is None or not last.is_acknowledged:
+        if later[key].is_acknowledged:
+            acknowledged.append(later[key])
+        else:
             verdict.stuck.append(key)
-        if len({answer.body for answer in (*acknowledged, *([last] if last else []))}) > 1:
+        if len({answer.body for answer in acknowledged}) > 1:
             verdict.two_responses.append(key)
     wrong = {*verdict.doubled, *verdict.lost, *verdict.two_responses}
     verdict.evidence = [_told(answer, windows) for key in wrong for answer in by_key[key]]
-    apart = (books.payments - books.records) + (books.records - books.payments)
-    verdict.torn = apart.total() + books.strayed
+    apart = (final.payments - final.records) + (final.records - final.payments)
+    verdict.torn = apart.total() + final.strayed
     verdict.gave_up = sum(not answer.is_acknowledged for answer in answers)
     _time(verdict, answers, windows)
     return verdict

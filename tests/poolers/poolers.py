@@ -95,6 +95,7 @@ def pgpool(url: sa.URL) -> Iterator[int]:
         "backend_clustering_mode": "raw",
         "backend_hostname0": url.host,
         "backend_port0": url.port,
+        "backend_flag0": "DISALLOW_TO_FAILOVER",  # else it gives its only server up for ever
         "listen_addresses": "127.0.0.1",
         "port": port,
         "pcp_listen_addresses": "127.0.0.1",
