@@ -69,7 +69,8 @@ class Node(Program):
                     "listen": f"127.0.0.1:{self.rest}",
                     "connect_address": f"127.0.0.1:{self.rest}",
                 },
-                "etcd": {"host": f"127.0.0.1:{self.etcd.port}"},
+                # As a proxy: else Patroni goes to the address that etcd names, past the cable.
+                "etcd": {"hosts": [f"127.0.0.1:{self.etcd.port}"], "use_proxies": True},
                 "bootstrap": {
                     "dcs": {
                         "ttl": self.lease,
