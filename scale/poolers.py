@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,6 +22,7 @@ from servers.process import Server
 FAULTS = ("pooler restarted", "server restarted")
 SERVER_CONNECTIONS = 4  # of PgBouncer: fewer than clients, so a transaction may run on any of them
 CLIENTS = 40  # of Pgpool-II, each with a connection of its own: the pools of the shop hold 32
+PREPARED = 200  # statements that PgBouncer keeps for each connection, from 1.21 on
 LIMITS = {"statement_timeout": "10s", "idle_in_transaction_session_timeout": "30s"}
 """The shop's own, set for the server: PgBouncer before 1.20 ignores a client's ``options`` at best."""
 
@@ -45,6 +48,13 @@ class PgBouncer(Pooler):
 
     kind = "pgbouncer"
 
+    @staticmethod
+    def prepares() -> bool:
+        """Whether it knows prepared statements: from 1.21 on."""
+        said = subprocess.check_output([program("pgbouncer"), "--version"], text=True)
+        [major, minor] = map(int, re.findall(r"\d+", said)[:2])
+        return (major, minor) >= (1, 21)
+
     def _files(self) -> Mapping[str, str]:
         where = f"host={self.behind.host} port={self.behind.port}"
         settings = {
@@ -57,6 +67,7 @@ class PgBouncer(Pooler):
             "default_pool_size": SERVER_CONNECTIONS,
             "ignore_startup_parameters": "options",
             "server_login_retry": 1,  # second; by default it refuses everybody for 15 after a failure
+            **({"max_prepared_statements": PREPARED} if self.prepares() else {}),
         }
         lines = [f"{name} = {value}" for name, value in settings.items()]
         head = ["[databases]", f"{self.behind.database} = {where}", "[pgbouncer]"]
@@ -142,10 +153,10 @@ def answers(url: sa.URL) -> bool:
 
 
 def application(pooler: str, driver: str) -> str:
-    """What gunicorn runs. PgBouncer before 1.21 knows no prepared statements."""
+    """What gunicorn runs: psycopg 3 prepares its statements where the pooler knows them."""
     if driver == "psycopg2":
         return Master.application
-    return f"scale.apps:with_psycopg(prepares={pooler != 'pgbouncer'})"
+    return f"scale.apps:with_psycopg(prepares={pooler != 'pgbouncer' or PgBouncer.prepares()})"
 
 
 def pooled(name: str, driver: str) -> Callable[[], AbstractContextManager[Topology]]:
