@@ -17,7 +17,7 @@ from scale.masters import Master
 from scale.patroni import wait_until
 from scale.programs import Program, program
 from scale.topology import Topology, ask
-from servers.process import Server
+from servers.process import Server, Setting
 
 FAULTS = ("pooler restarted", "server restarted")
 SERVER_CONNECTIONS = 4  # of PgBouncer: fewer than clients, so a transaction may run on any of them
@@ -30,9 +30,14 @@ LIMITS = {"statement_timeout": "10s", "idle_in_transaction_session_timeout": "30
 class Pooler(Program):
     """What stands between the shop and a database."""
 
-    def __init__(self, url: sa.URL) -> None:
-        super().__init__()
+    def __init__(self, url: sa.URL, **settings: Setting) -> None:
+        super().__init__(settings=settings)
         self.behind = url
+
+    @staticmethod
+    def prepares() -> bool:
+        """Whether a client may prepare statements."""
+        return True
 
     def _prepare(self) -> None:
         for name, text in self._files().items():
@@ -50,7 +55,7 @@ class PgBouncer(Pooler):
 
     @staticmethod
     def prepares() -> bool:
-        """Whether it knows prepared statements: from 1.21 on."""
+        """Whether a client may prepare statements: from 1.21 on."""
         said = subprocess.check_output([program("pgbouncer"), "--version"], text=True)
         [major, minor] = map(int, re.findall(r"\d+", said)[:2])
         return (major, minor) >= (1, 21)
@@ -68,6 +73,7 @@ class PgBouncer(Pooler):
             "ignore_startup_parameters": "options",
             "server_login_retry": 1,  # second; by default it refuses everybody for 15 after a failure
             **({"max_prepared_statements": PREPARED} if self.prepares() else {}),
+            **self.settings,
         }
         lines = [f"{name} = {value}" for name, value in settings.items()]
         head = ["[databases]", f"{self.behind.database} = {where}", "[pgbouncer]"]
@@ -85,8 +91,8 @@ class Pgpool(Pooler):
 
     kind = "pgpool"
 
-    def __init__(self, url: sa.URL) -> None:
-        super().__init__(url)
+    def __init__(self, url: sa.URL, **settings: Setting) -> None:
+        super().__init__(url, **settings)
         self.control = servers.free_port()
 
     def _files(self) -> Mapping[str, str]:
@@ -108,6 +114,7 @@ class Pgpool(Pooler):
             "pool_passwd": self.data / "passwords",
             "load_balance_mode": "off",
             "memqcache_total_size": "1MB",  # of a cache that is off, and yet allocated: 64 MB
+            **self.settings,
         }
         return {
             "pgpool.conf": "".join(f"{name} = '{value}'\n" for name, value in settings.items()),
@@ -156,7 +163,7 @@ def application(pooler: str, driver: str) -> str:
     """What gunicorn runs: psycopg 3 prepares its statements where the pooler knows them."""
     if driver == "psycopg2":
         return Master.application
-    return f"scale.apps:with_psycopg(prepares={pooler != 'pgbouncer' or PgBouncer.prepares()})"
+    return f"scale.apps:with_psycopg(prepares={POOLERS[pooler].prepares()})"
 
 
 def pooled(name: str, driver: str) -> Callable[[], AbstractContextManager[Topology]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import timedelta
@@ -20,8 +20,8 @@ import sqlalchemy as sa
 
 from flask_idempotency import current_operation, idempotent, operation_observed
 from flask_idempotency.cli import cli
+from scale.poolers import POOLERS, SERVER_CONNECTIONS, PgBouncer
 from tests.drivers import EACH
-from tests.poolers.poolers import POOLERS, SERVER_CONNECTIONS
 from tests.waiting import wait_until
 
 PREPARES = pytest.mark.parametrize(("driver", "pooler"), [("psycopg", "pgbouncer")], indirect=True)
@@ -39,12 +39,12 @@ def behind(
 ) -> Iterator[Callable[..., Any]]:
     """Makes an application whose database is behind the pooler."""
     # PgBouncer before 1.21 knows no prepared statements: psycopg's own page says to set this there.
-    unprepared = driver == "psycopg" and pooler == "pgbouncer"
+    unprepared = driver == "psycopg" and not POOLERS[pooler].prepares()
     with ExitStack() as stop:
 
-        def make(*how: str, **config: Any) -> Any:
+        def make(settings: Mapping[str, Any] = {}, **config: Any) -> Any:
             url = sa.make_url(postgres.database(f"pooled_{os.urandom(3).hex()}"))
-            port = stop.enter_context(POOLERS[pooler](url, *how))
+            port = stop.enter_context(POOLERS[pooler](url, **settings)).port
             config["SQLALCHEMY_DATABASE_URI"] = url.set(port=port).render_as_string(hide_password=False)
             if unprepared:
                 options = {"connect_args": {"prepare_threshold": None}}
@@ -201,7 +201,7 @@ def test_the_commands_work(behind, add_view):
 def test_pooling_by_statement_serves_no_application_at_all(behind):
     """It refuses every transaction: SQLAlchemy's create_all() fails before there is a request."""
     with pytest.raises(sa.exc.OperationalError):
-        behind("statement")
+        behind({"pool_mode": "statement"})
 
 
 @PREPARES
@@ -210,7 +210,8 @@ def test_a_pooler_that_knows_no_prepared_statements_is_recognised(
 ) -> None:
     """Where psycopg may prepare, but never does."""
     options = {"pool_size": 8, "connect_args": {"prepare_threshold": 10**6}}
-    world = behind(SQLALCHEMY_ENGINE_OPTIONS=options)
+    without = {"max_prepared_statements": 0} if PgBouncer.prepares() else {}
+    world = behind(without, SQLALCHEMY_ENGINE_OPTIONS=options)
     runs = add_view(world)
 
     def pay(number: int) -> int:
