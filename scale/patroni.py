@@ -49,28 +49,31 @@ class Etcd(Program):
 
 
 class Node(Program):
-    """Patroni with its PostgreSQL. Replicas reach it, and it reaches etcd, by cables of its own."""
+    """Patroni with its PostgreSQL. The other nodes reach it, and it reaches etcd, by cables of its own."""
 
     kind = "patroni"
 
     def __init__(self, name: str, etcd: FaultProxy, *, synchronous: bool, lease: int) -> None:
         super().__init__(timeout=60)
-        self.name, self.etcd, self.synchronous, self.lease = name, etcd, synchronous, lease
+        self.name, self.synchronous, self.lease = name, synchronous, lease
         self.rest = free_port()
-        self.cable = FaultProxy(f"postgresql://127.0.0.1:{self.port}")
+        replication = FaultProxy(f"postgresql://127.0.0.1:{self.port}")
+        # Nobody is elected while a node that is ahead, the one that led, still answers the others.
+        self.cables = (etcd, replication, FaultProxy(f"http://127.0.0.1:{self.rest}"))
 
     def _configuration(self) -> str:
         user = {"username": SUPERUSER, "password": PASSWORD}
+        etcd, replication, rest = (f"127.0.0.1:{cable.port}" for cable in self.cables)
         return json.dumps(  # JSON is YAML
             {
                 "scope": "shop",
                 "name": self.name,
                 "restapi": {
                     "listen": f"127.0.0.1:{self.rest}",
-                    "connect_address": f"127.0.0.1:{self.rest}",
+                    "connect_address": rest,
                 },
                 # As a proxy: else Patroni goes to the address that etcd names, past the cable.
-                "etcd": {"hosts": [f"127.0.0.1:{self.etcd.port}"], "use_proxies": True},
+                "etcd": {"hosts": [etcd], "use_proxies": True},
                 "bootstrap": {
                     "dcs": {
                         "ttl": self.lease,
@@ -86,7 +89,7 @@ class Node(Program):
                 },
                 "postgresql": {
                     "listen": f"127.0.0.1:{self.port}",
-                    "connect_address": f"127.0.0.1:{self.cable.port}",
+                    "connect_address": replication,
                     "data_dir": "postgresql",
                     "bin_dir": str(_postgresql()),
                     "pgpass": "pgpass",
@@ -247,10 +250,11 @@ def cluster(*, synchronous: bool, lease: int = LEASE_SECONDS) -> Iterator[Cluste
         etcd = stack.enter_context(Etcd())
         nodes = []
         for number in range(3):
-            cable = stack.enter_context(FaultProxy(f"http://127.0.0.1:{etcd.port}"))
+            cable = FaultProxy(f"http://127.0.0.1:{etcd.port}")
             node = Node(f"node{number}", cable, synchronous=synchronous, lease=lease)
             stack.callback(node.close)
-            stack.enter_context(node.cable)
+            for each in node.cables:
+                stack.enter_context(each)
             nodes.append(node.start())
         found = Cluster(etcd, nodes)
         found.wait_until_whole()

@@ -63,14 +63,14 @@ def patroni_faults(found: Cluster) -> dict[str, Callable[[], None]]:
         killed()
 
     def parted() -> None:
-        """The leader loses etcd and its replicas; its clients still reach it."""
+        """The leader loses etcd and the other nodes; its clients still reach it."""
         leader = found.leader()
-        for cable in (leader.etcd, leader.cable):
+        for cable in leader.cables:
             cable.cut()
             cable.hang()
         found.wait_for_other(leader)
         time.sleep(LONGER_SECONDS)
-        for cable in (leader.etcd, leader.cable):
+        for cable in leader.cables:
             cable.flow()
             cable.cut()
 
