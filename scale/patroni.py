@@ -49,7 +49,7 @@ class Etcd(Program):
 
 
 class Node(Program):
-    """Patroni with its PostgreSQL. The other nodes reach it, and it reaches etcd, by cables of its own."""
+    """Patroni with its PostgreSQL. Other nodes reach it, and it reaches etcd, by cables of its own."""
 
     kind = "patroni"
 
