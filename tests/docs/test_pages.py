@@ -88,7 +88,9 @@ def test_a_page_names_only_tests_that_exist(page, fewest):
 def test_a_page_names_only_commands_that_exist(page, fewest):
     """Each is a target of the Makefile, or a module."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    targets = set(
+        re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    )
     named = set(re.findall(r"`make ([\w-]+)", text))
     assert len(named) >= fewest
     assert named - targets == set()
@@ -105,6 +107,10 @@ def test_the_evidence_has_the_figures_of_what_was_measured_on_more_machines():
     operations = sum(int(row[1].replace(",", "")) for row in rows)
     assert {row[2] for row in rows} == {" | 0" * 4}
     assert f"{rounds} rounds, {operations:,} operations; none doubled" in evidence
+    (schedules,) = re.findall(r"bounds, ([\d,]+) schedules", evidence)
+    guarantees = (ROOT / "docs/guarantees.md").read_text(encoding="utf-8")
+    assert f"{operations:,} operations)" in guarantees
+    assert f"{schedules} schedules)" in guarantees
     assert f"{len(BOUNDS)} bounds" in evidence
     assert f"with {len(EXPLORED)} mutants" in evidence
     assert f"one of {len(FIXES)} fixes" in evidence
