@@ -83,7 +83,7 @@ def admit(authorize: Callable[[], object]) -> Response | None:
         )
     serializer = _serializer(current_app)  # first of all: without a key, no page promises a form
     g.idempotency_who = name
-    g.idempotency_cookie = request.cookies.get(COOKIE) or secrets.token_urlsafe(16)
+    g.idempotency_cookie = request.cookies.get(_named(COOKIE)) or secrets.token_urlsafe(16)
     if request.method == "POST":
         _check(serializer)
     return None
@@ -114,7 +114,7 @@ def say(response: Response, what: str, digits: str = "") -> Response:
 def said(digits: str = "") -> str:
     """Return the page's message, if there is one."""
     try:
-        value = request.cookies.get(SAID, "")
+        value = request.cookies.get(_named(SAID), "")
         *bound, what, about = _serializer(current_app).loads(value, max_age=SAID_SECONDS)
     except (BadData, ValueError):
         return ""
@@ -131,7 +131,7 @@ def secure(response: Response) -> Response:
     response.headers.update(_HEADERS)
     # A form without the cookie is refused. From another site it comes so, and a new cookie would make
     # the forms worthless that the operator has open.
-    if is_admitted() and COOKIE not in request.cookies and request.method != "POST":
+    if is_admitted() and _named(COOKIE) not in request.cookies and request.method != "POST":
         _set_cookie(response, COOKIE, g.idempotency_cookie)
     if "idempotency_is_said" in g:
         _set_cookie(response, SAID, "", 0)
@@ -140,7 +140,7 @@ def secure(response: Response) -> Response:
 
 def _set_cookie(response: Response, name: str, value: str, seconds: int | None = None) -> None:
     response.set_cookie(
-        name,
+        _named(name),
         value,
         max_age=seconds,
         path=url_for(f"{request.blueprint}.overview"),
@@ -148,6 +148,14 @@ def _set_cookie(response: Response, name: str, value: str, seconds: int | None =
         httponly=True,
         samesite="Lax",
     )
+
+
+def _named(name: str) -> str:
+    """The cookie's name in the browser, which takes this prefix with ``Secure`` only.
+
+    So a page without TLS cannot plant it (draft-ietf-httpbis-rfc6265bis, section 4.1.3.1).
+    """
+    return f"__Secure-{name}" if request.is_secure else name
 
 
 def _check(serializer: URLSafeTimedSerializer) -> None:

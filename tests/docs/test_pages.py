@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 
 import pytest
 
 import flask_idempotency
+from tests.differential.mutants import MUTANTS as FIXES
 from tests.docs.pages import PAGES, ROOT, apps, blocks, name_of
+from tests.faults.explore.bounds import BOUNDS
+from tests.faults.explore.bounds import MUTANTS as EXPLORED
 
 
 @pytest.mark.parametrize(
@@ -65,10 +69,48 @@ def test_every_page_is_in_the_map(page):
         assert f"({page.name})" in (ROOT / "docs/index.md").read_text(encoding="utf-8")
 
 
-def test_the_guarantees_name_only_tests_that_exist():
-    text = (ROOT / "docs/guarantees.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`((?:\w+/)+test_\w+\.py)`", text))  # in the table without "tests/"
-    assert len(named) > 20
-    assert {
-        name for name in named if not (ROOT / "tests" / name.removeprefix("tests/")).is_file()
-    } == set()
+@pytest.mark.parametrize(
+    ("page", "fewest"),
+    [("docs/guarantees.md", 20), ("docs/evidence.md", 8), ("docs/support.md", 2), ("SECURITY.md", 20)],
+)
+def test_a_page_names_only_tests_that_exist(page, fewest):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = set(re.findall(r"((?:\w+/)+test_\w+\.py)\b", text))  # mostly without "tests/"
+    folders = set(re.findall(r"make test ARGS=(tests/\w+)`", text))
+    assert len(named) >= fewest
+    paths = {f"tests/{name.removeprefix('tests/')}" for name in named} | folders
+    assert {path for path in paths if not (ROOT / path).exists()} == set()
+
+
+@pytest.mark.parametrize(
+    ("page", "fewest"), [("docs/guarantees.md", 4), ("docs/evidence.md", 12), ("docs/support.md", 1)]
+)
+def test_a_page_names_only_commands_that_exist(page, fewest):
+    """Each is a target of the Makefile, or a module."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    targets = set(
+        re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    named = set(re.findall(r"`make ([\w-]+)", text))
+    assert len(named) >= fewest
+    assert named - targets == set()
+    for module in re.findall(r"`python -m ([\w.]+)", text):
+        assert importlib.util.find_spec(module), module
+
+
+def test_the_evidence_has_the_figures_of_what_was_measured_on_more_machines():
+    """The sums of the table on the page about them, and the numbers of mutants and bounds."""
+    evidence = (ROOT / "docs/evidence.md").read_text(encoding="utf-8")
+    scale = (ROOT / "docs/scale.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\|.*\| (\d+) \| ([\d,]+)((?: \| \d+){4}) \|", scale, re.MULTILINE)
+    rounds = sum(int(row[0]) for row in rows)
+    operations = sum(int(row[1].replace(",", "")) for row in rows)
+    assert {row[2] for row in rows} == {" | 0" * 4}
+    assert f"{rounds} rounds, {operations:,} operations; none doubled" in evidence
+    (schedules,) = re.findall(r"bounds, ([\d,]+) schedules", evidence)
+    guarantees = (ROOT / "docs/guarantees.md").read_text(encoding="utf-8")
+    assert f"{operations:,} operations)" in guarantees
+    assert f"{schedules} schedules)" in guarantees
+    assert f"{len(BOUNDS)} bounds" in evidence
+    assert f"with {len(EXPLORED)} mutants" in evidence
+    assert f"one of {len(FIXES)} fixes" in evidence

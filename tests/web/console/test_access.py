@@ -169,8 +169,14 @@ def test_the_cookie_is_only_for_the_console_and_not_for_scripts(browser):
 
 def test_the_cookie_is_only_for_tls_where_there_is_tls(world):
     headers = {"X-Operator": "ada"}
-    response = world.client.get("/operations/", headers=headers, base_url="https://shop.example")
-    assert "Secure" in response.headers["Set-Cookie"]
+    client, page = world.app.test_client(), {"base_url": "https://shop.example", "headers": headers}
+    cookie = client.get("/operations/", **page).headers["Set-Cookie"]
+    assert cookie.startswith("__Secure-idempotency_console=")
+    assert "; Secure" in cookie
+    assert "Set-Cookie" not in client.get("/operations/", **page).headers
+    planted = {**headers, "Cookie": "idempotency_console=planted"}  # by a page without TLS
+    response = world.client.get("/operations/", headers=planted, base_url="https://shop.example")
+    assert "planted" not in response.headers["Set-Cookie"]
 
 
 def test_a_form_of_another_site_leaves_those_that_are_open_alone(world, browser):
