@@ -129,9 +129,7 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of ours
                     globals()[name] = names[name]
                     return names[name]
         if name == "__version__":
-            from importlib.metadata import version
-
-            return version("flask-idempotency")
+            return import_module("importlib.metadata").version("flask-idempotency")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:

@@ -35,7 +35,7 @@ GROUPS = _toml.loads((ROOT / "pyproject.toml").read_text("utf-8"))["dependency-g
 
 
 def required(extra: str | None) -> list[Requirement]:
-    """The requirements without an extra, and those of an extra or a group with what it takes from others."""
+    """The requirements without an extra, or those of an extra or a group and what it includes."""
     included = []
     if extra in GROUPS:
         lines = [line for line in GROUPS[extra] if isinstance(line, str)]
