@@ -37,7 +37,8 @@ def described(readme: str, version: str, owner: Mapping[str, str]) -> str:
             return "" if picture else text
         return f"{picture}[{text}]({address.format(version=version, path=target)})"
 
-    return re.sub(r"(!?)\[([^\]]+)\]\((?!https?:|#)([^)\s]+)\)", absolute, readme)
+    text = re.sub(r"(!?)\[([^\]]+)\]\((?!https?:|#)([^)\s]+)\)", absolute, readme)
+    return text.replace("\n\n\n\n", "\n\n")  # where a picture was
 
 
 if __name__ == "__main__":
