@@ -5,8 +5,6 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from setuptools import setup
-
 HERE = Path(__file__).parent
 URLS = {"home_page": "Homepage", "documentation": "Documentation"}
 
@@ -42,6 +40,8 @@ def described(readme: str, version: str, owner: Mapping[str, str]) -> str:
 
 
 if __name__ == "__main__":
+    from setuptools import setup
+
     facts = known(read("owner.cfg", "owner"))
     setup(
         long_description=described(

@@ -8,9 +8,9 @@ gets. The last lines say what is missing, and what only the owner can give. The 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -29,7 +29,7 @@ FILES = ["CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", 
 FILES += ["owner.cfg", "pyproject.toml", "setup.cfg", "setup.py"]
 LINK = re.compile(r"\]\(<?([^)>\s]+)>?(?: \"[^\"]*\")?\)")
 FREE = re.compile(r"MIT|BSD|Apache|PSF|Python Software Foundation|ISC|LGPL|Lesser General Public|MPL")
-"""Licences under which an application may stay closed. Another one is not forbidden: somebody must look."""
+"""Licences under which an application may stay closed. Somebody must look at any other."""
 
 LICENCES = """
 from importlib.metadata import distributions
@@ -37,24 +37,16 @@ for one in sorted(distributions(), key=lambda one: one.name.lower()):
     said = one.metadata
     stated = [said.get("License-Expression") or said.get("License") or ""]
     stated += [line for line in said.get_all("Classifier") or [] if line.startswith("License")]
-    short = [line.split(" :: ")[-1] for line in stated if line and "\\n" not in line and len(line) < 100]
+    lines = [line.split(" :: ")[-1] for line in stated]
+    short = [line for line in lines if line and "\\n" not in line and len(line) < 100]
     print(one.name, one.version, short[0] if short else "", sep="\\t")
 """
 
 
 def metadata() -> tuple[dict[str, str], dict[str, str]]:
     """``setup.cfg``'s metadata, and the owner's facts."""
-    setup = _setup()
-    return setup.read("setup.cfg", "metadata"), setup.read("owner.cfg", "owner")
-
-
-def _setup():  # type: ignore[no-untyped-def]  # a module, which no type checker knows
-    spec = importlib.util.spec_from_file_location("setup_of_the_package", ROOT / "setup.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    read = runpy.run_path(str(ROOT / "setup.py"))["read"]
+    return read("setup.cfg", "metadata"), read("owner.cfg", "owner")
 
 
 def wrong_version(version: str, changelog: str) -> list[str]:
@@ -89,9 +81,8 @@ def dead_links(name: str, text: str, there: Iterable[str]) -> list[str]:
 def missing_files(sdist: set[str], wheel: set[str]) -> list[str]:
     """What the artefacts lack, or have and should not."""
     wrong = [f"sdist: {name} is missing" for name in FILES if name not in sdist]
-    for folder in FOLDERS:
-        if not any(name.startswith(f"{folder}/") for name in sdist):
-            wrong.append(f"sdist: {folder}/ is missing")
+    folders = {name.partition("/")[0] for name in sdist}
+    wrong += [f"sdist: {folder}/ is missing" for folder in FOLDERS if folder not in folders]
     wrong += [f"sdist: {name} is not a source" for name in sdist if "__pycache__" in name]
     package = {name for name in sdist if name.startswith("flask_idempotency/")}
     package.add("pytest_flask_idempotency.py")
