@@ -176,6 +176,8 @@ def licences(tool: Path, wheel: Path) -> list[str]:
     run(tool, "-m", "venv", "--clear", "--without-pip", OUT / "closure")
     inside = OUT / "closure/bin/python"
     run(tool, "-m", "pip", "--python", inside, "install", "-qq", wheel)
+    for origin in (OUT / "closure").rglob("direct_url.json"):
+        origin.unlink()  # the SBOM would name a folder of this machine
     table = run(inside, "-c", LICENCES)
     (OUT / "licences.tsv").write_text(table, "utf-8")
     sbom = OUT / "sbom.cdx.json"
