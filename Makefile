@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-the-tests lowest newest lint docs bench faults differential real scale poolers agents test-browser picture screenshots clean help
+.PHONY: demo test test-the-tests lowest newest lint docs bench faults differential real scale poolers agents test-browser picture screenshots release-check clean help
 
 demo: $(VENV)/.has-test  ## break things in a shop with the extension, and in one without: a page to press on
 	@$(RUN) laboratory $(ARGS)
@@ -34,7 +34,7 @@ lowest:  ## run the tests with the lowest versions that setup.cfg allows: make l
 # the index has no such release, the tests run with what is there.
 newest:  ## run them with the newest versions: make newest FLASK=../flask, or FLASK=git+https://…
 	@$(MAKE) --no-print-directory build/newest/.has-test VENV=build/newest
-	@build/newest/bin/python -m pip install -qq --upgrade --upgrade-strategy eager -e '.[test]'
+	@build/newest/bin/python -m pip install -qq --upgrade --upgrade-strategy eager -e . --group test
 	@build/newest/bin/python -m pip install -qq --upgrade --pre $(FLASK) werkzeug sqlalchemy || [ $(FLASK) = flask ]
 	@build/newest/bin/python .ci/works_with.py $(ARGS)
 
@@ -81,6 +81,9 @@ agents:  ## test with agents for tracing and the MCP SDK, in an environment of t
 test-browser: $(VENV)/.has-test  ## test the operator's page and the demo's in a Chromium, which must be installed
 	@$(RUN) pytest -q tests/browser $(ARGS)
 
+release-check:  ## build both artefacts and try all that a release needs: PYTHONS="python3.10 python3.13" make release-check
+	@$(PYTHON) .ci/release.py $(ARGS)
+
 clean:  ## remove all that was made here, .venv too
 	@rm -rf .venv build dist docs/_build *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
@@ -88,9 +91,11 @@ clean:  ## remove all that was made here, .venv too
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1	/p' Makefile
 
+# The first pip that knows groups: that of an older Python does not.
 $(VENV)/.has-%: setup.cfg pyproject.toml | $(VENV)/.made
 	@echo "Installing what '$*' needs into $(VENV) (once)"
-	@$(RUN) pip install -qq -e '.[$*]'
+	@$(RUN) pip install -qq 'pip>=25.1'
+	@$(RUN) pip install -qq -e . --group $*
 	@touch $@
 
 # A stamp, not bin/python: that is there before a creation that fails half way.

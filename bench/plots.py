@@ -16,7 +16,7 @@ try:
     import matplotlib as mpl
     from matplotlib import pyplot as plt
 except ImportError as error:
-    raise SystemExit("Plots need matplotlib: pip install -e '.[bench]', or make bench") from error
+    raise SystemExit("Plots need matplotlib: pip install --group bench, or make bench") from error
 
 GREY = "#808080"
 """Readable on white and on black: the pages have both."""

@@ -104,6 +104,8 @@ __all__ = [
     "store_failed",
 ]
 
+__version__: str
+
 _MODULES = (
     "core.errors",
     "core.retry",
@@ -126,6 +128,8 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of ours
                 if name in names:
                     globals()[name] = names[name]
                     return names[name]
+        if name == "__version__":
+            return import_module("importlib.metadata").version("flask-idempotency")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""``setup.cfg`` says what is imported: each extra alone is enough for what it is there for."""
+"""What is imported is required: by an extra of ``setup.cfg``, or a group of ``pyproject.toml``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -29,15 +30,22 @@ CALLED_OTHERWISE = {
 
 _setup = configparser.ConfigParser()
 _setup.read(ROOT / "setup.cfg", encoding="utf-8")
+_toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+GROUPS = _toml.loads((ROOT / "pyproject.toml").read_text("utf-8"))["dependency-groups"]
 
 
 def required(extra: str | None) -> list[Requirement]:
-    """The requirements without an extra, and those of an extra with what it takes from others."""
-    name = "options.extras_require" if extra else "options"
-    lines = _setup[name][extra or "install_requires"].split("\n")
+    """The requirements without an extra, or those of an extra or a group and what it includes."""
+    included = []
+    if extra in GROUPS:
+        lines = [line for line in GROUPS[extra] if isinstance(line, str)]
+        included = [line["include-group"] for line in GROUPS[extra] if isinstance(line, dict)]
+    else:
+        name = "options.extras_require" if extra else "options"
+        lines = _setup[name][extra or "install_requires"].split("\n")
     own = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    others = [of for one in own if one.name == "flask-idempotency" for of in one.extras]
-    return [*own, *(one for other in others for one in required(other))]
+    included += [of for one in own if one.name == "flask-idempotency" for of in one.extras]
+    return [*own, *(one for other in included for one in required(other))]
 
 
 def names(*extras: str) -> set[str]:
@@ -99,7 +107,7 @@ def test_the_package_imports_what_it_requires():
 
 
 @pytest.mark.parametrize(
-    ("extra", "folders"),
+    ("group", "folders"),
     [
         (
             "test",
@@ -119,10 +127,10 @@ def test_the_package_imports_what_it_requires():
         ("lint", ["flask_idempotency", "servers", "tests/typing"]),
     ],
 )
-def test_an_extra_for_this_project_is_enough_alone(extra, folders):
+def test_a_group_is_enough_alone(group, folders):
     """What is documented and checked is imported, so these need the extras of the package."""
     lazy = {"docs": {"cryptography"}, "test": {"matplotlib"}}  # imported when it is used
-    known = names(extra) | lazy.get(extra, set())
+    known = names(group) | lazy.get(group, set())
     missing = {path.name: imported(path) - known - in_its_own(path) for path in files(*folders)}
     assert {name: what for name, what in missing.items() if what} == {}
 
@@ -136,8 +144,13 @@ def in_its_own(path: Path) -> set[str]:
     return {Requirement(each).name for requirements in needed for each in requirements}
 
 
+def test_the_groups_are_not_in_the_metadata():
+    assert set(GROUPS) & set(_setup["options.extras_require"]) == set()
+    assert set(GROUPS) == {"test", "bench", "lint", "docs", "release"}
+
+
 def test_what_is_required_to_run_has_a_floor_and_nothing_is_pinned():
-    extras = set(_setup["options.extras_require"]) - {"bench", "docs", "lint", "test"}
+    extras = set(_setup["options.extras_require"])
     for extra in (None, *sorted(extras)):
         for one in required(extra):
             operators = {part.operator for part in one.specifier}
@@ -177,7 +190,7 @@ def test_the_lowest_versions_are_those_of_all_that_is_required_to_run():
         [sys.executable, ROOT / ".ci/lowest.py"], capture_output=True, text=True, check=True
     )
     lowest = {line.split("==")[0] for line in done.stdout.splitlines()}
-    extras = set(_setup["options.extras_require"]) - {"bench", "docs", "lint", "test"}
+    extras = set(_setup["options.extras_require"])
     assert lowest == names(*extras) - {"flask-idempotency"}
 
 

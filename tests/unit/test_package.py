@@ -1,0 +1,185 @@
+"""What is released: the sdist, the wheel and their metadata; and when `make release-check` refuses."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import flask_idempotency
+
+ROOT = Path(__file__).parents[2]
+MADE = [
+    ".*_cache",
+    ".git",
+    ".hypothesis",
+    ".venv",
+    "*.egg-info",
+    "__pycache__",
+    "_build",
+    "build",
+    "dist",
+]
+release = SimpleNamespace(**runpy.run_path(str(ROOT / ".ci/release.py")))
+described = runpy.run_path(str(ROOT / "setup.py"))["described"]
+ADDRESSES = {
+    "file_url": "https://example.com/blob/v{version}/{path}",
+    "picture_url": "https://example.com/raw/v{version}/{path}",
+}
+
+
+def build(kind: str, folder: Path, out: Path) -> Path:
+    code = (
+        f"import sys; from setuptools import build_meta as made; print(made.build_{kind}(sys.argv[1]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, out], cwd=folder, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return out / done.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def artefacts(tmp_path_factory):
+    """The sdist, and the wheel that is built from it; the source is gone by then."""
+    folder = tmp_path_factory.mktemp("release")
+    source = folder / "source"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*MADE))
+    here = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
+    sdist = build("sdist", source, folder)
+    shutil.rmtree(source)
+    with tarfile.open(sdist) as packed:
+        packed.extractall(folder, filter="data")
+    wheel = build("wheel", folder / sdist.name.removesuffix(".tar.gz"), folder)
+    return SimpleNamespace(sdist=sdist, wheel=wheel, source=here)
+
+
+def test_the_sdist_is_the_project_and_the_wheel_is_the_package(artefacts):
+    sdist, wheel = release.names_in(artefacts.sdist), release.names_in(artefacts.wheel)
+    assert release.missing_files(sdist, wheel) == []
+    assert artefacts.source - sdist <= {".gitignore"}
+    with tarfile.open(artefacts.sdist) as packed:
+        programs = {one.name.partition("/")[2] for one in packed if one.isfile() and one.mode & 0o100}
+    assert {".ci/run", ".ci/due"} <= programs
+
+
+def test_what_is_missing_or_too_much_is_named():
+    sdist = {*release.FILES, *(f"{name}/x" for name in release.FOLDERS), "flask_idempotency/py.typed"}
+    wheel = {"pytest_flask_idempotency.py", "flask_idempotency/py.typed", "a.dist-info/METADATA"}
+    assert release.missing_files(sdist, wheel) == []
+    said = release.missing_files(sdist - {"docs/x", "Makefile"}, wheel - {"flask_idempotency/py.typed"})
+    assert said == [
+        "sdist: Makefile is missing",
+        "sdist: docs/ is missing",
+        "wheel: flask_idempotency/py.typed is missing",
+    ]
+    [said] = release.missing_files(sdist, wheel | {"tests/conftest.py"})
+    assert said == "wheel: tests/conftest.py does not belong there"
+
+
+def test_the_wheel_works_where_the_source_is_not(artefacts, tmp_path):
+    """An environment with the wheel, and this one's packages except the project itself."""
+    venv.create(tmp_path / "venv")
+    [packages] = (tmp_path / "venv/lib").glob("python*/site-packages")
+    with zipfile.ZipFile(artefacts.wheel) as wheel:
+        wheel.extractall(packages)  # noqa: S202
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
+    python = tmp_path / "venv/bin/python"
+    smoke = [python, "-I", ROOT / ".ci/smoke.py"]
+    done = subprocess.run(smoke, cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (packages / "flask_idempotency/py.typed").unlink()
+    done = subprocess.run(smoke, cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert "the package lacks ['py.typed']" in done.stderr
+
+
+def test_the_metadata_has_the_extras_for_users_and_each_python(artefacts):
+    said = release.metadata_of(artefacts.wheel)
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    assert said.get_all("Provides-Extra") == list(setup["options.extras_require"])
+    pythons = re.findall(r":: Python :: (3\.\d+)", "\n".join(said.get_all("Classifier")))
+    assert pythons == release.SERIES
+    assert release.dead_links("the long description", said.get_payload(), []) == []
+    assert "PLACEHOLDER" not in str(said)
+
+
+def test_without_addresses_the_description_has_no_link_and_no_picture_that_leads_nowhere():
+    text = "# A\n\n![One](a/b.svg)\n\nSee [two](c.md#d), [three](https://example.org) and `x[1](2)`.\n"
+    assert described(text.replace("`x[1](2)`", "`x`"), "1.0.0", {}) == (
+        "# A\n\nSee two, [three](https://example.org) and `x`.\n"
+    )
+    assert described(text, "1.0.0", ADDRESSES).startswith(
+        "# A\n\n![One](https://example.com/raw/v1.0.0/a/b.svg)\n\n"
+        "See [two](https://example.com/blob/v1.0.0/c.md#d), [three](https://example.org)"
+    )
+
+
+@pytest.mark.parametrize("facts", [{}, ADDRESSES], ids=["unknown", "known"])
+def test_the_description_is_readme_without_a_relative_link(facts):
+    readme = (ROOT / "README.md").read_text("utf-8")
+    text = described(readme, "1.0.0", facts)
+    assert release.dead_links("the long description", text, []) == []
+    assert text.count("https://example.com/blob/v1.0.0/docs/") == (
+        readme.count("](docs/") - readme.count("](docs/pictures/") if facts else 0
+    )
+    assert ("![" in text) is bool(facts)
+
+
+def test_a_release_is_refused_while_the_owner_owes_something():
+    _metadata, owner = release.metadata()
+    assert set(owner) == {"home_page", "documentation", "security_contact", *ADDRESSES}
+    given = dict.fromkeys(owner, "https://example.com")
+    assert release.placeholders(given) == []
+    [said] = release.placeholders({**given, "security_contact": "PLACEHOLDER: an address"})
+    assert said == "owner.cfg: security_contact is a PLACEHOLDER: an address"
+
+
+@pytest.mark.parametrize(
+    ("version", "newest", "wrong"),
+    [
+        ("0.1.0", "0.1.0 - 2026-12-01", 0),
+        ("0.1.0", "Unreleased", 1),
+        ("0.1.0", "0.1.0", 1),
+        ("0.1.0", "0.2.0 - 2026-12-01", 1),
+        ("0.1.0.dev1", "0.1.0.dev1 - 2026-12-01", 1),
+    ],
+)
+def test_the_version_is_final_and_its_section_has_a_date(version, newest, wrong):
+    changelog = f"# Changelog\n\n## {newest}\n\nMore.\n\n## 0.0.1 - 2026-01-01\n"
+    assert len(release.wrong_version(version, changelog)) == wrong
+
+
+def test_a_link_that_leads_nowhere_is_named():
+    text = "[a](b.md#c) [d](../e.md) [f](g.md) [h](#i) [j](https://k.example) `[l](m)`"
+    said = release.dead_links("docs/x.md", text, ["docs/b.md", "e.md"])
+    assert said == ["docs/x.md: the link to g.md leads nowhere"]
+
+
+def test_there_is_one_version():
+    version = release.metadata()[0]["version"]
+    assert flask_idempotency.__version__ == version
+    assert runpy.run_path(str(ROOT / "docs/conf.py"))["release"] == version
+    changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    newest = re.split(r"^## ", changelog, flags=re.MULTILINE)[1]
+    assert newest.startswith((f"Unreleased\n\nThis will be {version},", f"{version} - "))
+
+
+def test_the_interpreters_can_be_named(monkeypatch):
+    monkeypatch.setenv("PYTHONS", f"{sys.executable} {os.devnull}")
+    here = "{}.{}".format(*sys.version_info)
+    found, absent = release.interpreters()
+    assert found == {here: sys.executable}
+    assert absent == [series for series in release.SERIES if series != here]
