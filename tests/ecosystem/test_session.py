@@ -47,7 +47,7 @@ def post(client: Any, key: str = "key-1") -> Any:
     return client.post("/payments", json={"amount": 5}, headers={"Idempotency-Key": key})
 
 
-def test_a_retry_pays_once_and_leaves_the_session_as_the_first_left_it(shop, assert_replayed):
+def test_a_retry_pays_once_and_leaves_the_session_as_the_first_left_it(shop):
     client = shop.client
     client.get("/sign-in/alice")
     first, replay = post(client), post(client)
@@ -79,9 +79,7 @@ def test_a_view_that_fails_rolls_its_writes_back(shop):
     client = shop.client
     client.get("/sign-in/alice")
     headers = {"Idempotency-Key": "key-1"}
-    assert [client.post("/orders", json={}, headers=headers).status_code for _ in range(2)] == [
-        503,
-        503,
-    ]
+    for _ in range(2):
+        assert client.post("/orders", json={}, headers=headers).status_code == 503
     assert shop.count() == 0
     shop.assert_clean()

@@ -1,4 +1,4 @@
-"""Flask-SocketIO on the same application: requests as without it, events once, and handlers by ``run``."""
+"""Flask-SocketIO on the same application: one event for a retry, handlers by ``run``."""
 
 from __future__ import annotations
 
