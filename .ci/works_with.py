@@ -52,8 +52,10 @@ def counted() -> list[str]:
 
 
 def table(page: str, first: str) -> tuple[str, list[list[str]], str]:
-    """What is before the rows of the table whose first column has this title, the rows, and what is after."""
-    head, found, tail = re.split(rf"^(\| {first} \|(?:.*\n\|)*.*\n)", page, maxsplit=1, flags=re.MULTILINE)
+    """What is before the rows of the table whose first column is this, the rows, and what is after."""
+    head, found, tail = re.split(
+        rf"^(\| {first} \|(?:.*\n\|)*.*\n)", page, maxsplit=1, flags=re.MULTILINE
+    )
     title, line, *rows = found.splitlines()
     return f"{head}{title}\n{line}\n", [cells_of(row) for row in rows], tail
 
