@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-the-tests lowest newest lint docs bench faults differential real scale poolers agents test-browser picture screenshots release-check clean help
+.PHONY: demo test test-the-tests lowest newest lint docs bench faults differential real scale poolers platforms test-ecosystem agents test-browser picture screenshots release-check clean help
 
 demo: $(VENV)/.has-test  ## break things in a shop with the extension, and in one without: a page to press on
 	@$(RUN) laboratory $(ARGS)
@@ -72,11 +72,19 @@ scale: $(VENV)/.has-test  ## put the shop through the faults of many machines: P
 poolers: $(VENV)/.has-test  ## test behind PgBouncer and Pgpool-II, which must be installed
 	@$(RUN) pytest -q tests/poolers $(ARGS)
 
-agents:  ## test with agents for tracing and the MCP SDK, in an environment of their own
+# The agents are among them; make agents runs theirs alone.
+test-ecosystem:  ## test beside other extensions in their newest releases, and note it in docs/works-with.md
 	@mkdir -p build
-	@$(MAKE) --no-print-directory build/agents/.has-test VENV=build/agents
-	@build/agents/bin/python -m pip install -qq --upgrade -r tests/agents/requirements.txt
-	@build/agents/bin/python -m pytest -q tests/agents $(ARGS)
+	@$(MAKE) --no-print-directory build/ecosystem/.has-test VENV=build/ecosystem
+	@build/ecosystem/bin/python -m pip install -qq --upgrade -r tests/ecosystem/requirements.txt
+	@build/ecosystem/bin/python .ci/extensions.py $(ARGS)
+
+agents:  ## test with agents for tracing and the MCP SDK
+	@$(MAKE) --no-print-directory test-ecosystem ARGS="tests/agents $(ARGS)"
+
+# FLASK=flask, as for make newest, is none of its own.
+platforms: $(VENV)/.has-test  ## test each platform of docs/works-with.md, or some: make platforms ARGS="PostgreSQL 3.12"
+	@FLASK=$(filter-out flask,$(FLASK)) $(VENV)/bin/python .ci/platforms.py $(ARGS)
 
 test-browser: $(VENV)/.has-test  ## test the operator's page and the demo's in a Chromium, which must be installed
 	@$(RUN) pytest -q tests/browser $(ARGS)

@@ -39,20 +39,37 @@ def installed(package: str) -> str:
         return "-"
 
 
+def today() -> str:
+    """As the tables have it."""
+    return datetime.now(timezone.utc).date().isoformat()
+
+
 def counted() -> list[str]:
     """How many tests passed and how many did not, in the run that has just written it."""
     suite = ET.parse(COUNTS).getroot()[0]  # noqa: S314
     failed = int(suite.attrib["failures"]) + int(suite.attrib["errors"])
-    return [str(int(suite.attrib["tests"]) - failed), str(failed)]
+    return [str(int(suite.attrib["tests"]) - failed - int(suite.attrib["skipped"])), str(failed)]
+
+
+def table(page: str, first: str) -> tuple[str, list[list[str]], str]:
+    """What is before the rows of the table whose first column is this, the rows, and what is after."""
+    head, found, tail = re.split(
+        rf"^(\| {first} \|(?:.*\n\|)*.*\n)", page, maxsplit=1, flags=re.MULTILINE
+    )
+    title, line, *rows = found.splitlines()
+    return f"{head}{title}\n{line}\n", [cells_of(row) for row in rows], tail
+
+
+def joined(head: str, rows: list[list[str]], tail: str) -> str:
+    """The page that :func:`table` took apart."""
+    return "".join([head, *(f"| {' | '.join(row)} |\n" for row in rows), tail])
 
 
 def with_row(page: str, cells: list[str]) -> str:
     """The page with this row in place of that of the same releases. The newest comes first."""
-    head, table, tail = re.split(r"^(\| Date (?:.*\n\|)*.*\n)", page, maxsplit=1, flags=re.MULTILINE)
-    title, line, *rows = table.splitlines()
-    others = [row for row in map(cells_of, rows) if releases(row) != releases(cells)]
-    ordered = sorted([*others, cells], key=releases, reverse=True)
-    return "\n".join([head + title, line, *(f"| {' | '.join(row)} |" for row in ordered), tail])
+    head, rows, tail = table(page, "Date")
+    others = [row for row in rows if releases(row) != releases(cells)]
+    return joined(head, sorted([*others, cells], key=releases, reverse=True), tail)
 
 
 def cells_of(row: str) -> list[str]:
@@ -72,8 +89,7 @@ def main(arguments: list[str]) -> int:
     command = [sys.executable, "-m", "pytest", "-q", *(arguments or whole)]
     status = subprocess.run(command, check=False, cwd=ROOT).returncode
     if COUNTS.exists():
-        today = datetime.now(timezone.utc).date().isoformat()
-        cells = [today, platform.python_version(), *map(installed, NAMES), *counted()]
+        cells = [today(), platform.python_version(), *map(installed, NAMES), *counted()]
         PAGE.write_text(with_row(PAGE.read_text("utf-8"), cells), "utf-8")
         sys.stdout.write(f"docs/works-with.md: {' | '.join(cells)}\n")
     return status

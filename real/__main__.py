@@ -1,7 +1,7 @@
 """Run the test suites of other packages in five modes, on throwaway servers, and compare test by test.
 
 It downloads each package's source distribution into build/real, and installs it into an environment
-of its own. What a suite printed in a mode is there, too.
+of its own. What a suite printed in a mode is there, too. The figures are noted in docs/works-with.md.
 
 Exit status 1 if a replay was not equal, if a run gave no result, or if there was nothing to compare.
 Tests whose results differ are listed: look at each.
@@ -14,8 +14,8 @@ import sys
 from datetime import datetime, timezone
 
 import servers
-from real.comparison import MODES, PLAIN, table
-from real.environment import NotInstalled, environment
+from real.comparison import MODES, PLAIN, Result, figures, table
+from real.environment import ROOT, NotInstalled, environment
 from real.packages import PACKAGES, Package
 from real.suite import run
 
@@ -51,7 +51,25 @@ def _report(package: Package, modes: list[str]) -> int:
         results = {mode: run(package, place, mode, database[mode], redis.url) for mode in modes}
     print(table(results), "", sep="\n", flush=True)
     compared = all(each.tests for each in results.values())
+    if compared:
+        _note(package, results)
     return int(not compared or any(each.replays != each.equal for each in results.values()))
+
+
+def _note(package: Package, results: dict[str, Result]) -> None:
+    sys.path.append(str(ROOT / ".ci"))
+    from works_with import PAGE, joined, today  # type: ignore[import-not-found]
+    from works_with import table as rows_of
+
+    head, rows, tail = rows_of(PAGE.read_text("utf-8"), "Package")
+    rows = [
+        row for row in rows if (row[0].split()[0], row[2]) not in {(package.name, m) for m in results}
+    ]
+    for mode, result in results.items():
+        of_mode = figures(mode, result, results[PLAIN])
+        rows.append([f"{package.name} {package.version}", today(), *of_mode])
+    rows.sort(key=lambda row: (row[0], MODES.index(row[2])))
+    PAGE.write_text(joined(head, rows, tail), "utf-8")
 
 
 if __name__ == "__main__":

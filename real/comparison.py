@@ -31,6 +31,15 @@ def differences(plain: Result, other: Result) -> list[str]:
     return lines
 
 
+def figures(mode: str, result: Result, plain: Result | None) -> list[str]:
+    """A mode's row."""
+    count = Counter(result.tests.values())
+    differ = "–" if plain is None or mode == PLAIN else str(len(differences(plain, result)))
+    failed = count["failed"] + count["error"]
+    numbers = [len(result.tests), count["passed"], failed, count["skipped"]]
+    return [mode, *map(str, [*numbers, result.writes, result.replays, result.equal]), differ]
+
+
 def table(results: Mapping[str, Result]) -> str:
     """The modes of a package as Markdown, and below it every test and replay that differs.
 
@@ -43,13 +52,7 @@ def table(results: Mapping[str, Result]) -> str:
     ]
     notes = []
     for mode, result in results.items():
-        count = Counter(result.tests.values())
-        differ = differences(results[PLAIN], result) if PLAIN in results else None
-        shown = "–" if differ is None or mode == PLAIN else str(len(differ))
-        failed = count["failed"] + count["error"]
-        rows.append(
-            f"| {mode} | {len(result.tests)} | {count['passed']} | {failed} | {count['skipped']}"
-            f" | {result.writes} | {result.replays} | {result.equal} | {shown} |"
-        )
-        notes += [f"- {mode}: {line}" for line in [*(differ or ()), *result.unequal]]
+        rows.append(f"| {' | '.join(figures(mode, result, results.get(PLAIN)))} |")
+        differ = differences(results[PLAIN], result) if PLAIN in results else ()
+        notes += [f"- {mode}: {line}" for line in [*differ, *result.unequal]]
     return "\n".join([*rows, *([""] if notes else []), *notes])

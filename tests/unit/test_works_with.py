@@ -1,4 +1,4 @@
-"""What `make lowest` and `make newest` note in `docs/works-with.md`."""
+"""What `make lowest`, `newest`, `platforms` and `test-ecosystem` note in `docs/works-with.md`."""
 
 import importlib.util
 import os
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -24,9 +25,18 @@ def test_that():
 """
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
 
-spec = importlib.util.spec_from_file_location("works_with", ROOT / SCRIPT)
-works_with = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(works_with)
+
+def script(name):
+    """A program of `.ci`. They import each other as programs do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / ".ci")
+        spec = importlib.util.spec_from_file_location(f"ci_{name}", ROOT / ".ci" / f"{name}.py")
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # for its dataclasses
+        spec.loader.exec_module(module)
+        return module
+
+
+works_with, platforms, extensions = map(script, ("works_with", "platforms", "extensions"))
 
 
 def test_a_run_is_noted_if_it_was_of_all_tests(tmp_path):
@@ -65,3 +75,66 @@ def test_a_row_replaces_that_of_the_same_releases_and_the_newest_is_the_first():
     assert rows(noted)[:2] == [other, new]
     unlike = [line for line in noted.splitlines(keepends=True) if not line.startswith("| 2026")]
     assert "".join(unlike) == page
+
+
+def test_a_platform_has_one_row_for_a_release_in_the_order_of_the_list():
+    page = "before\n\n| Platform | Date |\n|---|---|\n\nafter\n"
+    told = [
+        "PostgreSQL 14.22",
+        "Redis 7.0.15",
+        "Flask 3.1.2",
+        "PostgreSQL 14.23",
+        "Flask 3.0.3",
+        "Redis 8.2.3",
+    ]
+    for name in told:
+        page = platforms.noted(page, [name, "2026-11-27"])
+    noted = ["Flask 3.0.3", "Flask 3.1.2", "PostgreSQL 14.23", "Redis 7.0.15", "Redis 8.2.3"]
+    rows = "".join(f"| {name} | 2026-11-27 |\n" for name in noted)
+    assert page == f"before\n\n| Platform | Date |\n|---|---|\n{rows}\nafter\n"
+
+
+def test_every_run_of_a_platform_notes_what_has_a_place():
+    noted = [name for run in platforms.runs() for name in run.notes]
+    assert set(noted) == set(platforms.ORDER)
+
+
+HEAD = "| Extension | Version | Date | Passed | Failed | Tests |\n|---|\n"
+RESULTS = ET.fromstring(  # noqa: S314
+    """
+<testsuite>
+  <testcase classname="tests.web.test_order" name="test_with_apiflask"/>
+  <testcase classname="tests.web.test_order" name="test_with_flask_smorest"><failure/></testcase>
+  <testcase classname="tests.web.test_order_of.TestIt" name="test_with_apiflask"/>
+  <testcase classname="tests.web.test_it.TestIt" name="test_it"><error/></testcase>
+</testsuite>
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("tests", "counted"),
+    [
+        ("`web/test_order.py[apiflask]`", ["1", "0"]),
+        ("`web/test_order.py`", ["1", "1"]),
+        ("`web/test_it.py`, `web/test_order.py[smorest]`", ["0", "2"]),
+    ],
+)
+def test_an_extensions_row_gets_what_came_of_its_tests(tests, counted):
+    page = f"{HEAD}| flask | | | | | {tests} |\n"
+    done = extensions.with_results(page, RESULTS)
+    [row] = extensions.table(done, "Extension")[1]
+    assert row == ["flask", version("flask"), extensions.today(), *counted, tests]
+
+
+def test_an_extension_of_which_no_test_has_run_is_no_result():
+    page = f"{HEAD}| flask | | | | | `web/no.py` |\n"
+    with pytest.raises(SystemExit, match="no test of flask"):
+        extensions.with_results(page, RESULTS)
+
+
+def test_the_page_names_tests_that_are_there():
+    for row in extensions.table((ROOT / PAGE).read_text("utf-8"), "Extension")[1]:
+        files = [path for path, _ in extensions.TESTS.findall(row[5])]
+        assert files, row
+        assert [path for path in files if not (ROOT / f"tests/{path}.py").exists()] == []
