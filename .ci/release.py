@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "build/release"
 SERIES = ["3.10", "3.11", "3.12", "3.13", "3.14"]
 FOLDERS = [".ci", "bench", "docs", "example", "laboratory", "real", "scale", "servers", "tests"]
-FILES = ["CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md"]
+FILES = ["CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "SECURITY.md"]
 FILES += ["owner.cfg", "pyproject.toml", "setup.cfg", "setup.py"]
 LINK = re.compile(r"\]\(<?([^)>\s]+)>?(?: \"[^\"]*\")?\)")
 FREE = re.compile(r"MIT|BSD|Apache|PSF|Python Software Foundation|ISC|LGPL|Lesser General Public|MPL")
@@ -60,10 +60,13 @@ def wrong_version(version: str, changelog: str) -> list[str]:
     return wrong
 
 
-def placeholders(owner: dict[str, str]) -> list[str]:
-    """What the owner has not given yet."""
+def placeholders(owner: dict[str, str], security: str) -> list[str]:
+    """What the owner has not given yet, in ``owner.cfg`` or in the text of ``SECURITY.md``."""
     unknown = {name: value for name, value in owner.items() if value.startswith("PLACEHOLDER")}
-    return [f"owner.cfg: {name} is a {value}" for name, value in unknown.items()]
+    owed = [f"owner.cfg: {name} is a {value}" for name, value in unknown.items()]
+    if owner["security_contact"] not in security:
+        owed.append("SECURITY.md: SECURITY_CONTACT stands where owner.cfg's security_contact belongs")
+    return owed
 
 
 def dead_links(name: str, text: str, there: Iterable[str]) -> list[str]:
@@ -203,7 +206,7 @@ def main() -> int:
     facts, owner = metadata()
     version = facts["version"]
     found, absent = interpreters()
-    owed = placeholders(owner)
+    owed = placeholders(owner, (ROOT / "SECURITY.md").read_text("utf-8"))
     wrong = wrong_version(version, (ROOT / "CHANGELOG.md").read_text("utf-8"))
     tool = tools(sys.executable)
     sdist, wheel = built(tool)

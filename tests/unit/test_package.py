@@ -142,9 +142,11 @@ def test_a_release_is_refused_while_the_owner_owes_something():
     _metadata, owner = release.metadata()
     assert set(owner) == {"home_page", "documentation", "security_contact", *ADDRESSES}
     given = dict.fromkeys(owner, "https://example.com")
-    assert release.placeholders(given) == []
-    [said] = release.placeholders({**given, "security_contact": "PLACEHOLDER: an address"})
-    assert said == "owner.cfg: security_contact is a PLACEHOLDER: an address"
+    assert release.placeholders(given, "Write to: https://example.com") == []
+    contact = "PLACEHOLDER: an address"
+    said = release.placeholders({**given, "security_contact": contact}, "Write to: SECURITY_CONTACT")
+    assert said[0] == "owner.cfg: security_contact is a PLACEHOLDER: an address"
+    assert said[1].startswith("SECURITY.md: ")
 
 
 @pytest.mark.parametrize(
