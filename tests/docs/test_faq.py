@@ -22,20 +22,20 @@ def _without_code(page: str) -> str:
     return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", ["faq.md"])
+@pytest.mark.parametrize("page", ["faq.md", "callers.md"])
 def test_each_problem_is_one_of_the_references(page):
     named = PROBLEM.findall(_without_code(page))
     assert len(set(named)) >= 5
     assert set(named) - set(STATUS) == set()
 
 
-@pytest.mark.parametrize("page", ["faq.md"])
+@pytest.mark.parametrize("page", ["faq.md", "callers.md"])
 def test_each_problem_beside_a_status_has_that_status(page):
     for status, problem in re.findall(r"\b([45]\d\d) `([a-z-]+)`", _without_code(page)):
         assert STATUS.get(problem) == status, problem
 
 
-@pytest.mark.parametrize("page", ["faq.md"])
+@pytest.mark.parametrize("page", ["faq.md", "callers.md"])
 def test_each_status_is_one_of_the_references(page):
     named = set(re.findall(r"(?<![\w/.:])([245]\d\d)(?![\w/.:]\w| %|,\d)", _without_code(page)))
     assert named
@@ -52,11 +52,11 @@ def test_each_reason_of_a_409_is_in_the_answer():
 def test_each_answer_is_short_and_says_where_to_read_on():
     answers = re.split(r"^##+ ", _without_code("faq.md"), flags=re.MULTILINE)[1:]
     answers = [answer.partition("\n") for answer in answers]
-    answers = [(question, text) for question, _, text in answers if text.strip(" \n")]
+    answers = [(question, answer) for question, _, answer in answers if answer.strip()]
     assert len(answers) >= 15
-    for question, text in answers:
-        assert re.search(r"\]\([\w#]", text), question
-        prose = re.sub(r"^\|.*$", "", text, flags=re.MULTILINE)
+    for question, answer in answers:
+        assert re.search(r"\]\([\w#]", answer), question
+        prose = re.sub(r"^\|.*$", "", answer, flags=re.MULTILINE)
         assert len(prose.split()) <= 110, question
 
 
