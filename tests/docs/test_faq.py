@@ -1,0 +1,72 @@
+"""The page of questions says nothing of a response that the HTTP reference does not say."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from sqlalchemy import inspect, text
+
+from tests.docs.pages import ROOT, blocks
+
+HTTP = (ROOT / "docs/http.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| .*\]\(#.* \| (\d{3}) \| `([a-z-]+)` \|", HTTP, re.MULTILINE)
+STATUS = {problem: status for status, problem in ROWS}
+PROBLEM = re.compile(
+    r"`((?:key|body|scope|replay|outcome|request|response|operation|try|store|transaction)-[a-z-]+)`"
+)
+
+
+def _without_code(page: str) -> str:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", ["faq.md", "callers.md"])
+def test_each_problem_is_one_of_the_references(page):
+    named = PROBLEM.findall(_without_code(page))
+    assert len(set(named)) >= 5
+    assert set(named) - set(STATUS) == set()
+
+
+@pytest.mark.parametrize("page", ["faq.md", "callers.md"])
+def test_each_problem_beside_a_status_has_that_status(page):
+    for status, problem in re.findall(r"\b([45]\d\d) `([a-z-]+)`", _without_code(page)):
+        assert STATUS.get(problem) == status, problem
+
+
+@pytest.mark.parametrize("page", ["faq.md", "callers.md"])
+def test_each_status_is_one_of_the_references(page):
+    named = set(re.findall(r"(?<![\w/.:])([245]\d\d)(?![\w/.:]\w| %|,\d)", _without_code(page)))
+    assert named
+    assert named - set(re.findall(r"\b[245]\d\d\b", HTTP)) == set()
+
+
+def test_each_reason_of_a_409_is_in_the_answer():
+    answer = _without_code("faq.md").split("(why-409)=")[1].split("\n### ")[0]
+    assert set(re.findall(r"^\| `([a-z]+-[a-z-]+)`", answer, re.MULTILINE)) == {
+        problem for problem, status in STATUS.items() if status == "409"
+    }
+
+
+def test_each_answer_is_short_and_says_where_to_read_on():
+    answers = re.split(r"^##+ ", _without_code("faq.md"), flags=re.MULTILINE)[1:]
+    answers = [answer.partition("\n") for answer in answers]
+    answers = [(question, answer) for question, _, answer in answers if answer.strip()]
+    assert len(answers) >= 15
+    for question, answer in answers:
+        assert re.search(r"\]\([\w#]", answer), question
+        prose = re.sub(r"^\|.*$", "", answer, flags=re.MULTILINE)
+        assert len(prose.split()) <= 110, question
+
+
+def test_after_its_statement_no_table_of_the_extension_is_left(names):
+    (block,) = blocks(ROOT / "docs/faq.md", "postgres")
+    db = names["db"]
+    with names["app"].app_context():
+        db.create_all()
+        before = inspect(db.engine).get_table_names()
+        with db.engine.begin() as connection:
+            connection.execute(text(block.text))
+        assert any("idempotency" in table for table in before)
+        assert not any("idempotency" in table for table in inspect(db.engine).get_table_names())
