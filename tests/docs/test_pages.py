@@ -102,11 +102,17 @@ def test_the_evidence_has_the_figures_of_what_was_measured_on_more_machines():
     """The sums of the table on the page about them, and the numbers of mutants and bounds."""
     evidence = (ROOT / "docs/evidence.md").read_text(encoding="utf-8")
     scale = (ROOT / "docs/scale.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\|.*\| (\d+) \| ([\d,]+)((?: \| \d+){4}) \|", scale, re.MULTILINE)
-    rounds = sum(int(row[0]) for row in rows)
-    operations = sum(int(row[1].replace(",", "")) for row in rows)
-    assert {row[2] for row in rows} == {" | 0" * 4}
-    assert f"{rounds} rounds, {operations:,} operations; none doubled" in evidence
+    cells = [line.split(" | ") for line in re.findall(r"^\| .+ \|$", scale, re.MULTILINE)]
+    rows = [row for row in cells if len(row) == 11 and row[2].isdecimal()]
+    counts = [[int(cell.replace(",", "")) for cell in row[2:8]] for row in rows]
+    rounds, operations = (sum(each[column] for each in counts) for column in (0, 1))
+    assert f"{rounds} rounds, {operations:,} operations; none doubled or stuck; none lost" in evidence
+    assert {(each[2], each[5]) for each in counts} == {(0, 0)}
+    where, under = "", set()
+    for row, each in zip(rows, counts, strict=True):
+        where = row[0].strip("| ") or where
+        under |= {where} if each[3] or each[4] else set()
+    assert all("asynchronous" in each for each in under)
     (schedules,) = re.findall(r"bounds, ([\d,]+) schedules", evidence)
     guarantees = (ROOT / "docs/guarantees.md").read_text(encoding="utf-8")
     assert f"{operations:,} operations)" in guarantees
