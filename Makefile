@@ -78,7 +78,7 @@ agents:  ## test with agents for tracing and the MCP SDK, in an environment of t
 	@build/agents/bin/python -m pip install -qq --upgrade -r tests/agents/requirements.txt
 	@build/agents/bin/python -m pytest -q tests/agents $(ARGS)
 
-test-browser: $(VENV)/.has-test  ## test the operator's page and the demo's in a Chromium, which must be installed
+test-browser: $(VENV)/.has-test $(VENV)/.has-docs  ## test the operator's page, the demo's and the docs in a Chromium, which must be installed
 	@$(RUN) pytest -q tests/browser $(ARGS)
 
 clean:  ## remove all that was made here, .venv too
