@@ -22,7 +22,7 @@ extensions = [
     "sphinx_markdown_builder",
     "reference",
     "llms",
-    "numbers",
+    "search_numbers",
 ]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build", "_ext", "figures"]

@@ -26,6 +26,8 @@ CUT_OFF = """(paper) => {
     const box = it.getBoundingClientRect();
     if (!box.width || !box.height) continue;
     if (paper && scrolls(it) && it.scrollWidth > it.clientWidth + 1) found.push(name(it));
+    const code = it.closest("pre");  // where it wraps, the space at the end of a line hangs over
+    if (code && it !== code && getComputedStyle(code).whiteSpace === "pre-wrap") continue;
     let above = it.parentElement;
     while (above && !(scrolls(above) && !paper)) above = above.parentElement;
     if (!above && box.right > width + 1) found.push(name(it));
@@ -59,7 +61,7 @@ def pages(built: Path) -> list[str]:
     return [name for name in names if not name.startswith("_")]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def docs(built: Path, chromium: Browser) -> Iterator[Page]:
     with served(Flask("docs", static_folder=built, static_url_path="")) as url:
         page = chromium.new_page(base_url=url, viewport={"width": PHONE, "height": 800})
@@ -69,7 +71,6 @@ def docs(built: Path, chromium: Browser) -> Iterator[Page]:
 
 def test_no_page_is_wider_than_a_phone(docs, pages):
     wide = {}
-    docs.set_viewport_size({"width": PHONE, "height": 800})
     for name in pages:
         docs.goto(f"/{name}")
         if docs.evaluate("document.documentElement.scrollWidth") > PHONE:
@@ -89,15 +90,11 @@ def test_paper_has_the_text_without_the_sidebars_and_cuts_off_nothing(docs, page
             assert not docs.locator(sidebar).is_visible(), (name, sidebar)
         if found := docs.evaluate(CUT_OFF, True):
             cut[name] = found
-    docs.emulate_media(media="screen")
     assert cut == {}
 
 
 def test_the_search_finds_a_status(docs):
     docs.goto("/search.html?q=409")
-    docs.locator("#search-results li").first.wait_for()
-    docs.wait_for_function("document.querySelector('#search-results p').textContent.includes('found')")
-    found = docs.locator("#search-results li a").evaluate_all("links => links.map(it => it.href)")
-    assert {"faq.html", "http.html"} <= {
-        link.split("/")[-1].split("?")[0].split("#")[0] for link in found
-    }
+    docs.get_by_text("Search finished").wait_for()
+    links = docs.locator("#search-results li a").evaluate_all("links => links.map(it => it.pathname)")
+    assert {"/faq.html", "/http.html"} <= set(links)

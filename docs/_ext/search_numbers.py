@@ -31,6 +31,7 @@ def let_numbers_pass(app: Sphinx, exception: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
+    """Give Sphinx the language and the event."""
     app.add_search_language(WithNumbers)
     app.connect("build-finished", let_numbers_pass)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
