@@ -86,7 +86,7 @@ agents:  ## test with agents for tracing and the MCP SDK
 platforms: $(VENV)/.has-test  ## test each platform of docs/works-with.md, or some: make platforms ARGS="PostgreSQL 3.12"
 	@FLASK=$(filter-out flask,$(FLASK)) $(VENV)/bin/python .ci/platforms.py $(ARGS)
 
-test-browser: $(VENV)/.has-test  ## test the operator's page and the demo's in a Chromium, which must be installed
+test-browser: $(VENV)/.has-test $(VENV)/.has-docs  ## test the operator's page, the demo's and the docs in a Chromium, which must be installed
 	@$(RUN) pytest -q tests/browser $(ARGS)
 
 release-check:  ## build both artefacts and try all that a release needs: PYTHONS="python3.10 python3.13" make release-check

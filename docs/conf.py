@@ -16,7 +16,14 @@ author = "The Flask-Idempotency authors"
 copyright = author
 version = release = metadata["metadata"]["version"]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_markdown_builder", "reference", "llms"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx_markdown_builder",
+    "reference",
+    "llms",
+    "search_numbers",
+]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build", "_ext", "figures"]
 myst_enable_extensions = ["colon_fence", "deflist", "tasklist"]

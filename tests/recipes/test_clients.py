@@ -176,7 +176,7 @@ def caller(of: str, shop: Shop, folder: Path) -> Recipe:
     loop, *programs = [block.text for block in blocks(CALLERS, "python")]
     [text] = [program for program in programs if f"import {of}\n" in program]
     if of == "stripe":
-        text = STRIPE_QUICK + text + "\nprint(response.last_response.code)\n"
+        text = STRIPE_QUICK + text + "\nprint(response.code)\n"
     else:
         loop = loop.replace("deadline=90", "deadline=1.5")
         text = CALLERS_QUICK + loop + text + "\nprint(response.status_code)\n"
