@@ -7,6 +7,7 @@ import re
 import pytest
 from sqlalchemy import inspect, text
 
+from flask_idempotency.web.setup.settings import SETTINGS
 from tests.docs.pages import ROOT, blocks
 
 HTTP = (ROOT / "docs/http.md").read_text(encoding="utf-8")
@@ -70,3 +71,23 @@ def test_after_its_statement_no_table_of_the_extension_is_left(names):
             connection.execute(text(block.text))
         assert any("idempotency" in table for table in before)
         assert not any("idempotency" in table for table in inspect(db.engine).get_table_names())
+
+
+def test_what_is_copied_for_callers_leads_nowhere_here():
+    """In another documentation, a link to one of these pages would be dead."""
+    _own, _, copied = _without_code("callers.md").partition("\n---\n")
+    assert "Sending a request again" in copied
+    assert not re.search(r"\]\(|\{\w+\}`|Flask|flask", copied)
+
+
+def test_every_recipe_of_the_callers_sends_a_key_to_the_example_api():
+    page = ROOT / "docs/callers.md"
+    recipes = [b.text for b in blocks(page, "python", "bash", "javascript") if "api.example" in b.text]
+    assert len(recipes) == 5
+    assert all(re.search(r"(?i)idempotency[-_]key|sendOnce", recipe) for recipe in recipes)
+
+
+def test_callers_are_told_how_long_a_key_is_kept():
+    hours = re.search(r"remember a key for (\d+) hours", _without_code("callers.md"))
+    assert hours
+    assert int(hours[1]) * 3600 == next(s.default for s in SETTINGS if s.name == "TTL")
