@@ -157,7 +157,8 @@ def claim_or_answer(
         try:
             decision = state.engine.decide(claim, route.wait, resume=route.on_interrupted != "hold")
         except StoreUnavailable as error:
-            if state.settings.on_store_error == "reject" or claim.resumes is not None:
+            allowed = state.settings.on_store_error == "allow" and error.may_go_on
+            if not allowed or claim.resumes is not None:
                 raise
             _go_unprotected(state, current.told, error)
             return None

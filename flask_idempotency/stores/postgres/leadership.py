@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 
 from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.drivers.raw_connection import RawConnection
@@ -33,6 +33,8 @@ WHICH: Final = "SELECT pg_postmaster_start_time()::text"
 
 class Deposed(StoreUnavailable):
     """Another host takes writes, too, so what this server has committed may not last."""
+
+    may_go_on = False  # the view would write there, too
 
     def __init__(self, host: str, port: int) -> None:
         super().__init__(
@@ -65,7 +67,7 @@ class Leadership:
         server, now = (info.host, info.port), time.monotonic()
         proved = self._proved.get(server, now - SILENCE_SECONDS)
         if now - proved >= SILENCE_SECONDS and self._another_leads(wire, server):
-            wire.engine.dispose()
+            _close_all(wire.engine)
             raise Deposed(*server)
         self._proved[server] = now
 
@@ -89,3 +91,14 @@ class Leadership:
         with contextlib.closing(other), other.cursor() as cursor:
             cursor.execute(WHICH)
             return bool(cursor.fetchone() != wire.send(WHICH).fetchone())
+
+
+def _close_all(engine: Engine) -> None:
+    """Close the connections of a pool: idle ones now, those in use when they are given back.
+
+    ``dispose()`` alone leaves the latter open in the old pool, until Python's collector finds it.
+    """
+    pool = engine.pool
+    engine.dispose()
+    event.listen(pool, "checkin", lambda _connection, entry: entry.invalidate())
+    pool.dispose()  # what was given back meanwhile

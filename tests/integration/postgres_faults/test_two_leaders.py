@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from contextlib import closing
@@ -52,13 +53,13 @@ def promote(read_only):
 
 
 @pytest.fixture
-def world(make_world, own_postgres, other, read_only, monkeypatch):
+def world(request, make_world, own_postgres, other, read_only, monkeypatch):
     """An application whose URL names two servers, of which the first leads."""
     own_postgres.start()
     monkeypatch.setattr(leadership, "SILENCE_SECONDS", SILENCE)
     name = new_name()
     places = [own_postgres.database(name), other.database(name)]
-    world = make_world(SQLALCHEMY_DATABASE_URI=naming(places))
+    world = make_world(SQLALCHEMY_DATABASE_URI=naming(places), **getattr(request, "param", {}))
     on_other = sa.create_engine(places[1])
     world.db.metadata.create_all(on_other)
     on_other.dispose()
@@ -108,6 +109,40 @@ def test_what_it_has_stored_is_not_replayed(world, promote, add_view, assert_pro
     promote()
     assert_problem(world.post(), 503, "store-unavailable", retry=True)
     assert_problem(world.post(), 503, "store-unavailable", retry=True)
+
+
+@pytest.mark.parametrize("world", [{"IDEMPOTENCY_ON_STORE_ERROR": "allow"}], indirect=True)
+def test_a_view_is_not_let_go_unprotected_to_a_server_that_may_lead_no_longer(
+    world, promote, add_view, assert_problem
+):
+    runs = add_view(world)
+    assert world.post().status_code == 201
+    time.sleep(SILENCE)
+    promote()
+    assert_problem(world.post(), 503, "store-unavailable", retry=True)
+    assert len(runs) == 1
+
+
+def test_no_connection_stays_open_behind_the_pool(world, own_postgres, promote, add_view, background):
+    """Each request finds another pool, as the one before has given up on its own."""
+    add_view(world)
+    assert world.post().status_code == 201
+    time.sleep(SILENCE)
+    promote()
+    gc.disable()
+    try:
+        posts = [background(world.post, key=f"key-{number}") for number in range(24)]
+        assert {post.result().status_code for post in posts} == {503}
+        with world.app.app_context():
+            world.db.engine.dispose()
+        with closing(psycopg2.connect(own_postgres.dsn)) as connection, connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = %s",
+                [sa.make_url(world.app.config["SQLALCHEMY_DATABASE_URI"]).database],
+            )
+            assert cursor.fetchone() == (0,)
+    finally:
+        gc.enable()
 
 
 def test_silence_alone_is_no_reason(world, add_view, assert_replayed):
