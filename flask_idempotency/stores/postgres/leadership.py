@@ -3,8 +3,8 @@
 A leader whose processes were frozen for longer than its lease has been replaced when they go on. Until
 its agent stops it, within a second or so, it commits what waits in its sockets, and nobody but the new
 leader can tell. So an answer is trusted as it comes only if this server gave another within the last
-seconds: fewer than any lease, so nobody can have replaced it. After a longer silence, the other hosts
-are asked first. Under load that is never, and an application that was idle asks once.
+seconds: fewer than are left of its lease, so nobody can have replaced it. After a longer silence, the
+other hosts are asked first. Under load that is never, and an application that was idle asks once.
 
 Behind a proxy, whose URL names one host, the proxy has to end such connections.
 """
@@ -22,7 +22,7 @@ from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.drivers.raw_connection import RawConnection
 
 SILENCE_SECONDS: Final = 10.0
-"""Half of the shortest lease that Patroni takes (``ttl``, 20 s; 30 by default)."""
+"""Less than is left of a lease that was about to be renewed: ``ttl - loop_wait``, by default 20 s."""
 
 CONNECT_SECONDS: Final = 2
 """For each of the other hosts; the shortest that libpq takes."""
