@@ -155,12 +155,15 @@ class RedisLock:
         return True
 
     def examine(self) -> Iterator[Finding]:
-        """Check that Redis is reachable, and that a lock can be taken and released."""
+        """Check that Redis is reachable, and that a lock can be taken and released.
+
+        If not, that is advice: requests do without it, so nobody's start should fail for it.
+        """
         try:
             self._connected().ping()
         except Exception as error:  # whatever the application's own client may raise
             remedy = f"check that the server runs and that its URL and password are right. {_SLOWER}"
-            yield Finding("FAILED", "Redis", cause(error), remedy)
+            yield Finding("advice", "Redis", cause(error), remedy)
             return
         first = trial_claim()
         second = replace(trial_claim(), key=first.key)
@@ -173,7 +176,7 @@ class RedisLock:
                 "allow its user EVAL, GET, SET, PTTL and DEL on IDEMPOTENCY_REDIS_PREFIX, and connect"
                 f" to a primary that takes writes. {_SLOWER}"
             )
-            yield Finding("FAILED", "Redis", "reachable, but the lock cannot be taken", remedy)
+            yield Finding("advice", "Redis", "reachable, but the lock cannot be taken", remedy)
             return
         yield Finding("ok", "Redis", "the lock was taken and released")
         with suppress(Exception):  # hosted servers and narrow users do not allow INFO
