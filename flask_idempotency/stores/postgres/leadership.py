@@ -12,6 +12,7 @@ Behind a proxy, whose URL names one host, the proxy has to end such connections.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -84,13 +85,22 @@ class Leadership:
         }
         given.pop("hostaddr", None)
         driver: Any = wire.engine.dialect.loaded_dbapi
-        try:
-            other = driver.connect(**given)
-        except driver.OperationalError:
-            return False  # none of them takes writes
-        with contextlib.closing(other), other.cursor() as cursor:
-            cursor.execute(WHICH)
-            return bool(cursor.fetchone() != wire.send(WHICH).fetchone())
+        said: list[Any] = []
+
+        def ask() -> None:
+            with (
+                contextlib.suppress(driver.OperationalError),  # none of them takes writes
+                contextlib.closing(driver.connect(**given)) as other,
+                other.cursor() as cursor,
+            ):
+                cursor.execute(WHICH)
+                said.append(cursor.fetchone())
+
+        # In a thread, as libpq's time-out has no effect where psycopg2 has a wait callback.
+        asking = threading.Thread(target=ask, name="leadership", daemon=True)
+        asking.start()
+        asking.join(CONNECT_SECONDS * len(others) + 1)
+        return bool(said) and said[0] != wire.send(WHICH).fetchone()
 
 
 def _close_all(engine: Engine) -> None:

@@ -8,6 +8,7 @@ import time
 from contextlib import closing
 
 import psycopg2
+import psycopg2.extras
 import pytest
 import sqlalchemy as sa
 
@@ -143,6 +144,21 @@ def test_no_connection_stays_open_behind_the_pool(world, own_postgres, promote, 
             assert cursor.fetchone() == (0,)
     finally:
         gc.enable()
+
+
+def test_a_silent_host_is_not_waited_for_where_libpq_has_no_time_out(world, other, add_view):
+    add_view(world)
+    assert world.post().status_code == 201
+    time.sleep(SILENCE)
+    other.pause()
+    psycopg2.extensions.set_wait_callback(psycopg2.extras.wait_select)
+    began = time.monotonic()
+    try:
+        assert world.post(key="another").status_code == 201
+        assert time.monotonic() - began < 10  # it is asked at the claim and at the end
+    finally:
+        psycopg2.extensions.set_wait_callback(None)
+        other.resume()
 
 
 def test_silence_alone_is_no_reason(world, add_view, assert_replayed):
