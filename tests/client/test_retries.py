@@ -21,7 +21,7 @@ from flask_idempotency.client.responses import retry_after
 from flask_idempotency.client.retries import Attempts
 from flask_idempotency.core.errors import PROBLEMS, OperationFailed, Retryable
 from tests.client.conftest import LOST, drop_before, respond, with_async_httpx, with_httpx
-from tests.client.test_howto import PAGE
+from tests.client.test_howto import DOCS
 
 BUSY = respond(409, "request-in-progress")
 DOWN = respond(503)
@@ -182,7 +182,8 @@ class TestLog:
         attempts.begin()
         attempts.after_response(503, {}, b"")
         [line] = caplog.messages
-        assert f"```text\n{line}\n```" in PAGE
+        page = (DOCS / "clients.md").read_text(encoding="utf-8")
+        assert f"```text\n{line}\n```" in page
 
     def test_no_line_holds_a_secret(self, make_caller, server, caplog):
         server.script += [drop_before, DOWN, BUSY, drop_before, DOWN, DOWN]
