@@ -73,34 +73,39 @@ class Leadership:
         self._proved[server] = now
 
     def _another_leads(self, wire: RawConnection, server: tuple[str, int]) -> bool:
+        """Ask all other hosts at once; who refuses, or is silent, does not lead."""
         info: Any = wire.driver.info
         given = info.dsn_parameters if hasattr(info, "dsn_parameters") else info.get_parameters()
-        others = [each for each in self._hosts if each != server]
         given |= {
-            "host": ",".join(host for host, _ in others),
-            "port": ",".join(str(port) for _, port in others),
             "password": info.password,
             "target_session_attrs": "read-write",
             "connect_timeout": CONNECT_SECONDS,
         }
         given.pop("hostaddr", None)
         driver: Any = wire.engine.dialect.loaded_dbapi
-        said: list[Any] = []
+        said: dict[tuple[str, int], Any] = {}
 
-        def ask() -> None:
-            with (
-                contextlib.suppress(driver.OperationalError),  # none of them takes writes
-                contextlib.closing(driver.connect(**given)) as other,
-                other.cursor() as cursor,
-            ):
+        def ask(place: tuple[str, int]) -> None:
+            to = given | {"host": place[0], "port": place[1]}
+            with contextlib.suppress(driver.Error), contextlib.closing(driver.connect(**to)) as other:
+                said[place] = None  # it takes writes: until it says which it is, it is another
+                cursor = other.cursor()
                 cursor.execute(WHICH)
-                said.append(cursor.fetchone())
+                said[place] = cursor.fetchone()
 
-        # In a thread, as libpq's time-out has no effect where psycopg2 has a wait callback.
-        asking = threading.Thread(target=ask, name="leadership", daemon=True)
-        asking.start()
-        asking.join(CONNECT_SECONDS * len(others) + 1)
-        return bool(said) and said[0] != wire.send(WHICH).fetchone()
+        # In threads, as libpq's time-out has no effect where psycopg2 has a wait callback.
+        threads = [
+            threading.Thread(target=ask, args=[each], name="leadership", daemon=True)
+            for each in self._hosts
+            if each != server
+        ]
+        for thread in threads:
+            thread.start()
+        ends = time.monotonic() + CONNECT_SECONDS + 1
+        for thread in threads:
+            thread.join(max(ends - time.monotonic(), 0))
+        found = list(said.values())
+        return bool(found) and {*found} != {wire.send(WHICH).fetchone()}
 
 
 def _close_all(engine: Engine) -> None:

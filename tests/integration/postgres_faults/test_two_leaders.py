@@ -146,6 +146,40 @@ def test_no_connection_stays_open_behind_the_pool(world, own_postgres, promote, 
         gc.enable()
 
 
+def test_one_that_takes_writes_and_does_not_say_who_it_is_may_be_another(
+    make_world, own_postgres, other, add_view, assert_problem, monkeypatch
+):
+    own_postgres.start()
+    monkeypatch.setattr(leadership, "SILENCE_SECONDS", 0)
+    name = new_name()
+    with servers.FaultProxy(other.database(name)) as proxy:
+        world = make_world(SQLALCHEMY_DATABASE_URI=naming([own_postgres.database(name), proxy.url]))
+        runs = add_view(world)
+        proxy.hold(b"pg_postmaster_start_time")
+        assert_problem(world.post(), 503, "store-unavailable", retry=True)
+        proxy.cut()
+    assert runs == []
+
+
+def test_a_silent_host_does_not_hide_the_one_behind_it(
+    make_world, own_postgres, other, add_view, assert_problem, monkeypatch
+):
+    own_postgres.start()
+    monkeypatch.setattr(leadership, "SILENCE_SECONDS", 0)
+    name = new_name()
+    places = [each.database(name) for each in (own_postgres, other)]
+    with servers.FaultProxy(places[1]) as silent:
+        silent.hang()
+        world = make_world(SQLALCHEMY_DATABASE_URI=naming([places[0], silent.url, places[1]]))
+        add_view(world)
+        psycopg2.extensions.set_wait_callback(psycopg2.extras.wait_select)
+        try:
+            assert_problem(world.post(), 503, "store-unavailable", retry=True)
+        finally:
+            psycopg2.extensions.set_wait_callback(None)
+            silent.cut()
+
+
 def test_a_silent_host_is_not_waited_for_where_libpq_has_no_time_out(world, other, add_view):
     add_view(world)
     assert world.post().status_code == 201
