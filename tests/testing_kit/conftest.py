@@ -93,7 +93,7 @@ def shop(store, tmp_path, request):
 
 
 def make_shop(store, tmp_path, request, make=Shop, **config):
-    uri = f"sqlite:///{tmp_path}/shop.db"
+    uri = f"sqlite:///{tmp_path}/shop.db?timeout=60"  # who waits so long is no slow machine
     if store in ("hybrid", "postgres"):
         uri = request.getfixturevalue("kit_database")
     if store == "hybrid":

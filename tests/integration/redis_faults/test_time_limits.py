@@ -127,7 +127,8 @@ def test_a_name_server_that_is_silent_costs_one_time_limit(own_redis, lock_at, f
 def test_a_connection_that_comes_too_late_is_used_by_the_next(
     own_redis, lock_at, failures, resolver, no_pause
 ):
-    lock = lock_at(own_redis.url.replace("127.0.0.1", NAME))
+    # Longer than usual: were a slow machine late with the reply, it would connect a second time.
+    lock = lock_at(own_redis.url.replace("127.0.0.1", NAME) + "?socket_timeout=2")
     assert [lock.acquire(FIRST) for _ in range(3)] == [Glance.ASK] * 3
     assert (resolver.asked, len(failures)) == (1, 3), "no second thread waits for the name"
     resolver.go_on.set()
