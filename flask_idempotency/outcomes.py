@@ -20,7 +20,7 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.fingerprint import Named, Pointer, natural_key
 from flask_idempotency.core.keys import key_syntax, parse_key
-from flask_idempotency.core.machine import Situation, situation
+from flask_idempotency.core.machine import Situation, resumes, situation
 from flask_idempotency.core.records import Record, State, StoredResponse
 from flask_idempotency.core.storable import POINTERS
 from flask_idempotency.web.request.identity import new_operation
@@ -156,7 +156,7 @@ def _says(word: str, route: Route, record: Record) -> str:
     if word != "interrupted":
         return _SAYS[word]
     is_spent = route.max_attempts is not None and record.begun >= route.max_attempts
-    held = is_spent or route.on_interrupted == "hold"
+    held = is_spent or not resumes(record, route.on_interrupted, route.ttl)
     return _SAYS[word] + (" An operator must decide." if held else " Send the same request again.")
 
 

@@ -14,7 +14,7 @@ from typing import cast
 
 from .errors import LeaseLost, RecordBroken, StoreUnavailable
 from .fingerprint import Fingerprint
-from .machine import Next, Situation, decide, situation
+from .machine import Next, Situation, decide, resumes, situation
 from .ports import Clock, Glance, Hold, Lease, Lock, Records, Sealer
 from .process import FORKED
 from .records import Claim, Record, State, StoredResponse
@@ -191,10 +191,10 @@ class Engine:
         self._look_or_claim: Callable[[Claim], Record | Hold | None] | None
         self._look_or_claim = getattr(records, "look_or_claim", None)
 
-    def decide(self, claim: Claim, wait: float = 0, *, resume: bool = False) -> Decision:
+    def decide(self, claim: Claim, wait: float = 0, *, on_interrupted: object = "hold") -> Decision:
         """Decide about a request; ``wait`` is how many seconds it may wait for another's end.
 
-        ``resume`` says that an interrupted operation is to be taken over, not left alone.
+        ``on_interrupted`` is the route's: whether an interrupted operation is taken over or left alone.
         Raises ``StoreUnavailable`` if the records cannot be reached, and ``LeaseLost`` in a child that
         was forked since the claim was made: a fork copies all greenlets, and the parent's goes on.
         """
@@ -208,7 +208,7 @@ class Engine:
             # Whoever gets a free lock is most likely a first request: it claims without looking.
             found = None if mine and claim.resumes is None else self._first_look(claim)
             if found is None or isinstance(found, Record):
-                decision = self._settle(claim, found, mine, patience, resume)
+                decision = self._settle(claim, found, mine, patience, on_interrupted)
             else:
                 decision = self._claimed(found, claim, mine, None)
             return decision
@@ -248,15 +248,21 @@ class Engine:
         return Claimed(Execution(hold, self._lock, mine, claim, self._sealer, record))
 
     def _settle(
-        self, claim: Claim, record: Record | None, mine: bool, patience: _Patience | None, resume: bool
+        self,
+        claim: Claim,
+        record: Record | None,
+        mine: bool,
+        patience: _Patience | None,
+        on_interrupted: object,
     ) -> Decision:
         """Claim, or find out who did. ``mine``: the lock is this claim's."""
         rounds = 0
         while True:
             step = decide(record, claim)
-            decision = None if step in _ONLY_TRIED else self._settled_by(step, record, claim, resume)
-            if decision is not None:
-                return decision
+            if step not in _ONLY_TRIED:
+                decision = self._settled_by(step, record, claim, on_interrupted)
+                if decision is not None:
+                    return decision
             if rounds == ROUNDS:
                 raise StoreUnavailable
             if (decision := self._try(step, record, claim, mine)) is not None:
@@ -281,7 +287,7 @@ class Engine:
             record = self._records.look(claim.key)
 
     def _settled_by(
-        self, step: Next, record: Record | None, claim: Claim, resume: bool
+        self, step: Next, record: Record | None, claim: Claim, on_interrupted: object
     ) -> Decision | None:
         """The decision, if the record alone makes it."""
         match step:
@@ -289,8 +295,9 @@ class Engine:
                 return self._replay(cast("Record", record), claim)
             case Next.REFUSE:
                 return Mismatch(finished=situation(record) is Situation.COMPLETED)
-            case Next.ASK_ROUTE if not resume:
-                return Interrupted()
+            case Next.ASK_ROUTE:
+                is_tried = resumes(cast("Record", record), on_interrupted, claim.ttl_seconds)
+                return None if is_tried else Interrupted()
             case Next.HOLD:
                 return Interrupted(is_spent=True)
             case Next.LEAVE:

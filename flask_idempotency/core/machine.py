@@ -14,8 +14,8 @@ response: ``AMENDED``.
 
 The tables do not say whether an operation in progress still has a living owner: only the row's lock
 knows. ``TAKE_OVER`` means "try to lock the row"; failing to get the lock means that the owner is
-alive: 409. ``ASK_ROUTE`` means that the route's ``on_interrupted`` says whether to try. Nothing else in
-the package decides.
+alive: 409. ``ASK_ROUTE`` means that the route's ``on_interrupted`` says whether to try: ``resumes``.
+Nothing else in the package decides.
 
 A request that resumes an operation continues the very record that it was sent for. If that record has
 expired, is gone or was taken over, the request changes nothing.
@@ -169,6 +169,18 @@ def decide(record: Record | None, claim: Claim) -> Next:
     if claim.max_attempts is not None and _is_spent(record, claim, claim.max_attempts):
         return SPENT.get(step, step)
     return step
+
+
+def resumes(record: Record, policy: object, ttl_seconds: float) -> bool:
+    """Return True if ``policy``, a route's ``on_interrupted``, lets a request take the operation over.
+
+    "retry" does so no longer than the record of a finished operation replays, ``ttl_seconds``. A client
+    that comes later would get no replay either; and the service that knows the keys of the view's calls
+    may have forgotten them by then, and would charge a second time.
+    """
+    if policy == "retry":
+        return -(record.lease_left or 0.0) < ttl_seconds
+    return policy != "hold"
 
 
 def _is_spent(record: Record | None, claim: Claim, most: int) -> bool:

@@ -186,8 +186,9 @@ class Observed(Told):
         """Note what the decision would have meant. Raises the problem that a client would have got."""
         route = self._route
         # An interrupted one that is atomic would have been rolled back, and taken over.
-        resume = route.atomic or route.on_interrupted not in ("hold", "fail")
-        decision = self._asked(partial(self._observer.decide, claim, resume=resume))
+        policy = "retry" if route.atomic else route.on_interrupted
+        policy = "hold" if policy == "fail" else policy
+        decision = self._asked(partial(self._observer.decide, claim, policy))
         if isinstance(decision, Claimed):
             self._execution = decision.execution
             self._facts["attempt"] = decision.execution.hold.attempt

@@ -155,7 +155,7 @@ def claim_or_answer(
         refuse_replaced_engine(state)
     with (_set_aside if route.atomic else _parked)(state, route, operation) as before:
         try:
-            decision = state.engine.decide(claim, route.wait, resume=route.on_interrupted != "hold")
+            decision = state.engine.decide(claim, route.wait, on_interrupted=route.on_interrupted)
         except StoreUnavailable as error:
             allowed = state.settings.on_store_error == "allow" and error.may_go_on
             if not allowed or claim.resumes is not None:

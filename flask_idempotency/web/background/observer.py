@@ -56,9 +56,9 @@ class Observer:
         self._failing = threading.Lock()
         self._paused_until: float | None = None
 
-    def decide(self, claim: Claim, *, resume: bool) -> Decision | None:
+    def decide(self, claim: Claim, on_interrupted: object) -> Decision | None:
         """Return the engine's decision; None while it is left alone. Raises whatever goes wrong."""
-        return self.ask(lambda: self._engine.decide(claim, resume=resume), _give_back)
+        return self.ask(lambda: self._engine.decide(claim, on_interrupted=on_interrupted), _give_back)
 
     def ask(self, act: Callable[[], T], late: Callable[[T], object] | None = None) -> T | None:
         """Return what ``act`` returns; None while the store is left alone.

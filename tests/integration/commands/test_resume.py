@@ -12,6 +12,7 @@ from werkzeug.http import http_date
 from flask_idempotency import Retryable, current_operation, idempotent
 from flask_idempotency.cli import cli
 from tests.killed import Killed
+from tests.web.leased.records import end_lease
 
 
 @pytest.fixture
@@ -158,6 +159,17 @@ def test_an_operation_that_is_held_stays_held(world, run, interrupted):
     make_due(world)
     assert resume(run) == [("charge", 1, 409)]
     assert digits(run, state="interrupted", attempt=1)
+
+
+def test_one_that_was_interrupted_too_long_ago_waits_for_an_operator(world, run, interrupted):
+    calls = interrupted(resumable=["X-User"], on_interrupted="retry", ttl=60)
+    end_lease(world, ago="61 seconds")
+    make_due(world)
+    assert resume(run) == [("charge", 1, 409)]
+    run("release", digits(run, state="interrupted", attempt=1), "--why", "no charge there")
+    make_due(world)
+    assert resume(run) == [("charge", 1, 201)]
+    assert calls == [1]
 
 
 @pytest.mark.parametrize("config", [{}, {"IDEMPOTENCY_ENCRYPTION_KEYS": [b"k" * 32]}])

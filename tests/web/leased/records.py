@@ -1,9 +1,11 @@
 """The records and steps of operations that are not atomic."""
 
 
-def end_lease(world):
-    """As if so much time had passed."""
-    world.sql("update idempotency_record set lease_expires_at = clock_timestamp()")
+def end_lease(world, ago="0 seconds"):
+    """As if so much time had passed, and then what ``ago`` says."""
+    world.sql(
+        f"update idempotency_record set lease_expires_at = clock_timestamp() - interval '{ago}'"
+    )
 
 
 def steps(world):

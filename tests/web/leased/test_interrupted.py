@@ -42,6 +42,22 @@ def test_an_interrupted_operation_is_run_again_where_the_route_says_so(world, ad
     assert runs == [1, 2]
 
 
+def test_it_is_held_once_the_other_side_may_have_forgotten_its_keys(world, add, assert_problem):
+    runs = interrupt(world, add, on_interrupted="retry", ttl=3600)
+    end_lease(world, ago="3601 seconds")
+    assert_problem(world.post(), 409, "operation-interrupted")
+    end_lease(world, ago="3590 seconds")
+    assert world.post().json == {"attempt": 2}
+    assert runs == [1, 2]
+
+
+def test_who_can_find_out_is_asked_however_long_ago_it_was(world, add):
+    runs = interrupt(world, add, on_interrupted=lambda _operation: None, ttl=3600)
+    end_lease(world, ago="30 days")
+    assert world.post().json == {"attempt": 2}
+    assert runs == [1, 2]
+
+
 def test_an_interrupted_operation_fails_where_the_route_says_so(world, add, assert_problem):
     runs = interrupt(world, add, on_interrupted="fail", store=lambda _response: False)
     first, retry = world.post(), world.post()
