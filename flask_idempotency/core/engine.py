@@ -253,16 +253,15 @@ class Engine:
         record: Record | None,
         mine: bool,
         patience: _Patience | None,
-        on_interrupted: object,
+        policy: object,
     ) -> Decision:
         """Claim, or find out who did. ``mine``: the lock is this claim's."""
         rounds = 0
         while True:
             step = decide(record, claim)
-            if step not in _ONLY_TRIED:
-                decision = self._settled_by(step, record, claim, on_interrupted)
-                if decision is not None:
-                    return decision
+            decision = None if step in _ONLY_TRIED else self._settled_by(step, record, claim, policy)
+            if decision is not None:
+                return decision
             if rounds == ROUNDS:
                 raise StoreUnavailable
             if (decision := self._try(step, record, claim, mine)) is not None:
@@ -287,7 +286,7 @@ class Engine:
             record = self._records.look(claim.key)
 
     def _settled_by(
-        self, step: Next, record: Record | None, claim: Claim, on_interrupted: object
+        self, step: Next, record: Record | None, claim: Claim, policy: object
     ) -> Decision | None:
         """The decision, if the record alone makes it."""
         match step:
@@ -296,7 +295,7 @@ class Engine:
             case Next.REFUSE:
                 return Mismatch(finished=situation(record) is Situation.COMPLETED)
             case Next.ASK_ROUTE:
-                is_tried = resumes(cast("Record", record), on_interrupted, claim.ttl_seconds)
+                is_tried = resumes(cast("Record", record), policy, claim.ttl_seconds)
                 return None if is_tried else Interrupted()
             case Next.HOLD:
                 return Interrupted(is_spent=True)

@@ -3,9 +3,7 @@
 
 def end_lease(world, ago="0 seconds"):
     """As if so much time had passed, and then what ``ago`` says."""
-    world.sql(
-        f"update idempotency_record set lease_expires_at = clock_timestamp() - interval '{ago}'"
-    )
+    world.sql(f"update idempotency_record set lease_expires_at = clock_timestamp() - interval '{ago}'")
 
 
 def steps(world):
