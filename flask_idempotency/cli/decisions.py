@@ -82,7 +82,7 @@ def release(digits: str, fail: bool, attempt: int | None, why: str, by: str | No
     state = current_state()
     seen = undecided(state, checked(digits), attempt)
     response = failure(state) if fail else None
-    settle(state, seen, noted("failed" if fail else "released", why, by), response)
+    settle(state, seen, noted("failed" if fail else "released", why, by), response, origin="cli")
     _write_settled(state, seen, "failed for good" if fail else "may be run again")
 
 
@@ -136,7 +136,7 @@ def resolve(
         _write_response(response)
         gets = f"an empty {status}" if is_empty(response) else "this response"
         click.confirm(f"Every retry will get {gets}. Store it?", abort=True)
-    settle(state, seen, noted("resolved", why, by), response)
+    settle(state, seen, noted("resolved", why, by), response, origin="cli")
     _write_settled(state, seen, f"every retry gets this {status}")
 
 
@@ -203,7 +203,7 @@ def forget(context: click.Context, /, by: str | None, yes: bool, **which: str | 
         _write_left(left)
         click.confirm("Erase?", abort=True)
     erased, show = 0, progress()
-    for count in erase(state, found, by):
+    for count in erase(state, found, by, origin="cli"):
         erased += count
         show(f"{erased:,} of {found.count:,} erased")
     show("")
