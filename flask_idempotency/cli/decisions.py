@@ -56,17 +56,21 @@ by_option = click.option("--by", metavar="WHO", callback=_check_by, help="Who de
                          " user logged in.")  # fmt: skip
 
 
-def _check_why(_context: click.Context, _option: click.Parameter, why: str | None) -> str:
-    if why is not None and not is_legible(why, LONGEST_WHY):
+def _check_why(_context: click.Context, _option: click.Parameter, why: str) -> str:
+    if not is_legible(why, LONGEST_WHY):
         raise click.BadParameter(SAY_WHY)
-    return why or ""
+    return why
+
+
+_why_option = click.option("--why", metavar="TEXT", required=True, callback=_check_why,
+                           help="The reason, which `show` shows and the log keeps.")  # fmt: skip
 
 
 @cli.command()
 @click.argument("digits")
 @click.option("--fail", is_flag=True, help="Store a failure as its response; it never runs again.")
 @_attempt_option
-@click.option("--why", metavar="TEXT", callback=_check_why, help="The reason, which `show` shows.")
+@_why_option
 @by_option
 @json_option
 def release(digits: str, fail: bool, attempt: int | None, why: str, by: str | None) -> None:
@@ -96,8 +100,7 @@ def release(digits: str, fail: bool, attempt: int | None, why: str, by: str | No
 @click.option("--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="One more header.")
 @click.option("--content-type", metavar="TYPE", help="application/json if there is a body.")
 @_attempt_option
-@click.option("--why", metavar="TEXT", required=True, callback=_check_why,
-              help="The reason, which `show` shows.")  # fmt: skip
+@_why_option
 @by_option
 @yes_option
 @json_option
