@@ -111,6 +111,10 @@ def test_the_numbers_of_the_pages_fit_each_other(conf):
     exec(code, {"app": app})  # noqa: S102
     engine = app.config["SQLALCHEMY_ENGINE_OPTIONS"]
     assert engine["pool_size"] == settings["threads"]
+    workers, hosts = settings["workers"], deployment()["spec"]["replicas"] + 1  # one during a rollout
+    all_of_them = (settings["threads"] + 4) * workers * hosts + 3 + 3
+    said = f"({settings['threads']} + 4) × {workers} × {hosts} + 3 + 3 = {all_of_them}"
+    assert said in DEPLOY.read_text("utf-8")
     assert Settings.lease > settings["timeout"]
     [waits] = [b.text for b in blocks(DEPLOY, "python") if "set_wait" in b.text]
     silence, statement = (

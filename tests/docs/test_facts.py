@@ -19,6 +19,7 @@ from flask_idempotency.cli.records import STATES
 from flask_idempotency.client import RetryPolicy
 from flask_idempotency.core.storable import NEVER_STORED, NOT_STORED, REASON, TRACEPARENT
 from flask_idempotency.integrations.opentelemetry import NOT_ATTRIBUTES
+from flask_idempotency.stores.postgres.own_pool import OWN_CONNECTIONS
 from flask_idempotency.stores.redis.client import TIMEOUT_SECONDS
 from flask_idempotency.stores.redis.lock import MARKER_SECONDS, PAUSE_SECONDS
 from flask_idempotency.web.setup.options import RunOptions
@@ -122,6 +123,12 @@ FACTS: list[tuple[str, str, Callable[[str], set[str]], Collection[object]]] = [
             ("go-live.md", "`RetryPolicy.deadline` | ", " s"),
         ]
     ),
+    (
+        "connections of the package",
+        "go-live.md",
+        after("A process has at most ", " such", r"\w+"),
+        {"eleven"},
+    ),
     ("the pause", "go-live.md", after("do without Redis for ", " seconds", r"\w+"), {"two"}),
     (
         "the marker",
@@ -141,6 +148,7 @@ def test_a_page_lists_what_the_code_has(what, page, listed, real):
 
 
 def test_the_words_of_the_table_are_these_numbers():
+    assert OWN_CONNECTIONS == 11
     assert (TIMEOUT_SECONDS, PAUSE_SECONDS, MARKER_SECONDS) == (0.1, 2, 600)
     assert (DEFAULTS["PROBE_AFTER"], DEFAULTS["TTL"]) == (1, 86400)
 
