@@ -17,7 +17,7 @@ PAGES = (products, checkout, accounts)  # for browsers, which sign in by a form
 API = (payments, orders, webhooks)  # for programs, which send a token or a signature
 
 # A silent server must not hold a request for ever, nor a view that hangs an account's row: the database
-# ends the transaction after 10 s in one statement, or 25 s between two: Patroni's lease is 30 s.
+# ends the transaction after 10 s in one statement, or 15 s between two: Patroni waits for 20 s or more.
 _ENGINE = {
     "pool_size": 8,  # one for each thread of a worker: see gunicorn.conf.py
     "max_overflow": 0,
@@ -29,7 +29,7 @@ _ENGINE = {
         "keepalives_idle": 5,
         "keepalives_interval": 1,
         "keepalives_count": 3,
-        "options": "-c statement_timeout=10s -c idle_in_transaction_session_timeout=25s",
+        "options": "-c statement_timeout=10s -c idle_in_transaction_session_timeout=15s",
     },
 }
 

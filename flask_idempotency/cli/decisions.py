@@ -56,17 +56,21 @@ by_option = click.option("--by", metavar="WHO", callback=_check_by, help="Who de
                          " user logged in.")  # fmt: skip
 
 
-def _check_why(_context: click.Context, _option: click.Parameter, why: str | None) -> str:
-    if why is not None and not is_legible(why, LONGEST_WHY):
+def _check_why(_context: click.Context, _option: click.Parameter, why: str) -> str:
+    if not is_legible(why, LONGEST_WHY):
         raise click.BadParameter(SAY_WHY)
-    return why or ""
+    return why
+
+
+_why_option = click.option("--why", metavar="TEXT", required=True, callback=_check_why,
+                           help="The reason, which `show` shows and the log keeps.")  # fmt: skip
 
 
 @cli.command()
 @click.argument("digits")
 @click.option("--fail", is_flag=True, help="Store a failure as its response; it never runs again.")
 @_attempt_option
-@click.option("--why", metavar="TEXT", callback=_check_why, help="The reason, which `show` shows.")
+@_why_option
 @by_option
 @json_option
 def release(digits: str, fail: bool, attempt: int | None, why: str, by: str | None) -> None:
@@ -82,7 +86,7 @@ def release(digits: str, fail: bool, attempt: int | None, why: str, by: str | No
     state = current_state()
     seen = undecided(state, checked(digits), attempt)
     response = failure(state) if fail else None
-    settle(state, seen, noted("failed" if fail else "released", why, by), response)
+    settle(state, seen, noted("failed" if fail else "released", why, by), response, origin="cli")
     _write_settled(state, seen, "failed for good" if fail else "may be run again")
 
 
@@ -96,8 +100,7 @@ def release(digits: str, fail: bool, attempt: int | None, why: str, by: str | No
 @click.option("--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="One more header.")
 @click.option("--content-type", metavar="TYPE", help="application/json if there is a body.")
 @_attempt_option
-@click.option("--why", metavar="TEXT", required=True, callback=_check_why,
-              help="The reason, which `show` shows.")  # fmt: skip
+@_why_option
 @by_option
 @yes_option
 @json_option
@@ -136,7 +139,7 @@ def resolve(
         _write_response(response)
         gets = f"an empty {status}" if is_empty(response) else "this response"
         click.confirm(f"Every retry will get {gets}. Store it?", abort=True)
-    settle(state, seen, noted("resolved", why, by), response)
+    settle(state, seen, noted("resolved", why, by), response, origin="cli")
     _write_settled(state, seen, f"every retry gets this {status}")
 
 
@@ -203,7 +206,7 @@ def forget(context: click.Context, /, by: str | None, yes: bool, **which: str | 
         _write_left(left)
         click.confirm("Erase?", abort=True)
     erased, show = 0, progress()
-    for count in erase(state, found, by):
+    for count in erase(state, found, by, origin="cli"):
         erased += count
         show(f"{erased:,} of {found.count:,} erased")
     show("")

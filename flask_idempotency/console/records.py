@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections import Counter
 from contextlib import suppress
@@ -14,7 +15,6 @@ from werkzeug.wrappers import Response
 
 from flask_idempotency.core import keys
 from flask_idempotency.core.errors import IdempotencyError, RecordBroken, SealBroken, UnknownRecord
-from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import Record
 from flask_idempotency.core.storable import storable
 from flask_idempotency.operate.decide import (
@@ -27,11 +27,12 @@ from flask_idempotency.operate.decide import (
     noted,
     overtaken,
     settle,
+    tell,
 )
 from flask_idempotency.operate.erase import Erasable, erase
 from flask_idempotency.operate.find import admin, find, require
 from flask_idempotency.operate.show import Found, derived, key_of, shown_steps
-from flask_idempotency.operate.words import is_legible, printable
+from flask_idempotency.operate.words import is_legible
 from flask_idempotency.stores.admin import Line
 from flask_idempotency.web.request.response import FLASHES
 from flask_idempotency.web.setup.state import AppState
@@ -57,6 +58,9 @@ STATES_OF = {
 NOTED = {"release": "released", "resolve": "resolved", "fail": "failed"}
 """What the record notes, with who and why; nothing if the record is gone then."""
 
+ORIGIN = "console"
+"""Where it was done, in the log."""
+
 
 def record(digits: str) -> Response:
     """Show one record: its facts, what happened, and its response without the body."""
@@ -67,16 +71,11 @@ def body(digits: str) -> Response:
     """The same with the body of its response and the results of its steps, which the record notes."""
     found, store = _found(digits), admin(console().state)
     require(store, "note")
-    if not store.note(_key(found), noted(SHOWN, "", access.who())):
+    entry, line = noted(SHOWN, "", access.who()), found.line
+    if not store.note(_key(found), entry):
         raise IdempotencyError("This record is in use just now: nothing was shown.")
-    _log("the stored body was shown to", found)
+    tell(entry, ORIGIN, level=logging.INFO, operation=line.operation, id=line.key[: keys.SHOWN])
     return _page(_found(digits), with_body=True)
-
-
-def _log(what: str, found: Found) -> None:
-    operation = printable(found.line.operation)  # somebody else may have written it, on two lines
-    facts = {"operation": operation, "by": access.who(), "id": found.line.key[: keys.SHOWN]}
-    log.info(f"operation %(operation)s: {what} %(by)s, id %(id)s", facts, extra=facts)  # noqa: G004
 
 
 def _found(digits: str, action: str = "release") -> Found:
@@ -177,16 +176,16 @@ def act(digits: str, action: str) -> Response:
     if action not in NOTED:
         return _forget(state, found)
     require(admin(state), "settle")
-    settle(state, found.line, noted(NOTED[action], form.why.strip(), access.who()), response)
+    entry = noted(NOTED[action], form.why.strip(), access.who())
+    settle(state, found.line, entry, response, origin=ORIGIN)
     where = url_for(f"{request.blueprint}.record", digits=found.line.key)
     return access.say(redirect(where, 303), action, found.line.key)
 
 
 def _forget(state: AppState, found: Found) -> Response:
     mine = Erasable([([_key(found)], found.line.version)], Counter(), found.line.operation)
-    if not sum(erase(state, mine, access.who())):
+    if not sum(erase(state, mine, access.who(), origin=ORIGIN)):
         raise IdempotencyError("This record is in use just now: nothing was erased.")
-    _log("its record was erased by", found)
     return access.say(redirect(url_for(f"{request.blueprint}.records"), 303), "forget")
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import getpass
+import logging
 import secrets
 from codecs import BOM_UTF8
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from flask import Response
 from werkzeug.datastructures import Headers
@@ -21,6 +23,7 @@ from flask_idempotency.core.errors import (
 )
 from flask_idempotency.core.fingerprint import parse_json
 from flask_idempotency.core.keys import SHOWN
+from flask_idempotency.core.logs import log
 from flask_idempotency.core.ports import Plain
 from flask_idempotency.core.records import Claim, Record
 from flask_idempotency.core.storable import storable
@@ -29,7 +32,7 @@ from flask_idempotency.web.request.response import capture, lasting_response
 from flask_idempotency.web.setup.state import AppState
 
 from .find import admin, find, require
-from .words import one_line
+from .words import one_line, printable
 
 LONGEST_WHY = 500
 """Characters of a reason: `show` has it in one line of a table."""
@@ -63,11 +66,14 @@ def undecided(state: AppState, digits: str, attempt: int | None = None) -> Line:
     return line
 
 
-def settle(state: AppState, seen: Line, entry: AuditEntry, response: Response | None = None) -> None:
+def settle(
+    state: AppState, seen: Line, entry: AuditEntry, response: Response | None = None, *, origin: str
+) -> None:
     """Release an interrupted or failed operation, or store ``response`` as its response.
 
     :param seen: the record as the operator has seen it.
     :param entry: what is noted in the record.
+    :param origin: see :func:`tell`.
     :raises UnknownRecord: if the record is gone.
     :raises IdempotencyError: if it has changed since, or somebody works on it. Then nothing is done.
     """
@@ -88,6 +94,8 @@ def settle(state: AppState, seen: Line, entry: AuditEntry, response: Response | 
         if now.version != seen.version:
             raise overtaken(now)
         raise IdempotencyError(f"{shown} was in use just now: look at it again")
+    status = None if response is None else response.status_code
+    tell(entry, origin, operation=seen.operation, id=shown, status=status)
 
 
 def overtaken(now: Line) -> IdempotencyError:
@@ -122,6 +130,24 @@ def noted(did: str, why: str, by: str | None) -> AuditEntry:
         who = "unknown"
     # Every store takes text with no NUL and no lone surrogate.
     return AuditEntry(who, did, why.replace("\0", "").encode(errors="replace").decode())
+
+
+def tell(entry: AuditEntry, origin: str, *, level: int = logging.WARNING, **facts: Any) -> None:
+    """Log what an operator did, for whoever keeps the log longer than the record has its note.
+
+    At ``WARNING``, which is written even where nothing sets the log up.
+
+    :param origin: ``"cli"`` or ``"console"``.
+    :param facts: what it was done to, or None: never a key, a scope or a body.
+    """
+    told = {**facts, "origin": origin, "by": entry.by, "why": entry.why or None}
+    told = {  # in one line: others may have written the text
+        name: printable(fact) if isinstance(fact, str) else fact
+        for name, fact in told.items()
+        if fact is not None
+    }
+    details = ", ".join(f"{name} {fact}" for name, fact in told.items())
+    log.log(level, f"operator {entry.did}: %s", details, extra={"did": entry.did, **told})  # noqa: G004
 
 
 def failure(state: AppState) -> Response:

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.stores.admin import Erasure, Line
 from flask_idempotency.web.setup.state import AppState
 
-from .decide import noted
+from .decide import noted, tell
 from .find import Sought, admin, require, scope_tails
 
 BATCH = 1000
@@ -57,15 +58,19 @@ def erasable(state: AppState, sought: Sought) -> Erasable:
     )
 
 
-def erase(state: AppState, found: Erasable, by: str | None = None) -> Iterator[int]:
+def erase(state: AppState, found: Erasable, by: str | None = None, *, origin: str) -> Iterator[int]:
     """Erase records with their steps, and their markers in Redis; yield how many, after each batch.
 
-    One row of a batch stays, which says who did it. See :meth:`Admin.erase`.
+    One row of a batch stays, which says who did it, and a line of the log: see :meth:`Admin.erase` and
+    :func:`tell`. The line names the only record of a batch, or else that row.
     """
     store = admin(state)
     require(store, "erase", "note")  # a store that notes nothing loses the trail
     for keys, seen in found.batches:
         erasure = Erasure(found.operation or SEVERAL, noted("erased", "", by))
         erased = store.erase(keys, seen, erasure)
+        if erased:
+            of = (keys[0] if len(keys) == 1 else erasure.key).hex()[:SHOWN]
+            tell(erasure.entry, origin, operation=erasure.operation, id=of, records=erased)
         state.lock.forget(keys)
         yield erased

@@ -22,7 +22,7 @@ _KEY_BYTES = 32
 _KEY_ID_BYTES = 8
 """Eight tell a list of keys apart (four already would), and say nothing about a random key."""
 _NONCE_BYTES = 12
-"""The length GCM is made for. Random ones are safe for 2**32 responses under one key (NIST
+"""The length GCM is made for. Random ones are safe for 2**32 encryptions under one key (NIST
 SP 800-38D section 8.3): rotate before that."""
 _HEADER_BYTES = len(SEALED) + _KEY_ID_BYTES
 _TAG_BYTES = 16

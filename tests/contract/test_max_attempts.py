@@ -62,7 +62,7 @@ def command(shop):
 def release(command):
     (record,) = json.loads(command("list", "--json"))
     assert record["state"] == "interrupted"
-    command("release", record["key"])
+    command("release", "--why=asked", record["key"])
 
 
 def is_given_up(response):

@@ -18,6 +18,7 @@ import yaml
 
 from flask_idempotency.cli import cli
 from flask_idempotency.client import IdempotentSession, RetryPolicy
+from flask_idempotency.stores.postgres import leadership
 from flask_idempotency.web.setup.settings import Settings
 from tests.docs.pages import ROOT, blocks
 from tests.integration.conftest import clients, open_shop  # noqa: F401 -- fixtures
@@ -111,6 +112,10 @@ def test_the_numbers_of_the_pages_fit_each_other(conf):
     exec(code, {"app": app})  # noqa: S102
     engine = app.config["SQLALCHEMY_ENGINE_OPTIONS"]
     assert engine["pool_size"] == settings["threads"]
+    workers, hosts = settings["workers"], deployment()["spec"]["replicas"] + 1  # one during a rollout
+    all_of_them = (settings["threads"] + 4) * workers * hosts + 3 + 3
+    said = f"({settings['threads']} + 4) × {workers} × {hosts} + 3 + 3 = {all_of_them}"
+    assert said in DEPLOY.read_text("utf-8")
     assert Settings.lease > settings["timeout"]
     [waits] = [b.text for b in blocks(DEPLOY, "python") if "set_wait" in b.text]
     silence, statement = (
@@ -164,7 +169,18 @@ def test_the_table_of_time_outs_has_the_numbers_of_the_configurations(conf):
     assert 2 * seconds("query_wait_timeout") < attempt
     inside_out = ["statement_timeout", "timeout", "proxy_read_timeout", "RetryPolicy.deadline"]
     assert sorted(inside_out, key=seconds) == inside_out
-    assert seconds("idle_in_transaction_session_timeout") < seconds("ttl")
+    left = seconds("ttl") - int(good["loop_wait`, `retry_timeout"].split()[0])  # of the lease, at worst
+    ends = ("statement_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
+    assert max(map(seconds, ends)) < left
+    checks = re.findall(r"\d+", good["inter`, `timeout check`, `fall`, `rise"])
+    inter, check, fall, _rise = map(int, checks)
+    assert fall * (inter + check) < left
+    assert left > leadership.SILENCE_SECONDS
+    cluster = (ROOT / "docs/scale.md").read_text("utf-8")
+    assert f"timeout check {check}s\n" in cluster
+    assert f"default-server inter {inter}s fall {fall} rise" in cluster
+    both = [re.search(r'"options": ".*"', page)[0] for page in (cluster, DEPLOY.read_text("utf-8"))]
+    assert both[0] == both[1]
     assert seconds("ttl") + attempt + RetryPolicy.backoff_max < deadline
 
 

@@ -5,6 +5,7 @@ Settings, options and the commands need no row, for the pages take them from the
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
 from collections.abc import Callable, Collection
@@ -18,6 +19,7 @@ from flask_idempotency.cli.records import STATES
 from flask_idempotency.client import RetryPolicy
 from flask_idempotency.core.storable import NEVER_STORED, NOT_STORED, REASON, TRACEPARENT
 from flask_idempotency.integrations.opentelemetry import NOT_ATTRIBUTES
+from flask_idempotency.stores.postgres.own_pool import OWN_CONNECTIONS
 from flask_idempotency.stores.redis.client import TIMEOUT_SECONDS
 from flask_idempotency.stores.redis.lock import MARKER_SECONDS, PAUSE_SECONDS
 from flask_idempotency.web.setup.options import RunOptions
@@ -121,6 +123,12 @@ FACTS: list[tuple[str, str, Callable[[str], set[str]], Collection[object]]] = [
             ("go-live.md", "`RetryPolicy.deadline` | ", " s"),
         ]
     ),
+    (
+        "connections of the package",
+        "go-live.md",
+        after("A process has at most ", " such", r"\w+"),
+        {"eleven"},
+    ),
     ("the pause", "go-live.md", after("do without Redis for ", " seconds", r"\w+"), {"two"}),
     (
         "the marker",
@@ -140,5 +148,36 @@ def test_a_page_lists_what_the_code_has(what, page, listed, real):
 
 
 def test_the_words_of_the_table_are_these_numbers():
+    assert OWN_CONNECTIONS == 11
     assert (TIMEOUT_SECONDS, PAUSE_SECONDS, MARKER_SECONDS) == (0.1, 2, 600)
     assert (DEFAULTS["PROBE_AFTER"], DEFAULTS["TTL"]) == (1, 86400)
+
+
+LOGS = {
+    "warn",
+    "tell_failure",
+    *(f"log.{how}" for how in ("debug", "info", "warning", "error", "exception", "log")),
+}
+WITHOUT_TEXT = {"… failed"}  # what failed comes first, in words of the caller's
+
+
+def logged() -> set[str]:
+    """The texts that the package logs, with … for each value."""
+    found = set()
+    for path in (ROOT / "flask_idempotency").rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) in LOGS:
+                texts = [str(each.value) for each in call.args if isinstance(each, ast.Constant)]
+                found |= {re.sub(r"%\.?\d*[a-z]", "…", text) for text in texts if " " in text}
+    return found - WITHOUT_TEXT
+
+
+def test_the_runbook_lists_every_line_of_the_log():
+    page = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
+    listed = re.findall(r"`([^`\n]{12,})`", page)
+    listed += re.findall(r"(?m)^[A-Z]{4,} (.*?)(?:\.\.\.)?$", page)
+    parts = [re.sub("^[A-Z]{4,} ", "", text).split("…") for text in listed]
+    patterns = [".*".join(map(re.escape, each)) for each in parts]
+    texts = logged()
+    assert len(texts) > 20
+    assert {text for text in texts if not any(re.search(each, text) for each in patterns)} == set()

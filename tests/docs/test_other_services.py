@@ -185,7 +185,7 @@ class TestCallsToOtherServices:
         assert "create_booking" in listed
         digits = listed.splitlines()[1].split()[0]
         shop.names["requests"] = real
-        assert shop.run_command("release", digits) == f"{digits}: may be run again\n"
+        assert shop.run_command("release", "--why=asked", digits) == f"{digits}: may be run again\n"
         assert shop.post("/bookings").status_code == 201
 
     def test_a_view_that_knows_frees_the_key(self, shop, provider):
@@ -233,7 +233,7 @@ class TestCallsToOtherServices:
         kill(shop, "/payments", "save_payment", after=False)
         shop.sql("UPDATE idempotency_record SET expires_at = now() - interval '1 hour'")
         digits = shop.run_command("list", "--state", "interrupted").splitlines()[1].split()[0]
-        shop.run_command("release", digits)
+        shop.run_command("release", "--why=asked", digits)
         provider.deduplicates = False
         assert shop.post("/payments").status_code == 201
         assert len(provider.ledger) == 1

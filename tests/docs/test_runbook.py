@@ -141,6 +141,11 @@ class Shop:
         self.in_view = lambda: 1 / 0
         self.post("create_payment", "p1", 500)
 
+    def trail(self) -> None:
+        self.operations_interrupted()
+        why = ["--why", "the carrier knows nothing of it", "--by", "ann"]
+        self.app.test_cli_runner().invoke(cli, ["release", "6d9ad3db", *why])
+
     def many_takeovers(self) -> None:
         self.views_failing()
         self.in_view = lambda: None

@@ -74,7 +74,7 @@ def test_what_is_advised_where_the_step_is_listed_loses_no_write_of_the_shop(sho
     assert "Finished: charge." in said
     assert "Release it" in said.partition("Finished: charge.")[2].partition("Resolve it")[0]
     assert "it will not do what comes after charge" in said.partition("Resolve it")[2]
-    assert shop.run("release", digits).exit_code == 0
+    assert shop.run("release", "--why=asked", digits).exit_code == 0
     shop.dies = ""
     assert shop.world.post("/payments").status_code == 201
     assert (len(shop.charged), shop.rows()) == (1, 1)
@@ -107,7 +107,7 @@ def test_what_the_view_saves_outside_a_step_is_to_be_looked_at_before_a_release(
     advice = said.partition("Release it")[2].partition("Resolve it")[0]
     assert "Look at your own rows first" in advice
     assert "saved outside a step, it saves again" in advice
-    assert shop.run("release", digits).exit_code == 0
+    assert shop.run("release", "--why=asked", digits).exit_code == 0
     shop.dies = ""
     assert shop.world.post("/payments").status_code == 201
     assert shop.rows() == 2, "as the advice says"

@@ -1,4 +1,4 @@
-"""Who did what to a record is in the store, whatever the loggers' levels are."""
+"""Who did what to a record is in the store, whatever the loggers' levels are, and in the log."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def shop(
         shop.db.engine.dispose()
 
 
-def test_of_what_was_erased_one_row_says_who_and_when_and_nothing_of_it(shop):
+def test_of_what_was_erased_one_row_says_who_and_when_and_nothing_of_it(shop, caplog):
     for number in range(3):
         assert shop.post(f"key-{number}").status_code == 201
     before = [line["key"] for line in shop.listed()]
@@ -75,6 +75,8 @@ def test_of_what_was_erased_one_row_says_who_and_when_and_nothing_of_it(shop):
     assert (line["state"], line["operation"], line["status"]) == ("erased", "pay", None)
     assert line["key"] not in before
     assert shop.audit(line["key"]) == [("ann", "erased", "records: 3")]
+    told = f"operator erased: operation pay, id {line['key']}, records 3, origin cli, by ann"
+    assert [each.getMessage() for each in caplog.records if hasattr(each, "did")] == [told]
     # In Redis an expiry is what is left of it, to the millisecond.
     assert [each["key"] for each in shop.listed("--state", "erased")] == [line["key"]]
     assert shop.run("list", "--scope", "user-7").exit_code == 1
@@ -119,7 +121,7 @@ def test_the_row_is_in_nobodys_way(shop):
     shop.post("key-1")
     shop.run("forget", "--scope", "user-7", "--yes")
     (line,) = shop.listed()
-    assert shop.run("release", line["key"]).exit_code == 1
+    assert shop.run("release", "--why=asked", line["key"]).exit_code == 1
     assert shop.run("resolve", line["key"], "--status", "200", "--why", "x", "--yes").exit_code == 1
     assert "encryption" not in shop.run("check").output
     shop.run("purge")

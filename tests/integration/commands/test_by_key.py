@@ -101,9 +101,9 @@ def test_a_key_needs_its_operation_and_a_scope_a_key(run, options):
     assert "canary" not in result.output
 
 
-@pytest.mark.parametrize("command", ["show", "release"])
+@pytest.mark.parametrize("command", [["show"], ["release", "--why=asked"]])
 def test_a_key_in_the_place_of_digits_is_sent_to_where_it_is_looked_up(run, command):
-    result = run(command, KEY)
+    result = run(*command, KEY)
     assert result.exit_code == 1
     assert "flask idempotency list --key KEY --operation NAME" in result.output
     assert KEY not in result.output

@@ -22,6 +22,7 @@ from tests.killed import Killed
 
 WHY = "the provider has charged it"
 PAID = ["--status", "201", "--body", '{"paid": true}', "--why", WHY]
+RELEASE = ["release", "--why", WHY]
 KEYS = ["Yj1B5nbJVnb2nFHwpIlN8qn-_2XxXh6m0l0ZkJ3W7xE"]
 
 
@@ -89,7 +90,7 @@ def test_every_retry_gets_the_response_that_was_given(orders):
     [
         (["resolve", *PAID, "--yes"], 5),
         (["resolve", *PAID, "--yes", "--json"], 6),
-        (["release"], 4),
+        (RELEASE, 4),
         (["show"], 5),
         (["show", "--derive", "refund"], 5),
     ],
@@ -171,7 +172,7 @@ def test_the_record_notes_who_decided_and_why(orders):
 )
 def test_a_name_is_one_line_that_can_be_seen(orders, by, noted):
     key = orders.interrupt()
-    assert orders.run("release", key, "--by", by).exit_code == 0
+    assert orders.run("release", "--why=asked", key, "--by", by).exit_code == 0
     assert [entry["by"] for entry in orders.show(key)["audit"]] == [noted]
     orders.send()
     assert orders.run("forget", "--scope", "alice", "--by", by, "--yes").exit_code == 0
@@ -188,17 +189,17 @@ def test_a_reason_can_be_seen(orders, why):
 
 def test_a_name_has_an_end(orders):
     key = orders.interrupt()
-    result = orders.run("release", key, "--by", "é" * 201)
+    result = orders.run("release", "--why=asked", key, "--by", "é" * 201)
     assert result.exit_code == 2
     assert "A name has at most 200 characters." in result.output
-    assert orders.run("release", key, "--by", "é" * 200).exit_code == 0
+    assert orders.run("release", "--why=asked", key, "--by", "é" * 200).exit_code == 0
 
 
 def test_a_failure_given_by_hand_is_noted_as_one(orders):
     key = orders.interrupt()
-    assert orders.run("release", "--fail", key).exit_code == 0
+    assert orders.run("release", "--why=asked", "--fail", key).exit_code == 0
     (entry,) = orders.show(key)["audit"]
-    assert (entry["did"], entry["why"]) == ("failed", "")
+    assert (entry["did"], entry["why"]) == ("failed", "asked")
     assert orders.send().status_code == 500
     orders.run("resolve", key, "--status", "503", "--why", WHY, "--yes")
     assert orders.lines()[0]["state"] == "failed"
@@ -212,7 +213,7 @@ def test_an_earlier_life_of_the_key_is_not_told(orders):
     with pytest.raises(Killed):
         orders.send()
     assert orders.show(key)["audit"] == []
-    orders.run("release", key)
+    orders.run("release", "--why=asked", key)
     assert [entry["did"] for entry in orders.show(key)["audit"]] == ["released"]
 
 
@@ -243,11 +244,12 @@ def test_a_late_worker_loses(orders):
     assert orders.world.post("/slow").json == {"paid": True}
 
 
-def test_what_somebody_works_on_is_left_alone(orders):
+def test_what_somebody_works_on_is_left_alone(orders, caplog):
     key = orders.interrupt()
     with orders.world.app.app_context(), orders.world.db.engine.begin() as other:
         other.exec_driver_sql("select 1 from idempotency_record for update")
         assert f"{key} was in use just now" in refused(orders.run("resolve", key, *PAID, "--yes"))
+    assert "operator resolved" not in caplog.text
     assert orders.run("resolve", key, *PAID, "--yes").exit_code == 0
 
 
@@ -268,13 +270,13 @@ def test_of_two_decisions_one_stands(orders):
 def die_again(orders: Orders, key: str) -> None:
     """Somebody releases it; the client's retry charges again, and is killed, too."""
     orders.deadly.add(2)
-    assert orders.run("release", key).exit_code == 0
+    assert orders.run("release", "--why=asked", key).exit_code == 0
     with pytest.raises(Killed):
         orders.send()
 
 
 def fail(orders: Orders, key: str) -> None:
-    assert orders.run("release", "--fail", key).exit_code == 0
+    assert orders.run("release", "--why=asked", "--fail", key).exit_code == 0
 
 
 def renew(orders: Orders, key: str) -> None:
@@ -302,10 +304,10 @@ def test_who_has_not_seen_the_last_attempt_decides_nothing(orders, monkeypatch, 
 def test_a_command_may_name_the_attempt_that_it_is_about(orders):
     key = orders.interrupt()
     die_again(orders, key)
-    for command in ["release"], ["release", "--fail"], ["resolve", *PAID, "--yes"]:
+    for command in RELEASE, [*RELEASE, "--fail"], ["resolve", *PAID, "--yes"]:
         result = orders.run(*command, key, "--attempt", "1")
         assert "interrupted now, in attempt 2. Nothing was done" in refused(result)
-    assert orders.run("release", key, "--attempt", "2").exit_code == 0
+    assert orders.run("release", "--why=asked", key, "--attempt", "2").exit_code == 0
 
 
 def test_what_cannot_be_decided_is_refused_before_anything_is_asked(orders):
@@ -342,10 +344,10 @@ def test_without_the_keys_nothing_is_stored_that_no_retry_could_open(make_world)
     key = orders.interrupt()
     same = orders.world.app.config["SQLALCHEMY_DATABASE_URI"]
     keyless = runner(make_world(SQLALCHEMY_DATABASE_URI=same).app)
-    for command in ["resolve", *PAID, "--yes"], ["release", "--fail"]:
+    for command in ["resolve", *PAID, "--yes"], [*RELEASE, "--fail"]:
         assert "IDEMPOTENCY_ENCRYPTION_KEYS is empty here" in refused(keyless(*command, key))
     assert orders.lines()[0]["state"] == "interrupted"
-    assert keyless("release", key).exit_code == 0, "stores no response"
+    assert keyless("release", "--why=asked", key).exit_code == 0, "stores no response"
 
 
 @pytest.mark.parametrize(
@@ -405,10 +407,18 @@ def test_a_content_type_among_the_headers_is_the_only_one(orders):
     assert orders.send().headers.getlist("Content-Type") == ["text/plain"]
 
 
+def test_no_decision_is_without_a_reason(orders):
+    key = orders.interrupt()
+    for command in ["release"], ["release", "--fail"], ["resolve", "--status", "201", "--yes"]:
+        result = orders.run(*command, key)
+        assert (result.exit_code, "Missing option '--why'" in result.output) == (2, True)
+    assert orders.lines()[0]["state"] == "interrupted"
+
+
 @pytest.mark.parametrize("why", ["", "  ", "\u2003", 501 * "x"])
 def test_a_reason_that_says_nothing_or_is_long_is_refused(orders, why):
     key = orders.interrupt()
-    for command in ["release"], ["resolve", *PAID, "--yes"]:
+    for command in ["release"], ["release", "--fail"], ["resolve", *PAID, "--yes"]:
         result = orders.run(*command, key, "--why", why)
         assert (result.exit_code, "Say why, in at most 500" in result.output) == (2, True)
     assert orders.lines()[0]["state"] == "interrupted"

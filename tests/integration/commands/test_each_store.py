@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import logging
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import Any
@@ -113,12 +115,12 @@ def test_an_operator_sees_how_far_it_came_and_lets_it_run_again(shop):
     assert record == line
     assert (step["name"], step["attempt"]) == ("charge", 1)
     assert line["created"] <= step["finished"]
-    assert shop.run("release", key).output == f"{key}: may be run again\n"
+    assert shop.run("release", "--why=asked", key).output == f"{key}: may be run again\n"
     (line,) = shop.listed("--state", "released")
     assert (line["key"], line["completed"]) == (key, None)
     assert line["expires"] > line["created"]
     assert shop.listed("--state", "in_progress") == []
-    result = shop.run("release", key)
+    result = shop.run("release", "--why=asked", key)
     assert (result.exit_code, "has been released: its next retry" in result.output) == (1, True)
     assert shop.post().json == {"attempt": 2}
     assert shop.post().headers["Idempotent-Replayed"] == "true"
@@ -126,19 +128,19 @@ def test_an_operator_sees_how_far_it_came_and_lets_it_run_again(shop):
     (line,) = shop.listed()
     assert (line["state"], line["status"], line["attempt"]) == ("completed", 201, 2)
     assert line["created"] <= line["completed"] < line["expires"]
-    result = shop.run("release", key)
+    result = shop.run("release", "--why=asked", key)
     assert result.exit_code == 1
     assert "is completed: only what is interrupted or failed" in result.output
 
 
 def test_an_operator_ends_it_and_thinks_better_of_it(shop):
     key = shop.interrupt()
-    assert shop.run("release", "--fail", key).output == f"{key}: failed for good\n"
+    assert shop.run("release", "--why=asked", "--fail", key).output == f"{key}: failed for good\n"
     first, second = shop.post(), shop.post()
     assert (first.status_code, second.data) == (500, first.data)
     assert first.json["type"].endswith("operation-failed")
     assert shop.listed()[0]["state"] == "failed"
-    assert shop.run("release", key).output == f"{key}: may be run again\n"
+    assert shop.run("release", "--why=asked", key).output == f"{key}: may be run again\n"
     assert shop.post().json == {"attempt": 2}
     assert shop.calls == [1]
 
@@ -163,6 +165,36 @@ def test_an_operator_gives_it_the_response_that_it_should_have_had(shop):
         shop.run("release", line["key"], "--why", why)
     (record,) = json.loads(shop.run("show", line["key"], "--json").output)
     assert [entry["why"] for entry in record["audit"]] == ["1", "3", "4"]
+
+
+def test_each_decision_is_a_line_of_the_log_which_outlives_the_record(shop, caplog):
+    caplog.set_level(logging.WARNING, "flask_idempotency")
+    key, me = shop.interrupt(), getpass.getuser()
+    shop.run("release", key, "--why", "lost\nERROR forged", "--by", "ann")
+    shop.post("/wrong", "key-2")
+    wrong = shop.listed("--operation", "wrong")[0]["key"]
+    shop.run("release", "--fail", wrong, "--why", "unknown")
+    shop.run("resolve", wrong, "--status", "201", "--why", "paid", "--yes")
+    shop.run("forget", "--key", "key-2", "--operation", "wrong", "--yes", "--by", "bob")
+    lines = [each for each in caplog.records if hasattr(each, "did")]
+    assert [each.getMessage() for each in lines] == [
+        rf"operator released: operation order, id {key}, origin cli, by ann, why lost\nERROR forged",
+        f"operator failed: operation wrong, id {wrong}, status 500, origin cli, by {me}, why unknown",
+        f"operator resolved: operation wrong, id {wrong}, status 201, origin cli, by {me}, why paid",
+        f"operator erased: operation wrong, id {wrong}, records 1, origin cli, by bob",
+    ]
+    first, *_, last = lines
+    assert (first.did, first.operation, first.id, first.by) == ("released", "order", key, "ann")
+    assert (last.did, last.records, last.origin) == ("erased", 1, "cli")
+
+
+def test_what_is_refused_is_no_line_of_the_log(shop, caplog):
+    caplog.set_level(logging.WARNING, "flask_idempotency")
+    shop.post("/ok")
+    (line,) = shop.listed()
+    assert shop.run("release", line["key"], "--why", "x").exit_code == 1
+    assert shop.run("forget", "--key", "another", "--operation", "ok", "--yes").exit_code == 1
+    assert [each for each in caplog.records if hasattr(each, "did")] == []
 
 
 def test_what_a_scope_has_stored_is_erased_except_what_is_undecided(shop, store):
@@ -212,7 +244,7 @@ def test_only_what_an_operator_has_seen_is_decided_or_erased(shop):
     assert shop.listed() == []
 
 
-def test_a_purge_by_age_is_refused_or_done(shop, store):
+def test_a_purge_by_age_is_refused_or_done(shop, store, caplog):
     shop.post("/ok")
     assert "deleted" in shop.run("purge").output or store == "redis"
     assert len(shop.listed()) == 1, "has not expired"
@@ -227,6 +259,9 @@ def test_a_purge_by_age_is_refused_or_done(shop, store):
     else:
         assert "1 record that ended" in asked.output
         assert result.output == "1 expired or old record deleted\n"
+        (told,) = [each for each in caplog.records if hasattr(each, "did")]
+        done = f"records 1, older_than 1, origin cli, by {getpass.getuser()}"
+        assert told.getMessage() == f"operator purged: {done}"
         assert shop.listed() == []
 
 
@@ -234,7 +269,7 @@ def test_what_is_released_is_out_of_its_holders_hands(shop, store, redis_server)
     def slow() -> Any:
         current_operation.steps._lease.abandon()  # as if the lease were over
         (line,) = shop.listed("--state", "interrupted")
-        assert shop.run("release", line["key"]).exit_code == 0
+        assert shop.run("release", "--why=asked", line["key"]).exit_code == 0
         return {}, 201
 
     shop.app.post("/slow", endpoint="slow")(idempotent(atomic=False)(slow))
@@ -252,7 +287,7 @@ def test_what_runs_is_left_alone(shop):
     def slow() -> Any:
         (line,) = shop.listed("--state", "in_progress")
         assert line["expires"] is None, "not before its end"
-        assert shop.run("release", line["key"]).exit_code == 1
+        assert shop.run("release", "--why=asked", line["key"]).exit_code == 1
         assert shop.listed("--state", "interrupted") == []
         return {}, 201
 
@@ -487,7 +522,7 @@ def test_a_locked_sqlite_file_is_said_in_one_line(shop, tmp_path):
     engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
     with engine.connect() as other:
         other.exec_driver_sql("BEGIN IMMEDIATE")
-        result = shop.run("release", key)
+        result = shop.run("release", "--why=asked", key)
     engine.dispose()
     assert result.exit_code == 1
     assert result.output == "Error: database is locked\n"
@@ -545,7 +580,7 @@ def test_a_client_that_decodes_replies_does_no_harm(tmp_path, redis_server):
         assert [line["key"] for line in shop.listed()] == [key]
         assert "charge" in shop.run("show", key).output
         assert not_ok(shop.run("check")).keys() <= {"persistence"}
-        assert shop.run("release", key).exit_code == 0
+        assert shop.run("release", "--why=asked", key).exit_code == 0
         assert shop.post().json == {"attempt": 2}
 
 
@@ -709,7 +744,7 @@ class Own:
 ])  # fmt: skip
 def test_a_store_without_commands_is_named_with_a_way_out(store, said, tmp_path, redis_server):
     shop = Shop(store, tmp_path, redis_server.url)
-    for command in ("list", "show 00000000", "release 00000000", "stats", "purge", "check",
+    for command in ("list", "show 00000000", "release 00000000 --why x", "stats", "purge", "check",
                     "create-table", "resume"):  # fmt: skip
         result = shop.run(*command.split())
         assert result.exit_code == 1
@@ -737,7 +772,7 @@ def test_commands_that_a_store_of_ones_own_lacks_say_so(tmp_path):
     assert "interrupted" in shop.run("show", "0" * 8).output
     for verb, command in {
         "overview": "watch --once",
-        "settle": "release 00000000",
+        "settle": "release 00000000 --why x",
         "belonging": "forget --scope 1 --yes",
         "of_scope": "list --scope 1",
     }.items():

@@ -33,7 +33,7 @@ def test_every_command_explains_itself():
 
 @pytest.mark.parametrize("command", sorted(cli.commands))
 def test_an_application_without_the_extension_is_told_so(command):
-    needed = {"show": ["0123abcd"], "release": ["0123abcd"]}
+    needed = {"show": ["0123abcd"], "release": ["0123abcd", "--why", "asked"]}
     needed["forget"] = ["--scope", "1", "--yes"]
     needed["resolve"] = ["0123abcd", "--status", "201", "--why", "asked", "--yes"]
     result = runner(Flask("bare"))(command, *needed.get(command, []))

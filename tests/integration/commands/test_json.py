@@ -54,7 +54,7 @@ def test_a_released_operation_is_its_row(world, run):
         world.post()
     end_lease(world)
     digits = rows(run, "list")[0]["key"]
-    (released,) = rows(run, "release", digits)
+    (released,) = rows(run, "release", "--why=asked", digits)
     assert (released["key"], released["state"]) == (digits, "released")
 
 

@@ -94,7 +94,7 @@ def test_nothing_of_the_table_reaches_the_terminal_as_an_instruction(world, run,
         assert all(line.isprintable() for line in output.split("\n"))
         (line,) = json.loads(run(*command.split(), "--json").stdout)
         assert line["operation"] == odd
-    failed = run("release", digits)
+    failed = run("release", "--why=asked", digits)
     assert r"x\x1b[2J: only what is" in failed.output
     assert all(line.isprintable() for line in failed.output.split("\n"))
 
@@ -125,13 +125,14 @@ def test_more_digits_tell_two_records_apart_that_share_eight(world, run, pay):
     world.sql("insert into idempotency_record select :twin, expires_at, created_at, completed_at, null,"
               " attempt, fingerprint_version, status, state, 'twin', name, fingerprint, headers, body"
               " from idempotency_record", twin=twin)  # fmt: skip
-    for command in "show", "release":
-        result = run(command, twin[:4].hex())
+    for command in ["show"], ["release", "--why=asked"]:
+        result = run(*command, twin[:4].hex())
         assert result.exit_code == 1
         assert "more than one record" in result.output
         assert twin[:8].hex() in result.output
         assert bytes(record.key)[:8].hex() in result.output
     shown = json.loads(run("show", twin[:8].hex(), "--json").output)
     assert [line["key"] for line in shown] == [twin[:4].hex()], "as list shows it"
-    assert run("release", twin[:8].hex()).output == f"{twin[:4].hex()}: may be run again\n"
+    released = run("release", "--why=asked", twin[:8].hex())
+    assert released.output == f"{twin[:4].hex()}: may be run again\n"
     assert [row.state for row in world.records()].count("failed") == 1

@@ -98,7 +98,7 @@ def test_what_is_only_observed_is_not_released(world):
     with pytest.raises(Killed):
         world.post()
     (line,) = listed(world)
-    result = runner(world.app)("release", line["key"])
+    result = runner(world.app)("release", "--why=asked", line["key"])
     assert result.exit_code == 1
     assert f"{line['key']} is observed" in result.output
 

@@ -85,32 +85,34 @@ def test_release_lets_it_run_again_without_its_finished_steps(world, run, interr
     calls = interrupted()
     assert world.post(key="canary").status_code == 409
     key = digits(run, state="interrupted", expires=None)
-    assert "may be run again" in run("release", key)
+    assert "may be run again" in run("release", "--why=asked", key)
     assert "has been released: its next retry" in run(
-        "release", digits(run, state="released"), fails=True
+        "release", "--why=asked", digits(run, state="released"), fails=True
     )
     assert run("list", "--state", "released").count(key) == 1
     assert world.post(key="canary").json == {"result": "charged", "attempt": 2}
     assert calls == [1]
     key = digits(run, state="completed")
-    assert "is completed: only what is interrupted or failed" in run("release", key, fails=True)
+    assert "is completed: only what is interrupted or failed" in run(
+        "release", "--why=asked", key, fails=True
+    )
 
 
 def test_release_as_failed_is_for_good(world, run, interrupted, store):
     interrupted()
     key = digits(run, state="interrupted")
-    assert "failed for good" in run("release", key, "--fail")
+    assert "failed for good" in run("release", "--why=asked", key, "--fail")
     answers = [world.post(key="canary") for _ in range(2)]
     assert [answer.status_code for answer in answers] == [500, 500]
     assert answers[0].json["type"].endswith("operation-failed")
-    assert "may be run again" in run("release", digits(run, state="failed"))
+    assert "may be run again" in run("release", "--why=asked", digits(run, state="failed"))
     assert world.post(key="canary").json["attempt"] == 2
 
 
 def test_what_is_released_is_out_of_its_holders_hands(world, run):
     def charge():
         world.sql("update idempotency_record set lease_expires_at = clock_timestamp()")
-        run("release", digits(run, state="interrupted"))
+        run("release", "--why=asked", digits(run, state="interrupted"))
         return {}, 201
 
     world.app.add_url_rule("/payments", "charge", idempotent(atomic=False)(charge), methods=["POST"])

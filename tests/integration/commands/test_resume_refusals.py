@@ -363,7 +363,7 @@ def test_what_an_operator_releases_is_tried_anew(releases):
     releases.first.sql("update idempotency_record set attempt = 7")
     assert "1 operation has reached" in run("resume", *three).output
     (record,) = releases.first.records()
-    assert "may be run again" in run("release", bytes(record.key).hex()[:8]).output
+    assert "may be run again" in run("release", "--why=asked", bytes(record.key).hex()[:8]).output
     assert releases.resume(world, *three) == [201]
     assert releases.charges == [1, 8]
 

@@ -74,11 +74,13 @@ def test_the_body_is_shown_when_asked_for_and_the_log_says_to_whom(browser, worl
     digits = digits_of_newest(world)
     assert browser._client.get(f"/operations/records/{digits}/body").status_code in (403, 405)
     assert browser.post(f"/records/{digits}/body", token="").status_code == 403
-    assert "shown to" not in caplog.text
+    assert "operator shown" not in caplog.text
     browser.get(f"/records/{digits}")
     response = browser.post(f"/records/{digits}/body")
     assert "&#34;secret&#34;:&#34;canary&#34;" in response.text
-    [line] = [each for each in caplog.records if "shown to" in each.getMessage()]
+    [line] = [each for each in caplog.records if hasattr(each, "did")]
+    told = f"operator shown: operation pay, id {digits[:8]}, origin console, by ada"
+    assert (line.levelname, line.getMessage()) == ("INFO", told)
     assert (line.operation, line.by, line.id) == ("pay", "ada", digits[:8])
     assert "canary" not in caplog.text
 
@@ -304,8 +306,30 @@ def test_a_record_is_erased_and_the_log_says_by_whom(browser, world, act, caplog
     assert (response.status_code, response.location) == (303, "/operations/records")
     assert ["The record was erased" in browser.get("/records").text for _ in range(2)] == [True, False]
     assert [row.owner for row in world.records()] == ["erased:"]
-    [line] = [each for each in caplog.records if "erased" in each.getMessage()]
-    assert (line.operation, line.by, line.id) == ("pay", "ada", digits[:8])
+    [line] = [each for each in caplog.records if hasattr(each, "did")]
+    told = f"operator erased: operation pay, id {digits[:8]}, records 1, origin console, by ada"
+    assert (line.levelname, line.getMessage()) == ("WARNING", told)
+
+
+@pytest.mark.parametrize(
+    ("action", "did", "status"),
+    [
+        ("release", "released", ""),
+        ("resolve", "resolved", ", status 200"),
+        ("fail", "failed", ", status 500"),
+    ],
+)
+def test_a_decision_is_a_line_of_the_log(browser, interrupted, act, caplog, action, did, status):
+    caplog.set_level(logging.WARNING, "flask_idempotency")
+    digits = interrupted()
+    act(digits, action, why="")
+    assert act(digits, action, why="seen at\r\nthe bank", body="{}").status_code == 303
+    [line] = [each for each in caplog.records if hasattr(each, "did")]
+    assert (line.did, line.operation, line.id) == (did, "charge", digits[:8])
+    assert line.getMessage() == (
+        f"operator {did}: operation charge, id {digits[:8]}{status}, origin console, by ada,"
+        r" why seen at\r\nthe bank"
+    )
 
 
 @pytest.mark.usefixtures("failing_log")
