@@ -28,8 +28,8 @@ class TestOfYourOwn:
             session.execute(sa.text("INSERT INTO payment VALUES (5)"))
             paid = session.scalar(sa.text("SELECT count(*) FROM payment"))
             return shop.names["then"]() or ({"paid": paid}, 201)
-        return shop
 
+        return shop
 
     def test_a_retry_gets_the_response_and_another_body_422(self, shop):
         answers = [shop.post("/payments") for _ in range(2)]
