@@ -50,7 +50,7 @@ def metadata() -> tuple[dict[str, str], dict[str, str]]:
 
 
 def wrong_version(version: str, changelog: str, readme: str = "") -> list[str]:
-    """The version is final, the newest section of the changelog is of it and dated, and README knows."""
+    """The version is final, the changelog has it with a date, and README says that there is one."""
     wrong = []
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
         wrong.append(f"setup.cfg: the version {version} is none of a release")
