@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 
 import pytest
-from flask import Flask, Response, request
+import sqlalchemy as sa
+from flask import Flask, Response, g, request
 
 from flask_idempotency import RequestInProgress, idempotent
 from flask_idempotency.client import RetryPolicy
@@ -48,6 +50,58 @@ def _plain(line):
     return re.sub(r"seconds [\d.]+|id [0-9a-f]{8}", "", line)
 
 
+class OldCode:
+    """What people write: a row for the key; then the work and the response, in one transaction."""
+
+    def __init__(self, shop: Page) -> None:
+        self.names, self.session, self.dies = shop.names, shop.db.session, ""
+        self.app = Flask("before")
+        self.app.config["SQLALCHEMY_DATABASE_URI"] = shop.app.config["SQLALCHEMY_DATABASE_URI"]
+        shop.db.init_app(self.app)
+        self.app.add_url_rule("/<work>", view_func=self.view, methods=["POST"])
+
+    def send(self, path: str, dies: str = "") -> Any:
+        self.dies = dies
+        headers = {"Idempotency-Key": "key-1"}
+        return self.app.test_client().post(path, json={"amount": 5}, headers=headers)
+
+    def view(self, work: str) -> Any:
+        model, key = self.names["OldKey"], request.headers["Idempotency-Key"]
+        row = self.session.scalar(sa.select(model).filter_by(account_id="alice", key=key))
+        if row is None:
+            row = model(account_id="alice", key=key)
+            self.session.add(row)
+            self.session.commit()
+            row.body, row.status = json.dumps(getattr(self, work)(row.id)), 201
+            self.session.commit()
+        elif row.status is None:
+            return {"error": "it is in progress"}, 409
+        return Response(row.body, row.status, mimetype="application/json")
+
+    def orders(self, _row: int) -> Any:
+        if self.dies:
+            raise Killed
+        return {"ordered": request.get_json()["amount"]}
+
+    def charges(self, row: int) -> Any:
+        charge = self._charge(f"charge-{row}")
+        payment = self.names["Payment"](account="alice", charge=charge)
+        self.session.add(payment)
+        self.session.flush()
+        return {"id": payment.id, "charge": charge}
+
+    def transfers(self, row: int) -> Any:
+        return {"transfer": self._charge(f"the provider ignores it: {row}")}
+
+    def _charge(self, key: str) -> Any:
+        if self.dies == "before":
+            raise Killed
+        charge = self.names["charge_card"](request.get_json()["amount"], key)
+        if self.dies == "after":
+            raise Killed
+        return charge["id"]
+
+
 class TestFromHandWrittenKeys:
     """What the old code did with its table, the switch, and the retries: charges are counted."""
 
@@ -60,52 +114,10 @@ class TestFromHandWrittenKeys:
     @pytest.fixture
     def before(self, shop) -> Iterator[Callable[..., Any]]:
         """Sends a request to the old code, whose worker may be killed before or after the charge."""
-        app, db, names = Flask("before"), shop.db, shop.names
-        dies: list[str] = []
-        app.config["SQLALCHEMY_DATABASE_URI"] = shop.app.config["SQLALCHEMY_DATABASE_URI"]
-        db.init_app(app)
-
-        def charge(key):
-            if "before" in dies:
-                raise Killed
-            charge = names["charge_card"](request.get_json()["amount"], key)
-            if "after" in dies:
-                raise Killed
-            return charge["id"]
-
-        def create_order(_row):
-            if dies:
-                raise Killed
-            return {"ordered": request.get_json()["amount"]}
-
-        def create_charge(row):
-            payment = names["Payment"](account="alice", charge=charge(f"charge-{row.id}"))
-            db.session.add(payment)
-            db.session.flush()
-            return {"id": payment.id, "charge": payment.charge}
-
-        def create_transfer(row):
-            return {"transfer": charge(f"the provider ignores it: {row.id}")}
-
-        work = {"orders": create_order, "charges": create_charge, "transfers": create_transfer}
-
-        @app.post("/<kind>")
-        def by_hand(kind):
-            row = names["OldKey"](account_id="alice", key=request.headers["Idempotency-Key"])
-            db.session.add(row)
-            db.session.commit()
-            row.body, row.status = json.dumps(work[kind](row)), 201
-            db.session.commit()
-            return Response(row.body, row.status, mimetype="application/json")
-
-        def send(path: str, when: str = "") -> Any:
-            dies[:] = [when] if when else []
-            headers = {"Idempotency-Key": "key-1"}
-            return app.test_client().post(path, json={"amount": 5}, headers=headers)
-
-        yield send
-        with app.app_context():
-            db.engine.dispose()
+        old = OldCode(shop)
+        yield old.send
+        with old.app.app_context():
+            shop.db.engine.dispose()
 
     @pytest.mark.parametrize("path", ["/orders", "/charges", "/transfers"])
     def test_an_old_key_gets_its_old_response(self, shop, before, provider, path):
@@ -173,11 +185,33 @@ class TestFromHandWrittenKeys:
         assert shop.post("/charges").json == {"id": 7}
         assert len(provider.ledger) == 1
 
-    def test_a_client_does_not_take_for_refused_what_may_still_run(self, shop):
-        @shop.app.post("/waits")
-        def waits():
-            raise RequestInProgress(retry_after=1)
+    def test_a_release_in_between_runs_beside_the_old_code(self, shop, before):
+        def wait_for_the_old_code(view):
+            @wraps(view)
+            def wrapper():
+                if g.cut_off:
+                    raise RequestInProgress(retry_after=1)
+                return view()
 
-        answer = shop.post("/waits")
+            return wrapper
+
+        @shop.app.post("/between")
+        @shop.names["old_keys_first"]
+        @wait_for_the_old_code
+        @idempotent
+        def between():
+            row = {"account_id": "alice", "key": request.headers["Idempotency-Key"]}
+            new = shop.names["OldKey"](**row, status=201, body='{"ordered": 5}')
+            shop.db.session.add(new)
+            shop.db.session.commit()
+            return {"ordered": 5}, 201
+
+        with pytest.raises(Killed):
+            before("/orders", "before")  # as if it still ran
+        answer = shop.post("/between")
         assert answer.status_code == 409
         assert not RetryPolicy().is_final(answer.status_code, answer.headers, answer.data)
+        shop.sql("DELETE FROM old_key")
+        assert shop.post("/between").status_code == 201
+        assert before("/orders").json == {"ordered": 5}
+        assert shop.count("old_key") == 1
