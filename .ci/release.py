@@ -49,14 +49,16 @@ def metadata() -> tuple[dict[str, str], dict[str, str]]:
     return read("setup.cfg", "metadata"), read("owner.cfg", "owner")
 
 
-def wrong_version(version: str, changelog: str) -> list[str]:
-    """The version is a final one, and the changelog's newest section is of it and has a date."""
+def wrong_version(version: str, changelog: str, readme: str = "") -> list[str]:
+    """The version is final, the changelog has it with a date, and README says that there is one."""
     wrong = []
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
         wrong.append(f"setup.cfg: the version {version} is none of a release")
     [newest, *_] = re.findall(r"^## (.*)$", changelog, re.MULTILINE)
     if not re.fullmatch(rf"\[?{re.escape(version)}\]? - \d{{4}}-\d\d-\d\d", newest):
         wrong.append(f"CHANGELOG.md: the newest section is '{newest}', not '{version} - YYYY-MM-DD'")
+    if "Not released yet" in readme:
+        wrong.append("README.md: it says that nothing is released yet")
     return wrong
 
 
@@ -207,7 +209,8 @@ def main() -> int:
     version = facts["version"]
     found, absent = interpreters()
     owed = placeholders(owner, (ROOT / "SECURITY.md").read_text("utf-8"))
-    wrong = wrong_version(version, (ROOT / "CHANGELOG.md").read_text("utf-8"))
+    changelog, readme = ((ROOT / name).read_text("utf-8") for name in ("CHANGELOG.md", "README.md"))
+    wrong = wrong_version(version, changelog, readme)
     tool = tools(sys.executable)
     sdist, wheel = built(tool)
     inside = names_in(sdist)

@@ -20,7 +20,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx_markdown_builder",
-    "reference",
+    "confvals",
     "llms",
     "search_numbers",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from flask_idempotency import Idempotency, idempotent
 from tests.docs.how_to import Page
+from tests.docs.provider import Provider
 
 
 @pytest.fixture
@@ -39,3 +41,16 @@ def names(
 def page(names: dict[str, Any]) -> Callable[..., Page]:
     """Puts a how-to page into the application."""
     return lambda name, of="": Page(name, names, of)
+
+
+@pytest.fixture
+def provider(names: dict[str, Any]) -> Iterator[Provider]:
+    """A payment provider, which the application knows."""
+    provider = Provider()
+    thread = threading.Thread(target=provider.server.serve_forever)
+    thread.start()
+    names["app"].config["PROVIDER_URL"] = provider.url
+    yield provider
+    provider.server.shutdown()
+    thread.join()
+    provider.server.server_close()

@@ -1,23 +1,96 @@
-"""The Sphinx extensions of ``docs/_ext``, without Sphinx."""
+"""What the pages must say of settings, options and commands, as the library itself reads them.
+
+A page has it as Markdown, so that it can be read without Sphinx. Where a test finds another text, its
+message has the one to paste.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
+import re
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
+import click
+
+from flask_idempotency.cli import cli
+from flask_idempotency.web.setup.options import CHECKS, Route, RouteOptions
+from flask_idempotency.web.setup.settings import PREFIX, SETTINGS
 from tests.docs.pages import ROOT
 
+_DEFAULTS = {
+    "key": "the header `IDEMPOTENCY_HEADER`",
+    "scope": "the application's",
+    "store": "all except 401, 403, 408, 425 and 429, and in atomic operations those of 500 and above",
+    "name": "the endpoint",
+    "fingerprint": "`'request'`, or what `IDEMPOTENCY_PROFILE` fixes",
+    "authorize_replay": "every replay is allowed",
+    "other_binds": "none",
+    "resumable": "`False`",
+}
+"""Where neither a setting of the same name nor the value in ``Route`` says it."""
 
-def reference() -> Any:
-    """The one that writes settings, options and commands into the pages."""
-    return extension("reference")
+
+def settings() -> Iterator[str]:
+    """The row of every setting, in the order of the code."""
+    for setting in SETTINGS:
+        yield _row(PREFIX + setting.name, _shown(setting.default), setting.meaning, setting.allowed)
+
+
+def options() -> Iterator[str]:
+    """The row of every option, in the order of ``RouteOptions``."""
+    of_app = {setting.name.lower(): setting.name for setting in SETTINGS}
+    for name, meaning in re.findall(
+        r"\* ``(\w+)``: (.*?)(?=\n\s*\n|\n\s*\* ``|\Z)", RouteOptions.__doc__ or "", re.DOTALL
+    ):
+        if name in _DEFAULTS:
+            default = _DEFAULTS[name]
+        elif name in of_app:
+            default = f"`{PREFIX}{of_app[name]}`"
+        else:
+            default = f"`{getattr(Route, name)!r}`"
+        text = " ".join(meaning.split())
+        yield _row(name, default, text[0].upper() + text[1:], CHECKS[name][1])
+
+
+def _row(name: str, default: str, meaning: str, allowed: str) -> str:
+    cells = [f"`{name}`", default, f"{meaning} Allowed: {allowed}."]
+    assert not any("|" in cell for cell in cells), f"{name}: it would end its cell"
+    return f"| {' | '.join(cells)} |"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    text = f"`{value!r}`"
+    if value == 86400:
+        return f"{text} (one day)"
+    if isinstance(value, int) and value and value % 1024**2 == 0:
+        return f"{text} ({value // 1024**2} MiB)"
+    return text
+
+
+def command(name: str) -> str:
+    """What ``flask idempotency NAME --help`` says."""
+    of_group = cli.commands[name]
+    context = click.Context(of_group, info_name=name)
+    records = [param.get_help_record(context) for param in of_group.params]
+    lines = [f"- `{option}`: {_marked(text)}" for option, text in filter(None, records) if text]
+    text = _marked(inspect.cleandoc(of_group.help or ""))
+    return "\n".join([text, "", *lines] if lines else [text])
+
+
+def _marked(text: str) -> str:
+    """``text`` with its options as code, where they are not already."""
+    return re.sub(r"`[^`]*`|(--[a-z]+(?:-[a-z]+)*)", lambda it: f"`{it[1]}`" if it[1] else it[0], text)
 
 
 def extension(name: str) -> Any:
-    """The module of an extension."""
+    """The module of a Sphinx extension of ``docs/_ext``, without Sphinx."""
     path = ROOT / f"docs/_ext/{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -29,11 +102,9 @@ def extension(name: str) -> Any:
 
 
 def _without_sphinx() -> dict[str, Any]:
-    """What the extension imports for its directives only; the tests do without Sphinx."""
-    names = ("docutils", "docutils.nodes", "sphinx", "sphinx.application", "sphinx.util",
-             "sphinx.util.docutils")  # fmt: skip
+    """What the extension imports for its events only; the tests do without Sphinx."""
+    names = ("docutils", "docutils.nodes", "sphinx", "sphinx.application")
     stubs: dict[str, Any] = {name: types.ModuleType(name) for name in names}
     stubs["docutils"].nodes = stubs["docutils.nodes"]
     stubs["sphinx.application"].Sphinx = object
-    stubs["sphinx.util.docutils"].SphinxDirective = object
     return stubs

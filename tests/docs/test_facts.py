@@ -1,6 +1,6 @@
 """What a page lists is what the code has: one row for each list.
 
-Settings, options and the commands need no row, for the pages take them from the code.
+Settings, options and the help of commands are compared whole, by tests of their own.
 """
 
 from __future__ import annotations

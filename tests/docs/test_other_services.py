@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from flask import Flask, Response, request
-from werkzeug.serving import make_server
 
 from flask_idempotency import OperationInterrupted, Retryable, current_operation, idempotent
+from flask_idempotency.web.setup.settings import SETTINGS
 from tests.docs.how_to import Page
-from tests.docs.pages import MAKE_DUE
+from tests.docs.pages import MAKE_DUE, PAGES, ROOT
 from tests.killed import Killed
 
 
@@ -35,47 +34,6 @@ def kill() -> Callable[[Page, str], None]:
         shop.sql("UPDATE idempotency_record SET lease_expires_at = clock_timestamp()")
 
     return kill
-
-
-class Provider:
-    """A payment provider over HTTP. Its ledger has each charge that it made."""
-
-    def __init__(self) -> None:
-        self.deduplicates, self.refuses, self.loses = True, 0, 0
-        self.ledger: list[str] = []
-        app = Flask("provider")
-        app.add_url_rule("/charges", "charge", self.charge, methods=["POST"])
-        app.add_url_rule("/charges", "find", self.find)
-        app.add_url_rule("/bookings", "book", lambda: ({"booked": True}, 201), methods=["POST"])
-        self.server = make_server("127.0.0.1", 0, app, threaded=True)
-        self.url = f"http://127.0.0.1:{self.server.port}"
-
-    def charge(self) -> Any:
-        if self.refuses:
-            return {"refused": True}, self.refuses
-        key = request.headers["Idempotency-Key"]
-        if not (self.deduplicates and key in self.ledger):
-            self.ledger.append(key)
-        if self.loses:
-            self.loses -= 1
-            return Response(headers={"Content-Length": "100"})  # it breaks off
-        return {"id": f"ch_{self.ledger.index(key)}"}
-
-    def find(self) -> Any:
-        key = request.args["reference"]
-        return [{"id": f"ch_{self.ledger.index(key)}"}] if key in self.ledger else []
-
-
-@pytest.fixture
-def provider(names) -> Iterator[Provider]:
-    provider = Provider()
-    thread = threading.Thread(target=provider.server.serve_forever)
-    thread.start()
-    names["app"].config["PROVIDER_URL"] = provider.url
-    yield provider
-    provider.server.shutdown()
-    thread.join()
-    provider.server.server_close()
 
 
 class TestCallsToOtherServices:
@@ -237,6 +195,17 @@ class TestCallsToOtherServices:
         provider.deduplicates = False
         assert shop.post("/payments").status_code == 201
         assert len(provider.ledger) == 1
+
+
+def test_each_lease_on_the_pages_outlives_the_worker_or_renews_itself():
+    """Gunicorn ends a worker that is silent for 30 seconds, by default and in the example."""
+    sources = [*PAGES, *(ROOT / "example").glob("*.py")]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
+    assert next(setting.default for setting in SETTINGS if setting.name == "LEASE") > 30
+    own = re.findall(r"idempotent\(([^)]*\blease=(\w+)[^)]*)\)", text)
+    assert len(own) >= 2
+    for options, lease in own:
+        assert "heartbeat=True" in options or int(lease) > 30
 
 
 class _Times:

@@ -164,6 +164,12 @@ def test_the_version_is_final_and_its_section_has_a_date(version, newest, wrong)
     assert len(release.wrong_version(version, changelog)) == wrong
 
 
+def test_the_readme_says_that_nothing_is_released_until_it_is():
+    changelog, readme = ((ROOT / name).read_text("utf-8") for name in ("CHANGELOG.md", "README.md"))
+    said = release.wrong_version("0.1.0", "## 0.1.0 - 2026-12-01\n", readme)
+    assert bool(said) is ("## Unreleased\n\nThis will be 0.1.0" in changelog)
+
+
 def test_a_link_that_leads_nowhere_is_named():
     text = "[a](b.md#c) [d](../e.md) [f](g.md) [h](#i) [j](https://k.example) `[l](m)`"
     said = release.dead_links("docs/x.md", text, ["docs/b.md", "e.md"])

@@ -1,6 +1,6 @@
 """Every setting, once: its name, type, default, what is allowed, and what it means.
 
-The reference page is written from this table. A wrong value is a
+The reference page repeats this table, and a test compares the two. A wrong value is a
 ``ConfigurationError`` in ``init_app`` (a setting) or where the view is decorated (an option), never
 in the first request.
 """
@@ -207,8 +207,8 @@ class Settings:
     lease: float = row(60.0, _seconds(1, 86400), _DURATION.format("1 second", "1 day"),
         "Default of the option `lease`: how long an operation that is not atomic may go without"
         " renewing its lease before another request may judge it interrupted. Make it longer than"
-        " the slowest view, and than the server's own time-out for a worker: the default is twice"
-        " gunicorn's.")
+        " the slowest step (without steps: the slowest view), and than the server's own time-out for a"
+        " worker: the default is twice gunicorn's.")
     wait: float = row(0.0, _seconds(0, 300), _DURATION.format("0", "300 seconds"),
         "Default of the option `wait`: how long a duplicate waits for the first to finish. With 0 it"
         " gets its 409 at once, which occupies no thread and no connection.")

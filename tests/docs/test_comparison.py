@@ -1,0 +1,100 @@
+"""The thirty lines of ``docs/comparison.md`` do, and lack, what the page says: its row is a run."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+
+import pytest
+import sqlalchemy as sa
+
+from tests.docs.how_to import Page
+from tests.killed import Killed
+from tests.waiting import PATIENCE_SECONDS, wait_until
+
+
+class TestOfYourOwn:
+    @pytest.fixture
+    def shop(self, page) -> Page:
+        """A view that inserts a row, and then does what ``shop.names["then"]`` does."""
+        shop = page("comparison.md")
+        shop.sql("CREATE TABLE payment (amount integer)")
+        shop.names["then"] = lambda: None
+
+        @shop.app.post("/payments")
+        @shop.names["once"]
+        def pay():
+            session = shop.db.session
+            session.execute(sa.text("INSERT INTO payment VALUES (5)"))
+            paid = session.scalar(sa.text("SELECT count(*) FROM payment"))
+            return shop.names["then"]() or ({"paid": paid}, 201)
+
+        return shop
+
+    def test_a_retry_gets_the_response_and_another_body_422(self, shop):
+        answers = [shop.post("/payments") for _ in range(2)]
+        assert [(answer.status_code, answer.json) for answer in answers] == [(201, {"paid": 1})] * 2
+        assert shop.post("/payments", {"amount": 6}).status_code == 422
+        assert shop.post("/payments", key=None).status_code == 400
+        assert shop.count("payment") == 1
+
+    def test_the_second_of_two_at_once_waits_with_a_connection_and_gets_the_response(self, shop):
+        begun, may_end = threading.Event(), threading.Event()
+
+        def slowly():
+            begun.set()
+            assert may_end.wait(PATIENCE_SECONDS)
+
+        shop.names["then"] = slowly
+        here = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database()"
+        waits = f"{here} AND wait_event_type = 'Lock'"
+        with ThreadPoolExecutor(2) as pool:
+            try:
+                first = pool.submit(shop.post, "/payments")
+                assert begun.wait(PATIENCE_SECONDS)
+                second = pool.submit(shop.post, "/payments")
+                wait_until(lambda: shop.sql(waits), "the second one waits in the database")
+            finally:
+                may_end.set()
+            assert first.result().json == second.result().json == {"paid": 1}
+        assert shop.count("payment") == 1
+
+    @pytest.mark.parametrize("answer", [({"error": "no"}, 500), None], ids=["5xx", "death"])
+    def test_after_a_5xx_and_after_a_death_the_retry_runs(self, shop, answer):
+        def fail():
+            if answer is None:
+                raise Killed
+            return answer
+
+        shop.names["then"] = fail
+        with nullcontext() if answer else pytest.raises(Killed):
+            assert shop.post("/payments").status_code == 500
+        assert (shop.count("payment"), shop.count("done")) == (0, 0)
+        shop.names["then"] = lambda: None
+        assert shop.post("/payments").json == {"paid": 1}
+
+    def test_a_view_that_commits_leaves_a_key_without_a_response(self, shop):
+        def commit_and_die():
+            shop.db.session.commit()
+            raise Killed
+
+        shop.names["then"] = commit_and_die
+        with pytest.raises(Killed):
+            shop.post("/payments")
+        assert shop.post("/payments").data == b""
+        assert shop.count("payment") == 1
+
+    def test_a_call_to_others_is_made_again(self, shop):
+        charges = []
+
+        def charge_and_die():
+            charges.append(5)
+            if len(charges) == 1:
+                raise Killed
+
+        shop.names["then"] = charge_and_die
+        with pytest.raises(Killed):
+            shop.post("/payments")
+        assert shop.post("/payments").status_code == 201
+        assert len(charges) == 2
