@@ -174,7 +174,7 @@ class TestFromHandWrittenKeys:
             what = "--status", "201", "--body", found, "--why", "found there", "--yes"
             shop.run_command("resolve", listed, *what)
         else:
-            shop.run_command("release", listed)
+            shop.run_command("release", listed, "--why", "the provider knows nothing of it")
         assert shop.post("/transfers").json == {"transfer": "ch_0"}
         assert len(provider.ledger) == 1
 
