@@ -279,7 +279,7 @@ def _examine_strangers(state: AppState, found: list[WriteRoute]) -> Iterator[Fin
             text = f"raises {type(error).__name__} for a request without credentials, which gets a 500"
             if isinstance(error, ConfigurationError):  # what it returned is no scope
                 text = f"gives every request a 500: {error}"
-            remedy = "let it return None, as on the page about authentication (JWT, sessions, API keys)"
+            remedy = "let it return None, as in 'Whose key it is' on the page 'Protect views'"
             yield Finding("FAILED", "scope", f"{name_of(scope)} {text}", remedy)
 
 
@@ -313,7 +313,6 @@ def _examine_scope(state: AppState, found: list[WriteRoute]) -> Finding:
     if state.scope is None:
         return Finding("ok", "scope", "one tenant")
     shared = sorted({each.endpoint for each in found if each.route and each.given.scope is None})
-    text = f"asked of {name_of(state.scope)}" + (
-        f"; one tenant at {', '.join(shared)}" if shared else ""
-    )
-    return Finding("ok", "scope", text)
+    untried = any(each.protected_by == "decorator" for each in found)
+    text = f"asked of {name_of(state.scope)}" + (", not tried below @idempotent" if untried else "")
+    return Finding("ok", "scope", text + (f"; one tenant at {', '.join(shared)}" if shared else ""))
