@@ -181,7 +181,7 @@ def current_scope(scope_of: ScopeCallable | None, *, required: bool = True) -> S
             " your before_request functions, but before the decorators below @idempotent or protect(),"
             " such as @jwt_required(). Let it find the caller itself, with verify_jwt_in_request("
             "optional=True) first, or return what a before_request function has found; None if that is"
-            " nobody. 'Whose key it is' on the page 'Protect views' has code for JWT, sessions and API keys"
+            " nobody. 'Whose key it is' on the page 'Protect views' has code for JWT and sessions"
         )
         if _is_handled(error):  # whoever logs it there sees ours as its cause
             raise error from (error.__cause__ or mistake)
