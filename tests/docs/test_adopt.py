@@ -178,6 +178,12 @@ class TestFromHandWrittenKeys:
         assert shop.post("/transfers").json == {"transfer": "ch_0"}
         assert len(provider.ledger) == 1
 
+    def test_where_the_provider_does_not_answer_an_operator_decides_too(self, shop, provider):
+        provider.deduplicates, provider.loses = False, 1
+        for _ in range(2):
+            assert shop.post("/transfers").json["type"].endswith("operation-interrupted")
+        assert len(provider.ledger) == 1
+
     def test_what_the_operator_writes_into_the_old_table_is_the_response(self, shop, before, provider):
         with pytest.raises(Killed):
             before("/charges", "after")

@@ -117,6 +117,12 @@ class TestCallsToOtherServices:
         assert shop.post("/transfers").json == {"transfer": "ch_0"}
         assert (len(provider.ledger), seen) == (1, attempts)
 
+    def test_a_call_without_a_response_is_asked_about_too(self, shop, provider):
+        provider.deduplicates, provider.loses = False, 1
+        assert shop.post("/transfers").json["type"].endswith("operation-interrupted")
+        assert shop.post("/transfers").json == {"transfer": "ch_0"}
+        assert len(provider.ledger) == 1
+
     def test_a_callable_that_answers_later_is_asked_again(self, shop, kill):
         asked = []
         shop.names["work"] = dict

@@ -19,9 +19,7 @@ ENVIRONMENT = {
     **dict.fromkeys(["GIT_AUTHOR_EMAIL", "GIT_COMMITTER_EMAIL"], "somebody@example.com"),
 }
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("git") is None, reason="CI alone asks it, in a clone: without git there is no history"
-)
+pytestmark = pytest.mark.of_tests  # not of the package: a bare machine has no git
 
 
 def run(folder, *command, check=True):

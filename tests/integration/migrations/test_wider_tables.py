@@ -123,7 +123,7 @@ def test_a_purge_deletes_what_has_expired(world, add_view, run):
 
 
 DECIDE = {
-    "in_progress": ["release"],
+    "in_progress": ["release", "--why", "not there"],
     "completed": ["resolve", "--status", "200", "--why", "seen", "--yes"],
 }
 
