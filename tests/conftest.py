@@ -6,6 +6,7 @@ Also what tests of an application share: the usual view, a gate inside it, and w
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import re
 import threading
@@ -36,6 +37,9 @@ PATIENCE_SECONDS = 10
 """How long a test waits for what ought to happen at once. Longer than any machine is slow."""
 
 NOT_COMPARED = {"date", "idempotent-replayed"}
+
+# pytest-flask's server is a function in a function: only a fork can run it, no default since Python 3.14.
+multiprocessing.set_start_method("fork", force=True)
 
 # What a shell may have set for other programs: a proxy would be asked for servers on this machine, and
 # without bytecode each of the hundreds of processes that tests start would compile every file anew.
