@@ -38,7 +38,7 @@ PATIENCE_SECONDS = 10
 
 NOT_COMPARED = {"date", "idempotent-replayed"}
 
-# pytest-flask's server is a function in a function: only a fork can run it, no default since Python 3.14.
+# pytest-flask's server is a function in a function, for a fork alone: no default since Python 3.14.
 multiprocessing.set_start_method("fork", force=True)
 
 # What a shell may have set for other programs: a proxy would be asked for servers on this machine, and
