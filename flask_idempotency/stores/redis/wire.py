@@ -25,6 +25,8 @@ from .client import Client
 
 Reply = Callable[[], Any]
 
+COMING = "an earlier connection is still being made"
+
 UNLIMITED_SECONDS = 86400.0
 """How long a client without a time limit waits: a day. So each exchange has a limit to count from."""
 
@@ -81,8 +83,12 @@ class KeptWire:
         """
         # How many words follow, then each with its length.
         command = [b"*%d\r\n%b%b" % (len(arguments) + 4, _start(script), _words(key, *arguments))]
+        late = self._late
+        is_coming = late is not None and late.is_alive()  # asked first: what comes meanwhile is kept
         connection = self._kept()
         if connection is None:
+            if is_coming:
+                raise RedisTimeoutError(COMING)
             return self._on_a_new_one(command)
         try:
             connection.send_packed_command(command, check_health=False)
@@ -117,7 +123,7 @@ class KeptWire:
         other is begun, so that no threads pile up. Raises what redis-py raises.
         """
         if self._late is not None and self._late.is_alive():
-            raise RedisTimeoutError("an earlier connection is still being made")
+            raise RedisTimeoutError(COMING)
         connected: Future[None] = Future()
         thread = Thread(target=_tell, args=(connected, connection), name="redis-connect", daemon=True)
         thread.start()
