@@ -295,7 +295,7 @@ class Engine:
             case Next.REFUSE:
                 return Mismatch(finished=situation(record) is Situation.COMPLETED)
             case Next.ASK_ROUTE:
-                is_tried = resumes(cast("Record", record), policy, claim.ttl_seconds)
+                is_tried = resumes(cast("Record", record), policy, claim.retried_seconds)
                 return None if is_tried else Interrupted()
             case Next.HOLD:
                 return Interrupted(is_spent=True)

@@ -171,15 +171,15 @@ def decide(record: Record | None, claim: Claim) -> Next:
     return step
 
 
-def resumes(record: Record, policy: object, ttl_seconds: float) -> bool:
+def resumes(record: Record, policy: object, seconds: float) -> bool:
     """Return True if ``policy``, a route's ``on_interrupted``, lets a request take the operation over.
 
-    "retry" does so no longer than the record of a finished operation replays, ``ttl_seconds``. A client
-    that comes later would get no replay either; and the service that knows the keys of the view's calls
-    may have forgotten them by then, and would charge a second time.
+    "retry" does so for ``seconds`` after the first attempt began, however often it was interrupted: the
+    service that is called remembers the view's keys from its first call on. Once it has forgotten them,
+    it would charge a second time.
     """
     if policy == "retry":
-        return -(record.lease_left or 0.0) < ttl_seconds
+        return record.age < seconds
     return policy != "hold"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -87,7 +88,9 @@ class Claim:
     ``amends``: it may differ from the request of an attempt that left no response.
     ``max_attempts`` is after how many attempts an operation is given up. ``begins_until`` is when an
     operation without a live record may begin at the latest, in seconds since 1970 by the store's clock;
-    None: whenever it likes. ``process`` is the one that made the claim: no child takes part in it.
+    None: whenever it likes. ``retried_seconds`` is how long after its first attempt an interrupted
+    operation may run again, if its route says "retry". ``process`` is the one that made the claim: no
+    child takes part in it.
     """
 
     key: bytes
@@ -101,6 +104,7 @@ class Claim:
     amends: bool = False
     max_attempts: int | None = None
     begins_until: float | None = None
+    retried_seconds: float = math.inf
     process: Process = field(default_factory=lambda: here.process, repr=False, compare=False)
 
 
@@ -111,6 +115,7 @@ class Record:
     ``owner`` is the token of its latest attempt. The database's clock decides about ``expired`` and
     ``lease_left``: seconds, 0 or less if the lease is over, None if there is none. ``tries`` counts
     attempts since an operator released it, and what ``resume`` tried; None: as many as ``attempt``.
+    ``age`` is the seconds since its first attempt began.
     """
 
     key: bytes
@@ -123,6 +128,7 @@ class Record:
     lease_left: float | None = None
     response: StoredResponse | None = None
     tries: int | None = None
+    age: float = field(default=0.0, compare=False)
 
     @property
     def begun(self) -> int:

@@ -66,6 +66,7 @@ def record_of(key: bytes, fields: Mapping[str, Any]) -> Record:
             lease_left=None if left is None else finite(float(left)),
             response=_response_of(fields),
             tries=None if tries is None else int(tries),
+            age=finite(float(fields["age"])),
         )
     except _UNREADABLE as error:
         raise RecordBroken(CANNOT_BE_READ) from error
@@ -83,7 +84,7 @@ def _response_of(fields: Mapping[str, Any]) -> StoredResponse | None:
 
 
 def finite(seconds: float) -> float:
-    """Return what is left of a lease. Raises ``ValueError`` for one that never ends, or is none."""
+    """Return a time in seconds. Raises ``ValueError`` for one that never ends, or is none."""
     if not math.isfinite(seconds):
         raise ValueError
     return seconds

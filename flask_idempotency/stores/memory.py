@@ -27,9 +27,10 @@ Clock = Callable[[], float]
 
 @dataclass
 class _Entry:
-    """A record, when it expires, its lease's end, its finished steps, and who holds it."""
+    """A record, when it began and expires, its lease's end, its finished steps, and who holds it."""
 
     record: Record
+    began: float
     expires: float
     lease: float | None = None
     steps: dict[str, bytes] = field(default_factory=dict)
@@ -83,7 +84,7 @@ class MemoryRecords:
                 return None
             if self._is_too_late(claim):
                 raise KeyExpired
-            entry = self._entries[claim.key] = _Entry(_new(claim, attempt=1), 0.0)
+            entry = self._entries[claim.key] = _Entry(_new(claim, attempt=1), self.clock(), 0.0)
             hold = self._hold(entry, claim)
         return hold.opened()
 
@@ -102,6 +103,7 @@ class MemoryRecords:
                 if self._is_too_late(claim):
                     raise KeyExpired
                 entry.steps.clear()
+                entry.began = self.clock()
             entry.record = _new(claim, attempt=1 if now.expired else now.attempt + 1)
             hold = self._hold(entry, claim)
         return hold.opened()
@@ -141,8 +143,9 @@ class MemoryRecords:
         if entry is None or (self.seen(entry).expired and not entry.is_held()):
             if self._is_too_late(claim):
                 return None
-            expires = self.clock() + claim.ttl_seconds
-            entry = self._entries[claim.key] = _Entry(_new(claim, attempt=1), expires)
+            began = self.clock()
+            entry = _Entry(_new(claim, attempt=1), began, began + claim.ttl_seconds)
+            self._entries[claim.key] = entry
         return entry
 
     def complete(self, claim: Claim, record: Record, response: StoredResponse) -> None:
@@ -155,9 +158,8 @@ class MemoryRecords:
         """The record as it is now."""
         now = self.clock()
         expired = entry.expires <= now and entry.lease is None
-        return replace(
-            entry.record, expired=expired, lease_left=None if entry.lease is None else entry.lease - now
-        )
+        left = None if entry.lease is None else entry.lease - now
+        return replace(entry.record, expired=expired, lease_left=left, age=now - entry.began)
 
     def _hold(self, entry: _Entry, claim: Claim) -> MemoryHold | MemoryLease:
         entry.expires = self.clock() + claim.ttl_seconds

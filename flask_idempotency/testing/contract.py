@@ -467,6 +467,27 @@ class StoreContract(TransactionContract):
         resuming = replace(again(claim), ttl_seconds=60.0, resumes=fresh.owner)
         assert held(records.take_over(resuming, stored_record(records, claim))).attempt == 2
 
+    @pytest.mark.parametrize("end", ["abandon", "release"])
+    def test_the_age_is_that_of_the_first_attempt(
+        self, records: Records, held: Held, until: Until, end: str
+    ) -> None:
+        claim = a_claim(lease=60)
+        lease: Lease = held(records.claim(claim))
+        until(lambda: stored_record(records, claim).age > SHORT_SECONDS)
+        getattr(lease, end)()
+        before = stored_record(records, claim)
+        held(records.take_over(again(claim), before))
+        assert stored_record(records, claim).age >= before.age
+
+    def test_what_begins_afresh_has_no_age(self, records: Records, held: Held, until: Until) -> None:
+        claim = a_claim(lease=60, ttl=SHORT_SECONDS)
+        held(records.claim(claim)).release()
+        until(lambda: has_expired(records, claim))
+        until(lambda: (record := records.look(claim.key)) is None or record.age > 1)
+        record, afresh = records.look(claim.key), again(claim)
+        held(records.claim(afresh) if record is None else records.take_over(afresh, record))
+        assert stored_record(records, claim).age < 1
+
     def test_abandoning_a_lease_ends_it_at_once(self, records: Records, held: Held) -> None:
         claim = a_claim(lease=60)
         held(records.claim(claim)).abandon()

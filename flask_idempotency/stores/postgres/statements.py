@@ -38,14 +38,14 @@ AFRESH = f"({EXPIRED} AND %(resumes)s::text IS NULL)"
 # What the array below holds, by the names of ``core.rows``.
 FIELDS = (
     "name", "state", "owner", "headers", "version", "attempt", "expired", "lease_left", "status",
-    "tries",
+    "tries", "age",
 )  # fmt: skip
-# One array in place of ten columns, here and below: psycopg2 decodes the name of each column in Python,
-# which takes longer than all values.
+# One array in place of as many columns, here and below: psycopg2 decodes the name of each column in
+# Python, which takes longer than all values.
 COLUMNS = f"""ARRAY[name, state, owner, headers::text, fingerprint_version::text, attempt::text,
        {EXPIRED}::int::text,
        extract(epoch FROM lease_expires_at - clock_timestamp())::float8::text, status::text,
-       tries::text],
+       tries::text, extract(epoch FROM clock_timestamp() - created_at)::float8::text],
        fingerprint, body"""
 
 LOOK = f"""{BRIEFLY}SELECT {COLUMNS}

@@ -36,7 +36,7 @@ from .wire import wire_of
 
 _FIELDS = (
     "name", "state", "version", "digest", "attempt", "owner", "lease", "status", "headers", "body",
-    "before",
+    "before", "created",
 )  # fmt: skip
 # -> the server's time in milliseconds, and the values of these fields: not those of the steps
 LOOK = NOW + f"return {{now, redis.call('HMGET', KEYS[1], {str(_FIELDS)[1:-1]})}}"
@@ -282,5 +282,6 @@ def _record(key: bytes, now: int, fields: dict[str, Any]) -> Record | None:
             "expired": False,
             "lease_left": None if lease is None else (float(lease) - now) / 1000,
             "tries": None if before is None else int(attempt) - int(before),
+            "age": (now - float(fields["created"])) / 1000,
         }
         return record_of(key, {**fields, **known, **times})

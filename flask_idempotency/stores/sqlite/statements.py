@@ -17,11 +17,11 @@ _LEASED = f"{_MINE} AND lease_expires_at IS NOT NULL"
 # What LOOK reads, by the names of ``core.rows``.
 FIELDS = (
     "name", "state", "version", "digest", "attempt", "owner", "expired", "lease_left", "status",
-    "headers", "body", "tries",
+    "headers", "body", "tries", "age",
 )  # fmt: skip
 LOOK = f"""SELECT key, name, state, fingerprint_version, fingerprint, attempt, owner, {_EXPIRED},
        (julianday(lease_expires_at) - julianday('now')) * 86400.0, status, headers, body,
-       tries
+       tries, (julianday('now') - julianday(created_at)) * 86400.0
   FROM {{table}} WHERE key = :key"""
 
 INSERT = f"""INSERT OR IGNORE INTO {{table}}

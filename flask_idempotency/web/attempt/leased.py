@@ -19,7 +19,14 @@ from typing import Any, NoReturn, cast
 from flask import Response, got_request_exception
 from werkzeug.exceptions import InternalServerError
 
-from flask_idempotency.core.errors import LeaseLost, OperationFailed, Problem, StoreUnavailable
+from flask_idempotency.core.errors import (
+    LeaseLost,
+    OperationFailed,
+    OperationInterrupted,
+    Problem,
+    Retryable,
+    StoreUnavailable,
+)
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.ports import Lease
 from flask_idempotency.core.records import StoredResponse
@@ -41,6 +48,11 @@ from flask_idempotency.web.signals import (
 
 from .attempt import Attempt, raise_again
 from .steps import Steps
+
+_FINAL = ("hold", "fail")
+"""The words for ``on_interrupted`` with which the next request does not find out more."""
+
+_NOT_KNOWN_YET = "The outcome is not known yet; try again with the same key."
 
 
 class LeasedAttempt(Attempt):
@@ -99,6 +111,9 @@ class LeasedAttempt(Attempt):
         outcome = self._route.outcome_after(error)
         if outcome == "released":
             self._release()
+        elif isinstance(error, OperationInterrupted) and self._route.on_interrupted not in _FINAL:
+            detail = error.detail if error.detail != OperationInterrupted().detail else _NOT_KNOWN_YET
+            raise Retryable(detail, retry_after=error.retry_after) from error
         return outcome is not None
 
     def _abandon(self) -> None:
@@ -204,8 +219,8 @@ class LeasedAttempt(Attempt):
         self._end_view(failed=True)
         with parked(self._state):
             self._stop_beating()
-            if self.phase is Phase.OPEN:
-                self.abandon()  # it stays interrupted, so the application is asked again
+            if self.phase is Phase.OPEN or self._execution.was_interrupted:
+                self.abandon()  # it stays interrupted: nobody knows what an earlier attempt has done
                 return
             self._execution.release()
             conclude(

@@ -213,6 +213,7 @@ def new_claim(
         lease_seconds=None if route.atomic else route.lease,
         max_attempts=route.max_attempts,
         begins_until=begins_until,
+        retried_seconds=route.ttl,
         process=here.process,
     )
 

@@ -12,7 +12,7 @@ from werkzeug.http import http_date
 from flask_idempotency import Retryable, current_operation, idempotent
 from flask_idempotency.cli import cli
 from tests.killed import Killed
-from tests.web.leased.records import end_lease
+from tests.web.leased.records import begun
 
 
 @pytest.fixture
@@ -163,10 +163,10 @@ def test_an_operation_that_is_held_stays_held(world, run, interrupted):
     assert digits(run, state="interrupted", attempt=1)
 
 
-def test_one_that_was_interrupted_too_long_ago_waits_for_an_operator(world, run, interrupted):
+def test_one_that_began_too_long_ago_waits_for_an_operator(world, run, interrupted):
     calls = interrupted(resumable=["X-User"], on_interrupted="retry", ttl=60)
-    end_lease(world, ago="61 seconds")
     make_due(world)
+    begun(world, ago="61 seconds")
     assert resume(run) == [("charge", 1, 409)]
     run("release", digits(run, state="interrupted", attempt=1), "--why", "no charge there")
     make_due(world)

@@ -6,6 +6,11 @@ def end_lease(world, ago="0 seconds"):
     world.sql(f"update idempotency_record set lease_expires_at = clock_timestamp() - interval '{ago}'")
 
 
+def begun(world, ago):
+    """As if the first attempt had begun so long ago."""
+    world.sql(f"update idempotency_record set created_at = clock_timestamp() - interval '{ago}'")
+
+
 def steps(world):
     """The finished steps, oldest first."""
     return world.sql("select name, attempt from idempotency_record_step order by created_at")

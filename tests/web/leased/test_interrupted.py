@@ -3,9 +3,15 @@
 import pytest
 import sqlalchemy as sa
 
-from flask_idempotency import current_operation, idempotent, operation_interrupted
+from flask_idempotency import (
+    OperationInterrupted,
+    Retryable,
+    current_operation,
+    idempotent,
+    operation_interrupted,
+)
 from tests.killed import Killed
-from tests.web.leased.records import end_lease
+from tests.web.leased.records import begun, end_lease
 
 
 def interrupt(world, add, **options):
@@ -43,12 +49,60 @@ def test_an_interrupted_operation_is_run_again_where_the_route_says_so(world, ad
 
 
 def test_it_is_held_once_the_other_side_may_have_forgotten_its_keys(world, add, assert_problem):
-    runs = interrupt(world, add, on_interrupted="retry", ttl=3600)
-    end_lease(world, ago="3601 seconds")
+    """It counts from the view's first call, however often it was interrupted since."""
+    runs = interrupt(world, add, on_interrupted="retry", ttl=3600, refuse_old_keys=True)
+    begun(world, ago="3601 seconds")
     assert_problem(world.post(), 409, "operation-interrupted")
-    end_lease(world, ago="3590 seconds")
+    begun(world, ago="3590 seconds")
     assert world.post().json == {"attempt": 2}
     assert runs == [1, 2]
+
+
+@pytest.mark.parametrize("policy", ["retry", lambda _operation: None])
+def test_who_does_not_know_the_outcome_is_run_again_where_the_route_says_so(
+    world, add, assert_problem, policy
+):
+    """So the client is told to come back, and nobody forgets an effect whose client does not."""
+    errors = [OperationInterrupted("The provider is silent.", retry_after=7), OperationInterrupted()]
+
+    def view():
+        if errors:
+            raise errors.pop(0)
+        return {"attempt": current_operation.attempt}, 201
+
+    runs = add(view, on_interrupted=policy)
+    first = world.post()
+    assert assert_problem(first, 503, "try-again", retry=True)["detail"] == "The provider is silent."
+    assert first.headers["Retry-After"] == "7"
+    assert world.sql("select lease_expires_at <= clock_timestamp() from idempotency_record") == [(True,)]
+    told = assert_problem(world.post(), 503, "try-again", retry=True)
+    assert told["detail"] == "The outcome is not known yet; try again with the same key."
+    assert world.post().json == {"attempt": 3}
+    assert runs == [1, 2, 3]
+
+
+@pytest.mark.parametrize("end", [Retryable(), ({"error": "slow down"}, 429)])
+def test_what_was_interrupted_once_stays_so_until_it_has_ended(world, add, assert_problem, end):
+    """That this attempt has done nothing says nothing about the one that was cut off."""
+    ends = [Killed(), end]
+
+    def view():
+        found = ends.pop(0) if ends else ({}, 201)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    runs = add(view, on_interrupted="retry", ttl=3600)
+    with pytest.raises(Killed):
+        world.post()
+    end_lease(world)
+    assert world.post().status_code in (429, 503)
+    world.sql("update idempotency_record set expires_at = clock_timestamp() - interval '1 day'")
+    begun(world, ago="2 days")
+    assert_problem(world.post(), 409, "operation-interrupted")
+    begun(world, ago="1 minute")
+    assert world.post().status_code == 201
+    assert runs == [1, 2, 3]
 
 
 def test_who_can_find_out_is_asked_however_long_ago_it_was(world, add):

@@ -7,7 +7,7 @@ from flask import Response
 
 from flask_idempotency import Retryable, idempotent
 from tests.killed import Killed
-from tests.web.leased.records import end_lease
+from tests.web.leased.records import begun, end_lease
 
 
 def test_a_finished_operation_says_where_its_result_is(app, world, look):
@@ -83,14 +83,15 @@ def test_an_interrupted_operation_is_told_with_its_way_out(world, look, add_view
     assert "Retry-After" not in answer.headers
 
 
-def test_what_was_interrupted_long_ago_is_not_to_be_sent_again(world, look, add_view):
+def test_what_began_long_ago_is_not_to_be_sent_again(world, look, add_view):
     def die():
         raise Killed
 
     add_view(world, during=die, atomic=False, on_interrupted="retry", ttl=60)
     with pytest.raises(Killed):
         world.post()
-    end_lease(world, ago="61 seconds")
+    end_lease(world)
+    begun(world, ago="61 seconds")
     assert "operator must decide" in look().json["detail"]
 
 
