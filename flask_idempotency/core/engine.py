@@ -104,12 +104,16 @@ class Execution:
         cast("Lease", self.hold).release()
         self.abandon()
 
-    def abandon(self) -> None:
-        """Roll back, or end the lease with the outcome unknown. Does nothing once it has ended."""
+    def abandon(self, *, at_once: bool = True) -> None:
+        """Roll back, or end the lease with the outcome unknown. Does nothing once it has ended.
+
+        Not ``at_once``: the lease runs out by itself.
+        """
         if self.process.is_parent:
             return
         try:
-            self.hold.abandon()
+            if at_once:
+                self.hold.abandon()
         finally:
             if self._mine:
                 self._mine = False

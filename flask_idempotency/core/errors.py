@@ -137,7 +137,9 @@ class LeaseLost(RequestInProgress):
 class OperationInterrupted(Problem):
     """The operation was interrupted, and its outcome is unknown; an operator must decide.
 
-    A view that is not atomic may raise it if it does not know the outcome of its call.
+    A view that is not atomic may raise it if it does not know the outcome of its call. If the route's
+    ``on_interrupted`` is "retry" or a callable, the client gets ``Retryable`` in its place: the next
+    request finds out.
     """
 
     status, type, title = 409, "operation-interrupted", "The operation was interrupted"
@@ -183,8 +185,8 @@ class OperationFailed(Problem):
 class Retryable(Problem):
     """The operation did not succeed this time; try again with the same key.
 
-    Raised by a view, it frees the key: the next retry runs the operation again. Finished steps are not
-    repeated.
+    Raised by a view, it says that nothing happened, and frees the key: the next retry runs the
+    operation again. Finished steps are not repeated.
     """
 
     status, type, title = 503, "try-again", "The operation can be tried again"

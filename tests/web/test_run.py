@@ -15,6 +15,7 @@ from flask_idempotency import (
     NotAtomic,
     OperationFailed,
     OperationInterrupted,
+    Retryable,
     ScopeUnknown,
     StepError,
     current_operation,
@@ -134,6 +135,16 @@ class TestNotAtomic:
             run("key", dies, atomic=False)
         found = run("key", dies, atomic=False, on_interrupted=lambda _operation: {"found": True})
         assert found == run("key", dies, atomic=False) == {"found": True}
+
+    def test_who_does_not_know_the_outcome_is_delivered_again(self, run):
+        def charge():
+            if current_operation.attempt == 1:
+                raise OperationInterrupted("The provider is silent.")
+            return "charged"
+
+        with pytest.raises(Retryable, match="The provider is silent"):
+            run("key", charge, atomic=False, on_interrupted="retry")
+        assert run("key", charge, atomic=False, on_interrupted="retry") == "charged"
 
     def test_an_interrupted_one_fails_where_it_should(self, run):
         def dies():

@@ -59,6 +59,11 @@ class LeasedAttempt(Attempt):
     """Runs the view without a transaction, while the lease in the record runs."""
 
     _beat: Heartbeat | None = None
+    _has_run = False
+
+    def __enter__(self) -> Attempt:
+        self._has_run = True
+        return super().__enter__()
 
     def fail(self, error: Exception) -> Response:
         """Store the response that the application gives to ``error``, whatever it is.
@@ -120,7 +125,10 @@ class LeasedAttempt(Attempt):
         self._stop_beating()
         if self._operation.steps is not None:
             self._let_go()
-        self._execution.abandon()
+        # The call of a view that was cut off may go on at the other side for some time. Who asks there
+        # before the lease has ended could be told "nothing", and call once more.
+        asks = callable(self._route.on_interrupted)
+        self._execution.abandon(at_once=not (self._has_run and asks))
 
     def _let_go(self) -> None:
         """Let the operation go: what follows is no part of it."""
@@ -219,13 +227,17 @@ class LeasedAttempt(Attempt):
         self._end_view(failed=True)
         with parked(self._state):
             self._stop_beating()
-            if self.phase is Phase.OPEN or self._execution.was_interrupted:
-                self.abandon()  # it stays interrupted: nobody knows what an earlier attempt has done
+            if self.phase is Phase.OPEN or self._is_unknown():
+                self.abandon()  # it stays interrupted
                 return
             self._execution.release()
             conclude(
                 self._state.app, operation_released, self._current.told, attempt=self._operation.attempt
             )
+
+    def _is_unknown(self) -> bool:
+        """Return True if nobody knows what an earlier attempt has done, whatever this one did."""
+        return self._execution.was_interrupted and not callable(self._route.on_interrupted)
 
     def _end_view(self, failed: bool) -> None:
         in_request = self._current.is_dispatched

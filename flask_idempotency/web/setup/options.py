@@ -121,9 +121,9 @@ class RouteOptions(RunOptions, total=False):
     * ``heartbeat``: ``True`` renews the lease while the view runs, every third of it.
     * ``on_interrupted``: what the next request gets after an interruption, when nobody knows whether
       the effect happened. ``"hold"``: 409, until an operator decides. ``"retry"``: the view runs again,
-      except for its finished steps; after more than ``ttl``, 409 as well. ``"fail"``: 500, and so does
-      every later request. A callable ``(operation)``: the response that it returns; None runs the view
-      again.
+      except for its finished steps; once it began more than ``ttl`` ago, 409 as well. ``"fail"``: 500,
+      and so does every later request. A callable ``(operation)``, asked once the lease has ended: the
+      response that it returns; None runs the view again.
     * ``interrupted_by``: an exception class, or several. If the view raises one, nobody knows whether
       its effect happened, and the operation is interrupted. Those of queues need not be named.
     * ``released_by``: an exception class, or several. If the view raises one, the key is free, and the

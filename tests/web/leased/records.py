@@ -6,6 +6,14 @@ def end_lease(world, ago="0 seconds"):
     world.sql(f"update idempotency_record set lease_expires_at = clock_timestamp() - interval '{ago}'")
 
 
+def lease_is_over(world):
+    """Whether nobody needs to wait for it."""
+    ((is_over,),) = world.sql(
+        "select coalesce(lease_expires_at <= clock_timestamp(), true) from idempotency_record"
+    )
+    return is_over
+
+
 def begun(world, ago):
     """As if the first attempt had begun so long ago."""
     world.sql(f"update idempotency_record set created_at = clock_timestamp() - interval '{ago}'")

@@ -11,7 +11,7 @@ from flask_idempotency import (
     operation_interrupted,
 )
 from tests.killed import Killed
-from tests.web.leased.records import begun, end_lease
+from tests.web.leased.records import begun, end_lease, lease_is_over
 
 
 def interrupt(world, add, **options):
@@ -58,10 +58,7 @@ def test_it_is_held_once_the_other_side_may_have_forgotten_its_keys(world, add, 
     assert runs == [1, 2]
 
 
-@pytest.mark.parametrize("policy", ["retry", lambda _operation: None])
-def test_who_does_not_know_the_outcome_is_run_again_where_the_route_says_so(
-    world, add, assert_problem, policy
-):
+def test_who_does_not_know_the_outcome_is_run_again_where_the_route_says_so(world, add, assert_problem):
     """So the client is told to come back, and nobody forgets an effect whose client does not."""
     errors = [OperationInterrupted("The provider is silent.", retry_after=7), OperationInterrupted()]
 
@@ -70,14 +67,64 @@ def test_who_does_not_know_the_outcome_is_run_again_where_the_route_says_so(
             raise errors.pop(0)
         return {"attempt": current_operation.attempt}, 201
 
-    runs = add(view, on_interrupted=policy)
+    runs = add(view, on_interrupted="retry")
     first = world.post()
     assert assert_problem(first, 503, "try-again", retry=True)["detail"] == "The provider is silent."
     assert first.headers["Retry-After"] == "7"
-    assert world.sql("select lease_expires_at <= clock_timestamp() from idempotency_record") == [(True,)]
+    assert lease_is_over(world)
     told = assert_problem(world.post(), 503, "try-again", retry=True)
     assert told["detail"] == "The outcome is not known yet; try again with the same key."
     assert world.post().json == {"attempt": 3}
+    assert runs == [1, 2, 3]
+
+
+@pytest.mark.parametrize("end", [OperationInterrupted, Killed])
+def test_nobody_asks_what_happened_before_the_lease_has_ended(world, add, assert_problem, end):
+    """What was called may still be at work, and would say that nothing has happened."""
+    asked = []
+
+    def view():
+        raise end
+
+    runs = add(view, on_interrupted=lambda operation: asked.append(operation.attempt))
+    for attempt in (1, 2):
+        if end is Killed:
+            with pytest.raises(Killed):
+                world.post()
+        else:
+            assert_problem(world.post(), 503, "try-again", retry=True)
+        assert_problem(world.post(), 409, "request-in-progress", retry=True)
+        assert runs == [*range(1, attempt + 1)]
+        end_lease(world)
+    assert asked == [2]
+
+
+def test_what_could_not_be_asked_is_asked_by_the_next_request(world, add):
+    """The view has not run in that attempt, so nothing is at work."""
+    found = [Retryable, {"found": True}]
+
+    def ask(_operation):
+        if (answer := found.pop(0)) is Retryable:
+            raise Retryable
+        return answer
+
+    interrupt(world, add, on_interrupted=ask)
+    assert [world.post().status_code for _ in range(2)] == [503, 200]
+
+
+def test_who_has_found_out_that_nothing_happened_may_free_the_key(world, add):
+    ends = [Killed(), Retryable()]
+
+    def view():
+        if ends:
+            raise ends.pop(0)
+        return {}, 201
+
+    runs = add(view, on_interrupted=lambda _operation: None)
+    with pytest.raises(Killed):
+        world.post()
+    end_lease(world)
+    assert [world.post().status_code for _ in range(2)] == [503, 201]
     assert runs == [1, 2, 3]
 
 
@@ -163,6 +210,7 @@ def test_what_the_application_found_out_may_be_a_step(world, add):
     add(view, on_interrupted=find_out)
     with pytest.raises(Killed):
         world.post()
+    end_lease(world)
     assert world.post().json == {"charge": "found"}
 
 
@@ -192,4 +240,5 @@ def test_an_async_application_may_find_out_too(app, world):
 
     with pytest.raises(Killed):
         world.post()
+    end_lease(world)
     assert world.post().json == {"found": True}
