@@ -83,7 +83,7 @@ def test_what_is_copied_for_callers_leads_nowhere_here():
 def test_every_recipe_of_the_callers_sends_a_key_to_the_example_api():
     page = ROOT / "docs/callers.md"
     recipes = [b.text for b in blocks(page, "python", "bash", "javascript") if "api.example" in b.text]
-    assert len(recipes) == 5
+    assert len(recipes) == 6
     assert all(re.search(r"(?i)idempotency[-_]key|sendOnce", recipe) for recipe in recipes)
 
 
