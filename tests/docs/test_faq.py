@@ -7,6 +7,7 @@ import re
 
 import pytest
 from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import inspect, text
 
 from flask_idempotency import Idempotency, idempotent
@@ -93,8 +94,8 @@ def test_every_recipe_of_the_callers_sends_a_key_to_the_example_api():
 
 def test_callers_find_out_what_became_of_a_key_as_they_are_told():
     app = Flask("shop")
-    app.config["IDEMPOTENCY_STORE"] = "memory"
-    Idempotency(app, scope=None)
+    app.config.update(SQLALCHEMY_DATABASE_URI="sqlite://", IDEMPOTENCY_STORE="memory")
+    Idempotency(app, SQLAlchemy(app), scope=None)
     app.register_blueprint(outcomes_blueprint())
 
     @app.post("/payments")

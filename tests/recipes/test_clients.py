@@ -183,7 +183,7 @@ def caller(calls: str) -> Callable[[Shop, Path, str], Recipe]:
         if calls == "stripe.":
             text = STRIPE_QUICK + text + "\nprint(response.code)\n"
         else:
-            text = CALLERS_QUICK + text + "\nprint(response.status_code if response is not None else 0)\n"
+            text = CALLERS_QUICK + text + "\nprint(getattr(response, 'status_code', 0))\n"
         (folder / "pay.py").write_text(text.replace("https://api.example.com", shop.url), "utf-8")
         return Recipe(shop, folder, [sys.executable, "pay.py"], os.environ["PATH"], "*.db")
 
