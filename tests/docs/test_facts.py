@@ -117,6 +117,7 @@ FACTS: list[tuple[str, str, Callable[[str], set[str]], Collection[object]]] = [
         ("the client's deadline", page, after(*words, r"\d+"), {str(RetryPolicy.deadline)})
         for page, *words in [
             ("clients.md", "The deadline, ", " seconds"),
+            ("callers.md", "name, deadline=", ")"),
             ("callers.md", "retries = Infinity, deadline = ", "_000"),
             ("callers.md", "((SECONDS + pause < ", "))"),
             ("runbook.md", "Ours do for ", " seconds"),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
+from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import inspect, text
 
+from flask_idempotency import Idempotency, idempotent
+from flask_idempotency.outcomes import _SAYS, outcomes_blueprint
 from flask_idempotency.web.setup.settings import SETTINGS
 from tests.docs.pages import ROOT, blocks
 
@@ -83,8 +88,31 @@ def test_what_is_copied_for_callers_leads_nowhere_here():
 def test_every_recipe_of_the_callers_sends_a_key_to_the_example_api():
     page = ROOT / "docs/callers.md"
     recipes = [b.text for b in blocks(page, "python", "bash", "javascript") if "api.example" in b.text]
-    assert len(recipes) == 5
+    assert len(recipes) == 6
     assert all(re.search(r"(?i)idempotency[-_]key|sendOnce", recipe) for recipe in recipes)
+
+
+def test_callers_find_out_what_became_of_a_key_as_they_are_told():
+    app = Flask("shop")
+    app.config.update(SQLALCHEMY_DATABASE_URI="sqlite://", IDEMPOTENCY_STORE="memory")
+    Idempotency(app, SQLAlchemy(app), scope=None)
+    app.register_blueprint(outcomes_blueprint())
+
+    @app.post("/payments")
+    @idempotent(atomic=False)
+    def create_payment():
+        return {"id": 7}, 201, {"Location": "/payments/7"}
+
+    page = ROOT / "docs/callers.md"
+    sent, asked = (block.text for block in blocks(page, "http"))
+    [answer] = [block.text for block in blocks(page, "json")]
+    path, key = asked.split()[1], re.search(r"Key: (\S+)", sent)[1]
+    client = app.test_client()
+    assert client.get(path).json["type"].endswith(":outcome-unknown")
+    assert client.post("/payments", headers={"Idempotency-Key": key}).status_code == 201
+    assert client.get(path).json == json.loads(answer)
+    states = _without_code("callers.md").split("| `state` | Do |")[1]
+    assert set(re.findall(r"^\| `(\w+)` \|", states, re.MULTILINE)) == set(_SAYS)
 
 
 def test_callers_are_told_how_long_a_key_is_kept():

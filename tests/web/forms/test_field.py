@@ -220,7 +220,7 @@ def test_a_resumed_form_may_be_older_than_its_field(shop, monkeypatch, browsers_
         send(shop.client, load(shop.client, "/named"), **own_header(browsers_own))
     later = time.time() + 1000
     monkeypatch.setattr(time, "time", lambda: later)
-    shop.sql("update idempotency_record set created_at = now() - interval '1 hour',"
+    shop.sql("update idempotency_record set created_at = now() - interval '95 seconds',"
              " lease_expires_at = now() - interval '90 seconds'")  # fmt: skip
     result = shop.app.test_cli_runner().invoke(cli, ["resume"])
     assert result.exit_code == 0, result.output
