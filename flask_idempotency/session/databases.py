@@ -17,7 +17,8 @@ from .sources import Sessions
 IN_A_TEST = (
     "In a test that joins a session into an external transaction (SQLAlchemy's recipe), leave"
     " db.session and db.engines as they are, and write `with external_transaction(app, connection):` of"
-    " flask_idempotency.testing, which takes their place"
+    " flask_idempotency.testing, which takes their place (Flask-SQLAlchemy 3); with another session,"
+    " empty the tables between tests"
 )
 
 

@@ -212,7 +212,15 @@ class RequestCheck(Check[TestResponse]):
         self, kwargs: Mapping[str, Any] | None = None, client: FlaskClient | None = None
     ) -> TestResponse:
         """One request, in a context of its own."""
-        kwargs = copy.deepcopy(dict(self._kwargs if kwargs is None else kwargs))  # a file is read once
+        try:
+            kwargs = copy.deepcopy(
+                dict(self._kwargs if kwargs is None else kwargs)
+            )  # a file is read once
+        except TypeError as error:
+            raise TypeError(
+                f"the request cannot be sent more than once ({error}): in place of an open file, give"
+                " io.BytesIO(...)"
+            ) from error
         kwargs.setdefault("buffered", True)  # a response is closed, as a server does
         headers = kwargs["headers"] = Headers(kwargs.get("headers"))
         if self._header not in headers:

@@ -81,6 +81,8 @@ def changed_request(kwargs: Mapping[str, Any], unchanged: str) -> dict[str, Any]
         fields = dict(data)
         kept = {unchanged: fields[unchanged]} if unchanged in fields else {}
         changed["data"] = {**_other(fields), **kept}
+        if changed["data"] == fields:  # nothing but files
+            changed["data"]["changed"] = "x"
     else:
         changed["query_string"] = {"changed": "1"}
     return changed
@@ -97,7 +99,7 @@ def _other(value: Any) -> Any:
         return {name: _other(item) for name, item in value.items()} or {"x": "x"}
     if isinstance(value, list):
         return [_other(item) for item in value] or ["x"]
-    return value  # a file, for example
+    return value  # a file
 
 
 def _other_text(data: str | bytes) -> str | bytes:

@@ -221,3 +221,13 @@ def test_a_form_keeps_its_token_where_its_other_fields_are_changed(shop, field):
 def test_a_body_that_is_a_stream_is_changed_too(shop):
     shop.view(shop.pay)
     assert_idempotent(shop.client, "POST", "/payments", data=io.BytesIO(b"abc"), effects=shop.payments)
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_a_form_of_files_only_is_changed_too(shop, tmp_path):
+    shop.view(lambda: (request.files["scan"].read(), shop.pay())[1])
+    scan = io.BytesIO(b"content"), "scan.pdf"
+    assert_idempotent(shop.client, "POST", "/payments", data={"scan": scan}, effects=shop.payments)
+    (tmp_path / "scan.pdf").write_bytes(b"content")
+    with (tmp_path / "scan.pdf").open("rb") as scan, pytest.raises(TypeError, match="io.BytesIO"):
+        assert_idempotent(shop.client, "POST", "/payments", data={"scan": scan}, effects=shop.payments)
