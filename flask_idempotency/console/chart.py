@@ -13,7 +13,7 @@ MINUTES = 60
 OUTCOMES = {
     "executed": "the view ran and its response was stored",
     "replayed": "a retry got the stored response",
-    "rejected": "a problem: a duplicate, a changed request, no key, a store that is away",
+    "rejected": "a duplicate, a changed request or another problem; the metrics count each problem",
     "rolled_back": "the view ran and nothing of it was committed",
     "released": "the view ran and let its operation be tried again",
     "interrupted": "the operation waits for an operator",

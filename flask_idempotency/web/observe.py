@@ -18,7 +18,7 @@ from logging import DEBUG, INFO, WARNING
 from typing import Any, TypeVar
 
 from flask import Request, Response
-from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+from werkzeug.exceptions import HTTPException
 
 from flask_idempotency.core.engine import Claimed, Execution, Replay
 from flask_idempotency.core.errors import (
@@ -43,12 +43,9 @@ from flask_idempotency.web.request.state import RequestState, current_scope
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.state import AppState
 
-from .signals import Told, conclude, event_of, operation_observed, tell_failure
+from .signals import Told, conclude, event_of, operation_observed, problem_type, tell_failure
 
 T = TypeVar("T")
-
-TOO_LARGE = "body-too-large"
-"""What events call the application's 413, which is no problem of ours."""
 
 
 def observe(state: AppState, route: Route, current: RequestState, request: Request) -> None:
@@ -216,10 +213,7 @@ class Observed(Told):
         """``error`` would have been the response."""
         self._would = "rejected"
         self._facts["error"] = error.with_traceback(None)  # which leads here
-        if isinstance(error, Problem):
-            self._facts["problem"] = error.type
-        elif isinstance(error, RequestEntityTooLarge):
-            self._facts["problem"] = TOO_LARGE
+        self._facts["problem"] = problem_type(error)
 
     def _end(
         self,

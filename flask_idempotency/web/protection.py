@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from flask import Request, Response, current_app
-from werkzeug.exceptions import RequestEntityTooLarge
 
 from flask_idempotency.core.engine import Claimed, InProgress, Interrupted, Settled
 from flask_idempotency.core.errors import (
@@ -40,16 +39,16 @@ from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.routes import refuse_unsupported
 from flask_idempotency.web.setup.state import AppState, app_state
 
-from .observe import TOO_LARGE, observe
+from .observe import observe
 from .signals import (
     Told,
     conclude,
     event_of,
     note,
     operation_interrupted,
-    operation_rejected,
     operation_replayed,
     operation_unprotected,
+    reject,
     tell_failure,
     unavailable,
 )
@@ -119,8 +118,7 @@ def _note_refusal(state: AppState, current: RequestState, error: Exception) -> N
             error.status = statuses.get(error.type, error.status)
         current.problem = error
     else:
-        problem = TOO_LARGE if isinstance(error, RequestEntityTooLarge) else None
-        conclude(state.app, operation_rejected, current.told, problem=problem, error=error)
+        reject(state.app, current.told, error)
 
 
 def _shared_name(operation: Operation) -> ConfigurationError:

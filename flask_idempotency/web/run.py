@@ -18,7 +18,9 @@ from flask_idempotency.core.errors import (
     KeyMalformed,
     OperationFailed,
     Problem,
+    RecordBroken,
     ScopeUnknown,
+    SealBroken,
 )
 from flask_idempotency.core.fingerprint import Fingerprint, by_value
 from flask_idempotency.core.keys import Scope
@@ -83,8 +85,8 @@ def run(
                 return _result(entered, state, function, args)
             # None: the database is unavailable, and the settings allow going on without.
             return function(*args) if entered is None else result_of(entered)
-    except Problem as problem:
-        reject(state.app, current.told, problem, problem.status)
+    except (Problem, RecordBroken, SealBroken) as error:
+        reject(state.app, current.told, error)
         if (request := existing_request()) is not None:
             request.told.has_outcome = True  # if the problem becomes its response, that has been told
         raise

@@ -46,7 +46,6 @@ from .signals import (
     Told,
     conclude,
     operation_executed,
-    operation_rejected,
     operation_replayed,
     operation_rolled_back,
     reject,
@@ -279,10 +278,7 @@ class _Items:
         return replace(result, outcome="replayed")
 
     def _rejected(self, key: str, outcome: Outcome, error: IdempotencyError, told: Told) -> ItemResult:
-        if isinstance(error, Problem):
-            reject(self._state.app, told, error, error.status)
-        else:
-            conclude(self._state.app, operation_rejected, told, error=error)
+        reject(self._state.app, told, error)
         return ItemResult(key, outcome, error=error)
 
     def _replay(self, key: str, record: Record, told: Told) -> ItemResult:

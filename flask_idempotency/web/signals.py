@@ -16,8 +16,9 @@ from typing import Any
 
 from blinker import NamedSignal, Namespace
 from flask import Flask
+from werkzeug.exceptions import RequestEntityTooLarge
 
-from flask_idempotency.core.errors import Problem, StoreUnavailable
+from flask_idempotency.core.errors import Problem, RecordBroken, SealBroken, StoreUnavailable
 from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import Claim
@@ -42,7 +43,8 @@ class Event:
     :param id: the digits by which ``flask idempotency show`` finds the record.
     :param problem: the problem's type, such as ``"key-reused"``. With the outcome
         ``"unprotected"`` it is ``"store-unavailable"`` if the store failed, and None if there was no
-        key. ``"body-too-large"`` stands for the application's own 413.
+        key. ``"body-too-large"`` stands for the application's own 413, and ``"record-unreadable"``
+        for the 500 about a record that is broken, or that no encryption key opens.
     :param error: what was raised. Its text may hold anything.
     :param would: the outcome that an observed request would have had, if it had been enforced;
         ``"unknown"`` if it could not be observed.
@@ -198,12 +200,30 @@ def conclude(app: Flask, signal: NamedSignal, told: Told, level: int = DEBUG, **
         note(app, signal, told, level, outcome=outcome, **facts)
 
 
-def reject(app: Flask, told: Told, problem: Problem, status: int) -> None:
-    """Tell that the present request gets ``problem`` as its response, and if the store failed, that."""
+def problem_type(error: Exception) -> str | None:
+    """Return what events call the error that rejects a request; None for one of the application."""
+    match error:
+        case Problem():
+            return error.type
+        case RecordBroken() | SealBroken():
+            return "record-unreadable"
+        case RequestEntityTooLarge():
+            return "body-too-large"
+    return None
+
+
+def reject(app: Flask, told: Told, error: Exception, status: int | None = None) -> None:
+    """Tell that the present request is rejected with ``error``, and if the store failed, that.
+
+    ``status`` is that of the response if it is not the problem's own.
+    """
     # Not what a view raises that is not protected: that of the outcomes has told it.
-    if isinstance(problem, StoreUnavailable) and told.began and not told.has_outcome:
-        tell_failure(app, event_of(told, attempt=told.attempt, error=problem), *unavailable(problem))
-    conclude(app, operation_rejected, told, status=status, problem=problem.type, error=problem)
+    if isinstance(error, StoreUnavailable) and told.began and not told.has_outcome:
+        tell_failure(app, event_of(told, attempt=told.attempt, error=error), *unavailable(error))
+    if status is None and isinstance(error, Problem):
+        status = error.status
+    problem = problem_type(error)
+    conclude(app, operation_rejected, told, status=status, problem=problem, error=error)
 
 
 def tell_failure(app: Flask, event: Event, text: str, *values: object) -> None:

@@ -96,6 +96,31 @@ def test_the_logging_of_the_page_shows_what_happens(open_shop, clients, conf, ca
     assert re.match(r"\d{4}-\d\d-\d\d \S+ INFO flask_idempotency operation ", line)
 
 
+def test_the_access_log_of_the_page_tells_replays_apart(
+    open_shop,  # noqa: F811
+    conf,
+    capfd,
+    tmp_path,
+    monkeypatch,
+):
+    """And no control socket is made."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    shop = open_shop("--config", str(conf))
+    for _ in range(2):
+        assert shop.pay("key-1").status == 201
+    written = [""]
+
+    def lines() -> list[str]:
+        written[0] += capfd.readouterr().out
+        return re.findall(r'\S+ "POST /payments" 201 \d+ms replayed=(\S+)$', written[0], re.MULTILINE)
+
+    wait_until(lambda: len(lines()) == 2, "the access log has both")
+    assert lines() == ["-", "true"]
+    assert "key-1" not in written[0]
+    assert not (tmp_path / "home").exists()
+
+
 def test_whoever_ends_gunicorn_waits_longer_than_gunicorn_does(conf):
     graceful = runpy.run_path(str(conf))["graceful_timeout"]
     pod = deployment()["spec"]["template"]["spec"]

@@ -19,7 +19,8 @@ from tests.faults.explore.bounds import MUTANTS as EXPLORED
     ("page", "name"),
     [pytest.param(page, name, id=f"{name_of(page)} {name}") for page in PAGES for name in apps(page)],
 )
-def test_the_python_of_each_application_runs(page, name, names):
+def test_the_python_of_each_application_runs(page, name, names, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # for files it makes
     for block in apps(page)[name]:
         exec(compile(block.source, str(page), "exec"), names)  # noqa: S102
 

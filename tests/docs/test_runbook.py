@@ -157,10 +157,14 @@ class Shop:
         self.database.cut()
         list(collector.collect())
 
-    def seal_broken(self) -> None:
+    def records_unreadable(self) -> None:
+        self.post("create_payment", "s2", 201)
         self.app = self.make(IDEMPOTENCY_ENCRYPTION_KEYS=["A" * 43])
         self.post("create_payment", "s1", 201)
         self.app = self.make(IDEMPOTENCY_ENCRYPTION_KEYS=["B" * 43])
+        self.post("create_payment", "s1", 500)
+        self.post("create_payment", "s2", 500)
+        self.sql("UPDATE idempotency_record SET status = 99")
         self.post("create_payment", "s1", 500)
 
     def purge_behind(self) -> None:

@@ -17,7 +17,7 @@ from flask_idempotency.integrations.prometheus import (
     RecordsCollector,
     export_metrics,
 )
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, blocks
 
 FOLDER = ROOT / "docs/monitoring"
 DASHBOARD = json.loads((FOLDER / "dashboard.json").read_text("utf-8"))
@@ -152,6 +152,19 @@ def test_grafana_can_import_the_dashboard():
     for panel in PANELS:
         assert panel["description"], panel["title"]
         assert panel["datasource"]["uid"] == "${datasource}"
+
+
+def test_the_page_and_the_example_scrape_the_application_and_load_the_rules(tmp_path):
+    promtool = shutil.which("promtool")
+    (tmp_path / "alerts.yml").write_text((FOLDER / "alerts.yml").read_text("utf-8"))
+    [block] = blocks(ROOT / "docs/monitoring.md", "yaml")
+    for text in block.text, (ROOT / "example/deploy/prometheus.yml").read_text("utf-8"):
+        (tmp_path / "prometheus.yml").write_text(text)
+        assert yaml.safe_load(text)["rule_files"] == ["alerts.yml"]
+        if promtool:
+            command = [promtool, "check", "config", "--syntax-only", tmp_path / "prometheus.yml"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_promtool_agrees_where_it_is_installed(tmp_path):

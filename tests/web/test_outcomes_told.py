@@ -6,6 +6,7 @@ from contextlib import suppress
 import pytest
 
 from flask_idempotency import KeyReused, Retryable, StoreUnavailable, current_operation, idempotent
+from flask_idempotency.core.errors import RecordBroken
 from flask_idempotency.core.keys import SHOWN
 from flask_idempotency.web.setup.state import app_state
 from tests.killed import Killed
@@ -96,6 +97,24 @@ def test_the_applications_own_413_has_a_problem_in_its_event_as_where_it_is_obse
     assert world.post(json={"amount": 5}).status_code == 413
     assert outcomes(heard) == [("operation_rejected", "rejected")]
     assert (only(heard).problem, only(heard).error.code) == ("body-too-large", 413)
+
+
+def test_a_record_that_cannot_be_read_has_a_problem_in_its_event_as_where_it_is_observed(world, heard):
+    """So it can be told from what the application's own functions reject, and alert somebody."""
+    add(world, lambda: ("", 201))
+    world.app.post("/observed", endpoint="observed")(idempotent(enforce=False)(lambda: ("", 201)))
+    world.post()
+    world.post("/observed")
+    heard.clear()
+    world.sql("update idempotency_record set status = 99")
+    world.app.config["PROPAGATE_EXCEPTIONS"] = False
+    assert world.post().status_code == 500
+    assert outcomes(heard) == [("operation_rejected", "rejected")]
+    assert (only(heard).problem, only(heard).status) == ("record-unreadable", None)
+    assert isinstance(only(heard).error, RecordBroken)
+    heard.clear()
+    assert world.post("/observed").status_code == 201
+    assert (only(heard).would, only(heard).problem) == ("rejected", "record-unreadable")
 
 
 @pytest.mark.parametrize("store", ["hybrid"], indirect=True)

@@ -379,3 +379,15 @@ def test_a_result_that_somebody_else_wrote_is_refused_by_name(world, run, pay, b
     with pytest.raises(OperationFailed):
         run("key-1", pay)
     assert pay.runs == 1
+
+
+def test_a_record_that_cannot_be_read_is_told_as_a_rejection(world, run, pay):
+    run("key-1", pay)
+    world.sql("update idempotency_record set status = 99")
+    problems = []
+    note = operation_rejected.connected_to(
+        lambda _app, event: problems.append(event.problem), world.app
+    )
+    with note, pytest.raises(RecordBroken):
+        run("key-1", pay)
+    assert problems == ["record-unreadable"]

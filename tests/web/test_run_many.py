@@ -27,6 +27,7 @@ from flask_idempotency import (
     after_commit,
     current_operation,
     idempotent,
+    operation_rejected,
 )
 from flask_idempotency.core.errors import SealBroken
 from tests.drivers import EACH
@@ -675,7 +676,7 @@ def test_what_stops_the_call_and_is_caught_leaves_what_has_finished(world, run_m
 
 @EACH
 def test_a_result_that_cannot_be_read_fails_alone(make_world):
-    world = make_world(IDEMPOTENCY_ENCRYPTION_KEYS=[b"k" * 32])
+    world, problems = make_world(IDEMPOTENCY_ENCRYPTION_KEYS=[b"k" * 32]), []
 
     def pay(payload):
         world.db.session.add(world.Payment(amount=payload))
@@ -685,9 +686,13 @@ def test_a_result_that_cannot_be_read_fails_alone(make_world):
         run_many = functools.partial(world.idempotency.run_many, name="pay", scope=None)
         run_many([("a", 1), ("b", 2)], pay)
         world.sql("update idempotency_record set body = 'x' where name = 'pay' and attempt = 1")
-        results = run_many([("c", 3), ("a", 1), ("d", 4)], pay)
+        with operation_rejected.connected_to(
+            lambda _app, event: problems.append(event.problem), world.app
+        ):
+            results = run_many([("c", 3), ("a", 1), ("d", 4)], pay)
     assert outcomes(results) == ["executed", "failed", "executed"]
     assert isinstance(results[1].error, SealBroken)
+    assert problems == ["record-unreadable"]
     assert amounts(world) == [1, 2, 3, 4]
 
 

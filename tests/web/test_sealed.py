@@ -5,7 +5,7 @@ import secrets
 import pytest
 from flask import Response
 
-from flask_idempotency import idempotent
+from flask_idempotency import idempotent, operation_rejected
 from flask_idempotency.core.fingerprint import Fingerprint, RequestParts, by_request
 from flask_idempotency.operate.resume import resume
 
@@ -54,12 +54,14 @@ def with_keys(world, sealed_world, *keys, **config):
 def test_a_key_that_was_taken_away_opens_nothing_and_runs_nothing(sealed_world):
     before = sealed_world(OLD)
     assert before.post("/payments/ann").status_code == 201
-    after = with_keys(before, sealed_world, NEW)
-    for _ in range(2):
-        response = after.post("/payments/ann")
-        assert response.status_code == 500
-        assert b"paid" not in response.data
+    after, problems = with_keys(before, sealed_world, NEW), []
+    with operation_rejected.connected_to(lambda _app, event: problems.append(event.problem), after.app):
+        for _ in range(2):
+            response = after.post("/payments/ann")
+            assert response.status_code == 500
+            assert b"paid" not in response.data
     assert after.count() == 1
+    assert problems == ["record-unreadable"] * 2
 
 
 def test_a_response_from_before_there_were_keys_is_refused_by_name(sealed_world, caplog):

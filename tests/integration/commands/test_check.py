@@ -295,6 +295,31 @@ def test_check_advises_on_keys_that_other_processes_have(make_world):
     assert "set IDEMPOTENCY_ENCRYPTION_KEYS" in result.output
 
 
+@pytest.mark.parametrize("store", ["postgres"])
+def test_check_advises_on_a_lost_key_and_on_responses_from_before_there_were_keys(make_world):
+    """Before the new processes get traffic: the last record is one of the old processes."""
+    before = make_world(IDEMPOTENCY_ENCRYPTION_KEYS=[bytes(32)])
+    uri = before.app.config["SQLALCHEMY_DATABASE_URI"]
+    before.app.post("/payments", endpoint="pay")(idempotent(lambda: ({}, 201)))
+    assert before.post().status_code == 201
+    after = make_world(SQLALCHEMY_DATABASE_URI=uri, IDEMPOTENCY_ENCRYPTION_KEYS=[b"k" * 32])
+    result = runner(after.app)("check")
+    assert not_ok(result) == {"encryption": "advice"}
+    assert "sealed under a key that is not in IDEMPOTENCY_ENCRYPTION_KEYS" in result.output
+    before.sql("update idempotency_record set headers = '[]', body = ''")
+    result = runner(before.app)("check")
+    assert not_ok(result) == {"encryption": "advice"}
+    assert "IDEMPOTENCY_ACCEPT_UNSEALED" in result.output
+
+
+@pytest.mark.parametrize("store", ["postgres"])
+def test_check_opens_what_was_only_observed(make_world):
+    world = make_world(IDEMPOTENCY_ENCRYPTION_KEYS=[bytes(32)], IDEMPOTENCY_ENFORCE=False)
+    world.app.post("/payments", endpoint="pay")(idempotent(lambda: ({}, 201)))
+    assert world.post().status_code == 201
+    assert "encryption" not in not_ok(runner(world.app)("check"))
+
+
 def test_check_refuses_an_engine_in_autocommit(make_world):
     world = make_world()
     app = build(
