@@ -15,6 +15,7 @@ from flask_idempotency.core.errors import (
     OutcomeUnknown,
     Problem,
     ReplayForbidden,
+    ResponseNotKept,
     StoreUnavailable,
     shown,
 )
@@ -117,6 +118,8 @@ def _outcome(state: AppState, key: str | None) -> tuple[dict[str, Any], int | No
     members["detail"] = _says(word, route, record)
     if record.response is not None:
         members["answer"] = _pointers(record.response)
+        if record.response.body is None:
+            members["detail"] = ResponseNotKept().detail
     if word != "in_progress":
         return members, None
     guess = max(1, math.ceil(state.typical_seconds[route.name]))

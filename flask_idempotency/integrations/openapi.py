@@ -13,7 +13,14 @@ from typing import Any
 
 from flask import Flask
 
-from flask_idempotency.core.errors import PROBLEMS, ConfigurationError, KeyReused
+from flask_idempotency.core.errors import (
+    PROBLEMS,
+    ConfigurationError,
+    KeyReused,
+    OperationFailed,
+    Problem,
+    Retryable,
+)
 from flask_idempotency.core.keys import key_syntax
 from flask_idempotency.core.storable import is_stored_by_default
 from flask_idempotency.web.setup.options import REQUIRED, Route
@@ -47,7 +54,8 @@ def add_idempotency(document: dict[str, Any], app: Flask, *, prefix: str = "") -
     """Complete an OpenAPI 3 document with what ``app`` protects; returns the same document.
 
     Every operation of a protected route gets the header parameter (if its key comes in the header),
-    the problem responses 400, 409, 422 and 503, and the replay header on responses that are stored.
+    the problem responses 400, 409, 422 and 503 (500, too, if it is not atomic), and the replay header
+    on responses that are stored.
     Statuses, headers and the form of problems are those of ``IDEMPOTENCY_PROFILE``. What the document
     already says stays. ``prefix`` is the part of the application's paths that the document has in its
     ``servers`` instead. May be called twice.
@@ -98,8 +106,10 @@ def _add_responses(responses: dict[Any, Any], state: AppState, route: Route, sha
     settings, profile = state.settings, state.settings.profile
     if settings.www_authenticate is not None:
         _add_challenge(responses, shared)
-    for status in sorted({profile.status_of(kind) for kind in PROBLEMS}.difference(_NOT_ADDED)):
-        _add_problems(responses, status, state, route, shared)
+    problems = PROBLEMS if route.atomic else (*PROBLEMS, OperationFailed, Retryable)
+    for status in sorted({profile.status_of(kind) for kind in problems}.difference(_NOT_ADDED)):
+        kinds = [kind for kind in problems if profile.status_of(kind) == status]
+        _add_problems(responses, status, kinds, state, route, shared)
     if profile.result:
         _add_header(responses, profile.result, _RESULT, shared)
     if profile.echoes_key:
@@ -143,12 +153,16 @@ def _compared(route: Route) -> str:
 
 
 def _add_problems(
-    responses: dict[Any, Any], status: int, state: AppState, route: Route, shared: Shared
+    responses: dict[Any, Any],
+    status: int,
+    kinds: list[type[Problem]],
+    state: AppState,
+    route: Route,
+    shared: Shared,
 ) -> None:
     """The response of this status, with our problems beside what the view responds."""
     code = next((code for code in responses if _code(code) == str(status)), str(status))
     settings, profile = state.settings, state.settings.profile
-    kinds = [kind for kind in PROBLEMS if profile.status_of(kind) == status]
     named = [[*profile.named(kind, settings.problem_base).values()][-1] for kind in kinds]
     said = "; ".join(f"{kind.title} (`{name}`)" for kind, name in zip(kinds, named, strict=True))
     if route.exclude and KeyReused in kinds:

@@ -357,6 +357,20 @@ def test_a_401_that_is_described_names_the_challenge_where_there_is_one(set_up):
         assert "401" not in paths["/refunds"]["post"]["responses"]
 
 
+def test_what_a_route_that_is_not_atomic_may_respond_with_is_there_too(app):
+    for path, atomic in ("/trips", False), ("/flights", True):
+        view = idempotent(atomic=atomic)(dict)
+        app.add_url_rule(path, path[1:], view, methods=["POST"])
+    paths = add_idempotency(a_document(**{p: {"post": ok()} for p in ("/trips", "/flights")}), app)[
+        "paths"
+    ]
+    trip, flight = (paths[path]["post"]["responses"] for path in ("/trips", "/flights"))
+    assert "problem:operation-failed" in trip["500"]["description"]
+    assert "problem:try-again" in trip["503"]["description"]
+    assert "500" not in flight
+    assert "problem:try-again" not in flight["503"]["description"]
+
+
 @pytest.mark.parametrize(
     ("option", "said"),
     [

@@ -111,3 +111,12 @@ def test_an_operation_that_is_free_again_is_not_finished(world, look, add_view):
     add_view(world, during=fail, atomic=False)
     world.post()
     assert look().json["state"] == "in_progress"
+
+
+@pytest.mark.parametrize("config", [{"IDEMPOTENCY_MAX_RESPONSE_BYTES": 1}], ids=["short"])
+def test_a_response_that_was_too_large_is_not_promised(world, look, add_view):
+    add_view(world)
+    world.post()
+    answer = look()
+    assert answer.json["state"] == "completed"
+    assert "too large to store" in answer.json["detail"]
