@@ -123,7 +123,8 @@ def _outcome(state: AppState, key: str | None) -> tuple[dict[str, Any], int | No
     if word != "in_progress":
         return members, None
     guess = max(1, math.ceil(state.typical_seconds[route.name]))
-    return members, guess if record.lease_left is None else min(guess, math.ceil(record.lease_left))
+    left = record.lease_left
+    return members, guess if left is None or left <= 0 else min(guess, math.ceil(left))
 
 
 def _read_key(state: AppState, key: str | None) -> str:
@@ -152,7 +153,7 @@ def _route(state: AppState) -> Route:
 def _word(how: Situation, record: Record) -> str:
     if how is Situation.COMPLETED:
         return "failed" if record.state is State.FAILED else "completed"
-    return "interrupted" if how is Situation.INTERRUPTED else "in_progress"
+    return "interrupted" if how is Situation.INTERRUPTED and record.released is None else "in_progress"
 
 
 def _says(word: str, route: Route, record: Record) -> str:

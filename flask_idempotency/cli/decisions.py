@@ -80,14 +80,19 @@ def release(digits: str, fail: bool, attempt: int | None, why: str, by: str | No
     out what became of the operation, for example from the other service: the next retry runs the view
     again, without its finished steps. If it must not run again, use --fail: then every retry gets a
     500 of the type operation-failed. To give it the response that it should have had, use `resolve`.
-    Does not touch an operation that has completed or whose lease still runs. Atomic operations need
-    nothing, as their next retry takes over, unless they have used up max_attempts.
+    Until it has ended, it is listed as interrupted. Does not touch an operation that has completed or
+    whose lease still runs. Atomic operations need nothing, as their next retry takes over, unless they
+    have used up max_attempts.
     """
     state = current_state()
     seen = undecided(state, checked(digits), attempt)
     response = failure(state) if fail else None
     settle(state, seen, noted("failed" if fail else "released", why, by), response, origin="cli")
-    _write_settled(state, seen, "failed for good" if fail else "may be run again")
+    _write_settled(
+        state,
+        seen,
+        "failed for good" if fail else "may be run again; until then it is listed as interrupted",
+    )
 
 
 @cli.command()

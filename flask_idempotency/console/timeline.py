@@ -58,6 +58,8 @@ def _told(found: Found, record: Record | None, now: datetime) -> Iterator[Moment
         end = _after(now, record.lease_left)
         if record.lease_left > 0:
             yield Moment(end, "Its lease ends", "unless it is renewed", "later")
+        elif record.released is not None:
+            yield Moment(end, "Given back", "its next request runs it again")
         else:
             yield Moment(end, "Interrupted", f"attempt {line.attempt} had not ended with its lease")
     if line.expires is not None:

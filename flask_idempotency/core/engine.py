@@ -80,7 +80,8 @@ class Execution:
     ) -> None:
         self.hold, self.claim, self.process = hold, claim, claim.process
         self.took_over = found is not None and not found.expired
-        self.was_interrupted = found is not None and situation(found) is Situation.INTERRUPTED
+        was_released = found is not None and found.released is not None
+        self.was_interrupted = situation(found) is Situation.INTERRUPTED and not was_released
         self._lock, self._mine, self._sealer = lock, mine, sealer
 
     def complete(self, response: StoredResponse) -> None:

@@ -115,7 +115,8 @@ class Record:
     ``owner`` is the token of its latest attempt. The database's clock decides about ``expired`` and
     ``lease_left``: seconds, 0 or less if the lease is over, None if there is none. ``tries`` counts
     attempts since an operator released it, and what ``resume`` tried; None: as many as ``attempt``.
-    ``age`` is the seconds since its first attempt began.
+    ``age`` is the seconds since its first attempt began. ``released`` is the seconds since its view or
+    an operator gave it back to be run again, where that does not end it: it waits, and does not expire.
     """
 
     key: bytes
@@ -129,6 +130,7 @@ class Record:
     response: StoredResponse | None = None
     tries: int | None = None
     age: float = field(default=0.0, compare=False)
+    released: float | None = field(default=None, compare=False)
 
     @property
     def begun(self) -> int:

@@ -54,7 +54,7 @@ def record_of(key: bytes, fields: Mapping[str, Any]) -> Record:
     Numbers may be texts. Raises ``RecordBroken``.
     """
     try:
-        left, tries = fields["lease_left"], fields["tries"]
+        left, tries, released = fields["lease_left"], fields["tries"], fields["released"]
         return Record(
             bytes(key),
             fields["name"],
@@ -67,6 +67,7 @@ def record_of(key: bytes, fields: Mapping[str, Any]) -> Record:
             response=_response_of(fields),
             tries=None if tries is None else int(tries),
             age=finite(float(fields["age"])),
+            released=None if released is None else finite(float(released)),
         )
     except _UNREADABLE as error:
         raise RecordBroken(CANNOT_BE_READ) from error

@@ -27,12 +27,13 @@ Clock = Callable[[], float]
 
 @dataclass
 class _Entry:
-    """A record, when it began and expires, its lease's end, its finished steps, and who holds it."""
+    """A record, when it began, expires and was released, its lease, finished steps, and holder."""
 
     record: Record
     began: float
     expires: float
     lease: float | None = None
+    released: float | None = None
     steps: dict[str, bytes] = field(default_factory=dict)
     holder: weakref.ref[Any] | None = None
 
@@ -159,11 +160,13 @@ class MemoryRecords:
         now = self.clock()
         expired = entry.expires <= now and entry.lease is None
         left = None if entry.lease is None else entry.lease - now
-        return replace(entry.record, expired=expired, lease_left=left, age=now - entry.began)
+        released = None if entry.released is None else now - entry.released
+        age = now - entry.began
+        return replace(entry.record, expired=expired, lease_left=left, age=age, released=released)
 
     def _hold(self, entry: _Entry, claim: Claim) -> MemoryHold | MemoryLease:
         entry.expires = self.clock() + claim.ttl_seconds
-        entry.lease = None
+        entry.lease = entry.released = None
         if claim.lease_seconds is not None:
             entry.lease = self.clock() + claim.lease_seconds
             return MemoryLease(self, entry, claim)
@@ -185,6 +188,7 @@ class _Held:
         entry, claim = self._entry, self._claim
         entry.record = replace(entry.record, state=state, response=response)
         entry.expires, entry.lease = self._records.clock() + claim.ttl_seconds, None
+        entry.released = None
         self._records.changed.notify_all()
 
     def _check(self) -> None:
@@ -291,8 +295,9 @@ class MemoryLease(_Held):
         """Give the operation back."""
         with self._records.changed:
             self._check()
-            self._entry.lease, self._open = None, False
-            self._entry.expires = self._records.clock() + self._claim.ttl_seconds
+            now, entry, self._open = self._records.clock(), self._entry, False
+            entry.lease = entry.released = now if entry.steps else None
+            entry.expires = now + self._claim.ttl_seconds
             self._records.changed.notify_all()
 
     def abandon(self) -> None:
@@ -330,7 +335,7 @@ class MemoryLease(_Held):
     def _check_lease(self) -> None:
         """Raise ``LeaseLost`` also for what was released: it gets no lease again."""
         self._check()
-        if self._entry.lease is None:
+        if self._entry.lease is None or self._entry.released is not None:
             raise LeaseLost
 
 

@@ -166,10 +166,12 @@ class AdminStatements:
        fingerprint_version, state, owner, name, fingerprint, audit)
 SELECT %(note)s, {in_ttl}, {now}, 0, 0, 'in_progress', '{ERASED}', %(name)s, %(note)s,
        {first.format(entry.format(count))}"""
-        # Another owner: whoever held it before writes nothing more. The retention begins again, for
-        # the sake of the finished steps, and so do the tries of ``resume``.
+        # Another owner: whoever held it before writes nothing more. The retention begins again, and so
+        # do the tries of ``resume``. What is released waits with a lease that is over: the decision is
+        # not the end, and if no client comes back, somebody must hear of it.
         self.settle = f"""{durable}UPDATE {{table}} SET state = %(state)s, owner = %(owner)s,
-       lease_expires_at = NULL, completed_at = {now}, expires_at = {later}(expires_at, {in_ttl}),
+       lease_expires_at = CASE WHEN %(state)s = 'in_progress' THEN {now} END,
+       completed_at = {now}, expires_at = {later}(expires_at, {in_ttl}),
        status = %(status)s, headers = %(headers)s, body = %(body)s,
        request = CASE WHEN %(state)s = 'in_progress' THEN request END, tries = 0, tried_at = NULL,
        audit = {audit.format(entry.format("%(why)s"))}

@@ -434,7 +434,9 @@ class StoreContract(TransactionContract):
             getattr(lease, end)()
             record = stored_record(records, claim)
             assert (record.state, record.response) == (State.IN_PROGRESS, None)
-            assert (record.lease_left is None) is (end == "release")
+            assert (record.lease_left or 0) <= 0, "nobody runs it"
+            assert (record.released is None) is (end == "abandon")
+            assert not has_expired(records, claim), "it has done something"
             lease = held(records.take_over(again(claim), record))
             assert lease.attempt == attempt
         assert lease.steps() == steps
@@ -448,7 +450,6 @@ class StoreContract(TransactionContract):
         claim = replace(claim, ttl_seconds=SHORT_SECONDS)
         hold = held(records.claim(claim))
         if claim.lease_seconds is not None:
-            hold.record("charge", b"1")
             hold.release()
         hold.abandon()
         fresh = replace(again(claim), ttl_seconds=60.0)
@@ -459,8 +460,6 @@ class StoreContract(TransactionContract):
         assert stored_record(records, claim) == found, (
             "a take-over that is not allowed has changed the record"
         )
-        if claim.lease_seconds is not None:
-            assert hold.steps() == {"charge": b"1"}
         third = held(records.take_over(fresh, found))
         assert third.attempt == 1
         third.abandon()
@@ -478,6 +477,23 @@ class StoreContract(TransactionContract):
         before = stored_record(records, claim)
         held(records.take_over(again(claim), before))
         assert stored_record(records, claim).age >= before.age
+
+    def test_what_has_done_a_step_is_released_and_does_not_expire(
+        self, records: Records, held: Held, until: Until
+    ) -> None:
+        """If nobody comes back, an operator must hear of it."""
+        claim = a_claim(lease=60, ttl=SHORT_SECONDS)
+        lease: Lease = held(records.claim(claim))
+        lease.record("charge", b"1")
+        lease.release()
+        _is_lost(lease, "extend", "record")
+        until(lambda: stored_record(records, claim).age > 2 * SHORT_SECONDS)
+        record = stored_record(records, claim)
+        assert not record.expired
+        assert 0 < (record.released or 0) <= record.age
+        lease = held(records.take_over(again(claim), record))
+        assert (lease.attempt, lease.steps()) == (2, {"charge": b"1"})
+        assert stored_record(records, claim).released is None
 
     def test_what_begins_afresh_has_no_age(self, records: Records, held: Held, until: Until) -> None:
         claim = a_claim(lease=60, ttl=SHORT_SECONDS)

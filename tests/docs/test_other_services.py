@@ -153,7 +153,10 @@ class TestCallsToOtherServices:
         assert "create_booking" in listed
         digits = listed.splitlines()[1].split()[0]
         shop.names["requests"] = real
-        assert shop.run_command("release", "--why=asked", digits) == f"{digits}: may be run again\n"
+        assert (
+            shop.run_command("release", "--why=asked", digits)
+            == f"{digits}: may be run again; until then it is listed as interrupted\n"
+        )
         assert shop.post("/bookings").status_code == 201
 
     def test_a_view_that_knows_frees_the_key(self, shop, provider):

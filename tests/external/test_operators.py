@@ -117,7 +117,10 @@ def test_an_operator_lets_it_run_again(shop: Shop, order: str) -> None:
     assert release.startswith("Release it if the other service has done no more than that")
     assert "Look at your own rows first" in release
     assert "it will not do what comes after charge" in resolve
-    assert shop.run("release", "--why=asked", key) == f"{key}: may be run again\n"
+    assert (
+        shop.run("release", "--why=asked", key)
+        == f"{key}: may be run again; until then it is listed as interrupted\n"
+    )
     first, second = shop.buy(order, "hold"), shop.buy(order, "hold")
     assert (first.told, second.body) == ("201", first.body)
     assert shop.counts(order) == ONCE
@@ -131,7 +134,10 @@ def test_an_operator_ends_it_and_thinks_better_of_it(shop: Shop, order: str) -> 
     assert (first.told, first.replayed) == ("500 operation-failed", True)
     assert second == first
     assert shop.counts(order) == (1, 0, 0)
-    assert shop.run("release", "--why=asked", key) == f"{key}: may be run again\n"
+    assert (
+        shop.run("release", "--why=asked", key)
+        == f"{key}: may be run again; until then it is listed as interrupted\n"
+    )
     assert shop.buy(order, "hold").told == "201"
     assert shop.counts(order) == ONCE
 

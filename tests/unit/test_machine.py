@@ -17,6 +17,7 @@ from flask_idempotency.core.machine import (
     Situation,
     compare,
     decide,
+    resumes,
     situation,
 )
 from flask_idempotency.core.records import Claim, Record, State
@@ -141,3 +142,19 @@ def test_an_expired_record_counts_as_new_whatever_it_says():
     for state in State:
         old = Record(b"k" * 32, "pay", state, FINGERPRINTS[Comparison.OTHER], 3, expired=True)
         assert decide(old, CLAIM) is Next.TAKE_OVER
+
+
+@pytest.mark.parametrize(
+    ("age", "released", "hold", "retry", "other"),
+    [
+        (59, None, False, True, True),
+        (60, None, False, False, True),
+        (59, 10, True, True, True),
+        (60, 10, False, False, False),  # what an operator released is open as long as a retry is
+        (70, 10, True, True, True),  # unless it was older then, and the operator has decided that
+    ],
+)
+def test_what_was_interrupted_is_run_again_by_its_age_and_policy(age, released, hold, retry, other):
+    found = replace(record(Situation.INTERRUPTED, MINE), age=age, released=released)
+    expected = {"hold": hold, "retry": retry, "fail": other, id: other}
+    assert {policy: resumes(found, policy, 60) for policy in expected} == expected

@@ -18,7 +18,7 @@ def stored_and_read(response: StoredResponse) -> Record:
     """A completed record of the response, as a store reads it."""
     values = {**claim_values(CLAIM), **response_values(response)}
     more = {"state": "completed", "attempt": 1, "expired": 0, "lease_left": None, "tries": None}
-    more["age"] = "1.5"
+    more |= {"age": "1.5", "released": None}
     return record_of(CLAIM.key, {**values, **more})
 
 

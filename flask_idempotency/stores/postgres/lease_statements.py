@@ -7,6 +7,8 @@ token: whoever was taken over changes nothing. No transaction is open while the 
 
 from __future__ import annotations
 
+from flask_idempotency.stores.table import RELEASED_KEEPS
+
 from . import statements
 from .statements import AFRESH, BRIEFLY
 
@@ -29,8 +31,8 @@ TAKE_OVER = _DURABLY + _FORGET_STEPS + statements.TAKE_OVER_ROW + _IS_OURS
 TAKE_OVER_IN_TIME = _DURABLY + _FORGET_STEPS + statements.TAKE_OVER_ROW + statements.IN_TIME + _IS_OURS
 
 _MINE = """WHERE key = %(key)s AND owner = %(owner)s AND state = 'in_progress'"""
-# What was released has no lease, and gets none: nobody runs it.
-_LEASED = f"{_MINE} AND lease_expires_at IS NOT NULL"
+# What was released gets no lease again: nobody runs it.
+_LEASED = f"{_MINE} AND lease_expires_at IS NOT NULL AND completed_at IS NULL"
 
 _RENEW = f"""UPDATE {{table}} SET lease_expires_at =
        greatest(lease_expires_at, clock_timestamp() + %(lease)s * interval '1 second')
@@ -50,9 +52,11 @@ FINISH = f"""{_ALONE}UPDATE {{table}} SET
 END = f"{_ALONE}UPDATE {{table}} SET lease_expires_at = clock_timestamp() {_LEASED}"
 
 # Without a lease, a record in progress belongs to whoever holds its row lock; here nobody does. And it
-# may expire, with its steps: so the retention begins again.
+# expires. But where something has been done, a step or what an operator had to decide about, somebody
+# must hear of it if no client comes back: its lease is over, and it waits.
 RELEASE = f"""{_ALONE}UPDATE {{table}} SET
-       lease_expires_at = NULL, completed_at = clock_timestamp(),
+       lease_expires_at = CASE WHEN {RELEASED_KEEPS} THEN clock_timestamp() END,
+       completed_at = clock_timestamp(),
        expires_at = clock_timestamp() + %(ttl)s * interval '1 second'
  {_MINE}"""
 

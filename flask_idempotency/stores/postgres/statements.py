@@ -38,14 +38,16 @@ AFRESH = f"({EXPIRED} AND %(resumes)s::text IS NULL)"
 # What the array below holds, by the names of ``core.rows``.
 FIELDS = (
     "name", "state", "owner", "headers", "version", "attempt", "expired", "lease_left", "status",
-    "tries", "age",
+    "tries", "age", "released",
 )  # fmt: skip
 # One array in place of as many columns, here and below: psycopg2 decodes the name of each column in
 # Python, which takes longer than all values.
 COLUMNS = f"""ARRAY[name, state, owner, headers::text, fingerprint_version::text, attempt::text,
        {EXPIRED}::int::text,
        extract(epoch FROM lease_expires_at - clock_timestamp())::float8::text, status::text,
-       tries::text, extract(epoch FROM clock_timestamp() - created_at)::float8::text],
+       tries::text, extract(epoch FROM clock_timestamp() - created_at)::float8::text,
+       CASE WHEN lease_expires_at IS NOT NULL
+            THEN extract(epoch FROM clock_timestamp() - completed_at)::float8::text END],
        fingerprint, body"""
 
 LOOK = f"""{BRIEFLY}SELECT {COLUMNS}

@@ -80,7 +80,7 @@ if not held[1] or {is_observed("held[1]")} then return 0 end
 if version(KEYS[1]) ~= ARGV[2] then return 0 end
 local interrupted = held[2] == 'in_progress' and held[3] and tonumber(held[3]) <= now
 if not interrupted and held[2] ~= 'failed' then return 0 end
-redis.call('HDEL', KEYS[1], 'lease', 'completed', 'status', 'headers', 'body')
+redis.call('HDEL', KEYS[1], 'lease', 'released', 'completed', 'status', 'headers', 'body')
 local entry = {{at = now, by = ARGV[5], did = ARGV[6], why = ARGV[7]}}
 redis.call('HSET', KEYS[1], 'state', ARGV[4], 'owner', ARGV[1],
            'before', redis.call('HGET', KEYS[1], 'attempt'),
@@ -90,8 +90,11 @@ if ARGV[8] then
   redis.call('HSET', KEYS[1], 'status', ARGV[8], 'completed', now)
   if ARGV[9] ~= '' then redis.call('HSET', KEYS[1], 'headers', ARGV[9]) end
   if ARGV[10] then redis.call('HSET', KEYS[1], 'body', ARGV[10]) end
+  redis.call('PEXPIRE', KEYS[1], math.max(redis.call('PTTL', KEYS[1]), ARGV[3]))
+else
+  redis.call('HSET', KEYS[1], 'lease', now, 'released', now)
+  redis.call('PERSIST', KEYS[1])
 end
-redis.call('PEXPIRE', KEYS[1], math.max(redis.call('PTTL', KEYS[1]), ARGV[3]))
 return 1"""
 
 _ENTRY = "cjson.encode({at = now, by = ARGV[1], did = ARGV[2], why = ARGV[3]}) .. '\\n'"

@@ -36,7 +36,7 @@ from .wire import wire_of
 
 _FIELDS = (
     "name", "state", "version", "digest", "attempt", "owner", "lease", "status", "headers", "body",
-    "before", "created",
+    "before", "created", "released",
 )  # fmt: skip
 # -> the server's time in milliseconds, and the values of these fields: not those of the steps
 LOOK = NOW + f"return {{now, redis.call('HMGET', KEYS[1], {str(_FIELDS)[1:-1]})}}"
@@ -51,6 +51,7 @@ redis.call('HSET', KEYS[1], 'state', 'in_progress', 'owner', ARGV[1], 'name', AR
            'version', ARGV[3], 'digest', ARGV[4], 'attempt', attempt, 'lease', now + ARGV[5],
            'request', ARGV[6])
 redis.call('HSETNX', KEYS[1], 'created', now)
+redis.call('HDEL', KEYS[1], 'released')
 if {is_observed("ARGV[1]")} then
   redis.call('PEXPIRE', KEYS[1], ARGV[7])
 else
@@ -81,12 +82,14 @@ local held = redis.call('HMGET', KEYS[1], 'owner', 'state', 'lease')
 if held[1] ~= ARGV[1] or held[2] ~= 'in_progress' then return 0 end
 """
 
-_LEASED = f"{_MINE} if not held[3] then return 0 end"  # what was released gets no lease again
+# What was released gets no lease again.
+_LEASED = f"""{_MINE}
+if not held[3] or redis.call('HEXISTS', KEYS[1], 'released') == 1 then return 0 end"""
 
 # Does not compare the state: the second time, this attempt has already finished it.
 FINISH = f"""{NOW}
 if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
-redis.call('HDEL', KEYS[1], 'lease', 'request')
+redis.call('HDEL', KEYS[1], 'lease', 'request', 'released')
 redis.call('HSET', KEYS[1], 'state', ARGV[3], 'status', ARGV[4], 'completed', now)
 if ARGV[5] ~= '' then redis.call('HSET', KEYS[1], 'headers', ARGV[5]) end
 if ARGV[6] == '1' then redis.call('HSET', KEYS[1], 'body', ARGV[7]) end
@@ -103,9 +106,18 @@ return 1"""
 
 END = f"{_LEASED} redis.call('HSET', KEYS[1], 'lease', now) return 1"
 
+# It expires, unless it has done something: a step, or what an operator had to decide about.
 RELEASE = f"""{_MINE}
-redis.call('HDEL', KEYS[1], 'lease')
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
+local keeps = redis.call('HEXISTS', KEYS[1], 'before') == 1
+for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
+  keeps = keeps or string.sub(field, 1, 5) == 'step:'
+end
+if keeps then
+  redis.call('HSET', KEYS[1], 'lease', now, 'released', now)
+else
+  redis.call('HDEL', KEYS[1], 'lease')
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+end
 return 1"""
 
 T = TypeVar("T")
@@ -274,6 +286,7 @@ def _batches(steps: Iterable[tuple[bytes, int, bytes]]) -> Iterator[list[bytes]]
 def _record(key: bytes, now: int, fields: dict[str, Any]) -> Record | None:
     """Raises ``RecordBroken``."""
     lease, attempt, before = fields["lease"], fields["attempt"], fields["before"]
+    released = fields["released"]
     if set(fields.values()) == {None}:
         return None
     with legible():
@@ -283,5 +296,6 @@ def _record(key: bytes, now: int, fields: dict[str, Any]) -> Record | None:
             "lease_left": None if lease is None else (float(lease) - now) / 1000,
             "tries": None if before is None else int(attempt) - int(before),
             "age": (now - float(fields["created"])) / 1000,
+            "released": None if released is None else (now - float(released)) / 1000,
         }
         return record_of(key, {**fields, **known, **times})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flask_idempotency.stores.table import NO_LEASE, TIMES, VERSION
+from flask_idempotency.stores.table import NO_LEASE, RELEASED_KEEPS, TIMES, VERSION
 
 NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
 IN_TTL = "strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', :ttl))"
@@ -12,16 +12,18 @@ _LEASE = f"CASE WHEN :lease IS NOT NULL THEN {_LEASE} END"
 _EXPIRED = f"(expires_at <= {NOW} AND lease_expires_at IS NULL)"
 _AFRESH = f"({_EXPIRED} AND :resumes IS NULL)"
 _MINE = "WHERE key = :key AND owner = :owner AND state = 'in_progress'"
-_LEASED = f"{_MINE} AND lease_expires_at IS NOT NULL"
+_LEASED = f"{_MINE} AND lease_expires_at IS NOT NULL AND completed_at IS NULL"
 
 # What LOOK reads, by the names of ``core.rows``.
 FIELDS = (
     "name", "state", "version", "digest", "attempt", "owner", "expired", "lease_left", "status",
-    "headers", "body", "tries", "age",
+    "headers", "body", "tries", "age", "released",
 )  # fmt: skip
 LOOK = f"""SELECT key, name, state, fingerprint_version, fingerprint, attempt, owner, {_EXPIRED},
        (julianday(lease_expires_at) - julianday('now')) * 86400.0, status, headers, body,
-       tries, (julianday('now') - julianday(created_at)) * 86400.0
+       tries, (julianday('now') - julianday(created_at)) * 86400.0,
+       CASE WHEN lease_expires_at IS NOT NULL
+            THEN (julianday('now') - julianday(completed_at)) * 86400.0 END
   FROM {{table}} WHERE key = :key"""
 
 INSERT = f"""INSERT OR IGNORE INTO {{table}}
@@ -62,7 +64,8 @@ FINISH = f"""UPDATE {{table}} SET
 EXTEND = f"UPDATE {{table}} SET lease_expires_at = max(lease_expires_at, {_LEASE}) {_LEASED}"
 END = f"UPDATE {{table}} SET lease_expires_at = {NOW} {_LEASED}"
 RELEASE = f"""UPDATE {{table}} SET
-       lease_expires_at = NULL, completed_at = {NOW}, expires_at = {IN_TTL} {_MINE}"""
+       lease_expires_at = CASE WHEN {RELEASED_KEEPS} THEN {NOW} END,
+       completed_at = {NOW}, expires_at = {IN_TTL} {_MINE}"""
 
 STEPS = "SELECT name, result FROM {steps} WHERE key = :key"
 RECORD_STEP = f"""INSERT OR REPLACE INTO {{steps}} (key, name, attempt, created_at, result)

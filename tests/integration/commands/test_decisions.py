@@ -126,6 +126,32 @@ def test_a_decision_waits_for_the_disk(orders, usual, used):
     assert (result.exit_code, sql("select how from commits")) == (0, [(used,)])
 
 
+def test_what_was_released_waits_until_it_has_ended(orders):
+    """A decision is not the end: if the client never comes back, somebody must hear of it."""
+    key = orders.interrupt()
+    assert orders.run(*RELEASE, key).exit_code == 0
+    past = "now() - interval '2 days'"
+    orders.world.sql(f"update idempotency_record set expires_at = {past}, lease_expires_at = {past}")
+    assert orders.run("purge").exit_code == 0
+    (line,) = orders.lines()
+    assert (line["state"], line["expires"]) == ("interrupted", None)
+    assert orders.send().json == {"attempt": 2}
+
+
+def test_what_was_released_is_open_as_long_as_a_provider_knows_its_key(orders, assert_problem):
+    """Counted from the first call. An operator who releases what is older has looked."""
+    key, table = orders.interrupt(), "update idempotency_record set"
+    assert orders.run(*RELEASE, key).exit_code == 0
+    orders.world.sql(f"{table} created_at = now() - interval '25 hours'")
+    orders.world.sql(f"{table} completed_at = now() - interval '2 hours'")
+    assert_problem(orders.send(), 409, "operation-interrupted")
+    assert orders.calls == [1]
+    assert orders.run(*RELEASE, key).exit_code == 0
+    orders.world.sql(f"{table} created_at = now() - interval '3 days'")
+    orders.world.sql(f"{table} completed_at = now() - interval '1 day'")
+    assert orders.send().json == {"attempt": 2}
+
+
 def test_it_asks_first_and_shows_what_it_asks_about(orders):
     key, ask = orders.interrupt(), orders.world.app.test_cli_runner().invoke
     result = ask(cli, ["resolve", key, *PAID], input="n\n")
@@ -264,7 +290,7 @@ def test_of_two_decisions_one_stands(orders):
         assert store.settle(Verdict(full, "mine", 60, entry, seen))
         assert not store.settle(Verdict(full, "yours", 60, entry, seen))
         assert store.erase([full], seen) == 0
-    assert "has been released" in refused(orders.run("resolve", key, *PAID, "--yes"))
+    assert orders.run("resolve", key, *PAID, "--yes").exit_code == 0, "its client has not come back"
 
 
 def die_again(orders: Orders, key: str) -> None:

@@ -115,13 +115,14 @@ def test_an_operator_sees_how_far_it_came_and_lets_it_run_again(shop):
     assert record == line
     assert (step["name"], step["attempt"]) == ("charge", 1)
     assert line["created"] <= step["finished"]
-    assert shop.run("release", "--why=asked", key).output == f"{key}: may be run again\n"
-    (line,) = shop.listed("--state", "released")
-    assert (line["key"], line["completed"]) == (key, None)
-    assert line["expires"] > line["created"]
+    assert (
+        shop.run("release", "--why=asked", key).output
+        == f"{key}: may be run again; until then it is listed as interrupted\n"
+    )
+    (line,) = shop.listed("--state", "interrupted")
+    assert (line["key"], line["completed"], line["expires"]) == (key, None, None)
     assert shop.listed("--state", "in_progress") == []
-    result = shop.run("release", "--why=asked", key)
-    assert (result.exit_code, "has been released: its next retry" in result.output) == (1, True)
+    assert shop.run("release", "--why=asked", key).exit_code == 0
     assert shop.post().json == {"attempt": 2}
     assert shop.post().headers["Idempotent-Replayed"] == "true"
     assert shop.calls == [1]
@@ -140,7 +141,10 @@ def test_an_operator_ends_it_and_thinks_better_of_it(shop):
     assert (first.status_code, second.data) == (500, first.data)
     assert first.json["type"].endswith("operation-failed")
     assert shop.listed()[0]["state"] == "failed"
-    assert shop.run("release", "--why=asked", key).output == f"{key}: may be run again\n"
+    assert (
+        shop.run("release", "--why=asked", key).output
+        == f"{key}: may be run again; until then it is listed as interrupted\n"
+    )
     assert shop.post().json == {"attempt": 2}
     assert shop.calls == [1]
 
@@ -164,7 +168,7 @@ def test_an_operator_gives_it_the_response_that_it_should_have_had(shop):
         shop.post("/wrong", "key")
         shop.run("release", line["key"], "--why", why)
     (record,) = json.loads(shop.run("show", line["key"], "--json").output)
-    assert [entry["why"] for entry in record["audit"]] == ["1", "3", "4"]
+    assert [entry["why"] for entry in record["audit"]] == ["1", "2", "3", "4"]
 
 
 def test_each_decision_is_a_line_of_the_log_which_outlives_the_record(shop, caplog):
@@ -238,6 +242,8 @@ def test_only_what_an_operator_has_seen_is_decided_or_erased(shop):
         assert store.erase([full], first) == 0
         assert store.settle(Verdict(full, "three", 60, entry, failed))
         assert store.erase([full], failed) == 0
+        assert store.erase([full], seen()) == 0, "it is released, and has not ended"
+        assert store.settle(Verdict(full, "four", 60, entry, seen(), StoredResponse(500, (), b"")))
         assert store.steps(full) != []
         assert store.erase([full], seen()) == 1
         assert store.steps(full) == []
@@ -674,7 +680,7 @@ def test_what_has_expired_is_not_begun_again(shop):
     runs = []
 
     def order() -> Any:
-        current_operation.step("charge", lambda: runs.append(current_operation.attempt))
+        runs.append(current_operation.attempt)
         raise Retryable
 
     def expire() -> None:
@@ -684,11 +690,9 @@ def test_what_has_expired_is_not_begun_again(shop):
     shop.app.add_url_rule("/again", "again", view, methods=["POST"])
     hook = shop.app.before_request_funcs[None]
     assert shop.post("/again").status_code == 503
-    make_due(shop)
-    assert resumed(shop) == [("again", 1, 503)], "it goes on, with its step"
     hook.append(expire)
     make_due(shop)
-    assert resumed(shop) == [("again", 2, 409)]
+    assert resumed(shop) == [("again", 1, 409)]
     hook.remove(expire)
     make_due(shop)
     assert resumed(shop) == []

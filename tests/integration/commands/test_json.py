@@ -55,7 +55,7 @@ def test_a_released_operation_is_its_row(world, run):
     end_lease(world)
     digits = rows(run, "list")[0]["key"]
     (released,) = rows(run, "release", "--why=asked", digits)
-    assert (released["key"], released["state"]) == (digits, "released")
+    assert (released["key"], released["state"]) == (digits, "interrupted")
 
 
 def test_a_purge_is_a_row(world, run):

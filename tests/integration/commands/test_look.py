@@ -134,5 +134,8 @@ def test_more_digits_tell_two_records_apart_that_share_eight(world, run, pay):
     shown = json.loads(run("show", twin[:8].hex(), "--json").output)
     assert [line["key"] for line in shown] == [twin[:4].hex()], "as list shows it"
     released = run("release", "--why=asked", twin[:8].hex())
-    assert released.output == f"{twin[:4].hex()}: may be run again\n"
+    assert (
+        released.output
+        == f"{twin[:4].hex()}: may be run again; until then it is listed as interrupted\n"
+    )
     assert [row.state for row in world.records()].count("failed") == 1

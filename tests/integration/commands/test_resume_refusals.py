@@ -381,6 +381,7 @@ def test_a_release_begins_the_count_of_tries_only(releases):
 
 def test_what_has_expired_is_not_begun_again(releases):
     world = given_back(releases)
+    releases.first.sql("update idempotency_record set lease_expires_at = null")  # without its step
     releases.expire()
     assert releases.resume(world) == []
     assert releases.charges == [1]
@@ -396,6 +397,7 @@ def test_what_has_not_expired_goes_on_with_its_steps(releases):
 
 def test_what_expires_on_its_way_is_not_begun_again(releases):
     world = given_back(releases)
+    releases.first.sql("update idempotency_record set lease_expires_at = null")  # without its step
     before(world, releases.expire)
     assert releases.resume(world) == [409]
     assert releases.charges == [1]

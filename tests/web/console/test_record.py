@@ -45,7 +45,7 @@ def test_a_record_tells_what_happened_in_order(browser, act, interrupted):
     text = text_of(browser.get(f"/records/{digits}"))
     places = [
         text.index(part)
-        for part in ("Created", "Step reserve finished", "Released by ada: looked it up", "Expires")
+        for part in ("Created", "Step reserve finished", "Released by ada: looked it up", "Given back")
     ]
     assert places == sorted(places)
 
@@ -569,7 +569,7 @@ def test_what_turns_text_around_is_shown_escaped(browser, world, interrupted, ac
     digits = interrupted()
     assert act(digits, "release", why="not \u202etnes").status_code == 303
     world.sql("update idempotency_record set name = 'char\u202eeg'")
-    for page in f"/records/{digits}", "/records", "/", f"/records/{digits}/forget":
+    for page in f"/records/{digits}", "/records", "/", f"/records/{digits}/resolve":
         text = browser.get(page).text
         assert "\u202e" not in text
         assert r"char\u202eeg" in text

@@ -6,10 +6,12 @@ import sqlalchemy as sa
 from flask_idempotency import (
     OperationInterrupted,
     Retryable,
+    TransactionConflict,
     current_operation,
     idempotent,
     operation_interrupted,
 )
+from flask_idempotency.cli import cli
 from tests.killed import Killed
 from tests.web.leased.records import begun, end_lease, lease_is_over
 
@@ -179,7 +181,7 @@ def test_the_application_may_find_out_what_came_of_it(world, add):
     assert world.post().json == {"attempt": 2}  # None: run it again
     assert runs == [1, 2]
     runs.clear()
-    world.sql("update idempotency_record set state = 'in_progress', status = null")
+    world.sql("update idempotency_record set state = 'in_progress', status = null, completed_at = null")
     end_lease(world)
     assert [world.post().json for _ in range(2)] == [{"found": True}] * 2
     assert runs == []
@@ -242,3 +244,24 @@ def test_an_async_application_may_find_out_too(app, world):
         world.post()
     end_lease(world)
     assert world.post().json == {"found": True}
+
+
+@pytest.mark.parametrize("end", [Retryable, TransactionConflict, 429])
+def test_what_has_finished_a_step_is_never_forgotten(world, add, end):
+    """Something was charged, and its client may never come back."""
+
+    def view():
+        charge = current_operation.step("charge", lambda: 17)
+        if current_operation.attempt == 2:
+            return {"charge": charge}, 201
+        if end == 429:
+            return {"error": "slow down"}, end
+        raise end
+
+    runs = add(view)
+    assert world.post().status_code in (429, 503)
+    past = "clock_timestamp() - interval '2 days'"
+    world.sql(f"update idempotency_record set expires_at = {past}, lease_expires_at = {past}")
+    assert world.app.test_cli_runner().invoke(cli, ["purge"]).exit_code == 0
+    assert world.post().json == {"charge": 17}
+    assert runs == [1, 2]
