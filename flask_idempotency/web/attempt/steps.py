@@ -209,6 +209,10 @@ class Steps:
         with self._lock:
             return any(self._running.values())
 
+    def finished(self) -> list[str]:
+        """The steps whose results this attempt has."""
+        return sorted(self._used)
+
     def begin_again(self) -> None:
         """After ``on_interrupted`` the view runs: it may ask for the steps recorded there."""
         self._used.clear()
