@@ -9,9 +9,6 @@ from flask_idempotency import OperationInterrupted
 
 SECONDS = 10  # it takes one; one that is silent for longer is asked again by the client's retry
 
-# What says nothing about an earlier call with this key: it may have worked.
-OPEN = {401, 403, 408, 409, 425, 429}
-
 
 def charge(amount: int, reference: str, key: str | None, *, card: str) -> dict[str, Any] | None:
     """Charge a card, in cents. Returns the charge, or None if the card was declined.
@@ -25,12 +22,10 @@ def charge(amount: int, reference: str, key: str | None, *, card: str) -> dict[s
             headers={"Idempotency-Key": key} if key else {},
             timeout=SECONDS,
         )
-    except requests.RequestException as error:
-        raise OperationInterrupted("The card provider does not answer.", retry_after=5) from error
-    if response.status_code == 402:
-        return None  # a result like any other: recorded, and not asked for again
-    if response.status_code in OPEN or response.status_code >= 500:
-        raise OperationInterrupted("The card provider is busy.", retry_after=5)
-    response.raise_for_status()  # a mistake of ours: stored as failed
-    found: dict[str, Any] = response.json()
+        if response.status_code == 402:
+            return None  # a result like any other: recorded, and not asked for again
+        response.raise_for_status()
+        found: dict[str, Any] = response.json()
+    except requests.RequestException as error:  # this call or an earlier one may have charged
+        raise OperationInterrupted("The card provider does not say.", retry_after=5) from error
     return found

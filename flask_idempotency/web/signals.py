@@ -44,12 +44,14 @@ class Event:
     :param problem: the problem's type, such as ``"key-reused"``. With the outcome
         ``"unprotected"`` it is ``"store-unavailable"`` if the store failed, and None if there was no
         key. ``"body-too-large"`` stands for the application's own 413, and ``"record-unreadable"``
-        for the 500 about a record that is broken, or that no encryption key opens.
+        for the 500 about a record that is broken, or that no encryption key opens. With the outcome
+        ``"executed"`` it is ``"operation-failed"`` if a view that is not atomic failed for good.
     :param error: what was raised. Its text may hold anything.
     :param would: the outcome that an observed request would have had, if it had been enforced;
         ``"unknown"`` if it could not be observed.
     :param first_status: if an observed request would have been replayed, the status of that response;
         ``status`` is the one that it got.
+    :param steps: the names of the steps that were finished, if the operation failed.
     """
 
     operation: str
@@ -63,6 +65,7 @@ class Event:
     error: BaseException | None = None
     would: str | None = None
     first_status: int | None = None
+    steps: list[str] | None = None
 
 
 _signals = Namespace()
@@ -134,12 +137,24 @@ def _facts(event: Event) -> dict[str, Any]:
 def _log(signal: NamedSignal, event: Event, level: int) -> None:
     facts = _facts(event)
     what = _would(event.would) if event.would else event.outcome or signal.name.partition("-")[2]
+    if event.outcome == "executed" and event.problem:
+        what = "failed"
     details = ", ".join(f"{name} {_short(facts[name])}" for name in _DETAILS if name in facts)
     # Error trackers group lines by this text: each outcome is an issue of its own.
     log.log(level, f"operation %s {what}: %s", event.operation, details, extra=facts)  # noqa: G004
 
 
-_DETAILS = ("problem", "error", "attempt", "status", "first_status", "seconds", "decided_by", "id")
+_DETAILS = (
+    "problem",
+    "error",
+    "attempt",
+    "status",
+    "first_status",
+    "seconds",
+    "steps",
+    "decided_by",
+    "id",
+)
 
 
 def _would(outcome: str) -> str:

@@ -12,7 +12,7 @@ class Provider:
     """A payment provider over HTTP. Its ledger has each charge that it made."""
 
     def __init__(self) -> None:
-        self.deduplicates, self.refuses, self.loses = True, 0, 0
+        self.deduplicates, self.refuses, self.loses, self.garbles = True, 0, 0, 0
         self.ledger: list[str] = []
         app = Flask("provider")
         app.add_url_rule("/charges", "charge", self.charge, methods=["POST"])
@@ -30,6 +30,9 @@ class Provider:
         if self.loses:
             self.loses -= 1
             return Response(headers={"Content-Length": "100"})  # it breaks off
+        if self.garbles:
+            self.garbles -= 1
+            return "<html>"
         return {"id": f"ch_{self.ledger.index(key)}"}
 
     def find(self) -> Any:

@@ -51,6 +51,7 @@ class Shop:
             ("create_payment", {}),
             ("create_refund", {}),
             ("send_parcel", {"atomic": False}),
+            ("send_letter", {"atomic": False}),
             ("send_invoice", {"atomic": False, "max_attempts": 2, "on_interrupted": "retry"}),
         ):
             view = idempotent(**options)(getattr(self, path))
@@ -67,6 +68,10 @@ class Shop:
     def send_parcel(self) -> Any:
         current_operation.step("stamp", lambda: {"number": 17})
         raise Killed
+
+    def send_letter(self) -> Any:
+        current_operation.step("stamp", lambda: {"number": 17})
+        raise LookupError
 
     def send_invoice(self) -> Any:
         raise Killed
@@ -88,6 +93,9 @@ class Shop:
     def operations_interrupted(self) -> None:
         self.die("send_parcel", "parcel-1")
         self.post("send_parcel", "parcel-1", 409)
+
+    def operations_failed(self) -> None:
+        self.post("send_letter", "letter-1", 500)
 
     def attempts_used_up(self) -> None:
         for _ in range(2):

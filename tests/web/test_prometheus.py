@@ -81,6 +81,16 @@ def test_requests_are_counted_by_operation_and_outcome(world, add_view, requests
     assert requests("rejected", "key-required") == 1
 
 
+def test_a_stored_failure_is_told_from_a_success(world, requests):
+    add(world, fail, atomic=False)
+    world.post(), world.post()
+    assert [requests("executed", "operation-failed"), requests("executed"), requests("replayed")] == [
+        1,
+        0,
+        1,
+    ]
+
+
 def test_an_outcome_that_has_not_happened_is_counted_from_the_first_request_on(
     world, add_view, requests
 ):

@@ -57,6 +57,7 @@ class Attempt:
         self._started = time.monotonic()
         self._waiting: StoredResponse | None = None  # its response, for as long as it waits
         self._error: BaseException | None = None
+        self._failure: dict[str, Any] = {}  # if that is what is stored: what to tell besides
         self._registered: list[Any] = []  # with flask.after_this_request
         self._outside = 0  # how many of these before the view
         self.phase, current.attempt = Phase.OPEN, self
@@ -252,6 +253,7 @@ class Attempt:
             attempt=operation.attempt,
             status=stored.status,
             seconds=seconds,
+            **self._failure,
         )
         if operation.after_commit:
             call_all(operation.after_commit, f"operation {operation.name}")

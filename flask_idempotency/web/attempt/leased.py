@@ -141,7 +141,7 @@ class LeasedAttempt(Attempt):
         operation, execution = self._operation, self._execution
         lease, binds = cast("Lease", execution.hold), self._route.other_binds
         steps = Steps(self._state, operation, lease, execution.claim, binds)
-        operation.steps, self._running = steps, Running(operation)
+        operation.steps, self._steps, self._running = steps, steps, Running(operation)
         if self._route.heartbeat:
             self._begin_beating(lease, steps)
         return self._on_interrupted(steps) if execution.was_interrupted else None
@@ -220,6 +220,9 @@ class LeasedAttempt(Attempt):
             self._stop_beating()
             if failed:
                 self._operation.after_commit.clear()  # they were to follow a success
+                if self._has_run:  # otherwise on_interrupted decided so
+                    steps, problem = self._steps.finished(), OperationFailed.type
+                    self._failure = {"level": ERROR, "problem": problem, "steps": steps or None}
             self._let_go()
             self._commit(stored)
 

@@ -21,7 +21,7 @@ from itertools import count
 from random import SystemRandom
 from typing import Any
 
-from flask_idempotency.core.errors import LeaseLost, StepError, shown
+from flask_idempotency.core.errors import LeaseLost, StepError, StoreUnavailable, shown, sqlstate
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.ports import Lease, Step
 from flask_idempotency.core.process import FORKED, here
@@ -35,6 +35,15 @@ from flask_idempotency.session.transaction_scope import Joined
 from flask_idempotency.web.background.heartbeat import HEART, Heartbeat
 from flask_idempotency.web.setup.options import NAMES, is_name, read_lease
 from flask_idempotency.web.setup.state import AppState
+from flask_idempotency.web.signals import Event, warn
+
+_PASSING = (
+    "53",  # disk full, out of memory, too many connections
+    "55P03",  # lock not available
+    "57014",  # query canceled, mostly by statement_timeout
+    "58",  # system error
+)
+"""SQLSTATEs that say nothing about the step: it was rolled back, and may succeed another time."""
 
 
 @dataclass(eq=False)
@@ -106,7 +115,11 @@ class Steps:
         if left_open:
             drop(state.sessions.present())
         with parked(state):
-            self._record(step.name, result, self._lease)
+            try:
+                self._record(step.name, result, self._lease)
+            except LeaseLost as error:
+                self._warn_overtaken(step.name, error)
+                raise
         if left_open:
             raise StepError(
                 f"step {step.name!r} was done, and left changes in db.session that it did not commit."
@@ -114,6 +127,12 @@ class Steps:
                 " undone. Commit in its function, or call the step with atomic=True"
             )
         return result
+
+    def _warn_overtaken(self, name: str, error: LeaseLost) -> None:
+        operation = self._operation
+        event = Event(operation.name, attempt=operation.attempt, id=operation.id, error=error)
+        text = "another request took it over, or an operator decided, while its step %r ran"
+        warn(event, f"{text}: both may have called", name)
 
     def _called(self, step: PresentStep) -> bytes:
         """Call the function, again where its ``retry`` says so; return its result, encoded.
@@ -190,6 +209,10 @@ class Steps:
         with self._lock:
             return any(self._running.values())
 
+    def finished(self) -> list[str]:
+        """The steps whose results this attempt has."""
+        return sorted(self._used)
+
     def begin_again(self) -> None:
         """After ``on_interrupted`` the view runs: it may ask for the steps recorded there."""
         self._used.clear()
@@ -265,6 +288,8 @@ class Steps:
                             joined.commit()
                     except Exception as error:
                         joined.raise_if_uncommittable(error)
+                        if (sqlstate(getattr(error, "orig", error)) or "").startswith(_PASSING):
+                            raise StoreUnavailable from error
                         raise
                     joined.let_go()
                 self._record(step.name, result, hold)

@@ -1,9 +1,11 @@
 """Operations that are not atomic: every end is kept, or frees the key."""
 
+import logging
+
 import pytest
 from flask import after_this_request, got_request_exception
 
-from flask_idempotency import NotAtomic, Retryable
+from flask_idempotency import NotAtomic, Retryable, current_operation
 
 
 @pytest.mark.parametrize("status", [500, 503, 402])
@@ -14,6 +16,41 @@ def test_a_response_that_says_it_failed_is_stored(world, add, status):
     assert retry.headers["Idempotent-Replayed"] == "true"
     assert runs == [1]
     assert world.records()[0].state == ("failed" if status >= 500 else "completed")
+
+
+def test_a_failure_is_an_error_of_the_log_that_names_the_finished_steps(world, add, caplog):
+    """A charge without an order: nobody runs it again, so somebody has to know."""
+
+    def fail():
+        raise LookupError
+
+    def view():
+        current_operation.step("charge", dict)
+        if current_operation.attempt == 1:
+            raise Retryable
+        current_operation.step("save", fail, atomic=True)
+
+    add(view)
+    assert [world.post().status_code for _ in range(3)] == [503, 500, 500]
+    [line] = [each for each in caplog.records if each.name == "flask_idempotency"]
+    digits = world.records()[0].key.hex()[:8]
+    assert line.levelname == "ERROR"
+    assert line.message.startswith("operation charge failed: problem operation-failed, attempt 2,")
+    assert line.message.endswith(f"steps ['charge'], decided_by records, id {digits}")
+    assert (line.operation, line.status, line.steps) == ("charge", 500, ["charge"])
+
+
+def test_one_that_is_to_fail_once_it_was_interrupted_is_no_error(world, add, caplog):
+    """So the route decided: nobody has to."""
+
+    def leave():
+        raise SystemExit
+
+    add(leave, on_interrupted="fail")
+    with pytest.raises(SystemExit):
+        world.post()
+    assert world.post().status_code == 500
+    assert [each.levelname for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
 def test_a_response_about_the_caller_frees_the_key(world, add, assert_problem):

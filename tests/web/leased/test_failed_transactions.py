@@ -1,10 +1,16 @@
 """A failed transaction in the session: a view that is not atomic keeps its response and its steps."""
 
+from contextlib import closing
+
+import psycopg2
 import pytest
 import sqlalchemy as sa
 
 from flask_idempotency import current_operation
+from tests.databases import plain_dsn
+from tests.drivers import EACH
 from tests.killed import Killed
+from tests.web.leased.records import lease_is_over, steps
 
 
 def fail_a_statement(world):
@@ -49,3 +55,42 @@ def test_nor_does_it_cost_the_recording_of_a_step(world, add):
         world.post()
     assert world.post().status_code == 201
     assert runs == [1]
+
+
+PASSING = {
+    "a statement's time-out": ("set local statement_timeout = '50ms'", "select pg_sleep(10)"),
+    "a lock's time-out": ("set local lock_timeout = '50ms'", "lock table idempotency_record_step"),
+    "a cancelled statement": ("select pg_cancel_backend(pg_backend_pid()), pg_sleep(10)",),
+    "a full disk": ("do $$ begin raise exception 'full' using errcode = '53100'; end $$",),
+    "an error of the system": ("do $$ begin raise exception 'i/o' using errcode = '58030'; end $$",),
+}
+
+
+@EACH
+@pytest.mark.parametrize("statements", PASSING.values(), ids=PASSING)
+def test_an_atomic_step_that_met_what_passes_leaves_the_operation_interrupted(
+    world, add, assert_problem, statements
+):
+    """It was rolled back, so nothing speaks against another attempt: the step before is recorded."""
+    charges, dsn = [], plain_dsn(world.app.config["SQLALCHEMY_DATABASE_URI"])
+
+    def save():
+        world.db.session.add(world.Payment(amount=5))
+        world.db.session.flush()
+        if current_operation.attempt == 1:
+            for each in statements:
+                world.db.session.execute(sa.text(each))
+        world.db.session.commit()
+
+    def view():
+        current_operation.step("charge", lambda: charges.append(1))
+        current_operation.step("save", save, atomic=True)
+        return {}, 201
+
+    add(view, on_interrupted="retry")
+    with closing(psycopg2.connect(dsn)) as other:
+        other.cursor().execute("lock table idempotency_record_step in row share mode")
+        assert_problem(world.post(), 503, "store-unavailable", retry=True)
+    assert (lease_is_over(world), steps(world)) == (True, [("charge", 1)])
+    assert world.post().status_code == 201
+    assert (charges, world.count()) == ([1], 1)

@@ -86,6 +86,30 @@ def test_who_was_taken_over_writes_nothing(world, add, gate, background, assert_
     assert world.count("idempotency_record_step") == 0
 
 
+def test_a_call_whose_attempt_was_taken_over_meanwhile_is_warned_of(
+    world, add, gate, background, caplog
+):
+    """Both attempts may have called, and without a heartbeat nobody else notices."""
+
+    def view():
+        current_operation.step("charge", lambda: current_operation.attempt == 1 and gate())
+        return {}, 201
+
+    add(view, on_interrupted="retry")
+    first = background(world.post)
+    gate.wait_until_reached()
+    end_lease(world)
+    assert world.post().status_code == 201
+    gate.open()
+    assert first.result().status_code == 409
+    [warning] = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert warning.message == (
+        "operation charge: another request took it over, or an operator decided, while its step"
+        " 'charge' ran: both may have called"
+    )
+    assert (warning.id, warning.attempt) == (world.records()[0].key.hex()[:8], 1)
+
+
 @pytest.mark.parametrize("seconds", [None, "30", 0, -1, True, float("nan"), float("inf"), 10**12])
 def test_a_lease_that_could_not_be_one_is_refused(world, add, seconds):
     def view():
