@@ -85,7 +85,10 @@ def hang_up(environ: dict[str, Any]) -> None:
 def respond(start_response: Callable[..., Any], status: int) -> list[bytes]:
     """As a proxy or a sign-in does, which know nothing of operations."""
     body = f"<h1>{status}</h1>".encode()
-    start_response(f"{status} X", [("Content-Length", str(len(body))), ("Content-Type", "text/html")])
+    body = b"" if status in {202, 204} else body
+    headers = [("Content-Length", str(len(body)))] if status != 204 else []
+    headers += [("Location", "/")] if status == 303 else []
+    start_response(f"{status} X", [*headers, ("Content-Type", "text/html")])
     return [body]
 
 
@@ -146,7 +149,7 @@ def api() -> Flask:
         )
         db.session.commit()
         meet(db)
-        return {"paid": asked["amount"]}, 201
+        return {"id": 1}, 201
 
     create_tables(app, db)
     return app
