@@ -19,6 +19,7 @@ import pytest
 
 import servers
 from laboratory import running
+from tests import sessions
 from tests.faults import app as faulty_app
 from tests.faults.points import POINTS
 from tests.integration.shops import HELD, Shop, promises_hold
@@ -59,6 +60,7 @@ def faulty(postgres: Any, redis_server: Any, tmp_path_factory: Any) -> Iterator[
         "REDIS_URL": redis_server.url,
         "FAULTS_JOURNAL": str(journal),
         "FAULTS_PROBE_AFTER": str(PROBE_SECONDS),
+        "FAULTS_SESSIONS": sessions.usual,
     }
     application = "tests.faults.app:create_app()"
     kind = ("--worker-class", "sync", "--workers", "2", "--log-level", "critical")
