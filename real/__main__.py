@@ -19,6 +19,8 @@ from real.environment import ROOT, NotInstalled, environment
 from real.packages import PACKAGES, Package
 from real.suite import run
 
+PAGE = ROOT / "docs" / "works-with.md"
+
 
 def main() -> int:
     """Read the arguments and run."""
@@ -52,16 +54,17 @@ def _report(package: Package, modes: list[str]) -> int:
     print(table(results), "", sep="\n", flush=True)
     compared = all(each.tests for each in results.values())
     if compared:
-        _note(package, results)
+        PAGE.write_text(noted(PAGE.read_text("utf-8"), package, results), "utf-8")
     return int(not compared or any(each.replays != each.equal for each in results.values()))
 
 
-def _note(package: Package, results: dict[str, Result]) -> None:
+def noted(page: str, package: Package, results: dict[str, Result]) -> str:
+    """The page with this run's rows in place of those that its package had in the same modes."""
     sys.path.append(str(ROOT / ".ci"))
-    from works_with import PAGE, joined, today  # type: ignore[import-not-found]
+    from works_with import joined, today  # type: ignore[import-not-found]
     from works_with import table as rows_of
 
-    head, rows, tail = rows_of(PAGE.read_text("utf-8"), "Package")
+    head, rows, tail = rows_of(page, "Package")
     rows = [
         row for row in rows if (row[0].split()[0], row[2]) not in {(package.name, m) for m in results}
     ]
@@ -69,7 +72,7 @@ def _note(package: Package, results: dict[str, Result]) -> None:
         of_mode = figures(mode, result, results[PLAIN])
         rows.append([f"{package.name} {package.version}", today(), *of_mode])
     rows.sort(key=lambda row: (row[0], MODES.index(row[2])))
-    PAGE.write_text(joined(head, rows, tail), "utf-8")
+    return str(joined(head, rows, tail))
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def main() -> int:
 
 def show_mutants() -> int:
     """Run each mutant against its own programs and all that are kept."""
-    escaped = 0
+    escaped, run = 0, 0
     with servers.postgres(fsync=False) as postgres:
         print(f"{'mutant':42}caught by")
         for name, mutant in MUTANTS.items():
@@ -77,9 +77,11 @@ def show_mutants() -> int:
             twins.close()
             own = [each for each in mutant.programs if each in found]
             others = len(found) - len(own)
+            run += 1
             escaped += len(own) < len(mutant.programs)
             caught = ", ".join(own) or "NONE OF ITS OWN"
             print(f"{name:42}{caught}" + (f", and {others} more" if others else ""), flush=True)
+    print(f"\n{run - escaped} of {run} mutants caught on {servers.urls.driver}")
     return 1 if escaped else 0
 
 

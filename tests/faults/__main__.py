@@ -18,6 +18,7 @@ from collections import Counter
 from pathlib import Path
 
 import servers.urls
+import tests.sessions
 from tests.faults import controls
 from tests.faults.checker import Limits, Quota, Violation, emptiness, violations
 from tests.faults.explore.bounds import BOUNDS, MUTANTS, Explorer, mutated
@@ -117,8 +118,14 @@ def main() -> int:
     parser.add_argument("--controls", action="store_true", help="run what must be caught")
     parser.add_argument("--explore", action="store_true", help="run every order of a few requests")
     parser.add_argument("--driver", choices=["psycopg2", "psycopg"], default="psycopg2")
+    parser.add_argument(
+        "--sessions",
+        choices=tests.sessions.KINDS,
+        default=tests.sessions.usual,
+        help="not of --explore, which has none",
+    )
     given = parser.parse_args()
-    servers.urls.driver = given.driver
+    servers.urls.driver, tests.sessions.usual = given.driver, given.sessions
     if given.explore:
         return 0 if (explore_mutants() if given.controls else explore()) else 1
     if given.controls or given.design != "ours":

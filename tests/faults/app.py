@@ -1,8 +1,9 @@
 """The application under test: a protected view and a webhook's, as gunicorn loads them.
 
 ``FAULTS_DESIGN`` names what protects the view: this package (``ours``), a mutant of it, or another
-design. A request's headers say how long the view takes (``X-Sleep``, milliseconds) and what goes
-wrong (``X-Fault``); they are no part of the fingerprint, so each retry may fare otherwise.
+design; ``FAULTS_SESSIONS`` which kind of sessions it has (``tests.sessions``). A request's headers say
+how long the view takes (``X-Sleep``, milliseconds) and what goes wrong (``X-Fault``); they are no part
+of the fingerprint, so each retry may fare otherwise.
 
 Its engine has listeners that need an application context, as those for row-level security often do.
 """
@@ -21,21 +22,22 @@ from typing import Any
 
 import sqlalchemy as sa
 from flask import Flask, copy_current_request_context, current_app, request
-from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import Mapped, mapped_column
 
 from flask_idempotency import Idempotency, LeaseLost, Problem, current_operation, idempotent
 from flask_idempotency.stores.table import define_steps, define_table
 from flask_idempotency.web.setup.state import app_state
+from tests import sessions
 from tests.faults import designs, mutants, points
 from tests.faults.points import Deliberate, point
 
-db = SQLAlchemy()
+sessions.usual = os.environ.get("FAULTS_SESSIONS", sessions.usual)
+db: Any = sessions.make_db()
 define_steps(define_table(db.metadata, "idempotency_record"))
 designs.define_table(db.metadata)
 
 
-class Payment(db.Model):  # type: ignore[name-defined, misc]
+class Payment(db.Model):  # type: ignore[misc]
     """The business table. Nothing is unique: a second run must show."""
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -45,7 +47,7 @@ class Payment(db.Model):  # type: ignore[name-defined, misc]
     execution: Mapped[str]
 
 
-class Note(db.Model):  # type: ignore[name-defined, misc]
+class Note(db.Model):  # type: ignore[misc]
     """What a child process has committed on its own."""
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -84,7 +86,7 @@ def _ours(app: Flask, design: str) -> Any:
     if design != "ours":
         mutants.MUTANTS[design].apply(app)
     scope = None if design == "no_scope" else lambda: request.headers["X-User"]
-    idempotency = Idempotency(app, db, scope=scope)
+    idempotency = sessions.protect(app, db, scope=scope)
     points.install_in_stores(app_state(app))
     app.add_url_rule("/events", "events", lambda: fan_out(idempotency), methods=["POST"])
     return idempotent(pay)
@@ -130,8 +132,11 @@ def leave_child(execution: str) -> None:
     app = current_app._get_current_object()  # type: ignore[attr-defined]
     # A fault may strike here as well: the error would leave the view in two processes.
     with suppress(sa.exc.SQLAlchemyError), app.app_context():
-        db.session.add(Note(execution=execution))
-        db.session.commit()
+        session = db.session
+        if sessions.usual == "plain":  # that of the thread would be the parent's
+            session = sessions.factory_of(app, db)()
+        session.add(Note(execution=execution))
+        session.commit()
         points.note("child", execution=execution)
     while True:
         signal.pause()

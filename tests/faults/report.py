@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+import servers.urls
 from tests.faults.checker import COLUMNS, PROBE_SECONDS, Violation, is_conceded, late
 from tests.faults.history import History, Name, Request
 from tests.faults.machines import Plan
@@ -98,7 +99,8 @@ def summary(plan: Plan, history: History, found: list[Violation]) -> str:
     settle = max((_settled_after(history, asked) for asked in names.values()), default=0.0)
     statuses = Counter("none" if r.status is None else str(r.status) for r in requests)
     return (
-        f"design {plan.design}, seed {plan.seed}, {plan.seconds:g} s: {len(requests)} requests,"
+        f"design {plan.design}, {servers.urls.driver}, sessions {plan.sessions}, seed {plan.seed},"
+        f" {plan.seconds:g} s: {len(requests)} requests,"
         f" {len(names)} keys, {paid / max(1, len(requests)):.0%} 2xx, {len(history.runs)} views run,"
         f" {len(history.deaths)} killed at a point, {len(history.faults)} faults,"
         f" {len(found)} violations\n"

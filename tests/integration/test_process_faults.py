@@ -19,7 +19,9 @@ import pytest
 
 import servers
 from laboratory import running
+from tests import sessions
 from tests.faults import app as faulty_app
+from tests.faults.nemesis import COMPLETION
 from tests.faults.points import POINTS
 from tests.integration.shops import HELD, Shop, promises_hold
 from tests.waiting import wait_until
@@ -59,6 +61,7 @@ def faulty(postgres: Any, redis_server: Any, tmp_path_factory: Any) -> Iterator[
         "REDIS_URL": redis_server.url,
         "FAULTS_JOURNAL": str(journal),
         "FAULTS_PROBE_AFTER": str(PROBE_SECONDS),
+        "FAULTS_SESSIONS": sessions.usual,
     }
     application = "tests.faults.app:create_app()"
     kind = ("--worker-class", "sync", "--workers", "2", "--log-level", "critical")
@@ -124,7 +127,7 @@ def test_a_worker_killed_while_its_commit_is_on_its_way(
         (proxy,) = proxies
         first = clients.submit(shop.pay, "key-1", HELD)
         worker = int(shop.arrived.read_text())
-        proxy.hold(b";\nCOMMIT\x00")  # the operation's; a worker that still starts sends one alone
+        proxy.hold(COMPLETION)  # whose COMMIT is in the same message
         shop.go_on.write_text("go on")
         proxy.wait_until_held()
         os.kill(worker, signal.SIGKILL)

@@ -1,6 +1,12 @@
 """What ``make real`` says of two runs of a suite."""
 
+import re
+from dataclasses import replace
+from datetime import datetime, timezone
+
+from real.__main__ import PAGE, noted
 from real.comparison import Result, differences, table
+from real.packages import PACKAGES
 
 PLAIN = Result({"a": "passed", "b": "failed", "c": "passed"}, writes=3)
 
@@ -26,3 +32,20 @@ def test_the_table_counts_and_lists_what_differs():
         "- twice: a: passed, then error",
         "- twice: b: POST /: 201 CREATED, then 200 OK",
     ]
+
+
+def rows_of(page):
+    return re.findall(r"^\| shop .*$", page, re.MULTILINE)
+
+
+def test_a_run_is_noted_in_place_of_the_last_one_in_the_same_modes():
+    before, shop = PAGE.read_text(encoding="utf-8"), replace(PACKAGES[0], name="shop", version="1.0")
+    today = datetime.now(timezone.utc).date()
+    page = noted(before, shop, {"plain": PLAIN, "twice": PLAIN})
+    page = noted(page, replace(shop, version="1.1"), {"plain": Result({"a": "skipped"}, 1)})
+    page = noted(page, replace(shop, version="1.1"), {"plain": Result({"a": "passed"}, 1)})
+    assert rows_of(page) == [
+        f"| shop 1.0 | {today} | twice | 3 | 2 | 1 | 0 | 3 | 0 | 0 | 0 |",
+        f"| shop 1.1 | {today} | plain | 1 | 1 | 0 | 0 | 1 | 0 | 0 | – |",
+    ]
+    assert [line for line in page.splitlines() if "| shop " not in line] == before.splitlines()
