@@ -64,7 +64,8 @@ def refusals(shop: ApiShop, framework: str) -> dict[str, Any]:
         assert post(name, name).status == 201, name
     other_body = post("payments", "payments", "{}")
     running = (
-        f"UPDATE idempotency_record SET state = 'in_progress' WHERE name LIKE '%{framework}-charges'"
+        "UPDATE idempotency_record SET state = 'in_progress', completed_at = NULL"
+        f" WHERE name LIKE '%{framework}-charges'"
     )
     shop.sql(running.replace("SET", "SET lease_expires_at = now() + interval '1 hour',"))
     in_progress = post("charges", "charges")

@@ -69,7 +69,8 @@ def store_all(world):
 def test_what_an_earlier_release_has_stored_is_replayed_and_continued(make_world, rows, config):
     world = make_world(IDEMPOTENCY_PROBE_AFTER=0, PROPAGATE_EXCEPTIONS=False, **config)
     world.sql(Path(__file__).with_name(rows).read_text())
-    world.sql("update idempotency_record set lease_expires_at = now() - interval '1 hour'"
+    world.sql("update idempotency_record set created_at = now() - interval '2 hours',"
+              " lease_expires_at = now() - interval '1 hour'"
               " where lease_expires_at is not null")  # fmt: skip
     done = add_views(world)
     answer = world.post("/json", key="json")
