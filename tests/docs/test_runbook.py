@@ -214,4 +214,4 @@ def test_a_symptom_looks_as_the_page_shows_it(section, shop, caplog):
 
 def test_every_alert_leads_to_a_section():
     rules = (ROOT / "docs/monitoring/alerts.yml").read_text(encoding="utf-8")
-    assert set(re.findall(r"runbook: docs/runbook.md#(\S+)", rules)) <= set(SECTIONS)
+    assert set(re.findall(r"runbook_url: docs/runbook.md#(\S+)", rules)) <= set(SECTIONS)
