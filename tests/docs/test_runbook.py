@@ -6,6 +6,7 @@ import logging
 import re
 import shlex
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -103,6 +104,11 @@ class Shop:
         self.post("send_invoice", "invoice-1", 409)
 
     def store_failing(self) -> None:
+        limit = {"options": "-c idle_in_transaction_session_timeout=50ms"}
+        self.app = self.make(SQLALCHEMY_ENGINE_OPTIONS={"connect_args": limit})
+        self.in_view = lambda: time.sleep(0.5)
+        self.post("create_payment", "p2", 503)
+        self.in_view = lambda: None
         self.database.refuse()
         self.database.cut()
         self.post("create_payment", "p1", 503)
