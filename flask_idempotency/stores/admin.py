@@ -296,7 +296,7 @@ class Admin(Protocol):
         ...
 
     def outermost(self) -> list[bytes]:
-        """The whole keys of a young record and of a response that expires soon. Reads only a few."""
+        """The whole keys of a young record and of a response that expires soon, if any are live."""
         ...
 
     def audit(self, start: bytes) -> list[AuditEntry]:

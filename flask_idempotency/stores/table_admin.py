@@ -155,7 +155,8 @@ class AdminStatements:
   FROM {{steps}} WHERE {starting} ORDER BY created_at"""
         self.key = f"SELECT key FROM {{table}} WHERE {starting} LIMIT 2"
         self.outermost = f"""SELECT key FROM (SELECT key FROM {{table}}
-         WHERE owner <> '{ERASED}' ORDER BY expires_at DESC LIMIT 1) AS latest
+         WHERE expires_at > (SELECT {now}) AND owner <> '{ERASED}'
+         ORDER BY expires_at DESC LIMIT 1) AS latest
  UNION SELECT key FROM (SELECT key FROM {{table}}
          WHERE expires_at > (SELECT {now}) AND state <> 'in_progress'
          ORDER BY expires_at LIMIT 1) AS next"""
@@ -266,7 +267,7 @@ class TableAdmin:
         return bytes(rows[0][0]) if len(rows) == 1 else None
 
     def outermost(self) -> list[bytes]:
-        """Return the keys of what expires last, so is young, and next: found by the index."""
+        """Return the keys of what expires last, so is young, and next, if any: found by the index."""
         return [bytes(key) for (key,) in self._fetch(self.sql.outermost, {})]
 
     def audit(self, start: bytes) -> list[AuditEntry]:
