@@ -130,7 +130,8 @@ def _curves(panel: Panel, prometheus: Prometheus, times: list[int]) -> Iterator[
     stacks = custom.get("stacking", {}).get("mode") == "normal"
     base, number = [0.0] * len(times), 0
     for target in panel["targets"]:
-        expression = target["expr"].replace("$__rate_interval", RATE).replace("$operation", ".*")
+        expression = target["expr"].replace("$__rate_interval", RATE)
+        expression = re.sub(r"\$(job|operation)", ".*", expression)
         for labels, values in prometheus.ask(expression, times):
             if all(value is None for value in values):
                 continue

@@ -295,8 +295,8 @@ class Admin(Protocol):
         """Return the whole key of such a record."""
         ...
 
-    def latest(self) -> bytes | None:
-        """The whole key of a record that was stored lately; None if there is none. Reads only a few."""
+    def outermost(self) -> list[bytes]:
+        """The whole keys of a young record and of a response that expires soon, if any are live."""
         ...
 
     def audit(self, start: bytes) -> list[AuditEntry]:

@@ -154,9 +154,12 @@ class AdminStatements:
         self.steps = f"""SELECT name, attempt, length(result), {time.format("created_at")}, result
   FROM {{steps}} WHERE {starting} ORDER BY created_at"""
         self.key = f"SELECT key FROM {{table}} WHERE {starting} LIMIT 2"
-        self.latest = (
-            f"SELECT key FROM {{table}} WHERE owner <> '{ERASED}' ORDER BY expires_at DESC LIMIT 1"
-        )
+        self.outermost = f"""SELECT key FROM (SELECT key FROM {{table}}
+         WHERE expires_at > (SELECT {now}) AND owner <> '{ERASED}'
+         ORDER BY expires_at DESC LIMIT 1) AS latest
+ UNION SELECT key FROM (SELECT key FROM {{table}}
+         WHERE expires_at > (SELECT {now}) AND state <> 'in_progress'
+         ORDER BY expires_at LIMIT 1) AS next"""
         self.audit = f"""SELECT CAST(audit AS text), {time.format("created_at")}
   FROM {{table}} WHERE {starting} LIMIT 1"""
         self.note = f"""{durable}UPDATE {{table}} SET audit = {audit.format(entry.format("%(why)s"))}
@@ -263,9 +266,9 @@ class TableAdmin:
         rows = self._fetch(self.sql.key, between(start))
         return bytes(rows[0][0]) if len(rows) == 1 else None
 
-    def latest(self) -> bytes | None:
-        """Return the key of the record that expires last, so of a young one: found by the index."""
-        return next((bytes(key) for (key,) in self._fetch(self.sql.latest, {})), None)
+    def outermost(self) -> list[bytes]:
+        """Return the keys of what expires last, so is young, and next, if any: found by the index."""
+        return [bytes(key) for (key,) in self._fetch(self.sql.outermost, {})]
 
     def audit(self, start: bytes) -> list[AuditEntry]:
         """Return what operators did."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from logging import DEBUG, INFO
+from logging import DEBUG, ERROR, INFO
 from types import CoroutineType
 from typing import Any
 
@@ -238,7 +238,8 @@ def reject(app: Flask, told: Told, error: Exception, status: int | None = None) 
     if status is None and isinstance(error, Problem):
         status = error.status
     problem = problem_type(error)
-    conclude(app, operation_rejected, told, status=status, problem=problem, error=error)
+    level = ERROR if problem == "record-unreadable" else DEBUG
+    conclude(app, operation_rejected, told, level, status=status, problem=problem, error=error)
 
 
 def tell_failure(app: Flask, event: Event, text: str, *values: object) -> None:

@@ -20,12 +20,22 @@ from flask_idempotency.cli import cli
 from flask_idempotency.client import IdempotentSession, RetryPolicy
 from flask_idempotency.stores.postgres import leadership
 from flask_idempotency.web.setup.settings import Settings
+from laboratory import running
 from tests.docs.pages import ROOT, blocks
 from tests.integration.conftest import clients, open_shop  # noqa: F401 -- fixtures
 from tests.integration.shops import HELD, promises_hold
 from tests.waiting import wait_until
 
 DEPLOY, PURGE = ROOT / "docs/go-live.md", ROOT / "docs/runbook.md"
+
+
+MOUNTED = """
+def post_worker_init(worker):
+    from flask import Response
+    from werkzeug.middleware.dispatcher import DispatcherMiddleware
+
+    worker.wsgi = DispatcherMiddleware(worker.wsgi, {"/metrics": Response("")})
+"""
 
 
 @pytest.fixture
@@ -103,12 +113,15 @@ def test_the_access_log_of_the_page_tells_replays_apart(
     tmp_path,
     monkeypatch,
 ):
-    """And no control socket is made."""
+    """What is mounted beside the application keeps its path. And no control socket is made."""
+    with conf.open("a") as file:
+        file.write(MOUNTED)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     shop = open_shop("--config", str(conf))
     for _ in range(2):
         assert shop.pay("key-1").status == 201
+    assert running.send(shop.url, "GET", "/metrics?x=1", {}).status == 200
     written = [""]
 
     def lines() -> list[str]:
@@ -116,6 +129,7 @@ def test_the_access_log_of_the_page_tells_replays_apart(
         return re.findall(r'\S+ "POST /payments" 201 \d+ms replayed=(\S+)$', written[0], re.MULTILINE)
 
     wait_until(lambda: len(lines()) == 2, "the access log has both")
+    wait_until(lambda: lines() and '"GET /metrics" 200' in written[0], "it has the path of the scrape")
     assert lines() == ["-", "true"]
     assert "key-1" not in written[0]
     assert not (tmp_path / "home").exists()

@@ -6,6 +6,7 @@ import logging
 import re
 import shlex
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -103,6 +104,11 @@ class Shop:
         self.post("send_invoice", "invoice-1", 409)
 
     def store_failing(self) -> None:
+        limit = {"options": "-c idle_in_transaction_session_timeout=50ms"}
+        self.app = self.make(SQLALCHEMY_ENGINE_OPTIONS={"connect_args": limit})
+        self.in_view = lambda: time.sleep(0.5)
+        self.post("create_payment", "p2", 503)
+        self.in_view = lambda: None
         self.database.refuse()
         self.database.cut()
         self.post("create_payment", "p1", 503)
@@ -214,4 +220,4 @@ def test_a_symptom_looks_as_the_page_shows_it(section, shop, caplog):
 
 def test_every_alert_leads_to_a_section():
     rules = (ROOT / "docs/monitoring/alerts.yml").read_text(encoding="utf-8")
-    assert set(re.findall(r"runbook: docs/runbook.md#(\S+)", rules)) <= set(SECTIONS)
+    assert set(re.findall(r"runbook_url: docs/runbook.md#(\S+)", rules)) <= set(SECTIONS)

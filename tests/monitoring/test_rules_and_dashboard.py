@@ -32,7 +32,11 @@ EXPRESSIONS = {
         for panel in PANELS
         for target in panel["targets"]
     },
-    "operation": DASHBOARD["templating"]["list"][1]["query"]["query"],
+    **{
+        variable["name"]: variable["query"]["query"]
+        for variable in DASHBOARD["templating"]["list"]
+        if variable["type"] == "query"
+    },
 }
 
 OF_PROMETHEUS = {"le", "job", "instance"}
@@ -81,7 +85,7 @@ def test_an_alert_says_what_it_means_why_and_what_to_do(name):
     assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
     assert re.fullmatch(r"Idempotency([A-Z][a-z]+)+", name)
     assert rule["labels"] in ({"severity": "page"}, {"severity": "ticket"})
-    assert rule["annotations"].keys() == {"summary", "why", "do", "runbook"}
+    assert rule["annotations"].keys() == {"summary", "why", "do", "runbook_url"}
     assert re.fullmatch(r"\d+[mh]", rule.get("for", "0m"))
     labels = set(re.findall(r"\$labels\.(\w+)", json.dumps(rule)))
     assert labels <= used_labels(rule["expr"])
@@ -104,7 +108,7 @@ def test_the_threshold_of_a_quantile_is_the_bound_of_a_bucket(name):
 @pytest.mark.parametrize("name", RULES)
 def test_an_alert_has_an_entry_in_the_runbook(name):
     anchor = re.sub(r"(?<!^)([A-Z])", r"-\1", name.removeprefix("Idempotency")).lower()
-    assert RULES[name]["annotations"]["runbook"] == f"docs/runbook.md#{anchor}"
+    assert RULES[name]["annotations"]["runbook_url"] == f"docs/runbook.md#{anchor}"
     assert f"\n({anchor})=\n" in (ROOT / "docs/runbook.md").read_text("utf-8")
 
 
@@ -136,6 +140,7 @@ def test_grafana_can_import_the_dashboard():
     assert DASHBOARD["schemaVersion"] >= 36
     assert {variable["name"] for variable in DASHBOARD["templating"]["list"]} == {
         "datasource",
+        "job",
         "operation",
     }
     cells = set()
@@ -187,4 +192,15 @@ def test_promtool_agrees_where_it_is_installed(tmp_path):
 
 def filled_in(expression):
     """An expression of the dashboard as Grafana sends it."""
-    return expression.replace("$__rate_interval", "5m").replace("$operation", ".*")
+    return re.sub(r"\$(job|operation)", ".*", expression.replace("$__rate_interval", "5m"))
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_services_are_told_apart(name):
+    """Each may have an endpoint of the same name, and trouble of its own."""
+    expression = EXPRESSIONS[name]
+    if name in RULES:
+        assert "by (" in expression
+        assert all("job" in group for group in re.findall(r"\bby \(([^)]*)\)", expression))
+    elif name != "job":
+        assert len(series(expression)) == expression.count('{job=~"$job"')

@@ -99,8 +99,13 @@ def test_the_applications_own_413_has_a_problem_in_its_event_as_where_it_is_obse
     assert (only(heard).problem, only(heard).error.code) == ("body-too-large", 413)
 
 
-def test_a_record_that_cannot_be_read_has_a_problem_in_its_event_as_where_it_is_observed(world, heard):
-    """So it can be told from what the application's own functions reject, and alert somebody."""
+def test_a_record_that_cannot_be_read_has_a_problem_in_its_event_as_where_it_is_observed(
+    world, heard, caplog
+):
+    """So it can be told from what the application's own functions reject, and alert somebody.
+
+    The log names the record at ERROR, once for each retry.
+    """
     add(world, lambda: ("", 201))
     world.app.post("/observed", endpoint="observed")(idempotent(enforce=False)(lambda: ("", 201)))
     world.post()
@@ -112,6 +117,8 @@ def test_a_record_that_cannot_be_read_has_a_problem_in_its_event_as_where_it_is_
     assert outcomes(heard) == [("operation_rejected", "rejected")]
     assert (only(heard).problem, only(heard).status) == ("record-unreadable", None)
     assert isinstance(only(heard).error, RecordBroken)
+    [line] = [each for each in caplog.records if each.name == "flask_idempotency"]
+    assert (line.levelname, line.id) == ("ERROR", only(heard).id)
     heard.clear()
     assert world.post("/observed").status_code == 201
     assert (only(heard).would, only(heard).problem) == ("rejected", "record-unreadable")

@@ -201,11 +201,11 @@ class RedisAdmin:
         found = list(islice(self._keys(start), 2))
         return found[0] if len(found) == 1 else None
 
-    def latest(self) -> bytes | None:
-        """Return the key of the youngest of some thousand records."""
-        some = (seen for seen in islice(self._seen(), AT_ONCE) if seen[1].state != "erased")
-        youngest = max(some, key=lambda seen: str(seen[1].created), default=None)
-        return None if youngest is None else youngest[0]
+    def outermost(self) -> list[bytes]:
+        """Return the keys of the youngest and the oldest of some thousand records."""
+        some = [seen for seen in islice(self._seen(), AT_ONCE) if seen[1].state != "erased"]
+        some.sort(key=lambda seen: str(seen[1].created))
+        return [key for key, *_ in some[:1] + some[-1:]]
 
     def audit(self, start: bytes) -> list[AuditEntry]:
         """Return what operators did: an expired record has been deleted with its own."""

@@ -401,15 +401,17 @@ def test_check_passes_a_healthy_application_and_leaves_nothing(shop, store):
     assert list(findings(result)) == [*there[store], "scope", "routes"]
 
 
-def test_check_advises_on_keys_that_other_processes_have(shop, store, tmp_path, redis_server):
+def test_check_fails_without_keys_that_other_processes_have(shop, store, tmp_path, redis_server):
     keys = [bytes(32)]
     uri = shop.app.config["SQLALCHEMY_DATABASE_URI"]
     sealed = Shop(store, tmp_path, redis_server.url, uri, IDEMPOTENCY_ENCRYPTION_KEYS=keys)
-    assert shop.post("/ok", "plain").status_code == 201
-    assert "encryption" not in findings(shop.run("check"))
     assert sealed.post("/ok").status_code == 201
     assert "encryption" not in findings(sealed.run("check"))
-    assert findings(shop.run("check"))["encryption"] == "advice"
+    result = shop.run("check")
+    assert (findings(result)["encryption"], result.exit_code) == ("FAILED", 1)
+    assert shop.post("/ok", "plain").status_code == 201
+    assert findings(sealed.run("check"))["encryption"] == "FAILED"  # for the newest
+    assert findings(shop.run("check"))["encryption"] == "FAILED"  # for the other one
     with sealed.app.app_context():
         sealed.db.engine.dispose()
 
