@@ -17,6 +17,7 @@ from flask_idempotency.operate.decide import (
     is_empty,
     noted,
     settle,
+    too_old,
     undecided,
 )
 from flask_idempotency.operate.erase import erasable, erase
@@ -69,11 +70,15 @@ _why_option = click.option("--why", metavar="TEXT", required=True, callback=_che
 @cli.command()
 @click.argument("digits")
 @click.option("--fail", is_flag=True, help="Store a failure as its response; it never runs again.")
+@click.option("--not-done", is_flag=True,
+              help="Older than its ttl, but the other service's books show no trace.")  # fmt: skip
 @_attempt_option
 @_why_option
 @by_option
 @json_option
-def release(digits: str, fail: bool, attempt: int | None, why: str, by: str | None) -> None:
+def release(
+    digits: str, fail: bool, not_done: bool, attempt: int | None, why: str, by: str | None
+) -> None:
     """Let an operation that was interrupted, or has failed, be run again.
 
     DIGITS are the 8 digits that `list` shows; `list --key` finds those of a client's key. First find
@@ -87,6 +92,10 @@ def release(digits: str, fail: bool, attempt: int | None, why: str, by: str | No
     state = current_state()
     seen = undecided(state, checked(digits), attempt)
     response = failure(state) if fail else None
+    if response is None and not not_done and (why_not := too_old(state, seen)):
+        raise IdempotencyError(
+            f"{why_not}. If its books show that it was not done, add --not-done; otherwise `resolve` it"
+        )
     settle(state, seen, noted("failed" if fail else "released", why, by), response, origin="cli")
     _write_settled(
         state,

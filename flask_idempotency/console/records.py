@@ -28,6 +28,7 @@ from flask_idempotency.operate.decide import (
     overtaken,
     settle,
     tell,
+    too_old,
 )
 from flask_idempotency.operate.erase import Erasable, erase
 from flask_idempotency.operate.find import admin, find, require
@@ -147,6 +148,7 @@ class Form:
     content_type: str = "application/json"
     body: str = ""
     empty: str = ""
+    not_done: str = ""
     why: str = ""
     errors: dict[str, str] = field(default_factory=dict)
 
@@ -164,13 +166,15 @@ def act(digits: str, action: str) -> Response:
     if request.form.get("seen") != _seen(found.line):
         raise overtaken(found.line)
     _check_state(action, found)
-    names = ("status", "content_type", "body", "empty", "why")
+    names = ("status", "content_type", "body", "empty", "not_done", "why")
     given = {name: request.form[name] for name in names if name in request.form}
     form = Form(**given)  # type: ignore[arg-type]
     if action in NOTED and not is_legible(form.why, LONGEST_WHY):
         form.errors["why"] = SAY_WHY
     state = console().state
     response = _response(state, action, form)
+    if action == "release" and not form.not_done and (why_not := too_old(state, found.line)):
+        form.errors["not_done"] = f"{why_not}."
     if form.errors:
         return _form(action, found, form)
     if action not in NOTED:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
-from flask_idempotency.core.records import Record
+from flask_idempotency.core.records import Record, State
 from flask_idempotency.operate.show import Found
 from flask_idempotency.stores.admin import Time
 
@@ -54,7 +54,7 @@ def _told(found: Found, record: Record | None, now: datetime) -> Iterator[Moment
     if line.completed is not None and not _is_decided(found):
         detail = f"in attempt {line.attempt}, with {line.status}"
         yield Moment(line.completed, line.state.capitalize(), detail)
-    if record is not None and record.lease_left is not None:
+    if record is not None and record.lease_left is not None and record.state is State.IN_PROGRESS:
         end = _after(now, record.lease_left)
         if record.lease_left > 0:
             yield Moment(end, "Its lease ends", "unless it is renewed", "later")

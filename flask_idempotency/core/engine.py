@@ -80,21 +80,24 @@ class Execution:
     ) -> None:
         self.hold, self.claim, self.process = hold, claim, claim.process
         self.took_over = found is not None and not found.expired
-        was_released = found is not None and found.released is not None
-        self.was_interrupted = situation(found) is Situation.INTERRUPTED and not was_released
+        self.was_interrupted = found is not None and situation(found) is Situation.INTERRUPTED
+        self.was_released = found is not None and found.released is not None
         self._lock, self._mine, self._sealer = lock, mine, sealer
 
-    def complete(self, response: StoredResponse) -> None:
+    def complete(self, response: StoredResponse, *, waits: bool = False) -> None:
         """Store the response and commit, durably, while the lock is told.
 
-        Errors: see ``Hold.complete``. After one, ``abandon``.
+        ``waits``: see ``Lease.complete``. Errors: see ``Hold.complete``. After one, ``abandon``.
         """
         if self.process.is_parent:
             raise LeaseLost(FORKED)
         sealed = self._sealer.seal(response, self.claim)
         lock_is_told = self._lock.finish(self.claim)
         # If this fails, the lock sends retries to the records for nothing, which costs them a look.
-        self.hold.complete(sealed)
+        if waits:
+            cast("Lease", self.hold).complete(sealed, waits=True)
+        else:
+            self.hold.complete(sealed)
         self._mine = False
         lock_is_told()
 

@@ -84,6 +84,12 @@ class Lease(Hold, Protocol):
     which the heartbeat extends.
     """
 
+    def complete(self, response: StoredResponse, *, waits: bool = False) -> None:
+        """Store the response, durably. ``waits``: it is a failure that somebody must decide about.
+
+        If a step has finished, such a record does not expire: its lease is over.
+        """
+
     def abandon(self) -> None:
         """End the lease at once, with the outcome unknown. Never raises; may be called twice.
 

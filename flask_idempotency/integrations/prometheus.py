@@ -277,11 +277,11 @@ def _age(count: int, seconds: float | None) -> float:
 
 _GAUGES: dict[str, tuple[str, Callable[[Any], float]]] = {
     "records_interrupted": (
-        "Operations that began and never ended, which wait for a decision; counted up to 10,000",
+        "Operations that were interrupted, or failed after a step, and wait; counted up to 10,000",
         lambda found: found.interrupted,
     ),
     "oldest_interrupted_seconds": (
-        "How long ago the lease of the oldest interrupted operation ended; 0 if there is none",
+        "How long ago the oldest operation began that is interrupted or has failed; 0 if there is none",
         lambda found: _age(found.interrupted, found.interrupted_seconds),
     ),
     "records_expired": (

@@ -102,9 +102,9 @@ class TimedHold(Timed):
         self._in_progress, self._is_over = in_progress, False
         in_progress.inc()
 
-    def complete(self, response: StoredResponse) -> None:
+    def complete(self, response: StoredResponse, **how: bool) -> None:
         """See :class:`~flask_idempotency.core.ports.Hold`."""
-        _timed(self._seconds("records", "complete"), self._port.complete, response)
+        _timed(self._seconds("records", "complete"), partial(self._port.complete, **how), response)
         self._end()
 
     def release(self) -> None:

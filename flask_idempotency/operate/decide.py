@@ -29,10 +29,11 @@ from flask_idempotency.core.records import Claim, Record
 from flask_idempotency.core.storable import storable
 from flask_idempotency.stores.admin import AuditEntry, Line, Verdict
 from flask_idempotency.web.request.response import capture, lasting_response
+from flask_idempotency.web.setup.routes import protected_routes
 from flask_idempotency.web.setup.state import AppState
 
 from .find import admin, find, require
-from .words import one_line, printable
+from .words import duration, one_line, printable
 
 LONGEST_WHY = 500
 """Characters of a reason: `show` has it in one line of a table."""
@@ -96,6 +97,23 @@ def settle(
         raise IdempotencyError(f"{shown} was in use just now: look at it again")
     status = None if response is None else response.status_code
     tell(entry, origin, operation=seen.operation, id=shown, status=status)
+
+
+def too_old(state: AppState, seen: Line) -> str:
+    """Return why a release could do it twice; "" if it began within the ``ttl`` of its route.
+
+    Until then the other service remembers the view's keys. Later only its books can tell.
+    """
+    key = admin(state).key(bytes.fromhex(seen.key))
+    record = None if key is None else state.records.look(key)
+    ttls = [found.route.ttl for found in protected_routes(state) if found.route.name == seen.operation]
+    ttl = max(ttls, default=state.settings.ttl)
+    if record is None or record.age < ttl:
+        return ""
+    return (
+        f"{seen.key[:SHOWN]} began {duration(record.age)} ago, and its ttl is {duration(ttl)}: by now"
+        " the other service may have forgotten the keys of its calls, and do them once more"
+    )
 
 
 def overtaken(now: Line) -> IdempotencyError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from flask_idempotency.core.keys import SHOWN
@@ -45,7 +45,7 @@ def erasable(state: AppState, sought: Sought) -> Erasable:
     require(store, "belonging")
     if sought.key is not None:
         lines = sought.by_key(state)
-        batches = [([key], line.version) for key, line in lines.items() if line.state != "interrupted"]
+        batches = [([key], line.version) for key, line in lines.items() if not line.waits]
         left = Counter(interrupted=len(lines) - len(batches))
         return Erasable([*batches], left, sought.operation, [*lines.values()])
     found = [store.belonging(tail, sought.operation) for tail in scope_tails(sought.scope or "")]
@@ -53,7 +53,7 @@ def erasable(state: AppState, sought: Sought) -> Erasable:
     names = {name for each in found for name in each.names}
     return Erasable(
         [(keys[start : start + BATCH], None) for start in range(0, len(keys), BATCH)],
-        sum((Counter(each.left) for each in found), Counter[str]()),
+        sum((_left(each.left) for each in found), Counter[str]()),
         next(iter(names)) if len(names) == 1 else sought.operation,
     )
 
@@ -74,3 +74,10 @@ def erase(state: AppState, found: Erasable, by: str | None = None, *, origin: st
             tell(erasure.entry, origin, operation=erasure.operation, id=of, records=erased)
         state.lock.forget(keys)
         yield erased
+
+
+def _left(counts: Mapping[str, int]) -> Counter[str]:
+    """Count what is left of a scope: what waits needs a decision, failed or interrupted."""
+    left = Counter(counts)
+    left["interrupted"] += left.pop("failed", 0)
+    return left

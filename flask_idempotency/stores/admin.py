@@ -77,14 +77,18 @@ CAPPED = 10_000
 """How far :class:`Overview` counts what should be few: leases and expired records. Enough to see that
 something is wrong, in a few milliseconds."""
 
+WAITING = ("interrupted", "failed")
+"""The states of operations about which somebody must decide, as long as they do not expire."""
+
 
 @dataclass(frozen=True, slots=True)
 class Overview:
     """What there is at a glance, cheap enough to ask for every few seconds.
 
     ``tallies`` are estimates if ``estimated``, except those of records with a lease: interrupted
-    operations are always counted. ``running`` counts leases that have not ended, and
-    ``interrupted_seconds`` is how long ago the oldest of the others ended. ``expired`` counts records
+    operations are always counted. ``running`` counts leases that have not ended, ``interrupted`` the
+    others, with failures that wait for an operator; ``interrupted_seconds`` is how long ago the first
+    attempt at the oldest of those began: a retry makes it no younger. ``expired`` counts records
     that wait for a purge, the oldest since ``expired_seconds``. These three end at :data:`CAPPED`.
     ``inserted`` and ``deleted`` count records since some moment, for rates; None where nobody counts.
     """
@@ -132,6 +136,11 @@ class Line:
     expires: Time | None
     expired: bool
     version: str = field(default="", repr=False)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for an operator, or for what ``on_interrupted`` decides."""
+        return self.state in WAITING and self.expires is None
 
 
 @dataclass(frozen=True, slots=True)

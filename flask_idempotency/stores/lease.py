@@ -23,9 +23,9 @@ class Lease:
         self._messages, self._claim, self._open = messages, claim, True
         self._values = claim_values(claim)
 
-    def complete(self, response: StoredResponse) -> None:
+    def complete(self, response: StoredResponse, *, waits: bool = False) -> None:
         """Store the response; as failed if its status is 500 or more."""
-        self._change(self.statements.FINISH, **response_values(response))
+        self._change(self.statements.FINISH, **response_values(response), waits=waits)
         self._open = False
 
     def abandon(self) -> None:

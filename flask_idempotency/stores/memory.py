@@ -285,10 +285,12 @@ class MemoryLease(_Held):
         """There is nothing to begin."""
         return self
 
-    def complete(self, response: StoredResponse) -> None:
+    def complete(self, response: StoredResponse, *, waits: bool = False) -> None:
         """Store the response."""
         with self._records.changed:
             self._store(response, State.FAILED if response.status >= 500 else State.COMPLETED)
+            if waits and self._entry.steps:
+                self._entry.lease = self._records.clock()
             self._open = False
 
     def release(self) -> None:

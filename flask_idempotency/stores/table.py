@@ -49,7 +49,10 @@ NO_LEASE = f"(lease_expires_at IS NULL OR {IS_OBSERVED})"
 """Whether a record may be deleted as far as its lease goes, in SQL. What was only observed may be even
 if it was interrupted: it needs nobody's decision."""
 
-RELEASED_KEEPS = "(tries IS NOT NULL OR EXISTS (SELECT 1 FROM {steps} AS s WHERE s.key = {table}.key))"
+HAS_STEPS = "EXISTS (SELECT 1 FROM {steps} AS s WHERE s.key = {table}.key)"
+"""Whether a step of the operation has finished, in SQL."""
+
+RELEASED_KEEPS = f"(tries IS NOT NULL OR {HAS_STEPS})"
 """Whether an operation that its view gives back has done something, in SQL: then it does not expire."""
 
 _OURS = "flask_idempotency"

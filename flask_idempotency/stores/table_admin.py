@@ -19,6 +19,7 @@ from .admin import (
     CAPPED,
     ERASURE_SECONDS,
     REBUILD,
+    WAITING,
     AuditEntry,
     Belongings,
     Due,
@@ -138,7 +139,7 @@ class AdminStatements:
         self.tally = f"""{bounded}SELECT {group}, count(*) FROM {{table}} {sample}
  WHERE lease_expires_at IS NULL GROUP BY 1, 2"""
         # Few, and those that matter: never estimated. The partial index has no others.
-        self.leases = f"""{bounded}SELECT {group}, count(*), {age.format("lease_expires_at")}
+        self.leases = f"""{bounded}SELECT {group}, count(*), {age.format("created_at")}
   FROM (SELECT * FROM {{table}} WHERE lease_expires_at IS NOT NULL
          ORDER BY lease_expires_at LIMIT {CAPPED}) AS leased GROUP BY 1, 2"""
         self.expired = f"""{bounded}SELECT count(*), {age.format("expires_at")}
@@ -218,15 +219,14 @@ class TableAdmin:
         leases = self._fetch(self.sql.leases, {})
         for name, state, count, _ in leases:
             counts[name, state] += count
-        ended = [(count, seconds) for _, state, count, seconds in leases if state == "interrupted"]
-        interrupted = sum(count for count, _ in ended)
-        known = [seconds for _, seconds in ended if seconds is not None]
+        waiting = [(count, seconds) for _, state, count, seconds in leases if state in WAITING]
+        known = [seconds for _, seconds in waiting if seconds is not None]
         expired, expired_seconds = self._fetch(self.sql.expired, {})[0]
         return Overview(
             tallies=[Tally(*group, count) for group, count in sorted(counts.items())],
             estimated=size.pages_for_one > 1,
             running=sum(count for _, state, count, _ in leases if state == "in_progress"),
-            interrupted=interrupted,
+            interrupted=sum(count for count, _ in waiting),
             interrupted_seconds=max(known, default=None),
             expired=expired,
             expired_seconds=expired_seconds,

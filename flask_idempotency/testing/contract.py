@@ -495,6 +495,26 @@ class StoreContract(TransactionContract):
         assert (lease.attempt, lease.steps()) == (2, {"charge": b"1"})
         assert stored_record(records, claim).released is None
 
+    @pytest.mark.parametrize("step", [False, True])
+    def test_a_failure_after_a_step_waits_if_it_is_told_to(
+        self, records: Records, held: Held, until: Until, step: bool
+    ) -> None:
+        """It replays until somebody decides. One that has done nothing expires."""
+        claim = a_claim(lease=60, ttl=SHORT_SECONDS)
+        lease: Lease = held(records.claim(claim))
+        if step:
+            lease.record("charge", b"1")
+        response = replace(RESPONSE, status=500)
+        lease.complete(response, waits=True)
+        if not step:
+            until(lambda: has_expired(records, claim))
+            return
+        until(lambda: stored_record(records, claim).age > 2 * SHORT_SECONDS)
+        record = stored_record(records, claim)
+        assert (record.state, record.response, record.expired) == (State.FAILED, response, False)
+        assert records.take_over(again(claim), record) is None
+        _is_lost(lease, "extend", "record")
+
     def test_what_begins_afresh_has_no_age(self, records: Records, held: Held, until: Until) -> None:
         claim = a_claim(lease=60, ttl=SHORT_SECONDS)
         held(records.claim(claim)).release()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from logging import DEBUG, ERROR, INFO
+from logging import DEBUG, ERROR, INFO, WARNING
 from types import CoroutineType
 from typing import Any
 
@@ -248,9 +248,9 @@ def tell_failure(app: Flask, event: Event, text: str, *values: object) -> None:
     send(store_failed, app, event)
 
 
-def warn(event: Event, text: str, *values: object) -> None:
+def warn(event: Event, text: str, *values: object, level: int = WARNING) -> None:
     """Log an anomaly of an operation that is no failure of a store."""
-    log.warning(f"operation %s: {text}", event.operation, *values, extra=_facts(event))  # noqa: G004
+    log.log(level, f"operation %s: {text}", event.operation, *values, extra=_facts(event))  # noqa: G004
 
 
 def unavailable(error: StoreUnavailable) -> tuple[str, object]:

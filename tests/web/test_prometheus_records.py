@@ -68,7 +68,8 @@ def test_interrupted_operations_are_counted_and_have_an_age(world, value):
     assert value("records_interrupted") == value("oldest_interrupted_seconds") == 0
     interrupt(world, "one")
     interrupt(world, "two")
-    world.sql("update idempotency_record set lease_expires_at = now() - interval '1 hour'")
+    world.sql("update idempotency_record set created_at = now() - interval '1 hour'")
+    world.sql("update idempotency_record set lease_expires_at = now() - interval '1 second'")
     assert value("records_interrupted") == 2
     assert 3600 <= value("oldest_interrupted_seconds") < 3660
     assert value("records", operation="pay", state="interrupted") == 2

@@ -7,7 +7,7 @@ token: whoever was taken over changes nothing. No transaction is open while the 
 
 from __future__ import annotations
 
-from flask_idempotency.stores.table import RELEASED_KEEPS
+from flask_idempotency.stores.table import HAS_STEPS, RELEASED_KEEPS
 
 from . import statements
 from .statements import AFRESH, BRIEFLY
@@ -41,10 +41,12 @@ _RENEW = f"""UPDATE {{table}} SET lease_expires_at =
 EXTEND = _ALONE + _RENEW
 
 # May be sent twice if the connection breaks, so it does not compare the state. A record that was taken
-# over, or released by an operator, has another owner.
+# over, or released by an operator, has another owner. A failure after a finished step waits for a
+# decision, with a lease that is over.
 FINISH = f"""{_ALONE}UPDATE {{table}} SET
        state = CASE WHEN %(status)s >= 500 THEN 'failed' ELSE 'completed' END,
-       completed_at = clock_timestamp(), lease_expires_at = NULL, request = NULL,
+       completed_at = clock_timestamp(), request = NULL,
+       lease_expires_at = CASE WHEN %(waits)s AND {HAS_STEPS} THEN clock_timestamp() END,
        expires_at = clock_timestamp() + %(ttl)s * interval '1 second',
        status = %(status)s, headers = %(headers)s, body = %(body)s
  WHERE key = %(key)s AND owner = %(owner)s"""

@@ -154,14 +154,14 @@ class RedisAdmin:
     def overview(self) -> Overview:
         """Count what there is: as Redis has no table, this reads every record."""
         counts: Counter[tuple[str, str]] = Counter()
-        running, ended = 0, list[float]()
-        for _, line, lease_left in self._seen():
+        running, waiting = 0, list[float]()
+        for _, line, age in self._seen():
             counts[line.operation, line.state] += 1
             running += line.state == "in_progress"
-            if line.state == "interrupted" and lease_left is not None:
-                ended.append(-lease_left)
+            if line.waits:
+                waiting.append(age)
         tallies = [Tally(*group, count) for group, count in sorted(counts.items())]
-        return Overview(tallies, False, running, len(ended), max(ended, default=None), 0, None)
+        return Overview(tallies, False, running, len(waiting), max(waiting, default=None), 0, None)
 
     def newest(self, name: str | None, state: str | None, limit: int) -> list[Line]:
         """Return the newest records."""
@@ -341,8 +341,8 @@ class RedisAdmin:
         """Yield the records whose key's hash starts so."""
         return (line for _, line, _ in self._seen(start))
 
-    def _seen(self, start: bytes = b"", end: bytes = b"") -> Iterator[tuple[bytes, Line, float | None]]:
-        """The records whose key's hash starts and ends so, and the seconds that their leases have left.
+    def _seen(self, start: bytes = b"", end: bytes = b"") -> Iterator[tuple[bytes, Line, float]]:
+        """The records whose key's hash starts and ends so, and how many seconds ago they began.
 
         One that has expired meanwhile is left out.
         """
@@ -353,7 +353,7 @@ class RedisAdmin:
             found = ((line, now) for now, lines in read for line in lines)
             for key, (line, now) in zip(batch, found, strict=True):
                 if line:
-                    yield key, _line(key, now, *line), _left(line[6], now)
+                    yield key, _line(key, now, *line), -(_left(line[4], now) or 0.0)
 
 
 def _line(key: bytes, now: int, *fields: Any) -> Line:

@@ -86,14 +86,26 @@ if held[1] ~= ARGV[1] or held[2] ~= 'in_progress' then return 0 end
 _LEASED = f"""{_MINE}
 if not held[3] or redis.call('HEXISTS', KEYS[1], 'released') == 1 then return 0 end"""
 
+_HAS_STEPS = """
+local function has_steps(key)
+  for _, field in ipairs(redis.call('HKEYS', key)) do
+    if string.sub(field, 1, 5) == 'step:' then return true end
+  end
+  return false
+end"""
+
 # Does not compare the state: the second time, this attempt has already finished it.
-FINISH = f"""{NOW}
+FINISH = f"""{NOW}{_HAS_STEPS}
 if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
 redis.call('HDEL', KEYS[1], 'lease', 'request', 'released')
 redis.call('HSET', KEYS[1], 'state', ARGV[3], 'status', ARGV[4], 'completed', now)
 if ARGV[5] ~= '' then redis.call('HSET', KEYS[1], 'headers', ARGV[5]) end
 if ARGV[6] == '1' then redis.call('HSET', KEYS[1], 'body', ARGV[7]) end
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
+if ARGV[8] == '1' and has_steps(KEYS[1]) then
+  redis.call('HSET', KEYS[1], 'lease', now)
+else
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+end
 return 1"""
 
 RENEW = f"""{_LEASED}
@@ -107,12 +119,8 @@ return 1"""
 END = f"{_LEASED} redis.call('HSET', KEYS[1], 'lease', now) return 1"
 
 # It expires, unless it has done something: a step, or what an operator had to decide about.
-RELEASE = f"""{_MINE}
-local keeps = redis.call('HEXISTS', KEYS[1], 'before') == 1
-for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
-  keeps = keeps or string.sub(field, 1, 5) == 'step:'
-end
-if keeps then
+RELEASE = f"""{_MINE}{_HAS_STEPS}
+if redis.call('HEXISTS', KEYS[1], 'before') == 1 or has_steps(KEYS[1]) then
   redis.call('HSET', KEYS[1], 'lease', now, 'released', now)
 else
   redis.call('HDEL', KEYS[1], 'lease')
@@ -206,13 +214,19 @@ class RedisLease:
         self._records, self._claim = records, claim
         self._open = True
 
-    def complete(self, response: StoredResponse) -> None:
+    def complete(self, response: StoredResponse, *, waits: bool = False) -> None:
         """Store the response; as failed if its status is 500 or more."""
         state = State.FAILED if response.status >= 500 else State.COMPLETED
         headers = "" if response.headers is None else json.dumps(response.headers)
         body = (1, response.body) if response.body is not None else (0, b"")
         self._change(
-            FINISH, milliseconds(self._claim.ttl_seconds), state.value, response.status, headers, *body
+            FINISH,
+            milliseconds(self._claim.ttl_seconds),
+            state.value,
+            response.status,
+            headers,
+            *body,
+            int(waits),
         )
         self._open = False
 

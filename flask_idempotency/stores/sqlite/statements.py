@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flask_idempotency.stores.table import NO_LEASE, RELEASED_KEEPS, TIMES, VERSION
+from flask_idempotency.stores.table import HAS_STEPS, NO_LEASE, RELEASED_KEEPS, TIMES, VERSION
 
 NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
 IN_TTL = "strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', :ttl))"
@@ -57,7 +57,8 @@ ATTEMPT = f"SELECT attempt FROM {{table}} {_MINE}"
 FINISH = f"""UPDATE {{table}} SET
        state = CASE WHEN :status >= 500 AND lease_expires_at IS NOT NULL
                     THEN 'failed' ELSE 'completed' END,
-       completed_at = {NOW}, lease_expires_at = NULL, request = NULL, expires_at = {IN_TTL},
+       completed_at = {NOW}, request = NULL, expires_at = {IN_TTL},
+       lease_expires_at = CASE WHEN :waits AND {HAS_STEPS} THEN {NOW} END,
        status = :status, headers = :headers, body = :body
  WHERE key = :key AND owner = :owner"""
 

@@ -241,7 +241,7 @@ class Attempt:
         state, operation = self._state, self._operation
         if state.tracing is not None:
             stored = state.tracing.sign(stored)
-        self._execution.complete(stored)
+        self._execution.complete(stored, waits=bool(self._failure))
         self._go(Phase.OVER)
         seconds = time.monotonic() - self._started
         typical = state.typical_seconds

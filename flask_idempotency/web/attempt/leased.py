@@ -144,7 +144,9 @@ class LeasedAttempt(Attempt):
         operation.steps, self._steps, self._running = steps, steps, Running(operation)
         if self._route.heartbeat:
             self._begin_beating(lease, steps)
-        return self._on_interrupted(steps) if execution.was_interrupted else None
+        asks = callable(self._route.on_interrupted)  # also about what an operator has released
+        is_open = execution.was_interrupted and (asks or not execution.was_released)
+        return self._on_interrupted(steps) if is_open else None
 
     def _begin_beating(self, lease: Lease, steps: Steps) -> None:
         """Renew the lease from now on. The first one of a process shows that it can be done.
@@ -240,7 +242,8 @@ class LeasedAttempt(Attempt):
 
     def _is_unknown(self) -> bool:
         """Return True if nobody knows what an earlier attempt has done, whatever this one did."""
-        return self._execution.was_interrupted and not callable(self._route.on_interrupted)
+        execution, policy = self._execution, self._route.on_interrupted
+        return execution.was_interrupted and not execution.was_released and not callable(policy)
 
     def _end_view(self, failed: bool) -> None:
         in_request = self._current.is_dispatched

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from itertools import count
+from logging import ERROR
 from random import SystemRandom
 from typing import Any
 
@@ -132,7 +133,7 @@ class Steps:
         operation = self._operation
         event = Event(operation.name, attempt=operation.attempt, id=operation.id, error=error)
         text = "another request took it over, or an operator decided, while its step %r ran"
-        warn(event, f"{text}: both may have called", name)
+        warn(event, f"{text}: both may have called", name, level=ERROR)
 
     def _called(self, step: PresentStep) -> bytes:
         """Call the function, again where its ``retry`` says so; return its result, encoded.

@@ -90,7 +90,7 @@ def test_every_retry_gets_the_response_that_was_given(orders):
     [
         (["resolve", *PAID, "--yes"], 5),
         (["resolve", *PAID, "--yes", "--json"], 6),
-        (RELEASE, 4),
+        (RELEASE, 6),
         (["show"], 5),
         (["show", "--derive", "refund"], 5),
     ],
@@ -139,17 +139,28 @@ def test_what_was_released_waits_until_it_has_ended(orders):
 
 
 def test_what_was_released_is_open_as_long_as_a_provider_knows_its_key(orders, assert_problem):
-    """Counted from the first call. An operator who releases what is older has looked."""
+    """Counted from the first call. What is older needs a look into the provider's books."""
     key, table = orders.interrupt(), "update idempotency_record set"
     assert orders.run(*RELEASE, key).exit_code == 0
     orders.world.sql(f"{table} created_at = now() - interval '25 hours'")
     orders.world.sql(f"{table} completed_at = now() - interval '2 hours'")
     assert_problem(orders.send(), 409, "operation-interrupted")
     assert orders.calls == [1]
-    assert orders.run(*RELEASE, key).exit_code == 0
-    orders.world.sql(f"{table} created_at = now() - interval '3 days'")
-    orders.world.sql(f"{table} completed_at = now() - interval '1 day'")
+    said = refused(orders.run(*RELEASE, key))
+    assert f"{key} began 1 d 1 h ago, and its ttl is 1 d" in said
+    assert "add --not-done; otherwise `resolve` it" in said
+    assert_problem(orders.send(), 409, "operation-interrupted")
+    assert orders.run(*RELEASE, key, "--not-done").exit_code == 0
+    orders.world.sql(f"{table} created_at = created_at - interval '1 day'")
+    orders.world.sql(f"{table} completed_at = completed_at - interval '1 day'")
     assert orders.send().json == {"attempt": 2}
+
+
+def test_what_is_old_may_be_failed_and_resolved(orders):
+    key = orders.interrupt()
+    orders.world.sql("update idempotency_record set created_at = now() - interval '9 days'")
+    assert orders.run(*RELEASE, "--fail", key).exit_code == 0
+    assert orders.run("resolve", key, *PAID, "--yes").exit_code == 0
 
 
 def test_it_asks_first_and_shows_what_it_asks_about(orders):

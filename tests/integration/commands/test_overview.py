@@ -39,6 +39,7 @@ def test_a_small_table_is_counted(world):
     fill(world, 34, 36, state="'in_progress'", lease=running)
     fill(world, 37, 38, state="'in_progress'", lease=ended, name="'order'")
     fill(world, 39, 42, expires="now() - interval '2 h'")
+    world.sql(f"update idempotency_record set created_at = {ended} from (values (38)) as one (n)")
     found = overview(world.app)
     assert found.tallies == [
         Tally("order", "failed", 3),

@@ -165,7 +165,8 @@ def test_one_that_began_too_long_ago_waits_for_an_operator(world, run, interrupt
     make_due(world)
     begun(world, ago="61 seconds")
     assert resume(run) == [("charge", 1, 409)]
-    run("release", digits(run, state="interrupted", attempt=1), "--why", "no charge there")
+    old = digits(run, state="interrupted", attempt=1)
+    run("release", old, "--not-done", "--why", "no charge there")
     make_due(world)
     assert resume(run) == [("charge", 1, 201)]
     assert calls == [1]

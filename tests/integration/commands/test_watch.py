@@ -34,6 +34,7 @@ def test_one_look_shows_what_there_is(world, run):
     fill(world, 4, 5, state="'in_progress'", lease="clock_timestamp() - interval '3 h'")
     fill(world, 6, 6, state="'in_progress'", lease="clock_timestamp() + interval '3 h'")
     fill(world, 7, 7, expires="now() - interval '3 days'")
+    world.sql("update idempotency_record set created_at = now() - interval '3 h'")
     shown = run("watch", "--once").output
     assert re.search(r"pay +completed +4\n", shown)
     for line in (

@@ -12,6 +12,7 @@ from flask_idempotency import (
     operation_interrupted,
 )
 from flask_idempotency.cli import cli
+from flask_idempotency.stores.admin import admin_of
 from tests.killed import Killed
 from tests.web.leased.records import begun, end_lease, lease_is_over
 
@@ -265,3 +266,47 @@ def test_what_has_finished_a_step_is_never_forgotten(world, add, end):
     assert world.app.test_cli_runner().invoke(cli, ["purge"]).exit_code == 0
     assert world.post().json == {"charge": 17}
     assert runs == [1, 2]
+
+
+def test_what_has_failed_after_a_step_waits_for_somebody(world, add):
+    def view():
+        current_operation.step("charge", lambda: 17)
+        raise RuntimeError
+
+    add(view)
+    assert world.post().status_code == 500
+    past = "clock_timestamp() - interval '2 days'"
+    world.sql(f"update idempotency_record set expires_at = {past}, created_at = {past}")
+    assert world.app.test_cli_runner().invoke(cli, ["purge"]).exit_code == 0
+    assert world.post().headers["Idempotent-Replayed"] == "true"
+    with world.app.app_context():
+        found = admin_of(world.app.extensions["idempotency"].records, None).overview()
+    assert (found.interrupted, round(found.interrupted_seconds, -4)) == (1, 170000)
+
+
+@pytest.mark.parametrize("policy", ["fail", lambda _operation: ({}, 500)])
+def test_a_failure_that_the_route_has_decided_expires(world, add, policy):
+    def view():
+        current_operation.step("charge", lambda: 17)
+        raise Killed
+
+    add(view, on_interrupted=policy)
+    with pytest.raises(Killed):
+        world.post()
+    end_lease(world)
+    assert world.post().status_code == 500
+    assert world.sql("select state, lease_expires_at from idempotency_record") == [("failed", None)]
+
+
+def test_who_can_find_out_is_asked_about_what_an_operator_released_too(world, add):
+    """It may have happened: the operator may have meant that the route is to go on."""
+    asked = []
+
+    def find_out(_operation):
+        asked.append(True)
+        return {"found": True}, 201
+
+    runs = interrupt(world, add, on_interrupted=find_out)
+    world.sql("update idempotency_record set completed_at = clock_timestamp(), tries = 0")  # `release`
+    assert world.post().json == {"found": True}
+    assert (runs, asked) == ([1], [True])

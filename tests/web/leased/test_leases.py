@@ -102,7 +102,7 @@ def test_a_call_whose_attempt_was_taken_over_meanwhile_is_warned_of(
     assert world.post().status_code == 201
     gate.open()
     assert first.result().status_code == 409
-    [warning] = [each for each in caplog.records if each.levelname == "WARNING"]
+    [warning] = [each for each in caplog.records if each.levelname == "ERROR"]
     assert warning.message == (
         "operation charge: another request took it over, or an operator decided, while its step"
         " 'charge' ran: both may have called"
