@@ -582,3 +582,17 @@ def test_what_was_filled_in_stays_as_it_is(browser, interrupted, act):
     assert response.status_code == 400
     assert "{&#34;a&#34;:\n &#34;\u200d&#34;}</textarea>" in response.text
     assert 'value="so \u200d so"' in response.text
+
+
+def test_what_is_older_than_its_ttl_is_released_only_by_who_has_seen_the_books(
+    browser, world, act, interrupted
+):
+    digits = interrupted()
+    world.sql("update idempotency_record set created_at = now() - interval '25 hours'")
+    answer = act(digits, "release")
+    assert answer.status_code == 400
+    assert "began 1 d 1 h ago, and its ttl is 1 d" in text_of(answer)
+    assert "Its books show that it was not done" in text_of(answer)
+    assert "Released" not in text_of(browser.get(f"/records/{digits}"))
+    assert act(digits, "release", not_done="yes").status_code == 303
+    assert "Released by ada: looked it up" in text_of(browser.get(f"/records/{digits}"))
