@@ -1,4 +1,4 @@
-"""The recipe of ``docs/callers.md`` for JavaScript, as it stands there, in tabs that share what they keep."""
+"""The JavaScript of ``docs/callers.md``, as it stands there, in tabs that share what they keep."""
 
 from __future__ import annotations
 

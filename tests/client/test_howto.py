@@ -104,6 +104,7 @@ NOT_OURS = [
     lambda handler: handler.respond(202, {"x-amzn-waf-action": "challenge"}, b""),
     lambda handler: handler.respond(200, {"Content-Type": "text/html"}, b"<h1>Welcome</h1>"),
     lambda handler: handler.respond(201, {}, b"<h1>Welcome</h1>"),
+    lambda handler: handler.respond(201, {"Content-Type": "text/html"}, b'<script>{"id": 1}</script>'),
     lambda handler: handler.respond(201, {}, b"5"),
     lambda handler: handler.wfile.write(b"HTTP/1.1 204 NO CONTENT\r\n\r\n"),
     lambda handler: handler.respond(303, {"Location": "/sign-in"}, b""),
@@ -229,7 +230,12 @@ class TestCurl:
         # Does not wait, and no other time goes by: bash does not count once SECONDS was unset.
         noted = 'unset SECONDS\nsleep() { echo "$1" >> waits; SECONDS=$((SECONDS + $1)); }\n'
         script = "exec 2> said\n" + noted + aimed_at(server, script)
-        return lambda code=0: run(tmp_path, "bash", "-c", script, PATH=path, code=code).split("\n", 1)
+
+        def pay(code=0, order="order-7"):
+            named = script.replace("order-7", order)
+            return run(tmp_path, "bash", "-c", named, PATH=path, code=code).split("\n", 1)
+
+        return pay
 
     @pytest.mark.parametrize("trouble", TROUBLES)
     def test_it_sends_the_same_key_again(self, pay, server, tmp_path, trouble):
@@ -307,6 +313,16 @@ class TestCurl:
         bare = lambda handler: handler.respond(409, {}, b"")  # noqa: E731
         server.script += [respond(409, "request-in-progress"), bare, bare]
         assert pay(code=1) == ["409", ""]
+
+    def test_another_order_in_the_folder_has_a_response_of_its_own(self, pay, server, tmp_path):
+        def respond_with_nothing(handler):
+            assert pay(order="order-8")[0] == "201"
+            handler.respond(201, {"Content-Type": "application/json"}, b"")
+
+        server.script += [respond_with_nothing]
+        assert pay() == ["201", '{"id": 2}']
+        assert len(server.seen) == 3
+        assert sorted(each.name for each in tmp_path.glob("order-*")) == ["order-7.key", "order-8.key"]
 
     @pytest.mark.parametrize("trouble", [respond(503), respond(409, "request-in-progress")])
     def test_the_deadline_ends_it(self, pay, server, tmp_path, trouble):

@@ -38,7 +38,7 @@ TROUBLES = [
     "gateway gives up",
     "view fails",
     "nobody is signed in",
-    *(200, 202, 204, 303, 400, 401, 403, 404, 408, 409, 413, 425, 429, 500, 503),
+    *(200, 201, 202, 204, 303, 400, 401, 403, 404, 408, 409, 413, 425, 429, 500, 503),
 ]
 """A number is the status of something in front of the shop, which knows no keys."""
 
@@ -324,6 +324,12 @@ def test_so_it_does_when_it_is_killed_in_the_middle(stripe_sdk, shop):
         process.communicate()
     stripe_sdk.press_until_paid(20)
     assert len(shop.payments()) == 1
+
+
+def test_an_sdk_that_sends_forms_pays_nothing_where_only_json_is_taken(stripe_sdk, shop):
+    shop.meets("only JSON is taken")
+    assert "415" in stripe_sdk.press()
+    assert shop.payments() == []
 
 
 def test_it_sends_nothing_that_is_too_old(stripe_sdk, shop):
