@@ -315,11 +315,13 @@ class TestCurl:
         assert pay(code=1) == ["409", ""]
 
     def test_another_order_in_the_folder_has_a_response_of_its_own(self, pay, server, tmp_path):
-        def respond_with_nothing(handler):
+        def respond_with_blanks(handler):
+            head = b"HTTP/1.1 201 CREATED\r\nContent-Type: application/json\r\nContent-Length: 40000\r\n\r\n"
+            handler.wfile.write(head + b" " * 20_000)
             assert pay(order="order-8")[0] == "201"
-            handler.respond(201, {"Content-Type": "application/json"}, b"")
+            handler.wfile.write(b" " * 20_000)
 
-        server.script += [respond_with_nothing]
+        server.script += [respond_with_blanks]
         assert pay() == ["201", '{"id": 2}']
         assert len(server.seen) == 3
         assert sorted(each.name for each in tmp_path.glob("order-*")) == ["order-7.key", "order-8.key"]
