@@ -41,11 +41,11 @@ def claim_values(claim: Claim) -> dict[str, Any]:
     }
 
 
-def response_values(response: StoredResponse) -> dict[str, Any]:
-    """A response as the statements take it."""
+def response_values(response: StoredResponse, *, waits: bool = False) -> dict[str, Any]:
+    """A response as the statements take it. ``waits``: see ``Lease.complete``."""
     headers = response.headers
     text = None if headers is None else _WORDS.get(headers) or json.dumps(headers)
-    return {"status": response.status, "headers": text, "body": response.body}
+    return {"status": response.status, "headers": text, "body": response.body, "waits": waits}
 
 
 def record_of(key: bytes, fields: Mapping[str, Any]) -> Record:

@@ -25,7 +25,7 @@ class Lease:
 
     def complete(self, response: StoredResponse, *, waits: bool = False) -> None:
         """Store the response; as failed if its status is 500 or more."""
-        self._change(self.statements.FINISH, **response_values(response), waits=waits)
+        self._change(self.statements.FINISH, **response_values(response, waits=waits))
         self._open = False
 
     def abandon(self) -> None:

@@ -58,7 +58,7 @@ class SqliteHold:
 
     def complete(self, response: StoredResponse) -> None:
         """Store the response and commit."""
-        self._finish((statements.FINISH, {**response_values(response), "waits": False}))
+        self._finish((statements.FINISH, response_values(response)))
 
     def record(self, step: str, result: bytes) -> None:
         """Record the step and commit."""
