@@ -71,7 +71,7 @@ _why_option = click.option("--why", metavar="TEXT", required=True, callback=_che
 @click.argument("digits")
 @click.option("--fail", is_flag=True, help="Store a failure as its response; it never runs again.")
 @click.option("--not-done", is_flag=True,
-              help="Older than its ttl, but the other service's books show no trace.")  # fmt: skip
+              help="No more was done than the finished steps: so say the other's books.")  # fmt: skip
 @_attempt_option
 @_why_option
 @by_option
@@ -94,9 +94,11 @@ def release(
     response = failure(state) if fail else None
     if response is None and not not_done and (why_not := too_old(state, seen)):
         raise IdempotencyError(
-            f"{why_not}. If its books show that it was not done, add --not-done; otherwise `resolve` it"
+            f"{why_not}. If its books show no more than the finished steps, add --not-done; otherwise"
+            " do the rest by hand, and `resolve` it"
         )
-    settle(state, seen, noted("failed" if fail else "released", why, by), response, origin="cli")
+    entry = noted("failed" if fail else "released", why, by)
+    settle(state, seen, entry, response, origin="cli", anew=not_done and not fail)
     _write_settled(
         state,
         seen,

@@ -181,7 +181,8 @@ def act(digits: str, action: str) -> Response:
         return _forget(state, found)
     require(admin(state), "settle")
     entry = noted(NOTED[action], form.why.strip(), access.who())
-    settle(state, found.line, entry, response, origin=ORIGIN)
+    anew = action == "release" and bool(form.not_done)
+    settle(state, found.line, entry, response, origin=ORIGIN, anew=anew)
     where = url_for(f"{request.blueprint}.record", digits=found.line.key)
     return access.say(redirect(where, 303), action, found.line.key)
 

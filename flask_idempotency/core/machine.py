@@ -176,12 +176,9 @@ def resumes(record: Record, policy: object, seconds: float) -> bool:
 
     "retry" does so for ``seconds`` after the first attempt began, however often it was interrupted: the
     service that is called remembers the view's keys from its first call on. Once it has forgotten them,
-    it would charge a second time. What was released has the same time, whatever the policy; unless it
-    was older already, as then an operator has decided.
+    it would charge a second time. What was released has the same time, whatever the policy.
     """
-    if record.released is not None:
-        return record.age < seconds or record.age - record.released >= seconds
-    if policy == "retry":
+    if policy == "retry" or record.released is not None:
         return record.age < seconds
     return policy != "hold"
 

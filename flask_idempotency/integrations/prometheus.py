@@ -272,7 +272,7 @@ def _families(found: Any = None) -> Iterator[Metric]:
 
 def _age(count: int, seconds: float | None) -> float:
     """The age of the oldest of ``count``: 0 if there is none, infinite if nobody knows since when."""
-    return (math.inf if seconds is None else seconds) if count else 0
+    return seconds if seconds is not None else math.inf if count else 0
 
 
 _GAUGES: dict[str, tuple[str, Callable[[Any], float]]] = {
@@ -281,7 +281,7 @@ _GAUGES: dict[str, tuple[str, Callable[[Any], float]]] = {
         lambda found: found.interrupted,
     ),
     "oldest_interrupted_seconds": (
-        "How long ago the oldest operation began that is interrupted or has failed; 0 if there is none",
+        "How long ago the oldest of these began, or of what runs a third time; 0 if there is none",
         lambda found: _age(found.interrupted, found.interrupted_seconds),
     ),
     "records_expired": (

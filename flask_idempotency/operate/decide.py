@@ -68,13 +68,20 @@ def undecided(state: AppState, digits: str, attempt: int | None = None) -> Line:
 
 
 def settle(
-    state: AppState, seen: Line, entry: AuditEntry, response: Response | None = None, *, origin: str
+    state: AppState,
+    seen: Line,
+    entry: AuditEntry,
+    response: Response | None = None,
+    *,
+    origin: str,
+    anew: bool = False,
 ) -> None:
     """Release an interrupted or failed operation, or store ``response`` as its response.
 
     :param seen: the record as the operator has seen it.
     :param entry: what is noted in the record.
     :param origin: see :func:`tell`.
+    :param anew: what is released has the age of a first attempt again.
     :raises UnknownRecord: if the record is gone.
     :raises IdempotencyError: if it has changed since, or somebody works on it. Then nothing is done.
     """
@@ -83,7 +90,8 @@ def settle(
     record = None if key is None or response is None else state.records.look(key)
     if key is None or (response is not None and record is None):
         raise UnknownRecord(f"{shown} has just been deleted")
-    verdict = Verdict(key, secrets.token_urlsafe(16), state.settings.ttl, entry, seen.version)
+    owner, ttl = secrets.token_urlsafe(16), state.settings.ttl
+    verdict = Verdict(key, owner, ttl, entry, seen.version, anew=anew)
     if response is not None and record is not None:  # sealed for the record as it is now
         check_sealer(state, record)
         claim = Claim(key, record.name, record.fingerprint, verdict.owner, verdict.ttl_seconds)

@@ -77,6 +77,9 @@ CAPPED = 10_000
 """How far :class:`Overview` counts what should be few: leases and expired records. Enough to see that
 something is wrong, in a few milliseconds."""
 
+USUAL = 2
+"""How many attempts an operation may take unnoticed: its worker died, and the next one goes on."""
+
 WAITING = ("interrupted", "failed")
 """The states of operations about which somebody must decide, as long as they do not expire."""
 
@@ -88,7 +91,8 @@ class Overview:
     ``tallies`` are estimates if ``estimated``, except those of records with a lease: interrupted
     operations are always counted. ``running`` counts leases that have not ended, ``interrupted`` the
     others, with failures that wait for an operator; ``interrupted_seconds`` is how long ago the first
-    attempt at the oldest of those began: a retry makes it no younger. ``expired`` counts records
+    attempt at the oldest of those began, or of what runs for more than the second time: no client that
+    tries in vain makes it younger. ``expired`` counts records
     that wait for a purge, the oldest since ``expired_seconds``. These three end at :data:`CAPPED`.
     ``inserted`` and ``deleted`` count records since some moment, for rates; None where nobody counts.
     """
@@ -187,7 +191,7 @@ class Verdict:
     ``response`` is stored as it is, sealed or not; None lets the operation be run again. Either lives
     for at least ``ttl_seconds``, the ``entry`` is noted, and the new ``owner`` fences off whoever held
     the record. ``seen`` is the :attr:`Line.version` about which the operator decided: what has changed
-    since is left alone.
+    since is left alone. ``anew``: its age begins anew.
     """
 
     key: bytes
@@ -196,6 +200,7 @@ class Verdict:
     entry: AuditEntry
     seen: str
     response: StoredResponse | None = None
+    anew: bool = False
 
     @property
     def state(self) -> State:

@@ -19,6 +19,7 @@ from .admin import (
     CAPPED,
     ERASURE_SECONDS,
     REBUILD,
+    USUAL,
     WAITING,
     AuditEntry,
     Belongings,
@@ -139,9 +140,10 @@ class AdminStatements:
         self.tally = f"""{bounded}SELECT {group}, count(*) FROM {{table}} {sample}
  WHERE lease_expires_at IS NULL GROUP BY 1, 2"""
         # Few, and those that matter: never estimated. The partial index has no others.
-        self.leases = f"""{bounded}SELECT {group}, count(*), {age.format("created_at")}
+        self.leases = f"""{bounded}SELECT {group}, attempt > {USUAL}, count(*),
+       {age.format("created_at")}
   FROM (SELECT * FROM {{table}} WHERE lease_expires_at IS NOT NULL
-         ORDER BY lease_expires_at LIMIT {CAPPED}) AS leased GROUP BY 1, 2"""
+         ORDER BY lease_expires_at LIMIT {CAPPED}) AS leased GROUP BY 1, 2, 3"""
         self.expired = f"""{bounded}SELECT count(*), {age.format("expires_at")}
   FROM (SELECT expires_at FROM {{table}}
          WHERE expires_at <= (SELECT {now}) AND lease_expires_at IS NULL
@@ -175,6 +177,7 @@ SELECT %(note)s, {in_ttl}, {now}, 0, 0, 'in_progress', '{ERASED}', %(name)s, %(n
         # not the end, and if no client comes back, somebody must hear of it.
         self.settle = f"""{durable}UPDATE {{table}} SET state = %(state)s, owner = %(owner)s,
        lease_expires_at = CASE WHEN %(state)s = 'in_progress' THEN {now} END,
+       created_at = CASE WHEN %(anew)s THEN {now} ELSE created_at END,
        completed_at = {now}, expires_at = {later}(expires_at, {in_ttl}),
        status = %(status)s, headers = %(headers)s, body = %(body)s,
        request = CASE WHEN %(state)s = 'in_progress' THEN request END, tries = 0, tried_at = NULL,
@@ -217,16 +220,17 @@ class TableAdmin:
         for name, state, count in sample:
             counts[name, state] += round(count * factor)
         leases = self._fetch(self.sql.leases, {})
-        for name, state, count, _ in leases:
+        known = []
+        for name, state, again, count, seconds in leases:
             counts[name, state] += count
-        waiting = [(count, seconds) for _, state, count, seconds in leases if state in WAITING]
-        known = [seconds for _, seconds in waiting if seconds is not None]
+            if seconds is not None and (state in WAITING or (again and state == "in_progress")):
+                known.append(seconds)
         expired, expired_seconds = self._fetch(self.sql.expired, {})[0]
         return Overview(
             tallies=[Tally(*group, count) for group, count in sorted(counts.items())],
             estimated=size.pages_for_one > 1,
-            running=sum(count for _, state, count, _ in leases if state == "in_progress"),
-            interrupted=sum(count for count, _ in waiting),
+            running=sum(count for _, state, _, count, _ in leases if state == "in_progress"),
+            interrupted=sum(count for _, state, _, count, _ in leases if state in WAITING),
             interrupted_seconds=max(known, default=None),
             expired=expired,
             expired_seconds=expired_seconds,
@@ -288,6 +292,7 @@ class TableAdmin:
             "ttl": verdict.ttl_seconds,
             "seen": verdict.seen,
             "state": verdict.state.value,
+            "anew": verdict.anew,
             **_entry_values(verdict.entry),
             **(empty if verdict.response is None else response_values(verdict.response)),
         }

@@ -151,7 +151,6 @@ def test_an_expired_record_counts_as_new_whatever_it_says():
         (60, None, False, False, True),
         (59, 10, True, True, True),
         (60, 10, False, False, False),  # what an operator released is open as long as a retry is
-        (70, 10, True, True, True),  # unless it was older then, and the operator has decided that
     ],
 )
 def test_what_was_interrupted_is_run_again_by_its_age_and_policy(age, released, hold, retry, other):

@@ -23,6 +23,7 @@ from flask_idempotency.core.records import ERASED
 from flask_idempotency.core.rows import finite
 from flask_idempotency.stores.admin import (
     ERASURE_SECONDS,
+    USUAL,
     AuditEntry,
     Belongings,
     Due,
@@ -82,14 +83,15 @@ local interrupted = held[2] == 'in_progress' and held[3] and tonumber(held[3]) <
 if not interrupted and held[2] ~= 'failed' then return 0 end
 redis.call('HDEL', KEYS[1], 'lease', 'released', 'completed', 'status', 'headers', 'body')
 local entry = {{at = now, by = ARGV[5], did = ARGV[6], why = ARGV[7]}}
+if ARGV[8] == '1' then redis.call('HSET', KEYS[1], 'created', now) end
 redis.call('HSET', KEYS[1], 'state', ARGV[4], 'owner', ARGV[1],
            'before', redis.call('HGET', KEYS[1], 'attempt'),
            'audit', (held[4] or '') .. cjson.encode(entry) .. '\\n')
-if ARGV[8] then
+if ARGV[9] then
   redis.call('HDEL', KEYS[1], 'request')
-  redis.call('HSET', KEYS[1], 'status', ARGV[8], 'completed', now)
-  if ARGV[9] ~= '' then redis.call('HSET', KEYS[1], 'headers', ARGV[9]) end
-  if ARGV[10] then redis.call('HSET', KEYS[1], 'body', ARGV[10]) end
+  redis.call('HSET', KEYS[1], 'status', ARGV[9], 'completed', now)
+  if ARGV[10] ~= '' then redis.call('HSET', KEYS[1], 'headers', ARGV[10]) end
+  if ARGV[11] then redis.call('HSET', KEYS[1], 'body', ARGV[11]) end
   redis.call('PEXPIRE', KEYS[1], math.max(redis.call('PTTL', KEYS[1]), ARGV[3]))
 else
   redis.call('HSET', KEYS[1], 'lease', now, 'released', now)
@@ -154,14 +156,16 @@ class RedisAdmin:
     def overview(self) -> Overview:
         """Count what there is: as Redis has no table, this reads every record."""
         counts: Counter[tuple[str, str]] = Counter()
-        running, waiting = 0, list[float]()
+        running, interrupted, ages = 0, 0, list[float]()
         for _, line, age in self._seen():
             counts[line.operation, line.state] += 1
             running += line.state == "in_progress"
-            if line.waits:
-                waiting.append(age)
+            interrupted += line.waits
+            again = isinstance(line.attempt, int) and line.attempt > USUAL
+            if line.waits or (again and line.state == "in_progress"):
+                ages.append(age)
         tallies = [Tally(*group, count) for group, count in sorted(counts.items())]
-        return Overview(tallies, False, running, len(waiting), max(waiting, default=None), 0, None)
+        return Overview(tallies, False, running, interrupted, max(ages, default=None), 0, None)
 
     def newest(self, name: str | None, state: str | None, limit: int) -> list[Line]:
         """Return the newest records."""
@@ -219,7 +223,7 @@ class RedisAdmin:
         """End it as an operator decided."""
         entry, response = verdict.entry, verdict.response
         values: list[Any] = [verdict.owner, verdict.seen, milliseconds(verdict.ttl_seconds)]
-        values += [verdict.state.value, entry.by, entry.did, entry.why]
+        values += [verdict.state.value, entry.by, entry.did, entry.why, int(verdict.anew)]
         if response is not None:
             headers = "" if response.headers is None else json.dumps(response.headers)
             values += [response.status, headers, *([] if response.body is None else [response.body])]

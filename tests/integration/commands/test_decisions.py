@@ -148,11 +148,12 @@ def test_what_was_released_is_open_as_long_as_a_provider_knows_its_key(orders, a
     assert orders.calls == [1]
     said = refused(orders.run(*RELEASE, key))
     assert f"{key} began 1 d 1 h ago, and its ttl is 1 d" in said
-    assert "add --not-done; otherwise `resolve` it" in said
+    assert "add --not-done; otherwise do the rest by hand, and `resolve` it" in said
     assert_problem(orders.send(), 409, "operation-interrupted")
     assert orders.run(*RELEASE, key, "--not-done").exit_code == 0
-    orders.world.sql(f"{table} created_at = created_at - interval '1 day'")
-    orders.world.sql(f"{table} completed_at = completed_at - interval '1 day'")
+    orders.world.sql(f"{table} created_at = created_at - interval '25 hours'")
+    assert_problem(orders.send(), 409, "operation-interrupted")
+    assert orders.run(*RELEASE, key, "--not-done").exit_code == 0
     assert orders.send().json == {"attempt": 2}
 
 

@@ -161,9 +161,9 @@ def test_an_operation_that_is_held_stays_held(world, run, interrupted):
 
 
 def test_one_that_began_too_long_ago_waits_for_an_operator(world, run, interrupted):
-    calls = interrupted(resumable=["X-User"], on_interrupted="retry", ttl=60)
+    calls = interrupted(resumable=["X-User"], on_interrupted="retry", ttl=7200)
     make_due(world)
-    begun(world, ago="61 seconds")
+    begun(world, ago="3 hours")
     assert resume(run) == [("charge", 1, 409)]
     old = digits(run, state="interrupted", attempt=1)
     run("release", old, "--not-done", "--why", "no charge there")
