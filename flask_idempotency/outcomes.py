@@ -113,7 +113,7 @@ def _outcome(state: AppState, key: str | None) -> tuple[dict[str, Any], int | No
     operation.attempt = record.attempt
     if route.authorize_replay and not route.authorize_replay(operation):
         raise ReplayForbidden
-    word = _word(how, record)
+    word = _word(how, record, route)
     members: dict[str, Any] = {"operation": route.name, "state": word, "attempt": record.attempt}
     members["detail"] = _says(word, route, record)
     if record.response is not None:
@@ -150,10 +150,12 @@ def _route(state: AppState) -> Route:
     raise OutcomeUnknown("There is no operation of this name.")
 
 
-def _word(how: Situation, record: Record) -> str:
+def _word(how: Situation, record: Record, route: Route) -> str:
     if how is Situation.COMPLETED:
         return "failed" if record.state is State.FAILED else "completed"
-    return "interrupted" if how is Situation.INTERRUPTED and record.released is None else "in_progress"
+    if record.released is not None and resumes(record, route.on_interrupted, route.ttl):
+        return "in_progress"
+    return "interrupted" if how is Situation.INTERRUPTED else "in_progress"
 
 
 def _says(word: str, route: Route, record: Record) -> str:

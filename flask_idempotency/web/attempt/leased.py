@@ -61,6 +61,11 @@ class LeasedAttempt(Attempt):
     _beat: Heartbeat | None = None
     _has_run = False
 
+    @property
+    def _asks(self) -> bool:
+        """Whether the application finds out what became of an interrupted operation."""
+        return callable(self._route.on_interrupted)
+
     def __enter__(self) -> Attempt:
         self._has_run = True
         return super().__enter__()
@@ -127,8 +132,7 @@ class LeasedAttempt(Attempt):
             self._let_go()
         # The call of a view that was cut off may go on at the other side for some time. Who asks there
         # before the lease has ended could be told "nothing", and call once more.
-        asks = callable(self._route.on_interrupted)
-        self._execution.abandon(at_once=not (self._has_run and asks))
+        self._execution.abandon(at_once=not (self._has_run and self._asks))
 
     def _let_go(self) -> None:
         """Let the operation go: what follows is no part of it."""
@@ -144,8 +148,8 @@ class LeasedAttempt(Attempt):
         operation.steps, self._steps, self._running = steps, steps, Running(operation)
         if self._route.heartbeat:
             self._begin_beating(lease, steps)
-        asks = callable(self._route.on_interrupted)  # also about what an operator has released
-        is_open = execution.was_interrupted and (asks or not execution.was_released)
+        # A callable is asked about what an operator has released, too.
+        is_open = execution.was_interrupted and (self._asks or not execution.was_released)
         return self._on_interrupted(steps) if is_open else None
 
     def _begin_beating(self, lease: Lease, steps: Steps) -> None:
@@ -242,8 +246,8 @@ class LeasedAttempt(Attempt):
 
     def _is_unknown(self) -> bool:
         """Return True if nobody knows what an earlier attempt has done, whatever this one did."""
-        execution, policy = self._execution, self._route.on_interrupted
-        return execution.was_interrupted and not execution.was_released and not callable(policy)
+        execution = self._execution
+        return execution.was_interrupted and not execution.was_released and not self._asks
 
     def _end_view(self, failed: bool) -> None:
         in_request = self._current.is_dispatched

@@ -95,6 +95,28 @@ def test_what_began_long_ago_is_not_to_be_sent_again(world, look, add_view):
     assert "operator must decide" in look().json["detail"]
 
 
+@pytest.mark.parametrize(
+    ("ago", "state", "advice"),
+    [
+        ("59 seconds", "in_progress", "Send the same request again"),
+        ("61 seconds", "interrupted", "An operator must decide"),
+    ],
+)
+def test_what_was_released_may_be_sent_again_while_it_is_open(
+    world, look, add_view, ago, state, advice
+):
+    def die():
+        raise Killed
+
+    add_view(world, during=die, atomic=False, ttl=60)
+    with pytest.raises(Killed):
+        world.post()
+    world.sql("update idempotency_record set completed_at = clock_timestamp()")  # as `release` does
+    begun(world, ago=ago)
+    answer = look()
+    assert (answer.json["state"], advice in answer.json["detail"]) == (state, True)
+
+
 def test_a_failed_operation_is_told(world, look, add_view):
     def fail():
         raise RuntimeError
