@@ -134,6 +134,22 @@ def test_an_operator_sees_how_far_it_came_and_lets_it_run_again(shop):
     assert "is completed: only what is interrupted or failed" in result.output
 
 
+def test_what_an_operator_released_is_not_forgotten_if_its_view_gives_it_back(shop):
+    """No step has finished; but what was cut off may have happened, and only the operator knows."""
+
+    def view() -> Any:
+        raise Killed if current_operation.attempt == 1 else Retryable
+
+    shop.app.add_url_rule("/cut", "cut", idempotent(atomic=False)(view), methods=["POST"])
+    with pytest.raises(Killed):
+        shop.post("/cut")
+    (line,) = shop.listed()
+    assert shop.run("release", "--why=asked", line["key"]).exit_code == 0
+    assert shop.post("/cut").status_code == 503
+    (line,) = shop.listed()
+    assert (line["state"], line["expires"], line["attempt"]) == ("interrupted", None, 2)
+
+
 def test_an_operator_ends_it_and_thinks_better_of_it(shop):
     key = shop.interrupt()
     assert shop.run("release", "--why=asked", "--fail", key).output == f"{key}: failed for good\n"
