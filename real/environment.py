@@ -53,7 +53,9 @@ def environment(package: Package) -> Environment:
     _run(*pip, "download", "--no-deps", "--no-binary", package.name, "-d", str(folder), pinned)
     archive = next(folder.glob(f"*-{package.version}.tar.gz"))
     with tarfile.open(archive) as packed:
-        packed.extractall(folder, filter="data")
+        # Python 3.10.12 and 3.11.4 brought the filter (PEP 706); Debian 12 has 3.11.2.
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)
+        packed.extractall(folder)  # noqa: S202
     found.sources.unlink(missing_ok=True)
     found.sources.symlink_to(archive.name.removesuffix(".tar.gz"))
     (

@@ -136,7 +136,9 @@ def archived() -> Path:
     RELEASE.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(RELEASE / "flask_idempotency", ignore_errors=True)
     with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
-        packed.extractall(RELEASE, filter="data")
+        # Python 3.10.12 and 3.11.4 brought the filter (PEP 706); Debian 12 has 3.11.2.
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)
+        packed.extractall(RELEASE)  # noqa: S202
     return RELEASE
 
 

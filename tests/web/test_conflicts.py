@@ -17,6 +17,7 @@ from flask_idempotency import (
 )
 from flask_idempotency.integrations.prometheus import export_metrics
 from flask_idempotency.outcomes import outcomes_blueprint
+from tests.log import ours
 
 PATIENCE_SECONDS = 10
 
@@ -163,7 +164,7 @@ def test_a_lost_database_is_told_once_whenever_it_is_lost(
         operation_rejected.connected_to(lambda _app, event: outcomes.append(event)),
     ):
         assert_problem(world.post(), 503, "store-unavailable", retry=True)
-    (line,) = [each for each in caplog.records if each.levelno == logging.ERROR]
+    (line,) = ours(caplog, logging.ERROR)
     (failure,), (outcome,) = failures, outcomes
     assert "the store is unavailable" in line.getMessage()
     assert failure.error is outcome.error
@@ -190,7 +191,7 @@ def test_a_lost_database_is_told_once_if_an_outcome_is_asked_for(
         assert_problem(response, 503, "store-unavailable", retry=True)
     assert failures == ["pay"]
     assert [event.seconds for event in rejected] == [None, None]  # the page is no protected view
-    (line,) = [each for each in caplog.records if each.levelno == logging.ERROR]
+    (line,) = ours(caplog, logging.ERROR)
     assert line.operation == "pay"
 
 

@@ -16,6 +16,7 @@ from flask_idempotency.integrations import prometheus
 from flask_idempotency.integrations.prometheus import FRESH_SECONDS, RecordsCollector
 from flask_idempotency.testing import Clock
 from tests.docs.pages import ROOT, blocks
+from tests.log import ours
 from tests.waiting import wait_until
 
 
@@ -126,7 +127,7 @@ def test_a_scrape_does_not_fail_with_the_database(world, value, caplog):
     with caplog.at_level(logging.WARNING, "flask_idempotency"):
         assert value("records_up") == 0
         assert value("records_interrupted") is None
-    assert [record.message for record in caplog.records] == [
+    assert [record.message for record in ours(caplog)] == [
         "metrics: the records cannot be counted: ConfigurationError"
     ]
     world.sql("alter table elsewhere rename to idempotency_record")

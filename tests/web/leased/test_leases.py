@@ -1,11 +1,13 @@
 """Operations that are not atomic: one runs at a time, as long as its lease, and a late writer loses."""
 
+import logging
 from datetime import timedelta
 
 import pytest
 
 from flask_idempotency import ConfigurationError, LeaseLost, current_operation
 from flask_idempotency.stores.admin import admin_of
+from tests.log import ours
 from tests.web.leased.records import end_lease
 
 
@@ -102,7 +104,7 @@ def test_a_call_whose_attempt_was_taken_over_meanwhile_is_warned_of(
     assert world.post().status_code == 201
     gate.open()
     assert first.result().status_code == 409
-    [warning] = [each for each in caplog.records if each.levelname == "ERROR"]
+    [warning] = ours(caplog, logging.ERROR)
     assert warning.message == (
         "operation charge: another request took it over, or an operator decided, while its step"
         " 'charge' ran: both may have called"

@@ -1,0 +1,16 @@
+"""The lines that the extension itself wrote: other loggers write what and when they like."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+
+def ours(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[logging.LogRecord]:
+    """Return the extension's lines of at least ``level``, in their order."""
+    return [
+        each
+        for each in caplog.records
+        if each.name.partition(".")[0] == "flask_idempotency" and each.levelno >= level
+    ]
