@@ -1,4 +1,4 @@
-"""``/payments``: pay from the balance, alone or many at once, and list what was paid."""
+"""``/payments``: pay from the balance, and list what was paid."""
 
 from typing import Any
 
@@ -8,15 +8,14 @@ from flask_login import current_user
 
 from example import accounts
 from example.errors import InsufficientFunds
-from example.extensions import db, idempotency
+from example.extensions import db
 from example.models import Account, Payment
-from flask_idempotency import ItemResult, idempotent
+from flask_idempotency import idempotent
 
 blueprint = Blueprint("payments", __name__, url_prefix="/payments")
 blueprint.before_request(accounts.require_token)
 
 MOST = 1_000_000_00  # cents; no payment of this shop is larger, so more is a mistake
-MOST_ITEMS = 1000  # payments in one call, and so in one transaction
 
 
 @blueprint.post("")
@@ -25,25 +24,6 @@ def pay() -> ResponseReturnValue:
     payment = make_payment(request.get_json())
     location = url_for("payments.show", payment_id=payment["id"])
     return payment, 201, {"Location": location}
-
-
-@blueprint.post("/batch")
-@idempotent
-def pay_many() -> ResponseReturnValue:
-    """Many payments, each with a key of its own: those that were made before are not made again."""
-    body = request.get_json()
-    items = body.get("payments") if isinstance(body, dict) else None
-    if not isinstance(items, list) or not 1 <= len(items) <= MOST_ITEMS:
-        abort(400, f"payments must be a list of 1 to {MOST_ITEMS}.")
-    if not all(isinstance(item, dict) and isinstance(item.get("key"), str) for item in items):
-        abort(400, "Each payment needs a key, which is a text.")
-    results = idempotency.run_many([(item["key"], item) for item in items], make_payment)
-    return {"payments": [_shown(result) for result in results]}, 207
-
-
-def _shown(item: ItemResult) -> dict[str, Any]:
-    became = {"error": str(item.error)} if item.error else {"payment": item.result}
-    return {"key": item.key, "status": item.status, "outcome": item.outcome, **became}
 
 
 def make_payment(body: Any) -> dict[str, Any]:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from flask_idempotency.session.operation import Operation
     from flask_idempotency.web.decorator import idempotent
     from flask_idempotency.web.request.state import current_operation
-    from flask_idempotency.web.run_many import ItemResult
     from flask_idempotency.web.setup.options import RouteOptions, RunOptions
     from flask_idempotency.web.signals import (
         Event,
@@ -64,7 +63,6 @@ __all__ = [
     "Event",
     "Idempotency",
     "IdempotencyError",
-    "ItemResult",
     "KeyExpired",
     "KeyMalformed",
     "KeyRequired",
@@ -114,7 +112,6 @@ _MODULES = (
     "session.after_commit",
     "session.operation",
     "web.request.state",
-    "web.run_many",
     "web.setup.options",
     "web.signals",
 )

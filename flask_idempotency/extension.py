@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -41,12 +41,11 @@ from flask_idempotency.stores.redis.records import RedisRecords
 from flask_idempotency.stores.sealing import Sealed
 from flask_idempotency.stores.sqlite.records import SqliteRecords
 from flask_idempotency.stores.table import define_steps, define_table
-from flask_idempotency.web import hooks, run, run_many
+from flask_idempotency.web import hooks, run
 from flask_idempotency.web.background.observer import Observer
 from flask_idempotency.web.background.purging import BackgroundPurge
 from flask_idempotency.web.request.forms import idempotency_field
 from flask_idempotency.web.request.response import watch_flashes
-from flask_idempotency.web.run_many import ItemResult
 from flask_idempotency.web.setup import routes
 from flask_idempotency.web.setup.environment import (
     binds_of,
@@ -58,7 +57,6 @@ from flask_idempotency.web.setup.environment import (
 from flask_idempotency.web.setup.options import (
     NOT_GIVEN,
     PROTECTED_METHODS,
-    ManyOptions,
     RouteOptions,
     RunOptions,
     ScopeCallable,
@@ -222,34 +220,6 @@ class Idempotency:
         operation that is not atomic has failed before.
         """
         return cast("T", run.run(key, function, args, scope, payload, options))
-
-    def run_many(
-        self,
-        items: Iterable[tuple[str, Any]],
-        function: Callable[[Any], Any],
-        *,
-        scope: Scope = NOT_GIVEN,
-        **options: Unpack[ManyOptions],
-    ) -> list[ItemResult]:
-        """Run ``function(payload)`` at most once for the key of each item, all in one transaction.
-
-        ``items`` are pairs of a key and a payload, which is any JSON: the same key with another payload
-        is a mismatch. Call it in an atomic operation, whose own key stands for the whole call: a view
-        with ``@idempotent``, or a function in :meth:`run`. The results commit with the operation.
-        Outside of one it is a transaction of its own.
-
-        Each item is a unit: one that raises is undone alone, and its key is free. What ``function``
-        leaves uncommitted in ``db.session`` is committed with the item, as is what the view has written
-        before. However many there are, our own round trips are three more than for a view without
-        items, and one for each item that failed. ``scope`` is the operation's, or outside of one as in
-        :meth:`run`. Options: ``ttl``, ``namespace``, ``name``, also as there: an item is the same
-        operation as ``run(key, function, payload, payload=payload)``.
-
-        Returns an :class:`ItemResult` for each item, in order. Raises what undoes all of them:
-        :class:`StoreUnavailable`, :class:`TransactionConflict`, :class:`NotAtomic`; and
-        ``ConfigurationError`` for a store that cannot do it, such as ``redis``.
-        """
-        return run_many.run_many(items, function, scope, options)
 
     def after_commit(self, function: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
         """:func:`flask_idempotency.after_commit` with arguments for the function."""

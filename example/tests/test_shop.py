@@ -60,12 +60,6 @@ def test_payment(app, count):
     survives(app.test_client(), "/payments", **send, **ALICES, other=BOBS)
 
 
-def test_many_payments(app, count):
-    items = [{"key": f"item-{number}", "amount": 100} for number in range(3)]
-    send = {"json": {"payments": items}, "status": 207, "effects": count("balance", "payments")}
-    assert_idempotent(app.test_client(), "POST", "/payments/batch", **send, **ALICES)
-
-
 def test_order(app, count, product):
     order = {"product": product, "quantity": 2, "card": CARD}
     send = {"json": order, "effects": count("orders", "stock", "charges")}

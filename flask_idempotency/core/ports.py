@@ -6,7 +6,7 @@ asking again later is safe.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import Any, Protocol
 
@@ -50,26 +50,6 @@ class Transaction(Hold, Protocol):
 
     def explain(self, error: BaseException | None) -> Exception | None:
         """Return what an error that left the view means for the operation; None: nothing special."""
-
-
-class ManyItems(Protocol):
-    """What a store's transactions have besides, for ``run_many``: more records, of its items."""
-
-    def hold_items(self, claims: Sequence[Claim]) -> dict[bytes, tuple[Record, bool]]:
-        """Insert the records that are missing, visible to all at once, and lock those in progress.
-
-        Returns each record by its key, and whether its row is locked by this transaction now. Whether
-        such a record is this claim's, or of an attempt that has died, its owner says. An operation that
-        may no longer begin (``begins_until``) has none. Nobody is waited for. ``claims`` are of one
-        route, and have different keys.
-        """
-
-    def complete_items(self, items: Sequence[tuple[Claim, Record, StoredResponse]]) -> None:
-        """Store the responses of records that :meth:`hold_items` has locked, at the end at the latest.
-
-        They commit with the rest. Until then nobody who claims one of them waits for that. A record of
-        another attempt becomes the next one, of its claim.
-        """
 
 
 class Lease(Hold, Protocol):

@@ -177,7 +177,6 @@ class OpenTransaction(Running):
     ``hold`` is the transaction, ``units`` are what the view's transactions are in it. ``engines`` are
     the application's by bind key, ``other_binds`` those that the view may write to besides.
     ``sessions`` are those that joined, ``others`` the pools of unknown engines that they chose.
-    ``items`` is what ``run_many`` has done in it: by key, a claim and its result.
     """
 
     hold: Any
@@ -186,7 +185,6 @@ class OpenTransaction(Running):
     other_binds: frozenset[Engine] = frozenset()
     sessions: dict[Any, None] = field(default_factory=dict)
     others: set[Any] = field(default_factory=set)
-    items: dict[bytes, Any] | None = None
 
     def is_in_context(self) -> bool:
         """Return True if this is its application context, not another one that the view has pushed."""

@@ -164,7 +164,7 @@ class Units:
         self.is_closed = False
         self.traits = READS
         self.wrote = False
-        self.begun = self.commits = self.rollbacks = self.items = 0
+        self.begun = self.commits = self.rollbacks = 0
         self._open: StandIn | None = None
         self._nested: list[str] = []
         self._before: list[int] = []  # what the unit had done when each of these was made
@@ -377,33 +377,6 @@ class Units:
         """Return True if the open unit has changed or locked a row: the server knows, texts do not."""
         return True
 
-    def begin_item(self) -> str:
-        """Set a savepoint around units to come: what they commit is undone if the item is."""
-        self._take_turn(self.top, SAVEPOINT)
-        self.items += 1
-        self._around.append(f"{NAME}item_{self.items}")
-        self._send(f"SAVEPOINT {self._around[-1]}")
-        return self._around[-1]
-
-    def end_item(self, name: str, *, undo: bool) -> None:
-        """End it, and what the view has left in it on its connection. No unit is open by now."""
-        del self._around[self._around.index(name) :]
-        self._spanning = min(self._spanning, len(self._around))
-        if undo:
-            self._send(f"ROLLBACK TO SAVEPOINT {name}")
-        self._send(f"RELEASE SAVEPOINT {name}")
-        if undo:
-            self.flush()
-
-    @property
-    def is_around(self) -> bool:
-        """True if there is a savepoint of an item, or one of :attr:`connection`."""
-        return bool(self._around)
-
-    def rise(self) -> None:
-        """Get ready to send what is part of no unit. Refuse it where an open one has work to lose."""
-        self._take_turn(self.top, WRITES)
-
     def leave(self) -> None:
         """From now on a rollback travels with the operation's last message."""
         self._leaving = True
@@ -477,9 +450,6 @@ class Units:
     def _undo(self, *, at_once: bool = True) -> None:  # noqa: ARG002
         self._send(f"ROLLBACK TO SAVEPOINT {NAME}{self.begun}")
         self._release()
-
-    def flush(self) -> None:
-        """Send what waits: here, nothing does."""
 
     def _send(self, statement: str) -> None:
         cursor = self.fairy.cursor()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -135,26 +135,6 @@ class MemoryRecords:
     def _is_too_late(self, claim: Claim) -> bool:
         return claim.begins_until is not None and self._epoch + self.clock() > claim.begins_until
 
-    def entry_of(self, claim: Claim) -> _Entry | None:
-        """The entry of a claim's key, made if it is missing or has expired, or None: too late.
-
-        The caller has the lock.
-        """
-        entry = self._entries.get(claim.key)
-        if entry is None or (self.seen(entry).expired and not entry.is_held()):
-            if self._is_too_late(claim):
-                return None
-            began = self.clock()
-            entry = _Entry(_new(claim, attempt=1), began, began + claim.ttl_seconds)
-            self._entries[claim.key] = entry
-        return entry
-
-    def complete(self, claim: Claim, record: Record, response: StoredResponse) -> None:
-        """Finish a record that is held, as one of the claim's. The caller has the lock."""
-        entry, attempt = self._entries[claim.key], record.attempt + (record.owner != claim.owner)
-        entry.record = replace(_new(claim, attempt=attempt), state=State.COMPLETED, response=response)
-        entry.expires = self.clock() + claim.ttl_seconds
-
     def seen(self, entry: _Entry) -> Record:
         """The record as it is now."""
         now = self.clock()
@@ -202,7 +182,6 @@ class MemoryHold(_Held):
 
     is_open = True
     _transaction: Any = None  # until it has begun
-    _items: tuple[tuple[Claim, Record, StoredResponse], ...] = ()
 
     def opened(self) -> MemoryHold:
         """Begin the transaction; not while the records are locked, as it may have to wait."""
@@ -228,25 +207,6 @@ class MemoryHold(_Held):
         """Commit, then store the response: nobody takes over between, as the record is held."""
         self._commit(lambda: self._store(response, State.COMPLETED))
 
-    def hold_items(self, claims: Sequence[Claim]) -> dict[bytes, tuple[Record, bool]]:
-        """Insert what is missing, and hold what nobody does."""
-        records, found = self._records, {}
-        with records.changed:
-            for claim in claims:
-                entry = records.entry_of(claim)
-                if entry is None:
-                    continue
-                record = records.seen(entry)
-                is_free = situation(record) is Situation.IN_PROGRESS and not entry.is_held()
-                if is_free:
-                    entry.holder = weakref.ref(self)
-                found[claim.key] = record, is_free
-        return found
-
-    def complete_items(self, items: Sequence[tuple[Claim, Record, StoredResponse]]) -> None:
-        """Keep the responses until the commit."""
-        self._items += tuple(items)
-
     def record(self, step: str, result: bytes) -> None:
         """Commit, then record the step."""
 
@@ -270,8 +230,6 @@ class MemoryHold(_Held):
             self._transaction.commit()
             with self._records.changed:
                 then()
-                for item in self._items:
-                    self._records.complete(*item)
         finally:
             self.abandon()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -38,7 +38,6 @@ from flask_idempotency.web.request.state import (
 )
 from flask_idempotency.web.setup.options import (
     NOT_GIVEN,
-    ManyOptions,
     Route,
     RouteOptions,
     RunOptions,
@@ -64,7 +63,7 @@ def run(
 ) -> Any:
     """See :meth:`Idempotency.run`."""
     state = app_state(current_app)
-    route = read_route(state, "run", function, options, RunOptions)
+    route = _read_route(state, function, options)
     if not isinstance(key, str) or not key:
         raise KeyMalformed("The key is not a string of at least one character.")
     if (outer := present_operation()) is not None:
@@ -78,13 +77,13 @@ def run(
     current.told.began = time.monotonic()
     try:
         with _session_of_its_own(state):
-            operation = new_operation(state, route, read_scope(state, "run", scope), key)
-            claim = new_claim(state, route, operation, read_fingerprint("run", payload))
+            operation = new_operation(state, route, _read_scope(state, scope), key)
+            claim = new_claim(state, route, operation, _read_fingerprint(payload))
             entered = claim_or_answer(state, route, current, operation, claim)
             if isinstance(entered, Attempt):
                 return _result(entered, state, function, args)
             # None: the database is unavailable, and the settings allow going on without.
-            return function(*args) if entered is None else result_of(entered)
+            return function(*args) if entered is None else _result_of(entered)
     except (Problem, RecordBroken, SealBroken) as error:
         reject(state.app, current.told, error)
         if (request := existing_request()) is not None:
@@ -122,30 +121,24 @@ def _result(attempt: Attempt, state: AppState, function: Callable[..., Any], arg
     """Call the function in the attempt."""
     with attempt:
         try:
-            response = response_of(state, function(*args))
+            response = _response_of(state, function(*args))
         except Exception as error:
             attempt.note_failure(error)
             raise
-        return result_of(attempt.respond(response, after_error=raise_again, waits=False))
+        return _result_of(attempt.respond(response, after_error=raise_again, waits=False))
 
 
-def read_route(
-    state: AppState,
-    what: str,
-    function: Callable[..., Any],
-    options: Mapping[str, Any],
-    allowed: type[ManyOptions],
-) -> Route:
-    """The options of ``what``, which is ``run`` or ``run_many``, for a function."""
+def _read_route(state: AppState, function: Callable[..., Any], options: RunOptions) -> Route:
+    """The options of ``run`` for a function."""
     values: dict[str, Any] = {"store": lambda _response: True, **options}
-    if foreign := options.keys() - allowed.__annotations__.keys():
-        known = ", ".join(allowed.__annotations__)
-        raise ConfigurationError(f"{min(foreign)} is not an option of {what}(); there are: {known}")
+    if foreign := options.keys() - RunOptions.__annotations__.keys():
+        known = ", ".join(RunOptions.__annotations__)
+        raise ConfigurationError(f"{min(foreign)} is not an option of run(); there are: {known}")
     if "name" not in values:
-        values["name"] = _name(what, function)
+        values["name"] = _name(function)
     if inspect.iscoroutinefunction(function):
         raise ConfigurationError(
-            f"{what}() cannot await {values['name']}, which is an async def function: pass a plain"
+            f"run() cannot await {values['name']}, which is an async def function: pass a plain"
             " function that calls asyncio.run"
         )
     route = read_options(cast("RouteOptions", values)).resolved(state.settings, state.scope)
@@ -156,53 +149,50 @@ def read_route(
 
     def found(operation: Operation) -> Response | None:
         result = policy(operation)
-        return None if result is None else response_of(state, result)
+        return None if result is None else _response_of(state, result)
 
     return replace(route, on_interrupted=found)
 
 
-def _name(what: str, function: Callable[..., Any]) -> str:
+def _name(function: Callable[..., Any]) -> str:
     """The function's name, the same in every process. Raises ``ConfigurationError`` if it has none."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<")
     if module in STARTED and "<" not in name:
         raise ConfigurationError(
-            f"{what}() cannot name {name}: it belongs to {module}, the program that was started. A"
+            f"run() cannot name {name}: it belongs to {module}, the program that was started. A"
             " process that imports it would know it by another name, and repeat the work of a key. Give"
             f" a name that is the same everywhere: name={name!r}"
         )
     if module is None or "<" in f"{module}.{name}":
         raise ConfigurationError(
-            f"{what}() cannot name this function, which is a lambda, local, partial or of no module:"
+            "run() cannot name this function, which is a lambda, local, partial or of no module:"
             " give name=..., the same in every process and different for every function"
         )
     return f"{module}.{name}"
 
 
-def read_fingerprint(what: str, payload: Any) -> Fingerprint:
+def _read_fingerprint(payload: Any) -> Fingerprint:
     """The fingerprint of a payload. Raises ``ConfigurationError`` if it is not JSON."""
     try:
         return by_value(json.dumps(payload, sort_keys=True, allow_nan=False).encode())
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"the payload of {what}() is not JSON: {error}") from error
+        raise ConfigurationError(f"the payload of run() is not JSON: {error}") from error
 
 
-def read_scope(state: AppState, what: str, scope: Any) -> Scope:
+def _read_scope(state: AppState, scope: Any) -> Scope:
     """The scope itself: the application's callable needs a request, and there may be none."""
     if scope is NOT_GIVEN:
         if state.scope is not None:
             raise ConfigurationError(
-                f"{what}() needs scope=...: whose key it is, as a str, int or UUID, or None for one"
-                " tenant"
+                "run() needs scope=...: whose key it is, as a str, int or UUID, or None for one tenant"
             )
         return None
     if scope == "":
-        raise ScopeUnknown(
-            f"The scope given to {what}() is empty: a key must belong to a known account."
-        )
+        raise ScopeUnknown("The scope given to run() is empty: a key must belong to a known account.")
     return cast("Scope", scope)
 
 
-def response_of(state: AppState, result: Any) -> Response:
+def _response_of(state: AppState, result: Any) -> Response:
     """A result as it is stored. Raises ``IdempotencyError`` if it is not JSON."""
     try:
         body = json.dumps(result, allow_nan=False)
@@ -214,7 +204,7 @@ def response_of(state: AppState, result: Any) -> Response:
     return state.app.response_class(body, mimetype="application/json")
 
 
-def result_of(response: Response) -> Any:
+def _result_of(response: Response) -> Any:
     """The result in it. Raises ``OperationFailed`` if it is a failure, and ``RecordBroken``."""
     with legible():
         body = json.loads(response.get_data())

@@ -63,33 +63,6 @@ def test_insufficient_funds_are_stored_and_replayed(shop: Shop, key: str) -> Non
     assert shop.balance() == before
 
 
-def test_many_payments_in_one_call_are_each_made_once(shop: Shop, key: str) -> None:
-    before = shop.balance()
-
-    def call(name: str, *amounts: int) -> requests.Response:
-        payments = [{"key": f"{key}-{amount}", "amount": amount} for amount in amounts]
-        body = {"payments": payments}
-        return shop.call("POST", "/payments/batch", key=f"{key}-{name}", body=body)
-
-    first, retry = call("a", 100, 0, before), call("a", 100, 0, before)
-    assert (first.status_code, retry.content) == (207, first.content)
-    assert retry.headers["Idempotent-Replayed"] == "true"
-    assert [(each["outcome"], each["status"]) for each in first.json()["payments"]] == [
-        ("executed", 200),
-        ("failed", 400),
-        ("failed", 402),
-    ]
-    other = call("b", 300, 100).json()["payments"]
-    assert [each["outcome"] for each in other] == ["executed", "replayed"]
-    assert other[1]["payment"] == first.json()["payments"][0]["payment"]
-    assert shop.balance() == before - 400
-
-
-@pytest.mark.parametrize("body", [{}, [], {"payments": []}, {"payments": [{"amount": 5}]}])
-def test_a_call_without_items_is_refused(shop: Shop, key: str, body: object) -> None:
-    assert shop.call("POST", "/payments/batch", key=key, body=body).status_code == 400
-
-
 def test_two_accounts_with_the_same_key_do_not_meet(shop: Shop, key: str) -> None:
     alices, bobs = shop.pay(key, 100, who=ALICE), shop.pay(key, 200, who=BOB)
     assert [alices.status_code, bobs.status_code] == [201, 201]

@@ -142,35 +142,6 @@ def test_a_young_duplicate_is_refused_by_redis_alone(counted):
     assert (messages, evals) == EXPECTED_DUPLICATE[world.store]
 
 
-@pytest.mark.parametrize("where", ["alone", "in a view"])
-def test_a_thousand_items_take_three_messages_more_than_one(counted, where):
-    """Of ours. The statements of their function are the application's."""
-    world, count = counted
-
-    def pay(payload):
-        world.db.session.add(world.Payment(amount=payload))
-        world.db.session.flush()
-
-    def run_many(name, size):
-        items = [(f"{name}-{number}", number) for number in range(size)]
-        return world.idempotency.run_many(items, pay, name="pay", scope=None)
-
-    def call(name, size):
-        with world.app.app_context():
-            if where == "alone":
-                return run_many(name, size)
-            return world.idempotency.run(
-                name, lambda: len(run_many(name, size)), name="view", scope=None
-            )
-
-    for number in range(8):  # until drivers have prepared what they prepare
-        call(f"warm-up-{number}", 3)
-    _, one, _ = count(lambda: call("one", 1))
-    _, many, _ = count(lambda: call("many", 1000))
-    assert many - one <= 999 + 3
-    print(f"{one} messages for one item, {many} for a thousand")
-
-
 @pytest.mark.parametrize(("path", "aged"), [("/payments", "/aged"), ("/leased", "/aged-leased")])
 def test_a_key_that_says_its_age_takes_no_message_more(counted, path, aged):
     world, count = counted

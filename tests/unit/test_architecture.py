@@ -42,7 +42,6 @@ WEB = [
     {"observe"},
     {"protection"},
     {"decorator", "run"},
-    {"run_many"},
     {"hooks"},
 ]
 

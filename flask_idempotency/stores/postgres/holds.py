@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,6 @@ from flask_idempotency.drivers.port import IDLE
 from flask_idempotency.drivers.raw_connection import RawConnection
 from flask_idempotency.drivers.sqlstates import ABORTED, NO_SAVEPOINT, is_lost
 from flask_idempotency.session.postgres_units import PostgresUnits
-from flask_idempotency.session.statements import STRICT
 from flask_idempotency.stores.admin import original
 from flask_idempotency.stores.lease import Lease
 
@@ -41,12 +39,6 @@ NOT_OURS = CONFLICTS | {LOCK_NOT_AVAILABLE}
 """Errors that mean that somebody else has the row."""
 
 
-TURN_SECONDS = 1.0
-"""How long a call with many items waits for one of the connections that claim them. Each is in use for
-milliseconds, so a second is the wait of hundreds; whoever waited in vain tries it all the same, and may
-get a 503."""
-
-
 class PostgresHold(KeepsConnection):
     """A transaction that holds the row of a record that is ours: an atomic operation's, or a step's."""
 
@@ -60,12 +52,11 @@ class PostgresHold(KeepsConnection):
     ) -> None:
         self._messages, self._wire, self._claim = messages, wire, claim
         found = dict(zip(statements.LOCKED, locked, strict=False))
-        self.attempt, self._isolation = int(found["attempt"]), found["isolation"]
+        self.attempt = int(found["attempt"])
         self._session = {**values, **found, "xid": int(found["xid"])}
         self._open, self._committed = True, False
-        self._items: list[tuple[Claim, Record, StoredResponse]] = []
         self._began = time.monotonic()
-        self.units = PostgresUnits(wire, messages.facts(wire), self._isolation)
+        self.units = PostgresUnits(wire, messages.facts(wire), found["isolation"])
 
     @classmethod
     def open(cls, messages: Messages, template: str, claim: Claim, **more: Any) -> PostgresHold | None:
@@ -103,60 +94,11 @@ class PostgresHold(KeepsConnection):
         values = {"step": step, "result": result, "attempt": self.attempt}
         self._finish(lease_statements.FINISH_STEP, values)
 
-    def hold_items(self, claims: Sequence[Claim]) -> dict[bytes, tuple[Record, bool]]:
-        """Insert and commit what is missing; lock what is in progress. Two round trips.
-
-        Raises ``NotAtomic`` at an isolation level that does not see what was committed since.
-        """
-        if self._isolation in STRICT:
-            raise NotAtomic(
-                f"run_many() works at READ COMMITTED, and the operation's transaction is"
-                f" {self._isolation.upper()}, which does not see the records of the items: call"
-                " run() for each item, outside of an operation"
-            )
-        values, own = _by_column([claim_values(claim) for claim in claims]), self._messages.own
-        has_turn = own.turns.acquire(timeout=TURN_SECONDS)
-        try:
-            own.fetch(statements.CLAIM_ITEMS, values)
-        finally:
-            if has_turn:
-                own.turns.release()
-        with self.units.lock:
-            self._check()
-            try:
-                rows = self._above_units(statements.HOLD_ITEMS, values)
-            except self._wire.port.Error as error:
-                raise self._finish_error(error) from error
-        return {bytes(key): (record_in(key, *row), held) for held, key, *row in rows if key is not None}
-
-    def complete_items(self, items: Sequence[tuple[Claim, Record, StoredResponse]]) -> None:
-        """Keep them until :meth:`complete`, which sends them first.
-
-        Whoever claims a row that is only locked need not wait: it is in progress. For one that has been
-        changed, an INSERT would wait until the end of the view.
-        """
-        self._items += items
-
-    def _complete_items(self) -> None:
-        items, self._items = self._items, []
-        rows = [{**claim_values(claim), **response_values(response)} for claim, _, response in items]
-        values = {**self._session, **_by_column(rows), "count": len(items)}
-        self._above_units(statements.COMPLETE_ITEMS, values)
-
-    def _above_units(self, template: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
-        """Send a statement of ours in the transaction, in no unit of the view; its rows."""
-        wire, units = self._wire, self.units
-        answer = wire.send(self._messages.prepared(template, wire), values, first=units.waiting)
-        units.waiting = []  # the server has it
-        return answer.fetchall()
-
     def _finish(self, template: str, values: dict[str, Any]) -> None:
         wire = self._wire
         try:
             with self.units.lock:  # a thread that the view has left behind sends nothing in between
                 self._check()
-                if self._items:
-                    self._complete_items()
                 sql = self._messages.prepared(template, wire)
                 answer = wire.send(sql, {**self._session, **values}, first=self.units.waiting)
                 if not wire.has_committed(answer):
@@ -232,11 +174,6 @@ def record_in(key: bytes, texts: list[Any], digest: bytes, body: bytes | None) -
     """A row of ``statements.COLUMNS``. Raises ``RecordBroken``."""
     fields = dict(zip(statements.FIELDS, texts, strict=True))
     return record_of(key, {**fields, "digest": digest, "body": body})
-
-
-def _by_column(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The rows of one route's claims as the statements about many items take them."""
-    return {**{name: [row[name] for row in rows] for name in rows[0]}, "name": rows[0]["name"]}
 
 
 class PostgresLease(Lease):

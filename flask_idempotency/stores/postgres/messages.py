@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -22,7 +21,6 @@ from flask_idempotency.stores.admin import original
 from . import statements
 from .failures import NO_RIGHT, NO_TABLE, READ_ONLY, record_error
 from .leadership import Leadership
-from .own_pool import CLAIMING
 
 T = TypeVar("T")
 Values = dict[str, Any] | None
@@ -55,7 +53,6 @@ class Messages:
         self._schema: str | None = None
         self._as_login = False
         self._like = self.own = self
-        self.turns = threading.Semaphore(CLAIMING)
         self.leadership = Leadership.of(engine)
 
     def apart(self, engine: Engine) -> Messages:

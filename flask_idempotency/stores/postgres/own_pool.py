@@ -8,14 +8,9 @@ from sqlalchemy import Engine, event
 
 from flask_idempotency.drivers.sqlalchemy_private import hear_disposed, pool_beside
 
-CLAIMING = 2
-"""How many calls of ``run_many`` in one process claim their items at the same time, on connections of
-ours: the call's own is in its transaction. Each needs one for milliseconds, so others wait briefly."""
-
-OWN_CONNECTIONS = 9 + CLAIMING
+OWN_CONNECTIONS = 9
 """The most that one process uses beside its requests' own: four for requests that are observed, two for
-the console's counts, and one each for the heartbeat, the background purge and the metrics; and those
-that claim items."""
+the console's counts, and one each for the heartbeat, the background purge and the metrics."""
 
 
 def apart(engine: Engine, size: int) -> Engine:

@@ -166,63 +166,6 @@ _RENEW = """,
 
 FINISH_LATE = _COMPLETE + _RENEW + _COMMIT
 
-# Many items in one call. Their claims are committed on a connection of their own, before the call's
-# transaction locks them: others must see them, and not wait for it. What has expired begins anew. Two
-# calls insert in one order, so neither waits for the other in a circle. What was begun too late (see
-# IN_TIME) is gone before anybody has seen it.
-_ITEMS = """unnest(%(key)s::bytea[], %(version)s::smallint[], %(digest)s::bytea[],
-              %(owner)s::text[], %(ttl)s::float8[]"""
-CLAIM_ITEMS = f"""{_OPEN}WITH gone AS (
-  DELETE FROM {{table}} WHERE key = ANY (ARRAY(
-    SELECT key FROM {{table}} WHERE key = ANY (%(key)s) AND {EXPIRED} FOR UPDATE SKIP LOCKED))
-  RETURNING key)
-DELETE FROM {{steps}} AS step USING gone WHERE step.key = gone.key;
-INSERT INTO {{table}}
-       (key, name, state, fingerprint_version, fingerprint, attempt, owner, created_at, expires_at)
-SELECT key, %(name)s, 'in_progress', version, digest, 1, owner, clock_timestamp(),
-       clock_timestamp() + ttl * interval '1 second'
-  FROM {_ITEMS}) AS item (key, version, digest, owner, ttl) ORDER BY key
-ON CONFLICT (key) DO NOTHING;
-DELETE FROM {{table}} AS record
- USING unnest(%(key)s::bytea[], %(owner)s::text[], %(until)s::float8[]) AS item (key, owner, until)
- WHERE record.key = item.key AND record.owner = item.owner
-   AND clock_timestamp() > to_timestamp(item.until);
-COMMIT"""
-
-# Which of them could be locked is read in the same statement; of those, the version that was locked.
-# The view may have set a role that may not see them; it gets it back, also where there are none.
-_ITEM = f"key, {COLUMNS}"
-HOLD_ITEMS = f"""SELECT set_config('idempotency.role', current_setting('role'), true),
-       set_config('role', 'none', true);
-WITH held AS (
-  SELECT true, {_ITEM} FROM {{table}}
-   WHERE key = ANY (%(key)s) AND state = 'in_progress' AND lease_expires_at IS NULL
-     FOR UPDATE SKIP LOCKED),
-found AS (
-  SELECT * FROM held UNION ALL
-  SELECT false, {_ITEM} FROM {{table}}
-   WHERE key = ANY (%(key)s) AND key NOT IN (SELECT key FROM held))
-SELECT found.* FROM (SELECT set_config('role', current_setting('idempotency.role'), true)) AS back
-  LEFT JOIN found ON true"""
-
-# See FINISH, whose message commits it. One that was taken over becomes the next attempt of its new
-# owner only here: until then its row is locked, and if this transaction ends without a commit, nothing
-# of the attempt remains.
-COMPLETE_ITEMS = f"""{STILL_OURS}
-WITH done AS (
-  UPDATE {{table}} AS record SET state = 'completed', completed_at = clock_timestamp(),
-         status = item.status, headers = item.headers::json, body = item.body, request = NULL,
-         attempt = record.attempt + (record.owner <> item.owner)::int, owner = item.owner,
-         name = %(name)s, fingerprint_version = item.version, fingerprint = item.digest,
-         expires_at = CASE WHEN record.owner = item.owner
-              AND clock_timestamp() - record.created_at < {LATE} * item.ttl * interval '1 second'
-              THEN record.expires_at
-              ELSE clock_timestamp() + item.ttl * interval '1 second' END
-    FROM {_ITEMS}, %(status)s::smallint[], %(headers)s::text[], %(body)s::bytea[])
-         AS item (key, version, digest, owner, ttl, status, headers, body)
-   WHERE record.key = item.key AND record.state = 'in_progress' RETURNING 1)
-SELECT 1 / (count(*) = %(count)s)::int FROM done"""
-
 OWNER = """SELECT owner FROM {table} WHERE key = %(key)s"""
 
 # Waits for the holder's row lock, in the server: no polling, and a dead holder counts at once.

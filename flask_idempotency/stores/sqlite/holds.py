@@ -8,7 +8,6 @@ from typing import Any
 from sqlalchemy import Connection
 
 from flask_idempotency.core.errors import LeaseLost
-from flask_idempotency.core.machine import Situation, situation
 from flask_idempotency.core.records import Claim, Record, StoredResponse
 from flask_idempotency.core.rows import claim_values, record_of, response_values
 from flask_idempotency.stores.engine_transaction import BorrowedTransaction
@@ -64,35 +63,6 @@ class SqliteHold:
         """Record the step and commit."""
         values = {"step": step, "attempt": self.attempt, "result": result}
         self._finish((statements.EXTEND, {}), (statements.RECORD_STEP, values))
-
-    def hold_items(self, claims: Sequence[Claim]) -> dict[bytes, tuple[Record, bool]]:
-        """Insert what is missing. This is the one transaction that writes, so it holds all of them."""
-        found = {}
-        for claim in claims:
-            values = {**claim_values(claim), "seen": None}
-            record = self._look(values)
-            if record is not None and record.expired:
-                self._run(statements.ERASE_STEPS, values)
-                self._run(statements.ERASE, values)
-            self._run(statements.INSERT, values)
-            if self._run(statements.TOO_LATE, values).fetchone() is not None:
-                self._run(statements.ERASE, values)
-            record = self._look(values)
-            if record is not None:
-                found[claim.key] = record, situation(record) is Situation.IN_PROGRESS
-        return found
-
-    def complete_items(self, items: Sequence[tuple[Claim, Record, StoredResponse]]) -> None:
-        """Store their responses."""
-        for claim, record, response in items:
-            values = {**claim_values(claim), **response_values(response), "seen": record.owner}
-            if record.owner != claim.owner:
-                self._run(statements.TAKE_OVER, values)
-            self._run(statements.FINISH, values)
-
-    def _look(self, values: dict[str, Any]) -> Record | None:
-        row = self._run(statements.LOOK, values).fetchone()
-        return None if row is None else seen(row)
 
     def _run(self, template: str, values: dict[str, Any]) -> Any:
         return self._messages.execute(self._transaction, template, values)

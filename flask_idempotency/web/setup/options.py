@@ -51,17 +51,12 @@ NOT_GIVEN: Any = _NotGiven()
 """The default of an argument for which None means something, and of an option that a setting gives."""
 
 
-class ManyOptions(TypedDict, total=False):
-    """The options of :meth:`Idempotency.run_many`."""
+class RunOptions(TypedDict, total=False):
+    """The options of :meth:`Idempotency.run`: those that need no request."""
 
     ttl: float | timedelta
     namespace: str
     name: str
-
-
-class RunOptions(ManyOptions, total=False):
-    """The options of :meth:`Idempotency.run`: those that need no request."""
-
     wait: float | timedelta
     bind_key: str | Callable[[], str | None] | None
     other_binds: Sequence[str | None]
