@@ -2,7 +2,7 @@
 
 Two kinds, both below :class:`IdempotencyError`:
 
-* a :class:`Problem` is a response to the client (400, 401, 403, 404, 409, 422, 500 or 503);
+* a :class:`Problem` is a response to the client (400, 401, 403, 409, 422, 500 or 503);
 * the others are mistakes in the application or its set-up; the client gets a plain 500.
 
 None is a Werkzeug ``HTTPException``: an application's catch-all for those leaves them alone.
@@ -114,12 +114,6 @@ class ReplayForbidden(Problem):
     """This caller may no longer receive the stored response."""
 
     status, type, title = 403, "replay-forbidden", "The stored response may not be replayed"
-
-
-class OutcomeUnknown(Problem):
-    """No operation with this key is known: it never started, or its record has expired."""
-
-    status, type, title = 404, "outcome-unknown", "Nothing is known about this operation"
 
 
 class RequestInProgress(Problem):

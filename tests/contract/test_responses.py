@@ -11,7 +11,6 @@ from flask import Flask, request
 
 import servers
 from flask_idempotency import Retryable, idempotent
-from flask_idempotency.outcomes import outcomes_blueprint
 from tests.contract.test_requests import STORES
 from tests.killed import Killed
 from tests.sessions import make_db, protect
@@ -41,7 +40,6 @@ class Shop:
         )
         self.db.init_app(self.app)
         protect(self.app, self.db, scope=lambda: request.headers.get("X-User"))
-        self.app.register_blueprint(outcomes_blueprint())
         atomic = store != "redis"
         self.add("pay", lambda: ({"id": 1}, 201, {"Location": "/pay/1"}), atomic=atomic)
         self.add("transfer", dict, atomic=atomic, fingerprint="json")
@@ -109,9 +107,6 @@ SITUATIONS = {
     "body-malformed": lambda shop: shop.post("transfer", data=b"{", content_type="application/json"),
     "scope-unknown": lambda shop: shop.post(user=None),
     "replay-forbidden": lambda shop: shop.again("withdraw"),
-    "outcome-unknown": lambda shop: shop.app.test_client().get(
-        "/idempotency/nobodys?operation=pay", headers={"X-User": "alice"}
-    ),
     "request-in-progress": Shop.beside_the_first,
     "response-not-kept": lambda shop: shop.again("report"),
     "operation-interrupted": lambda shop: shop.after_a_death("charge"),

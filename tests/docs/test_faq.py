@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
-from flask import Flask
-from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import inspect, text
 
-from flask_idempotency import Idempotency, idempotent
-from flask_idempotency.outcomes import _SAYS, outcomes_blueprint
 from flask_idempotency.web.setup.settings import SETTINGS
 from tests.docs.pages import ROOT, blocks
 
@@ -19,7 +14,7 @@ HTTP = (ROOT / "docs/http.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| .*\]\(#.* \| (\d{3}) \| `([a-z-]+)` \|", HTTP, re.MULTILINE)
 STATUS = {problem: status for status, problem in ROWS}
 PROBLEM = re.compile(
-    r"`((?:key|body|scope|replay|outcome|request|response|operation|try|store|transaction)-[a-z-]+)`"
+    r"`((?:key|body|scope|replay|request|response|operation|try|store|transaction)-[a-z-]+)`"
 )
 
 
@@ -90,29 +85,6 @@ def test_every_recipe_of_the_callers_sends_a_key_to_the_example_api():
     recipes = [b.text for b in blocks(page, "python", "bash", "javascript") if "api.example" in b.text]
     assert len(recipes) == 6
     assert all(re.search(r"(?i)idempotency[-_]key|sendOnce", recipe) for recipe in recipes)
-
-
-def test_callers_find_out_what_became_of_a_key_as_they_are_told():
-    app = Flask("shop")
-    app.config.update(SQLALCHEMY_DATABASE_URI="sqlite://", IDEMPOTENCY_STORE="memory")
-    Idempotency(app, SQLAlchemy(app), scope=None)
-    app.register_blueprint(outcomes_blueprint())
-
-    @app.post("/payments")
-    @idempotent(atomic=False)
-    def create_payment():
-        return {"id": 7}, 201, {"Location": "/payments/7"}
-
-    page = ROOT / "docs/callers.md"
-    sent, asked = (block.text for block in blocks(page, "http"))
-    [answer] = [block.text for block in blocks(page, "json")]
-    path, key = asked.split()[1], re.search(r"Key: (\S+)", sent)[1]
-    client = app.test_client()
-    assert client.get(path).json["type"].endswith(":outcome-unknown")
-    assert client.post("/payments", headers={"Idempotency-Key": key}).status_code == 201
-    assert client.get(path).json == json.loads(answer)
-    states = _without_code("callers.md").split("| `state` | Do |")[1]
-    assert set(re.findall(r"^\| `(\w+)` \|", states, re.MULTILINE)) == set(_SAYS)
 
 
 def test_callers_are_told_how_long_a_key_is_kept():

@@ -14,7 +14,6 @@ from flask_sqlalchemy import SQLAlchemy
 
 import servers
 from flask_idempotency import Idempotency, Problem, Retryable, idempotent
-from flask_idempotency.outcomes import outcomes_blueprint
 from tests.docs.pages import ROOT, blocks
 from tests.killed import Killed
 
@@ -64,7 +63,6 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "body-malformed": ("/transfers", raw('{"amount": 500, "amount": 5}')),
     "scope-unknown": ("/payments", {"headers": {"X-User": None}}),
     "replay-forbidden": ("/withdrawals", {}),
-    "outcome-unknown": ("/idempotency/never-sent?operation=pay", {}),
     "request-in-progress": ("/slow", {}),
     "response-not-kept": ("/reports", {}),
     "operation-interrupted": ("/charges", {}),
@@ -140,7 +138,6 @@ class Shop:
             return {}
 
         self.add_leased_views()
-        self.app.register_blueprint(outcomes_blueprint())
         if create:
             with self.app.app_context():
                 self.db.create_all()
@@ -179,8 +176,6 @@ class Shop:
     def meet(self, problem: str) -> Any:
         """The response of this type."""
         path, changes = REQUESTS[problem]
-        if problem == "outcome-unknown":
-            return self.app.test_client().get(path, headers={"X-User": "alice"})
         if problem == "store-unavailable":
             nowhere = f"postgresql+psycopg2://shop@127.0.0.1:{servers.free_port()}/shop"
             return Shop(nowhere, create=False).post(path)

@@ -29,7 +29,6 @@ from flask_idempotency import (
     current_operation,
     idempotent,
 )
-from flask_idempotency.outcomes import outcomes_blueprint
 from flask_idempotency.testing import CRASH_POINTS, crash_at, memory_store
 from laboratory import running
 from tests.docs.pages import ROOT, blocks
@@ -377,17 +376,6 @@ def test_a_statement_that_failed_in_the_catalog_is_no_matter_to_the_view(shop, u
 
     assert [shop.post("eu", "one-key").status_code for _ in range(2)] == [201, 201]
     assert stored(urls["eu"]) == (1, 1)
-
-
-def test_the_page_of_outcomes_asks_the_database_of_the_request(shop):
-    shop.app.register_blueprint(outcomes_blueprint())
-    shop.post("eu", "one-key")
-    page = "/idempotency/one-key?operation=pay"
-    found = {
-        tenant: shop.app.test_client().get(page, headers={"X-Tenant": tenant}).status_code
-        for tenant in TENANTS
-    }
-    assert found == {"eu": 200, "us": 404}
 
 
 async def asks_async() -> str:

@@ -32,7 +32,6 @@ from flask_idempotency import (
     operation_interrupted,
 )
 from flask_idempotency.integrations.openapi import add_idempotency
-from flask_idempotency.outcomes import outcomes_blueprint
 from flask_idempotency.testing import (
     CRASH_POINTS,
     Clock,
@@ -57,7 +56,6 @@ def create_app() -> Flask:
     db.init_app(app)
     idempotency.init_app(app, db, scope=tenant)
     Idempotency(app, db, scope=None)
-    app.register_blueprint(outcomes_blueprint(), url_prefix="/keys")
     add_idempotency({"openapi": "3.1.0"}, app, prefix="/api")
     idempotency.protect(bp, ttl=timedelta(days=2), required=False)
     idempotency.protect(app, methods=["POST"], skip=lambda request: request.path == "/admin")

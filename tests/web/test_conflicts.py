@@ -16,7 +16,6 @@ from flask_idempotency import (
     store_failed,
 )
 from flask_idempotency.integrations.prometheus import export_metrics
-from flask_idempotency.outcomes import outcomes_blueprint
 from tests.log import ours
 
 PATIENCE_SECONDS = 10
@@ -172,27 +171,6 @@ def test_a_lost_database_is_told_once_whenever_it_is_lost(
     assert failure.operation == outcome.operation == line.operation == name
     assert failure.id == outcome.id == line.id
     assert line.error == "StoreUnavailable"
-
-
-def test_a_lost_database_is_told_once_if_an_outcome_is_asked_for(
-    own_postgres, stoppable, add_view, assert_problem, caplog
-):
-    world, failures, rejected = stoppable(), [], []
-    world.app.register_blueprint(outcomes_blueprint())
-    add_view(world)
-    with (
-        store_failed.connected_to(lambda _app, event: failures.append(event.operation)),
-        operation_rejected.connected_to(lambda _app, event: rejected.append(event)),
-    ):
-        unknown = world.client.get("/idempotency/key-1", headers={"X-User": "alice"})
-        assert_problem(unknown, 404, "outcome-unknown")
-        own_postgres.stop()
-        response = world.client.get("/idempotency/key-1", headers={"X-User": "alice"})
-        assert_problem(response, 503, "store-unavailable", retry=True)
-    assert failures == ["pay"]
-    assert [event.seconds for event in rejected] == [None, None]  # the page is no protected view
-    (line,) = ours(caplog, logging.ERROR)
-    assert line.operation == "pay"
 
 
 def test_a_stopped_database_may_be_allowed_to_leave_views_unprotected(own_postgres, stoppable, caplog):

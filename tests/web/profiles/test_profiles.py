@@ -8,7 +8,6 @@ from flask_idempotency import ConfigurationError, idempotent
 from flask_idempotency.cli import cli
 from flask_idempotency.core.errors import PROBLEMS
 from flask_idempotency.integrations.openapi import add_idempotency
-from flask_idempotency.outcomes import outcomes_blueprint
 from flask_idempotency.testing import assert_idempotent
 from flask_idempotency.web.setup.profiles import PROFILES
 from flask_idempotency.web.setup.settings import SETTINGS
@@ -56,36 +55,6 @@ def test_without_a_profile_responses_have_no_header_more(world, add_view):
     add_view(world)
     names = {name for name, _ in world.post().headers}
     assert names == {"Content-Type", "Content-Length"}
-
-
-class TestPolicy:
-    @pytest.fixture
-    def rules(self, make_world):
-        def read(profile):
-            world = make_world(IDEMPOTENCY_PROFILE=profile)
-            world.app.register_blueprint(outcomes_blueprint())
-            world.app.post("/payments", endpoint="pay")(idempotent(dict))
-            return world.client.get("/idempotency/idempotency-policy").json
-
-        return read
-
-    @PROFILE
-    def test_it_names_the_profile_and_how_it_compares(self, rules, profile):
-        rules = rules(profile)
-        assert rules["profile"] == profile
-        assert rules["operations"][0]["fingerprint"] == PROFILES[profile].fingerprint
-
-    def test_acp(self, rules):
-        problems = {each["code"]: each for each in rules("acp")["problems"]}
-        assert problems["idempotency_conflict"]["status"] == 422
-        assert problems["idempotency_conflict"]["type"] == "invalid_request"
-        assert problems["store_unavailable"]["type"] == "service_unavailable"
-
-    def test_repeatable_requests(self, rules):
-        rules = rules("repeatable-requests")
-        assert (rules["header"]["name"], rules["required"]) == ("Repeatability-Request-ID", False)
-        statuses = {each["type"].rpartition(":")[2]: each["status"] for each in rules["problems"]}
-        assert (statuses["key-reused"], statuses["request-in-progress"]) == (400, 409)
 
 
 class TestOpenAPI:
@@ -144,20 +113,6 @@ def test_the_kit_for_tests_knows_what_a_profile_wants(make_world, add_view, prof
         other={"headers": bob},
         duplicates=2,
     )
-
-
-@PROFILE
-def test_an_outcome_is_found_by_the_key_as_it_was_sent(make_world, add_view, profile):
-    world = make_world(IDEMPOTENCY_PROFILE=profile)
-    world.app.register_blueprint(outcomes_blueprint())
-    add_view(world)
-    name = world.app.extensions["idempotency"].settings.header
-    key = "112A3A3E-F94C-4F56-B49B-5AAB3D97E5B7"
-    headers = {name: key, "Repeatability-First-Sent": http_date()}
-    assert world.post(key=None, headers=headers).status_code == 201
-    for path, sent in (f"/idempotency/{key}", {}), ("/idempotency", {name: key}):
-        found = world.post(path, key=None, method="GET", headers=sent)
-        assert (found.status_code, found.json["state"]) == (200, "completed"), found.text
 
 
 @PROFILE
