@@ -201,9 +201,6 @@ class StoreUnavailable(Problem):
     status, type, title = 503, "store-unavailable", "The idempotency store is unavailable"
     retry_after = 1
 
-    may_go_on = True
-    """Whether ``IDEMPOTENCY_ON_STORE_ERROR="allow"`` lets the view run unprotected."""
-
 
 class TransactionConflict(Problem):
     """The transaction conflicted with another and was rolled back; try again with the same key."""

@@ -155,8 +155,7 @@ def claim_or_answer(
         try:
             decision = state.engine.decide(claim, route.wait, on_interrupted=route.on_interrupted)
         except StoreUnavailable as error:
-            allowed = state.settings.on_store_error == "allow" and error.may_go_on
-            if not allowed or claim.resumes is not None:
+            if state.settings.on_store_error != "allow" or claim.resumes is not None:
                 raise
             _go_unprotected(state, current.told, error)
             return None

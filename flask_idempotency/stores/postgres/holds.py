@@ -104,8 +104,6 @@ class PostgresHold(KeepsConnection):
                 if not wire.has_committed(answer):
                     raise NotAtomic("the transaction had failed, so nothing was committed")
                 self._committed = True
-                if self._messages.leadership is not None:
-                    self._messages.leadership.confirm(wire)
         except wire.port.Error as error:
             raise self._finish_error(error) from error
         finally:

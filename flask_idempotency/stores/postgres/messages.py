@@ -20,7 +20,6 @@ from flask_idempotency.stores.admin import original
 
 from . import statements
 from .failures import NO_RIGHT, NO_TABLE, READ_ONLY, record_error
-from .leadership import Leadership
 
 T = TypeVar("T")
 Values = dict[str, Any] | None
@@ -53,7 +52,6 @@ class Messages:
         self._schema: str | None = None
         self._as_login = False
         self._like = self.own = self
-        self.leadership = Leadership.of(engine)
 
     def apart(self, engine: Engine) -> Messages:
         """The same on an engine for threads of ours, to the same database: from now on ``own``."""
@@ -106,8 +104,6 @@ class Messages:
 
         At the end the connection is closed, unless ``use`` returned what keeps it.
         """
-        if self.leadership is not None:
-            use = _confirmed(use, self.leadership)
         for another_try in (True, False):
             wire = result = None
             try:
@@ -212,21 +208,3 @@ class Messages:
                 functions_defer,
             )
         return self._facts
-
-
-def _confirmed(
-    use: Callable[[RawConnection], T], leadership: Leadership
-) -> Callable[[RawConnection], T]:
-    """Trust what it gives only if the server still leads."""
-
-    def confirmed(wire: RawConnection) -> T:
-        result = use(wire)
-        try:
-            leadership.confirm(wire)
-        except BaseException:
-            if isinstance(result, KeepsConnection):
-                result.abandon()
-            raise
-        return result
-
-    return confirmed
