@@ -9,6 +9,8 @@ import click
 from flask_idempotency.core.errors import UnknownRecord
 from flask_idempotency.operate.find import DIGITS, STATES, admin, find
 from flask_idempotency.operate.show import Found, derived, key_of, row, shown_steps
+from flask_idempotency.operate.words import duration, records
+from flask_idempotency.stores.admin import CAPPED, Overview
 from flask_idempotency.web.setup.state import AppState
 
 from .group import (
@@ -50,17 +52,6 @@ def create_table() -> None:
         write(f"{name}: {line}")
 
 
-@cli.command()
-@json_option
-def stats() -> None:
-    """Count the records of each operation.
-
-    For each operation and state: how many records there are, how many of them have expired and wait
-    for a purge, the bytes of their response bodies, and when the oldest began. Reads the whole table.
-    """
-    write_rows([asdict(group) for group in admin(current_state()).stats()])
-
-
 @cli.command("list")
 @operation_option
 @click.option("--state", type=click.Choice(STATES), help="Only this state.")
@@ -79,19 +70,44 @@ def list_records(context: click.Context, /, state: str | None, limit: int, **whi
     scope, operation and key. If a worker dies in an atomic operation, the record stays "in_progress"
     until the next request with the key takes it over. An operation that is not atomic becomes
     "interrupted" when its lease runs out, and "released" when it may be run again. "observed" is
-    whatever was not enforced, and "erased" is what `forget` leaves: who did it, and when. With --scope
-    the whole table is read. The exit code is 1 if a --key or a --scope has no record.
+    whatever was not enforced, and "erased" is what `forget` leaves: who did it, and when. Below stands
+    how many records there are in all, of each state, and what waits. In a large table the states are
+    estimated ("about"); what waits is always counted. With --key and with --scope there is no such
+    summary, and with --scope the whole table is read. The exit code is 1 if a --key or a --scope has no
+    record.
     """
     app, wanted = current_state(), sought(**which)
     if {wanted.key, wanted.scope, wanted.namespace} == {None}:
-        found = admin(app).newest(wanted.operation, state, limit)
-        write_rows([row(line) for line in found])
+        store = admin(app)
+        write_rows([row(line) for line in store.newest(wanted.operation, state, limit)])
+        if not as_json() and (overview := store.overview()).total:
+            write("")
+            for sentence in summary(overview):
+                write(sentence)
         return
     lines = wanted.lines(app, state, limit)
     if lines is None:
         raise click.UsageError("a record is found by --key and --operation, with its --scope")
     write_rows([row(line) for line in lines], wanted.nothing_found(app))
     context.exit(0 if lines else 1)
+
+
+def summary(found: Overview) -> list[str]:
+    """Return how many records there are, and what waits, in a sentence each."""
+    states = sorted(found.by_state.items(), key=lambda each: (-each[1], each[0]))
+    about = "about " if found.estimated else ""
+    counted = ", ".join(f"{count:,} {state}" for state, count in states)
+    return [
+        f"{about}{records(found.total)} in all: {counted}",
+        f"waiting for a retry or an operator: {_count(found.interrupted, found.interrupted_seconds)}",
+        f"waiting for a purge: {_count(found.expired, found.expired_seconds)}",
+    ]
+
+
+def _count(count: int, seconds: float | None) -> str:
+    """Return so many records, which were counted up to a limit, and the age of the oldest."""
+    counted = f"{count:,} or more" if count >= CAPPED else f"{count:,}"
+    return counted if not count or seconds is None else f"{counted}, the oldest for {duration(seconds)}"
 
 
 @cli.command()

@@ -7,17 +7,14 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-from flask import current_app
 
 from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.operate import purge as purging
 from flask_idempotency.operate.check import examine
 from flask_idempotency.operate.find import admin, require
 from flask_idempotency.operate.resume import resume
-from flask_idempotency.operate.routes import all_options, as_row, write_routes
 from flask_idempotency.operate.words import duration, explain, records
 from flask_idempotency.stores.admin import Admin
-from flask_idempotency.web.setup.state import app_state
 
 from .group import (
     MANY,
@@ -158,11 +155,11 @@ def check(context: click.Context) -> None:
     Prints one line for each check: ok, advice (works, but could be better) or FAILED, with what to do.
     Claims one record and writes one step, as a request would, and deletes them. Tries what threads will
     do for this application: the heartbeat, the background purge, the console's counts and observing.
-    Then checks the routes for what the first request would refuse, such as @idempotent above the route;
-    for arguments of protect() and exempt() that are not registered; for views of other packages that
-    protect() covers; and, with requests that go to no view, for what reads a form too early, and for a
-    scope of protect() that raises an error where nobody is signed in. The exit code is 1 if a check
-    failed: run it before each release.
+    Then checks the routes: names the endpoints that change something and are not protected; what the
+    first request would refuse, such as @idempotent above the route; arguments of protect() and exempt()
+    that are not registered; views of other packages that protect() covers; and, with requests that go
+    to no view, what reads a form too early, and a scope of protect() that raises an error where nobody
+    is signed in. The exit code is 1 if a check failed: run it before each release.
     """
     found, state = [], current_state()
     for finding in examine(state):
@@ -174,20 +171,3 @@ def check(context: click.Context) -> None:
     if as_json():
         write_rows([asdict(finding) for finding in found])
     context.exit(1 if any(finding.level == "FAILED" for finding in found) else 0)
-
-
-@cli.command("routes")
-@json_option
-def list_routes() -> None:
-    """List every route that changes something, and how it is protected.
-
-    These are the routes with POST, PUT, PATCH or DELETE, without the operator's page. "protected by" is
-    "decorator" for @idempotent, "protect" for Idempotency.protect, and "not" (null in JSON) without
-    protection; "observed" is added where it only observes (in JSON, "enforce" is false). Shows the
-    options that differ from their defaults; in JSON all of them, with the application's settings filled
-    in, and callables by name. Needs neither database nor Redis.
-    """
-    state = app_state(current_app)
-    shown = all_options if as_json() else as_row
-    rows = [shown(each) for each in write_routes(state)]
-    write_rows(rows, "no route has POST, PUT, PATCH or DELETE")

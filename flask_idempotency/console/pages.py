@@ -28,7 +28,6 @@ from flask_idempotency.operate.find import (
     operation_name,
     operations,
 )
-from flask_idempotency.operate.watch import lock_of
 from flask_idempotency.operate.words import duration, explain, printable
 from flask_idempotency.stores.admin import Line, OutOfReach, Overview
 from flask_idempotency.stores.counts import CountsUnavailable
@@ -125,7 +124,7 @@ def overview() -> Response:
         interrupted=interrupted,
         running=running,
         operations=operations(state),
-        redis=lock_of(state),
+        redis=next(state.lock.examine(), None),
     )
 
 

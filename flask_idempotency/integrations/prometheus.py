@@ -22,7 +22,7 @@ from flask import Flask
 from flask_idempotency.core.errors import ConfigurationError, IdempotencyError, StoreUnavailable
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.ports import Lock, NoLock, Records
-from flask_idempotency.operate.watch import overview_of
+from flask_idempotency.operate.find import overview_of
 from flask_idempotency.web import signals
 from flask_idempotency.web.background.threads import aside
 from flask_idempotency.web.setup.state import app_state, engine_on, one_state

@@ -11,7 +11,7 @@ from uuid import UUID
 from flask_idempotency.core.errors import IdempotencyError, KeyMalformed, UnknownRecord
 from flask_idempotency.core.keys import Scope, hash_key, observed_namespace, parse_key, scope_tail
 from flask_idempotency.core.records import State
-from flask_idempotency.stores.admin import Admin, Line, admin_of
+from flask_idempotency.stores.admin import Admin, Line, Overview, admin_of
 from flask_idempotency.web.setup.options import NAMES, is_name
 from flask_idempotency.web.setup.routes import protected_routes
 from flask_idempotency.web.setup.state import AppState
@@ -25,6 +25,11 @@ DIGITS = re.compile("[0-9a-f]{8}|[0-9a-f]{16}", re.ASCII | re.IGNORECASE)
 def admin(state: AppState) -> Admin:
     """Return the operator's side of the application's store. Raises what :func:`admin_of` does."""
     return admin_of(state.records, state.settings.store)
+
+
+def overview_of(state: AppState) -> Callable[[], Overview]:
+    """Return what asks for an overview on connections of our own. Raises what :func:`admin_of` does."""
+    return admin_of(state.own_records, state.settings.store).overview
 
 
 def require(store: Admin, *verbs: str) -> None:
@@ -108,10 +113,8 @@ class Sought:
             if self.scope is None and state.scope is not None:
                 text += "; this application has scopes: give --scope"
         if self.operation and self.operation not in operations(state):
-            text += (
-                f"; no protected route is named {self.operation!r}: `flask idempotency stats` lists"
-                " names"
-            )
+            names = ", ".join(operations(state)) or "none"
+            text += f"; no protected route is named {self.operation!r}: there are {names}"
         return text
 
 

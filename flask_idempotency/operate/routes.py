@@ -13,18 +13,12 @@ from typing import Any
 from flask import Blueprint, Flask, request, request_started
 
 from flask_idempotency.core.errors import ConfigurationError
-from flask_idempotency.core.fingerprint import Named, Pointer
 from flask_idempotency.core.keys import scope_tail
 from flask_idempotency.session.flask_context import ask_before_request, handle_error
 from flask_idempotency.stores.admin import Finding, finding
 from flask_idempotency.web.request.body import is_used_up
 from flask_idempotency.web.request.state import current_scope, this_request
-from flask_idempotency.web.setup.options import (
-    OPTIONS,
-    SAFE_METHODS,
-    Route,
-    ScopeCallable,
-)
+from flask_idempotency.web.setup.options import SAFE_METHODS, Route, ScopeCallable
 from flask_idempotency.web.setup.routes import (
     covering_route,
     hidden_route,
@@ -93,58 +87,6 @@ def _is_console(blueprint: Any) -> bool:
     return blueprint is not None and blueprint.import_name == "flask_idempotency.console.blueprint"
 
 
-def all_options(each: WriteRoute) -> dict[str, Any]:
-    """Return a route with all its options, the application's settings filled in."""
-    row = {"endpoint": each.endpoint, "methods": each.methods, "rule": each.rule}
-    return {**row, "protected_by": each.protected_by, **_options(each.route)}
-
-
-def as_row(each: WriteRoute) -> dict[str, Any]:
-    """Return a route with the options that differ from their defaults."""
-    options, usual = _options(each.route), Route()
-    differ = [name for name in options if getattr(each.given, name) != getattr(usual, name)]
-    given = [f"{name}={_text(options[name])}" for name in differ]
-    by = each.protected_by or "not"
-    return {
-        "endpoint": each.endpoint,
-        "methods": ",".join(each.methods),
-        "rule": each.rule,
-        "protected by": by if options["enforce"] in (True, None) else f"{by}, observed",
-        "options": " ".join(given) or None,
-    }
-
-
-_OPTIONS = (*OPTIONS, "skip")
-
-
-def _options(route: Route | None) -> dict[str, Any]:
-    """Return all options of a resolved route as JSON; all None without a route."""
-    if route is None:
-        return dict.fromkeys(_OPTIONS)
-    values = {name: getattr(route, name) for name in _OPTIONS}
-    values["resumable"] = route.resumable or route.resumable is not None
-    if route.atomic:
-        values["lease"] = values["on_interrupted"] = None
-    if isinstance(route.key, Pointer):
-        values["key"] = f"json:{route.key.text}"
-    return {name: _shown(value) for name, value in values.items()}
-
-
-def _shown(value: Any) -> Any:
-    match value:
-        case Pointer() | Named():
-            return value.text
-        case tuple():
-            return [_shown(each) for each in value]
-        case float() if value.is_integer():
-            return int(value)
-    return name_of(value) if callable(value) else value
-
-
-def _text(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
 def examine_routes(state: AppState) -> Iterator[Finding]:
     """Check what is protected, and what only seems to be."""
     found = list(write_routes(state))
@@ -162,9 +104,17 @@ def examine_routes(state: AppState) -> Iterator[Finding]:
         text += f", {len(by_protect)} of them by protect()"
     if observed := {each.endpoint for each in found if each.route and not each.route.enforce}:
         text += f"; {len(observed)} only observed: {', '.join(sorted(observed))}"
+    if bare := sorted({_partly(each, covered) for each in found if not each.protected_by}):
+        text += f"; not protected: {', '.join(bare)}"
     bad = "IDEMPOTENCY_ENABLED is False: nothing is protected"
-    remedy = "leave the setting out, or see `flask idempotency routes` for what it would protect"
+    remedy = "leave the setting out"
     yield finding(state.settings.enabled, "routes", text, bad, remedy, "advice")
+
+
+def _partly(bare: WriteRoute, covered: set[str]) -> str:
+    """Name an endpoint that is not protected, with its methods if others of it are."""
+    methods = f" ({', '.join(bare.methods)})" if bare.endpoint in covered else ""
+    return bare.endpoint + methods
 
 
 def _examine_console(state: AppState) -> Iterator[Finding]:

@@ -53,18 +53,6 @@ class OutOfReach(IdempotencyError):
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """The records of one operation in one state. ``bytes`` counts their response bodies."""
-
-    operation: str
-    state: str
-    count: int
-    expired: int
-    bytes: int
-    oldest: Time
-
-
-@dataclass(frozen=True, slots=True)
 class Tally:
     """How many records one operation has in one state."""
 
@@ -276,10 +264,6 @@ class Admin(Protocol):
 
     remedy: str
     """What to do if the trial finds the store unavailable."""
-
-    def stats(self) -> list[Group]:
-        """Return the records counted, by operation and state, in this order. Reads all of them."""
-        ...
 
     def overview(self) -> Overview:
         """Return what there is at a glance. Reads no more of a large table than of a small one."""

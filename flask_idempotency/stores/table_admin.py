@@ -26,7 +26,6 @@ from .admin import (
     Due,
     Erasure,
     Finding,
-    Group,
     Line,
     Overview,
     StepLine,
@@ -44,7 +43,7 @@ from .table import IS_OBSERVED, NO_LEASE, TIMES, VERSION, defined_counts
 
 _FORGET = "DELETE FROM {table} WHERE key = %(key)s AND owner = %(owner)s"
 
-T = TypeVar("T", Due, Group, Line, StepLine)
+T = TypeVar("T", Due, Line, StepLine)
 
 
 _CHANCE = 0.15
@@ -134,9 +133,6 @@ class AdminStatements:
         mine = f"""SELECT key FROM {{table}}
    WHERE key = %(key)s AND {VERSION} = %(seen)s
      AND {state} IN ('interrupted', 'failed'){lock}"""
-        self.stats = f"""SELECT {group}, count(*), count(CASE WHEN {expired} THEN 1 END),
-       CAST(coalesce(sum(length(body)), 0) AS bigint), {time.format("min(created_at)")}
-  FROM {{table}} GROUP BY 1, 2 ORDER BY 1, 2"""
         self.tally = f"""{bounded}SELECT {group}, count(*) FROM {{table}} {sample}
  WHERE lease_expires_at IS NULL GROUP BY 1, 2"""
         # Few, and those that matter: never estimated. The partial index has no others.
@@ -207,10 +203,6 @@ class TableAdmin:
 
     def __init__(self, records: Any) -> None:
         self._records, self._messages = records, records.messages
-
-    def stats(self) -> list[Group]:
-        """Return the records counted."""
-        return [read_row(Group, row) for row in self._fetch(self.sql.stats, {})]
 
     def overview(self) -> Overview:
         """Return what there is at a glance."""

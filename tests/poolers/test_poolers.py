@@ -189,7 +189,7 @@ def test_the_commands_work(behind, add_view):
     world.post()
     run = world.app.test_cli_runner().invoke
     assert run(cli, ["check"]).exit_code == 0
-    assert "completed" in run(cli, ["stats"]).output
+    assert "completed" in run(cli, ["list"]).output
     world.sql("update idempotency_record set expires_at = now() - interval '1 day'")
     assert "1" in run(cli, ["purge"]).output
     assert world.records() == []

@@ -29,7 +29,6 @@ from flask_idempotency.stores.admin import (
     Due,
     Erasure,
     Finding,
-    Group,
     Line,
     NothingToDo,
     Overview,
@@ -142,16 +141,6 @@ class RedisAdmin:
 
     def __init__(self, records: Any) -> None:
         self._records = records
-
-    def stats(self) -> list[Group]:
-        """Return the records counted."""
-        groups: dict[tuple[str, str], Group] = {}
-        for line in self._lines():
-            at = line.operation, line.state
-            before = groups.get(at, Group(*at, 0, 0, 0, line.created))
-            oldest = min(before.oldest, line.created, key=str)
-            groups[at] = Group(*at, before.count + 1, 0, before.bytes + (line.bytes or 0), oldest)
-        return [groups[at] for at in sorted(groups)]
 
     def overview(self) -> Overview:
         """Count what there is: as Redis has no table, this reads every record."""

@@ -302,7 +302,7 @@ def test_what_is_released_is_out_of_its_holders_hands(shop, store, redis_server)
 def test_what_the_view_gave_back_is_released(shop):
     assert shop.post("/free").status_code == 503
     assert [(line["operation"], line["state"]) for line in shop.listed()] == [("free", "released")]
-    assert json.loads(shop.run("stats", "--json").output)[0]["state"] == "released"
+    assert "1 record in all: 1 released" in shop.run("list").output
 
 
 def test_what_runs_is_left_alone(shop):
@@ -338,7 +338,7 @@ def test_an_overview_counts(shop):
     assert (found.inserted is None) == (shop.store != "postgres")
 
 
-def test_list_shows_the_newest_first_and_stats_counts(shop):
+def test_list_shows_the_newest_first_and_counts_all(shop):
     for number in range(3):
         shop.post("/ok", f"key-{number}")
     shop.post("/wrong", "key")
@@ -351,12 +351,10 @@ def test_list_shows_the_newest_first_and_stats_counts(shop):
     assert [line["created"] for line in shop.listed("--limit", "2")] == created[:2]
     assert [line["state"] for line in shop.listed("--operation", "wrong")] == ["failed"]
     assert shop.listed("--operation", "ok", "--state", "failed") == []
-    groups = json.loads(shop.run("stats", "--json").output)
-    counted = [(group["operation"], group["state"], group["count"]) for group in groups]
-    assert counted == [("ok", "completed", 3), ("order", "interrupted", 1), ("wrong", "failed", 1)]
-    assert [g["bytes"] > 0 for g in groups] == [True, False, True]
-    assert groups[0]["oldest"] == lines[-1]["created"]
-    assert shop.run("list").output.splitlines()[1].split()[:3] == [
+    text = shop.run("list", "--limit", "1").output.splitlines()
+    assert text[3] == "5 records in all: 3 completed, 1 failed, 1 interrupted"
+    assert text[4].startswith("waiting for a retry or an operator: 1, the oldest for ")
+    assert text[1].split()[:3] == [
         lines[0]["key"],
         lines[0]["operation"],
         lines[0]["state"].replace("_", " ").split()[0],
@@ -370,7 +368,7 @@ def test_no_command_shows_a_key_or_a_response(shop):
     shop.post("/ok")
     (line,) = shop.listed("--operation", "ok")
     key = line["key"]
-    commands = ["stats", "list", "list --json", f"show {key}", f"show {key} --json", "check", "purge"]
+    commands = ["list", "list --json", f"show {key}", f"show {key} --json", "check", "purge"]
     output = "".join(shop.run(*command.split()).output for command in commands)
     assert key in output
     assert KEY not in output
@@ -446,7 +444,7 @@ def test_sqlite_is_purged(shop):
     shop.interrupt()
     sql(shop, "update idempotency_record set expires_at = '2000-01-01 00:00:00.000'")
     assert [line["expired"] for line in shop.listed()] == [False, True], "the interrupted one stays"
-    assert json.loads(shop.run("stats", "--json").output)[0]["expired"] == 1
+    assert "waiting for a purge: 1, the oldest for " in shop.run("list").output
     assert shop.run("purge").output == "1 expired record deleted\n"
     assert shop.run("purge").output == "0 expired records deleted\n"
     assert [line["operation"] for line in shop.listed()] == ["order"]
@@ -468,7 +466,7 @@ def test_times_in_sqlite_that_are_none_are_shown_as_text(shop):
     assert [line["expires"] for line in shop.listed() if "BC" in line["expires"]] == ["0044-01-01 BC"]
     for line in shop.listed():
         assert shop.run("show", line["key"]).exit_code == 0
-    assert shop.run("stats").exit_code == 0
+    assert " records in all: " in shop.run("list").output
 
 
 @pytest.mark.parametrize("store", ["redis"], indirect=True)
@@ -500,7 +498,7 @@ def test_what_a_record_in_redis_cannot_hold_is_shown_as_text(shop, redis_server,
     for line in lines:
         result = shop.run("show", line["key"])
         assert result.exit_code == 0, result.output
-    assert shop.run("stats").exit_code == 0
+    assert " records in all: " in shop.run("list").output
 
 
 @pytest.mark.parametrize("store", ["sql"], indirect=True)
@@ -621,11 +619,10 @@ def test_redis_that_is_full_or_forgets_does_not_pass(tmp_path):
             assert not_ok(shop.run("check"))["claim"] == "FAILED"
         server.stop()
         assert not_ok(shop.run("check")) == {"Redis": "FAILED"}
-        for command in "list", "stats":
-            result = shop.run(command)
-            assert (result.exit_code, result.output.count("\n")) == (1, 1)
-            assert "refused" in result.output
-            assert server.password not in result.output
+        result = shop.run("list")
+        assert (result.exit_code, result.output.count("\n")) == (1, 1)
+        assert "refused" in result.output
+        assert server.password not in result.output
 
 
 @TABLES
@@ -766,7 +763,7 @@ class Own:
 ])  # fmt: skip
 def test_a_store_without_commands_is_named_with_a_way_out(store, said, tmp_path, redis_server):
     shop = Shop(store, tmp_path, redis_server.url)
-    for command in ("list", "show 00000000", "release 00000000 --why x", "stats", "purge", "check",
+    for command in ("list", "show 00000000", "release 00000000 --why x", "purge", "check",
                     "create-table", "resume"):  # fmt: skip
         result = shop.run(*command.split())
         assert result.exit_code == 1
@@ -793,7 +790,6 @@ def test_commands_that_a_store_of_ones_own_lacks_say_so(tmp_path):
     shop = Shop(Scant(), tmp_path, "")
     assert "interrupted" in shop.run("show", "0" * 8).output
     for verb, command in {
-        "overview": "watch --once",
         "settle": "release 00000000 --why x",
         "belonging": "forget --scope 1 --yes",
         "of_scope": "list --scope 1",

@@ -98,7 +98,7 @@ def test_one_operation_or_one_key_of_a_scope_is_erased(shop):
 
 def test_who_finds_nothing_is_told_what_may_be_mistyped(shop):
     shop.world.post("/payments", "key-0")
-    misspelt = "no protected route is named 'pya': `flask idempotency stats` lists names"
+    misspelt = "no protected route is named 'pya': there are order, pay"
     no_scope = "this application has scopes: give --scope"
     for command in ("forget", "--yes"), ("list",):
         for options, hint in (

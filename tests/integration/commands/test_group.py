@@ -21,11 +21,9 @@ def test_the_entry_point_is_the_group():
 
 def test_every_command_explains_itself():
     run = runner(Flask("any"))
-    tables, records = (
-        {"create-table", "check", "purge", "routes"},
-        {"stats", "list", "show", "release", "resolve", "resume", "forget", "watch"},
-    )
-    assert set(cli.commands) == tables | records | {"routes"}
+    tables = {"create-table", "check", "purge"}
+    records = {"list", "show", "release", "resolve", "resume", "forget"}
+    assert set(cli.commands) == tables | records
     for name in cli.commands:
         assert name in run("--help").output
         assert len(run(name, "--help").output) > 300
@@ -41,7 +39,7 @@ def test_an_application_without_the_extension_is_told_so(command):
     assert result.output.startswith("Error: this application has no Idempotency: call")
 
 
-@pytest.mark.parametrize("command", ["stats", "list", "purge"])
+@pytest.mark.parametrize("command", ["list", "purge"])
 def test_a_missing_table_is_named_with_its_cure(world, run, command):
     world.sql("drop table idempotency_record")
     result = run(command)
@@ -50,7 +48,7 @@ def test_a_missing_table_is_named_with_its_cure(world, run, command):
     assert "flask idempotency create-table" in result.output
 
 
-@pytest.mark.parametrize("command", ["create-table", "stats", "list", "purge"])
+@pytest.mark.parametrize("command", ["create-table", "list", "purge"])
 def test_without_postgres_a_command_says_so_in_one_line(command):
     port = servers.free_port()
     result = once(build(f"postgresql+psycopg2://me:hush@127.0.0.1:{port}/shop"), command)

@@ -32,11 +32,11 @@ def locked(world):
 @pytest.mark.parametrize(
     "command",
     [
-        "stats", "list", "list --state interrupted", "list --operation pay",
+        "list", "list --state interrupted", "list --operation pay",
         "list --scope alice", "list --key k --operation pay", "show 12345678",
         "release 12345678 --why known",
         "resolve 12345678 --status 200 --why known --yes", "forget --scope alice --yes",
-        "purge --older-than 1d", "purge", "resume", "watch --once",
+        "purge --older-than 1d", "purge", "resume",
     ],
 )  # fmt: skip
 def test_a_command_gives_up(world, locked, command):

@@ -1,4 +1,4 @@
-"""``flask idempotency stats`` and ``list``: what they count and show, and what no command shows."""
+"""``flask idempotency list``: what it shows and counts, and what no command shows."""
 
 from __future__ import annotations
 
@@ -7,36 +7,15 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from flask_idempotency.cli.records import summary
+from flask_idempotency.stores.admin import CAPPED, Overview, Tally
 from tests.integration.commands.running import ANSWER
+from tests.integration.commands.test_overview import fill
 
 KEY = "canary-key-7f3a"
 
 EXPIRE_OLDEST = """update idempotency_record set expires_at = clock_timestamp()
  where key = (select key from idempotency_record order by created_at limit 1)"""
-
-
-def test_stats_counts_each_operation_and_state(world, run, pay):
-    assert run("stats").output == "no records\n"
-    assert run("stats", "--json").output == "[]\n"
-    for number in range(3):
-        pay(key=f"key-{number}")
-    world.sql(EXPIRE_OLDEST)
-    world.sql(
-        "insert into idempotency_record select sha256('x'), now() + interval '1 h', now(), null,"
-        " null, 1, 1::int2, null, 'in_progress', 'somebody', 'other', sha256('y'), null, null"
-    )
-    size = len(pay(key="key-2").data)
-    other, paid = json.loads(run("stats", "--json").output)
-    assert (other["operation"], other["state"], other["count"]) == ("other", "in_progress", 1)
-    assert (paid["operation"], paid["state"], paid["count"]) == ("pay", "completed", 3)
-    assert (other["bytes"], paid["bytes"]) == (0, 3 * size)
-    assert (other["expired"], paid["expired"]) == (0, 1)
-    assert paid["oldest"].endswith("Z")
-    head, *lines = run("stats").output.splitlines()
-    assert head.split() == ["operation", "state", "count", "expired", "bytes", "oldest"]
-    assert len(lines) == 2
-    assert lines[1].split()[:5] == ["pay", "completed", "3", "1", str(3 * size)]
-    assert len({len(line) for line in lines}) == 1, "aligned"
 
 
 def test_list_shows_the_newest_first_and_filters(world, run, pay):
@@ -65,11 +44,41 @@ def test_list_shows_the_newest_first_and_filters(world, run, pay):
     assert run("list", "--limit", "0").exit_code == 2
 
 
+def test_list_ends_with_what_there_is_in_all_and_what_waits(world, run):
+    assert run("list").output == "no records\n"
+    fill(world, 1, 3)
+    fill(world, 4, 5, state="'in_progress'", lease="clock_timestamp() - interval '3 h'")
+    fill(world, 6, 6, state="'in_progress'", lease="clock_timestamp() + interval '3 h'")
+    fill(world, 7, 7, name="'order'", expires="now() - interval '3 days'")
+    world.sql("update idempotency_record set created_at = now() - interval '3 h'")
+    expected = [
+        "",
+        "7 records in all: 4 completed, 2 interrupted, 1 in_progress",
+        "waiting for a retry or an operator: 2, the oldest for 3 h",
+        "waiting for a purge: 1, the oldest for 3 d",
+    ]
+    for options in ["--limit=1"], ["--operation=order"], ["--state=failed"]:
+        lines = run("list", *options).output.splitlines()
+        assert lines[-4:] == expected
+        assert len(lines) <= 6, "all are counted, not only those that are listed"
+    assert "in all" not in run("list", "--scope=alice").output
+    assert "in all" not in run("list", "--key=a", "--operation=pay").output
+
+
+def test_an_estimate_and_a_limit_are_told_as_such():
+    found = Overview([Tally("pay", "completed", 1_000_000)], True, 0, CAPPED, None, 0, None)
+    assert summary(found) == [
+        "about 1,000,000 records in all: 1,000,000 completed",
+        "waiting for a retry or an operator: 10,000 or more",
+        "waiting for a purge: 0",
+    ]
+
+
 def test_no_command_shows_a_key_or_a_response(world, run, pay):
     pay(key=KEY, user="canary-user-55d0")
     (record,) = world.records()
     world.sql("update idempotency_record set expires_at = now()")
-    commands = ["stats", "stats --json", "list", "list --json", "check", "create-table", "purge"]
+    commands = ["list", "list --json", "check", "create-table", "purge"]
     output = "".join(run(*command.split()).output for command in commands)
     assert bytes(record.key).hex()[:8] in output
     for secret in (KEY, ANSWER, "canary-user-55d0", bytes(record.key).hex()[:9], record.owner):
@@ -88,7 +97,7 @@ def test_nothing_of_the_table_reaches_the_terminal_as_an_instruction(world, run,
               " from idempotency_record", odd=odd)  # fmt: skip
     digits = bytes(world.records()[0].key).hex()[:8]
     shown = r"\x1b]0;title\x07\x9b31m\r\nDEL\x7f\u202eübel"
-    for command in "list", f"show {digits}", "stats":
+    for command in "list", f"show {digits}":
         output = run(*command.split()).stdout
         assert output.count(shown) == (2 if command.startswith("show") else 1)
         assert all(line.isprintable() for line in output.split("\n"))
@@ -114,7 +123,7 @@ def test_times_that_python_does_not_have_are_shown_as_text(world, run, pay):
     ]
     for line in lines:
         assert run("show", line["key"]).output.splitlines()[1].startswith(line["key"])
-    assert run("stats").exit_code == 0
+    assert "4 records in all" in run("list").output
 
 
 def test_more_digits_tell_two_records_apart_that_share_eight(world, run, pay):

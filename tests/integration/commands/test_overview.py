@@ -1,4 +1,4 @@
-"""What an operator's page, ``watch`` and the metrics ask for every few seconds."""
+"""What the end of ``list``, an operator's page and the metrics ask for."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_what_should_be_few_is_counted_up_to_a_limit(world):
     assert found.expired_seconds is None, "since ever"
 
 
-def test_rates_come_from_what_was_inserted_and_deleted(world):
+def test_what_was_inserted_and_deleted_is_counted(world):
     fill(world, 1, 5)
     world.sql("delete from idempotency_record")
     world.sql("select pg_stat_force_next_flush()")

@@ -168,14 +168,10 @@ def strictly(text):
 )
 def test_a_strange_record_is_shown_and_hides_no_other(shop, column, value):
     shop.forge(column, value)
-    for command in "list", "stats", "watch --once":
-        assert shop.run(*command.split()).exit_code == 0
-        found = strictly(shop.run(*command.split(), "--json").stdout)
-        shown = [
-            line["operation"] for line in (found["tallies"] if command.startswith("watch") else found)
-        ]
-        assert "other" in shown
-        assert len(shown) == 2
+    assert "2 records in all: " in shop.run("list").output
+    shown = [line["operation"] for line in strictly(shop.run("list", "--json").stdout)]
+    assert "other" in shown
+    assert len(shown) == 2
     result = shop.run("show", shop.strange)
     assert result.exit_code == 0
     (line,) = strictly(shop.run("show", shop.strange, "--json").stdout)
