@@ -66,8 +66,6 @@ def make_app(database_url: str, redis_url: str) -> Flask:
     lease: Any = {"atomic": False, "lease": LEASE_SECONDS}
     app.post("/text", endpoint="text")(idempotent(lambda: ({}, 201)))
     app.post("/charges", endpoint="charge")(idempotent(**lease)(die))
-    resumed = idempotent(**lease, resumable=["X-Account"], on_interrupted="retry")
-    app.post("/transfers", endpoint="transfer")(resumed(die))
     return app
 
 
@@ -91,7 +89,6 @@ COMMANDS = (
         changes=True,
     ),
     Command("show {other}"),
-    Command("resume --backoff 0.1", changes=True),
     Command("purge", changes=True),
     Command("forget --key 1 --operation charge --scope acme --yes", changes=True),
     Command("forget --scope acme --yes", changes=True),
@@ -132,7 +129,7 @@ def _at(size: int, url: str, redis_url: str) -> list[Ran]:
             {"bytes": SCOPE_BYTES, "tail": scope_tail(TENANT), "tenants": TENANTS},
         )
         table.ask(f"VACUUM (ANALYZE) {NAME}")
-    for path, key in ("/charges", "1"), ("/charges", "2"), ("/transfers", "3"):
+    for path, key in ("/charges", "1"), ("/charges", "2"):
         _interrupt((url, redis_url), path, key)
     time.sleep(LEASE_SECONDS)
     app = make_app(url, redis_url)

@@ -47,7 +47,7 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
         WTF_CSRF_TIME_LIMIT=None,  # as long as the session: a form may stay open for a day
         MAX_CONTENT_LENGTH=1024 * 1024,
         IDEMPOTENCY_REDIS_URL=os.environ.get("REDIS_URL") or None,
-        # What `resume` sends again holds tokens and cards, so it is encrypted where it lies.
+        # Responses and steps say who bought what, so they are encrypted where they lie.
         IDEMPOTENCY_ENCRYPTION_KEYS=os.environ.get("ENCRYPTION_KEYS", "").split(),
         OPERATOR_PASSWORD=os.environ.get("OPERATOR_PASSWORD"),
         PROVIDER_URL=os.environ.get("PROVIDER_URL", "http://127.0.0.1:8001"),

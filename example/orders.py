@@ -21,11 +21,8 @@ blueprint.before_request(accounts.require_token)
 LEASE = 5
 
 
-# If the client never comes back, `flask idempotency resume` finishes what it began, as this account.
 @blueprint.post("")
-@idempotent(
-    atomic=False, lease=LEASE, heartbeat=True, on_interrupted="retry", resumable=["Authorization"]
-)
+@idempotent(atomic=False, lease=LEASE, heartbeat=True, on_interrupted="retry")
 def create() -> ResponseReturnValue:
     product_id, quantity, card = read_order(request.get_json())
     operation = current_operation

@@ -4,7 +4,6 @@ import hashlib
 import hmac
 import json
 import re
-import time
 
 import pytest
 import requests
@@ -14,10 +13,8 @@ from sqlalchemy import func, select
 
 from example.extensions import db
 from example.models import Account, Order, Payment, Product
-from example.orders import LEASE
 from example.seed import ALICE, BOB
-from flask_idempotency.cli import cli
-from flask_idempotency.testing import assert_idempotent, crash_at, every_crash
+from flask_idempotency.testing import assert_idempotent, every_crash
 from laboratory.card_provider import DECLINED
 
 ALICES, BOBS = ({"headers": {"Authorization": f"Bearer {who.token}"}} for who in (ALICE, BOB))
@@ -64,16 +61,6 @@ def test_order(app, count, product):
     order = {"product": product, "quantity": 2, "card": CARD}
     send = {"json": order, "effects": count("orders", "stock", "charges")}
     survives(app.test_client(), "/orders", **send, **ALICES, other=BOBS)
-
-
-def test_order_of_a_client_that_never_comes_back(app, product):
-    send = {"json": {"product": product, "card": CARD}, "headers": {**ALICES["headers"], **KEY}}
-    with app.app_context(), crash_at("in-view", place=2):
-        app.test_client().post("/orders", **send)
-    time.sleep(LEASE)  # until it is clear that nobody works on it
-    assert "201" in app.test_cli_runner().invoke(cli, ["resume", "--backoff", "0.1"]).output
-    with app.app_context():
-        assert db.session.scalars(select(Order.status)).all() == ["confirmed"]
 
 
 def test_declined_order(app, count, product):

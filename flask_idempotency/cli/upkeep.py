@@ -1,10 +1,9 @@
-"""Commands that run regularly: the check before each release, the purge and the resume."""
+"""Commands that run regularly: the check before each release, and the purge."""
 
 from __future__ import annotations
 
 import threading
 from dataclasses import asdict
-from typing import Any
 
 import click
 
@@ -12,7 +11,6 @@ from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.operate import purge as purging
 from flask_idempotency.operate.check import examine
 from flask_idempotency.operate.find import admin, require
-from flask_idempotency.operate.resume import resume
 from flask_idempotency.operate.words import duration, explain, records
 from flask_idempotency.stores.admin import Admin
 
@@ -82,68 +80,6 @@ def _ask(store: Admin, seconds: int) -> None:
         what = f"{records(old)} that ended more than {duration(seconds)} ago"
         write(f"To delete, besides what has expired: {what}. Retries of these requests will run again.")
         click.confirm("Delete?", abort=True)
-
-
-@cli.command("resume")
-@click.option("--limit", type=MANY, default=100, show_default=True, metavar="N",
-              help="The most operations to run each time.")  # fmt: skip
-@click.option("--max-attempts", type=MANY, default=10, show_default=True, metavar="N",
-              help="Skip an operation that was begun this often.")  # fmt: skip
-@click.option("--backoff", type=Seconds(0.1), default=10.0, show_default=True,
-              metavar="SECONDS", help="How long to leave one alone after its first attempt; doubled"
-              " after each.")  # fmt: skip
-@click.option("--every", type=Seconds(1), metavar="SECONDS",
-              help="Go on, with this pause, until SIGINT or SIGTERM.")  # fmt: skip
-@json_option
-def resume_operations(limit: int, max_attempts: int, backoff: float, every: float | None) -> None:
-    """Finish operations that were abandoned, as their client would.
-
-    Routes with resumable=True store each request until its operation ends. This command re-sends,
-    through the application itself, the stored requests whose operation has no active worker: it died,
-    its response was an error that is not stored, or its lease ran out (an operation that is held also
-    gets its 409 here). May run in several places at once. Shows each operation with the status of its
-    response, and how many others wait. SIGINT and SIGTERM end it after the present operation, a second
-    signal at once.
-    """
-    state = current_state()
-    store = admin(state)
-
-    def once(stop: threading.Event) -> None:
-        done: list[dict[str, Any]] = []
-        try:
-            for resumed in resume(
-                state, limit=limit, max_attempts=max_attempts, backoff_seconds=backoff
-            ):
-                done.append(asdict(resumed))
-                if stop.is_set():
-                    break
-        finally:  # also what was done before an error, or a second signal
-            if done:
-                write_rows(done)
-        if done or every is None:
-            _write_waiting(store, max_attempts, is_none=not done)
-
-    repeat(every, once)
-
-
-def _write_waiting(store: Admin, max_attempts: int, *, is_none: bool) -> None:
-    """Say if nothing was due, and what still waits. JSON has rows only."""
-    if is_none:
-        write_rows([], "nothing to resume")
-    if as_json():
-        return
-    waiting = store.waiting(max_attempts)
-    for count, one, many in (
-        (waiting.later, "runs or is not due yet", "run or are not due yet"),
-        (
-            waiting.given_up,
-            f"has reached --max-attempts {max_attempts} and is left to you",
-            f"have reached --max-attempts {max_attempts} and are left to you",
-        ),
-        (waiting.expired, "has expired unfinished", "have expired unfinished"),
-    ):
-        if count:
-            write(f"1 operation {one}" if count == 1 else f"{count} operations {many}")
 
 
 @cli.command()

@@ -14,7 +14,7 @@ from typing import cast
 
 from .errors import LeaseLost, RecordBroken, StoreUnavailable
 from .fingerprint import Fingerprint
-from .machine import Next, Situation, decide, resumes, situation
+from .machine import Next, Situation, decide, runs_again, situation
 from .ports import Clock, Glance, Hold, Lease, Lock, Records, Sealer
 from .process import FORKED
 from .records import Claim, Record, State, StoredResponse
@@ -165,18 +165,13 @@ class Interrupted:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
-    """The record to resume has expired, is gone, or was taken over."""
-
-
-@dataclass(frozen=True, slots=True)
 class Mismatch:
     """The key was used for a different request, which has ``finished`` or not."""
 
     finished: bool
 
 
-Settled = Replay | InProgress | Interrupted | Mismatch | Gone
+Settled = Replay | InProgress | Interrupted | Mismatch
 Decision = Claimed | Settled
 
 
@@ -214,7 +209,7 @@ class Engine:
         decision: Decision | None = None
         try:
             # Whoever gets a free lock is most likely a first request: it claims without looking.
-            found = None if mine and claim.resumes is None else self._first_look(claim)
+            found = None if mine else self._first_look(claim)
             if found is None or isinstance(found, Record):
                 decision = self._settle(claim, found, mine, patience, on_interrupted)
             else:
@@ -243,7 +238,7 @@ class Engine:
     def _first_look(self, claim: Claim) -> Record | Hold | None:
         """The record, or a hold, of a store that looks and claims at once."""
         hold: Record | Hold | None = None
-        if claim.resumes is None and self._look_or_claim is not None:
+        if self._look_or_claim is not None:
             if claim.process.is_parent:
                 raise LeaseLost(FORKED)
             hold = self._look_or_claim(claim)
@@ -303,12 +298,10 @@ class Engine:
             case Next.REFUSE:
                 return Mismatch(finished=situation(record) is Situation.COMPLETED)
             case Next.ASK_ROUTE:
-                is_tried = resumes(cast("Record", record), policy, claim.retried_seconds)
+                is_tried = runs_again(cast("Record", record), policy, claim.retried_seconds)
                 return None if is_tried else Interrupted()
             case Next.HOLD:
                 return Interrupted(is_spent=True)
-            case Next.LEAVE:
-                return Gone()
             case _:
                 return None
 

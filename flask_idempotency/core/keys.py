@@ -1,7 +1,6 @@
 """From what a client sends to what is stored: the key read from its header, then hashed.
 
-Only the hash goes to a store or into a log line; the stored request of a resumable operation holds the
-key.
+Only the hash goes to a store or into a log line.
 """
 
 from __future__ import annotations

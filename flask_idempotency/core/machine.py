@@ -14,11 +14,8 @@ response: ``AMENDED``.
 
 The tables do not say whether an operation in progress still has a living owner: only the row's lock
 knows. ``TAKE_OVER`` means "try to lock the row"; failing to get the lock means that the owner is
-alive: 409. ``ASK_ROUTE`` means that the route's ``on_interrupted`` says whether to try: ``resumes``.
-Nothing else in the package decides.
-
-A request that resumes an operation continues the very record that it was sent for. If that record has
-expired, is gone or was taken over, the request changes nothing.
+alive: 409. ``ASK_ROUTE`` means that the route's ``on_interrupted`` says whether to try:
+``runs_again``. Nothing else in the package decides.
 
 A route may limit how often an operation is begun. Then the request that would begin it once more makes
 it interrupted instead, and every later one leaves it so, whatever the route says: ``SPENT``.
@@ -67,7 +64,6 @@ class Next(Enum):
     ASK_ROUTE = "do what the route says about interrupted operations"
     REPLAY = "replay the stored response"
     REFUSE = "reject: the key was used for another request"
-    LEAVE = "do nothing: the record to resume is gone"
     GIVE_UP = "make it interrupted: it was begun often enough"
     HOLD = "leave it to an operator: it was begun often enough"
 
@@ -164,14 +160,12 @@ def decide(record: Record | None, claim: Claim) -> Next:
         step = AMENDED.get(cell, NEXT[cell]) if claim.amends else NEXT[cell]
         if step is Next.REPLAY or step is Next.REFUSE:
             return step
-    if claim.resumes is not None and not _continues(claim, record):
-        return Next.LEAVE
-    if claim.max_attempts is not None and _is_spent(record, claim, claim.max_attempts):
+    if claim.max_attempts is not None and _is_spent(record, claim.max_attempts):
         return SPENT.get(step, step)
     return step
 
 
-def resumes(record: Record, policy: object, seconds: float) -> bool:
+def runs_again(record: Record, policy: object, seconds: float) -> bool:
     """Return True if ``policy``, a route's ``on_interrupted``, lets a request take the operation over.
 
     "retry" does so for ``seconds`` after the first attempt began, however often it was interrupted: the
@@ -183,14 +177,6 @@ def resumes(record: Record, policy: object, seconds: float) -> bool:
     return policy != "hold"
 
 
-def _is_spent(record: Record | None, claim: Claim, most: int) -> bool:
-    """Return True if the operation was begun as often as the claim allows. Expired: no."""
-    if record is None or record.expired:
-        return False
-    # A request that resumes is counted before it is sent.
-    return record.begun - (claim.resumes is not None) >= most
-
-
-def _continues(claim: Claim, record: Record | None) -> bool:
-    """Return True if the record is the one that the claim resumes, and lives."""
-    return record is not None and not record.expired and record.owner == claim.resumes
+def _is_spent(record: Record | None, most: int) -> bool:
+    """Return True if the operation was begun ``most`` times. Expired: no."""
+    return record is not None and not record.expired and record.begun >= most

@@ -146,8 +146,8 @@ class Records(Protocol):
         """Lock the row ``as_seen`` if nobody holds it, and make it the next attempt; None if held.
 
         An expired record starts afresh, as attempt 1 and without steps; or, if the claim's
-        ``begins_until`` is past, ``KeyExpired`` is raised. A claim that ``resumes`` gets None instead.
-        Neither changes anything. A live record is taken over whatever ``begins_until`` says.
+        ``begins_until`` is past, ``KeyExpired`` is raised, and nothing
+        changes. A live record is taken over whatever ``begins_until`` says.
         """
 
     def wait(self, key: bytes, seconds: float) -> None:

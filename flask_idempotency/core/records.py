@@ -83,8 +83,6 @@ class Claim:
     ``owner`` a random token of this attempt, ``ttl_seconds`` how long the finished record replays.
     ``lease_seconds`` is how long an operation that is not atomic may go without renewing its lease, and
     None for an atomic one.
-    ``request`` is the stored request of a resumable operation. ``resumes`` is the owner of the record
-    that this claim continues: it takes that record over while it lives, and never starts an operation.
     ``amends``: it may differ from the request of an attempt that left no response.
     ``max_attempts`` is after how many attempts an operation is given up. ``begins_until`` is when an
     operation without a live record may begin at the latest, in seconds since 1970 by the store's clock;
@@ -99,8 +97,6 @@ class Claim:
     owner: str
     ttl_seconds: float
     lease_seconds: float | None = None
-    request: bytes | None = field(default=None, repr=False)
-    resumes: str | None = None
     amends: bool = False
     max_attempts: int | None = None
     begins_until: float | None = None
@@ -113,8 +109,8 @@ class Record:
     """A record as the store shows it.
 
     ``owner`` is the token of its latest attempt. The database's clock decides about ``expired`` and
-    ``lease_left``: seconds, 0 or less if the lease is over, None if there is none. ``tries`` counts
-    attempts since an operator released it, and what ``resume`` tried; None: as many as ``attempt``.
+    ``lease_left``: seconds, 0 or less if the lease is over, None if there is none.
+    ``released_attempt`` is the attempt after which an operator released it, if one did.
     ``age`` is the seconds since its first attempt began. ``released`` is the seconds since its view or
     an operator gave it back to be run again, where that does not end it: it waits, and does not expire.
     """
@@ -128,11 +124,11 @@ class Record:
     expired: bool = False
     lease_left: float | None = None
     response: StoredResponse | None = None
-    tries: int | None = None
+    released_attempt: int | None = None
     age: float = field(default=0.0, compare=False)
     released: float | None = field(default=None, compare=False)
 
     @property
     def begun(self) -> int:
-        """How often the operation was begun, or tried, since an operator released it."""
-        return self.attempt if self.tries is None else self.tries
+        """How often the operation was begun since an operator released it."""
+        return self.attempt - (self.released_attempt or 0)

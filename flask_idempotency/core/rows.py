@@ -35,8 +35,6 @@ def claim_values(claim: Claim) -> dict[str, Any]:
         "owner": claim.owner,
         "ttl": claim.ttl_seconds,
         "lease": claim.lease_seconds,
-        "request": claim.request,
-        "resumes": claim.resumes,
         "until": claim.begins_until,
     }
 
@@ -54,7 +52,8 @@ def record_of(key: bytes, fields: Mapping[str, Any]) -> Record:
     Numbers may be texts. Raises ``RecordBroken``.
     """
     try:
-        left, tries, released = fields["lease_left"], fields["tries"], fields["released"]
+        left, released = fields["lease_left"], fields["released"]
+        released_attempt = fields["released_attempt"]
         return Record(
             bytes(key),
             fields["name"],
@@ -65,7 +64,7 @@ def record_of(key: bytes, fields: Mapping[str, Any]) -> Record:
             expired=fields["expired"] in (1, "1"),
             lease_left=None if left is None else finite(float(left)),
             response=_response_of(fields),
-            tries=None if tries is None else int(tries),
+            released_attempt=None if released_attempt is None else int(released_attempt),
             age=finite(float(fields["age"])),
             released=None if released is None else finite(float(released)),
         )

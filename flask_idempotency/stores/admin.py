@@ -211,26 +211,6 @@ class Belongings:
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
-    """An operation to resume; ``request`` as stored, ``owner`` the token of its ``attempt``."""
-
-    key: bytes
-    operation: str
-    attempt: int
-    owner: str
-    request: bytes = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """How many resumable operations have not ended: due later, given up, or expired."""
-
-    later: int
-    given_up: int
-    expired: int
-
-
-@dataclass(frozen=True, slots=True)
 class Finding:
     """What one check found, and what to do about it."""
 
@@ -311,25 +291,6 @@ class Admin(Protocol):
         Returns whether it was done: not if the record is neither or has changed since it was seen, or
         if somebody works on it.
         """
-        ...
-
-    def resumable(self, limit: int, max_attempts: int, backoff_seconds: float) -> list[Due]:
-        """Return the operations to resume now, except held ones, and put off their next try."""
-        ...
-
-    def count_try(self, due: Due) -> bool:
-        """Count a try that is about to be made, durably.
-
-        False, and nothing is counted, if the operation has ended, expired or been taken over since.
-        """
-        ...
-
-    def waiting(self, max_attempts: int) -> Waiting:
-        """Count the resumable operations that have not ended."""
-        ...
-
-    def postpone(self, key: bytes) -> None:
-        """Put off an operation whose attempt has failed, as :meth:`resumable` does."""
         ...
 
     def belonging(self, tail: bytes, name: str | None) -> Belongings:

@@ -59,8 +59,6 @@ class MemoryRecords:
     """The records of one process. ``clock`` gives seconds that never go back."""
 
     atomic = True
-    takes_resumable = True
-    """So that such routes can be tested: nothing is resumed, as nothing outlives the process."""
     can_observe = True
 
     def __init__(self, engine: Engine, clock: Clock = time.monotonic) -> None:
@@ -99,8 +97,6 @@ class MemoryRecords:
             if situation(now) in (Situation.LEASED, Situation.COMPLETED):
                 return None
             if now.expired:
-                if claim.resumes is not None:
-                    return None
                 if self._is_too_late(claim):
                     raise KeyExpired
                 entry.steps.clear()

@@ -35,10 +35,6 @@ PostgreSQL prunes a page on which less than a tenth is free, and with 90 or less
 for the next one before that, with the first versions of its rows.
 """
 
-TIMES = "coalesce(tries, attempt)"
-"""How often an operation was begun or tried, in SQL: a try may end before it begins anything. A release
-resets it; ``attempt``, the fencing token, goes on."""
-
 VERSION = "owner || ' ' || state || ' ' || coalesce(CAST(lease_expires_at AS text), '')"
 """What an operator has seen, in SQL: any attempt, lease, end or decision makes another one."""
 
@@ -52,7 +48,7 @@ if it was interrupted: it needs nobody's decision."""
 HAS_STEPS = "EXISTS (SELECT 1 FROM {steps} AS s WHERE s.key = {table}.key)"
 """Whether a step of the operation has finished, in SQL."""
 
-RELEASED_KEEPS = f"(tries IS NOT NULL OR {HAS_STEPS})"
+RELEASED_KEEPS = f"(released_attempt IS NOT NULL OR {HAS_STEPS})"
 """Whether an operation that its view gives back has done something, in SQL: then it does not expire."""
 
 _OURS = "flask_idempotency"
@@ -64,8 +60,8 @@ def define_table(metadata: MetaData, name: str) -> Table:
 
     Only ``expires_at`` is indexed beside the key, and completing does not change it (see
     ``FINISH`` of PostgreSQL): that, with the fill factor, is what keeps the completing UPDATE a HOT
-    one. The partial indexes save operators' commands from reading the whole table; an atomic operation
-    that is not resumable is in neither. None may name ``state``, ``status`` or ``completed_at``.
+    one. The partial index saves operators' commands from reading the whole table; an atomic operation
+    is not in it. None may name ``state``, ``status`` or ``completed_at``.
     """
     return _defined(_records, metadata, name)
 
@@ -137,9 +133,7 @@ def _records(metadata: MetaData, name: str) -> Table:
         Column("fingerprint", LargeBinary, nullable=False),
         Column("headers", JSON, comment="list of pairs, or a word for usual ones; null when sealed"),
         Column("body", LargeBinary, comment="null when it was too large to store"),
-        Column("request", LargeBinary, comment="of resumable operations, until they end"),
-        Column("tries", Integer, comment="attempts and tries since a release; null: as attempt"),
-        Column("tried_at", DateTime(timezone=True), comment="by resume"),
+        Column("released_attempt", Integer, comment="after which an operator released it"),
         Column("audit", JSON, comment="what operators did to it, when and why; no request reads this"),
         comment="Idempotency keys and their responses (Flask-Idempotency)",
         info={_OURS: True},
@@ -148,7 +142,6 @@ def _records(metadata: MetaData, name: str) -> Table:
         postgresql_using=f"heap WITH (fillfactor = {FILLFACTOR})",
     )
     # Not partial on SQLite: to name that here would import its dialect, 40 ms, everywhere.
-    Index(f"ix_{name}_resumable", table.c.created_at, postgresql_where=table.c.request.is_not(None))
     leased = table.c.lease_expires_at
     Index(f"ix_{name}_leased", leased, postgresql_where=leased.is_not(None))
     return table

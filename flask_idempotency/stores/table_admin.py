@@ -23,7 +23,6 @@ from .admin import (
     WAITING,
     AuditEntry,
     Belongings,
-    Due,
     Erasure,
     Finding,
     Line,
@@ -32,18 +31,17 @@ from .admin import (
     Tally,
     Time,
     Verdict,
-    Waiting,
     finding,
     read_audit,
     read_time,
     remedy_of,
 )
 from .counts import Counts, CountsUnavailable
-from .table import IS_OBSERVED, NO_LEASE, TIMES, VERSION, defined_counts
+from .table import IS_OBSERVED, NO_LEASE, VERSION, defined_counts
 
 _FORGET = "DELETE FROM {table} WHERE key = %(key)s AND owner = %(owner)s"
 
-T = TypeVar("T", Due, Line, StepLine)
+T = TypeVar("T", Line, StepLine)
 
 
 _CHANCE = 0.15
@@ -169,14 +167,14 @@ class AdminStatements:
 SELECT %(note)s, {in_ttl}, {now}, 0, 0, 'in_progress', '{ERASED}', %(name)s, %(note)s,
        {first.format(entry.format(count))}"""
         # Another owner: whoever held it before writes nothing more. The retention begins again, and so
-        # do the tries of ``resume``. What is released waits with a lease that is over: the decision is
+        # does the count of attempts. What is released waits with a lease that is over: the decision is
         # not the end, and if no client comes back, somebody must hear of it.
         self.settle = f"""{durable}UPDATE {{table}} SET state = %(state)s, owner = %(owner)s,
        lease_expires_at = CASE WHEN %(state)s = 'in_progress' THEN {now} END,
        created_at = CASE WHEN %(anew)s THEN {now} ELSE created_at END,
        completed_at = {now}, expires_at = {later}(expires_at, {in_ttl}),
        status = %(status)s, headers = %(headers)s, body = %(body)s,
-       request = CASE WHEN %(state)s = 'in_progress' THEN request END, tries = 0, tried_at = NULL,
+       released_attempt = CASE WHEN %(state)s = 'in_progress' THEN attempt END,
        audit = {audit.format(entry.format("%(why)s"))}
  WHERE key = ({mine})"""
         self.belonging = f"""SELECT key, CAST(name AS text) FROM {{table}}
@@ -184,11 +182,6 @@ SELECT %(note)s, {in_ttl}, {now}, 0, 0, 'in_progress', '{ERASED}', %(name)s, %(n
         self.left = f"""SELECT {state}, count(*) FROM {{table}}
  WHERE {of_scope} AND (CAST(%(name)s AS text) IS NULL OR name = %(name)s)
    AND lease_expires_at IS NOT NULL AND NOT {IS_OBSERVED} GROUP BY 1"""
-        self.waiting = f"""SELECT
-       count(CASE WHEN NOT {expired} AND {TIMES} < %(max_attempts)s THEN 1 END),
-       count(CASE WHEN NOT {expired} AND {TIMES} >= %(max_attempts)s THEN 1 END),
-       count(CASE WHEN {expired} THEN 1 END)
-  FROM {{table}} WHERE request IS NOT NULL AND state = 'in_progress'"""
         self.before = f"SELECT {before}"
         self.older = f"""SELECT count(*) FROM {{table}}
  WHERE state <> 'in_progress' AND completed_at <= %(before)s AND expires_at > (SELECT {now})"""
@@ -198,8 +191,6 @@ class TableAdmin:
     """The half of an ``Admin`` that two dialects share."""
 
     sql: AdminStatements
-    _statements: Any
-    """The module of the dialect's other statements."""
 
     def __init__(self, records: Any) -> None:
         self._records, self._messages = records, records.messages
@@ -305,21 +296,8 @@ class TableAdmin:
         """Return the time so many seconds ago, by the database's clock, as its own text."""
         return str(self._fetch(self.sql.before, {"older": seconds})[0][0])
 
-    def count_try(self, due: Due) -> bool:
-        """Count a try of an operation that nobody holds."""
-        values = {"key": due.key, "owner": due.owner}
-        return self._change(self._statements.COUNT_TRY, values) == 1
-
-    def postpone(self, key: bytes) -> None:
-        """Put off an operation that nobody holds."""
-        self._change(self._statements.PUT_OFF, {"key": key})
-
     def _forget(self, claim: Claim) -> None:
         self._change(_FORGET, {"key": claim.key, "owner": claim.owner})
-
-    def waiting(self, max_attempts: int) -> Waiting:
-        """Return the resumable operations counted."""
-        return Waiting(*self._fetch(self.sql.waiting, {"max_attempts": max_attempts})[0])
 
     def _create(self, connection: Connection) -> Iterator[str]:
         """Create the tables and indexes that are missing; say which.

@@ -297,7 +297,7 @@ class StoreContract(TransactionContract):
         record = stored_record(records, claim)
         assert (record.state, record.owner) == (State.IN_PROGRESS, gives_up.owner)
         assert (record.attempt, record.expired, record.response) == (2, False, None)
-        assert record.tries in (None, 2)
+        assert record.released_attempt is None
 
     def test_waiting_ends_when_the_holder_ends(
         self, records: Records, claim: Claim, held: Held
@@ -440,31 +440,6 @@ class StoreContract(TransactionContract):
             lease = held(records.take_over(again(claim), record))
             assert lease.attempt == attempt
         assert lease.steps() == steps
-
-    def test_resuming_begins_nothing_afresh(
-        self, records: Records, claim: Claim, held: Held, until: Until
-    ) -> None:
-        """It continues a live operation. Only a store that takes resumable operations must do this."""
-        if not getattr(records, "takes_resumable", False):
-            return
-        claim = replace(claim, ttl_seconds=SHORT_SECONDS)
-        hold = held(records.claim(claim))
-        if claim.lease_seconds is not None:
-            hold.release()
-        hold.abandon()
-        fresh = replace(again(claim), ttl_seconds=60.0)
-        unexpired = stored_record(records, claim)
-        until(lambda: has_expired(records, claim))
-        for found in unexpired, stored_record(records, claim):
-            assert records.take_over(replace(fresh, resumes=claim.owner), found) is None
-        assert stored_record(records, claim) == found, (
-            "a take-over that is not allowed has changed the record"
-        )
-        third = held(records.take_over(fresh, found))
-        assert third.attempt == 1
-        third.abandon()
-        resuming = replace(again(claim), ttl_seconds=60.0, resumes=fresh.owner)
-        assert held(records.take_over(resuming, stored_record(records, claim))).attempt == 2
 
     @pytest.mark.parametrize("end", ["abandon", "release"])
     def test_the_age_is_that_of_the_first_attempt(

@@ -3,8 +3,7 @@
 * ``url_value_preprocessor``, before any other and all ``before_request`` functions: for a protected
   endpoint it checks the form of the key, and keeps the body from then on, whoever reads it first. It
   rejects nothing: what is wrong is raised where the view would run, after the application's own
-  functions, on which their counterparts after the request rely. Only a request of ``resume`` at the
-  wrong place ends here, as its view may not be ours.
+  functions, on which their counterparts after the request rely.
 * ``after_request``: marks problems and replays as not to be cached, and tells receivers.
 * The envelope: gives an error of the view its response above the view's decorators; rolls back and
   releases what did not finish, also when the worker has to exit in the middle of a view.
@@ -23,7 +22,6 @@ from typing import Any
 from flask import Flask, Request, Response, got_request_exception, request
 from flask.typing import ResponseReturnValue
 from werkzeug.datastructures import Headers
-from werkzeug.exceptions import HTTPException
 from werkzeug.exceptions import NotImplemented as NotImplementedByView
 
 from flask_idempotency.core.errors import (
@@ -47,10 +45,8 @@ from flask_idempotency.session.undone import warn_undone
 from flask_idempotency.web.request.identity import prepare
 from flask_idempotency.web.request.response import handle_problem, is_made_from, problem_response
 from flask_idempotency.web.request.state import (
-    RESUMED,
     Begun,
     RequestState,
-    Resuming,
     begin_request,
     existing_request,
     this_request,
@@ -117,25 +113,14 @@ class Hooks:
         self._refuses = self._enforces and bool(self._profile.first_sent)
 
     def before(self, endpoint: str | None, _values: dict[str, Any] | None) -> None:
-        """Check the request to a protected endpoint, as far as that needs no user and no store.
-
-        Raises an ``HTTPException`` with a response for a request that may not be resumed here.
-        """
+        """Check the request to a protected endpoint, as far as that needs no user and no store."""
         for purge in self._purges:
             purge.start()
         request: Request = present_request()
         current = begin_request(request)
-        # Removed: a request that the view makes with this environ is not the one to resume.
-        resuming: Resuming | None = request.environ.pop(RESUMED, None)
         route = None
         if endpoint is not None and self._state.settings.enabled:
             route = self._route(endpoint, request.method)
-        if resuming is not None:
-            resuming.refusal = _why_not(resuming, route)
-            if resuming.refusal:
-                response = self._state.app.response_class(status=409)
-                raise HTTPException(resuming.refusal, response)
-            current.resuming = resuming
         if route is None:
             if self._refuses and endpoint is not None:
                 self._refuse_unprotected(request)
@@ -433,19 +418,3 @@ class Hooks:
             if not route.enforce:
                 self._watch_end()
         return view, route
-
-
-def _why_not(resuming: Resuming, route: Route | None) -> str:
-    """Why a request may not resume an operation here; empty if it may."""
-    if route is None:
-        return (
-            "its URL no longer leads to a protected view, or only to one that a decorator without"
-            " functools.wraps hides"
-        )
-    if not route.enforce:
-        return "its route is only observed"
-    if route.resumable is None:
-        return "its route is no longer resumable"
-    if route.name != resuming.operation:
-        return f"its URL leads to the operation {route.name!r} now"
-    return ""

@@ -167,8 +167,8 @@ class Observed(Told):
             body.when_whole = partial(self._judge, body, at_last=True)
 
     def _claimed(self, body: OverheardBody, operation: Operation, at_last: bool) -> Claim:
-        """Make the claim of the request, without what is only for enforced ones."""
-        route = replace(self._route, resumable=None)
+        """Make the claim of the request."""
+        route = self._route
         apart = replace(operation, namespace=observed_namespace(operation.namespace))
         make = partial(request_claim, body.request, self._state, route, self._current, apart)
         try:

@@ -15,7 +15,6 @@ from flask import Request, Response, current_app
 from flask_idempotency.core.engine import Claimed, InProgress, Interrupted, Settled
 from flask_idempotency.core.errors import (
     ConfigurationError,
-    KeyRequired,
     NotAtomic,
     Problem,
     StoreUnavailable,
@@ -132,8 +131,6 @@ def _shared_name(operation: Operation) -> ConfigurationError:
 
 def _let_pass(state: AppState, current: RequestState) -> None:
     """A request that ``protect(skip=...)`` leaves out, or that has no key and needs none."""
-    if current.resuming is not None:
-        raise KeyRequired("This request has no key or is skipped: it would run anew, not resume.")
     if not current.presented.skipped:
         conclude(state.app, operation_unprotected, current.told)
 
@@ -155,7 +152,7 @@ def claim_or_answer(
         try:
             decision = state.engine.decide(claim, route.wait, on_interrupted=route.on_interrupted)
         except StoreUnavailable as error:
-            if state.settings.on_store_error != "allow" or claim.resumes is not None:
+            if state.settings.on_store_error != "allow":
                 raise
             _go_unprotected(state, current.told, error)
             return None

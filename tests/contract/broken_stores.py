@@ -528,14 +528,6 @@ class TestLooksAndClaimsAtOnceForSeveral(Sound):
             return self.claim(claim)
 
 
-class TestResumesWhatHasExpired(Sound):
-    """As if its client had sent it."""
-
-    class store(MemoryRecords):  # noqa: N801
-        def take_over(self, claim, seen):
-            return super().take_over(replace(claim, resumes=None), seen)
-
-
 class TestBeginsHoweverLate(Sound):
     class store(MemoryRecords):  # noqa: N801
         def claim(self, claim):

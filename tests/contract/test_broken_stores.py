@@ -79,7 +79,6 @@ CAUGHT = {
     "WaitsThoughNobodyHolds": "nobody_waits_for_a_record_that_is_not_there",
     "ClaimsWithoutALook": "looking_and_claiming_at_once_does_what_both_do[lease]",
     "LooksAndClaimsAtOnceForSeveral": "looking_and_claiming_at_once_does_what_both_do[lease]",
-    "ResumesWhatHasExpired": "resuming_begins_nothing_afresh[lease]",
     "BeginsHoweverLate": "an_operation_begins_no_later_than_its_claim_allows[lease]",
     "BeginsAfreshHoweverLate": f"{AFRESH}[transaction]",
     "RefusesALateClaimToWhatIsThere": "an_operation_begins_no_later_than_its_claim_allows[lease]",

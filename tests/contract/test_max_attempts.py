@@ -21,7 +21,6 @@ from flask_idempotency.testing.claims import RESPONSE, a_claim, again
 from tests.contract import test_requests
 from tests.contract.test_requests import STORES, TRANSACTIONAL, Shop
 from tests.killed import Killed
-from tests.waiting import wait_until
 
 store, shop = test_requests.store, test_requests.shop
 CLIENTS, MOST = 8, 3
@@ -200,20 +199,6 @@ def test_outside_of_a_request_too(shop):
             with pytest.raises(expected):
                 run()
     assert runs == [1, 2]
-
-
-@pytest.mark.parametrize("store", ["hybrid", "sql"], indirect=True)
-def test_resume_runs_it_no_more_often(shop, add, command):
-    runs = add(max_attempts=3, resumable=True)
-    for _ in range(2):
-        shop.post()
-
-    def resume():
-        done = wait_until(lambda: json.loads(command("resume", "--json", "--backoff", "0.1")), "due")
-        return done[0]["status"]
-
-    assert [resume(), resume()] == [500, 409]
-    assert runs == [1, 2, 3]
 
 
 @pytest.mark.parametrize("store", ["hybrid", "postgres", "sql"], indirect=True)

@@ -9,7 +9,6 @@ from flask import Flask
 
 from flask_idempotency import ConfigurationError, NotAtomic, current_operation, idempotent
 from flask_idempotency.stores.memory import MemoryRecords
-from flask_idempotency.testing.memory import memory_store
 from tests.sessions import make_db, protect
 
 STORES = ["memory", "sql", "redis", "hybrid", "postgres"]
@@ -313,30 +312,6 @@ def test_redis_refuses_to_be_atomic(shop, store, tmp_path, redis_server):
         shop.post()
     with shop.app.app_context(), pytest.raises(ConfigurationError, match="cannot be"):
         shop.idempotency.run("key", dict, name="x")
-
-
-@pytest.mark.parametrize("store", ["redis"], indirect=True)
-def test_a_route_that_nobody_could_resume_is_refused(shop, store, postgres):
-    shop.view(dict, resumable=True)
-    shop.app.config["PROPAGATE_EXCEPTIONS"] = True
-    said = f"pay is resumable, .* the store '{store}'.* or use another"
-    with pytest.raises(ConfigurationError, match=said):
-        shop.post()
-    app = Flask("late")  # whose views are there before the extension
-    app.config.update(shop.app.config)
-    db = make_db()
-    db.init_app(app)
-    app.add_url_rule("/payments", "pay", shop.app.view_functions["pay"], methods=["POST"])
-    with pytest.raises(ConfigurationError, match=said):
-        protect(app, db, scope=None)
-
-
-@pytest.mark.parametrize("store", TRANSACTIONAL, indirect=True)
-def test_a_resumable_route_is_accepted_also_in_memory_where_it_is_tested(shop):
-    shop.view(dict, resumable=True)
-    with memory_store(shop.app):
-        assert shop.post().status_code == 200
-    assert shop.post().headers.get("Idempotent-Replayed") is None
 
 
 def test_a_store_of_ones_own_is_handed_over_as_it_is(tmp_path):

@@ -24,12 +24,6 @@ _BUILT = ROOT / "docs/_build"
 PAGES = [p for p in sorted(ROOT.glob("docs/**/*.md")) if _BUILT not in p.parents]
 PAGES.append(ROOT / "CONTRIBUTING.md")
 
-MAKE_DUE = """UPDATE idempotency_record SET created_at = created_at - interval '1 hour',
- lease_expires_at = lease_expires_at - interval '1 hour',
- completed_at = completed_at - interval '1 hour',
- tried_at = tried_at - interval '1 hour'"""
-"""An hour goes by for every operation, so that ``resume`` need not be waited for."""
-
 _BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[^\n]*?) -->\n)?^(?P<fence>`{3,})(?P<language>[a-z]+)\n"
     r"(?P<text>.*?)^(?P=fence)$",

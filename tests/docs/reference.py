@@ -30,7 +30,6 @@ _DEFAULTS = {
     "fingerprint": "`'request'`, or what `IDEMPOTENCY_PROFILE` fixes",
     "authorize_replay": "every replay is allowed",
     "other_binds": "none",
-    "resumable": "`False`",
 }
 """Where neither a setting of the same name nor the value in ``Route`` says it."""
 

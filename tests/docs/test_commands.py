@@ -12,7 +12,7 @@ from flask_sqlalchemy import SQLAlchemy
 from flask_idempotency import Idempotency, current_operation, idempotent
 from flask_idempotency.cli import cli
 from tests.docs import reference
-from tests.docs.pages import MAKE_DUE, ROOT, blocks, commands, looks_like
+from tests.docs.pages import ROOT, blocks, commands, looks_like
 from tests.killed import Killed
 
 
@@ -43,8 +43,6 @@ class TestCommands:
         for block in blocks(self.PAGE, "console"):
             for command, shown in commands(block.text):
                 name, *arguments = shlex.split(command.removeprefix("flask idempotency "))
-                if name == "resume":  # what was released just now is due later
-                    self.sql(app, db, MAKE_DUE)
                 answer = run(cli, [name, *arguments], input="y\n").output
                 assert looks_like(answer, shown), f"{block.name}: {command}\n{answer}"
                 if answer.endswith("created the table of its steps\n"):
@@ -61,7 +59,7 @@ class TestCommands:
             return {}, 500
 
         @app.post("/parcels")
-        @idempotent(atomic=False, resumable=True)
+        @idempotent(atomic=False)
         def send_parcel():
             current_operation.step("stamp", lambda: {"number": 17})
             if current_operation.attempt == 1:

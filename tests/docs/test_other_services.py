@@ -11,7 +11,7 @@ import pytest
 from flask_idempotency import OperationInterrupted, Retryable, current_operation, idempotent
 from flask_idempotency.web.setup.settings import SETTINGS
 from tests.docs.how_to import Page
-from tests.docs.pages import MAKE_DUE, PAGES, ROOT
+from tests.docs.pages import PAGES, ROOT
 from tests.killed import Killed
 
 END_LEASE = "UPDATE idempotency_record SET lease_expires_at = clock_timestamp()"
@@ -206,14 +206,6 @@ class TestCallsToOtherServices:
 
         assert [shop.post("/counted").status_code for _ in range(2)] == [503, 200]
         assert seen == [2, 1, 2]
-
-    def test_an_operation_is_finished_without_its_client(self, shop, provider, kill):
-        kill(shop, "/subscriptions", "charge_card", after=True)
-        shop.sql(MAKE_DUE)
-        assert "create_subscription" in shop.run_command("resume")
-        assert shop.run_command("resume") == "nothing to resume\n"
-        assert shop.post("/subscriptions").headers["Idempotent-Replayed"] == "true"
-        assert len(provider.ledger) == 1
 
     def test_who_releases_after_the_retention_still_has_the_steps(self, shop, provider, kill):
         kill(shop, "/payments", "save_payment", after=False)

@@ -131,9 +131,6 @@ def create_app() -> Flask:
     for name, policy in POLICIES.items():
         view = idempotent(atomic=False, on_interrupted=policy)(buy)
         app.add_url_rule(f"/{name}", name, view, methods=["POST"])
-    for name, kept in {"resumed": ["Authorization"], "anonymous": True}.items():
-        view = idempotent(atomic=False, on_interrupted="retry", resumable=kept)(buy)
-        app.add_url_rule(f"/{name}", name, view, methods=["POST"])
     operation_executed.connect(lambda *_, **__: point("answer stored"), app, weak=False)
     return app
 

@@ -1,16 +1,12 @@
-"""``flask idempotency resume``, racing with clients and with itself; and an operator's decisions."""
+"""An operator's decisions."""
 
 from __future__ import annotations
 
 import json
-import uuid
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
-from tests.external.conftest import Reply, Shop
-from tests.waiting import wait_until
+from tests.external.conftest import Shop
 
 ONCE = (1, 1, 1)
 
@@ -28,75 +24,6 @@ def digits(shop: Shop, name: str) -> str:
         " ORDER BY created_at DESC LIMIT 1"
     )
     return shop.sql(query, name)[0][0]
-
-
-def resume(shop: Shop, *arguments: str) -> list[dict[str, Any]]:
-    return json.loads(shop.run("resume", "--json", *arguments))
-
-
-def resume_when_due(shop: Shop, *arguments: str) -> list[dict[str, Any]]:
-    return wait_until(lambda: resume(shop, "--backoff", "0.1", *arguments), "one is due")
-
-
-def test_resume_races_with_itself_and_with_the_clients(shop: Shop) -> None:
-    """Slow calls, so that they meet; the clients begin when the first operation is resumed."""
-    body = '{"delay": 0.05}'
-    orders = [str(uuid.uuid4()) for _ in range(8)]
-    for number, order in enumerate(orders):
-        where = ("charge begun", "charge made", "charge recorded", "order written")[number % 4]
-        assert shop.buy(order, "resumed", x_kill=where, body=body).status == 0
-    shop.wait_for_leases_to_end()
-    again = "SELECT FROM idempotency_record WHERE name = 'resumed' AND attempt > 1"
-
-    def insist(order: str) -> Reply:
-        return wait_until(
-            lambda: (answer := shop.buy(order, "resumed", body=body)).status != 409 and answer,
-            "the client has its answer",
-        )
-
-    arguments = ("resume", "--json", "--backoff", "0.1")
-    with shop.command(*arguments) as one, shop.command(*arguments) as other:
-        wait_until(lambda: shop.sql(again), "one is resumed")
-        backwards = orders[::-1]
-        with ThreadPoolExecutor(2) as clients:
-            told = dict(zip(backwards, clients.map(insist, backwards), strict=True))
-        reports = [json.loads(process.communicate(timeout=20)[0]) for process in (one, other)]
-    assert (one.returncode, other.returncode) == (0, 0)
-    assert {line["status"] for report in reports for line in report} <= {201, 409}
-    assert any(answer.replayed for answer in told.values()), "resume was faster at none"
-    assert {answer.told for answer in told.values()} == {"201"}
-    for order in orders:
-        assert shop.counts(order) == ONCE
-        assert shop.buy(order, "resumed", body=body).body == told[order].body
-    attempts = "SELECT max(attempt) FROM idempotency_record WHERE name = 'resumed'"
-    assert shop.sql(attempts) == [(2,)]
-
-
-def test_resume_leaves_alone_what_is_too_young_or_was_tried_too_often(shop: Shop, order: str) -> None:
-    interrupt(shop, order, "resumed", "charge made")
-    assert resume(shop, "--backoff", "60") == []
-    assert resume(shop, "--backoff", "0.1", "--max-attempts", "1") == []
-    assert shop.counts(order) == (1, 0, 0)
-    (line,) = resume_when_due(shop)
-    assert line == {"key": digits(shop, "resumed"), "operation": "resumed", "attempt": 1, "status": 201}
-    assert shop.counts(order) == ONCE
-    answer = shop.buy(order, "resumed")
-    assert (answer.told, answer.replayed) == ("201", True)
-
-
-def test_resume_sends_no_credentials_that_the_route_does_not_keep(shop: Shop, order: str) -> None:
-    """A refused one keeps nobody from the others, however few are run at a time."""
-    assert shop.buy(order, "anonymous", x_kill="charge made").status == 0
-    other = str(uuid.uuid4())
-    interrupt(shop, other, "resumed", "charge made")
-    lines = [line for _ in range(2) for line in resume_when_due(shop, "--limit", "1")]
-    assert [(line["operation"], line["status"]) for line in lines] == [
-        ("anonymous", 401),
-        ("resumed", 201),
-    ]
-    assert (shop.counts(order), shop.counts(other)) == ((1, 0, 0), ONCE)
-    assert shop.buy(order, "anonymous").told == "201"  # with its client's own
-    assert shop.counts(order) == ONCE
 
 
 def test_an_operator_lets_it_run_again(shop: Shop, order: str) -> None:

@@ -129,9 +129,7 @@ def save(amount: int) -> int:
 
 
 @bp.post("/charges")
-@idempotent(
-    atomic=False, lease=timedelta(seconds=30), on_interrupted=find_out, resumable=["Authorization"]
-)
+@idempotent(atomic=False, lease=timedelta(seconds=30), on_interrupted=find_out)
 def steps() -> tuple[dict[str, Any], int]:
     key = current_operation.derive_key("charge")
     assert_type(key, str)
@@ -148,9 +146,7 @@ def steps() -> tuple[dict[str, Any], int]:
     return charge, 201
 
 
-@idempotent(
-    atomic=False, on_interrupted="retry", resumable=True, interrupted_by=OSError, released_by=[KeyError]
-)
+@idempotent(atomic=False, on_interrupted="retry", interrupted_by=OSError, released_by=[KeyError])
 def retried() -> str:
     return ""
 

@@ -17,7 +17,7 @@ from flask_idempotency.core.machine import (
     Situation,
     compare,
     decide,
-    resumes,
+    runs_again,
     situation,
 )
 from flask_idempotency.core.records import Claim, Record, State
@@ -100,17 +100,6 @@ def test_every_pair_of_phases_of_an_attempt(phase, following):
 
 
 @pytest.mark.parametrize(("how", "match"), list(NEXT))
-def test_who_resumes_goes_on_with_the_same_live_record_or_leaves_it(how, match):
-    found = record(how, FINGERPRINTS[match])
-    usual = NEXT[how, match]
-    lives = how not in (Situation.ABSENT, Situation.EXPIRED)
-    told = usual in (Next.REPLAY, Next.REFUSE)
-    for owner in "", "other":
-        goes_on = told or (lives and owner == "")
-        assert decide(found, replace(CLAIM, resumes=owner)) is (usual if goes_on else Next.LEAVE)
-
-
-@pytest.mark.parametrize(("how", "match"), list(NEXT))
 @pytest.mark.parametrize("spent", [False, True])
 def test_what_was_begun_often_enough_is_begun_no_more(how, match, spent):
     usual = NEXT[how, match]
@@ -122,19 +111,13 @@ def test_what_was_begun_often_enough_is_begun_no_more(how, match, spent):
 
 
 @pytest.mark.parametrize(
-    ("attempt", "tries", "resumes", "spent"),
-    [
-        (2, None, None, False),
-        (3, None, None, True),
-        (9, 0, None, False),  # released after nine attempts
-        (9, 3, None, True),
-        (2, 3, "", False),  # a try that is counted before it is made
-        (2, 4, "", True),
-    ],
+    ("attempt", "released", "spent"),
+    [(2, None, False), (3, None, True), (9, 9, False), (11, 9, False), (12, 9, True)],
 )
-def test_attempts_count_since_the_last_release(attempt, tries, resumes, spent):
-    found = replace(record(Situation.IN_PROGRESS, MINE), attempt=attempt, tries=tries)
-    claim = replace(CLAIM, max_attempts=3, resumes=resumes)
+def test_attempts_count_since_the_last_release(attempt, released, spent):
+    found = record(Situation.IN_PROGRESS, MINE)
+    found = replace(found, attempt=attempt, released_attempt=released)
+    claim = replace(CLAIM, max_attempts=3)
     assert decide(found, claim) is (Next.GIVE_UP if spent else Next.TAKE_OVER)
 
 
@@ -156,4 +139,4 @@ def test_an_expired_record_counts_as_new_whatever_it_says():
 def test_what_was_interrupted_is_run_again_by_its_age_and_policy(age, released, hold, retry, other):
     found = replace(record(Situation.INTERRUPTED, MINE), age=age, released=released)
     expected = {"hold": hold, "retry": retry, "fail": other, id: other}
-    assert {policy: resumes(found, policy, 60) for policy in expected} == expected
+    assert {policy: runs_again(found, policy, 60) for policy in expected} == expected

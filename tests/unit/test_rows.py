@@ -17,8 +17,8 @@ CREATED: Headers = (*JSON, ("Location", "/payments/1"))
 def stored_and_read(response: StoredResponse) -> Record:
     """A completed record of the response, as a store reads it."""
     values = {**claim_values(CLAIM), **response_values(response)}
-    more = {"state": "completed", "attempt": 1, "expired": 0, "lease_left": None, "tries": None}
-    more |= {"age": "1.5", "released": None}
+    more = {"state": "completed", "attempt": 1, "expired": 0, "age": "1.5"}
+    more |= dict.fromkeys(["lease_left", "released", "released_attempt"])
     return record_of(CLAIM.key, {**values, **more})
 
 

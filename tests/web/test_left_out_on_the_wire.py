@@ -4,7 +4,6 @@ import pytest
 from flask import request
 
 from flask_idempotency import idempotent
-from flask_idempotency.operate.resume import resume
 from tests.stores import BOTH
 from tests.web.observed.heard import of
 
@@ -185,21 +184,6 @@ def test_two_releases_with_two_lists_give_the_stored_response_and_log_that(
     for world in before, after:
         assert_replayed(*(world.post("/orders?at=1", f"key-{id(world)}", **sent) for _ in range(2)))
     assert caplog.text == ""
-
-
-def test_an_operation_is_resumed_with_the_headers_that_are_compared(make_world):
-    world = make_world(IDEMPOTENCY_PROBE_AFTER=0, PROPAGATE_EXCEPTIONS=False)
-    statuses = [500, 201]
-    view = idempotent(resumable=["X-User"], fingerprint=["", "header:Prefer"])(
-        lambda: ("", statuses.pop(0))
-    )
-    world.app.add_url_rule("/orders", "order", view, methods=["POST"])
-    assert world.post("/orders", headers={"Prefer": "wait"}).status_code == 500
-    world.sql("update idempotency_record set created_at = created_at - interval '1 hour'")
-    with world.app.app_context():
-        state = world.app.extensions["idempotency"]
-        lines = [*resume(state, limit=9, max_attempts=9, backoff_seconds=1)]
-    assert [line.status for line in lines] == [201]
 
 
 def test_a_part_of_a_form_may_have_no_name(world):

@@ -7,7 +7,6 @@ from flask import Response
 
 from flask_idempotency import idempotent, operation_rejected
 from flask_idempotency.core.fingerprint import Fingerprint, RequestParts, by_request
-from flask_idempotency.operate.resume import resume
 
 OLD, NEW = secrets.token_bytes(32), secrets.token_urlsafe(32)
 
@@ -176,25 +175,3 @@ def test_a_response_too_large_to_store_is_reported_without_its_secrets(sealed_wo
     assert_problem(retry, 409, "response-not-kept")
     assert retry.headers["Location"] == "/payments/of-ann"
     assert "of-ann" not in dump(world)
-
-
-def test_a_request_that_cannot_be_unsealed_keeps_no_other_from_being_resumed(make_world, caplog):
-    """Of an atomic view, whose 503 frees the key."""
-    statuses = [503, 503, 201]
-
-    def with_view(*keys, **config):
-        world = make_world(IDEMPOTENCY_ENCRYPTION_KEYS=list(keys), **config)
-        view = idempotent(resumable=["X-User"])(lambda: ("", statuses.pop(0)))
-        world.app.add_url_rule("/payments", "pay", view, methods=["POST"])
-        return world
-
-    old = with_view(OLD)
-    old.post(key="old")
-    new = with_view(NEW, SQLALCHEMY_DATABASE_URI=old.app.config["SQLALCHEMY_DATABASE_URI"])
-    new.post(key="new")
-    state = new.app.extensions["idempotency"]
-    new.sql("update idempotency_record set created_at = created_at - interval '1 minute'")
-    with new.app.app_context():
-        done = list(resume(state, limit=9, max_attempts=9, backoff_seconds=1))
-    assert [line.status for line in done] == [500, 201]
-    assert "put that key back" in caplog.text

@@ -35,9 +35,7 @@ def upgrade() -> None:
     sa.Column('fingerprint', sa.LargeBinary(), nullable=False),
     sa.Column('headers', sa.JSON(), nullable=True, comment='list of pairs, or a word for usual ones; null when sealed'),
     sa.Column('body', sa.LargeBinary(), nullable=True, comment='null when it was too large to store'),
-    sa.Column('request', sa.LargeBinary(), nullable=True, comment='of resumable operations, until they end'),
-    sa.Column('tries', sa.Integer(), nullable=True, comment='attempts and tries since a release; null: as attempt'),
-    sa.Column('tried_at', sa.DateTime(timezone=True), nullable=True, comment='by resume'),
+    sa.Column('released_attempt', sa.Integer(), nullable=True, comment='after which an operator released it'),
     sa.Column('audit', sa.JSON(), nullable=True, comment='what operators did to it, when and why; no request reads this'),
     sa.PrimaryKeyConstraint('key'),
     comment='Idempotency keys and their responses (Flask-Idempotency)',
@@ -46,7 +44,6 @@ def upgrade() -> None:
     )
     op.create_index(op.f('ix_idempotency_record_expires_at'), 'idempotency_record', ['expires_at'], unique=False)
     op.create_index('ix_idempotency_record_leased', 'idempotency_record', ['lease_expires_at'], unique=False, postgresql_where=sa.text('lease_expires_at IS NOT NULL'))
-    op.create_index('ix_idempotency_record_resumable', 'idempotency_record', ['created_at'], unique=False, postgresql_where=sa.text('request IS NOT NULL'))
     op.create_table('idempotency_record_count',
     sa.Column('minute', sa.Integer(), autoincrement=False, nullable=False, comment='since 1970, in UTC'),
     sa.Column('operation', sa.String(length=255), nullable=False),

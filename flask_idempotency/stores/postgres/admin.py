@@ -14,7 +14,6 @@ from sqlalchemy import exc, text
 
 from flask_idempotency.core.errors import ConfigurationError, sqlstate
 from flask_idempotency.stores.admin import (
-    Due,
     Erasure,
     Finding,
     original,
@@ -27,7 +26,6 @@ from flask_idempotency.stores.table_admin import (
     Size,
     TableAdmin,
     erasure_values,
-    read_row,
 )
 
 from . import checks, statements
@@ -76,13 +74,7 @@ class PostgresAdmin(TableAdmin):
     )
 
     _messages: Messages
-    _statements = statements
     remedy = checks.POOLER
-
-    def resumable(self, limit: int, max_attempts: int, backoff_seconds: float) -> list[Due]:
-        """Return the operations to resume now, and put off their next try."""
-        values = {"limit": limit, "max_attempts": max_attempts, "backoff": backoff_seconds}
-        return [read_row(Due, row) for row in self._fetch(statements.RESUMABLE, values)]
 
     def erase(self, keys: list[bytes], seen: str | None = None, erasure: Erasure | None = None) -> int:
         """Delete what nobody works on."""

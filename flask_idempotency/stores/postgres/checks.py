@@ -139,7 +139,6 @@ def _set(shape: Shape, is_wrong: Callable[[Piece], bool], what: str) -> str:
 
 _WITHOUT: dict[str, tuple[Literal["advice", "FAILED"], str]] = {
     "expires_at": ("FAILED", "none that is valid on expires_at, so every purge reads the whole table"),
-    "created_at": ("advice", "none of resumable operations, so every resume reads the whole table"),
     "lease_expires_at": (
         "advice",
         "none of operations with a lease, so a search for interrupted ones reads the whole table",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from flask_idempotency.stores.table import HAS_STEPS, RELEASED_KEEPS
 
 from . import statements
-from .statements import AFRESH, BRIEFLY
+from .statements import BRIEFLY, EXPIRED
 
 # Several statements in one message are one transaction, and the row count is that of the last.
 _ALONE = f"{{settings}}{BRIEFLY}"
@@ -24,7 +24,7 @@ CLAIM_IN_TIME = _DURABLY + statements.INSERT + statements.IN_TIME + _IS_OURS
 
 # An expired record starts afresh, without the steps of the operation that it was.
 _FORGET_STEPS = f"""DELETE FROM {{steps}} WHERE key = %(key)s AND EXISTS (
-  SELECT FROM {{table}} WHERE key = %(key)s AND owner = %(seen)s AND {AFRESH});
+  SELECT FROM {{table}} WHERE key = %(key)s AND owner = %(seen)s AND {EXPIRED});
 """
 
 TAKE_OVER = _DURABLY + _FORGET_STEPS + statements.TAKE_OVER_ROW + _IS_OURS
@@ -45,7 +45,7 @@ EXTEND = _ALONE + _RENEW
 # decision, with a lease that is over.
 FINISH = f"""{_ALONE}UPDATE {{table}} SET
        state = CASE WHEN %(status)s >= 500 THEN 'failed' ELSE 'completed' END,
-       completed_at = clock_timestamp(), request = NULL,
+       completed_at = clock_timestamp(),
        lease_expires_at = CASE WHEN %(waits)s AND {HAS_STEPS} THEN clock_timestamp() END,
        expires_at = clock_timestamp() + %(ttl)s * interval '1 second',
        status = %(status)s, headers = %(headers)s, body = %(body)s

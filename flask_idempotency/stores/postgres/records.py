@@ -34,7 +34,6 @@ class PostgresRecords:
     """The table of records, reached through an engine of the application."""
 
     atomic = True
-    takes_resumable = True
     can_observe = True
 
     def __init__(self, engine: Engine, table: Table, steps: Table) -> None:

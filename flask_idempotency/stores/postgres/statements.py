@@ -13,7 +13,7 @@ just delays; longer would pile up workers behind a migration.
 
 from __future__ import annotations
 
-from flask_idempotency.stores.table import NO_LEASE, TIMES, VERSION
+from flask_idempotency.stores.table import NO_LEASE, VERSION
 
 LOCK_TIMEOUT = "250ms"
 
@@ -32,20 +32,17 @@ BRIEFLY = f"{{login}}SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';\n"
 # An operation that is not atomic does not expire before its end: its effects may be out in the world.
 EXPIRED = "(expires_at <= clock_timestamp() AND lease_expires_at IS NULL)"
 
-# Whoever comes after that begins the operation anew. Whoever resumes it never does.
-AFRESH = f"({EXPIRED} AND %(resumes)s::text IS NULL)"
-
 # What the array below holds, by the names of ``core.rows``.
 FIELDS = (
     "name", "state", "owner", "headers", "version", "attempt", "expired", "lease_left", "status",
-    "tries", "age", "released",
+    "released_attempt", "age", "released",
 )  # fmt: skip
 # One array in place of as many columns, here and below: psycopg2 decodes the name of each column in
 # Python, which takes longer than all values.
 COLUMNS = f"""ARRAY[name, state, owner, headers::text, fingerprint_version::text, attempt::text,
        {EXPIRED}::int::text,
        extract(epoch FROM lease_expires_at - clock_timestamp())::float8::text, status::text,
-       tries::text, extract(epoch FROM clock_timestamp() - created_at)::float8::text,
+       released_attempt::text, extract(epoch FROM clock_timestamp() - created_at)::float8::text,
        CASE WHEN lease_expires_at IS NOT NULL
             THEN extract(epoch FROM clock_timestamp() - completed_at)::float8::text END],
        fingerprint, body"""
@@ -61,10 +58,10 @@ SET LOCAL synchronous_commit = off;
 
 INSERT = """INSERT INTO {table}
        (key, name, state, fingerprint_version, fingerprint, attempt, owner, created_at, expires_at,
-        lease_expires_at, request)
+        lease_expires_at)
 VALUES (%(key)s, %(name)s, 'in_progress', %(version)s, %(digest)s, 1, %(owner)s,
         clock_timestamp(), clock_timestamp() + %(ttl)s * interval '1 second',
-        clock_timestamp() + %(lease)s * interval '1 second', %(request)s)
+        clock_timestamp() + %(lease)s * interval '1 second')
 ON CONFLICT (key) DO NOTHING;
 """
 
@@ -73,17 +70,15 @@ ON CONFLICT (key) DO NOTHING;
 TAKE_OVER_ROW = f"""UPDATE {{table}} SET
        name = %(name)s, state = 'in_progress',
        fingerprint_version = %(version)s, fingerprint = %(digest)s, owner = %(owner)s,
-       attempt = CASE WHEN {AFRESH} THEN 1 ELSE attempt + 1 END,
-       tries = CASE WHEN {AFRESH} THEN NULL WHEN %(resumes)s::text IS NULL THEN tries + 1
-                    ELSE tries END,
-       created_at = CASE WHEN {AFRESH} THEN clock_timestamp() ELSE created_at END,
+       attempt = CASE WHEN {EXPIRED} THEN 1 ELSE attempt + 1 END,
+       released_attempt = CASE WHEN NOT {EXPIRED} THEN released_attempt END,
+       created_at = CASE WHEN {EXPIRED} THEN clock_timestamp() ELSE created_at END,
        expires_at = clock_timestamp() + %(ttl)s * interval '1 second',
        lease_expires_at = clock_timestamp() + %(lease)s * interval '1 second',
-       request = %(request)s,
        completed_at = NULL, status = NULL, headers = NULL, body = NULL
  WHERE key = (SELECT key FROM {{table}}
                WHERE key = %(key)s AND owner = %(seen)s
-                 AND CASE WHEN {EXPIRED} THEN %(resumes)s::text IS NULL ELSE state = 'in_progress' END
+                 AND ({EXPIRED} OR state = 'in_progress')
                  AND (lease_expires_at <= clock_timestamp()) IS NOT FALSE
                  FOR UPDATE SKIP LOCKED);
 """
@@ -148,7 +143,7 @@ STILL_OURS = """SELECT set_config('session_authorization', %(session_user)s, tru
 SELECT 1 / (txid_current() = %(xid)s)::int;"""
 _COMPLETE = f"""{STILL_OURS}
 UPDATE {{table}} SET state = 'completed', completed_at = clock_timestamp(),
-       status = %(status)s, headers = %(headers)s, body = %(body)s, request = NULL"""
+       status = %(status)s, headers = %(headers)s, body = %(body)s"""
 READ_BACK = """SELECT 1 / count(*)::int FROM {table} WHERE key = %(key)s AND state = 'completed';
 COMMIT"""
 _COMMIT = f"""
@@ -257,32 +252,3 @@ SIZE = f"""{BOUNDED}SELECT sum({_PAGES}),
 SAMPLED_PAGES = 1000
 """How many pages of a table an overview reads: 8 MB, some milliseconds. In thousands of records a state
 that one in a hundred has is counted to about a tenth."""
-
-# What to resume: nothing that has expired, which nobody may continue.
-WAITS = f"request IS NOT NULL AND state = 'in_progress' AND NOT {EXPIRED}"
-_LAST = "greatest(lease_expires_at, completed_at, created_at, tried_at)"
-
-_DOUBLED = f"2 ^ least(greatest({TIMES} - 1, 0), 30)"
-_PAUSE = f"least(%(backoff)s * {_DOUBLED}, 3600) * interval '1 second'"
-
-# Each operation picked is put off at once, as after a try: so one that is refused again and again (it
-# is held, or its headers are not enough) lets the others pass, and two processes share the work.
-RESUMABLE = f"""WITH due AS (
-  UPDATE {{table}} SET tried_at = clock_timestamp() WHERE key = ANY (ARRAY(
-    SELECT key FROM {{table}}
-     WHERE {WAITS} AND {TIMES} < %(max_attempts)s AND {_LAST} + {_PAUSE} <= clock_timestamp()
-     ORDER BY {_LAST} LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
-  RETURNING key, name, attempt, owner, request, created_at)
-SELECT key, name, attempt, owner, request FROM due ORDER BY created_at"""
-
-# Counted before the try, which may end the process. The same statement sees whether there still is
-# something to try.
-COUNT_TRY = f"""UPDATE {{table}} SET tries = {TIMES} + 1, tried_at = clock_timestamp() WHERE key = (
-  SELECT key FROM {{table}} WHERE key = %(key)s AND owner = %(owner)s AND {WAITS}
-     AND (lease_expires_at <= clock_timestamp()) IS NOT FALSE FOR UPDATE SKIP LOCKED)"""
-
-# An atomic attempt that was rolled back leaves no other trace of when it was.
-PUT_OFF = """UPDATE {table} SET completed_at = clock_timestamp(), tried_at = clock_timestamp()
- WHERE key = (
-  SELECT key FROM {table} WHERE key = %(key)s AND state = 'in_progress' AND lease_expires_at IS NULL
-     FOR UPDATE SKIP LOCKED)"""

@@ -26,7 +26,6 @@ from flask_idempotency.stores.admin import (
     USUAL,
     AuditEntry,
     Belongings,
-    Due,
     Erasure,
     Finding,
     Line,
@@ -84,10 +83,9 @@ redis.call('HDEL', KEYS[1], 'lease', 'released', 'completed', 'status', 'headers
 local entry = {{at = now, by = ARGV[5], did = ARGV[6], why = ARGV[7]}}
 if ARGV[8] == '1' then redis.call('HSET', KEYS[1], 'created', now) end
 redis.call('HSET', KEYS[1], 'state', ARGV[4], 'owner', ARGV[1],
-           'before', redis.call('HGET', KEYS[1], 'attempt'),
+           'released_attempt', redis.call('HGET', KEYS[1], 'attempt'),
            'audit', (held[4] or '') .. cjson.encode(entry) .. '\\n')
 if ARGV[9] then
-  redis.call('HDEL', KEYS[1], 'request')
   redis.call('HSET', KEYS[1], 'status', ARGV[9], 'completed', now)
   if ARGV[10] ~= '' then redis.call('HSET', KEYS[1], 'headers', ARGV[10]) end
   if ARGV[11] then redis.call('HSET', KEYS[1], 'body', ARGV[11]) end
@@ -217,13 +215,6 @@ class RedisAdmin:
             headers = "" if response.headers is None else json.dumps(response.headers)
             values += [response.status, headers, *([] if response.body is None else [response.body])]
         return bool(self._records.run(_SETTLE, verdict.key, *values))
-
-    def resumable(self, *_how: object) -> list[Due]:
-        """Refuse: routes cannot be resumable here."""
-        raise IdempotencyError(
-            "the store 'redis' stores no requests, so no route is resumable there; use 'hybrid',"
-            " 'postgres' or 'sql'"
-        )
 
     def belonging(self, tail: bytes, name: str | None) -> Belongings:
         """Return the records of a scope."""

@@ -36,7 +36,7 @@ from .wire import wire_of
 
 _FIELDS = (
     "name", "state", "version", "digest", "attempt", "owner", "lease", "status", "headers", "body",
-    "before", "created", "released",
+    "released_attempt", "created", "released",
 )  # fmt: skip
 # -> the server's time in milliseconds, and the values of these fields: not those of the steps
 LOOK = NOW + f"return {{now, redis.call('HMGET', KEYS[1], {str(_FIELDS)[1:-1]})}}"
@@ -48,12 +48,11 @@ than its client waits."""
 # What was only observed needs nobody's decision: it expires even if it never ends.
 _BEGIN = f"""
 redis.call('HSET', KEYS[1], 'state', 'in_progress', 'owner', ARGV[1], 'name', ARGV[2],
-           'version', ARGV[3], 'digest', ARGV[4], 'attempt', attempt, 'lease', now + ARGV[5],
-           'request', ARGV[6])
+           'version', ARGV[3], 'digest', ARGV[4], 'attempt', attempt, 'lease', now + ARGV[5])
 redis.call('HSETNX', KEYS[1], 'created', now)
 redis.call('HDEL', KEYS[1], 'released')
 if {is_observed("ARGV[1]")} then
-  redis.call('PEXPIRE', KEYS[1], ARGV[7])
+  redis.call('PEXPIRE', KEYS[1], ARGV[6])
 else
   redis.call('PERSIST', KEYS[1])
 end
@@ -69,10 +68,10 @@ if held[1] == ARGV[1] and held[2] == 'in_progress' then return tonumber(held[4])
 _ABSENT = f"{_FIND}if held[1] then return 0 end\n"
 _FIRST = f"local attempt = 1\n{_BEGIN}"
 CLAIM = _ABSENT + _FIRST
-CLAIM_IN_TIME = f"{_ABSENT}if now > tonumber(ARGV[8]) then return -1 end\n{_FIRST}"
+CLAIM_IN_TIME = f"{_ABSENT}if now > tonumber(ARGV[7]) then return -1 end\n{_FIRST}"
 
 TAKE_OVER = f"""{_FIND}
-if held[1] ~= ARGV[8] or held[2] ~= 'in_progress' then return 0 end
+if held[1] ~= ARGV[7] or held[2] ~= 'in_progress' then return 0 end
 if held[3] and tonumber(held[3]) > now then return 0 end
 local attempt = held[4] + 1
 {_BEGIN}"""
@@ -97,7 +96,7 @@ end"""
 # Does not compare the state: the second time, this attempt has already finished it.
 FINISH = f"""{NOW}{_HAS_STEPS}
 if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
-redis.call('HDEL', KEYS[1], 'lease', 'request', 'released')
+redis.call('HDEL', KEYS[1], 'lease', 'released')
 redis.call('HSET', KEYS[1], 'state', ARGV[3], 'status', ARGV[4], 'completed', now)
 if ARGV[5] ~= '' then redis.call('HSET', KEYS[1], 'headers', ARGV[5]) end
 if ARGV[6] == '1' then redis.call('HSET', KEYS[1], 'body', ARGV[7]) end
@@ -120,7 +119,7 @@ END = f"{_LEASED} redis.call('HSET', KEYS[1], 'lease', now) return 1"
 
 # It expires, unless it has done something: a step, or what an operator had to decide about.
 RELEASE = f"""{_MINE}{_HAS_STEPS}
-if redis.call('HEXISTS', KEYS[1], 'before') == 1 or has_steps(KEYS[1]) then
+if redis.call('HEXISTS', KEYS[1], 'released_attempt') == 1 or has_steps(KEYS[1]) then
   redis.call('HSET', KEYS[1], 'lease', now, 'released', now)
 else
   redis.call('HDEL', KEYS[1], 'lease')
@@ -199,7 +198,7 @@ class RedisRecords:
     def _lease(self, script: str, claim: Claim, *more: Any) -> RedisLease | None:
         fingerprint = claim.fingerprint.algorithm, claim.fingerprint.digest
         lease, ttl = milliseconds(claim.lease_seconds or 0), milliseconds(claim.ttl_seconds)
-        values = claim.owner, claim.name, *fingerprint, lease, claim.request or b"", ttl, *more
+        values = claim.owner, claim.name, *fingerprint, lease, ttl, *more
         attempt = int(self.run(script, claim.key, *values))
         if attempt < 0:
             raise KeyExpired
@@ -299,8 +298,7 @@ def _batches(steps: Iterable[tuple[bytes, int, bytes]]) -> Iterator[list[bytes]]
 
 def _record(key: bytes, now: int, fields: dict[str, Any]) -> Record | None:
     """Raises ``RecordBroken``."""
-    lease, attempt, before = fields["lease"], fields["attempt"], fields["before"]
-    released = fields["released"]
+    lease, released = fields["lease"], fields["released"]
     if set(fields.values()) == {None}:
         return None
     with legible():
@@ -308,7 +306,6 @@ def _record(key: bytes, now: int, fields: dict[str, Any]) -> Record | None:
         times = {
             "expired": False,
             "lease_left": None if lease is None else (float(lease) - now) / 1000,
-            "tries": None if before is None else int(attempt) - int(before),
             "age": (now - float(fields["created"])) / 1000,
             "released": None if released is None else (now - float(released)) / 1000,
         }

@@ -10,7 +10,7 @@ from typing import Any, cast
 from sqlalchemy import exc, inspect
 
 from flask_idempotency.core.ports import Transaction
-from flask_idempotency.stores.admin import ADD, REBUILD, Due, Erasure, Finding, finding, reason, trying
+from flask_idempotency.stores.admin import ADD, REBUILD, Erasure, Finding, finding, reason, trying
 from flask_idempotency.stores.table import defined_counts
 from flask_idempotency.stores.table_admin import (
     AdminStatements,
@@ -19,7 +19,6 @@ from flask_idempotency.stores.table_admin import (
     examine_counts,
     missing_columns,
     missing_indexes,
-    read_row,
 )
 
 from . import statements
@@ -42,17 +41,7 @@ class SqliteAdmin(TableAdmin):
     )
 
     _messages: Messages
-    _statements = statements
     remedy = "check that the file is writable and that nobody writes to it for long"
-
-    def resumable(self, limit: int, max_attempts: int, backoff_seconds: float) -> list[Due]:
-        """Return what to resume now, and put off its next try. While this writes, no view runs."""
-        values = {"limit": limit, "max_attempts": max_attempts, "backoff": backoff_seconds}
-        with self._messages.writing() as run:
-            found = [read_row(Due, row) for row in run(statements.RESUMABLE, values)]
-            for due in found:
-                run(statements.PICKED, {"key": due.key})
-        return found
 
     def erase(self, keys: list[bytes], seen: str | None = None, erasure: Erasure | None = None) -> int:
         """Delete what has no lease. While this writes, no view runs."""

@@ -34,7 +34,6 @@ class SqliteRecords:
     """The table of records in a SQLite file, reached through an engine of the application."""
 
     atomic = True
-    takes_resumable = True
     one_writer = True
 
     def __init__(self, engine: Engine, table: Table, steps: Table) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flask_idempotency.stores.table import HAS_STEPS, NO_LEASE, RELEASED_KEEPS, TIMES, VERSION
+from flask_idempotency.stores.table import HAS_STEPS, NO_LEASE, RELEASED_KEEPS, VERSION
 
 NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
 IN_TTL = "strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', :ttl))"
@@ -10,41 +10,40 @@ BEFORE = "strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', -:older))
 _LEASE = "strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', :lease))"
 _LEASE = f"CASE WHEN :lease IS NOT NULL THEN {_LEASE} END"
 _EXPIRED = f"(expires_at <= {NOW} AND lease_expires_at IS NULL)"
-_AFRESH = f"({_EXPIRED} AND :resumes IS NULL)"
 _MINE = "WHERE key = :key AND owner = :owner AND state = 'in_progress'"
 _LEASED = f"{_MINE} AND lease_expires_at IS NOT NULL AND completed_at IS NULL"
 
 # What LOOK reads, by the names of ``core.rows``.
 FIELDS = (
     "name", "state", "version", "digest", "attempt", "owner", "expired", "lease_left", "status",
-    "headers", "body", "tries", "age", "released",
+    "headers", "body", "released_attempt", "age", "released",
 )  # fmt: skip
 LOOK = f"""SELECT key, name, state, fingerprint_version, fingerprint, attempt, owner, {_EXPIRED},
        (julianday(lease_expires_at) - julianday('now')) * 86400.0, status, headers, body,
-       tries, (julianday('now') - julianday(created_at)) * 86400.0,
+       released_attempt, (julianday('now') - julianday(created_at)) * 86400.0,
        CASE WHEN lease_expires_at IS NOT NULL
             THEN (julianday('now') - julianday(completed_at)) * 86400.0 END
   FROM {{table}} WHERE key = :key"""
 
 INSERT = f"""INSERT OR IGNORE INTO {{table}}
        (key, name, state, fingerprint_version, fingerprint, attempt, owner, created_at, expires_at,
-        lease_expires_at, request)
+        lease_expires_at)
 VALUES (:key, :name, 'in_progress', :version, :digest, 1, :owner, {NOW}, {IN_TTL},
-        {_LEASE}, :request)"""
+        {_LEASE})"""
 
 _SEEN = f"""WHERE key = :key AND owner = :seen
-   AND CASE WHEN {_EXPIRED} THEN :resumes IS NULL ELSE state = 'in_progress' END
+   AND ({_EXPIRED} OR state = 'in_progress')
    AND (lease_expires_at IS NULL OR lease_expires_at <= {NOW})"""
 
 FORGET_STEPS = f"""DELETE FROM {{steps}} WHERE key = :key AND EXISTS (
-  SELECT 1 FROM {{table}} WHERE key = :key AND owner = :seen AND {_AFRESH})"""
+  SELECT 1 FROM {{table}} WHERE key = :key AND owner = :seen AND {_EXPIRED})"""
 
 TAKE_OVER = f"""UPDATE {{table}} SET
        name = :name, state = 'in_progress', fingerprint_version = :version, fingerprint = :digest,
-       owner = :owner, attempt = CASE WHEN {_AFRESH} THEN 1 ELSE attempt + 1 END,
-       tries = CASE WHEN {_AFRESH} THEN NULL WHEN :resumes IS NULL THEN tries + 1 ELSE tries END,
-       created_at = CASE WHEN {_AFRESH} THEN {NOW} ELSE created_at END,
-       expires_at = {IN_TTL}, lease_expires_at = {_LEASE}, request = :request,
+       owner = :owner, attempt = CASE WHEN {_EXPIRED} THEN 1 ELSE attempt + 1 END,
+       released_attempt = CASE WHEN NOT {_EXPIRED} THEN released_attempt END,
+       created_at = CASE WHEN {_EXPIRED} THEN {NOW} ELSE created_at END,
+       expires_at = {IN_TTL}, lease_expires_at = {_LEASE},
        completed_at = NULL, status = NULL, headers = NULL, body = NULL
  {_SEEN}"""
 
@@ -57,7 +56,7 @@ ATTEMPT = f"SELECT attempt FROM {{table}} {_MINE}"
 FINISH = f"""UPDATE {{table}} SET
        state = CASE WHEN :status >= 500 AND lease_expires_at IS NOT NULL
                     THEN 'failed' ELSE 'completed' END,
-       completed_at = {NOW}, request = NULL, expires_at = {IN_TTL},
+       completed_at = {NOW}, expires_at = {IN_TTL},
        lease_expires_at = CASE WHEN :waits AND {HAS_STEPS} THEN {NOW} END,
        status = :status, headers = :headers, body = :body
  WHERE key = :key AND owner = :owner"""
@@ -81,19 +80,3 @@ _ERASED = f"WHERE key = :key AND {NO_LEASE} AND (:seen IS NULL OR {VERSION} = :s
 ERASE_STEPS = f"DELETE FROM {{steps}} WHERE key = :key AND EXISTS (SELECT 1 FROM {{table}} {_ERASED})"
 ERASE = f"DELETE FROM {{table}} {_ERASED}"
 PURGE = f"DELETE FROM {{table}} WHERE key IN ({_EXPIRED_KEYS})"
-# As in PostgreSQL: each that is picked is put off at once, and each try is counted before it is made.
-_WAITS = f"request IS NOT NULL AND state = 'in_progress' AND NOT {_EXPIRED}"
-_LAST = """max(coalesce(lease_expires_at, ''), coalesce(completed_at, ''), created_at,
-       coalesce(tried_at, ''))"""
-_PAUSE = f"min(:backoff * (1 << min(max({TIMES} - 1, 0), 30)), 3600)"
-RESUMABLE = f"""SELECT key, name, attempt, owner, request FROM (
-  SELECT * FROM {{table}}
-   WHERE {_WAITS} AND {TIMES} < :max_attempts
-     AND (julianday('now') - julianday({_LAST})) * 86400.0 >= {_PAUSE}
-   ORDER BY {_LAST} LIMIT :limit) ORDER BY created_at"""
-PICKED = f"UPDATE {{table}} SET tried_at = {NOW} WHERE key = :key"
-COUNT_TRY = f"""UPDATE {{table}} SET tries = {TIMES} + 1, tried_at = {NOW}
- WHERE key = :key AND owner = :owner AND {_WAITS}
-   AND (lease_expires_at IS NULL OR lease_expires_at <= {NOW})"""
-PUT_OFF = f"""UPDATE {{table}} SET completed_at = {NOW}, tried_at = {NOW}
- WHERE key = :key AND state = 'in_progress' AND lease_expires_at IS NULL"""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import sys
 import weakref
-from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import IO, Any
 from uuid import UUID
@@ -31,9 +29,6 @@ from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.profiles import FIRST_SENT
 from flask_idempotency.web.setup.settings import Settings
 
-REQUEST = "request"
-"""The purpose that the stored request of a resumable operation is sealed for."""
-
 CHUNK_BYTES = 64 * 1024
 """How much of a body is asked for at once."""
 
@@ -47,17 +42,14 @@ TOO_LATE = (
 )
 
 
-def header_key(request: Request, settings: Settings, *, resumed: bool = False) -> str | None:
+def header_key(request: Request, settings: Settings) -> str | None:
     """The key in the request's header, or None without one. Raises ``KeyMalformed``."""
     value = request.headers.get(settings.header)
-    if settings.profile.first_sent and not resumed:
+    if settings.profile.first_sent:
         _check_first_sent(request, settings.header, value)
     if value is None:
         return None
-    if resumed:  # accepted when it came; the limits may have changed
-        key = parse_key(value, len(value))
-    else:
-        key = parse_key(value, settings.max_key_length, settings.min_key_length)
+    key = parse_key(value, settings.max_key_length, settings.min_key_length)
     return key.lower() if settings.profile.folds_case else key
 
 
@@ -368,27 +360,3 @@ def _multipart(request: Request, body: bytes) -> tuple[fp.FormPart, ...] | None:
     except ValueError:
         return None
     return tuple(parts)
-
-
-def pack_request(
-    request: Request, body: bytes, route: Route, settings: Settings, instead: Mapping[str, str]
-) -> bytes:
-    """Everything needed to send the request again: method, URL, headers that the route names, body.
-
-    ``instead`` are headers in place of the request's own.
-    """
-    compared = [header.name for header in route.compared_headers]
-    names = {"content-type", settings.header.lower()}
-    names.update(map(str.lower, [*compared, *(route.resumable or ())]))
-    if route.refuse_old_keys:
-        names.add(FIRST_SENT.lower())
-    names -= {name.lower() for name in instead}
-    head: dict[str, Any] = {
-        "method": request.method,
-        "base_url": request.root_url,
-        "path": request.path,
-        "query": request.query_string.decode("latin-1"),
-        "headers": [(n, v) for n, v in request.headers.items() if n.lower() in names],
-    }
-    head["headers"] += instead.items()
-    return json.dumps(head).encode() + b"\n" + body

@@ -8,9 +8,8 @@ from dataclasses import replace
 from os import urandom
 
 from flask import Request
-from werkzeug.http import http_date
 
-from flask_idempotency.core.errors import IdempotencyError, KeyMalformed, KeyRequired, ScopeUnknown
+from flask_idempotency.core.errors import IdempotencyError, KeyMalformed, KeyRequired
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.keys import Scope, birth_of
 from flask_idempotency.core.process import here
@@ -24,17 +23,15 @@ from flask_idempotency.web.signals import Told
 from . import forms
 from .body import (
     FORM_TYPES,
-    REQUEST,
     Body,
     RequestBody,
     fingerprint,
     first_sent,
     header_key,
     natural_key,
-    pack_request,
 )
 from .observed_body import OverheardBody
-from .state import PresentedKey, RequestState, Resuming, current_scope
+from .state import PresentedKey, RequestState, current_scope
 
 OWNER_BYTES = 9
 """An owner's token: 72 random bits tell the few attempts at one operation apart, and take 12 characters
@@ -67,11 +64,10 @@ def prepare(request: Request, state: AppState, route: Route, current: RequestSta
     if not route.enforce:
         _body(request, state, route, current)
     try:
-        is_resumed = current.resuming is not None  # then the key of a form is in the header
         has_field = state.settings.form_field is not None and request.mimetype in FORM_TYPES
-        presented.may_be_inside = route.key is not None or (has_field and not is_resumed)
+        presented.may_be_inside = route.key is not None or has_field
         if not presented.may_be_inside:
-            presented.key = header_key(request, state.settings, resumed=is_resumed)
+            presented.key = header_key(request, state.settings)
         if presented.may_be_inside or presented.key is not None:
             _body(request, state, route, current)
         elif route.required:
@@ -150,11 +146,8 @@ def request_claim(
 ) -> Claim:
     """Make the claim of the request; ``found`` is its fingerprint, if its body cannot be compared.
 
-    Raises ``ScopeUnknown`` if it was sent to resume another operation, and what :func:`new_claim` and
-    reading the body raise.
+    Raises what :func:`new_claim` and reading the body raise.
     """
-    if current.resuming is not None:  # its key was accepted when it came
-        route = replace(route, refuse_old_keys=bool(route.refuse_old_keys))
     body = current.body or _body(request, state, route, current)
     if found is None:
         found = fingerprint(request, body, route)
@@ -163,23 +156,7 @@ def request_claim(
     # Not where steps may be left, whose results belong to the first request.
     if state.settings.profile.amends and route.atomic:
         claim = replace(claim, amends=True)
-    if current.resuming is not None:
-        claim = _resumed(claim, current.resuming)
-    if route.resumable is not None:
-        plain = pack_request(
-            request, body.whole(), route, state.settings, _in_headers(state, route, current)
-        )
-        claim = replace(claim, request=state.sealer.seal_bytes(plain, claim.key, REQUEST))
     return claim
-
-
-def _in_headers(state: AppState, route: Route, current: RequestState) -> dict[str, str]:
-    """Return a form's field as headers, in place of a browser's own: it may be too old by then."""
-    field = current.presented.field
-    if field is None:
-        return {}
-    headers = {state.settings.header: field.key}
-    return headers | {FIRST_SENT: http_date(field.made)} if route.refuse_old_keys else headers
 
 
 def told_birth(request: Request, current: RequestState) -> float | None:
@@ -241,10 +218,3 @@ def _lifetime(route: Route, key: str, told: float | None) -> tuple[float, float 
     born = births[0] if born is None else born
     ahead = min(max(0.0, born - time.time()), AHEAD_SECONDS)
     return route.ttl + TOLERANCE_SECONDS + ahead, born + route.ttl
-
-
-def _resumed(claim: Claim, resuming: Resuming) -> Claim:
-    """The claim of a request that was sent to resume a record. Raises ``ScopeUnknown``."""
-    if claim.key != resuming.key:
-        raise ScopeUnknown("The stored headers do not authenticate the owner of this operation.")
-    return replace(claim, resumes=resuming.owner)

@@ -26,10 +26,9 @@ from flask.typing import ResponseReturnValue
 from werkzeug.http import HTTP_STATUS_CODES
 
 from flask_idempotency.core import records
-from flask_idempotency.core.engine import Gone, InProgress, Interrupted, Mismatch, Replay, Settled
+from flask_idempotency.core.engine import InProgress, Interrupted, Mismatch, Replay, Settled
 from flask_idempotency.core.errors import (
     IdempotencyError,
-    LeaseLost,
     OperationFailed,
     OperationInterrupted,
     Problem,
@@ -122,8 +121,6 @@ def replayed(
             raise OperationFailed
         case Interrupted(is_spent):
             raise OperationInterrupted(_SPENT if is_spent or route.atomic else None)
-        case Gone():
-            raise LeaseLost("The record to resume has expired or was taken over; nothing was done.")
         case impossible:
             assert_never(impossible)
 

@@ -65,24 +65,6 @@ class Begun(Protocol):
         """Return True if the view has committed something that would be undone."""
 
 
-RESUMED = "flask_idempotency.resumed"
-"""Where the environ of a request that ``resume`` sends has its :class:`Resuming`. It is no header, so
-no client can write it."""
-
-
-@dataclass
-class Resuming:
-    """The record that a request was sent to resume: its operation, key and owner.
-
-    ``refusal`` says why the request may not go on to a view, if it may not.
-    """
-
-    operation: str
-    key: bytes
-    owner: str
-    refusal: str = ""
-
-
 class PresentedKey:
     """The key that a request presents, as the options of one route look for it."""
 
@@ -109,7 +91,6 @@ class RequestState:
     problem: Problem | None = None
     observation: Observation | None = None  # until it is told
     is_replay = False  # the response is a stored one
-    resuming: Resuming | None = None
 
     def __init__(self) -> None:
         self.told, self.presented = Told(), PresentedKey()  # told of its latest operation

@@ -124,11 +124,6 @@ class RouteOptions(RunOptions, total=False):
     * ``released_by``: an exception class, or several. If the view raises one, the key is free, and the
       next request runs it again, as after ``Retryable``. Those of queues need not be named.
 
-    With either:
-
-    * ``resumable``: ``True``, or a list of request headers to store besides ``Content-Type`` and the
-      key's. Stores the request until its operation is finished, for ``flask idempotency resume``.
-      Not with the store ``redis``.
     """
 
     required: bool
@@ -139,7 +134,6 @@ class RouteOptions(RunOptions, total=False):
     store: Callable[[Response], bool]
     authorize_replay: Callable[[Operation], bool]
     enforce: bool
-    resumable: bool | Sequence[str]
 
 
 THE_REQUEST = "request"
@@ -284,14 +278,6 @@ def _errors(value: Any) -> tuple[type[Exception], ...]:
     return errors
 
 
-def _resumable(value: Any) -> tuple[str, ...] | None:
-    if isinstance(value, bool):
-        return () if value else None
-    if isinstance(value, str) or not all(isinstance(name, str) for name in value):
-        raise ValueError
-    return tuple(value)
-
-
 _ERRORS = "a class of exceptions below Exception, or a list of such classes"
 
 
@@ -345,9 +331,6 @@ class Route:
     )
     interrupted_by: tuple[type[Exception], ...] = row((), _errors, _ERRORS)
     released_by: tuple[type[Exception], ...] = row((), _errors, _ERRORS)
-    resumable: tuple[str, ...] | None = row(
-        None, _resumable, "True, False or a list of names of request headers to store"
-    )
     methods: frozenset[str] | None = row(
         None, _methods, "one or more of DELETE, PATCH, POST, PUT, in a list"
     )

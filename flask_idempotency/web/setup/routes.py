@@ -126,12 +126,6 @@ def refuse_unsupported(state: AppState, route: Route, name: str) -> None:
         )
     if not route.enforce and state.observer is None:
         raise ConfigurationError(CANNOT_OBSERVE.format(f"{name} is observed"))
-    if route.resumable is not None and not getattr(state.records, "takes_resumable", False):
-        raise ConfigurationError(
-            f"{name} is resumable, but `flask idempotency resume` cannot find the requests in the store"
-            f" {state.settings.store!r}: leave the option resumable out, or use another"
-            " store ('hybrid', 'postgres' or 'sql')"
-        )
 
 
 def needs_protect(view: Any, method: str) -> bool:

@@ -560,9 +560,6 @@ def test_redis_needs_neither_tables_nor_a_purge(shop):
     result = shop.run("create-table")
     assert result.exit_code == 0
     assert "there is no table to create" in result.output
-    result = shop.run("resume")
-    assert result.exit_code == 1
-    assert "no route is resumable there; use 'hybrid'" in result.output
 
 
 class OldRedis(redis.Redis):
@@ -625,128 +622,6 @@ def test_redis_that_is_full_or_forgets_does_not_pass(tmp_path):
         assert server.password not in result.output
 
 
-@TABLES
-def test_what_was_abandoned_is_resumed(shop):
-    answers = [500, 500, 201]
-    resumable = idempotent(resumable=True)(lambda: ({}, answers.pop(0)))
-    shop.app.add_url_rule("/pay", "pay", resumable, methods=["POST"])
-    shop.app.post("/resumed", endpoint="resumed")(
-        idempotent(atomic=False, on_interrupted="retry", resumable=True)(shop.order)
-    )
-    assert shop.post("/pay").status_code == 500
-    assert resumed(shop) == [], "too soon"
-    make_due(shop)
-    with pytest.raises(Killed):
-        shop.post("/resumed")
-    make_due(shop)
-    assert resumed(shop, "--max-attempts", "1") == []
-    assert resumed(shop, "--limit", "1") == [("pay", 1, 500)]
-    assert resumed(shop, "--backoff", "60") == [("resumed", 1, 201)], "the other is put off"
-    make_due(shop)
-    assert resumed(shop) == [("pay", 2, 201)]
-    assert resumed(shop) == []
-    assert shop.post("/pay").headers["Idempotent-Replayed"] == "true"
-    assert shop.post("/resumed").json == {"attempt": 2}
-    assert shop.calls == [1]
-
-
-@TABLES
-def test_what_runs_is_not_resumed(shop):
-    seen = []
-
-    def slow() -> Any:
-        sql(shop, "update idempotency_record set created_at = '2000-01-01 00:00:00.000'")
-        seen.append(resumed(shop))
-        return {}, 201
-
-    view = idempotent(atomic=False, resumable=True)(slow)
-    shop.app.add_url_rule("/slow", "slow", view, methods=["POST"])
-    assert shop.post("/slow").status_code == 201
-    assert seen == [[]]
-
-
-@TABLES
-def test_what_could_not_be_resumed_is_put_off(shop):
-    held = idempotent(atomic=False, resumable=True)(shop.order)
-    shop.app.add_url_rule("/held", "held", held, methods=["POST"])
-    with pytest.raises(Killed):
-        shop.post("/held")
-    make_due(shop)
-    assert resumed(shop) == [("held", 1, 409)]
-    assert resumed(shop, "--backoff", "60") == []
-
-
-@TABLES
-def test_what_is_refused_counts_as_tried(shop):
-    held = idempotent(atomic=False, resumable=True)(shop.order)
-    shop.app.add_url_rule("/held", "held", held, methods=["POST"])
-    with pytest.raises(Killed):
-        shop.post("/held")
-    for found in [("held", 1, 409)], [("held", 1, 409)], []:
-        make_due(shop)
-        assert resumed(shop, "--max-attempts", "3") == found
-    said = "nothing to resume\n1 operation has reached --max-attempts 3 and is left to you\n"
-    assert shop.run("resume", "--max-attempts", "3").output == said
-
-
-@TABLES
-def test_what_has_expired_is_not_begun_again(shop):
-    """Neither if it had when it was looked for, nor if it does on its way to the view."""
-    runs = []
-
-    def order() -> Any:
-        runs.append(current_operation.attempt)
-        raise Retryable
-
-    def expire() -> None:
-        sql(shop, "update idempotency_record set expires_at = '2000-01-01 00:00:00.000'")
-
-    view = idempotent(atomic=False, on_interrupted="retry", resumable=True)(order)
-    shop.app.add_url_rule("/again", "again", view, methods=["POST"])
-    hook = shop.app.before_request_funcs[None]
-    assert shop.post("/again").status_code == 503
-    hook.append(expire)
-    make_due(shop)
-    assert resumed(shop) == [("again", 1, 409)]
-    hook.remove(expire)
-    make_due(shop)
-    assert resumed(shop) == []
-    assert shop.run("resume").output == "nothing to resume\n1 operation has expired unfinished\n"
-    assert runs == [1]
-    assert shop.post("/again").status_code == 503
-    assert runs == [1, 1], "its client may begin it again"
-
-
-@TABLES
-def test_two_that_resume_at_once_share_the_work(shop):
-    held = idempotent(atomic=False, resumable=True)(shop.order)
-    shop.app.add_url_rule("/held", "held", held, methods=["POST"])
-    for key in "one", "two", "three":
-        with pytest.raises(Killed):
-            shop.post("/held", key)
-    make_due(shop)
-    admin = admin_of(shop.app.extensions["idempotency"].records, "")
-    found = [admin.resumable(limit, 9, 1.0) for limit in (2, 2, 2)]
-    assert [len(dues) for dues in found] == [2, 1, 0]
-    assert len({due.key for dues in found for due in dues}) == 3
-
-
-def resumed(shop: Shop, *options: str) -> list[Any]:
-    result = shop.run("resume", "--backoff", "0.1", "--json", *options)
-    assert result.exit_code == 0, result.output
-    return [(line["operation"], line["attempt"], line["status"]) for line in json.loads(result.output)]
-
-
-def make_due(shop: Shop) -> None:
-    """An hour goes by for every operation."""
-    ago = {
-        "postgres": "{name} - interval '1 hour'",
-        "sql": "strftime('%Y-%m-%d %H:%M:%f', {name}, '-1 hour')",
-    }[shop.store]
-    for name in "created_at", "completed_at", "lease_expires_at", "tried_at":
-        sql(shop, f"update idempotency_record set {name} = {ago.format(name=name)}")
-
-
 class Own:
     """A store of one's own, which has no commands."""
 
@@ -764,7 +639,7 @@ class Own:
 def test_a_store_without_commands_is_named_with_a_way_out(store, said, tmp_path, redis_server):
     shop = Shop(store, tmp_path, redis_server.url)
     for command in ("list", "show 00000000", "release 00000000 --why x", "purge", "check",
-                    "create-table", "resume"):  # fmt: skip
+                    "create-table"):  # fmt: skip
         result = shop.run(*command.split())
         assert result.exit_code == 1
         assert said in result.output

@@ -115,30 +115,3 @@ def test_a_purge_deletes_what_was_observed_and_never_ended(world):
     world.sql("update idempotency_record set expires_at = clock_timestamp() - interval '1 second'")
     runner(world.app)("purge")
     assert world.records() == []
-
-
-def test_nothing_is_resumed_where_a_route_is_only_observed(make_world, caplog):
-    options = {"atomic": False, "on_interrupted": "retry", "resumable": ["X-User"]}
-    first = make_world()
-    add(first, die, **options)
-    with pytest.raises(Killed):
-        first.post()
-    uri = first.app.config["SQLALCHEMY_DATABASE_URI"]
-    world = make_world(IDEMPOTENCY_ENFORCE=False, SQLALCHEMY_DATABASE_URI=uri)
-    ran = []
-    add(world, lambda: ran.append(1) or ("", 201), **options)
-    first.sql(
-        "update idempotency_record set lease_expires_at = now() - interval '1 hour',"
-        " created_at = now() - interval '1 hour'"
-    )
-    runner(world.app)("resume")
-    assert ran == []
-    assert "its route is only observed" in caplog.text
-
-
-def test_what_is_observed_of_a_resumable_route_keeps_no_request(world):
-    add(world, die, atomic=False, on_interrupted="retry", resumable=True)
-    with pytest.raises(Killed):
-        world.post(json={"canary": 1})
-    (record,) = world.records()
-    assert (record.request, record.state) == (None, "in_progress")

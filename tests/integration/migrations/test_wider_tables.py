@@ -8,7 +8,6 @@ from __future__ import annotations
 import pytest
 
 from flask_idempotency import Retryable, current_operation, idempotent
-from tests.docs.pages import MAKE_DUE
 from tests.integration.commands.running import runner
 from tests.killed import Killed
 from tests.web.leased.records import end_lease, steps
@@ -103,15 +102,6 @@ def test_a_dead_workers_operation_is_shown_and_taken_over(world, charge, run):
     assert "charge" in run("list", "--state", "interrupted")
     assert world.post().json == {"results": [1, 2]}
     assert calls == ["charge", "book"]
-
-
-def test_a_resumable_operation_is_finished_without_its_client(world, charge, run):
-    charge(Killed, on_interrupted="retry", resumable=["X-User"])
-    with pytest.raises(Killed):
-        world.post()
-    world.sql(MAKE_DUE)
-    assert run("resume").split()[-1] == "201"
-    assert world.post().headers["Idempotent-Replayed"] == "true"
 
 
 def test_a_purge_deletes_what_has_expired(world, add_view, run):

@@ -2,14 +2,11 @@
 
 import re
 import time
-from datetime import timedelta
 
 import pytest
 from flask import Blueprint, render_template_string, request
 
 from flask_idempotency import ConfigurationError, current_operation, idempotent
-from flask_idempotency.cli import cli
-from tests.killed import Killed
 from tests.web.forms.pages import ALICE, BOB, add_page, add_payments, load, send
 
 FORM_TYPES = ["application/x-www-form-urlencoded", "multipart/form-data"]
@@ -190,42 +187,3 @@ def test_a_form_in_json_has_no_field(shop, assert_problem):
     add_payments(shop)
     answer = shop.client.post("/payments", json={"idempotency_key": load(shop.client)}, headers=ALICE)
     assert_problem(answer, 400, "key-required")
-
-
-@pytest.mark.parametrize(
-    ("config", "browsers_own", "refuse"),
-    [
-        ({}, "key-1", "require"),
-        ({"IDEMPOTENCY_MIN_KEY_LENGTH": 40}, 'malformed"', False),
-        ({"IDEMPOTENCY_MAX_KEY_LENGTH": 8}, "key-1", False),
-    ],
-    ids=["usual", "short", "long"],
-)
-def test_a_resumed_form_may_be_older_than_its_field(shop, monkeypatch, browsers_own, refuse):
-    """Its key goes along as a header, which has no age, and the limits are for what clients send."""
-    attempts = []
-
-    options = {"atomic": False, "resumable": True, "on_interrupted": "retry", "scope": None}
-
-    @idempotent(ttl=100, refuse_old_keys=refuse, **options)
-    def pay():
-        attempts.append(current_operation.key)
-        if len(attempts) == 1:
-            raise Killed
-        return {}
-
-    shop.app.add_url_rule("/payments", "pay", pay, methods=["POST"])
-    add_page(shop, "/named", "{{ idempotency_field('pay') }}")
-    with pytest.raises(Killed):
-        send(shop.client, load(shop.client, "/named"), **own_header(browsers_own))
-    later = time.time() + 1000
-    monkeypatch.setattr(time, "time", lambda: later)
-    shop.sql("update idempotency_record set created_at = now() - interval '95 seconds',"
-             " lease_expires_at = now() - interval '90 seconds'")  # fmt: skip
-    result = shop.app.test_cli_runner().invoke(cli, ["resume"])
-    assert result.exit_code == 0, result.output
-    assert len(attempts) == 2
-    assert len(set(attempts)) == 1
-    (record,) = shop.records()
-    lives_longer = record.expires_at - record.completed_at > timedelta(seconds=100)
-    assert lives_longer is bool(refuse), "the key is as old as the field was"

@@ -307,6 +307,7 @@ def test_who_can_find_out_is_asked_about_what_an_operator_released_too(world, ad
         return {"found": True}, 201
 
     runs = interrupt(world, add, on_interrupted=find_out)
-    world.sql("update idempotency_record set completed_at = clock_timestamp(), tries = 0")  # `release`
+    world.sql("update idempotency_record set completed_at = clock_timestamp(),"  # as `release` does
+              " released_attempt = attempt")  # fmt: skip
     assert world.post().json == {"found": True}
     assert (runs, asked) == ([1], [True])

@@ -261,9 +261,7 @@ def test_a_record_of_it_has_the_status_alone(world, heard):
     world.post()
     (record,) = world.records()
     assert record.owner.startswith("observed:")
-    assert (record.state, record.status, bytes(record.body), record.request) == (
-        "completed", 201, b"", None
-    )  # fmt: skip
+    assert (record.state, record.status, bytes(record.body)) == ("completed", 201, b"")
     assert record.key.hex()[:SHOWN] == only(heard).id
     assert "canary" not in str(record)
 

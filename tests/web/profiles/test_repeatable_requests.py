@@ -6,7 +6,6 @@ Microsoft's services do it ("Repeatability of requests", Azure Communication Ser
 """
 
 import datetime as dt
-import json
 
 import pytest
 from flask import Flask
@@ -14,10 +13,8 @@ from werkzeug.http import http_date
 
 import servers
 from flask_idempotency import KeyReused, idempotent
-from flask_idempotency.cli import cli
 from tests.sessions import make_db, protect
 from tests.stores import BOTH
-from tests.waiting import wait_until
 
 ID = "112a3a3e-f94c-4f56-b49b-5aab3d97e5b7"
 HEADER, FIRST_SENT = "Repeatability-Request-ID", "Repeatability-First-Sent"
@@ -229,26 +226,6 @@ class TestUnprotected:
         world.app.post("/plain")(dict)
         response = world.post("/plain", key=None, headers={HEADER: ID})
         assert result(response) == (200, None)
-
-
-def test_a_stored_request_is_resumed_without_its_time(world, send):
-    runs = []
-
-    @world.app.post("/payments")
-    @idempotent(resumable=True, scope=None)
-    def pay():
-        runs.append(1)
-        return ({}, 201) if len(runs) > 1 else 1 / 0
-
-    assert result(send(key=ID.upper())) == (500, "accepted")
-
-    def resume():
-        words = ["resume", "--json", "--backoff", "0.1"]
-        return json.loads(world.app.test_cli_runner().invoke(cli, words).output)
-
-    [done] = wait_until(resume, "it is due")
-    assert (done["status"], len(runs)) == (201, 2)
-    assert send().headers["Idempotent-Replayed"] == "true"
 
 
 def test_a_handler_of_the_application_sees_the_profiles_status(world, add_view, send):
