@@ -1,10 +1,19 @@
-"""Which responses are stored, and which of their headers."""
+"""Which responses are stored, and which of their headers; what an error of the view means."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from typing import Literal
 
+from .errors import (
+    ConfigurationError,
+    Problem,
+    RecordBroken,
+    Retryable,
+    SealBroken,
+    TransactionConflict,
+)
 from .records import Headers
 
 NOT_STORED = frozenset({401, 403, 408, 425, 429})
@@ -68,6 +77,26 @@ RELEASING = {
     "arq.worker.Retry": None,
 }
 """What a job raises to be run again by its queue, if the attribute (where one is named) is true."""
+
+
+_UNDONE = (Retryable, TransactionConflict)
+"""The view, or the database of a step, says with these that the operation may be tried again."""
+
+_NOT_THE_OPERATIONS = (Problem, ConfigurationError, RecordBroken, SealBroken)
+"""Errors that say nothing about the operation's effect: they interrupt it, and do not fail it."""
+
+
+def outcome_after(error: Exception) -> Literal["interrupted", "released"] | None:
+    """Say what becomes of an operation that is not atomic if its view raises ``error``.
+
+    ``"released"``: it may run again. ``"interrupted"``: nobody knows whether its effect happened, or
+    somebody has to repair the set-up first. None: the response to ``error`` is stored.
+    """
+    if interrupts(error):
+        return "interrupted"
+    if isinstance(error, _UNDONE) or releases(error):
+        return "released"
+    return "interrupted" if isinstance(error, _NOT_THE_OPERATIONS) else None
 
 
 def interrupts(error: BaseException) -> bool:

@@ -32,7 +32,7 @@ from flask_idempotency.core.fingerprint import UNCOMPARED
 from flask_idempotency.core.keys import observed_namespace
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.records import OBSERVED, Claim, StoredResponse
-from flask_idempotency.core.storable import is_stored_by_default
+from flask_idempotency.core.storable import is_stored_by_default, outcome_after
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.undone import Commits, warn_undone, watch_commits, watched
 from flask_idempotency.web.background.observer import OF_THE_RECORD, PAUSE_SECONDS, Observer
@@ -184,7 +184,6 @@ class Observed(Told):
         route = self._route
         # An interrupted one that is atomic would have been rolled back, and taken over.
         policy = "retry" if route.atomic else route.on_interrupted
-        policy = "hold" if policy == "fail" else policy
         decision = self._asked(partial(self._observer.decide, claim, policy))
         if isinstance(decision, Claimed):
             self._execution = decision.execution
@@ -250,7 +249,7 @@ class Observed(Told):
         """The outcome that the run of the view would have had."""
         route = self._route
         if not route.atomic and isinstance(error, Exception):
-            if (outcome := route.outcome_after(error)) is not None:
+            if (outcome := outcome_after(error)) is not None:
                 return outcome
             if response is None:
                 return "executed"

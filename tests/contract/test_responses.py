@@ -10,7 +10,8 @@ import sqlalchemy as sa
 from flask import Flask, request
 
 import servers
-from flask_idempotency import Retryable, idempotent
+from flask_idempotency import Retryable, idempotent, operation_interrupted
+from flask_idempotency.cli import cli
 from tests.contract.test_requests import STORES
 from tests.killed import Killed
 from tests.sessions import make_db, protect
@@ -50,7 +51,7 @@ class Shop:
         self.add("hold", self.hold, atomic=atomic)
         self.add("conflict", lambda: [self.db.session.execute(sa.text(CONFLICT))], atomic=atomic)
         self.add("charge", self.die, atomic=False)
-        self.add("donate", self.die, atomic=False, on_interrupted="fail")
+        self.add("donate", self.die, atomic=False)
         self.add("busy", self.be_busy, atomic=False)
 
     def add(self, name, view, **options):
@@ -84,6 +85,15 @@ class Shop:
             self.post(name)
         return self.post(name)
 
+    def after_an_operator_said_that_it_failed(self):
+        found = []
+        with operation_interrupted.connected_to(lambda _app, event: found.append(event.id), self.app):
+            self.after_a_death("donate")
+        words = ["release", "--fail", "--why=it cannot be found out", found[0]]
+        result = self.app.test_cli_runner().invoke(cli, words)
+        assert result.exit_code == 0, result.output
+        return self.post("donate")
+
     def beside_the_first(self):
         with ThreadPoolExecutor(1) as pool:
             first = pool.submit(self.post, "hold")
@@ -115,13 +125,14 @@ SITUATIONS = {
         environ_overrides={"HTTP_REPEATABILITY_FIRST_SENT": "Sun, 06 Nov 1994 08:49:37 GMT"},
     ),
     "key-reused": lambda shop: shop.again("transfer", json={"changed": True}),
-    "operation-failed": lambda shop: shop.after_a_death("donate"),
+    "operation-failed": Shop.after_an_operator_said_that_it_failed,
     "try-again": lambda shop: shop.post("busy"),
     "store-unavailable": lambda shop: shop.post(),
     "transaction-conflict": lambda shop: shop.post("conflict"),
 }
 
 WITHOUT = {
+    "operation-failed": ["memory"],  # no operator reaches it
     # A store in memory is always there; the application's database is another matter.
     "store-unavailable": ["memory"],
     # SQLite lets one writer in after the other, an operation of redis has no transaction, and that of a

@@ -14,6 +14,7 @@ from flask_sqlalchemy import SQLAlchemy
 
 import servers
 from flask_idempotency import Idempotency, Problem, Retryable, idempotent
+from flask_idempotency.cli import cli
 from tests.docs.pages import ROOT, blocks
 from tests.killed import Killed
 
@@ -156,9 +157,15 @@ class Shop:
             raise Retryable("The payment provider is busy.", retry_after=5)
 
         @self.app.post("/donations")
-        @idempotent(atomic=False, on_interrupted="fail")
+        @idempotent(atomic=False)
         def donate() -> Any:
             raise Killed
+
+    def digits(self) -> str:
+        """Those of the donation, by which a command finds its record."""
+        find = sa.text("SELECT encode(key, 'hex') FROM idempotency_record WHERE name = 'donate'")
+        with self.app.app_context(), self.db.engine.begin() as connection:
+            return str(connection.scalar(find))[:8]
 
     def end_leases(self) -> None:
         """As if so much time had passed."""
@@ -183,6 +190,9 @@ class Shop:
             with pytest.raises(Killed):
                 self.post(path)
             self.end_leases()
+        if problem == "operation-failed":
+            words = ["release", "--fail", "--why=it cannot be found out", self.digits()]
+            assert self.app.test_cli_runner().invoke(cli, words).exit_code == 0
         if problem in {"replay-forbidden", "response-not-kept"}:
             assert self.post(path).status_code < 300
             self.allowed = False

@@ -115,7 +115,7 @@ def ask(operation: Operation) -> Any:
     return None if paid is None else finish(paid)
 
 
-POLICIES: dict[str, Any] = {"hold": "hold", "retry": "retry", "fail": "fail", "ask": ask}
+POLICIES: dict[str, Any] = {"hold": "hold", "retry": "retry", "ask": ask}
 
 
 def create_app() -> Flask:

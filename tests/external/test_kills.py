@@ -32,7 +32,6 @@ MAILED_TWICE = dict.fromkeys(["mails sent", "mail made"], (1, 1, 2))
 ALL_ONCE = dict.fromkeys(LEFT, ONCE)
 IN_THE_END = {
     ("hold", "on"): ("409 operation-interrupted", LEFT),
-    ("fail", "on"): ("500 operation-failed", LEFT),
     ("retry", "on"): ("201", ALL_ONCE),
     ("retry", "off"): ("201", {**ALL_ONCE, **CHARGED_TWICE, **MAILED_TWICE}),
     ("ask", "on"): ("201", ALL_ONCE),
@@ -63,7 +62,7 @@ def test_killed_at_each_boundary(either_shop: Shop) -> None:
     assert there == {run: expected for run, (_, expected) in IN_THE_END.items()}
 
 
-@pytest.mark.parametrize("policy", ["hold", "retry", "fail", "ask"])
+@pytest.mark.parametrize("policy", ["hold", "retry", "ask"])
 def test_killed_with_its_response_stored_it_is_done(shop: Shop, order: str, policy: str) -> None:
     assert shop.buy(order, policy, x_kill="answer stored").status == 0
     first, second = shop.buy(order, policy), shop.buy(order, policy)

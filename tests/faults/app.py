@@ -24,7 +24,14 @@ import sqlalchemy as sa
 from flask import Flask, copy_current_request_context, current_app, request
 from sqlalchemy.orm import Mapped, mapped_column
 
-from flask_idempotency import Idempotency, LeaseLost, Problem, current_operation, idempotent
+from flask_idempotency import (
+    Idempotency,
+    LeaseLost,
+    OperationInterrupted,
+    Problem,
+    current_operation,
+    idempotent,
+)
 from flask_idempotency.stores.table import define_steps, define_table
 from flask_idempotency.web.setup.state import app_state
 from tests import sessions
@@ -193,7 +200,12 @@ def handle(idempotency: Idempotency, event: dict[str, Any], slow: float) -> dict
             return execution
 
         steps = event["key"].startswith("leased")
-        found = current_operation.step("write", write, atomic=True) if steps else write()
+        try:
+            found = current_operation.step("write", write, atomic=True) if steps else write()
+        except sa.exc.SQLAlchemyError as error:  # it may be written: the next request runs it again
+            if not steps:
+                raise
+            raise OperationInterrupted from error
         return {"execution": found, "key": current_operation.key}
 
     more = LEASED if event["key"].startswith("leased") else {}
@@ -218,7 +230,6 @@ LEASED: Any = {
     "lease": 1,
     "heartbeat": True,
     "on_interrupted": "retry",
-    "interrupted_by": (Exception,),
 }
 """Short leases that are renewed: after a kill, a retry need not wait for long."""
 

@@ -146,7 +146,7 @@ def steps() -> tuple[dict[str, Any], int]:
     return charge, 201
 
 
-@idempotent(atomic=False, on_interrupted="retry", interrupted_by=OSError, released_by=[KeyError])
+@idempotent(atomic=False, on_interrupted="retry")
 def retried() -> str:
     return ""
 
@@ -155,7 +155,7 @@ def outside_of_a_request(event: dict[str, Any]) -> None:
     number = idempotency.run(event["id"], save, 5, scope="provider", payload=event, ttl=3600)
     assert_type(number, int)
     try:
-        idempotency.run("1", steps, atomic=False, lease=5, on_interrupted="fail", name="steps")
+        idempotency.run("1", steps, atomic=False, lease=5, on_interrupted="retry", name="steps")
     except (LeaseLost, RequestInProgress) as busy:
         assert_type(busy.retry_after, "int | None")
     except (OperationFailed, OperationInterrupted, StepError) as error:

@@ -4,7 +4,7 @@ import pytest
 
 from flask_idempotency import ConfigurationError, KeyReused, LeaseLost, Retryable, TransactionConflict
 from flask_idempotency.core.errors import RecordBroken, SealBroken
-from flask_idempotency.web.setup.options import Route
+from flask_idempotency.core.storable import outcome_after
 
 
 class Stopped(Exception):
@@ -35,8 +35,4 @@ class Again(Exception):
     ],
 )
 def test_an_error_fails_the_operation_or_says_more(error, outcome):
-    assert Route().outcome_after(error) == outcome
-    assert Route(interrupted_by=(type(error),)).outcome_after(error) == "interrupted"
-    assert Route(released_by=(type(error),)).outcome_after(error) == "released"
-    both = Route(interrupted_by=(type(error),), released_by=(type(error),))
-    assert both.outcome_after(error) == "interrupted", "nobody may run twice what may have happened"
+    assert outcome_after(error) == outcome

@@ -138,5 +138,5 @@ def test_an_expired_record_counts_as_new_whatever_it_says():
 )
 def test_what_was_interrupted_is_run_again_by_its_age_and_policy(age, released, hold, retry, other):
     found = replace(record(Situation.INTERRUPTED, MINE), age=age, released=released)
-    expected = {"hold": hold, "retry": retry, "fail": other, id: other}
+    expected = {"hold": hold, "retry": retry, id: other}
     assert {policy: runs_again(found, policy, 60) for policy in expected} == expected

@@ -53,6 +53,17 @@ def test_a_wrong_option_is_named_where_the_view_is_decorated(name, value, allowe
         assert allowed in str(caught.value)
 
 
+async def find_out(_operation):
+    return None
+
+
+@pytest.mark.parametrize("policy", ["fail", None, find_out, lambda: None])
+def test_who_decides_about_an_interruption_is_a_word_or_a_plain_function(policy):
+    message = "on_interrupted is .*; allowed: 'hold', 'retry', or a callable, not async"
+    with pytest.raises(ConfigurationError, match=message):
+        idempotent(atomic=False, on_interrupted=policy)
+
+
 @pytest.mark.parametrize("pointer", ["order", "/order~2", "order/id"])
 def test_a_pointer_that_is_none_is_explained(pointer):
     options = {"key": f"json:{pointer}"}, {"fingerprint": ["/ok", pointer]}, {"exclude": [pointer]}

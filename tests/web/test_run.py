@@ -146,16 +146,6 @@ class TestNotAtomic:
             run("key", charge, atomic=False, on_interrupted="retry")
         assert run("key", charge, atomic=False, on_interrupted="retry") == "charged"
 
-    def test_an_interrupted_one_fails_where_it_should(self, run):
-        def dies():
-            raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            run("key", dies, atomic=False, on_interrupted="fail")
-        for _ in range(2):
-            with pytest.raises(OperationFailed, match="was interrupted"):
-                run("key", dies, atomic=False, on_interrupted="fail")
-
 
 def test_the_name_is_the_functions(world):
     assert world.idempotency.run("key", named, scope=None) == 1

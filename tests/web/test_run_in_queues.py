@@ -10,11 +10,9 @@ from celery.exceptions import Ignore, Reject, Retry
 from rq.timeouts import JobTimeoutException, UnixSignalDeathPenalty
 
 from flask_idempotency import (
-    ConfigurationError,
     OperationFailed,
     OperationInterrupted,
     current_operation,
-    idempotent,
 )
 from tests.conftest import PATIENCE_SECONDS
 
@@ -60,14 +58,6 @@ FAILS = [
 
 def name_of(error):
     return f"{type(error).__module__}.{type(error).__name__}"
-
-
-class Declined(Exception):
-    pass
-
-
-class Unreachable(OSError):
-    pass
 
 
 @pytest.fixture
@@ -154,56 +144,3 @@ def test_in_an_atomic_operation_everything_is_rolled_back(world, run, error):
         run(function, atomic=True)
     assert world.count() == 0
     assert run(function, atomic=True) == "paid"
-
-
-def test_the_options_come_before_what_is_known_of_queues(run):
-    class OverQuota(Declined):
-        pass
-
-    options = {"released_by": [Declined], "interrupted_by": (Unreachable, Retry)}
-    with pytest.raises(OverQuota):
-        run(job(OverQuota()), **options)
-    for attempt, error in enumerate([Unreachable(), Retry()], 2):
-        with pytest.raises(type(error)):
-            run(job(error, fails_at=attempt), **options, on_interrupted="retry")
-        with pytest.raises(OperationInterrupted):
-            run(job(error), **options)
-    with pytest.raises(OSError, match="another"):
-        run(job(OSError("another"), fails_at=4), **options, on_interrupted="retry")
-    with pytest.raises(OperationFailed, match="OSError"):
-        run(job(None), **options)
-
-
-@pytest.mark.parametrize(("error", "again"), [(Declined, 201), (Unreachable, 409), (LookupError, 500)])
-def test_a_view_has_them_too(app, world, error, again):
-    attempts = []
-
-    @app.errorhandler(Declined)
-    def declined(_error):
-        return {"declined": True}, 402
-
-    @app.post("/payments")
-    @idempotent(atomic=False, released_by=Declined, interrupted_by=[Unreachable])
-    def pay():
-        attempts.append(current_operation.attempt)
-        if len(attempts) == 1:
-            raise error
-        return {}, 201
-
-    assert world.post().status_code == (402 if error is Declined else 500)
-    assert world.post().status_code == again
-    assert attempts == ([1, 2] if again == 201 else [1])
-
-
-@pytest.mark.parametrize("option", ["released_by", "interrupted_by"])
-@pytest.mark.parametrize("wrong", ["OSError", 5, [OSError()], [SystemExit], None])
-def test_what_is_no_exception_is_refused(run, option, wrong):
-    for use in (functools.partial(run, dict), idempotent):
-        with pytest.raises(ConfigurationError, match=f"{option} is .*; allowed: a class of exceptions"):
-            use(**{"atomic": False, option: wrong})
-
-
-@pytest.mark.parametrize("option", ["released_by", "interrupted_by"])
-def test_they_are_not_for_atomic_operations(run, option):
-    with pytest.raises(ConfigurationError, match=f"{option} is an option for atomic=False"):
-        run(dict, atomic=True, **{option: OSError})

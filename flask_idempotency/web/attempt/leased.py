@@ -8,13 +8,9 @@ told to exit or ran out of time, for example.
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from logging import ERROR, INFO
-from typing import Any, NoReturn, cast
+from typing import NoReturn, cast
 
 from flask import Response, got_request_exception
 from werkzeug.exceptions import InternalServerError
@@ -30,9 +26,10 @@ from flask_idempotency.core.errors import (
 from flask_idempotency.core.machine import Phase
 from flask_idempotency.core.ports import Lease
 from flask_idempotency.core.records import StoredResponse
+from flask_idempotency.core.storable import outcome_after
 from flask_idempotency.session.flask_context import handle_error, log_error
 from flask_idempotency.session.leftovers import drop, end_view, is_settled_outside
-from flask_idempotency.session.operation import Operation, Running, outer_transaction
+from flask_idempotency.session.operation import Running, outer_transaction
 from flask_idempotency.session.set_aside import parked
 from flask_idempotency.web.background.heartbeat import HEART, Heartbeat
 from flask_idempotency.web.request.response import capture, lasting_response
@@ -48,9 +45,6 @@ from flask_idempotency.web.signals import (
 
 from .attempt import Attempt, raise_again
 from .steps import Steps
-
-_FINAL = ("hold", "fail")
-"""The words for ``on_interrupted`` with which the next request does not find out more."""
 
 _NOT_KNOWN_YET = "The outcome is not known yet; try again with the same key."
 
@@ -114,14 +108,17 @@ class LeasedAttempt(Attempt):
     def note_failure(self, error: Exception) -> None:
         """Outside a request: store that the function failed, unless the error says more."""
         if not self._stays_open_after(error):
-            self._store(OperationFailed(f"The operation failed with {type(error).__name__}."))
+            problem = OperationFailed(f"The operation failed with {type(error).__name__}.")
+            self._current.problem = problem
+            response = lasting_response(self._state.app, problem, self._state.settings)
+            self._complete(capture(response, self._state.settings, self._operation.flashes), False)
 
     def _stays_open_after(self, error: Exception) -> bool:
         """Return True if ``error`` releases or interrupts the operation: no response is stored."""
-        outcome = self._route.outcome_after(error)
+        outcome = outcome_after(error)
         if outcome == "released":
             self._release()
-        elif isinstance(error, OperationInterrupted) and self._route.on_interrupted not in _FINAL:
+        elif isinstance(error, OperationInterrupted) and self._route.on_interrupted != "hold":
             detail = error.detail if error.detail != OperationInterrupted().detail else _NOT_KNOWN_YET
             raise Retryable(detail, retry_after=error.retry_after) from error
         return outcome is not None
@@ -191,31 +188,12 @@ class LeasedAttempt(Attempt):
         """Treat an interrupted operation as the route says; None: run it again."""
         operation, policy = self._operation, self._route.on_interrupted
         note(self._state.app, operation_interrupted, self._current.told, attempt=operation.attempt)
-        if policy == "fail":
-            response = self._store(
-                OperationFailed("The operation was interrupted, and will not be run again.")
-            )
-        elif callable(policy) and (found := self._ask(policy)) is not None:
-            response = self.respond(found, after_error=raise_again)
-        else:
+        found = policy(operation) if callable(policy) else None
+        if found is None:
             steps.begin_again()
             return None
+        response = self.respond(found, after_error=raise_again)
         self.abandon()
-        return response
-
-    def _ask(self, policy: Callable[[Operation], Any]) -> Any:
-        """Ask what the application found out. A coroutine runs in a thread, in a loop of its own."""
-        ask = self._state.app.ensure_sync(policy)
-        if not inspect.iscoroutinefunction(policy):
-            return ask(self._operation)
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(copy_context().run, ask, self._operation).result()
-
-    def _store(self, problem: Problem) -> Response:
-        """Store a problem as the response."""
-        self._current.problem = problem
-        response = lasting_response(self._state.app, problem, self._state.settings)
-        self._complete(capture(response, self._state.settings, self._operation.flashes), False)
         return response
 
     def _complete(self, stored: StoredResponse, is_settled: bool) -> None:

@@ -29,7 +29,6 @@ from flask_idempotency.core import records
 from flask_idempotency.core.engine import InProgress, Interrupted, Mismatch, Replay, Settled
 from flask_idempotency.core.errors import (
     IdempotencyError,
-    OperationFailed,
     OperationInterrupted,
     Problem,
     RecordBroken,
@@ -117,8 +116,6 @@ def replayed(
             left = typical_seconds if seconds is None else seconds
             # RFC 9110 section 10.2.3 knows no fractions.
             raise RequestInProgress(retry_after=max(1, math.ceil(left)))
-        case Interrupted(is_spent=False) if route.on_interrupted == "fail":  # who enforces, stores that
-            raise OperationFailed
         case Interrupted(is_spent):
             raise OperationInterrupted(_SPENT if is_spent or route.atomic else None)
         case impossible:

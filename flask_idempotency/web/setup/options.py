@@ -19,15 +19,9 @@ from flask import Request, Response
 from flask_idempotency.core.errors import (
     ConfigurationError,
     KeyReused,
-    Problem,
-    RecordBroken,
-    Retryable,
-    SealBroken,
-    TransactionConflict,
     shown,
 )
 from flask_idempotency.core.fingerprint import Named, Pointer, parse_pointer
-from flask_idempotency.core.storable import interrupts, releases
 from flask_idempotency.session.operation import Operation
 
 from .settings import SETTINGS, Settings, boolean, checked, integer, optional, row, value_that
@@ -38,7 +32,6 @@ Skip = Callable[[Request], object]
 ScopeCallable = Callable[[], Any]
 """Gives ``str | int | UUID``; ``None`` or ``""`` for "nobody is signed in"."""
 
-Errors = type[Exception] | Sequence[type[Exception]]
 """One class of exceptions, or several."""
 
 
@@ -65,9 +58,7 @@ class RunOptions(TypedDict, total=False):
     refuse_old_keys: bool | Literal["require"]
     lease: float | timedelta
     heartbeat: bool
-    on_interrupted: Literal["hold", "retry", "fail"] | Callable[[Operation], Any]
-    interrupted_by: Errors
-    released_by: Errors
+    on_interrupted: Literal["hold", "retry"] | Callable[[Operation], Any]
 
 
 class RouteOptions(RunOptions, total=False):
@@ -116,14 +107,9 @@ class RouteOptions(RunOptions, total=False):
     * ``heartbeat``: ``True`` renews the lease while the view runs, every third of it.
     * ``on_interrupted``: what the next request gets after an interruption, when nobody knows whether
       the effect happened. ``"hold"``: 409, until an operator decides. ``"retry"``: the view runs again,
-      except for its finished steps; once it began more than ``ttl`` ago, 409 as well. ``"fail"``: 500,
-      and so does every later request. A callable ``(operation)``, asked once the lease has ended: the
-      response that it returns; None runs the view again.
-    * ``interrupted_by``: an exception class, or several. If the view raises one, nobody knows whether
-      its effect happened, and the operation is interrupted. Those of queues need not be named.
-    * ``released_by``: an exception class, or several. If the view raises one, the key is free, and the
-      next request runs it again, as after ``Retryable``. Those of queues need not be named.
-
+      except for its finished steps; once it began more than ``ttl`` ago, 409 as well. A callable
+      ``(operation)``, asked once the lease has ended: the response that it returns; None runs the view
+      again.
     """
 
     required: bool
@@ -152,13 +138,6 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 PROTECTED_METHODS = ("POST", "PATCH")
 """What ``protect`` covers by default: the methods that are not idempotent by themselves (RFC 9110
 section 9.2.2, and RFC 5789 for PATCH)."""
-
-
-_UNDONE = (Retryable, TransactionConflict)
-"""The view, or the database of a step, says with these that the operation may be tried again."""
-
-_NOT_THE_OPERATIONS = (Problem, ConfigurationError, RecordBroken, SealBroken)
-"""Errors that say nothing about the operation's effect: they interrupt it, and do not fail it."""
 
 
 _callable = value_that(callable)
@@ -268,17 +247,9 @@ def _binds(value: Any) -> tuple[str | None, ...]:
 
 
 def _policy(value: Any) -> Any:
-    return value if value in ("hold", "retry", "fail") else _taking_one(value)
-
-
-def _errors(value: Any) -> tuple[type[Exception], ...]:
-    errors = (value,) if isinstance(value, type) else tuple(value)
-    if not all(isinstance(each, type) and issubclass(each, Exception) for each in errors):
-        raise ValueError
-    return errors
-
-
-_ERRORS = "a class of exceptions below Exception, or a list of such classes"
+    if inspect.iscoroutinefunction(value):  # nobody would await it
+        raise TypeError
+    return value if value in ("hold", "retry") else _taking_one(value)
 
 
 def _as_setting(name: str) -> Any:
@@ -327,10 +298,8 @@ class Route:
     lease: float = _as_setting("lease")
     heartbeat: bool = row(False, boolean, "True or False")
     on_interrupted: str | Callable[[Operation], Any] = row(
-        "hold", _policy, "'hold', 'retry', 'fail', or a callable that takes the operation"
+        "hold", _policy, "'hold', 'retry', or a callable, not async, that takes the operation"
     )
-    interrupted_by: tuple[type[Exception], ...] = row((), _errors, _ERRORS)
-    released_by: tuple[type[Exception], ...] = row((), _errors, _ERRORS)
     methods: frozenset[str] | None = row(
         None, _methods, "one or more of DELETE, PATCH, POST, PUT, in a list"
     )
@@ -343,22 +312,6 @@ class Route:
         defaults = {**vars(settings), "scope": scope, "name": endpoint, "fingerprint": compared}
         left_open = {name: defaults[name] for name in vars(self) if getattr(self, name) is NOT_GIVEN}
         return replace(self, **left_open, given=self)
-
-    def outcome_after(self, error: Exception) -> Literal["interrupted", "released"] | None:
-        """Say what becomes of an operation that is not atomic if its view raises ``error``.
-
-        ``"released"``: it may run again. ``"interrupted"``: nobody knows whether its effect happened,
-        or somebody has to repair the set-up first. None: the response to ``error`` is stored.
-        """
-        if isinstance(error, self.interrupted_by):
-            return "interrupted"
-        if isinstance(error, self.released_by):
-            return "released"
-        if interrupts(error):
-            return "interrupted"
-        if isinstance(error, _UNDONE) or releases(error):
-            return "released"
-        return "interrupted" if isinstance(error, _NOT_THE_OPERATIONS) else None
 
     @property
     def compared_headers(self) -> list[Named]:
@@ -404,7 +357,7 @@ def read_options(options: RouteOptions) -> Route:
         raise ConfigurationError(
             f"{min(unknown)} is not an option of an idempotent route; there are: {', '.join(OPTIONS)}"
         )
-    for name in ("lease", "heartbeat", "on_interrupted", "interrupted_by", "released_by"):
+    for name in ("lease", "heartbeat", "on_interrupted"):
         if name in options and options.get("atomic", True):
             raise ConfigurationError(
                 f"{name} is an option for atomic=False; an atomic operation needs none: when its worker"

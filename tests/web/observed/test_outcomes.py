@@ -10,7 +10,7 @@ from werkzeug.http import http_date
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 import flask_idempotency
-from flask_idempotency import Retryable, current_operation, idempotent
+from flask_idempotency import OperationInterrupted, Retryable, current_operation, idempotent
 from flask_idempotency.core.keys import SHOWN, uuid7
 from tests.stores import BOTH
 from tests.web.observed.heard import of, only
@@ -48,7 +48,7 @@ def test_a_retry_runs_again_and_would_have_been_replayed(world, heard, add_view)
 
 
 @STORES
-@pytest.mark.parametrize("options", [{}, {"atomic": False, "on_interrupted": "fail"}])
+@pytest.mark.parametrize("options", [{}, {"atomic": False}])
 def test_what_was_begun_too_often_would_have_been_held(world, heard, options):
     def view():
         raise Retryable
@@ -154,8 +154,7 @@ def raise_(error):
         (lambda: 1 / 0, {}, "executed"),
         (lambda: ("", 403), {}, "released"),
         (lambda: raise_(Retryable()), {}, "released"),
-        (lambda: raise_(KeyError()), {"released_by": KeyError}, "released"),
-        (lambda: raise_(KeyError()), {"interrupted_by": KeyError}, "interrupted"),
+        (lambda: raise_(OperationInterrupted()), {}, "interrupted"),
         (lambda: raise_(SystemExit()), {}, "interrupted"),
     ],
 )
@@ -175,7 +174,6 @@ def test_what_is_not_atomic_is_judged_by_its_own_rules(world, heard, respond, op
         ({}, "executed", None),
         ({"atomic": False}, "rejected", "operation-interrupted"),
         ({"atomic": False, "on_interrupted": "retry"}, "executed", None),
-        ({"atomic": False, "on_interrupted": "fail"}, "rejected", "operation-failed"),
     ],
 )
 def test_after_a_crash_the_route_says_what_would_have_been(world, heard, options, would, problem):
