@@ -194,10 +194,18 @@ class Engine:
         self._look_or_claim: Callable[[Claim], Record | Hold | None] | None
         self._look_or_claim = getattr(records, "look_or_claim", None)
 
-    def decide(self, claim: Claim, wait: float = 0, *, on_interrupted: object = "hold") -> Decision:
+    def decide(
+        self,
+        claim: Claim,
+        wait: float = 0,
+        *,
+        on_interrupted: object = "hold",
+        found: Record | None = None,
+    ) -> Decision:
         """Decide about a request; ``wait`` is how many seconds it may wait for another's end.
 
         ``on_interrupted`` is the route's: whether an interrupted operation is taken over or left alone.
+        ``found`` is the record, if the caller has just looked it up.
         Raises ``StoreUnavailable`` if the records cannot be reached, and ``LeaseLost`` in a child that
         was forked since the claim was made: a fork copies all greenlets, and the parent's goes on.
         """
@@ -209,11 +217,13 @@ class Engine:
         decision: Decision | None = None
         try:
             # Whoever gets a free lock is most likely a first request: it claims without looking.
-            found = None if mine else self._first_look(claim)
-            if found is None or isinstance(found, Record):
-                decision = self._settle(claim, found, mine, patience, on_interrupted)
+            first: Record | Hold | None = found
+            if first is None and not mine:
+                first = self._first_look(claim)
+            if first is None or isinstance(first, Record):
+                decision = self._settle(claim, first, mine, patience, on_interrupted)
             else:
-                decision = self._claimed(found, claim, mine, None)
+                decision = self._claimed(first, claim, mine, None)
             return decision
         finally:
             if patience is not None:

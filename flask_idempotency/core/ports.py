@@ -137,17 +137,12 @@ class Records(Protocol):
         """Insert the record and hold it; None if somebody was first.
 
         The hold is a :class:`Lease` if the claim names one, otherwise a :class:`Transaction`.
-        Raises ``KeyExpired``, with nothing left, if the claim's ``begins_until`` is past when the
-        record has been inserted. Read before, the store's clock would not do: a record that is there
-        may still expire, and be purged.
         """
 
     def take_over(self, claim: Claim, as_seen: Record) -> Hold | None:
         """Lock the row ``as_seen`` if nobody holds it, and make it the next attempt; None if held.
 
-        An expired record starts afresh, as attempt 1 and without steps; or, if the claim's
-        ``begins_until`` is past, ``KeyExpired`` is raised, and nothing
-        changes. A live record is taken over whatever ``begins_until`` says.
+        An expired record starts afresh, as attempt 1 and without steps.
         """
 
     def wait(self, key: bytes, seconds: float) -> None:

@@ -84,11 +84,9 @@ class Claim:
     ``lease_seconds`` is how long an operation that is not atomic may go without renewing its lease, and
     None for an atomic one.
     ``amends``: it may differ from the request of an attempt that left no response.
-    ``max_attempts`` is after how many attempts an operation is given up. ``begins_until`` is when an
-    operation without a live record may begin at the latest, in seconds since 1970 by the store's clock;
-    None: whenever it likes. ``retried_seconds`` is how long after its first attempt an interrupted
-    operation may run again, if its route says "retry". ``process`` is the one that made the claim: no
-    child takes part in it.
+    ``max_attempts`` is after how many attempts an operation is given up. ``retried_seconds`` is how
+    long after its first attempt an interrupted operation may run again, if its route says "retry".
+    ``process`` is the one that made the claim: no child takes part in it.
     """
 
     key: bytes
@@ -99,7 +97,6 @@ class Claim:
     lease_seconds: float | None = None
     amends: bool = False
     max_attempts: int | None = None
-    begins_until: float | None = None
     retried_seconds: float = math.inf
     process: Process = field(default_factory=lambda: here.process, repr=False, compare=False)
 

@@ -35,7 +35,6 @@ def claim_values(claim: Claim) -> dict[str, Any]:
         "owner": claim.owner,
         "ttl": claim.ttl_seconds,
         "lease": claim.lease_seconds,
-        "until": claim.begins_until,
     }
 
 

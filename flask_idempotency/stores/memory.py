@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from sqlalchemy import Connection, Engine
 
-from flask_idempotency.core.errors import KeyExpired, LeaseLost
+from flask_idempotency.core.errors import LeaseLost
 from flask_idempotency.core.machine import Situation, situation
 from flask_idempotency.core.records import Claim, Record, State, StoredResponse
 
@@ -62,7 +62,7 @@ class MemoryRecords:
     can_observe = True
 
     def __init__(self, engine: Engine, clock: Clock = time.monotonic) -> None:
-        self.engine, self.clock, self._epoch = engine, clock, time.time() - clock()
+        self.engine, self.clock = engine, clock
         self._entries: dict[bytes, _Entry] = {}
         self.changed = threading.Condition()
 
@@ -81,8 +81,6 @@ class MemoryRecords:
         with self.changed:
             if claim.key in self._entries:
                 return None
-            if self._is_too_late(claim):
-                raise KeyExpired
             entry = self._entries[claim.key] = _Entry(_new(claim, attempt=1), self.clock(), 0.0)
             hold = self._hold(entry, claim)
         return hold.opened()
@@ -97,8 +95,6 @@ class MemoryRecords:
             if situation(now) in (Situation.LEASED, Situation.COMPLETED):
                 return None
             if now.expired:
-                if self._is_too_late(claim):
-                    raise KeyExpired
                 entry.steps.clear()
                 entry.began = self.clock()
             entry.record = _new(claim, attempt=1 if now.expired else now.attempt + 1)
@@ -127,9 +123,6 @@ class MemoryRecords:
             for key in expired:
                 del self._entries[key]
         return len(expired)
-
-    def _is_too_late(self, claim: Claim) -> bool:
-        return claim.begins_until is not None and self._epoch + self.clock() > claim.begins_until
 
     def seen(self, entry: _Entry) -> Record:
         """The record as it is now."""

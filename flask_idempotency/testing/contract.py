@@ -39,7 +39,7 @@ except ImportError as error:
         f"the store contract needs pytest ({error}): pip install 'flask-idempotency[testing]'"
     ) from error
 
-from flask_idempotency.core.errors import KeyExpired, LeaseLost, NotAtomic
+from flask_idempotency.core.errors import LeaseLost, NotAtomic
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.ports import Hold, Lease, Records
 from flask_idempotency.core.records import Claim, Record, State, StoredResponse
@@ -62,9 +62,6 @@ from .transactions import Held, TransactionContract, Until
 
 THREADS = 8
 OTHER = Fingerprint(2**15 - 1, b"\x01" * 32)  # the largest code
-
-LONG_AGO, FAR_AHEAD = -1.0, 253402300799.0
-"""Whatever a test's clock shows: before 1970, and the end of the year 9999."""
 
 
 class StoreContract(TransactionContract):
@@ -210,36 +207,6 @@ class StoreContract(TransactionContract):
         assert (record.attempt, record.fingerprint, record.response) == (1, OTHER, None)
         if claim.lease_seconds is not None:
             assert hold.steps() == {}
-
-    def test_an_operation_begins_no_later_than_its_claim_allows(
-        self, records: Records, claim: Claim, held: Held
-    ) -> None:
-        """The time is in seconds since 1970, by the store's clock."""
-        late = replace(claim, begins_until=LONG_AGO)
-        for claims in (records.claim, getattr(records, "look_or_claim", records.claim)):
-            with pytest.raises(KeyExpired):
-                claims(late)
-            assert records.look(claim.key) is None
-        held(records.claim(replace(claim, begins_until=FAR_AHEAD))).abandon()
-        hold = held(records.take_over(again(late), stored_record(records, claim)))
-        assert hold.attempt == 2, "it has a record: what is late does not matter"
-        hold.complete(RESPONSE)
-        assert records.claim(again(late)) is None
-        assert stored_record(records, claim).response == RESPONSE
-
-    def test_an_operation_begins_afresh_no_later_than_its_claim_allows(
-        self, records: Records, claim: Claim, held: Held, until: Until
-    ) -> None:
-        claim = replace(claim, ttl_seconds=SHORT_SECONDS)
-        hold = _expired(records, claim, held, until)
-        found, late = records.look(claim.key), replace(again(claim), begins_until=LONG_AGO)
-        with pytest.raises(KeyExpired):
-            _begun(records, late, found)
-        assert records.look(claim.key) == found, "a refusal has changed the record"
-        if found is not None and claim.lease_seconds is not None:
-            assert hold.steps() == {"charge": b"1"}
-        in_time = replace(again(claim), begins_until=FAR_AHEAD)
-        assert held(_begun(records, in_time, found)).attempt == 1
 
     def test_retention_begins_with_the_response(
         self, records: Records, claim: Claim, held: Held, pass_time: Any, until: Until

@@ -36,7 +36,12 @@ from flask_idempotency.core.storable import is_stored_by_default, outcome_after
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.session.undone import Commits, warn_undone, watch_commits, watched
 from flask_idempotency.web.background.observer import OF_THE_RECORD, PAUSE_SECONDS, Observer
-from flask_idempotency.web.request.identity import identify, prepare, request_claim
+from flask_idempotency.web.request.identity import (
+    found_for_old,
+    identify,
+    prepare,
+    request_claim,
+)
 from flask_idempotency.web.request.observed_body import NotKept, OverheardBody
 from flask_idempotency.web.request.response import replayed
 from flask_idempotency.web.request.state import RequestState, current_scope
@@ -184,7 +189,9 @@ class Observed(Told):
         route = self._route
         # An interrupted one that is atomic would have been rolled back, and taken over.
         policy = "retry" if route.atomic else route.on_interrupted
-        decision = self._asked(partial(self._observer.decide, claim, policy))
+        look = partial(found_for_old, self._state.own_records, route, operation, claim)
+        record = None if operation.born is None else self._asked(partial(self._observer.ask, look))
+        decision = self._asked(partial(self._observer.decide, claim, policy, record))
         if isinstance(decision, Claimed):
             self._execution = decision.execution
             self._facts["attempt"] = decision.execution.hold.attempt

@@ -31,7 +31,7 @@ from flask_idempotency.session.set_aside import parked, parked_inside, set_aside
 from flask_idempotency.web.attempt.atomic import AtomicAttempt
 from flask_idempotency.web.attempt.attempt import Attempt
 from flask_idempotency.web.attempt.leased import LeasedAttempt
-from flask_idempotency.web.request.identity import identify, request_claim
+from flask_idempotency.web.request.identity import found_for_old, identify, request_claim
 from flask_idempotency.web.request.response import replay, replayed
 from flask_idempotency.web.request.state import RequestState, is_outermost_request, this_request
 from flask_idempotency.web.setup.options import Route
@@ -150,7 +150,10 @@ def claim_or_answer(
         refuse_replaced_engine(state)
     with (_set_aside if route.atomic else _parked)(state, route, operation) as before:
         try:
-            decision = state.engine.decide(claim, route.wait, on_interrupted=route.on_interrupted)
+            found = found_for_old(state.records, route, operation, claim)
+            decision = state.engine.decide(
+                claim, route.wait, on_interrupted=route.on_interrupted, found=found
+            )
         except StoreUnavailable as error:
             if state.settings.on_store_error != "allow":
                 raise

@@ -12,7 +12,7 @@ from functools import cached_property
 import pytest
 import sqlalchemy as sa
 
-from flask_idempotency.core.errors import KeyExpired, LeaseLost
+from flask_idempotency.core.errors import LeaseLost
 from flask_idempotency.core.records import State
 from flask_idempotency.stores.memory import MemoryHold, MemoryLease, MemoryRecords
 from flask_idempotency.testing import Clock, contract
@@ -526,47 +526,6 @@ class TestLooksAndClaimsAtOnceForSeveral(Sound):
             time.sleep(0.05)
             self._entries.pop(claim.key, None)
             return self.claim(claim)
-
-
-class TestBeginsHoweverLate(Sound):
-    class store(MemoryRecords):  # noqa: N801
-        def claim(self, claim):
-            return super().claim(replace(claim, begins_until=None))
-
-
-class TestBeginsAfreshHoweverLate(Sound):
-    class store(MemoryRecords):  # noqa: N801
-        def take_over(self, claim, seen):
-            return super().take_over(replace(claim, begins_until=None), seen)
-
-
-class TestRefusesALateClaimToWhatIsThere(Sound):
-    class store(MemoryRecords):  # noqa: N801
-        def take_over(self, claim, seen):
-            if self._is_too_late(claim):
-                raise KeyExpired
-            return super().take_over(claim, seen)
-
-
-class TestInsertsWhatItRefuses(Sound):
-    class store(MemoryRecords):  # noqa: N801
-        def claim(self, claim):
-            hold = super().claim(replace(claim, begins_until=None))
-            try:
-                if self._is_too_late(claim):
-                    raise KeyExpired
-            except KeyExpired:
-                hold.abandon()
-                raise
-            return hold
-
-
-class TestForgetsTheStepsOfWhatItRefuses(Sound):
-    class store(MemoryRecords):  # noqa: N801
-        def take_over(self, claim, seen):
-            if seen.expired:
-                self._entries[claim.key].steps.clear()
-            return super().take_over(claim, seen)
 
 
 def _forgetful(kind, verb):

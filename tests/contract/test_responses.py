@@ -121,8 +121,7 @@ SITUATIONS = {
     "response-not-kept": lambda shop: shop.again("report"),
     "operation-interrupted": lambda shop: shop.after_a_death("charge"),
     "key-expired": lambda shop: shop.post(
-        "order",
-        environ_overrides={"HTTP_REPEATABILITY_FIRST_SENT": "Sun, 06 Nov 1994 08:49:37 GMT"},
+        "order", environ_overrides={"HTTP_IDEMPOTENCY_KEY": "017f22e2-79b0-7cc3-98c4-dc0c0c07398f"}
     ),
     "key-reused": lambda shop: shop.again("transfer", json={"changed": True}),
     "operation-failed": Shop.after_an_operator_said_that_it_failed,

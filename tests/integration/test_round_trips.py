@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 import pytest
 import redis
@@ -151,3 +152,16 @@ def test_a_key_that_says_its_age_takes_no_message_more(counted, path, aged):
         of_age, *messages = count(lambda: world.post(aged, key))
         assert (plain.status_code, of_age.status_code) == (201, 201)
         assert messages == usual
+
+
+@pytest.mark.parametrize("aged", ["/aged", "/aged-leased"])
+def test_an_old_key_takes_one_plain_read_to_be_refused_or_replayed(counted, monkeypatch, aged):
+    world, count = counted
+    key, unknown, later = new_key(), new_key(), time.time() + 2 * 86400
+    assert world.post(aged, key).status_code == 201
+    monkeypatch.setattr(time, "time", lambda: later)
+    refused, *messages = count(lambda: world.post(aged, unknown))
+    assert (refused.status_code, messages) == (409, [1, 0])
+    replayed, *messages = count(lambda: world.post(aged, key))
+    assert replayed.headers["Idempotent-Replayed"] == "true"
+    assert tuple(messages) == EXPECTED_REPLAY[world.store]

@@ -9,7 +9,6 @@ from sqlalchemy import exc
 from flask_idempotency.core.errors import (
     ConfigurationError,
     IdempotencyError,
-    KeyExpired,
     RecordBroken,
     StoreUnavailable,
     TransactionConflict,
@@ -54,13 +53,9 @@ def problem(error: BaseException | None, connection: Any = None) -> IdempotencyE
 def record_error(error: Exception, table: str) -> Exception:
     """The error to raise when a statement that reads or changes records failed, outside of a view.
 
-    What we store ourselves can be read, so a value that cannot came from the record. Only claims divide
-    by zero here: see ``statements.IN_TIME``.
+    What we store ourselves can be read, so a value that cannot came from the record.
     """
-    code = sqlstate(original(error))
-    if code == DIVISION_BY_ZERO:
-        return KeyExpired()
-    if code in UNREADABLE:
+    if sqlstate(original(error)) in UNREADABLE:
         return RecordBroken(CANNOT_BE_READ)
     return store_error(error, table)
 

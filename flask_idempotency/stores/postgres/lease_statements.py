@@ -20,7 +20,6 @@ _IS_OURS = """COMMIT;
 SELECT attempt FROM {table} WHERE key = %(key)s AND owner = %(owner)s"""
 
 CLAIM = _DURABLY + statements.INSERT + _IS_OURS
-CLAIM_IN_TIME = _DURABLY + statements.INSERT + statements.IN_TIME + _IS_OURS
 
 # An expired record starts afresh, without the steps of the operation that it was.
 _FORGET_STEPS = f"""DELETE FROM {{steps}} WHERE key = %(key)s AND EXISTS (
@@ -28,7 +27,6 @@ _FORGET_STEPS = f"""DELETE FROM {{steps}} WHERE key = %(key)s AND EXISTS (
 """
 
 TAKE_OVER = _DURABLY + _FORGET_STEPS + statements.TAKE_OVER_ROW + _IS_OURS
-TAKE_OVER_IN_TIME = _DURABLY + _FORGET_STEPS + statements.TAKE_OVER_ROW + statements.IN_TIME + _IS_OURS
 
 _MINE = """WHERE key = %(key)s AND owner = %(owner)s AND state = 'in_progress'"""
 # What was released gets no lease again: nobody runs it.

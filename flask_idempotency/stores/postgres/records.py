@@ -106,7 +106,6 @@ class PostgresRecords:
 
 
 def _message(verb: str, claim: Claim) -> str:
-    """The message of a verb for a lease or none, with a time until which it may begin or without."""
-    kind = statements if claim.lease_seconds is None else lease_statements
-    message: str = getattr(kind, verb if claim.begins_until is None else f"{verb}_IN_TIME")
+    """The message of a verb for a lease or none."""
+    message: str = getattr(statements if claim.lease_seconds is None else lease_statements, verb)
     return message

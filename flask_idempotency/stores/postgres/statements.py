@@ -83,13 +83,6 @@ TAKE_OVER_ROW = f"""UPDATE {{table}} SET
                  FOR UPDATE SKIP LOCKED);
 """
 
-# Behind either of them, for a claim that may begin an operation until some time only: an operation that
-# it has just begun later than that fails (division by zero), and its record with it. A clock that was
-# read before would not do: the record that it meets may expire and be purged while the statement runs.
-IN_TIME = """SELECT 1 / (clock_timestamp() <= to_timestamp(%(until)s::float8) OR NOT EXISTS (
-  SELECT FROM {table} WHERE key = %(key)s AND owner = %(owner)s AND attempt = 1))::int;
-"""
-
 # What LOCK_ROW reads, before what it sets.
 LOCKED = (
     "attempt", "xid", "isolation", "session_user", "role", "search_path", "synchronous_commit",
@@ -125,9 +118,7 @@ WATCH = "SET LOCAL client_connection_check_interval = '500ms';\n"
 # A server that commits asynchronously by default must not do so with a response that was sent.
 SYNCHRONOUS = "SET LOCAL synchronous_commit = on;\n"
 CLAIM = _OPEN + INSERT + _HOLD
-CLAIM_IN_TIME = _OPEN + INSERT + IN_TIME + _HOLD
 TAKE_OVER = _OPEN + TAKE_OVER_ROW + _HOLD
-TAKE_OVER_IN_TIME = _OPEN + TAKE_OVER_ROW + IN_TIME + _HOLD
 
 # Completing and committing in one message. The view may have set a role that may not see the record,
 # or a commit that does not wait for the disk: put right first. If this is still the transaction that

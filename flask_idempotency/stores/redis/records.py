@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 from redis import RedisCluster
 
 from flask_idempotency.core.errors import (
-    KeyExpired,
     LeaseLost,
     NotAtomic,
     RecordBroken,
@@ -65,10 +64,10 @@ local held = redis.call('HMGET', KEYS[1], 'owner', 'state', 'lease', 'attempt')
 if held[1] == ARGV[1] and held[2] == 'in_progress' then return tonumber(held[4]) end
 """
 
-_ABSENT = f"{_FIND}if held[1] then return 0 end\n"
-_FIRST = f"local attempt = 1\n{_BEGIN}"
-CLAIM = _ABSENT + _FIRST
-CLAIM_IN_TIME = f"{_ABSENT}if now > tonumber(ARGV[7]) then return -1 end\n{_FIRST}"
+CLAIM = f"""{_FIND}
+if held[1] then return 0 end
+local attempt = 1
+{_BEGIN}"""
 
 TAKE_OVER = f"""{_FIND}
 if held[1] ~= ARGV[7] or held[2] ~= 'in_progress' then return 0 end
@@ -154,9 +153,7 @@ class RedisRecords:
 
     def claim(self, claim: Claim) -> RedisLease | None:
         """Insert the record, if it is not there."""
-        if claim.begins_until is None:
-            return self._lease(CLAIM, claim)
-        return self._lease(CLAIM_IN_TIME, claim, claim.begins_until * 1000)
+        return self._lease(CLAIM, claim)
 
     def take_over(self, claim: Claim, as_seen: Record) -> RedisLease | None:
         """Make a record ours whose lease is over or was released."""
@@ -200,8 +197,6 @@ class RedisRecords:
         lease, ttl = milliseconds(claim.lease_seconds or 0), milliseconds(claim.ttl_seconds)
         values = claim.owner, claim.name, *fingerprint, lease, ttl, *more
         attempt = int(self.run(script, claim.key, *values))
-        if attempt < 0:
-            raise KeyExpired
         return RedisLease(self, claim, attempt=attempt) if attempt else None
 
 

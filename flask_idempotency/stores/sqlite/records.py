@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from sqlalchemy import Engine, Table
 
-from flask_idempotency.core.errors import KeyExpired, StoreUnavailable
+from flask_idempotency.core.errors import StoreUnavailable
 from flask_idempotency.core.records import Claim, Record, State
 from flask_idempotency.core.rows import claim_values
 from flask_idempotency.stores.admin import Admin
@@ -21,7 +21,7 @@ from flask_idempotency.stores.engine_transaction import BorrowedTransaction
 
 from . import statements
 from .holds import SqliteHold, SqliteLease, seen
-from .messages import Messages, Run
+from .messages import Messages
 
 POLL_SECONDS = 0.01
 """How often a waiting request looks: SQLite does not announce that its lock is free."""
@@ -57,7 +57,6 @@ class SqliteRecords:
             return None
         with self.messages.writing(transaction) as run:
             inserted = run(statements.INSERT, claim_values(claim)).rowcount
-            _refuse_too_late(run, claim)
         return self._hold(claim) if inserted else None
 
     def take_over(self, claim: Claim, as_seen: Record) -> SqliteHold | SqliteLease | None:
@@ -70,7 +69,6 @@ class SqliteRecords:
         with self.messages.writing(transaction) as run:
             run(statements.FORGET_STEPS, values)
             taken = run(statements.TAKE_OVER, values).rowcount
-            _refuse_too_late(run, claim)
         return self._hold(claim) if taken else None
 
     def wait(self, key: bytes, seconds: float) -> None:
@@ -103,8 +101,3 @@ class SqliteRecords:
             return SqliteHold.open(self.messages, claim)
         rows = self.messages.fetch(statements.ATTEMPT, claim_values(claim))
         return SqliteLease(self.messages, claim, attempt=rows[0][0]) if rows else None
-
-
-def _refuse_too_late(run: Run, claim: Claim) -> None:
-    if claim.begins_until is not None and run(statements.TOO_LATE, claim_values(claim)).fetchone():
-        raise KeyExpired

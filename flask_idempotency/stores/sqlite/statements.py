@@ -47,10 +47,6 @@ TAKE_OVER = f"""UPDATE {{table}} SET
        completed_at = NULL, status = NULL, headers = NULL, body = NULL
  {_SEEN}"""
 
-# Behind either: whether an operation was begun that no longer may be. Nobody else writes meanwhile.
-TOO_LATE = f"""SELECT 1 FROM {{table}} {_MINE} AND attempt = 1
-   AND (julianday('now') - julianday('1970-01-01')) * 86400.0 > :until"""
-
 ATTEMPT = f"SELECT attempt FROM {{table}} {_MINE}"
 
 FINISH = f"""UPDATE {{table}} SET

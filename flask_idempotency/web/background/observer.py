@@ -24,7 +24,7 @@ from flask_idempotency.core.errors import (
     StoreUnavailable,
 )
 from flask_idempotency.core.ports import Clock
-from flask_idempotency.core.records import Claim
+from flask_idempotency.core.records import Claim, Record
 
 from .threads import aside, reply
 
@@ -56,9 +56,10 @@ class Observer:
         self._failing = threading.Lock()
         self._paused_until: float | None = None
 
-    def decide(self, claim: Claim, on_interrupted: object) -> Decision | None:
+    def decide(self, claim: Claim, on_interrupted: object, found: Record | None) -> Decision | None:
         """Return the engine's decision; None while it is left alone. Raises whatever goes wrong."""
-        return self.ask(lambda: self._engine.decide(claim, on_interrupted=on_interrupted), _give_back)
+        decide = partial(self._engine.decide, claim, on_interrupted=on_interrupted, found=found)
+        return self.ask(decide, _give_back)
 
     def ask(self, act: Callable[[], T], late: Callable[[T], object] | None = None) -> T | None:
         """Return what ``act`` returns; None while the store is left alone.

@@ -9,8 +9,8 @@ loaded is rejected when another sends it. Neither reveals the scope.
 
 A field is valid for as long as a record replays (``ttl``). Its record is always younger, so it exists
 while the field is valid: a form sent again after its record has expired is rejected as too old, and
-never runs a second time. With ``refuse_old_keys``, the field's time is the birth of its key: then the
-records decide, by the database's clock.
+never runs a second time. With ``refuse_old_keys``, the field's time is the birth of its key: then a
+form that is too old is looked up first, as any such key is.
 """
 
 from __future__ import annotations

@@ -9,14 +9,14 @@ from os import urandom
 
 from flask import Request
 
-from flask_idempotency.core.errors import IdempotencyError, KeyMalformed, KeyRequired
+from flask_idempotency.core.errors import IdempotencyError, KeyExpired, KeyMalformed, KeyRequired
 from flask_idempotency.core.fingerprint import Fingerprint
 from flask_idempotency.core.keys import Scope, birth_of
+from flask_idempotency.core.ports import Records
 from flask_idempotency.core.process import here
-from flask_idempotency.core.records import Claim
+from flask_idempotency.core.records import Claim, Record, State
 from flask_idempotency.session.operation import Operation
 from flask_idempotency.web.setup.options import REQUIRED, Route
-from flask_idempotency.web.setup.profiles import FIRST_SENT
 from flask_idempotency.web.setup.state import AppState
 from flask_idempotency.web.signals import Told
 
@@ -26,7 +26,6 @@ from .body import (
     Body,
     RequestBody,
     fingerprint,
-    first_sent,
     header_key,
     natural_key,
 )
@@ -37,9 +36,9 @@ OWNER_BYTES = 9
 """An owner's token: 72 random bits tell the few attempts at one operation apart, and take 12 characters
 of each record. It is no secret: no client can send one."""
 
-TOLERANCE_SECONDS = 300.0
-"""How far the clock of an application's host may be from the database's: the skew that Kerberos allows
-(RFC 4120 section 8.2). For so much longer lives a record whose key has a birth."""
+LONGER_SECONDS = 600.0
+"""How much longer a record lives where old keys are refused: twice the five minutes by which a host's
+clock may differ from the database's, the skew that Kerberos allows (RFC 4120 section 8.2)."""
 
 AHEAD_SECONDS = 86400.0
 """How far ahead a birth is believed: a client's wrong time zone or date makes a record live up to a day
@@ -102,14 +101,31 @@ def identify(
         scope = current_scope(route.scope)
     if presented.field is not None:
         forms.check_owner(state.app, presented.field, scope, route.name)
-    return new_operation(state, route, scope, presented.key)
+    made = None if presented.field is None else presented.field.made
+    return new_operation(state, route, scope, presented.key, made)
 
 
-def new_operation(state: AppState, route: Route, scope: Scope, key: str) -> Operation:
-    """The operation that ``key`` stands for in its database. Raises what ``AppState.of_bind`` does."""
+def new_operation(
+    state: AppState, route: Route, scope: Scope, key: str, made: float | None = None
+) -> Operation:
+    """The operation that ``key`` stands for in its database; ``made`` is when its form was.
+
+    Raises what ``AppState.of_bind`` does, and ``KeyMalformed`` where the route requires a birth and
+    there is none to be believed.
+    """
     # Asked once: what it finds is the operation's.
     bind_key = None if state.settings.binds is None else state.of_bind(route.bind_key).hashed_bind()
-    return Operation(route.name, route.namespace, scope, key, attempt=0, bind_key=bind_key)
+    born = None
+    if route.refuse_old_keys:
+        born = birth_of(key) if made is None else made
+        if born is not None and born > time.time() + AHEAD_SECONDS:
+            born = None
+        if born is None and route.refuse_old_keys == REQUIRED:
+            raise KeyMalformed(
+                "The key does not say when it was made, or says a time more than a day ahead. Allowed:"
+                " a UUID of version 7 (RFC 9562)."
+            )
+    return Operation(route.name, route.namespace, scope, key, attempt=0, bind_key=bind_key, born=born)
 
 
 def _find_key(request: Request, state: AppState, route: Route, current: RequestState) -> None:
@@ -151,36 +167,19 @@ def request_claim(
     body = current.body or _body(request, state, route, current)
     if found is None:
         found = fingerprint(request, body, route)
-    born = told_birth(request, current) if route.refuse_old_keys else None
-    claim = new_claim(state, route, operation, found, born)
+    claim = new_claim(state, route, operation, found)
     # Not where steps may be left, whose results belong to the first request.
     if state.settings.profile.amends and route.atomic:
         claim = replace(claim, amends=True)
     return claim
 
 
-def told_birth(request: Request, current: RequestState) -> float | None:
-    """When the request's key was made, as its form or its header says; None if neither does."""
-    if current.presented.field is not None:
-        return current.presented.field.made
-    date = first_sent(request)
-    return None if date is None else date.timestamp()
-
-
-def new_claim(
-    state: AppState,
-    route: Route,
-    operation: Operation,
-    fingerprint: Fingerprint,
-    born: float | None = None,
-) -> Claim:
-    """Make the claim of a new attempt at ``operation``; ``born``: see :func:`told_birth`.
-
-    Raises ``KeyMalformed`` where the route requires a birth, and there is none to be believed.
-    """
-    ttl, begins_until = route.ttl, None
+def new_claim(state: AppState, route: Route, operation: Operation, fingerprint: Fingerprint) -> Claim:
+    """Make the claim of a new attempt at ``operation``."""
+    ttl = route.ttl
     if route.refuse_old_keys:
-        ttl, begins_until = _lifetime(route, operation.key, born)
+        ahead = 0.0 if operation.born is None else max(0.0, operation.born - time.time())
+        ttl += LONGER_SECONDS + ahead
     return Claim(
         key=operation.hashed_key(),
         name=operation.name,
@@ -189,32 +188,28 @@ def new_claim(
         ttl_seconds=ttl,
         lease_seconds=None if route.atomic else route.lease,
         max_attempts=route.max_attempts,
-        begins_until=begins_until,
         retried_seconds=route.ttl,
         process=here.process,
     )
 
 
-def _lifetime(route: Route, key: str, told: float | None) -> tuple[float, float | None]:
-    """How long the record of a key lives, and until when its operation may begin without one.
+def found_for_old(records: Records, route: Route, operation: Operation, claim: Claim) -> Record | None:
+    """The record of a key that is older than the memory of it; None for any other key.
 
-    That is one retention after the key's birth. No record made before then expires before then: it
-    lives for a retention from now on, plus what the birth is ahead of this host's clock, plus what this
-    clock may be ahead of the database's. So by the database's clock, which alone decides, there is
-    always a record or a refusal. A wrong clock of the client moves both ends together, up to a day.
+    Raises ``KeyExpired`` if there is none: nobody knows whether it has run. Where there is one, it is
+    what the engine decides on, so that nothing happens between this look-up and the decision.
+
+    * A record is made with a birth of at most "ahead" and five minutes after the database's time, as
+      that host's clock may be fast. It lives for ``ttl``, ahead and ten minutes. So when it expires,
+      ``ttl`` after the birth is five minutes ago, and a host that is slow by as much knows it, too:
+      every key without a record is refused, or has never had one. If the clocks are right, these ten
+      minutes are also what a request may take from here to its claim.
+    * What is in progress goes on, expired or not: its view still runs, or nothing of it was committed.
+      Gone when it is to be taken over, it was never completed: then it would live for ten minutes more.
     """
-    births = [born for born in (birth_of(key), told) if born is not None]
-    latest = time.time() + AHEAD_SECONDS
-    born = next((each for each in births if each <= latest), None)
-    if born is None and route.refuse_old_keys == REQUIRED:
-        raise KeyMalformed(
-            "The key does not say when it was made, or says a time more than a day ahead. Allowed:"
-            f" a UUID of version 7 (RFC 9562), or any key with the header {FIRST_SENT}, the date"
-            " of the first attempt, such as Sun, 06 Nov 1994 08:49:37 GMT."
-        )
-    if not births:
-        return route.ttl, None
-    # Too far ahead by this clock, which may be what is wrong: the database's has the last word.
-    born = births[0] if born is None else born
-    ahead = min(max(0.0, born - time.time()), AHEAD_SECONDS)
-    return route.ttl + TOLERANCE_SECONDS + ahead, born + route.ttl
+    if operation.born is None or time.time() <= operation.born + route.ttl:
+        return None
+    record = records.look(claim.key)
+    if record is None or (record.expired and record.state is not State.IN_PROGRESS):
+        raise KeyExpired
+    return record

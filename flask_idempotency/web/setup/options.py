@@ -96,9 +96,8 @@ class RouteOptions(RunOptions, total=False):
     * ``max_attempts``: how often an operation may be begun. Then it is held, whatever
       ``on_interrupted`` says, until an operator releases it. ``None``: as often as it is retried.
     * ``refuse_old_keys``: ``True``: a key without a record that is older than ``ttl`` gets 409, as its
-      operation may have been done and forgotten. A key says its age as a UUID of version 7; otherwise
-      the header ``Repeatability-First-Sent`` or a form's field may. One without an age passes, or with
-      ``"require"`` gets 400.
+      operation may have been done and forgotten. A key says its age as a UUID of version 7, or in a
+      form's field. One without an age passes, or with ``"require"`` gets 400.
 
     Only with ``atomic=False``:
 
