@@ -45,7 +45,6 @@ from flask_idempotency.web import hooks, run
 from flask_idempotency.web.background.observer import Observer
 from flask_idempotency.web.background.purging import BackgroundPurge
 from flask_idempotency.web.request.forms import idempotency_field
-from flask_idempotency.web.request.response import watch_flashes
 from flask_idempotency.web.setup import routes
 from flask_idempotency.web.setup.environment import (
     binds_of,
@@ -144,7 +143,6 @@ class Idempotency:
             if engine is not state.database or len(binds) > 1:
                 ear.hear_cursors_of_engine(engine)
         hooks.register(app, state, timeout)
-        watch_flashes(app)
         app.add_template_global(idempotency_field)
         set_state(app, state)
         with suppress(ValueError):

@@ -35,7 +35,6 @@ from flask_idempotency.operate.find import admin, find, require
 from flask_idempotency.operate.show import Found, derived, key_of, shown_steps
 from flask_idempotency.operate.words import is_legible
 from flask_idempotency.stores.admin import Line
-from flask_idempotency.web.request.response import FLASHES
 from flask_idempotency.web.setup.state import AppState
 
 from . import access
@@ -93,7 +92,7 @@ def _page(found: Found, *, with_body: bool = False) -> Response:
     steps, unreadable = shown_steps(state, key, found.steps)
     names = tuple(name for name in request.args.getlist("derive") if name)
     stored = row.response if row else None
-    headers = storable(stored.headers or (), frozenset({FLASHES})) if stored else ()
+    headers = storable(stored.headers or (), ()) if stored else ()
     return page(
         "record.html",
         line=found.line,

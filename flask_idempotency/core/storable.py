@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Literal
 
 from .errors import (
@@ -18,9 +18,6 @@ from .records import Headers
 
 NOT_STORED = frozenset({401, 403, 408, 425, 429})
 """Responses about the caller or the moment, not about the operation: a retry may fare better."""
-
-REASON = "flask-idempotency-reason"
-"""The name of the stored line with a reason phrase of the view's own, which the status line repeats."""
 
 TRACEPARENT = "flask-idempotency-traceparent"
 """The name of the stored line that says, as a W3C ``traceparent``, which trace the view ran in."""
@@ -42,7 +39,6 @@ NEVER_STORED = frozenset(
         "trailer",
         "transfer-encoding",
         "upgrade",
-        REASON,
         TRACEPARENT,
         # Follows from the body, and would be wrong in a replay to HEAD or behind another server.
         "content-length",
@@ -133,9 +129,3 @@ def storable(headers: Iterable[tuple[str, str]], unstored: Collection[str]) -> H
         elif _NAME.fullmatch(name) and _VALUE.fullmatch(value):
             lines.append((name, value))
     return tuple([line for line in lines if line[0].lower() not in dropped])
-
-
-def reason_in(headers: Mapping[str, str]) -> str:
-    """The reason phrase of the view's own among stored headers; empty without one."""
-    reason = headers.get(REASON, "")
-    return reason if _VALUE.fullmatch(reason) else ""

@@ -104,8 +104,6 @@ def complete(state: AppState, path: str, operations: Mapping[str, Any], shared: 
 def _add_responses(responses: dict[Any, Any], state: AppState, route: Route, shared: Shared) -> None:
     """The problems, and what the profile wants on all responses."""
     settings, profile = state.settings, state.settings.profile
-    if settings.www_authenticate is not None:
-        _add_challenge(responses, shared)
     problems = PROBLEMS if route.atomic else (*PROBLEMS, OperationFailed, Retryable)
     for status in sorted({profile.status_of(kind) for kind in problems}.difference(_NOT_ADDED)):
         kinds = [kind for kind in problems if profile.status_of(kind) == status]
@@ -183,13 +181,6 @@ def _add_header(responses: dict[Any, Any], name: str, header: dict[str, Any], sh
             response.setdefault("headers", {}).setdefault(name, deepcopy(header))
 
 
-def _add_challenge(responses: dict[Any, Any], shared: Shared) -> None:
-    """The header of the response 401, if the document has one."""
-    code = next((code for code in responses if _code(code) == "401"), None)
-    if code is not None and (response := _own(responses, code, shared)) is not None:
-        response.setdefault("headers", {}).setdefault("WWW-Authenticate", deepcopy(_CHALLENGE))
-
-
 _OLD = " A key made more than {:g} seconds ago, of which nothing is known, gets 409 `key-expired`."
 _AGES = {
     False: "",
@@ -210,7 +201,6 @@ _REPLAYED = {
     "description": "Present if the response is a replay.",
     "schema": {"type": "string", "enum": ["true"]},
 }
-_CHALLENGE = {"description": "How to sign in.", "schema": {"type": "string"}}
 _RETRY_AFTER = {
     "description": "Seconds after which a retry with the same key makes sense.",
     "schema": {"type": "integer", "minimum": 1},

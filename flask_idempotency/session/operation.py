@@ -21,9 +21,6 @@ from .units import Units
 
 T = TypeVar("T")
 
-Flashes = tuple[tuple[str, Any], ...]
-"""Messages that a view flashed, each after its category."""
-
 
 class RunsSteps(Protocol):
     """The steps of an operation that is not atomic. :class:`Operation` documents the verbs."""
@@ -60,7 +57,6 @@ class Operation:
     after_commit: list[Callable[[], object]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
-    flashes: Flashes = field(default=(), init=False, repr=False, compare=False)
 
     @property
     def id(self) -> str:

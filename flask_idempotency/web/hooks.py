@@ -21,7 +21,6 @@ from typing import Any
 
 from flask import Flask, Request, Response, got_request_exception, request
 from flask.typing import ResponseReturnValue
-from werkzeug.datastructures import Headers
 from werkzeug.exceptions import NotImplemented as NotImplementedByView
 
 from flask_idempotency.core.errors import (
@@ -31,7 +30,6 @@ from flask_idempotency.core.errors import (
     KeyRequired,
     NotAtomic,
     Problem,
-    ScopeUnknown,
 )
 from flask_idempotency.core.logs import log
 from flask_idempotency.core.machine import Phase
@@ -150,8 +148,6 @@ class Hooks:
             return response
         if problem.retry_after is not None and not headers.getlist("Retry-After"):
             headers.add("Retry-After", str(problem.retry_after))
-        if isinstance(problem, ScopeUnknown):
-            self._challenge(headers)
         reject(self._state.app, current.told, problem, response.status_code)
         return response
 
@@ -190,12 +186,6 @@ class Hooks:
         if problem is not None:
             return "rejected" if problem.type in self._profile.statuses else "accepted"
         return None if current.told.attempt is None and not current.is_replay else "accepted"
-
-    def _challenge(self, headers: Headers) -> None:
-        """Say how to sign in, unless the application does."""
-        challenge = self._state.settings.www_authenticate
-        if challenge is not None and not headers.getlist("WWW-Authenticate"):
-            headers.add("WWW-Authenticate", challenge)
 
     def _complete(self, attempt: Begun, response: Response, hook: AfterFunction) -> Response:
         """Store the response of a view whose work was committed, or not, above it.

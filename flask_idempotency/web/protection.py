@@ -207,7 +207,7 @@ def _answer(
             note(state.app, operation_interrupted, told, logging.ERROR)
         case InProgress(by_lock=True):
             told.decided_by = "lock"
-    found = replayed(settled, route, operation, claim, state.typical_seconds[operation.name])
+    found = replayed(settled, route, operation, claim, state.last_seconds.get(operation.name, 0.0))
     if found.incomparable is not None:
         log.warning(
             "operation %s: the stored fingerprint is of %s, this one of %s; they cannot be compared, so"

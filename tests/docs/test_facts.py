@@ -17,7 +17,7 @@ import flask_idempotency
 from flask_idempotency import Event, Problem
 from flask_idempotency.cli.records import STATES
 from flask_idempotency.client import RetryPolicy
-from flask_idempotency.core.storable import NEVER_STORED, NOT_STORED, REASON, TRACEPARENT
+from flask_idempotency.core.storable import NEVER_STORED, NOT_STORED, TRACEPARENT
 from flask_idempotency.integrations.opentelemetry import NOT_ATTRIBUTES
 from flask_idempotency.stores.postgres.own_pool import OWN_CONNECTIONS
 from flask_idempotency.stores.redis.client import TIMEOUT_SECONDS
@@ -36,7 +36,7 @@ SIGNALS = {
 OUTCOMES = re.findall(
     r"\"(\w+)\"", str(Event.__doc__).partition(":param outcome:")[2].partition(":param")[0]
 )
-HEADERS = NEVER_STORED - {REASON, TRACEPARENT} | {DEFAULTS["REPLAYED_HEADER"].lower()}
+HEADERS = NEVER_STORED - {TRACEPARENT} | {DEFAULTS["REPLAYED_HEADER"].lower()}
 STATUSES = {str(status) for status in NOT_STORED}
 
 

@@ -340,23 +340,6 @@ def test_apiflask(set_up):
         assert answer.headers.get(REPLAYED) == replayed
 
 
-def test_a_401_that_is_described_names_the_challenge_where_there_is_one(set_up):
-    for challenge in None, "Bearer":
-        app = Flask("shop")
-        set_up(app, IDEMPOTENCY_WWW_AUTHENTICATE=challenge)
-        app.add_url_rule("/payments", "pay", idempotent(dict), methods=["POST"])
-        app.add_url_rule("/refunds", "refund", idempotent(dict), methods=["POST"])
-        responses = {"401": {"description": "Sign in."}}
-        paths = {
-            "/payments": {"post": {"responses": responses}},
-            "/refunds": {"post": {"responses": {}}},
-        }
-        document = {"openapi": "3.1.0", "info": {"title": "Shop", "version": "1"}, "paths": paths}
-        validate(add_idempotency(add_idempotency(document, app), app))
-        assert ("WWW-Authenticate" in responses["401"].get("headers", {})) is bool(challenge)
-        assert "401" not in paths["/refunds"]["post"]["responses"]
-
-
 def test_what_a_route_that_is_not_atomic_may_respond_with_is_there_too(app):
     for path, atomic in ("/trips", False), ("/flights", True):
         view = idempotent(atomic=atomic)(dict)

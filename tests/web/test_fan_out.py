@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from flask import copy_current_request_context, flash, stream_with_context
+from flask import copy_current_request_context, stream_with_context
 
 from flask_idempotency import (
     IdempotencyError,
@@ -24,7 +24,6 @@ from flask_idempotency import (
     idempotent,
 )
 from flask_idempotency.core.keys import SHOWN, derive_key, hash_key
-from flask_idempotency.web.request.response import FLASHES
 from tests.conftest import PATIENCE_SECONDS
 from tests.web import greenlets
 
@@ -298,16 +297,6 @@ def test_what_a_generator_runs_while_it_is_sent_is_handled_once(world, heard, at
 
     assert [world.post("/hook", key=None).text for _ in range(2)] == ["ab", "ab"]
     assert [event.outcome for _, event in heard] == ["executed"] * 2 + ["replayed"] * 2
-
-
-def test_what_one_function_of_a_view_flashed_is_not_stored_with_the_next_one(make_world):
-    world = make_world(SECRET_KEY="s")
-    first = idempotent(name="first")(lambda: flash("first") or "")
-    second = idempotent(name="second")(lambda: flash("second") or "")
-    world.app.add_url_rule("/payments", "both", lambda: (first(), second())[1], methods=["POST"])
-    assert world.post().status_code == 200
-    flashes = [dict(record.headers)[FLASHES] for record in world.records()]
-    assert [text.count("first") for text in flashes] == [1, 0]
 
 
 def test_an_exit_in_the_middle_of_an_operations_end_is_told_all_the_same(world, heard):

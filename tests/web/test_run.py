@@ -4,7 +4,6 @@ import functools
 import types
 
 import pytest
-from flask import flash, get_flashed_messages
 from flask_sqlalchemy import SQLAlchemy
 
 from flask_idempotency import (
@@ -334,28 +333,20 @@ class TestAfterCommit:
 
 
 def test_run_leaves_nothing_behind_in_the_request_it_is_called_in(make_world):
-    world = make_world(SECRET_KEY="s")
-    rejected = []
+    world, rejected = make_world(), []
 
     @world.app.post("/hook")
     def hook():
         run = world.idempotency.run
-        run("a", lambda: flash("alice has paid"), scope="alice", name="pay")
-        run("b", lambda: flash("bob has paid"), scope="bob", name="pay")
+        run("a", dict, scope="alice", name="pay")
         with pytest.raises(LookupError):
             run("c", lambda: {}["x"], scope="bob", name="pay", atomic=False)
         return {}
-
-    @world.app.post("/again")
-    def again():
-        world.idempotency.run("b", dict, scope="bob", name="pay")
-        return {"flashed": get_flashed_messages()}
 
     with operation_rejected.connected_to(lambda _app, event: rejected.append(event), world.app):
         answer = world.post("/hook", key=None)
     assert "Cache-Control" not in answer.headers
     assert rejected == []
-    assert world.post("/again", key=None).json == {"flashed": ["bob has paid"]}
 
 
 @pytest.mark.parametrize("body", [b"[" * 200_000 + b"]" * 200_000, b"1" * 5000, b"\xff", b""])

@@ -24,9 +24,6 @@ from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.state import AppState
 from flask_idempotency.web.signals import conclude, note, operation_executed, operation_taken_over
 
-WEIGHT = 0.2
-"""That of one execution in a route's typical duration: the last ten make nine tenths of it."""
-
 
 def raise_again(error: Exception) -> NoReturn:
     """Leave an error to the caller."""
@@ -140,7 +137,7 @@ class Attempt:
             response: Response = app.make_response(result)
             while len(self._registered) > self._outside:
                 response = app.ensure_sync(self._registered.pop(self._outside))(response)
-            stored = capture(response, self._state.settings, self._operation.flashes)
+            stored = capture(response, self._state.settings)
             status = stored.status
             store = self._route.store
             is_stored = store(response) if store else is_stored_by_default(status, self._route.atomic)
@@ -244,8 +241,7 @@ class Attempt:
         self._execution.complete(stored, waits=bool(self._failure))
         self._go(Phase.OVER)
         seconds = time.monotonic() - self._started
-        typical = state.typical_seconds
-        typical[operation.name] += WEIGHT * (seconds - typical[operation.name])
+        state.last_seconds[operation.name] = seconds
         conclude(
             state.app,
             operation_executed,

@@ -111,7 +111,7 @@ class LeasedAttempt(Attempt):
             problem = OperationFailed(f"The operation failed with {type(error).__name__}.")
             self._current.problem = problem
             response = lasting_response(self._state.app, problem, self._state.settings)
-            self._complete(capture(response, self._state.settings, self._operation.flashes), False)
+            self._complete(capture(response, self._state.settings), False)
 
     def _stays_open_after(self, error: Exception) -> bool:
         """Return True if ``error`` releases or interrupts the operation: no response is stored."""

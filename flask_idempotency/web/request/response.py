@@ -1,10 +1,4 @@
-"""From a view's response to the stored one and back, and the response to a problem.
-
-Flashed messages live in the session, and so in a ``Set-Cookie``, which is never stored. But whoever
-clicks twice sees only the second response: a replayed redirect, after which the message would be
-missing. So what the view flashed is stored with its response, and every replay flashes it again in the
-session of whoever gets it.
-"""
+"""From a view's response to the stored one and back, and the response to a problem."""
 
 from __future__ import annotations
 
@@ -12,49 +6,31 @@ import json
 import math
 from typing import Any, cast
 
-from flask import (
-    Flask,
-    Response,
-    current_app,
-    flash,
-    has_request_context,
-    message_flashed,
-    session,
-)
-from flask.json.tag import TaggedJSONSerializer
+from flask import Flask, Response
 from flask.typing import ResponseReturnValue
-from werkzeug.http import HTTP_STATUS_CODES
 
-from flask_idempotency.core import records
 from flask_idempotency.core.engine import InProgress, Interrupted, Mismatch, Replay, Settled
 from flask_idempotency.core.errors import (
     IdempotencyError,
     OperationInterrupted,
     Problem,
-    RecordBroken,
     ReplayForbidden,
     RequestInProgress,
     ResponseNotKept,
 )
 from flask_idempotency.core.machine import assert_never
 from flask_idempotency.core.records import Claim, StoredResponse
-from flask_idempotency.core.storable import POINTERS, REASON, reason_in, storable
+from flask_idempotency.core.storable import POINTERS, storable
 from flask_idempotency.session.flask_context import present_request
-from flask_idempotency.session.operation import Flashes, Operation
+from flask_idempotency.session.operation import Operation
 from flask_idempotency.web.setup.options import Route
 from flask_idempotency.web.setup.settings import Settings
 
-from .state import present_operation
-
 _SPENT = "The operation was begun too often without success; an operator must decide."
 
-FLASHES = "flask-idempotency-flashes"
-"""The name of the line among stored headers that holds what the view flashed. It is never sent, and
-never taken from a view's headers: no view may put words into the session of whoever retries."""
 
-
-def capture(response: Response, settings: Settings, flashed: Flashes = ()) -> StoredResponse:
-    """The response to store, with what its view ``flashed``.
+def capture(response: Response, settings: Settings) -> StoredResponse:
+    """The response to store.
 
     Reads a generator's body to its end; the response keeps what it gave.
     Removes the mark of a replay if the view passed one on from elsewhere. Raises ``IdempotencyError``
@@ -67,40 +43,30 @@ def capture(response: Response, settings: Settings, flashed: Flashes = ()) -> St
     response.headers.remove(settings.replayed_header)
     body = response.get_data()
     too_large = len(body) > settings.max_response_bytes
-    headers = storable(response.headers, settings.unstored_headers | {FLASHES})
-    if flashed:
-        headers += _flashed_lines(flashed)
-    _, _, reason = response.status.partition(" ")
-    if reason != HTTP_STATUS_CODES.get(status, "Unknown").upper():
-        headers += ((REASON, reason),)
+    headers = storable(response.headers, settings.unstored_headers)
     return StoredResponse(status, headers, None if too_large else body)
 
 
 def replay(app: Flask, stored: StoredResponse, settings: Settings) -> Response:
     """The stored response again. Raises ``ResponseNotKept`` if its body was too large to store."""
     # Filtered again: somebody else may have written the record.
-    headers = storable(stored.headers or (), settings.unstored_headers | {FLASHES})
+    headers = storable(stored.headers or (), settings.unstored_headers)
     if stored.body is None:
         raise ResponseNotKept(headers=tuple(h for h in headers if h[0].lower() in POINTERS))
     response = app.response_class([stored.body], stored.status, content_type="")
-    own = dict(stored.headers or ())
-    if reason := reason_in(own):
-        response.status = f"{stored.status} {reason}"
     response.headers.clear()  # a response may have been stored without a Content-Type
     for name, value in headers:
         response.headers.add(name, value)
     response.headers.set(settings.replayed_header, "true")
-    if FLASHES in own:
-        _flash_again(own[FLASHES])
     return response
 
 
 def replayed(
-    settled: Settled, route: Route, operation: Operation, claim: Claim, typical_seconds: float
+    settled: Settled, route: Route, operation: Operation, claim: Claim, last_seconds: float
 ) -> Replay:
     """Return the replay that the request gets. Raises the :class:`Problem` that it gets otherwise.
 
-    ``typical_seconds`` are how long the operation takes, where its record does not say.
+    ``last_seconds`` are how long such an operation took, where the record does not say.
     """
     match settled:
         case Replay(_, attempt):
@@ -113,7 +79,7 @@ def replayed(
         case InProgress(seconds):
             if seconds is None:  # Redis knows no leases, only young requests
                 seconds = claim.lease_seconds
-            left = typical_seconds if seconds is None else seconds
+            left = last_seconds if seconds is None else seconds
             # RFC 9110 section 10.2.3 knows no fractions.
             raise RequestInProgress(retry_after=max(1, math.ceil(left)))
         case Interrupted(is_spent):
@@ -184,45 +150,3 @@ def lasting_response(app: Flask, problem: Problem, settings: Settings) -> Respon
     response = problem_response(app, problem, settings)
     response.headers["Cache-Control"] = "no-store"
     return response
-
-
-def watch_flashes(app: Flask) -> None:
-    """Note every message that a protected view flashes."""
-    message_flashed.connect(_note, app)
-
-
-def _flashed_lines(flashed: Flashes) -> records.Headers:
-    """Return what the view flashed and did not show, as a header line that is not sent."""
-    left = session.get("_flashes", [])
-    kept = [pair for pair in flashed if pair in left]
-    if not kept:
-        return ()
-    try:
-        return ((FLASHES, _JSON.dumps(kept)),)
-    except TypeError:  # a lazy translation, for example, in a session that is not JSON
-        return ((FLASHES, _JSON.dumps([(category, str(message)) for category, message in kept])),)
-
-
-def _flash_again(stored: str) -> None:
-    """Flash what was stored, except what the session still has. Raises ``RecordBroken``."""
-    if not has_request_context():
-        return
-    if current_app.session_interface.is_null_session(session):
-        return
-    waiting = [*map(tuple, session.get("_flashes", []))]  # some sessions make lists of them
-    try:
-        flashed = [(category, message) for category, message in _JSON.loads(stored)]
-    except (AttributeError, RecursionError, TypeError, ValueError) as error:
-        raise RecordBroken("its flashed messages cannot be read") from error
-    for category, message in flashed:
-        if (category, message) not in waiting:
-            flash(message, category)
-
-
-_JSON = TaggedJSONSerializer()
-"""As in Flask's own sessions: it tells tuples from lists, and Markup from text."""
-
-
-def _note(_app: Flask, message: Any, category: str, **_: Any) -> None:
-    if (operation := present_operation()) is not None:
-        operation.flashes += ((category, message),)

@@ -125,7 +125,6 @@ def _store(value: Any) -> Any:
 
 
 _TOKEN = _matching(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 section 5.6.2
-_CHALLENGE = _matching(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+( [ -~]*[!-~])?")  # RFC 9110 section 11.6.1
 _OTHER_HEADERS = NEVER_STORED | POINTERS | {
     "accept", "authorization", "cache-control", "content-encoding", "content-type", "cookie", "etag",
     "expect", "host", "origin", "retry-after", "vary", "www-authenticate",
@@ -268,11 +267,6 @@ class Settings:
         "a URI prefix",
         "The `type` of a problem is this prefix and the problem's name. The default promises no page;"
         " set the URL of your own documentation, with its last `/` or `#`.")
-    www_authenticate: str | None = row(None, optional(_CHALLENGE),
-        "a challenge, such as 'Bearer realm=\"api\"', or None",
-        "The `WWW-Authenticate` header of the 401 for a caller whom the scope callable does not know,"
-        " which says how to sign in (RFC 9110 requires one). With `None` there is none, for an"
-        " application that responds to such a caller itself.")
     purge_interval: float | None = row(None, optional(_seconds(1, 86400)),
         _DURATION.format("1 second", "1 day") + "; None for no background purge",
         "How often expired records are deleted in the background, in small batches, by one process at"

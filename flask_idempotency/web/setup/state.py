@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -89,7 +88,8 @@ class AppState(Databases):
     has_beaten: bool = False  # a lease was renewed by the heartbeat
     # By endpoint and method: the view, and the options that protect it. Of this process alone.
     known: dict[tuple[str, str], tuple[Any, Route | None]] = field(default_factory=dict)
-    typical_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    # How long each operation took here, by its name: what a duplicate is told to wait.
+    last_seconds: dict[str, float] = field(default_factory=dict)
     tracing: Tracing | None = None
     binds: Mapping[str | None, AppState] = field(default_factory=dict)
 
